@@ -1,0 +1,44 @@
+"""The one exception users see."""
+
+from __future__ import annotations
+
+
+class PatchError(RuntimeError):
+    """A patch could not be armed, or refuses to go on.
+
+    The message always names the patch, the target, the installed version and what to do about it; the same
+    four pieces are kept as attributes for tools.
+
+    Args:
+        problem: what is wrong, in one sentence.
+        patch: id of the patch or name of the family concerned.
+        target: ``"package.module:Qual.name"`` of the patched object, if any.
+        version: ``"distribution version"`` of the framework found, if any.
+        advice: what the user can do.
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        patch: str | None = None,
+        target: str | None = None,
+        version: str | None = None,
+        advice: str | None = None,
+    ) -> None:
+        self.problem = problem
+        self.patch = patch
+        self.target = target
+        self.version = version
+        self.advice = advice
+        where = ", ".join(part for part in (patch, target, version) if part)
+        text = f"[flashpatch{': ' + where if where else ''}] {problem}"
+        super().__init__(f"{text} {advice}" if advice else text)
+
+    def __reduce__(self):
+        """Survive pickling, so that the error crosses process boundaries whole."""
+        return _rebuild, (self.problem, self.patch, self.target, self.version, self.advice)
+
+
+def _rebuild(problem, patch, target, version, advice):
+    return PatchError(problem, patch=patch, target=target, version=version, advice=advice)
