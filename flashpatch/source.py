@@ -1,0 +1,324 @@
+"""Find definitions in a Python source tree by syntax alone; nothing of that tree is imported."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+RootFor = Callable[[str], "Path | str | None"]
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_COMPOUND = (ast.If, ast.Try, ast.TryStar, ast.With, ast.For, ast.While)
+_DEEPEST = 40
+
+
+class SourceError(Exception):
+    """A source file is there but cannot be read as Python; the message names file and line."""
+
+
+@dataclass(frozen=True)
+class Module:
+    """One parsed file. ``label`` is its path from the directory that holds the package: ``vllm/v1/x.py``."""
+
+    name: str
+    path: Path
+    label: str
+    tree: ast.Module
+
+    @property
+    def package(self) -> str:
+        return self.name if self.path.name == "__init__.py" else self.name.rpartition(".")[0]
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A name bound by an import statement: ``name`` of module ``source``, or the module itself when None."""
+
+    source: str
+    level: int
+    name: str | None
+    lineno: int
+
+
+@dataclass(frozen=True)
+class Definition:
+    """What a name stands for: the node that defines it, and where.
+
+    ``node`` is a function, class or assignment; a whole module; or an `Imported` that leads out of the
+    sources at hand. ``qualname`` is the name inside the defining module.
+    """
+
+    module: Module
+    qualname: str
+    node: ast.AST | Imported
+
+    @property
+    def line(self) -> str:
+        return f"{self.module.label}:{getattr(self.node, 'lineno', 1)}"
+
+    @property
+    def is_function(self) -> bool:
+        return isinstance(self.node, _FUNCTIONS)
+
+    @property
+    def is_class(self) -> bool:
+        return isinstance(self.node, ast.ClassDef)
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """All definitions a target may stand for (several when they are conditional); when there are none,
+    ``missing`` says what was not found and ``line`` where the search ended."""
+
+    definitions: tuple[Definition, ...]
+    missing: str = ""
+    line: str = ""
+
+
+class Sources:
+    """Definitions by name over the packages that ``root_for`` can locate.
+
+    ``root_for(top_level_name)`` returns the package's directory (or, for a top-level module of one file,
+    that file), or None when its source is not at hand.
+    """
+
+    def __init__(self, root_for: RootFor) -> None:
+        self._root_for = functools.cache(root_for)
+
+    def module(self, name: str) -> Module | None:
+        """The parsed module ``name``, or None when there is no such file. Raises `SourceError`."""
+        top, _, rest = name.partition(".")
+        root = self._root_for(top)
+        if root is None:
+            return None
+        root = Path(root)
+        if root.is_file():
+            candidates = [] if rest else [root]
+        elif rest:
+            inner = root.joinpath(*rest.split("."))
+            candidates = [inner / "__init__.py", inner.with_name(inner.name + ".py")]
+        else:
+            candidates = [root / "__init__.py"]
+        for path in candidates:
+            if path.is_file():
+                label = path.relative_to(root.parent).as_posix()
+                stamp = path.stat()
+                return Module(name, path, label, _parse(path, label, stamp.st_mtime_ns, stamp.st_size))
+        return None
+
+    def resolve(self, target: str) -> Resolution:
+        """Follow ``"package.module:Qual.name"`` to its definitions. Raises `SourceError`."""
+        module_name, _, qualname = target.partition(":")
+        module = self.module(module_name)
+        if module is None:
+            return Resolution((), f"module {module_name}", module_name.replace(".", "/") + ".py")
+        places = [Definition(module, "", module.tree)]
+        for part in qualname.split("."):
+            found = [inner for place in places for inner in self._member(place, part, 0)]
+            if not found:
+                owner = f" in {places[0].qualname}" if places[0].qualname else ""
+                return Resolution((), f"{part!r}{owner}", places[0].line)
+            places = found
+        return Resolution(tuple(dict.fromkeys(places)))
+
+    def classes(self, place: Definition) -> list[Definition]:
+        """The class and its bases, nearest first, as far as their source is at hand."""
+        order: dict[Definition, None] = {}
+        self._collect_bases(place, order)
+        return list(order)
+
+    def _collect_bases(self, place: Definition, order: dict[Definition, None]) -> None:
+        if place in order or not isinstance(place.node, ast.ClassDef):
+            return
+        order[place] = None
+        for base in place.node.bases:
+            for found in self._expression(place.module, base, 0):
+                self._collect_bases(found, order)
+
+    def _member(self, place: Definition, name: str, depth: int) -> list[Definition]:
+        if isinstance(place.node, ast.Module):
+            return self._global(place.module, name, depth)
+        family = self.classes(place)
+        for owner in family:
+            found = self._scope(owner, bindings(owner.node.body).get(name, ()), name, depth)
+            if found:
+                return found
+        for owner in family:
+            assigned = _instance_attribute(owner.node, name)
+            if assigned is not None:
+                return [Definition(owner.module, f"{owner.qualname}.{name}", assigned)]
+        return []
+
+    def _global(self, module: Module, name: str, depth: int) -> list[Definition]:
+        if depth > _DEEPEST:
+            return []
+        bound = _module_bindings(module.tree)
+        here = Definition(module, "", module.tree)
+        if name in bound:
+            return self._scope(here, bound[name], name, depth)
+        if module.path.name == "__init__.py":
+            submodule = self.module(f"{module.name}.{name}")
+            if submodule is not None:
+                return [Definition(submodule, "", submodule.tree)]
+        for star in bound.get("*", ()):
+            source = self.module(_absolute(module, star))
+            found = self._global(source, name, depth + 1) if source is not None else []
+            if found:
+                return found
+        return []
+
+    def _scope(
+        self, owner: Definition, nodes: Iterable[ast.AST | Imported], name: str, depth: int
+    ) -> list[Definition]:
+        """Definitions behind ``nodes``, which bind ``name`` in ``owner``; imports and aliases are followed."""
+        found: list[Definition] = []
+        prefix = f"{owner.qualname}." if owner.qualname else ""
+        for node in nodes:
+            place = Definition(owner.module, prefix + name, node)
+            followed: list[Definition] = []
+            if depth > _DEEPEST:
+                pass
+            elif isinstance(node, Imported):
+                followed = self._imported(owner.module, node, depth)
+            elif isinstance(node, ast.Assign) and isinstance(node.value, (ast.Name, ast.Attribute)):
+                followed = self._alias(owner, name, node.value, depth)
+            found.extend(followed or [place])
+        return found
+
+    def _imported(self, module: Module, imported: Imported, depth: int) -> list[Definition]:
+        source = self.module(_absolute(module, imported))
+        if source is None:
+            return []
+        if imported.name is None:
+            return [Definition(source, "", source.tree)]
+        return self._global(source, imported.name, depth + 1)
+
+    def _alias(self, owner: Definition, name: str, value: ast.expr, depth: int) -> list[Definition]:
+        if isinstance(owner.node, ast.ClassDef) and isinstance(value, ast.Name) and value.id != name:
+            inner = bindings(owner.node.body).get(value.id)
+            if inner:
+                return self._scope(owner, inner, value.id, depth + 1)
+        return self._expression(owner.module, value, depth + 1)
+
+    def _expression(self, module: Module, value: ast.expr, depth: int) -> list[Definition]:
+        """Definitions behind ``Name``, ``a.b.Name`` or ``Name[...]`` read at module level."""
+        if depth > _DEEPEST:
+            return []
+        if isinstance(value, ast.Subscript):
+            return self._expression(module, value.value, depth)
+        if isinstance(value, ast.Name):
+            return self._global(module, value.id, depth + 1)
+        if isinstance(value, ast.Attribute):
+            owners = self._expression(module, value.value, depth)
+            return [inner for owner in owners for inner in self._member(owner, value.attr, depth + 1)]
+        return []
+
+
+def bindings(body: list[ast.stmt]) -> dict[str, list[ast.AST | Imported]]:
+    """Name to the nodes that may bind it in one scope; star imports are under ``"*"``.
+
+    A plain definition replaces what came before it, a conditional one adds to it: what remains are all the
+    definitions the running program may end up with.
+    """
+    found: dict[str, list[ast.AST | Imported]] = {}
+    for statement in body:
+        if isinstance(statement, _COMPOUND):
+            for branch in _branches(statement):
+                for name, nodes in bindings(branch).items():
+                    found.setdefault(name, []).extend(nodes)
+            continue
+        for name, node in _bound(statement):
+            if name == "*":
+                found.setdefault("*", []).append(node)
+            else:
+                found[name] = [node]
+    return found
+
+
+def _bound(statement: ast.stmt) -> Iterator[tuple[str, ast.AST | Imported]]:
+    if isinstance(statement, _FUNCTIONS):
+        if not any(getattr(d, "attr", None) in ("setter", "deleter") for d in statement.decorator_list):
+            yield statement.name, statement
+    elif isinstance(statement, ast.ClassDef):
+        yield statement.name, statement
+    elif isinstance(statement, ast.Assign):
+        for name in _names(statement.targets):
+            yield name, statement
+    elif isinstance(statement, ast.AnnAssign):
+        for name in _names([statement.target]):
+            yield name, statement
+    elif isinstance(statement, ast.ImportFrom):
+        for alias in statement.names:
+            name = None if alias.name == "*" else alias.name
+            imported = Imported(statement.module or "", statement.level, name, statement.lineno)
+            yield alias.asname or alias.name, imported
+    elif isinstance(statement, ast.Import):
+        for alias in statement.names:
+            top = alias.name.partition(".")[0]
+            yield alias.asname or top, Imported(alias.name if alias.asname else top, 0, None, statement.lineno)
+
+
+def _names(targets: list[ast.expr]) -> Iterator[str]:
+    for target in targets:
+        if isinstance(target, ast.Name):
+            yield target.id
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            yield from _names(target.elts)
+
+
+def _branches(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
+    """Bodies of a compound statement that may run; the body under ``if TYPE_CHECKING`` never does."""
+    if not (isinstance(statement, ast.If) and _is_type_checking(statement.test)):
+        yield statement.body
+    for handler in getattr(statement, "handlers", ()):
+        yield handler.body
+    yield getattr(statement, "orelse", [])
+    yield getattr(statement, "finalbody", [])
+
+
+def _is_type_checking(test: ast.expr) -> bool:
+    return getattr(test, "id", getattr(test, "attr", None)) == "TYPE_CHECKING"
+
+
+def _instance_attribute(owner: ast.ClassDef, name: str) -> ast.stmt | None:
+    """The first ``self.name = ...`` in a method of the class."""
+    for method in owner.body:
+        if not isinstance(method, _FUNCTIONS) or not method.args.args:
+            continue
+        this = method.args.args[0].arg
+        for node in ast.walk(method):
+            if not isinstance(node, (ast.Assign, ast.AnnAssign)):
+                continue
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(t, ast.Attribute) and _dotted(t) == (this, name) for t in targets):
+                return node
+    return None
+
+
+def _dotted(attribute: ast.Attribute) -> tuple[str | None, str]:
+    return getattr(attribute.value, "id", None), attribute.attr
+
+
+def _absolute(module: Module, imported: Imported) -> str:
+    if not imported.level:
+        return imported.source
+    package = module.package.split(".")
+    parents = package[: len(package) - imported.level + 1]
+    return ".".join([*parents, imported.source] if imported.source else parents)
+
+
+@functools.lru_cache(maxsize=32)
+def _parse(path: Path, label: str, mtime_ns: int, size: int) -> ast.Module:
+    try:
+        return ast.parse(path.read_bytes(), filename=label)
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None) or 1
+        raise SourceError(f"{label}:{line} cannot be read as Python: {error}") from error
+
+
+@functools.lru_cache(maxsize=32)
+def _module_bindings(tree: ast.Module) -> dict[str, list[ast.AST | Imported]]:
+    return bindings(tree.body)
