@@ -173,7 +173,7 @@ class Sources:
     def _scope(
         self, owner: Definition, nodes: Iterable[ast.AST | Imported], name: str, depth: int
     ) -> list[Definition]:
-        """Definitions behind ``nodes``, which bind ``name`` in ``owner``; imports and aliases are followed."""
+        """Definitions behind the ``nodes`` that bind ``name`` in ``owner``, imports and aliases followed."""
         found: list[Definition] = []
         prefix = f"{owner.qualname}." if owner.qualname else ""
         for node in nodes:
@@ -257,8 +257,8 @@ def _bound(statement: ast.stmt) -> Iterator[tuple[str, ast.AST | Imported]]:
             yield alias.asname or alias.name, imported
     elif isinstance(statement, ast.Import):
         for alias in statement.names:
-            top = alias.name.partition(".")[0]
-            yield alias.asname or top, Imported(alias.name if alias.asname else top, 0, None, statement.lineno)
+            module = alias.name if alias.asname else alias.name.partition(".")[0]
+            yield alias.asname or module, Imported(module, 0, None, statement.lineno)
 
 
 def _names(targets: list[ast.expr]) -> Iterator[str]:
