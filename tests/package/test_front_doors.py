@@ -1,0 +1,48 @@
+"""The ways a process starts FlashPatch, and that none of them does anything unless asked."""
+
+from configparser import ConfigParser
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+TREE = Path(__file__).parents[2]
+GROUPS = ("vllm.general_plugins", "sglang.srt.plugins", "verl.plugins")
+OURS = "import sys; print(sorted(name for name in sys.modules if name.partition('.')[0] == 'flashpatch'))"
+HEAVY = "import sys; print(sorted({'wrapt', 'rich', 'packaging', 'torch', 'vllm'} & set(sys.modules)))"
+STARTED = "import sys; print('flashpatch.bootstrap' in sys.modules)"
+
+
+@pytest.mark.parametrize("kind", ["installed", "editable"])
+@pytest.mark.parametrize("env", [{}, {"FLASHPATCH": ""}, {"FLASHPATCH": "0"}])
+def test_off_means_nothing_of_ours_is_imported(kind: str, env: dict[str, str], request) -> None:
+    assert request.getfixturevalue(kind).python(OURS, **env) == "[]"
+
+
+@pytest.mark.parametrize("kind", ["installed", "editable"])
+def test_the_pth_starts_flashpatch(kind: str, request) -> None:
+    assert request.getfixturevalue(kind).python(STARTED, FLASHPATCH="fp8") == "True"
+
+
+def test_every_door_leads_to_one_function() -> None:
+    config = ConfigParser()
+    config.read(TREE / "setup.cfg")
+    points = config["options.entry_points"]
+    assert {points[group].strip() for group in GROUPS} == {"flashpatch = flashpatch.bootstrap:start"}
+    lines = (TREE / "flashpatch.start").read_text().splitlines()
+    assert [line for line in lines if not line.startswith("#")] == ["flashpatch.bootstrap:start"]
+    assert callable(EntryPoint("flashpatch", "flashpatch.bootstrap:start", GROUPS[0]).load())
+
+
+def test_the_entry_points_are_installed(installed) -> None:
+    code = f"""
+from importlib.metadata import entry_points
+for group in {GROUPS}:
+    print([point.value for point in entry_points(group=group, name="flashpatch")])
+"""
+    assert installed.python(code).splitlines() == ["['flashpatch.bootstrap:start']"] * 3
+
+
+def test_starting_with_the_variable_unset_imports_nothing_heavy(installed) -> None:
+    """What the ``.start`` file of Python 3.15 does: it calls without looking at the variable first."""
+    assert installed.python(f"import flashpatch.bootstrap; flashpatch.bootstrap.start(); {HEAVY}") == "[]"
