@@ -1,0 +1,82 @@
+"""How commands print: tables on a terminal, aligned plain text into a pipe, JSON when asked for."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+_STYLES = {
+    "live": "green",
+    "installed": "cyan",
+    "superseded": "cyan",
+    "holds": "green",
+    "failed": "bold red",
+    "displaced": "red",
+    "drifted": "red",
+    "missing": "red",
+    "skipped": "yellow",
+    "waiting": "yellow",
+    "untested": "yellow",
+    "disabled": "dim",
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under a title; every row has one cell per column."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    empty: str = "none"
+
+
+def emit(data: Any, tables: Iterable[Table], as_json: bool, stream: TextIO | None = None) -> None:
+    """Print ``data`` as JSON, or else ``tables``, to ``stream`` or standard output. NO_COLOR is obeyed."""
+    stream = stream or sys.stdout
+    if as_json:
+        json.dump(data, stream, indent=2)
+        stream.write("\n")
+        return
+    draw = _rich if stream.isatty() else _plain
+    for number, table in enumerate(tables):
+        if number:
+            stream.write("\n")
+        draw(table, stream)
+
+
+def _plain(table: Table, stream: TextIO) -> None:
+    stream.write(f"{table.title}\n")
+    if not table.rows:
+        stream.write(f"{table.empty}\n")
+        return
+    lines = [table.columns, *table.rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(table.columns))]
+    for line in lines:
+        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        stream.write("  ".join(cells).rstrip() + "\n")
+
+
+def _rich(table: Table, stream: TextIO) -> None:
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    console = Console(file=stream)
+    if not table.rows:
+        console.print(Text(f"{table.title}: {table.empty}"))
+        return
+    drawn = RichTable(title=table.title, title_justify="left")
+    for column in table.columns:
+        drawn.add_column(column, overflow="fold")
+    for row in table.rows:
+        drawn.add_row(*(Text(cell, style=_style(cell)) for cell in row))
+    console.print(drawn)
+
+
+def _style(cell: str) -> str:
+    """A colour for cells that begin with a state: ``skipped(no vllm)`` is coloured as ``skipped``."""
+    return _STYLES.get(cell.partition("(")[0], "")
