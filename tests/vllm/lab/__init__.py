@@ -1,0 +1,1 @@
+"""A laboratory for real vLLM engines on tiny random models: see README.md beside this file."""

@@ -1,0 +1,66 @@
+"""Where the laboratory keeps its files, and the environment its processes start with."""
+from __future__ import annotations
+
+import atexit
+import functools
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+STORE = "FLASHPATCH_LAB_STORE"
+
+#: What makes a tiny engine on a CPU start quickly and answer the same every time.
+ENGINE: Mapping[str, str] = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # engines.open_llm(processes=True) turns it on for one engine
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # collective_rpc and apply_model with a function
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    "TORCH_COMPILE_DISABLE": "1",  # else the first logprobs compile C++ for 17 s even with enforce_eager
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+@functools.cache
+def store() -> Path:
+    """A directory for models, oracle answers, logs and vLLM's own cache.
+
+    Temporary, one per test session (child processes share it), unless $FLASHPATCH_LAB_STORE names one to keep.
+    A kept one has a subdirectory per version of the laboratory's sources, so it is never stale.
+    """
+    kept = os.environ.get(STORE)
+    if kept is None:
+        kept = os.environ[STORE] = tempfile.mkdtemp(prefix="flashpatch-lab-")
+        atexit.register(_remove, kept, os.getpid())
+    sources = b"".join(file.read_bytes() for file in sorted(HERE.glob("*.py")))
+    directory = Path(kept) / hashlib.sha256(sources).hexdigest()[:12]
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+def clean(*, paths: tuple[Path, ...] = (), standin: bool = False, **extra: str | None) -> dict[str, str]:
+    """This process's environment without FlashPatch, ready for an engine; `extra` wins, None removes a variable.
+
+    `paths` go first on PYTHONPATH. `standin=True` loads the fp8 stand-in in every process of the engine.
+    """
+    keep = {name: value for name, value in os.environ.items()
+            if name == STORE or not name.startswith("FLASHPATCH")}
+    where = [*paths, HERE.parent, *([HERE / "plugin"] if standin else [])]
+    wanted: dict[str, str | None] = {
+        **keep,
+        **ENGINE,
+        STORE: str(store().parent),
+        "VLLM_CACHE_ROOT": str(store() / "vllm-cache"),
+        "PYTHONPATH": os.pathsep.join([*map(str, where), *filter(None, [keep.get("PYTHONPATH")])]),
+        **extra,
+    }
+    return {name: value for name, value in wanted.items() if value is not None}
+
+
+def _remove(directory: str, owner: int) -> None:
+    if os.getpid() == owner:  # a forked child leaves it alone
+        shutil.rmtree(directory, ignore_errors=True)
