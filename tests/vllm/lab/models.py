@@ -96,7 +96,7 @@ def _values(name: str, shape: Any, seed: int, gemma: bool) -> Any:
     if "norm" in name:
         return 0.2 * noise if gemma else 1 + 0.2 * noise
     if gemma and "embed" in name:
-        return 0.04 * noise  # Gemma multiplies it by 16: at 0.08 it would drown the layers
+        return 0.02 * noise  # Gemma multiplies it by 16: at 0.08 every token would predict itself
     return (0.1 if name.endswith("bias") else 0.08) * noise
 
 
