@@ -125,7 +125,10 @@ def _load(path: str) -> tuple[dict[str, Any], float]:
 
 
 def _row(value: dict[str, Any]) -> Row:
-    patches = {str(name): dict(patch) for name, patch in value["patches"].items()}
+    patches = {
+        str(name): {**patch, "state": str(patch["state"]), "calls": int(patch["calls"])}
+        for name, patch in value["patches"].items()
+    }
     return Row(
         host=str(value["host"]),
         pid=int(value["pid"]),

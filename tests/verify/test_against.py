@@ -1,0 +1,126 @@
+"""Contracts against sources that are not installed, however they are packed."""
+
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from flashpatch.record import Contract, Patch
+from flashpatch.verify.against import against
+from flashpatch.verify.compatibility import page
+
+PATCH = Patch(
+    id="fam.toyfw.load",
+    targets=("toyfw.engine:Engine.load",),
+    requires="toyfw>=1",
+    why="",
+    how="",
+    remove_when="",
+    wrapper=print,
+    contract=Contract(params=("weights",), exists=("torch.nn:Module", "toyfw:VERSION")),
+    tested=("1.0",),
+)
+HOLDS = "class Engine:\n    def load(self, weights): ...\n"
+DRIFTED = "class Engine:\n\n    def load(self, buckets): ...\n"
+
+
+def site(folder: Path, version: str, engine: str, distribution: str = "toyfw") -> Path:
+    """A site-packages with one distribution that owns ``toyfw``."""
+    info = folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+    (info / "RECORD").write_text("toyfw/__init__.py,,\ntoyfw/engine.py,,\n")
+    package = folder / "toyfw"
+    package.mkdir()
+    (package / "__init__.py").write_text("VERSION = 1\nraise AssertionError('imported')\n")
+    (package / "engine.py").write_text(engine)
+    return folder
+
+
+def wheel(tmp_path: Path, version: str, engine: str, distribution: str = "toyfw") -> Path:
+    folder = site(tmp_path / f"site-{distribution}-{version}", version, engine, distribution)
+    path = tmp_path / f"{distribution}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for file in folder.rglob("*"):
+            archive.write(file, file.relative_to(folder))
+    return path
+
+
+def sdist(tmp_path: Path, version: str, engine: str, inside: str = "src") -> Path:
+    project = tmp_path / f"toyfw-{version}"
+    site(project / inside, version, engine)
+    for info in (project / inside).glob("*.dist-info"):
+        for file in info.iterdir():
+            file.unlink()
+        info.rmdir()
+    (project / "PKG-INFO").write_text(f"Metadata-Version: 2.1\nName: toyfw\nVersion: {version}\n\nText.\n")
+    path = tmp_path / f"toyfw-{version}.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        archive.add(project, project.name)
+    return path
+
+
+def test_wheels(tmp_path):
+    paths = [wheel(tmp_path, "1.0", HOLDS), wheel(tmp_path, "1.2rc1", DRIFTED, "toyfw-cpu")]
+    good, bad = against(paths, [PATCH])
+    assert (good.of, good.verdict, good.tested) == ("toyfw 1.0", "holds", True)
+    assert (bad.of, bad.text, bad.tested) == ("toyfw-cpu 1.2rc1", "drifted(toyfw/engine.py:3)", False)
+    assert "no longer takes 'weights' (toyfw/engine.py:3)" in bad.drift
+    assert "toyfw" not in sys.modules
+
+
+@pytest.mark.parametrize("inside", ["", "src", "python"])
+def test_sdists_and_unpacked_sdists(tmp_path, inside):
+    archive = sdist(tmp_path, "1.1", HOLDS, inside)
+    assert [cell.of for cell in against([archive], [PATCH])] == ["toyfw 1.1"]
+    assert [cell.of for cell in against([tmp_path / "toyfw-1.1"], [PATCH])] == ["toyfw 1.1"]
+
+
+def test_site_packages_and_the_package_itself(tmp_path):
+    folder = site(tmp_path / "site", "1.3", DRIFTED)
+    for path in (folder, folder / "toyfw"):
+        assert [(cell.of, cell.verdict) for cell in against([path], [PATCH])] == [("toyfw 1.3", "drifted")]
+
+
+def test_a_version_the_patch_is_not_for_is_outside(tmp_path):
+    [cell] = against([wheel(tmp_path, "0.9", DRIFTED)], [PATCH])
+    assert (cell.verdict, cell.drift) == ("outside", "")
+
+
+def test_sources_without_a_version_are_checked(tmp_path):
+    project = tmp_path / "checkout"
+    (project / "toyfw").mkdir(parents=True)
+    (project / "toyfw" / "__init__.py").write_text("VERSION = 1")
+    (project / "toyfw" / "engine.py").write_text(HOLDS)
+    assert [(cell.version, cell.verdict) for cell in against([project], [PATCH])] == [("unknown", "holds")]
+
+
+def test_archive_members_cannot_leave_the_folder(tmp_path):
+    path = tmp_path / "evil.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("../../escaped.py", "")
+        archive.writestr("toyfw/__init__.py", "VERSION = 1")
+    against([path], [PATCH])
+    assert not list(tmp_path.parent.rglob("escaped.py"))
+
+
+@pytest.mark.parametrize("make", [lambda path: path / "absent", lambda path: path, lambda path: path / "text"])
+def test_a_path_without_a_framework_is_an_error(tmp_path, make):
+    (tmp_path / "text").write_text("no archive")
+    with pytest.raises(ValueError, match=str(tmp_path)):
+        against([make(tmp_path)], [PATCH])
+
+
+def test_the_page(tmp_path):
+    paths = [
+        wheel(tmp_path, "1.10", DRIFTED),
+        wheel(tmp_path, "1.9", HOLDS),
+        wheel(tmp_path, "1.0", HOLDS),
+        wheel(tmp_path, "0.9", HOLDS),
+    ]
+    text = page(against(paths, [PATCH]))
+    assert "| patch | 0.9 | 1.0 | 1.9 | 1.10 |" in text
+    assert "| `fam.toyfw.load` | – | tested | holds | drifted |" in text
+    assert "- `fam.toyfw.load` on 1.10: toyfw.engine:Engine.load no longer takes 'weights'" in text

@@ -1,0 +1,171 @@
+"""The verdict on hand-made runs, one rule at a time."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from flashpatch import ledger_files
+from flashpatch.ledger_read import Expected, Row, Run
+from flashpatch.record import Patch
+from flashpatch.verify.live import choose, judge
+
+
+def patch(id: str, evidence: str, scope: set[str]) -> Patch:
+    return Patch(
+        id=id,
+        targets=("toy.core:f",),
+        requires="toy",
+        why="",
+        how="",
+        remove_when="",
+        wrapper=print,
+        evidence=evidence,
+        scope=frozenset(scope),
+    )
+
+
+LOAD = patch("fam.toy.load", "update", {"worker"})
+STEP = patch("fam.toy.step", "step", {"engine-core"})
+DOOR = patch("fam.toy.door", "install", {"driver"})
+FAULT = patch("fam.toy.fault", "fault", {"worker"})
+OTHER = patch("fam.rival.load", "update", {"worker"})
+PATCHES = {p.id: p for p in (LOAD, STEP, DOOR, FAULT, OTHER)}
+
+
+def entry(state: str, calls: int = 0, detail: str = "") -> Mapping:
+    return {"state": state, "detail": detail, "calls": calls, "target": "toy.core:f", "tested": True}
+
+
+def row(
+    *roles: str, pid: int = 10, host: str = "far", start: str = "7", error=None, patches=None, **notes
+) -> Row:
+    patches = patches or {}
+    return Row(host, pid, start, 1, "python", roles, {}, {}, patches, notes, error, "now")
+
+
+def problems(*rows: Row, expected: tuple[Expected, ...] = (), required: tuple[str, ...] = ()) -> list[str]:
+    report = judge(Run("r", list(rows), list(expected)), PATCHES, required)
+    assert report.ok == (not report.problems)
+    return list(report.problems)
+
+
+def test_live_patches_are_fine():
+    worker = row("worker", patches={LOAD.id: entry("live", 3)}, updates=1)
+    driver = row("driver", pid=11, patches={LOAD.id: entry("waiting"), DOOR.id: entry("installed")})
+    assert problems(worker, driver) == []
+
+
+@pytest.mark.parametrize("state", ["failed", "displaced", "skipped"])
+def test_a_fault_counts_in_any_process(state):
+    [problem] = problems(row(patches={LOAD.id: entry(state, detail="by tool.f")}))
+    assert f"fam.toy.load is {state}: by tool.f" in problem
+    assert problem.startswith("process far:10: ")
+
+
+def test_superseded_is_fine():
+    assert problems(row("worker", patches={LOAD.id: entry("superseded")}, updates=4)) == []
+
+
+def test_update_evidence_is_due_once_any_process_of_the_run_updated():
+    worker = row("worker", patches={LOAD.id: entry("installed")})
+    assert problems(worker) == []
+    driver = row("driver", pid=11, updates=2)
+    assert problems(row("worker", patches={LOAD.id: entry("installed")}), driver)[0] == (
+        "worker far:10: fam.toy.load was never called, though there were updates"
+    )
+
+
+def test_step_evidence_is_due_once_that_process_stepped():
+    core = row("engine-core", patches={STEP.id: entry("installed")})
+    other = row("worker", pid=11, patches={STEP.id: entry("installed")}, steps=9)
+    assert problems(core, other) == []
+    [problem] = problems(row("engine-core", patches={STEP.id: entry("installed")}, steps=1))
+    assert "was never called, though there were steps" in problem
+
+
+def test_install_evidence_is_due_at_boot():
+    [problem] = problems(row("driver", patches={DOOR.id: entry("waiting")}))
+    assert "fam.toy.door is still waiting for toy.core:f" in problem
+
+
+def test_a_fault_patch_is_healthy_while_never_called():
+    assert problems(row("worker", patches={FAULT.id: entry("installed")}, updates=3, steps=3)) == []
+
+
+def test_waiting_is_fine_out_of_scope_and_before_it_is_due():
+    assert problems(row("driver", patches={LOAD.id: entry("waiting")}, updates=1)) == []
+    assert problems(row("worker", patches={LOAD.id: entry("waiting")})) == []
+    assert problems(row(patches={DOOR.id: entry("waiting")})) == []
+
+
+def test_waiting_is_no_excuse_once_due():
+    [problem] = problems(row("worker", patches={LOAD.id: entry("waiting")}, updates=1))
+    assert "still waiting" in problem
+
+
+def test_patches_of_a_framework_that_the_process_does_not_use_may_wait():
+    assert problems(
+        row("worker", patches={LOAD.id: entry("live", 1), OTHER.id: entry("waiting")}, updates=1)
+    ) == []
+
+
+def expects(pid: int, *roles: str, host: str = "far", start: str = "") -> Expected:
+    return Expected(host, pid, start, roles, ("fam",), 1)
+
+
+def test_a_missing_process_is_named():
+    report = judge(Run("r", [row(pid=1)], [expects(12, "worker")]), PATCHES)
+    assert report.problems[0].startswith("worker far:12: wrote no row, though process 1 expected one with fam")
+    missing = report.processes[-1]
+    assert (missing.present, missing.alive) == (False, None)
+
+
+def test_a_present_process_without_the_family_is_named():
+    assert problems(row(pid=12), expected=(expects(12, "worker"),)) == [
+        "worker far:12: carries no fam patch, as it should"
+    ]
+
+
+def test_a_worker_that_lacks_what_its_peers_carry_is_named():
+    peer = row("worker", patches={LOAD.id: entry("live", 3)}, updates=1)
+    assert problems(peer, row("worker", pid=12)) == [
+        "worker far:12: carries no fam patch, as its role asks for"
+    ]
+
+
+def test_an_expected_role_counts_where_the_process_never_learned_it():
+    [problem] = problems(
+        row(pid=12, patches={LOAD.id: entry("waiting")}, updates=1), expected=(expects(12, "worker"),)
+    )
+    assert problem.startswith("worker far:12: fam.toy.load is still waiting")
+
+
+def test_a_required_family_that_nobody_carries_is_named():
+    assert problems(row("worker"), required=("fam",)) == [
+        "worker far:10: carries no fam patch, as its role asks for",
+        "no process carries fam",
+    ]
+
+
+def test_families_not_asked_for_are_left_out():
+    foreign = {"else.toy.x": entry("failed"), LOAD.id: entry("live", 1)}
+    assert problems(row("worker", patches=foreign), required=("fam",)) == []
+    assert len(problems(row("worker", patches=foreign))) == 1
+
+
+def test_errors_and_unreadable_files_are_problems():
+    run = Run("r", [row("worker", error="lost it")], [], ["r/row-x.json: broken"])
+    assert judge(run, PATCHES).problems == ("worker far:10: lost it", "r/row-x.json: broken")
+
+
+def test_choose_prefers_a_running_job(monkeypatch):
+    me = ledger_files.host()
+    living = row(pid=1, host=me, start=ledger_files.process_start(1))
+    old, new = Run("old", [living]), Run("new", [row()])
+    assert choose([old, new]).id == "old"
+    assert choose([Run("older", [row()]), new]).id == "new"
+    assert choose([old, new], "new").id == "new"
+    with pytest.raises(LookupError, match="no run 'gone'; the newest are: old, new"):
+        choose([old, new], "gone")
+    with pytest.raises(LookupError, match="no process has written"):
+        choose([])

@@ -1,0 +1,152 @@
+"""``flashpatch-verify``: exit 0 when all that is required is live, 1 when not, 2 on wrong use."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flashpatch import ledger_files, ledger_read, registry
+from flashpatch.errors import PatchError
+from flashpatch.record import Patch
+from flashpatch.report import Table, emit
+
+if TYPE_CHECKING:
+    from flashpatch.verify.live import Process
+
+OK, NOT_LIVE, USAGE = 0, 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        if options.against:
+            return _against(options)
+        if options.live is not None or options.run is not None:
+            return _live(options)
+        return _probes(options)
+    except (PatchError, LookupError, ValueError) as error:
+        print(f"flashpatch-verify: {error}", file=sys.stderr)
+        return USAGE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="flashpatch-verify",
+        description="Prove by observed behaviour that patches are live.",
+        epilog="Exit status: 0 all that is required is live, 1 something is not, 2 wrong use.",
+    )
+    parser.add_argument("names", nargs="*", help="families to verify (default: those FLASHPATCH switches on)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument(
+        "--live",
+        nargs="?",
+        const="",
+        metavar="DIR",
+        help="judge a running or finished job from its ledger (default: this user's)",
+    )
+    mode.add_argument(
+        "--against",
+        nargs="+",
+        type=Path,
+        metavar="PATH",
+        help="check contracts against wheels, sdists, unpacked sources or site-packages; imports nothing",
+    )
+    parser.add_argument("--run", metavar="ID", help="with --live: this run instead of the newest")
+    return parser
+
+
+def _probes(options: argparse.Namespace) -> int:
+    from flashpatch.verify import run
+
+    selections = run.selected(options.names)
+    if not selections:
+        raise ValueError("nothing is switched on: set FLASHPATCH or name a family (see flashpatch list)")
+    reports = [run.verify(one, lambda line: print(line, file=sys.stderr, flush=True)) for one in selections]
+    bad = (False, None) if options.names else (False,)
+    ok = not any(report.ok in bad for report in reports)
+    patches = [
+        (patch.id, str(patch.state), patch.evidence, patch.framework, "yes" if patch.tested else "untested")
+        for report in reports
+        for patch in report.patches
+    ]
+    proofs = [
+        (proof.subject, proof.what, "yes" if proof.ok else "failed", proof.evidence, f"{proof.seconds:.1f}")
+        for report in reports
+        for proof in report.proofs
+    ]
+    tables = [
+        Table("Patches", ("patch", "state", "evidence", "framework", "tested"), patches),
+        Table("Observed", ("about", "behaviour", "seen", "evidence", "seconds"), proofs, "nothing"),
+    ]
+    emit({"ok": ok, "families": [report.as_json() for report in reports]}, tables, options.json)
+    for report in reports:
+        if report.workdir:
+            print(f"{report.name}: what the probe left is in {report.workdir}", file=sys.stderr)
+    return OK if ok else NOT_LIVE
+
+
+def _live(options: argparse.Namespace) -> int:
+    from flashpatch.verify import live
+
+    directory = Path(options.live) if options.live else ledger_files.directory()
+    if options.live and not directory.is_dir():
+        raise ValueError(f"{directory} is not a directory")
+    runs = ledger_read.read(directory)
+    if not runs:
+        print(f"flashpatch-verify: no process has written to the ledger {directory}", file=sys.stderr)
+        return NOT_LIVE
+    required = [registry.family_of(name).name for name in options.names]
+    report = live.judge(live.choose(runs, options.run), registry.patches(), required)
+    tables = [
+        Table(
+            f"Run {report.run}",
+            ("process", "roles", "rank", "alive", "families", "patches", "calls", "verdict"),
+            [_process_row(process) for process in report.processes],
+        )
+    ]
+    if report.problems:
+        tables.append(Table("Not live", ("problem",), [(problem,) for problem in report.problems]))
+    emit(report.as_json(), tables, options.json)
+    return OK if report.ok else NOT_LIVE
+
+
+def _process_row(process: Process) -> tuple[str, ...]:
+    words = Counter(str(patch["state"]) for patch in process.patches.values())
+    verdict = "missing" if not process.present else "failed" if process.problems else "ok"
+    return (
+        f"{process.host}:{process.pid}",
+        ", ".join(process.roles),
+        ", ".join(f"{key}={value}" for key, value in process.rank.items()),
+        {True: "yes", False: "no", None: "unknown"}[process.alive],
+        ", ".join(process.families),
+        ", ".join(f"{count} {word}" for word, count in words.items()),
+        str(process.calls),
+        verdict,
+    )
+
+
+def _against(options: argparse.Namespace) -> int:
+    from flashpatch.verify.against import against
+
+    patches = _patches(options.names)
+    if not patches:
+        raise ValueError("there is no patch to check")
+    cells = against(options.against, patches)
+    rows = [
+        (cell.patch, cell.of, cell.text, "yes" if cell.tested else "untested", cell.drift) for cell in cells
+    ]
+    ok = all(cell.verdict != "drifted" for cell in cells)
+    table = Table("Contracts", ("patch", "version", "contract", "tested", "what drifted"), rows)
+    emit({"ok": ok, "cells": [cell.as_json() for cell in cells]}, [table], options.json)
+    return OK if ok else NOT_LIVE
+
+
+def _patches(names: Sequence[str]) -> list[Patch]:
+    families = {registry.family_of(name).name for name in names}
+    return [patch for patch in registry.patches().values() if not families or patch.family in families]

@@ -1,0 +1,181 @@
+"""Judge a job from its ledger: which processes carry which patches, and which should but do not."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from flashpatch.ledger_read import Expected, Row, Run, is_alive
+from flashpatch.record import Patch
+
+_ARRIVED = frozenset({"installed", "live", "displaced", "failed", "superseded"})
+_COUNTER = {"update": "updates", "step": "steps"}
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process of a job, present or missing.
+
+    ``patches`` maps ids to ``{"state", "detail", "calls", ...}`` as the process wrote them. ``problems``
+    holds one sentence per thing that is required here and not live.
+    """
+
+    host: str
+    pid: int
+    roles: tuple[str, ...]
+    rank: Mapping[str, Any]
+    alive: bool | None
+    present: bool
+    families: tuple[str, ...]
+    patches: Mapping[str, Mapping[str, Any]]
+    problems: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        roles = "+".join(self.roles) or "process"
+        return f"{roles} {self.host}:{self.pid}"
+
+    @property
+    def calls(self) -> int:
+        return sum(patch["calls"] for patch in self.patches.values())
+
+
+@dataclass(frozen=True)
+class LiveReport:
+    """The verdict on one run."""
+
+    run: str
+    processes: tuple[Process, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+    def as_json(self) -> dict[str, Any]:
+        return {"ok": self.ok, **asdict(self)}
+
+
+def choose(runs: Collection[Run], wanted: str | None = None) -> Run:
+    """The run ``wanted``, or the newest with a living process, or the newest.
+
+    Raises:
+        LookupError: no such run, or no run at all; the message lists the newest ones.
+    """
+    by_id = {run.id: run for run in runs}
+    if wanted is not None:
+        if wanted not in by_id:
+            raise LookupError(f"no run {wanted!r}; the newest are: {', '.join(list(by_id)[-5:]) or 'none'}")
+        return by_id[wanted]
+    if not by_id:
+        raise LookupError("no process has written to this ledger")
+    living = [run for run in runs if any(row.alive for row in run.rows)]
+    return (living or list(runs))[-1]
+
+
+def judge(run: Run, patches: Mapping[str, Patch], required: Collection[str] = ()) -> LiveReport:
+    """Compare what each process shows with what is due in it.
+
+    Args:
+        run: the job.
+        patches: known patches by id; what others write is shown, and judged by its state alone.
+        required: families that the job must carry; others in the ledger are left out. Empty means all.
+    """
+    updates = any(row.notes.get("updates") for row in run.rows)
+    carried = {family for row in run.rows for family in _families(row.patches)}
+    chosen = set(required) or carried | {name for expected in run.expected for name in expected.families}
+    processes = [_present(row, run, patches, chosen, updates) for row in run.rows]
+    processes += [_missing(expected) for expected in run.missing if chosen & set(expected.families)]
+    problems = [f"{process.name}: {problem}" for process in processes for problem in process.problems]
+    problems += [f"no process carries {family}" for family in sorted(set(required) - carried)]
+    problems += run.problems
+    return LiveReport(run.id, tuple(processes), tuple(problems))
+
+
+def _present(
+    row: Row, run: Run, patches: Mapping[str, Patch], families: set[str], updates: bool
+) -> Process:
+    expectations = [expected for expected in run.expected if expected.matches(row)]
+    roles = {*row.roles, *(role for expected in expectations for role in expected.roles)}
+    written = {id: patch for id, patch in row.patches.items() if id.split(".")[0] in families}
+    present = _families(written)
+    promised = {family for expected in expectations for family in expected.families} & families
+    problems = [f"carries no {family} patch, as it should" for family in sorted(promised - present)]
+    for family in sorted(families - present - promised):
+        if any(patch.family == family and roles & patch.scope for patch in patches.values()):
+            problems.append(f"carries no {family} patch, as its role asks for")
+    for id, patch in sorted(written.items()):
+        problems += _problems(id, patch, patches.get(id), roles, row, updates)
+    if row.error:
+        problems.append(row.error)
+    return Process(
+        host=row.host,
+        pid=row.pid,
+        roles=tuple(sorted(roles)),
+        rank=row.rank,
+        alive=row.alive,
+        present=True,
+        families=tuple(sorted(present)),
+        patches=written,
+        problems=tuple(problems),
+    )
+
+
+def _missing(expected: Expected) -> Process:
+    problem = (
+        f"wrote no row, though process {expected.by} expected one with {', '.join(expected.families)}: "
+        "the environment did not reach it, or flashpatch is not installed there"
+    )
+    return Process(
+        host=expected.host,
+        pid=expected.pid,
+        roles=expected.roles,
+        rank={},
+        alive=is_alive(expected.host, expected.pid, expected.start),
+        present=False,
+        families=(),
+        patches={},
+        problems=(problem,),
+    )
+
+
+def _problems(
+    id: str, written: Mapping[str, Any], patch: Patch | None, roles: set[str], row: Row, updates: bool
+) -> Iterator[str]:
+    word, detail = written["state"], written.get("detail") or "no reason given"
+    if word in ("failed", "displaced"):
+        yield f"{id} is {word}: {detail}"
+    elif word == "skipped":
+        yield f"{id} is skipped: {detail}"
+    elif patch is None or not (roles & patch.scope if patch.scope else roles):
+        return
+    elif word == "waiting" and _is_due(patch, row, updates) and _in_use(patch.framework, row):
+        target = written.get("target") or patch.targets[0]
+        yield f"{id} is still waiting for {target}, though {_reason(patch)}"
+    elif word == "installed" and _is_due(patch, row, updates) and patch.evidence != "install":
+        yield f"{id} was never called, though {_reason(patch)}"
+
+
+def _is_due(patch: Patch, row: Row, updates: bool) -> bool:
+    if patch.evidence == "update":
+        return updates
+    if patch.evidence == "step":
+        return bool(row.notes.get("steps"))
+    return patch.evidence == "install"
+
+
+def _reason(patch: Patch) -> str:
+    counter = _COUNTER.get(patch.evidence)
+    return f"there were {counter}" if counter else "it acts in this role from the start"
+
+
+def _in_use(framework: str, row: Row) -> bool:
+    """Whether the process works with the framework. Where another one's patches have arrived and none of
+    this one's has, it does not; where none has at all, its role says that it works with some."""
+    arrived = {id.split(".")[1] for id, patch in row.patches.items() if patch["state"] in _ARRIVED}
+    return framework in arrived or not arrived
+
+
+def _families(patches: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    return {id.split(".")[0] for id, patch in patches.items() if patch["state"] != "disabled"}

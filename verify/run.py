@@ -1,0 +1,164 @@
+"""Run the probes of families and weigh what they observed against what the patched processes wrote."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from flashpatch import ledger, registry, settings, versions
+from flashpatch.ledger_read import Row, Run
+from flashpatch.preflight import packages
+from flashpatch.proof import Proof
+from flashpatch.record import Family, Patch, State
+from flashpatch.verify import live
+
+_GOOD = frozenset({"live", "installed", "superseded"})
+_FURTHEST = ("failed", "displaced", "skipped", "live", "installed", "superseded", "waiting", "disabled")
+
+
+@dataclass(frozen=True)
+class PatchReport:
+    """What became of one patch while its family's probe ran. ``framework`` is distribution and version."""
+
+    id: str
+    state: State
+    evidence: str
+    framework: str
+    tested: bool
+
+
+@dataclass(frozen=True)
+class FamilyReport:
+    """What became of one family. ``ok`` is None when there is no framework here for it to patch."""
+
+    family: str
+    name: str
+    ok: bool | None
+    proofs: tuple[Proof, ...]
+    patches: tuple[PatchReport, ...]
+    workdir: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def selected(names: Iterable[str]) -> list[settings.Selection]:
+    """One selection per family to verify: those named, else those that the environment switches on.
+
+    Raises:
+        PatchError: an unknown name, or settings that cannot be read.
+    """
+    if names:
+        return [settings.extend(settings.NOTHING, [name], None, {}) for name in names]
+    on = settings.from_environment(settings.NOTHING)
+    return [settings.Selection({family: choice}, on.strict) for family, choice in on.choices.items()]
+
+
+def verify(selection: settings.Selection, progress: Callable[[str], None]) -> FamilyReport:
+    """Probe the one family of ``selection`` and report. Its working directory is kept if anything failed."""
+    [(family_name, choice)] = selection.choices.items()
+    family = registry.families()[family_name]
+    found = {patch.id: _owner(patch) for patch in family.patches}
+    if not any(found.values()):
+        progress(f"{choice.name}: no framework it patches is installed")
+        return FamilyReport(family.name, choice.name, None, (), tuple(map(_not_installed, family.patches)))
+    nonce = f"verify-{secrets.token_hex(8)}"
+    workdir = Path(tempfile.mkdtemp(prefix="flashpatch-verify-"))
+    with _environment(selection, nonce, workdir / "ledger"):
+        proofs = list(_observe(family, nonce, workdir, progress))
+        runs = [run for run in ledger.read(workdir / "ledger") if run.id == nonce]
+    run = runs[0] if runs else Run(nonce)
+    rows = [row for row in run.rows if row.pid != os.getpid()]
+    patches = {patch.id: patch for patch in family.patches if found[patch.id] is not None}
+    reports = [
+        _not_installed(patch) if (owner := found[patch.id]) is None else _report(patch, owner, rows)
+        for patch in family.patches
+    ]
+    proofs.append(_ledger_proof(family, live.judge(run, patches, [family.name]), rows))
+    states = [report.state.word for report in reports if report.framework]
+    ok = all(proof.ok for proof in proofs) and all(word in _GOOD for word in states)
+    if ok:
+        shutil.rmtree(workdir)
+    return FamilyReport(family.name, choice.name, ok, tuple(proofs), tuple(reports), "" if ok else str(workdir))
+
+
+def _observe(
+    family: Family, nonce: str, workdir: Path, progress: Callable[[str], None]
+) -> Iterator[Proof]:
+    probes = [(family.name, family.probe)] + [(patch.id, patch.probe) for patch in family.patches]
+    given = [(subject, probe) for subject, probe in probes if probe is not None]
+    if not given:
+        yield Proof(family.name, "the family has a probe", False, "it has none: nothing can be observed")
+    for subject, probe in given:
+        progress(f"{subject}: probing")
+        began = time.monotonic()
+        try:
+            proofs = probe(nonce, workdir)
+        except Exception as error:
+            traceback.print_exc(file=sys.stderr)
+            spent = time.monotonic() - began
+            proofs = [Proof(subject, "the probe runs", False, f"{type(error).__name__}: {error}", spent)]
+        for proof in proofs:
+            progress(f"{proof.subject}: {proof.what}: {'yes' if proof.ok else 'NO'} ({proof.evidence})")
+        yield from proofs
+
+
+@contextlib.contextmanager
+def _environment(selection: settings.Selection, nonce: str, directory: Path) -> Iterator[None]:
+    """The environment that the probe's processes inherit: this family alone, a ledger and run of its own."""
+    before = dict(os.environ)
+    try:
+        os.environ["FLASHPATCH_LEDGER"] = str(directory)
+        os.environ["FLASHPATCH_RUN"] = nonce
+        settings.export(selection)
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _report(patch: Patch, owner: versions.Installed, rows: list[Row]) -> PatchReport:
+    """The patch's state in the processes that wrote a row under the nonce: a fault if one shows it, else
+    the furthest it came."""
+    seen = [(row, row.patches[patch.id]) for row in rows if patch.id in row.patches]
+    called = [(row, entry["calls"]) for row, entry in seen if entry["calls"]]
+    entries = sorted((entry for _, entry in seen), key=lambda entry: _FURTHEST.index(entry["state"]))
+    if not entries:
+        state = State("failed", "no process of the probe carried it")
+    elif entries[0]["state"] == "installed" and patch.evidence in ("update", "step"):
+        state = State("failed", "installed, but never called")
+    else:
+        state = State(entries[0]["state"], entries[0].get("detail", ""))
+    evidence = ", ".join(f"{calls} calls in {'+'.join(row.roles)} {row.pid}" for row, calls in called)
+    if not evidence:
+        evidence = "due only on a fault" if patch.evidence == "fault" else "none"
+    return PatchReport(patch.id, state, evidence, str(owner), owner.version in patch.tested)
+
+
+def _ledger_proof(family: Family, judged: live.LiveReport, rows: list[Row]) -> Proof:
+    what = "the probe's processes wrote the nonce and carry what is due"
+    if not rows:
+        return Proof(family.name, what, False, "no process wrote a row under the nonce")
+    if judged.problems:
+        return Proof(family.name, what, False, "; ".join(judged.problems))
+    return Proof(family.name, what, True, f"{len(rows)} processes under {judged.run}")
+
+
+def _not_installed(patch: Patch) -> PatchReport:
+    absent = ", ".join(sorted(packages(patch)))
+    return PatchReport(patch.id, State("skipped", f"{absent} is not installed"), "none", "", False)
+
+
+def _owner(patch: Patch) -> versions.Installed | None:
+    owners = (versions.owner(package) for package in sorted(packages(patch)))
+    return next((owner for owner in owners if owner is not None), None)

@@ -1,0 +1,94 @@
+"""Framework sources that are not installed: wheels, sdists, unpacked directories, site-packages."""
+
+from __future__ import annotations
+
+import contextlib
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from email.parser import HeaderParser
+from importlib import metadata
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Source of one top-level package: the distribution and version it belongs to, and its directory."""
+
+    distribution: str
+    version: str
+    package: str
+    root: Path
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version}"
+
+
+@contextlib.contextmanager
+def opened(path: Path, packages: Collection[str]) -> Iterator[list[Tree]]:
+    """The sources of ``packages`` that ``path`` holds; those of archives exist inside the context only.
+
+    Raises:
+        ValueError: ``path`` is neither an archive nor a directory, or holds none of the packages.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = path
+        if path.is_file():
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flashpatch-against-")))
+            _unpack(path, folder)
+        elif not path.is_dir():
+            raise ValueError(f"{path} is neither a wheel, an sdist nor a directory")
+        trees = [tree for package in sorted(packages) for tree in _find(folder, package)]
+        if not trees:
+            raise ValueError(f"{path} holds none of {', '.join(sorted(packages))}")
+        yield trees
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    """Extract Python sources and metadata; both extractors keep members inside ``folder``."""
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as wheel:
+            wheel.extractall(folder, [name for name in wheel.namelist() if _is_wanted(name)])
+    elif tarfile.is_tarfile(archive):
+        with tarfile.open(archive) as sdist:
+            members = [member for member in sdist if member.isfile() and _is_wanted(member.name)]
+            sdist.extractall(folder, members, filter="data")
+    else:
+        raise ValueError(f"{archive} is neither a wheel nor an sdist")
+
+
+def _is_wanted(name: str) -> bool:
+    return name.endswith((".py", "/METADATA", "/RECORD", "/top_level.txt", "PKG-INFO"))
+
+
+def _find(folder: Path, package: str) -> Iterator[Tree]:
+    """``package`` in a site-packages, at the top or in ``src`` or ``python`` of a project, or one below, as
+    sdists are; or ``folder`` is the package itself."""
+    if folder.name == package and (folder / "__init__.py").is_file():
+        folder = folder.parent
+    inner = [path for path in folder.iterdir() if path.is_dir()]
+    for project in (folder, *(inner if len(inner) == 1 else ())):
+        for home in (project, project / "src", project / "python"):
+            root = home / package
+            if root.is_dir() and any(root.glob("*.py")):
+                distribution, version = _identity(home, project, package)
+                yield Tree(distribution, version, package, root)
+                return
+
+
+def _identity(home: Path, project: Path, package: str) -> tuple[str, str]:
+    """Name and version from the metadata beside the package, else from the project's ``PKG-INFO``."""
+    named = canonicalize_name(package)
+    beside = [found for found in metadata.distributions(path=[str(home)]) if found.metadata["Name"]]
+    beside.sort(key=lambda found: not canonicalize_name(found.metadata["Name"]).startswith(named))
+    for found in beside:
+        if any(file.parts[0] == package for file in found.files or ()):
+            return found.metadata["Name"], found.version
+    if (project / "PKG-INFO").is_file():
+        headers = HeaderParser().parsestr((project / "PKG-INFO").read_text(errors="replace"))
+        return headers["Name"] or package, headers["Version"] or "unknown"
+    return package, "unknown"
