@@ -149,6 +149,9 @@ class Family:
         options: option name to `Option`.
         too_late: returns a sentence when objects the family must see at birth already exist, else None.
         probe: proves by behaviour that the whole family is live; see `flashpatch.verify`.
+        refuses: targets, as ``"package.module:Qual.name"``, that raise `PatchError` when called while the
+            members for that package are switched on but cannot be armed; such as the engine's constructor,
+            when weights are at stake. Without any, strict mode makes the members' own targets raise.
     """
 
     name: str
@@ -158,6 +161,7 @@ class Family:
     options: Mapping[str, Option] = field(default_factory=dict)
     too_late: Callable[[], str | None] | None = None
     probe: Callable[..., Any] | None = None
+    refuses: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for patch in self.patches:

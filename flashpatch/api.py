@@ -1,0 +1,127 @@
+"""The functions users call: `enable`, `disable`, `status`, `patches`; and `start`, behind the front doors."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+from flashpatch import engine, log, registry, settings
+from flashpatch.errors import PatchError
+from flashpatch.record import Patch
+from flashpatch.status import Status
+
+_obeyed: tuple[int, str | None, str | None] | None = None
+"""Process and environment that `start` last obeyed or that this module last exported."""
+
+
+def enable(*names: str, strict: bool | None = None, **options: Any) -> Status:
+    """Switch patches on, here and in processes started from now on.
+
+    Before or after the framework is imported, and as often as one likes. What the environment switched on
+    stays on.
+
+    Args:
+        names: as in ``FLASHPATCH``; without any, those of the config's ``enable``, else fp8.
+        strict: raise `PatchError` where a patch that cannot act is first needed. None leaves it to the
+            environment and the config.
+        options: options of the families named; each goes to every one of them that has it.
+
+    Returns:
+        The status, with a warning where objects that a family must see at birth exist already.
+
+    Raises:
+        PatchError: an unknown name or option, or two names of one family. In strict mode also when it is too
+            late. Nothing has changed then.
+    """
+    with engine.switching:
+        start()
+        current = engine.machine.selection
+        selection = settings.extend(current, names, strict, options)
+        late = _too_late(selection)
+        if late and selection.strict:
+            raise PatchError(" ".join(late), advice="Enable before the engine is created.")
+        _activate(selection)
+    for sentence in late:
+        warnings.warn(sentence, UserWarning, stacklevel=2)
+    return _status(late)
+
+
+def disable(*names: str) -> Status:
+    """Switch patches off, all without names: restore what was patched, and withdraw it from the environment.
+
+    Where somebody wrapped our wrapper in turn, ours stays as a mere pass-through and its state is
+    ``displaced``.
+
+    Raises:
+        PatchError: an unknown name; nothing has changed then.
+    """
+    with engine.switching:
+        _activate(settings.reduce(engine.machine.selection, names))
+    return status()
+
+
+def status() -> Status:
+    """The state of every known patch in this process, by id; prints as a table."""
+    return _status()
+
+
+def patches() -> dict[str, Patch]:
+    """Every known patch by id, on or off."""
+    return registry.patches()
+
+
+def start() -> None:
+    """Obey the environment, see `flashpatch.bootstrap.start`."""
+    with engine.switching:
+        if os.environ.get("FLASHPATCH", "") in ("", "0"):
+            return
+        if _environment() == _obeyed:
+            engine.machine.sweep()
+            return
+        try:
+            log.configure()
+            selection = settings.from_environment(engine.machine.selection)
+        except PatchError as error:
+            _refuse(error)
+            return
+        for sentence in _too_late(selection):
+            log.log.warning("%s", sentence)
+        _activate(selection)
+
+
+def _status(late: tuple[str, ...] = ()) -> Status:
+    with engine.switching:
+        engine.machine.sweep()
+        selection = engine.machine.selection
+        return Status(engine.statuses(), selection.names, selection.strict, late, engine.problem)
+
+
+def _activate(selection: settings.Selection) -> None:
+    global _obeyed
+    engine.problem = None
+    engine.machine.activate(selection)
+    settings.export(selection)
+    _obeyed = _environment()
+
+
+def _refuse(error: PatchError) -> None:
+    """The environment cannot be obeyed: say so once per process and setting."""
+    global _obeyed
+    _obeyed = _environment()
+    engine.problem = str(error)
+    if os.environ.get("FLASHPATCH_STRICT", "") not in ("", "0"):
+        raise error
+    log.log.error("%s", error)
+
+
+def _too_late(selection: settings.Selection) -> tuple[str, ...]:
+    """What families that are switched on only now, or under another name, have missed."""
+    on = {family: choice.name for family, choice in engine.machine.selection.choices.items()}
+    joining = [registry.families()[f] for f, choice in selection.choices.items() if on.get(f) != choice.name]
+    answers = [family.too_late() for family in joining if family.too_late is not None]
+    return tuple(answer for answer in answers if answer)
+
+
+def _environment() -> tuple[int, str | None, str | None]:
+    return os.getpid(), os.environ.get("FLASHPATCH"), os.environ.get("FLASHPATCH_RESOLVED")

@@ -1,0 +1,22 @@
+"""The one entry behind every front door: ``.pth``, ``.start``, ``sitecustomize``, frameworks' plugins.
+
+It runs before anything else is imported, often twice in a process, and in processes that have nothing to do
+with any framework; so it looks at one variable first and imports nothing when that says no.
+"""
+
+import os
+
+
+def start() -> None:
+    """Obey ``FLASHPATCH``. Later calls in a process reconcile; nothing is hooked or counted twice.
+
+    A setting that cannot be obeyed is logged as an error and leaves the environment's names off.
+
+    Raises:
+        PatchError: the setting cannot be obeyed and ``FLASHPATCH_STRICT`` is on.
+    """
+    if os.environ.get("FLASHPATCH", "") in ("", "0"):
+        return
+    from flashpatch import api
+
+    api.start()

@@ -1,0 +1,1 @@
+"""The subcommands of ``flashpatch``, one module each; `flashpatch.cli` says what such a module holds."""

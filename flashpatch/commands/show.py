@@ -1,0 +1,93 @@
+"""``flashpatch show``: everything a record says about one patch, or one family."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from flashpatch import registry
+from flashpatch.commands.catalogue import Entry, entries
+from flashpatch.record import Family
+from flashpatch.report import Table, emit
+from flashpatch.suggest import nearest
+
+HELP = "everything about one patch, or about a family and its options"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("id", metavar="ID", help="id of a patch, or name of a family")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Always 0; an unknown ID is wrong usage."""
+    families = registry.names()
+    entry = next((entry for entry in entries() if entry.patch.id == args.id), None)
+    if entry is not None:
+        data = _patch(entry)
+    elif args.id in families:
+        data = _family(families[args.id])
+    else:
+        known = [*registry.patches(), *families]
+        args.usage_error(f"no patch or family {args.id!r}. {nearest(args.id, known)}")
+    rows = [(field, line) for field, value in data.items() for line in _lines(value)]
+    emit(data, [Table(args.id, ("field", "value"), rows)], args.json)
+    return 0
+
+
+def _patch(entry: Entry) -> dict[str, Any]:
+    patch, contract = entry.patch, entry.patch.contract
+    return {
+        "id": patch.id,
+        "family": patch.family,
+        "framework": patch.framework,
+        "why": patch.why,
+        "how": patch.how,
+        "upstream": patch.upstream,
+        "remove_when": patch.remove_when,
+        "requires": patch.requires,
+        "installed": entry.version,
+        "tested": entry.tested,
+        "tested_versions": list(patch.tested),
+        "state": str(entry.state),
+        "contract": entry.contract,
+        "target": entry.findings.target,
+        "targets": list(patch.targets),
+        "contract_params": list(contract.params),
+        "contract_exists": list(contract.exists),
+        "contract_mentions": list(contract.mentions),
+        "contract_fingerprints": dict(contract.fingerprints),
+        "evidence": patch.evidence,
+        "scope": sorted(patch.scope),
+        "needs": list(patch.needs),
+        "conflicts": list(patch.conflicts),
+    }
+
+
+def _family(family: Family) -> dict[str, Any]:
+    return {
+        "family": family.name,
+        "summary": family.summary,
+        "names": {name: dict(preset) for name, preset in registry.family_names(family).items()},
+        "options": {
+            name: {"default": option.default, "choices": list(option.choices), "help": option.help}
+            for name, option in family.options.items()
+        },
+        "patches": [patch.id for patch in family.patches],
+    }
+
+
+def _lines(value: Any) -> list[str]:
+    """One cell per item, so that long lists stay readable; ``-`` for nothing."""
+    if isinstance(value, dict):
+        return [f"{name}: {_text(inner)}" for name, inner in value.items()] or ["-"]
+    if isinstance(value, list):
+        return [str(item) for item in value] or ["-"]
+    return ["-" if value in ("", None) else _text(value)]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={_text(inner)}" for name, inner in value.items()) or "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)

@@ -1,0 +1,81 @@
+"""``flashpatch status``: what the processes of the latest run reported."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from flashpatch import ledger, ledger_files
+from flashpatch.commands import given
+from flashpatch.ledger_read import Expected, Row, Run
+from flashpatch.report import Table, emit
+
+HELP = "what the processes of the latest run reported"
+_COLUMNS = ("pid", "host", "roles", "alive", "patch", "state", "calls", "tested")
+_BAD = frozenset({"skipped", "displaced", "failed"})
+_ALIVE = {True: "yes", False: "no", None: "?"}
+_TESTED = {True: "tested", False: "untested", None: "-"}
+_OUR_COMMANDS = frozenset({"flashpatch", "flashpatch-verify"})
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ledger", metavar="DIR", type=Path, help="read this ledger, not the user's own")
+
+
+def run(args: argparse.Namespace) -> int:
+    """1 when there is no run, an expected process is missing, or a patch does not act where it should."""
+    with given.environment():
+        directory = args.ledger or ledger_files.directory()
+    latest = next((found for found in map(_of_jobs, reversed(ledger.read(directory))) if found), None)
+    if latest is None:
+        print(f"no run in {directory}: no process with FLASHPATCH set has reported there", file=sys.stderr)
+        return 1
+    rows = [line for row in latest.rows for line in _lines(row)]
+    rows += [_missing(expected) for expected in latest.missing]
+    emit(_data(latest), [Table(f"Run {latest.id}", _COLUMNS, rows)], args.json)
+    complaints = [f"pid {row.pid}: {row.error}" for row in latest.rows if row.error] + latest.problems
+    for complaint in complaints:
+        print(complaint, file=sys.stderr)
+    bad = any(patch["state"] in _BAD for row in latest.rows for patch in row.patches.values())
+    return int(bad or bool(complaints) or bool(latest.missing))
+
+
+def _of_jobs(found: Run) -> Run | None:
+    """The run without rows of our own commands, which report too when started with FLASHPATCH set."""
+    found.rows = [row for row in found.rows if Path(row.argv0).name not in _OUR_COMMANDS]
+    return found if found.rows or found.expected or found.problems else None
+
+
+def _lines(row: Row) -> list[tuple[str, ...]]:
+    """One line per patch that is on, or one for a process without any."""
+    who = (str(row.pid), row.host, _who(row.roles, row.rank), _ALIVE[row.alive])
+    on = {name: patch for name, patch in row.patches.items() if patch["state"] != "disabled"}
+    return [(*who, name, *_cells(patch)) for name, patch in on.items()] or [(*who, "-", "-", "-", "-")]
+
+
+def _cells(patch: Any) -> tuple[str, str, str]:
+    state = f"{patch['state']}({patch['detail']})" if patch["detail"] else patch["state"]
+    return state, str(patch["calls"]), _TESTED[patch["tested"]]
+
+
+def _who(roles: tuple[str, ...], rank: Any) -> str:
+    ranks = (f"{name}={value}" for name, value in rank.items())
+    return " ".join([*roles, *ranks]) or "-"
+
+
+def _missing(expected: Expected) -> tuple[str, ...]:
+    families = ", ".join(expected.families) or "-"
+    state = f"missing(expected by {expected.by})"
+    return str(expected.pid), expected.host, _who(expected.roles, {}), "?", families, state, "-", "-"
+
+
+def _data(found: Run) -> dict[str, Any]:
+    return {
+        "run": found.id,
+        "rows": [{**asdict(row), "alive": row.alive} for row in found.rows],
+        "missing": [asdict(expected) for expected in found.missing],
+        "problems": found.problems,
+    }

@@ -1,0 +1,145 @@
+"""The engine of this process, as other rooms see it: what is on, what it does, what it has observed."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from flashpatch import ledger, meter, registry
+from flashpatch.errors import PatchError
+from flashpatch.group import Group, Member
+from flashpatch.machine import Machine
+from flashpatch.preflight import packages, present
+from flashpatch.record import State
+from flashpatch.status import PatchStatus
+
+machine = Machine()
+switching = threading.RLock()
+"""Held while a selection is read, changed and activated; never by an import hook."""
+
+problem: str | None = None
+"""Why the environment could not be obeyed, or None."""
+
+
+def enabled(family: str) -> bool:
+    """Whether a family is on in this process."""
+    return family in machine.selection.choices
+
+
+def options(family: str) -> Mapping[str, Any]:
+    """All options of a family; the mapping follows later changes.
+
+    Raises:
+        PatchError: the family was never on in this process.
+    """
+    if family not in machine.options:
+        raise PatchError("is not enabled.", patch=family, advice=f"Call flashpatch.enable({family!r}) first.")
+    return MappingProxyType(machine.options[family])
+
+
+def require(name: str) -> None:
+    """Go on only if a family can act: called where its capability is first needed.
+
+    What is not imported yet does not count against it. In strict mode neither may another tool sit on top of
+    one of its patches.
+
+    Args:
+        name: a family, or a name that stands for one.
+
+    Raises:
+        PatchError: the name is unknown or not enabled, or the family was refused; the message says why.
+    """
+    family = registry.family_of(name).name
+    if not enabled(family):
+        raise PatchError(
+            "is required and not enabled.",
+            patch=name,
+            advice=problem or f"Set FLASHPATCH={name} or call flashpatch.enable({name!r}).",
+        )
+    for group in machine.groups[family]:
+        group.check()
+        for member in group.members if machine.selection.strict else ():
+            state = member.observed()
+            if state.word == "displaced":
+                raise PatchError(
+                    f"is displaced by {state.detail}.",
+                    patch=member.patch.id,
+                    target=member.target,
+                    version=str(member.installed),
+                    advice="Apply the other patch before FlashPatch, or not at all.",
+                )
+
+
+def record_call(patch_id: str) -> None:
+    """Count one observed call of a patch that is a registration, not a wrapper.
+
+    Raises:
+        PatchError: no such patch was ever on in this process.
+    """
+    if patch_id not in machine.members:
+        raise PatchError("was called and is not enabled.", patch=patch_id, advice="Enable its family first.")
+    machine.members[patch_id][1].meter.hit()
+
+
+def statuses() -> dict[str, PatchStatus]:
+    """Every known patch by id, those of families that are off included."""
+    known = {patch_id: PatchStatus(patch_id, State("disabled")) for patch_id in registry.patches()}
+    return {**known, **{i: _status(group, member) for i, (group, member) in machine.members.items()}}
+
+
+def snapshot() -> dict[str, Any]:
+    """The engine's part of the ledger row, cheap enough for once a second.
+
+    Returns:
+        ``patches``: id to ``state``, ``detail``, ``calls``, ``target``, ``tested``, of all patches that are
+        not disabled; ``versions``: distribution to version, of frameworks that were looked at; ``error``: the
+        last error, or None.
+    """
+    meter.pulse.settle()
+    rows = [_status(group, member) for group, member in list(machine.members.values())]
+    seen = (member.installed for _, member in list(machine.members.values()))
+    errors = [row.error for row in rows if row.error]
+    return {
+        "patches": {
+            row.id: {
+                "state": row.state.word,
+                "detail": row.state.detail,
+                "calls": row.calls,
+                "target": row.target,
+                "tested": row.tested,
+            }
+            for row in rows
+            if row.state.word != "disabled"
+        },
+        "versions": {found.distribution: found.version for found in seen if found is not None},
+        "error": errors[-1] if errors else problem,
+    }
+
+
+def _status(group: Group, member: Member) -> PatchStatus:
+    state = member.observed()
+    if state.word == "waiting" and not group.checked and not present(member.patch):
+        state = State("skipped", f"{', '.join(sorted(packages(member.patch)))} is not installed")
+    return PatchStatus(
+        id=member.patch.id,
+        state=state,
+        calls=member.meter.calls(),
+        target=member.target,
+        version=str(member.installed) if member.installed else "",
+        tested=member.installed.version in member.patch.tested if member.installed else None,
+        error=member.error,
+    )
+
+
+def _after_fork() -> None:
+    global switching
+    switching = threading.RLock()
+    machine.after_fork()
+    meter.after_fork()
+
+
+meter.pulse.listener = ledger.touch
+os.register_at_fork(after_in_child=_after_fork)

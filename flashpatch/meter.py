@@ -1,0 +1,104 @@
+"""Exact call counts without a lock on the hot path, and the pulse that tells the ledger."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+
+class Pulse:
+    """Tells a listener that some count changed, once until the listener has looked.
+
+    Attributes:
+        dirty: True from the first change until `settle`.
+        listener: called on the first change, with True when a patch was called for the first time; the
+            ledger's ``touch``. It decides when to write.
+    """
+
+    __slots__ = ("dirty", "listener")
+
+    def __init__(self) -> None:
+        self.dirty = False
+        self.listener: Callable[[bool], None] | None = None
+
+    def beat(self, first: bool = False) -> None:
+        """Report a change: a patch's first call always, any other unless one is reported already."""
+        if first or not self.dirty:
+            self.dirty = True
+            if self.listener is not None:
+                self.listener(first)
+
+    def settle(self) -> None:
+        """The listener is about to read the counts; later changes are reported anew."""
+        self.dirty = False
+
+
+pulse = Pulse()
+
+
+class Meter:
+    """The calls of one patch, and the gate that lets its wrapper act.
+
+    ``next()`` on an `itertools.count` is atomic, so concurrent calls are counted exactly. Reading takes a
+    number too; the numbers taken by readers are subtracted.
+
+    Attributes:
+        patch_id: whose calls these are.
+        open: while False the replacement passes calls through to the original, uncounted.
+    """
+
+    __slots__ = ("__weakref__", "_baseline", "_called", "_reads", "_tick", "open", "patch_id")
+
+    def __init__(self, patch_id: str) -> None:
+        self.patch_id = patch_id
+        self.open = True
+        self._tick = itertools.count().__next__
+        self._reads = 0
+        self._baseline = 0
+        self._called = False
+        _meters.add(self)
+
+    def hit(self) -> None:
+        """Count one call."""
+        self._tick()
+        if not self._called:
+            self._called = True
+            pulse.beat(first=True)
+        elif not pulse.dirty:
+            pulse.beat()
+
+    def calls(self) -> int:
+        """Calls counted in this process."""
+        with _reading:
+            return self._raw() - self._baseline
+
+    def reset(self) -> None:
+        """Count from zero again, as a forked child must."""
+        with _reading:
+            self._baseline = self._raw()
+        self._called = False
+
+    def _raw(self) -> int:
+        value = self._tick() - self._reads
+        self._reads += 1
+        return value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A replacement pickled by value takes a fresh meter along: counts belong to a process."""
+        return Meter, (self.patch_id,)
+
+
+_meters: weakref.WeakSet[Meter] = weakref.WeakSet()
+_reading = threading.Lock()
+
+
+def after_fork() -> None:
+    """Make every count start from zero in a forked child, whatever other threads held in the parent."""
+    global _reading
+    _reading = threading.Lock()
+    pulse.settle()
+    for meter in list(_meters):
+        meter.reset()

@@ -1,0 +1,66 @@
+"""Who an attribute belongs to: the framework that defines it, or somebody who wrapped it before us."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import linecache
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, WrapperDescriptorType
+from typing import Any
+
+
+def underlying(raw: Any) -> Any:
+    """The plain callable inside a class or static method, property or cached property; else ``raw``."""
+    if isinstance(raw, (classmethod, staticmethod)):
+        return raw.__func__
+    if isinstance(raw, property):
+        return raw.fget
+    if isinstance(raw, functools.cached_property):
+        return raw.func
+    return raw
+
+
+def describe(raw: Any) -> str:
+    """``module.qualname`` of the code that made an object, whatever ``functools.wraps`` copied onto it."""
+    made = underlying(raw)
+    if isinstance(made, FunctionType):
+        return f"{_home(made)}.{made.__code__.co_qualname}"
+    named = made if isinstance(made, type) else type(made)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def foreign(raw: Any, module: str) -> str | None:
+    """Who else owns ``raw``, found where ``module`` should have defined it; None when nobody does.
+
+    A decorator of another package is the framework's own doing when the source shows it above the
+    definition, as ``@torch.inference_mode()`` is in vLLM.
+    """
+    made = underlying(raw)
+    package = _package(module)
+    if _package(_home(made)) == package or _decorated(made, package):
+        return None
+    return describe(raw)
+
+
+def _home(made: Any) -> str:
+    """Name of the module whose code made a callable."""
+    if isinstance(made, FunctionType):
+        return made.__globals__.get("__name__", "")
+    if isinstance(made, type):
+        return made.__module__
+    if isinstance(made, (BuiltinFunctionType, WrapperDescriptorType, MethodDescriptorType)):
+        return getattr(made, "__objclass__", made).__module__ or ""
+    return type(made).__module__
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _decorated(made: Any, package: str) -> bool:
+    inner = inspect.unwrap(made) if callable(made) else made
+    if not isinstance(inner, FunctionType) or _package(_home(inner)) != package:
+        return False
+    code = inner.__code__
+    first = linecache.getline(code.co_filename, code.co_firstlineno, inner.__globals__)
+    return first.lstrip().startswith("@")
