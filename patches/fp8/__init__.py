@@ -1,0 +1,63 @@
+"""FlashRL's rollout precisions on stock vLLM: weights that can be updated in place, exactly, under any of them."""
+
+from __future__ import annotations
+
+import sys
+
+from flashpatch.patches.fp8 import birth, doors, gate, quantization, refusal, spawn, worker
+from flashpatch.record import Family, Option
+
+
+def _too_late() -> str | None:
+    """A sentence when an engine was built before the family was enabled."""
+    module = sys.modules.get("vllm.v1.engine.core")
+    if module is None:
+        return None
+    import gc
+
+    engines = [o for o in gc.get_objects() if isinstance(o, module.EngineCore)]
+    unknown = [e for e in engines if e not in gate._gates]
+    if not unknown:
+        return None
+    return f"{len(unknown)} vLLM engine(s) exist already and stay as they are; build them after enabling."
+
+
+FAMILY = Family(
+    name="fp8",
+    summary="quantized rollouts (fp8) or plain ones (bf16) whose weights can be updated in place, exactly",
+    patches=(
+        quantization.PATCH,
+        birth.PATCH,
+        doors.BEGIN,
+        doors.END,
+        doors.FINISH,
+        worker.LOAD,
+        worker.STEP,
+        worker.SLEEP,
+        gate.INIT,
+        gate.STEP,
+        gate.QUEUE,
+        gate.RPC,
+        refusal.PATCH,
+        spawn.CORES,
+        spawn.WORKERS,
+    ),
+    names={"fp8": {"precision": "fp8"}, "bf16": {"precision": "bf16"}},
+    options={
+        "precision": Option("fp8", "what engines without an explicit quantization run in", ("fp8", "bf16")),
+        "scheme": Option("", "vLLM's name of the quantization; empty: what the platform can run"),
+        "exclude": Option([], "models (path patterns) that keep their own precision", kind=list),
+        "atomic": Option(
+            "layer",
+            "layer: little memory, a failed update stops generation; model: nothing changes until commit",
+            ("layer", "model"),
+        ),
+        "partial": Option(False, "accept updates that leave whole layers out", kind=bool),
+        "in_flight": Option(
+            "refuse",
+            "requests running when an update comes: refuse the update, abort them, recompute them, or keep them",
+            ("refuse", "abort", "recompute", "keep"),
+        ),
+    },
+    too_late=_too_late,
+)

@@ -1,0 +1,57 @@
+"""Record1: models are followed from the moment they are constructed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashpatch import engine
+from flashpatch.patches.fp8 import host, managed
+from flashpatch.patches.fp8.transaction import ManagedModel
+from flashpatch.record import Contract, Patch
+from flashpatch.wrap import Site
+
+MODULE = "vllm.model_executor.model_loader.utils"
+
+
+def on_initialize(original, vllm_config: Any, *, model_config: Any = None, **kwargs: Any):
+    """Around ``initialize_model``: the model exists, nothing is loaded."""
+    engine.require("fp8")
+    model = original(vllm_config, model_config=model_config, **kwargs)
+    if hasattr(model, "load_weights"):
+        its_config = model_config or vllm_config.model_config
+        managed.add(model, ManagedModel(model, host.for_model(vllm_config, its_config), engine.options("fp8")))
+    return model
+
+
+def _undo(site: Site) -> None:
+    managed.release()
+    site.unwrap()
+
+
+PATCH = Patch(
+    id="fp8.vllm.birth",
+    targets=(f"{MODULE}:initialize_model",),
+    requires="vllm>=0.28",
+    wrapper=on_initialize,
+    undo=_undo,
+    contract=Contract(
+        params=("vllm_config", "prefix", "model_class", "model_config"),
+        exists=(
+            "vllm.model_executor.layers.attention:is_deferred_attention_layer",
+            "vllm.model_executor.layers.quantization.base_config:QuantizeMethodBase.process_weights_after_loading",
+            "vllm.utils.torch_utils:set_default_torch_dtype",
+            "vllm.config:set_current_vllm_config",
+            "vllm.distributed.parallel_state:get_tp_group",
+        ),
+    ),
+    evidence="install",
+    scope=frozenset({"worker"}),
+    needs=("fp8.vllm.finish",),
+    tested=("0.31.0", "0.32.0"),
+    why="After post-processing, vLLM's parameters have lost their loaders, shapes and names: a second load "
+    "fails or writes into the wrong layout.",
+    how="Records every parameter and buffer, and the Python state around it, as the constructor made it, and "
+    "routes the model's load_weights through a transaction.",
+    upstream="vllm/model_executor/model_loader/reload records metadata too, but not state outside parameters.",
+    remove_when="vLLM's own reload is exact for tied, MoE and int8 models and for buckets that cut a fused layer.",
+)

@@ -1,0 +1,69 @@
+"""The models of this process whose weights FlashPatch looks after."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+import torch
+
+from flashpatch import ledger
+from flashpatch.patches.fp8.transaction import ManagedModel
+
+_models: weakref.WeakKeyDictionary[torch.nn.Module, ManagedModel] = weakref.WeakKeyDictionary()
+
+
+def add(model: torch.nn.Module, managed: ManagedModel) -> None:
+    """Look after ``model``: from now on its ``load_weights`` belongs to the transaction."""
+    original = model.load_weights
+    _models[model] = managed
+    model.load_weights = _shadow(managed, original)
+
+
+def get(model: torch.nn.Module) -> ManagedModel | None:
+    return _models.get(model)
+
+
+def all_models() -> list[ManagedModel]:
+    return list(_models.values())
+
+
+def changes() -> int:
+    """Grows with every change of state of any model."""
+    return sum(model.changes for model in all_models())
+
+
+def release() -> None:
+    """Give every model its own ``load_weights`` back."""
+    for model in list(_models):
+        vars(model).pop("load_weights", None)
+    _models.clear()
+
+
+def seal() -> None:
+    """The first loads are over."""
+    for managed in all_models():
+        managed.sealed()
+
+
+def unusable() -> ManagedModel | None:
+    """A model that may not generate, after complete but unfinished updates have been committed."""
+    for managed in all_models():
+        if managed.state != "ready":
+            managed.settle()
+        if not managed.may_generate:
+            return managed
+    return None
+
+
+def _shadow(managed: ManagedModel, original: Callable) -> Callable:
+    reference = weakref.ref(managed)
+
+    def load_weights(weights, *args, **kwargs):
+        """Load a bucket of weights as part of an update; ``partial=True`` also commits it."""
+        owner = reference()
+        result = owner.load(original, weights, *args, **kwargs)
+        ledger.note(policy_version=owner.version, updates=owner.version, policy_state=owner.state)
+        return result
+
+    return load_weights

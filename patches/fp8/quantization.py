@@ -1,0 +1,91 @@
+"""Engines opened without an explicit quantization get the family's precision."""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import Any
+
+import torch
+
+from flashpatch import engine, ledger
+from flashpatch.errors import PatchError
+from flashpatch.record import Contract, Patch
+
+
+def on_engine_config(original, self, *args: Any, **kwargs: Any):
+    """Around ``EngineArgs.create_engine_config``: choose the scheme before anything is built."""
+    engine.require("fp8")
+    ledger.role("driver")
+    options = engine.options("fp8")
+    if options["precision"] != "bf16" and self.quantization is None and not _excluded(self.model, options):
+        if not _has_own_quantization(self):
+            self.quantization = options["scheme"] or _default_scheme()
+    config = original(self, *args, **kwargs)
+    ledger.note(quantization=config.model_config.quantization)
+    return config
+
+
+def check_quantized(model: torch.nn.Module, model_config: Any) -> None:
+    """Refuse an engine whose quantization left every linear layer as it was.
+
+    Raises:
+        PatchError: a quantization is set and not one linear layer follows it.
+    """
+    from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+
+    if model_config.quantization is None:
+        return
+    linear = [m for m in model.modules() if isinstance(m, LinearBase)]
+    if linear and all(isinstance(m.quant_method, UnquantizedLinearMethod) for m in linear):
+        raise PatchError(
+            f"quantization={model_config.quantization!r} leaves all {len(linear)} linear layers of "
+            f"{type(model).__name__} unquantized",
+            patch=PATCH.id,
+            advice="Choose another scheme, for example fp8_per_channel.",
+        )
+
+
+def _default_scheme() -> str:
+    """vLLM's name of the online fp8 scheme that this platform can run."""
+    from vllm.platforms import current_platform
+
+    return "fp8_per_channel" if current_platform.is_cpu() else "fp8"
+
+
+def _excluded(model: str, options: Any) -> bool:
+    return any(fnmatch.fnmatch(model, pattern) for pattern in options["exclude"])
+
+
+def _has_own_quantization(args: Any) -> bool:
+    """Whether the checkpoint is quantized already (vLLM then follows its configuration)."""
+    from vllm.transformers_utils.config import get_config
+
+    config = get_config(
+        args.hf_config_path or args.model, args.trust_remote_code, args.revision, config_format=args.config_format
+    )
+    text = getattr(config, "text_config", config)
+    return any(getattr(c, "quantization_config", None) or getattr(c, "compression_config", None)
+               for c in (config, text))  # fmt: skip
+
+
+PATCH = Patch(
+    id="fp8.vllm.quantization",
+    targets=("vllm.engine.arg_utils:EngineArgs.create_engine_config",),
+    requires="vllm>=0.28",
+    wrapper=on_engine_config,
+    contract=Contract(
+        mentions=("self.model",),
+        exists=(
+            "vllm.transformers_utils.config:get_config",
+            "vllm.model_executor.layers.linear:LinearBase",
+            "vllm.model_executor.layers.linear:UnquantizedLinearMethod",
+        ),
+    ),
+    evidence="install",
+    scope=frozenset({"driver"}),
+    needs=("fp8.vllm.birth",),
+    tested=("0.31.0", "0.32.0"),
+    why="Rollout scripts open their engine in bf16; asking for online fp8 means editing each of them.",
+    how="Sets quantization where it is unset, the checkpoint is not quantized and the model is not excluded.",
+    remove_when="never: this is the switch itself.",
+)

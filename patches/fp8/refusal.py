@@ -1,0 +1,47 @@
+"""The client's side: a refused request raises, it does not return an empty answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashpatch.errors import PatchError
+from flashpatch.patches.fp8 import gate
+from flashpatch.record import Contract, Patch
+
+
+def on_process_outputs(original, self, engine_core_outputs, *args: Any, **kwargs: Any):
+    """Around ``OutputProcessor.process_outputs``.
+
+    An asynchronous client gets the error in the request's own queue; a synchronous one gets it from ``step``.
+    """
+    refused = [o for o in engine_core_outputs if str(o.stop_reason or "").startswith(gate.MARK)]
+    if not refused:
+        return original(self, engine_core_outputs, *args, **kwargs)
+    states = [self.request_states.get(output.request_id) for output in refused]
+    queues = [state.queue for state in states if state is not None and state.queue is not None]
+    error = PatchError(refused[0].stop_reason.removeprefix(gate.MARK).strip(), patch=gate.STEP.id)
+    for queue in queues:
+        queue.put(error)
+    result = original(self, engine_core_outputs, *args, **kwargs)
+    if len(queues) < sum(state is not None for state in states):
+        raise error
+    return result
+
+
+PATCH = Patch(
+    id="fp8.vllm.refusal",
+    targets=("vllm.v1.engine.output_processor:OutputProcessor.process_outputs",),
+    requires="vllm>=0.28",
+    wrapper=on_process_outputs,
+    contract=Contract(
+        params=("engine_core_outputs",),
+        mentions=("self.request_states.get", "req_state.queue.put"),
+    ),
+    evidence="fault",
+    scope=frozenset({"driver"}),
+    needs=("fp8.vllm.gate",),
+    tested=("0.31.0", "0.32.0"),
+    why="vLLM returns a request that ended in an error as an empty completion.",
+    how="Turns requests that the gate ended into an exception with the gate's reason.",
+    remove_when="the gate is gone.",
+)

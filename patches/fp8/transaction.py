@@ -1,0 +1,369 @@
+"""An update of one model's weights as a transaction.
+
+`ManagedModel` follows a model from its birth. The first load teaches it which (parameter, shard) pairs this
+rank expects. From then on every call of ``model.load_weights`` is part of an update: it opens one if none is
+open, loads into staged tensors, and processes each layer as soon as it is complete. `finish` ends it.
+
+States: ``loading`` (before the first load is over), ``ready``, ``open``, ``broken`` (a failed or incomplete
+update has left layers of several policies: nothing may be generated until a complete update).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from flashpatch.errors import PatchError
+from flashpatch.patches.fp8.coverage import Coverage
+from flashpatch.patches.fp8.fold import Plan
+from flashpatch.patches.fp8.layer import Layer
+from flashpatch.patches.fp8.owned import Ownership
+from flashpatch.patches.fp8.slots import Slot, record, storage_table
+from flashpatch.patches.fp8.watch import Names, Watch
+
+logger = logging.getLogger("flashpatch.fp8")
+
+PATCH = "fp8.vllm.update"
+_TOGETHER = 8  # complete layers that several ranks process after one agreement
+_SHOWN = 6  # names listed in a message before "and N more"
+
+
+@dataclass
+class Host:
+    """What the transaction needs from the engine around the model.
+
+    Attributes:
+        device: where the weights live.
+        process: post-processes one module as the engine's loader does.
+        deferred: whether a module is processed after all others.
+        context: entered around post-processing (default dtype, engine configuration).
+        finalize: called with the model once all layers are in place.
+        ranks: number of ranks that hold parts of this model and process it together.
+        agree: blocks until all ranks have called it and returns the first error any of them gave or
+            announced, or None.
+        announce: tells the other ranks of a failure without waiting for them.
+        refuse: why this engine cannot be updated at all, or None.
+        busy: whether requests are running.
+    """
+
+    device: torch.device
+    process: Callable[[torch.nn.Module], None]
+    deferred: Callable[[torch.nn.Module], bool]
+    context: Callable[[], AbstractContextManager]
+    finalize: Callable[[torch.nn.Module], None] = lambda model: None
+    ranks: int = 1
+    agree: Callable[[str | None], str | None] = lambda error: error
+    announce: Callable[[str], None] = lambda error: None
+    refuse: Callable[[], str | None] = lambda: None
+    busy: Callable[[], bool] = lambda: False
+
+
+@dataclass
+class Policy:
+    """Where a model's weights stand, as reported to the scheduler."""
+
+    state: str
+    version: int
+    missing: list[str] = field(default_factory=list)
+    error: str = ""
+
+
+class ManagedModel:
+    """One model whose weights can be updated in place.
+
+    Args:
+        model: the model, just constructed, nothing loaded.
+        host: see `Host`.
+        options: the family's options: ``atomic``, ``partial``, ``in_flight``.
+    """
+
+    def __init__(self, model: torch.nn.Module, host: Host, options: Mapping[str, Any]) -> None:
+        self.host = host
+        self.options = options
+        self.version = 0
+        self.changes = 0
+        self.state = "loading"
+        self.error = ""
+        self._lock = threading.Lock()
+        self._inside = False
+        self._plans: dict[Layer, Plan] = {}
+        self._queue: list[Layer] = []
+        self._discarded = False
+        self._call = 0  # number of the load_weights call under way
+        self._root = model
+        self.layers = _layers(model, host)
+        self._ownership = Ownership([layer.modules for layer in self.layers], model.modules())
+        for layer in self.layers:
+            layer.remember_birth(self._ownership)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "state":
+            super().__setattr__("changes", self.changes + 1)
+
+    # -- what the engine's doors call ------------------------------------------------------------------
+
+    @property
+    def inside_load(self) -> bool:
+        """Whether ``model.load_weights`` is running."""
+        return self._inside
+
+    def load(self, original: Callable[..., Any], weights: Iterable, **kwargs: Any) -> Any:
+        """Stand in for ``model.load_weights(weights)``: one bucket of an update, or the first load."""
+        if not self._lock.acquire(blocking=False):
+            raise self._problem("another update is loading into this model", "Send one update at a time.")
+        try:
+            self._inside = True
+            names = Names(weights)
+            if self.state == "loading":
+                return self._first_load(original, names, **kwargs)
+            return self._load_bucket(original, names, **kwargs)
+        finally:
+            self._inside = False
+            self._lock.release()
+
+    def sealed(self) -> None:
+        """The first load and its post-processing are over."""
+        if self.state == "loading":
+            self._ownership.learn([layer.modules for layer in self.layers])
+            self.state = "ready"
+
+    def begin(self) -> None:
+        """Open a fresh update, dropping what an unfinished one had staged."""
+        reason = self.host.refuse()
+        if reason:
+            raise self._problem(f"weights of this engine cannot be updated: {reason}", "Open a new engine on them.")
+        if self.options["in_flight"] == "refuse" and self.host.busy():
+            raise self._problem(
+                "requests are running, so the update is refused",
+                "Wait for them, or set the option in_flight to abort, recompute or keep.",
+            )
+        if self._discarded and self.options["atomic"] == "model":
+            raise self._problem(
+                "sleep level 2 discarded the weights, so atomic='model' has nothing to fall back to",
+                "Use atomic='layer' for the update after a level 2 sleep.",
+            )
+        self._drop()
+        self.state = "open"
+
+    def finish(self, partial: bool | None = None) -> None:
+        """Commit the open update; nothing if none is open.
+
+        Args:
+            partial: accept that some layers were not sent at all; None means the family's option.
+
+        Raises:
+            PatchError: something is missing; it is named.
+        """
+        if self.state == "broken" and self.error:
+            raise self._problem(self.error, "Send a complete update.")
+        if self.state != "open":
+            return
+        partial = self.options["partial"] if partial is None else partial
+        missing = self._missing(partial and not self._discarded)
+        with self._failing(), torch.no_grad():
+            self._agree(f"the update is incomplete: {_list(missing)} did not come" if missing else None)
+            for layer in self.layers:
+                if layer.deferred and not layer.processed_in:
+                    self._process(layer)
+            for plan in self._plans.values():
+                plan.apply()
+            with self.host.context():
+                self.host.finalize(self._root)
+        self._drop()
+        self._discarded = False
+        self.version += 1
+        self.state, self.error = "ready", ""
+
+    def settle(self) -> None:
+        """Before a step: commit an update that is complete but was never finished by its sender."""
+        if self.state == "open" and not self._missing(self.options["partial"]):
+            self.finish()
+
+    def discarded(self) -> None:
+        """The weights are gone (sleep level 2): nothing may be generated before a complete update."""
+        self._drop()
+        self._discarded = True
+        self.state, self.error = "broken", "sleep level 2 discarded the weights and no complete update has come since"
+
+    def policy(self) -> Policy:
+        missing = self._missing(self.options["partial"]) if self.state == "open" else []
+        return Policy(self.state, self.version, missing[:_SHOWN], self.error)
+
+    @property
+    def may_generate(self) -> bool:
+        """Whether the live weights are one whole policy."""
+        return self.state == "ready" or (self.state == "open" and self.options["atomic"] == "model")
+
+    # -- loading ---------------------------------------------------------------------------------------
+
+    def _first_load(self, original: Callable, names: Names, **kwargs: Any) -> Any:
+        """Run the engine's own first load and learn what it writes."""
+        slots = [slot for layer in self.layers for slot in layer.slots]
+        held = {id(slot): slot.live() for slot in slots}
+        for slot in slots:
+            if slot.expected is None:
+                slot.expected = Coverage(slot.shape, slot.stride, slot.offset)
+        table = storage_table(slots, lambda slot: held[id(slot)])
+        with Watch(table, lambda slot, view: slot.expected.add(view, names.current)):
+            return original(names, **kwargs)
+
+    def _load_bucket(self, original: Callable, names: Names, partial: bool | None = None, **kwargs: Any) -> Any:
+        if self.state != "open":
+            self.begin()
+        self._call += 1
+        with self._failing(names), torch.no_grad():
+            result = self._load_staged(original, names, **kwargs)
+        if partial:
+            self.finish(partial=True)
+        return result
+
+    def _load_staged(self, original: Callable, names: Names, **kwargs: Any) -> Any:
+        owner = {id(slot): layer for layer in self.layers for slot in layer.slots}
+        guarded = _live_storages(self._root)
+        incomplete: dict[Layer, None] = {}  # layers written in this call and not complete yet, in order
+
+        def on_write(slot: Slot, view: torch.Tensor) -> None:
+            layer = owner[id(slot)]
+            if layer.processed_in == self._call:
+                raise self._problem(f"{names.current or slot.name} came twice in one update", "Send each tensor once.")
+            if layer.processed_in:
+                self._restart(names.current or slot.name)
+            layer.opened_in = layer.opened_in or self._call
+            slot.coverage.add(view, names.current)
+            incomplete[layer] = None
+
+        def pass_on() -> Iterator[tuple[str, torch.Tensor]]:
+            for item in names:
+                yield item
+                self._take_complete(incomplete)
+
+        with ExitStack() as stack:
+            for layer in self.layers:
+                stack.callback(layer.leave)
+                layer.enter()
+            slots = [slot for layer in self.layers for slot in layer.slots]
+            table = storage_table(slots, lambda slot: slot.tensor)
+            stack.enter_context(Watch(table, on_write, Slot.touch, guarded))
+            result = original(pass_on(), **kwargs)
+            self._take_complete(incomplete)
+        self._process_queue()
+        return result
+
+    def _take_complete(self, incomplete: dict[Layer, None]) -> None:
+        """Queue the layers that have become complete; process the queue when it may not wait."""
+        for layer in [layer for layer in incomplete if layer.complete and not layer.deferred]:
+            del incomplete[layer]
+            self._queue.append(layer)
+        if self.host.ranks == 1 or len(self._queue) >= _TOGETHER:
+            self._process_queue()
+
+    def _process_queue(self) -> None:
+        """Process the complete layers, once every rank says it has come as far as this one."""
+        if self.host.ranks > 1:
+            self._agree(None)
+        for layer in self._queue:
+            self._process(layer)
+        self._queue.clear()
+
+    def _process(self, layer: Layer) -> None:
+        with _disable_current_modes(), self.host.context():
+            plan = layer.process(self._ownership, self.host.process)
+            if self.options["atomic"] == "layer":
+                plan.apply()
+            else:
+                self._plans[layer] = plan
+        layer.release()
+        layer.processed_in = self._call or 1
+
+    def _restart(self, name: str) -> None:
+        """A tensor of a layer that is already in place came again: a new update has begun."""
+        logger.warning("%s came again: taking it as the start of a new update", name)
+        for layer in self.layers:
+            if max(layer.opened_in, layer.processed_in) != self._call or layer.opened_in != self._call:
+                layer.reset()
+                self._plans.pop(layer, None)
+
+    # -- outcome ---------------------------------------------------------------------------------------
+
+    def _missing(self, partial: bool) -> list[str]:
+        waiting = [layer for layer in self.layers if not layer.processed_in]
+        return [name for layer in waiting if layer.touched or not partial for name in layer.missing()]
+
+    def _agree(self, error: str | None) -> None:
+        """Raise, on every rank, the first error of any."""
+        verdict = self.host.agree(error) if self.host.ranks > 1 else error
+        if verdict:
+            raise self._problem(verdict, "Send a complete update.")
+
+    @contextmanager
+    def _failing(self, names: Names | None = None) -> Iterator[None]:
+        """Within, any exception abandons the update; it is raised on with a note of what follows."""
+        try:
+            yield
+        except BaseException as error:
+            self.host.announce(f"{type(error).__name__}: {error}")
+            self._drop()
+            if self.options["atomic"] == "layer":
+                self.state, self.error = "broken", f"the last update failed: {error}"
+                after = "generation is refused until a complete update"
+            else:
+                self.state, after = "ready", "the old policy stays in place, unchanged"
+            at = f" at {names.current}" if names is not None and names.current else ""
+            error.add_note(f"[flashpatch: {PATCH}] weight update abandoned{at}; {after}.")
+            raise
+
+    def _drop(self) -> None:
+        self._plans.clear()
+        self._queue.clear()
+        self._call = 0
+        for layer in self.layers:
+            layer.reset()
+
+    def _problem(self, problem: str, advice: str) -> PatchError:
+        return PatchError(problem, patch=PATCH, target=type(self._root).__name__, advice=advice)
+
+
+def _layers(model: torch.nn.Module, host: Host) -> list[Layer]:
+    """Group the model's modules into layers: modules that share memory belong together."""
+    modules = dict(model.named_modules())
+    slots = record(modules, host.device)
+    group: dict[int, set[int]] = {}
+    by_storage: dict[int, int] = {}
+    for slot in slots:
+        first = by_storage.setdefault(id(slot.storage), id(slot.module))
+        merged = group.setdefault(first, {first}) | group.setdefault(id(slot.module), {id(slot.module)})
+        group.update(dict.fromkeys(merged, merged))
+    layers, placed = [], set()
+    for module in modules.values():
+        if id(module) in placed:
+            continue
+        members = group.get(id(module), {id(module)})
+        placed |= members
+        together = [m for m in modules.values() if id(m) in members] if len(members) > 1 else [module]
+        own = [slot for slot in slots if id(slot.module) in members]
+        deferred = any(host.deferred(m) for m in together)
+        if own or deferred:
+            layers.append(Layer(together, own, deferred))
+    return layers
+
+
+def _live_storages(model: torch.nn.Module) -> dict[int, str]:
+    """Storage identity to name, for every parameter and buffer with memory of its own."""
+    storages = {}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if not hasattr(tensor, "__tensor_flatten__"):
+            storages[tensor.untyped_storage()._cdata] = name
+    return storages
+
+
+def _list(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
