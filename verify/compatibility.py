@@ -1,6 +1,7 @@
-"""Write the compatibility page: ``python -m flashpatch.verify.compatibility PATH... > docs/compatibility.md``.
+"""Write the compatibility page.
 
-Each path is a wheel, an sdist, an unpacked source or a site-packages. Nothing of them is imported.
+``python -m flashpatch.verify.compatibility PATH... > docs/compatibility.md``, where each path is a wheel, an
+sdist, an unpacked source or a site-packages. Nothing of them is imported.
 """
 
 from __future__ import annotations

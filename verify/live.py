@@ -10,6 +10,7 @@ from flashpatch.ledger_read import Expected, Row, Run, is_alive
 from flashpatch.record import Patch
 
 _ARRIVED = frozenset({"installed", "live", "displaced", "failed", "superseded"})
+_NOT_HERE = " is not installed"  # as the engine words it for a framework that is absent: nothing is due
 _COUNTER = {"update": "updates", "step": "steps"}
 
 
@@ -146,7 +147,7 @@ def _problems(
     word, detail = written["state"], written.get("detail") or "no reason given"
     if word in ("failed", "displaced"):
         yield f"{id} is {word}: {detail}"
-    elif word == "skipped":
+    elif word == "skipped" and not detail.endswith(_NOT_HERE):
         yield f"{id} is skipped: {detail}"
     elif patch is None or not (roles & patch.scope if patch.scope else roles):
         return

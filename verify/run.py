@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ class FamilyReport:
         return asdict(self)
 
 
-def selected(names: Iterable[str]) -> list[settings.Selection]:
+def selected(names: Sequence[str]) -> list[settings.Selection]:
     """One selection per family to verify: those named, else those that the environment switches on.
 
     Raises:
@@ -72,24 +72,31 @@ def verify(selection: settings.Selection, progress: Callable[[str], None]) -> Fa
     if not any(found.values()):
         progress(f"{choice.name}: no framework it patches is installed")
         return FamilyReport(family.name, choice.name, None, (), tuple(map(_not_installed, family.patches)))
-    nonce = f"verify-{secrets.token_hex(8)}"
     workdir = Path(tempfile.mkdtemp(prefix="flashpatch-verify-"))
-    with _environment(selection, nonce, workdir / "ledger"):
-        proofs = list(_observe(family, nonce, workdir, progress))
-        runs = [run for run in ledger.read(workdir / "ledger") if run.id == nonce]
-    run = runs[0] if runs else Run(nonce)
+    proofs, run = _probe(family, selection, workdir, progress)
     rows = [row for row in run.rows if row.pid != os.getpid()]
-    patches = {patch.id: patch for patch in family.patches if found[patch.id] is not None}
-    reports = [
+    reports = tuple(
         _not_installed(patch) if (owner := found[patch.id]) is None else _report(patch, owner, rows)
         for patch in family.patches
-    ]
-    proofs.append(_ledger_proof(family, live.judge(run, patches, [family.name]), rows))
+    )
+    known = {patch.id: patch for patch in family.patches if found[patch.id] is not None}
+    proofs.append(_ledger_proof(family, live.judge(run, known, [family.name]), rows))
     states = [report.state.word for report in reports if report.framework]
     ok = all(proof.ok for proof in proofs) and all(word in _GOOD for word in states)
     if ok:
         shutil.rmtree(workdir)
-    return FamilyReport(family.name, choice.name, ok, tuple(proofs), tuple(reports), "" if ok else str(workdir))
+    return FamilyReport(family.name, choice.name, ok, tuple(proofs), reports, "" if ok else str(workdir))
+
+
+def _probe(
+    family: Family, selection: settings.Selection, workdir: Path, progress: Callable[[str], None]
+) -> tuple[list[Proof], Run]:
+    """What the probes observed, and what the processes they started wrote under a nonce of its own."""
+    nonce = f"verify-{secrets.token_hex(8)}"
+    with _environment(selection, nonce, workdir / "ledger"):
+        proofs = list(_observe(family, nonce, workdir, progress))
+        written = {run.id: run for run in ledger.read(workdir / "ledger")}
+    return proofs, written.get(nonce, Run(nonce))
 
 
 def _observe(
@@ -103,7 +110,7 @@ def _observe(
         progress(f"{subject}: probing")
         began = time.monotonic()
         try:
-            proofs = probe(nonce, workdir)
+            proofs = probe(nonce, workdir) or [Proof(subject, "the probe observes", False, "it saw nothing")]
         except Exception as error:
             traceback.print_exc(file=sys.stderr)
             spent = time.monotonic() - began

@@ -106,11 +106,12 @@ def test_archive_members_cannot_leave_the_folder(tmp_path):
     assert not list(tmp_path.parent.rglob("escaped.py"))
 
 
-@pytest.mark.parametrize("make", [lambda path: path / "absent", lambda path: path, lambda path: path / "text"])
-def test_a_path_without_a_framework_is_an_error(tmp_path, make):
+@pytest.mark.parametrize("name", ["absent", "empty", "text"])
+def test_a_path_without_a_framework_is_an_error(tmp_path, name):
+    (tmp_path / "empty").mkdir()
     (tmp_path / "text").write_text("no archive")
-    with pytest.raises(ValueError, match=str(tmp_path)):
-        against([make(tmp_path)], [PATCH])
+    with pytest.raises(ValueError, match=str(tmp_path / name)):
+        against([tmp_path / name], [PATCH])
 
 
 def test_the_page(tmp_path):

@@ -62,6 +62,10 @@ def test_a_fault_counts_in_any_process(state):
     assert problem.startswith("process far:10: ")
 
 
+def test_an_absent_framework_is_no_fault():
+    assert problems(row("worker", patches={LOAD.id: entry("skipped", detail="toy is not installed")})) == []
+
+
 def test_superseded_is_fine():
     assert problems(row("worker", patches={LOAD.id: entry("superseded")}, updates=4)) == []
 
@@ -115,7 +119,8 @@ def expects(pid: int, *roles: str, host: str = "far", start: str = "") -> Expect
 
 def test_a_missing_process_is_named():
     report = judge(Run("r", [row(pid=1)], [expects(12, "worker")]), PATCHES)
-    assert report.problems[0].startswith("worker far:12: wrote no row, though process 1 expected one with fam")
+    [problem] = report.problems
+    assert problem.startswith("worker far:12: wrote no row, though process 1 expected one with fam")
     missing = report.processes[-1]
     assert (missing.present, missing.alive) == (False, None)
 

@@ -1,0 +1,105 @@
+"""A throw-away framework and a third-party family for it, both installed as a user's would be."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ENGINE = '''
+class Engine:
+    policy = 0
+
+    def update(self, policy):
+        self.policy = policy
+        return policy
+
+    def generate(self):
+        return self.policy
+'''
+
+FAMILY = '''
+import os, subprocess, sys
+from flashpatch import ledger
+from flashpatch.proof import Proof
+from flashpatch.record import Contract, Family, Patch
+
+JOB = """
+import os, subprocess, sys
+from toyfw.engine import Engine
+engine = Engine()
+engine.update(41)
+print(engine.generate())
+"""
+
+def update(original, engine, policy):
+    ledger.role("worker")
+    ledger.note(updates=ledger.notes().get("updates", 0) + 1)
+    return original(engine, policy + 1)
+
+def probe(nonce, workdir):
+    command = [sys.executable, "-c", os.environ.get("TOY_JOB", JOB)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    said = done.stdout.strip()
+    return [Proof("toy", "the update adds one", said == "42", said)]
+
+def patch(what, target, **fields):
+    return Patch(id=f"toy.toyfw.{what}", targets=(target,), requires="toyfw>=1", scope=frozenset({"worker"}),
+                 why="", how="", remove_when="", tested=("1.0",), **fields)
+
+FAMILY = Family("toy", "adds one", (
+    patch("update", "toyfw.engine:Engine.update", wrapper=update, evidence="update",
+          contract=Contract(params=("policy",))),
+    patch("fault", "toyfw.engine:Engine.generate", wrapper=lambda original, engine: original(engine),
+          evidence="fault"),
+), probe=probe)
+'''
+
+
+def _distribution(site: Path, name: str, version: str, record: str, entry_points: str = "") -> None:
+    info = site / f"{name}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (info / "RECORD").write_text(record)
+    (info / "entry_points.txt").write_text(entry_points)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A directory for PYTHONPATH with framework ``toyfw`` 1.0 and family ``toy``."""
+    site = tmp_path / "site"
+    (site / "toyfw").mkdir(parents=True)
+    (site / "toyfw" / "__init__.py").touch()
+    (site / "toyfw" / "engine.py").write_text(ENGINE)
+    (site / "toyfamily.py").write_text(FAMILY)
+    _distribution(site, "toyfw", "1.0", "toyfw/__init__.py,,\n")
+    _distribution(site, "toyfamily", "0", "", "[flashpatch.patches]\ntoy = toyfamily:FAMILY\n")
+    return site
+
+
+@pytest.fixture
+def run(site: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
+    """Run a Python program with the framework and the family installed and a ledger of its own."""
+
+    def run(*arguments: str, **env: str) -> subprocess.CompletedProcess:
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("FLASHPATCH")}
+        given = {"PYTHONPATH": str(site), "FLASHPATCH_LEDGER": str(tmp_path / "ledger"), "NO_COLOR": "1"}
+        return subprocess.run(
+            [sys.executable, *arguments],
+            env={**inherited, **given, "TMPDIR": str(tmp_path), **env},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    return run
+
+
+@pytest.fixture
+def verify(run) -> Callable[..., subprocess.CompletedProcess]:
+    """``flashpatch-verify`` with these arguments and variables."""
+    command = "import sys; from flashpatch.verify.cli import main; sys.exit(main(sys.argv[1:]))"
+    return lambda *arguments, **env: run("-c", command, *arguments, **env)

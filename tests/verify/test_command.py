@@ -1,0 +1,203 @@
+"""The command from end to end, on a small framework in real processes, honest and sabotaged."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+JOB = """
+from toyfw.engine import Engine
+engine = Engine()
+engine.update(41)
+print(engine.generate())
+"""
+
+
+def flat(text: str) -> str:
+    """Table cells separated by one space."""
+    return " ".join(text.split())
+
+
+def test_a_live_family_passes(verify, tmp_path):
+    done = verify("toy", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    [family] = report["families"]
+    assert report["ok"] and family["ok"]
+    update, fault = family["patches"]
+    assert (update["state"]["word"], update["framework"], update["tested"]) == ("live", "toyfw 1.0", True)
+    assert update["evidence"].startswith("1 calls in worker ")
+    assert (fault["state"]["word"], fault["evidence"]) == ("live", update["evidence"])
+    assert "toy: probing" in done.stderr
+    assert not list(tmp_path.glob("flashpatch-verify-*"))
+
+
+def test_without_names_the_enabled_families_are_verified(verify):
+    assert "toy.toyfw.update" in verify(FLASHPATCH="toy").stdout
+    done = verify()
+    assert done.returncode == 2
+    assert "nothing is switched on" in done.stderr
+
+
+def test_plain_tables_when_piped(verify):
+    lines = verify("toy").stdout.splitlines()
+    assert lines[0] == "Patches"
+    assert lines[1].split() == ["patch", "state", "evidence", "framework", "tested"]
+    assert any(line.startswith("toy.toyfw.update  live(1 call)") for line in lines)
+
+
+def test_an_absent_framework(verify, site):
+    (site / "toyfw").rename(site / "elsewhere")
+    named = verify("toy")
+    assert named.returncode == 1
+    assert "skipped(toyfw is not installed)" in named.stdout
+    assert verify(FLASHPATCH="toy").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("sabotage", "job", "symptom"),
+    [
+        (
+            "the wrapper was removed",
+            JOB.replace("engine = ", "Engine.update = Engine.update.__wrapped__\nengine = "),
+            "displaced",
+        ),
+        (
+            "another tool displaced it",
+            JOB.replace("engine = ", "Engine.update = lambda self, policy: None\nengine = "),
+            "displaced",
+        ),
+        ("the wrapper was never called", "import toyfw.engine\nprint(42)", "installed, but never called"),
+        ("the module was never imported", "print(42)", "waiting"),
+        (
+            "the worker had no environment",
+            "import os, subprocess, sys\n"
+            "env = {k: v for k, v in os.environ.items() if not k.startswith('FLASHPATCH')}\n"
+            f"subprocess.run([sys.executable, '-c', {JOB!r}], env=env)",
+            "waiting",
+        ),
+        (
+            "nothing was started with the nonce",
+            "import os\nenv = {k: v for k, v in os.environ.items() if not k.startswith('FLASHPATCH')}\n"
+            f"import sys; os.execve(sys.executable, [sys.executable, '-c', {JOB!r}], env)",
+            "the update adds one failed",
+        ),
+    ],
+)
+def test_sabotage_is_caught(verify, tmp_path, sabotage, job, symptom):
+    done = verify("toy", TOY_JOB=job)
+    assert done.returncode == 1, sabotage
+    assert symptom in flat(done.stdout)
+    [kept] = tmp_path.glob("flashpatch-verify-*")
+    assert str(kept) in done.stderr
+
+
+def test_a_wrapper_that_does_nothing_is_caught(verify, site):
+    source = (site / "toyfamily.py").read_text()
+    (site / "toyfamily.py").write_text(source.replace("policy + 1", "policy"))
+    done = verify("toy")
+    assert done.returncode == 1
+    assert "the update adds one failed 41" in flat(done.stdout)
+
+
+def test_a_hook_that_raises_is_caught(verify, site):
+    source = (site / "toyfamily.py").read_text()
+    (site / "toyfamily.py").write_text(
+        source.replace("wrapper=update,", "apply=lambda site: 1 / 0, undo=print, wrapper=update,")
+    )
+    done = verify("toy")
+    assert done.returncode == 1
+    assert "failed(ZeroDivisionError" in done.stdout
+
+
+def test_a_contract_that_drifted_is_caught(verify, site):
+    source = (site / "toyfw" / "engine.py").read_text()
+    (site / "toyfw" / "engine.py").write_text(source.replace("policy)", "weights)"))
+    done = verify("toy")
+    assert done.returncode == 1
+    assert "no longer takes 'policy' (toyfw/engine.py:5)" in done.stdout
+
+
+def test_a_probe_that_raises_fails(verify, site):
+    source = (site / "toyfamily.py").read_text()
+    head = "def probe(nonce, workdir):"
+    (site / "toyfamily.py").write_text(source.replace(head, f"{head}\n    raise OSError('no engine')"))
+    done = verify("toy")
+    assert done.returncode == 1
+    assert "OSError: no engine" in done.stdout
+
+
+def test_a_probe_that_observes_nothing_fails(verify, site):
+    source = (site / "toyfamily.py").read_text()
+    (site / "toyfamily.py").write_text(source.replace("return [Proof(", "return [] and [Proof("))
+    assert verify("toy").returncode == 1
+
+
+def test_wrong_use(verify, tmp_path):
+    assert verify("toi").returncode == 2
+    assert "toy" in verify("toi").stderr
+    assert verify("--nonsense").returncode == 2
+    assert verify("--live", str(tmp_path / "absent")).returncode == 2
+    assert verify("--against", str(tmp_path / "absent")).returncode == 2
+
+
+def test_live_judges_a_finished_job(run, verify):
+    assert run("-c", JOB, FLASHPATCH="toy").stdout == "42\n"
+    done = verify("--live", "--json")
+    assert done.returncode == 0, done.stdout
+    [process] = json.loads(done.stdout)["processes"]
+    assert process["roles"] == ["worker"] and process["alive"] is False
+    assert process["patches"]["toy.toyfw.update"]["calls"] == 1
+
+
+def test_live_names_the_process_that_the_environment_did_not_reach(run, verify):
+    driver = """
+import os, subprocess, sys
+from flashpatch import ledger
+env = {k: v for k, v in os.environ.items() if not k.startswith("FLASHPATCH")}
+child = subprocess.Popen([sys.executable, "-c", "import toyfw.engine"], env=env)
+ledger.expect(child.pid, roles=["worker"], families=["toy"])
+print(child.pid)
+child.wait()
+"""
+    pid = run("-c", driver, FLASHPATCH="toy").stdout.strip()
+    done = verify("--live")
+    assert done.returncode == 1
+    assert f":{pid}: wrote no row" in done.stdout
+    assert "missing" in done.stdout
+
+
+def test_live_chooses_a_run(run, verify):
+    for name in ("first", "second"):
+        run("-c", JOB, FLASHPATCH="toy", FLASHPATCH_RUN=name)
+    assert verify("--live").stdout.startswith("Run second\n")
+    assert verify("--live", "--run", "first").stdout.startswith("Run first\n")
+    assert verify("--run", "third").returncode == 2
+
+
+def test_live_without_any_process(verify):
+    done = verify("toy", "--live")
+    assert done.returncode == 1
+    assert "no process has written" in done.stderr
+
+
+def test_live_on_a_directory(run, verify, tmp_path):
+    run("-c", JOB, FLASHPATCH="toy")
+    done = verify("--live", str(tmp_path / "ledger"), FLASHPATCH_LEDGER=str(tmp_path / "other"))
+    assert done.returncode == 0
+
+
+def test_against_installed_sources(verify, site: Path):
+    done = verify("toy", "--against", str(site), "--json")
+    assert done.returncode == 0, done.stderr
+    assert [cell["verdict"] for cell in json.loads(done.stdout)["cells"]] == ["holds", "holds"]
+    (site / "toyfw" / "engine.py").write_text("class Engine: ...")
+    assert verify("toy", "--against", str(site)).returncode == 1
+
+
+@pytest.mark.parametrize("arguments", [["toy"], ["toy", "--live"], ["--against", "site"]])
+def test_no_report_imports_torch(run, site, arguments):
+    (site / "torch.py").touch()
+    program = "import sys; from flashpatch.verify.cli import main; main(sys.argv[1:]);"
+    done = run("-c", f"{program} print('torch' in sys.modules)", *arguments, FLASHPATCH="toy")
+    assert done.stdout.endswith("False\n"), done.stderr
