@@ -73,6 +73,7 @@ def _family(family: Family) -> dict[str, Any]:
             for name, option in family.options.items()
         },
         "patches": [patch.id for patch in family.patches],
+        "refuses": list(family.refuses),
     }
 
 

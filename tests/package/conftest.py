@@ -16,7 +16,7 @@ import pytest
 TREE = Path(__file__).parents[2]
 LENT = ("packaging", "rich", "markdown-it-py", "mdurl", "Pygments", "wrapt", "setuptools")
 NOT_SOURCES = shutil.ignore_patterns(
-    ".git", ".venv*", ".demo", "build", "dist", "*.egg-info", "__pycache__", ".pytest_cache", ".hypothesis"
+    ".git", ".venv*", ".demo", "build", "dist", "*.egg-info", "__pycache__", ".hypothesis", ".*_cache"
 )
 
 

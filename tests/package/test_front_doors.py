@@ -10,6 +10,7 @@ TREE = Path(__file__).parents[2]
 GROUPS = ("vllm.general_plugins", "sglang.srt.plugins", "verl.plugins")
 OURS = "import sys; print(sorted(name for name in sys.modules if name.partition('.')[0] == 'flashpatch'))"
 HEAVY = "import sys; print(sorted({'wrapt', 'rich', 'packaging', 'torch', 'vllm'} & set(sys.modules)))"
+HOOKS = "print([finder for finder in sys.meta_path if type(finder).__module__ == 'flashpatch.pth'])"
 STARTED = "import sys; print('flashpatch.bootstrap' in sys.modules)"
 
 
@@ -22,6 +23,21 @@ def test_off_means_nothing_of_ours_is_imported(kind: str, env: dict[str, str], r
 @pytest.mark.parametrize("kind", ["installed", "editable"])
 def test_the_pth_starts_flashpatch(kind: str, request) -> None:
     assert request.getfixturevalue(kind).python(STARTED, FLASHPATCH="fp8") == "True"
+
+
+def test_the_pth_waits_for_paths_that_later_files_add(wheel: Path, new_environment) -> None:
+    """Our dependencies may come from a directory that a later ``.pth`` adds."""
+    environment = new_environment()
+    environment.pip("install", "--no-deps", wheel)
+    (environment.site / "lent.pth").rename(environment.site / "zzz.pth")
+    code = f"import sys; print('wrapt' in sys.modules); {HOOKS}"
+    assert environment.python(code, FLASHPATCH="fp8").splitlines() == ["True", "[]"]
+
+
+def test_an_error_at_the_start_is_printed_and_python_goes_on(installed) -> None:
+    done = installed.run("python", "-c", "print('on')", FLASHPATCH="nonsense", FLASHPATCH_STRICT="1")
+    assert (done.returncode, done.stdout) == (0, "on\n")
+    assert "nonsense" in done.stderr
 
 
 def test_every_door_leads_to_one_function() -> None:

@@ -1,0 +1,38 @@
+"""What ``flashpatch.pth`` calls: `flashpatch.bootstrap.start`, as soon as every ``.pth`` file has been read.
+
+Earlier, directories that later files and later site-packages add are missing from ``sys.path``, and with them
+perhaps our dependencies, a framework or somebody's patches. Python 3.15 waits by itself for ``.start`` files.
+"""
+
+import builtins
+import sys
+from importlib.util import find_spec
+
+
+class _EndOfSite:
+    """A finder that sees `site` import ``sitecustomize``, which it does when it is done with paths."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "sitecustomize":
+            return None
+        sys.meta_path.remove(self)
+        _start()
+        return find_spec(name)  # by the other finders: the import under way skips one, now that we are gone
+
+
+def start_after_site() -> None:
+    """Start when `site` has finished with paths; at once when it has, and this is a later ``addsitedir``."""
+    if hasattr(builtins, "quit"):  # the first thing that site does after the last path
+        _start()
+    else:
+        sys.meta_path.insert(0, _EndOfSite())
+
+
+def _start() -> None:
+    """Report an error as Python does for a ``.pth`` file: printed, and the interpreter goes on."""
+    from flashpatch.bootstrap import start
+
+    try:
+        start()
+    except Exception:
+        sys.excepthook(*sys.exc_info())

@@ -1,0 +1,221 @@
+"""The command ``flashpatch`` as a user runs it: in a process of its own, its output read back.
+
+The patches are those of a throw-away distribution, so that nothing here depends on a framework.
+"""
+
+import json
+import os
+import pty
+import subprocess
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from flashpatch.record import Family, Patch
+
+TOY = """
+from flashpatch import Contract, Family, Option, Patch
+
+def wrapper(original, *args, **kwargs):
+    return original(*args, **kwargs)
+
+def patch(what, **changes):
+    record = dict(id=what, targets=("packaging.version:parse",), requires="packaging>=20", wrapper=wrapper,
+                  why="because", how="so", remove_when="never")
+    return Patch(**{**record, **changes})
+
+fits = patch("toy.packaging.fits", contract=Contract(params=("version",)))
+FAMILY = Family("toy", "a toy", (fits,), names={"loud": {"volume": 11}},
+                options={"volume": Option(5, "how loud", kind=int), "pitch": Option("low", "how high")})
+DRIFTED = Family("drifted", "one of two drifted",
+                 (patch("drifted.packaging.well"),
+                  patch("drifted.packaging.ill", contract=Contract(params=("nonsense",)))))
+"""
+ENTRY_POINTS = "[flashpatch.patches]\ntoy = toy:FAMILY\ndrifted = toy:DRIFTED\n"
+
+
+@pytest.fixture(scope="module")
+def toys(new_environment, wheel: Path):
+    """An environment with the wheel and a distribution that brings the families ``toy`` and ``drifted``."""
+    environment = new_environment()
+    environment.pip("install", "--no-deps", wheel)
+    info = environment.site / "toy-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    (environment.site / "toy.py").write_text(TOY)
+    return environment
+
+
+def read(done: subprocess.CompletedProcess[str], code: int = 0):
+    assert done.returncode == code, done.stderr
+    return json.loads(done.stdout)
+
+
+def listed(toys, code: int = 0, **env: str) -> dict[str, dict]:
+    found = read(toys.run("flashpatch", "list", "--json", **env), code)["patches"]
+    return {patch["id"]: patch for patch in found if patch["family"] in ("toy", "drifted")}
+
+
+class TestList:
+    def test_contracts_are_checked_and_nothing_is_on(self, toys) -> None:
+        found = listed(toys)
+        assert {patch["state"] for patch in found.values()} == {"disabled"}
+        assert found["toy.packaging.fits"]["contract"] == "holds"
+        assert found["toy.packaging.fits"]["installed"].startswith("packaging ")
+        assert found["toy.packaging.fits"]["tested"] is False
+        assert "nonsense" in found["drifted.packaging.ill"]["contract"]
+
+    def test_what_is_on_waits(self, toys) -> None:
+        assert listed(toys, FLASHPATCH="loud")["toy.packaging.fits"]["state"] == "waiting"
+
+    def test_one_that_does_not_fit_takes_its_family_along_and_fails_the_command(self, toys) -> None:
+        found = listed(toys, code=1, FLASHPATCH="drifted")
+        assert found["drifted.packaging.ill"]["state"] == "skipped"
+        assert found["drifted.packaging.well"]["detail"] == "family: drifted.packaging.ill failed"
+
+    def test_a_wrong_name_is_reported_with_the_nearest(self, toys) -> None:
+        done = toys.run("flashpatch", "list", FLASHPATCH="tyo")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "Did you mean 'toy'?" in done.stderr
+
+
+class TestShow:
+    def test_every_field_of_the_record(self, toys) -> None:
+        shown = set(read(toys.run("flashpatch", "show", "toy.packaging.fits", "--json")))
+        code_only = {"wrapper", "apply", "undo", "native", "probe"}
+        renamed = {"contract", "tested"}
+        assert shown >= {field.name for field in fields(Patch)} - code_only
+        assert shown >= {"contract_params", "contract_exists", "contract_mentions", "contract_fingerprints"}
+        assert shown >= renamed | {"family", "framework", "installed", "state", "target", "tested_versions"}
+
+    @pytest.mark.parametrize("name", ["toy", "loud"])
+    def test_a_family_by_any_of_its_names(self, name: str, toys) -> None:
+        shown = read(toys.run("flashpatch", "show", name, "--json"))
+        assert shown["family"] == "toy"
+        assert shown["names"] == {"toy": {}, "loud": {"volume": 11}}
+        assert shown["options"]["volume"] == {"default": 5, "choices": [], "help": "how loud"}
+        code_only = {"too_late", "probe", "name"}
+        assert set(shown) >= {field.name for field in fields(Family)} - code_only
+
+    def test_an_unknown_id_is_wrong_usage(self, toys) -> None:
+        done = toys.run("flashpatch", "show", "toy.packaging.fit")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "'toy.packaging.fits'" in done.stderr
+
+
+class TestEnv:
+    @staticmethod
+    def settings(toys, **env: str) -> dict[str, tuple[object, str]]:
+        found = read(toys.run("flashpatch", "env", "--json", **env))["settings"]
+        return {setting["name"]: (setting["value"], setting["source"]) for setting in found}
+
+    def test_every_variable_is_explained(self, toys) -> None:
+        from flashpatch.forward import VARIABLES
+
+        shown = read(toys.run("flashpatch", "env", "--json", FLASHPATCH="toy"))["variables"]
+        assert {variable["name"] for variable in shown} == set(VARIABLES)
+        assert {v["name"]: v["value"] for v in shown if v["value"] is not None} == {"FLASHPATCH": "toy"}
+
+    def test_unset(self, toys) -> None:
+        assert self.settings(toys)["names"] == ([], "default")
+        assert self.settings(toys, FLASHPATCH="0")["names"] == ([], "FLASHPATCH")
+
+    def test_preset_over_config_over_default(self, toys, tmp_path: Path) -> None:
+        config = tmp_path / "mine.toml"
+        config.write_text('enable = ["loud"]\nstrict = true\n[toy]\nvolume = 3\npitch = "high"\n')
+        env = {"FLASHPATCH_CONFIG": str(config)}
+        found = self.settings(toys, FLASHPATCH="1", **env)
+        assert found["names"] == (["loud"], str(config))
+        assert found["strict"] == (True, str(config))
+        assert found["toy.volume"] == (11, "name 'loud'")
+        assert found["toy.pitch"] == ("high", str(config))
+        found = self.settings(toys, FLASHPATCH="toy", FLASHPATCH_STRICT="0", **env)
+        assert found["names"] == (["toy"], "FLASHPATCH")
+        assert found["strict"] == (False, "FLASHPATCH_STRICT")
+        assert found["toy.volume"] == (3, str(config))
+        assert self.settings(toys, FLASHPATCH="toy")["toy.pitch"] == ("low", "default")
+
+    def test_what_a_parent_resolved_counts_for_its_own_value_only(self, toys) -> None:
+        resolved = {"from": "toy", "names": ["toy"], "options": {"toy": {"volume": 7}}, "strict": False}
+        env = {"FLASHPATCH_RESOLVED": json.dumps(resolved)}
+        assert self.settings(toys, FLASHPATCH="toy", **env)["toy.volume"] == (7, "FLASHPATCH_RESOLVED")
+        assert self.settings(toys, FLASHPATCH="loud", **env)["toy.volume"] == (11, "name 'loud'")
+
+
+class TestStatus:
+    @pytest.fixture
+    def ledger(self, tmp_path: Path) -> Path:
+        return tmp_path / "ledger"
+
+    def test_no_run(self, toys, ledger: Path) -> None:
+        done = toys.run("flashpatch", "status", "--ledger", ledger)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert str(ledger) in done.stderr
+
+    def test_a_job_is_found_behind_runs_of_our_own_commands(self, toys, ledger: Path) -> None:
+        env = {"FLASHPATCH": "toy", "FLASHPATCH_LEDGER": str(ledger)}
+        toys.python("from packaging.version import parse; parse('1')", FLASHPATCH_RUN="job", **env)
+        toys.run("flashpatch", "list", **env)
+        found = read(toys.run("flashpatch", "status", "--json", **env))
+        assert found["run"] == "job"
+        (row,) = found["rows"]
+        assert row["patches"]["toy.packaging.fits"]["state"] == "live"
+        assert (row["alive"], found["missing"]) == (False, [])
+        assert "job" in toys.run("flashpatch", "status", "--ledger", ledger).stdout
+
+    def test_a_patch_that_does_not_act_fails_the_command(self, toys, ledger: Path) -> None:
+        env = {"FLASHPATCH": "drifted", "FLASHPATCH_LEDGER": str(ledger)}
+        toys.run("python", "-c", "import packaging.version", **env)
+        found = read(toys.run("flashpatch", "status", "--json", "--ledger", ledger), code=1)
+        assert {patch["state"] for patch in found["rows"][0]["patches"].values()} == {"skipped"}
+
+    def test_a_process_that_never_reported_fails_the_command(self, toys, ledger: Path) -> None:
+        env = {"FLASHPATCH": "toy", "FLASHPATCH_LEDGER": str(ledger)}
+        toys.python("from flashpatch import ledger; ledger.expect(1, ['worker'], ['toy'])", **env)
+        done = toys.run("flashpatch", "status", "--ledger", ledger)
+        assert done.returncode == 1
+        assert "missing(expected by " in done.stdout
+
+
+class TestOutput:
+    @pytest.mark.parametrize("command", ["list", "env"])
+    def test_plain_text_into_a_pipe(self, command: str, toys) -> None:
+        done = toys.run("flashpatch", command)
+        assert done.returncode == 0
+        assert done.stdout.isascii() and "\x1b" not in done.stdout
+
+    @pytest.mark.parametrize("no_color", ["", "1"])
+    def test_a_table_on_a_terminal(self, no_color: str, toys) -> None:
+        output = on_terminal([toys.home / "bin/flashpatch", "list"], NO_COLOR=no_color, FLASHPATCH="toy")
+        assert "┃" in output and "waiting" in output
+        assert ("\x1b[33mwaiting" in output) != bool(no_color)  # yellow
+
+    @pytest.mark.parametrize("arguments", [[], ["lists"], ["list", "--jsn"], ["show"]])
+    def test_wrong_usage(self, arguments: list[str], toys) -> None:
+        assert toys.run("flashpatch", *arguments).returncode == 2
+
+    @pytest.mark.parametrize("command", ["list", "env", "status"])
+    def test_torch_is_never_imported(self, command: str, toys, tmp_path: Path) -> None:
+        for name in ("torch", "vllm"):
+            (tmp_path / f"{name}.py").write_text("raise SystemExit('caught importing it')")
+        env = {"PYTHONPATH": str(tmp_path), "FLASHPATCH": "toy", "FLASHPATCH_LEDGER": str(tmp_path)}
+        done = toys.run("flashpatch", command, **env)
+        assert "caught importing it" not in done.stdout + done.stderr
+
+
+def on_terminal(command: list[Path | str], **env: str) -> str:
+    """What a command prints when its output is a terminal."""
+    ours, theirs = pty.openpty()
+    env = {"PATH": os.environ["PATH"], "TERM": "xterm-256color", "COLUMNS": "200", "LANG": "C.UTF-8", **env}
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=env) as process:
+        os.close(theirs)
+        output = b""
+        try:
+            while chunk := os.read(ours, 65536):
+                output += chunk
+        except OSError:  # how Linux says that the other side is closed
+            pass
+        os.close(ours)
+    assert process.returncode == 0, output
+    return output.decode()
