@@ -83,7 +83,7 @@ def _lines(value: Any) -> list[str]:
         return [f"{name}: {_text(inner)}" for name, inner in value.items()] or ["-"]
     if isinstance(value, list):
         return [str(item) for item in value] or ["-"]
-    return ["-" if value in ("", None) else _text(value)]
+    return [_text(value)]
 
 
 def _text(value: Any) -> str:
@@ -91,4 +91,6 @@ def _text(value: Any) -> str:
         return ", ".join(f"{name}={_text(inner)}" for name, inner in value.items()) or "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return str(value)
+    if isinstance(value, list):
+        return " | ".join(map(str, value)) or "-"
+    return "-" if value in ("", None) else str(value)
