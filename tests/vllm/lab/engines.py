@@ -1,6 +1,6 @@
 """Open a real vLLM engine on a tiny model, ask it everything, compare two sets of answers.
 
-vLLM is imported by the functions, not by this module: a test file may import it in the test process.
+vLLM and numpy are imported by the functions: a test file imports this module where neither is installed.
 """
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import gc
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
-
-import numpy
+from typing import TYPE_CHECKING, Any
 
 from lab.models import VOCAB
+
+if TYPE_CHECKING:
+    import numpy
 
 DEFAULTS: Mapping[str, Any] = dict(
     dtype="bfloat16", max_model_len=256, max_num_seqs=8, enforce_eager=True, enable_prefix_caching=False,
@@ -89,6 +90,8 @@ def greedy(llm: Any, tokens: int = 16) -> list[list[int]]:
 
 def array(text: str) -> numpy.ndarray:
     """The float32 array [rows, VOCAB] behind a field of `answers`."""
+    import numpy
+
     return numpy.frombuffer(base64.b64decode(text), dtype=numpy.float32).reshape(-1, VOCAB)
 
 
@@ -108,6 +111,8 @@ class Difference:
 
 def difference(left: Mapping[str, Any], right: Mapping[str, Any]) -> Difference:
     """How far apart two `answers` are; `nan` counts the positions where either side is NaN."""
+    import numpy
+
     a, b = (numpy.concatenate([array(side[key]) for key in ("prompt_logprobs", "logprobs")]).astype(numpy.float64)
             for side in (left, right))
     nan = numpy.isnan(a) | numpy.isnan(b)
@@ -149,6 +154,8 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 def _dense(flat: Any, skip: int = 0) -> numpy.ndarray:
     """vLLM's flat logprobs as float32 [positions, VOCAB]; the first prompt position has none."""
+    import numpy
+
     rows = numpy.full((len(flat.start_indices) - skip, VOCAB), numpy.nan, dtype=numpy.float32)
     ids, values = numpy.asarray(flat.token_ids), numpy.asarray(flat.logprobs, dtype=numpy.float32)
     for row, start, end in zip(rows, flat.start_indices[skip:], flat.end_indices[skip:], strict=True):
@@ -157,4 +164,6 @@ def _dense(flat: Any, skip: int = 0) -> numpy.ndarray:
 
 
 def _text(rows: list[numpy.ndarray]) -> str:
+    import numpy
+
     return base64.b64encode(numpy.concatenate(rows).tobytes()).decode()

@@ -1,0 +1,6 @@
+"""The laboratory is a package beside the tests: `from lab import engines`, here and in the processes it starts."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
