@@ -4,12 +4,12 @@
 >>> flashpatch.enable("fp8")        # or FLASHPATCH=fp8 in the environment
 >>> print(flashpatch.status())
 
-Importing this package imports nothing else; each name below is loaded when first used.
+Importing this package imports nothing else, not even ``typing``; each name below is loaded when first used.
 """
 
 import sys
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from flashpatch.api import disable as disable
     from flashpatch.api import enable as enable
@@ -39,7 +39,7 @@ _HOMES = {
 __all__ = ["__version__", "patches", *_HOMES]  # noqa: PLE0604
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     from importlib import import_module
 
     if name == "patches":
@@ -58,7 +58,7 @@ def __dir__() -> list[str]:
 class _Patches(type(sys)):  # type: ignore[misc]
     """The package ``flashpatch.patches``, which holds the families and, called, lists their patches by id."""
 
-    def __call__(self) -> Any:
+    def __call__(self) -> object:
         from flashpatch.api import patches
 
         return patches()
@@ -67,7 +67,7 @@ class _Patches(type(sys)):  # type: ignore[misc]
 class _Package(type(sys)):  # type: ignore[misc]
     """This package. Importing ``flashpatch.patches`` binds that name here, where users expect a function."""
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name == "patches" and type(value) is type(sys):
             value.__class__ = _Patches
         super().__setattr__(name, value)

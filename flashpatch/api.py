@@ -8,8 +8,8 @@ from typing import Any
 
 from flashpatch import engine, log, registry, settings
 from flashpatch.errors import PatchError
+from flashpatch.patch_status import Status
 from flashpatch.record import Patch
-from flashpatch.status import Status
 
 _obeyed: tuple[int, str | None, str | None] | None = None
 """Process and environment that `start` last obeyed or that this module last exported."""

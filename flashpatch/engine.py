@@ -12,9 +12,9 @@ from flashpatch import ledger, meter, registry
 from flashpatch.errors import PatchError
 from flashpatch.group import Group, Member
 from flashpatch.machine import Machine
+from flashpatch.patch_status import PatchStatus
 from flashpatch.preflight import packages, present
 from flashpatch.record import State
-from flashpatch.status import PatchStatus
 
 machine = Machine()
 switching = threading.RLock()

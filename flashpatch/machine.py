@@ -205,8 +205,8 @@ class Machine:
                 patch=first.patch.id,
                 target=first.target or first.patch.targets[0],
                 version=str(first.installed) if first.installed else None,
-                advice=f"Install a version that meets {first.patch.requires}, or disable "
-                f"{group.family.name!r}: no patch of it acts on {group.framework}.",
+                advice=f"No patch of {group.family.name!r} acts on {group.framework} until that is resolved; "
+                f"switch {group.family.name!r} off to go on without.",
             )
         self._undo(group, _taken_along(group.refusal))
         for member, own in culprits:

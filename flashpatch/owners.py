@@ -9,13 +9,18 @@ from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, Wrapp
 from typing import Any
 
 
+def is_a(thing: Any, *kinds: type) -> bool:
+    """``isinstance`` that a proxy posing as what it wraps does not pass."""
+    return issubclass(type(thing), kinds)
+
+
 def underlying(raw: Any) -> Any:
     """The plain callable inside a class or static method, property or cached property; else ``raw``."""
-    if isinstance(raw, (classmethod, staticmethod)):
+    if is_a(raw, classmethod, staticmethod):
         return raw.__func__
-    if isinstance(raw, property):
+    if is_a(raw, property):
         return raw.fget
-    if isinstance(raw, functools.cached_property):
+    if is_a(raw, functools.cached_property):
         return raw.func
     return raw
 
@@ -23,9 +28,9 @@ def underlying(raw: Any) -> Any:
 def describe(raw: Any) -> str:
     """``module.qualname`` of the code that made an object, whatever ``functools.wraps`` copied onto it."""
     made = underlying(raw)
-    if isinstance(made, FunctionType):
+    if is_a(made, FunctionType):
         return f"{_home(made)}.{made.__code__.co_qualname}"
-    named = made if isinstance(made, type) else type(made)
+    named = made if is_a(made, type) else type(made)
     return f"{named.__module__}.{named.__qualname__}"
 
 
@@ -44,11 +49,11 @@ def foreign(raw: Any, module: str) -> str | None:
 
 def _home(made: Any) -> str:
     """Name of the module whose code made a callable."""
-    if isinstance(made, FunctionType):
+    if is_a(made, FunctionType):
         return made.__globals__.get("__name__", "")
-    if isinstance(made, type):
+    if is_a(made, type):
         return made.__module__
-    if isinstance(made, (BuiltinFunctionType, WrapperDescriptorType, MethodDescriptorType)):
+    if is_a(made, BuiltinFunctionType, WrapperDescriptorType, MethodDescriptorType):
         return getattr(made, "__objclass__", made).__module__ or ""
     return type(made).__module__
 
@@ -59,7 +64,7 @@ def _package(module: str) -> str:
 
 def _decorated(made: Any, package: str) -> bool:
     inner = inspect.unwrap(made) if callable(made) else made
-    if not isinstance(inner, FunctionType) or _package(_home(inner)) != package:
+    if not is_a(inner, FunctionType) or _package(_home(inner)) != package:
         return False
     code = inner.__code__
     first = linecache.getline(code.co_filename, code.co_firstlineno, inner.__globals__)

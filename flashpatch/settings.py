@@ -136,8 +136,9 @@ def _inherited(asked: str) -> Selection | None:
         data = json.loads(text)
         if data["from"] != asked:
             return None
-        chosen, values, strict = _one_per_family(data["names"]), dict(data["options"]), bool(data["strict"])
-    except (ValueError, TypeError, KeyError) as error:
+        chosen, strict = _one_per_family(data["names"]), bool(data["strict"])
+        values = {family: dict(table) for family, table in data["options"].items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise PatchError(
             f"FLASHPATCH_RESOLVED is not what FlashPatch writes ({type(error).__name__}: {error}).",
             advice="Unset it; FLASHPATCH is enough.",

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from flashpatch import bindings, owners
 from flashpatch.errors import PatchError
 from flashpatch.meter import Meter
+from flashpatch.owners import is_a
 from flashpatch.record import Patch
 
 Kind = Literal["function", "method", "classmethod", "staticmethod", "property", "class", "value"]
@@ -195,13 +196,13 @@ def _find(owner: Any, name: str) -> tuple[Any, Any]:
 
 
 def _kind(owner: Any, raw: Any) -> Kind:
-    if isinstance(raw, classmethod):
+    if is_a(raw, classmethod):
         return "classmethod"
-    if isinstance(raw, staticmethod):
+    if is_a(raw, staticmethod):
         return "staticmethod"
-    if isinstance(raw, (property, functools.cached_property)):
+    if is_a(raw, property, functools.cached_property):
         return "property"
-    if isinstance(raw, type):
+    if is_a(raw, type):
         return "class"
     if not callable(raw):
         return "value"
@@ -234,11 +235,11 @@ def _counted(original: Callable[..., Any], wrapper: Wrapper, meter: Meter) -> Ca
 
 def _dress(replacement: Callable[..., Any], raw: Any, owner: Any, name: str) -> Any:
     """``replacement`` as the same kind of descriptor as ``raw``."""
-    if isinstance(raw, (classmethod, staticmethod)):
+    if is_a(raw, classmethod, staticmethod):
         return type(raw)(replacement)
-    if isinstance(raw, property):
+    if is_a(raw, property):
         return type(raw)(replacement, raw.fset, raw.fdel, raw.__doc__)
-    if isinstance(raw, functools.cached_property):
+    if is_a(raw, functools.cached_property):
         cached = functools.cached_property(replacement)
         cached.__set_name__(owner, name)
         return cached

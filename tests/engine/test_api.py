@@ -1,0 +1,184 @@
+"""The four functions users call, and the families they find."""
+
+LATE = """
+from toykit import *
+def late():
+    import sys
+    return "A Thing exists already." if "fakefw.core" in sys.modules else None
+FAMILY = Family("toy", "", (patch("toy.fakefw.plain", "fakefw.core:plain"),), too_late=late)
+"""
+
+
+def test_status_prints_as_a_table_and_reads_as_a_mapping(toys):
+    toys.run("""
+        import flashpatch, fakefw.core as core
+        status = flashpatch.enable("toy")
+        assert status["toy.fakefw.plain"].state == flashpatch.State("installed")
+        core.plain(1)
+        status = flashpatch.status()
+        found = status["toy.fakefw.plain"]
+        assert (found.calls, found.target, found.version, found.tested, found.error) == (
+            1, "fakefw.core:plain", "fakefw-cpu 1.2.0", True, None
+        )
+        lines = str(status).splitlines()
+        assert repr(status) == str(status) and lines[0] == "flashpatch: toy on"
+        assert any(line.split() == "toy.fakefw.plain live(1 call) fakefw-cpu 1.2.0".split() for line in lines)
+        assert any(line.split() == ["other.fakefw.method", "disabled"] for line in lines)
+        from flashpatch.registry import patches
+        assert set(status) == set(patches()) and len(status) == len(patches())
+    """)
+
+
+def test_untested_version_is_said(toys):
+    toys.framework_version("1.3.0")
+    toys.run("""
+        import flashpatch, fakefw.core
+        assert "installed  fakefw-cpu 1.3.0 (untested)" in str(flashpatch.enable("toy"))
+    """)
+
+
+def test_too_late_warns_and_is_in_the_status(world):
+    world.families(LATE)
+    world.run("""
+        import warnings, flashpatch
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            flashpatch.enable("toy")
+            import fakefw.core as core
+            assert flashpatch.enable("toy").warnings == (), "on since before"
+            flashpatch.disable()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            status = flashpatch.enable("toy")
+        assert [(w.category, str(w.message)) for w in caught] == [(UserWarning, "A Thing exists already.")]
+        assert caught[0].filename == "<string>", "it points at the caller"
+        assert status.warnings == ("A Thing exists already.",) and "A Thing exists already." in str(status)
+        assert core.plain(1) == ("patched", 2)
+    """)
+
+
+def test_too_late_in_strict_mode_changes_nothing(world):
+    world.families(LATE)
+    world.run("""
+        import os, flashpatch, fakefw.core as core
+        before = dict(os.environ)
+        try:
+            flashpatch.enable("toy", strict=True)
+        except flashpatch.PatchError as error:
+            assert "A Thing exists already." in str(error)
+        else:
+            raise AssertionError
+        assert core.plain is core.BORN["plain"] and dict(os.environ) == before
+        assert flashpatch.status()["toy.fakefw.plain"].state.word == "disabled"
+    """)
+
+
+def test_enable_adds_to_what_the_environment_switched_on(toys):
+    toys.run(
+        """
+        import flashpatch
+        assert flashpatch.enable("other").names == ("toy", "other")
+        assert flashpatch.disable("toy").names == ("other",)
+    """,
+        FLASHPATCH="toy",
+    )
+
+
+def test_disable_of_what_is_off_is_no_error(toys):
+    toys.run("""
+        import flashpatch
+        assert flashpatch.disable("toy").names == flashpatch.disable().names == ()
+        import pathlib, os
+        assert not pathlib.Path(os.environ["FLASHPATCH_LEDGER"]).exists(), "nothing on, no row"
+    """)
+
+
+def test_public_names_and_lazy_import(toys):
+    toys.run("""
+        import sys, flashpatch
+        assert "flashpatch.api" not in sys.modules and "wrapt" not in sys.modules
+        for name in flashpatch.__all__:
+            if name != "patches":
+                assert getattr(flashpatch, name) is getattr(flashpatch, name)
+        assert set(flashpatch.__all__) <= set(dir(flashpatch))
+        from flashpatch import Contract, Family, Option, Patch, PatchError, disable, enable, status
+        try:
+            flashpatch.absent
+        except AttributeError as error:
+            assert "'absent'" in str(error)
+    """)
+
+
+def test_patches_is_a_package_and_a_function(toys):
+    toys.run("""
+        import importlib.util, flashpatch
+        if importlib.util.find_spec("flashpatch.patches"):
+            assert "toy.fakefw.plain" in flashpatch.patches()
+            import flashpatch.patches as package
+            from flashpatch import patches
+            assert "toy.fakefw.plain" in flashpatch.patches() == patches() == package()
+            assert package.__path__
+    """)
+
+
+def test_record_call_makes_a_registration_live(world):
+    world.families("""
+from toykit import *
+def apply(site):
+    site.module.BORN["mine"] = mine
+def undo(site):
+    del site.module.BORN["mine"]
+def mine():
+    from flashpatch import engine
+    engine.record_call("toy.fakefw.registry")
+FAMILY = Family("toy", "", (
+    patch("toy.fakefw.registry", "fakefw.core:BORN", wrapper=None, apply=apply, undo=undo),
+))
+""")
+    world.run("""
+        import flashpatch, fakefw.core as core
+        from flashpatch import engine
+        flashpatch.enable("toy")
+        assert flashpatch.status()["toy.fakefw.registry"].state.word == "installed"
+        core.BORN["mine"]()
+        assert str(flashpatch.status()["toy.fakefw.registry"].state) == "live(1 call)"
+        assert engine.snapshot()["patches"]["toy.fakefw.registry"] == {
+            "state": "live", "detail": "1 call", "calls": 1, "target": "fakefw.core:BORN", "tested": False
+        }
+        flashpatch.disable()
+        assert "mine" not in core.BORN and engine.snapshot()["patches"] == {}
+        try:
+            engine.record_call("toy.fakefw.absent")
+        except flashpatch.PatchError as error:
+            assert error.patch == "toy.fakefw.absent"
+    """)
+
+
+def test_a_broken_family_takes_no_other_along(toys):
+    toys.module("broken.py", "raise OSError('broken')\n")
+    toys.module("nothing.py", "")
+    toys.module(
+        "rooted.py",
+        """
+        from toykit import *
+        TWICE = Family("toy", "", ())
+        NAMES = Family("names", "", (), names={"other": {}})
+        ROOT = Family("root", "", (patch("root.fakefw.x", "fakefw:x"),))
+        BARE = Family("bare", "", (patch("bare.fakefw.x"),))
+    """,
+    )
+    entries = "[flashpatch.patches]\na = broken\nb = nothing\nz1 = rooted:TWICE\nz2 = rooted:NAMES\n"
+    toys.distribution("more", "1", {"entry_points.txt": entries + "z3 = rooted:ROOT\nz4 = rooted:BARE\n"})
+    toys.run("""
+        import flashpatch
+        from flashpatch import registry
+        assert {"toy", "other"} <= set(registry.families()) and "root" not in registry.families()
+        found = " | ".join(registry.problems().values())
+        for part in ("broken", "is no Family", "'toy' is taken", "'other' is taken", "a package root",
+                     "'bare.fakefw.x' has no target"):
+            assert part in found, found
+        try:
+            flashpatch.enable("nothing")
+        except flashpatch.PatchError as error:
+            assert "entry point a = broken: OSError: broken" in str(error)
+    """)

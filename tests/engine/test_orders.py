@@ -1,0 +1,77 @@
+"""Every order of import, enable, enable, disable, disable: patched or restored, never anything in between."""
+
+from itertools import permutations
+
+import pytest
+
+FAMILY = """
+from toykit import *
+
+def member(name, wrapper=patched):
+    return patch(f"kinds.fakefw.{name.split('.')[-1]}", f"fakefw.core:{name}", wrapper=wrapper)
+
+FAMILY = Family("kinds", "every kind of attribute", (
+    member("plain"),
+    member("later", patched_later),
+    member("Thing.method"),
+    member("Thing.build"),
+    member("Thing.static"),
+    member("Thing.prop"),
+    member("Thing.cached"),
+    member("Child.handed_down"),
+))
+"""
+
+SCENARIO = """
+import asyncio, sys
+import flashpatch
+
+def check(on):
+    import fakefw.core as core
+    def expect(got, plain):
+        assert got == (("patched", plain) if on else plain), (got, plain, on)
+    thing = core.Thing()
+    expect(core.plain(1), 2)
+    expect(asyncio.run(core.later(1)), 2)
+    expect(thing.method(1, by=2), 3)
+    expect(core.Thing.build(5), ("Thing", 5))
+    expect(thing.build(5), ("Thing", 5))
+    expect(core.Thing.static(1), 2)
+    expect(thing.prop, 1)
+    expect(thing.cached, 11)
+    expect(core.Child().handed_down(1), 2)
+    assert core.Base().handed_down(1) == 2 and thing.handed_down(1) == 2
+    if not on:
+        assert core.plain is core.BORN["plain"] and core.later is core.BORN["later"]
+        for name, value in vars(core.Thing).items():
+            assert value is core.BORN[f"Thing.{name}"], name
+        assert "handed_down" not in vars(core.Child)
+
+def step(word):
+    if word == "import":
+        import fakefw.core
+    else:
+        getattr(flashpatch, word)("kinds")
+
+on = False
+for word in ORDER:
+    step(word)
+    on = on if word == "import" else word == "enable"
+    words = {s.state.word for s in flashpatch.status().values() if s.id.startswith("kinds.")}
+    if "fakefw.core" not in sys.modules:
+        assert words == ({"waiting"} if on else {"disabled"}), words
+    else:
+        assert words <= ({"installed", "live"} if on else {"disabled"}), words
+        check(on)
+        if on:
+            counted = {s.id: s.calls for s in flashpatch.status().values() if s.id.startswith("kinds.")}
+            assert all(counted.values()), counted
+"""
+
+ORDERS = sorted(set(permutations(("import", "enable", "enable", "disable", "disable"))))
+
+
+@pytest.mark.parametrize("order", ORDERS, ids="-".join)
+def test_order(world, order):
+    world.families(FAMILY)
+    world.run(f"ORDER = {order!r}\n{SCENARIO}")

@@ -1,0 +1,261 @@
+"""What a replacement looks like from outside: bindings, signature, pickling, stacking, ownership."""
+
+import pytest
+
+
+def test_bindings_made_before_and_after_are_replaced_and_restored(toys):
+    toys.run("""
+        import sys, types
+        from fakefw.core import plain as mine
+        import fakefw.user, flashpatch
+        flashpatch.enable("toy")
+        assert mine(1) == fakefw.user.plain(1) == ("patched", 2)
+        late = types.ModuleType("late")
+        sys.modules["late"] = late
+        exec("from fakefw.core import plain", vars(late))
+        assert late.plain(1) == ("patched", 2)
+        flashpatch.disable()
+        assert mine is fakefw.user.plain is late.plain is fakefw.core.BORN["plain"]
+    """)
+
+
+def test_scan_of_bindings_wakes_no_lazy_module(toys):
+    toys.module("sleepy.py", "raise AssertionError('woken')")
+    toys.run("""
+        import importlib.util, sys, flashpatch, fakefw.core
+        spec = importlib.util.find_spec("sleepy")
+        spec.loader = importlib.util.LazyLoader(spec.loader)
+        sys.modules["sleepy"] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        flashpatch.enable("toy")
+        assert fakefw.core.plain(1) == ("patched", 2)
+    """)
+
+
+def test_replacement_looks_like_the_original(toys):
+    toys.run("""
+        import inspect, types, flashpatch, fakefw.core as core
+        flashpatch.enable("toy", "other")
+        assert type(core.plain) is types.FunctionType
+        assert core.plain.__name__ == "plain" and core.plain.__doc__ == "Adds one."
+        assert str(inspect.signature(core.Thing.method)) == "(self, x, *, by=1)"
+        assert core.plain.__flashpatch__ == "toy.fakefw.plain"
+        assert core.plain.__wrapped__ is core.BORN["plain"]
+    """)
+
+
+def test_property_keeps_its_setter(world):
+    world.families("""
+from toykit import *
+FAMILY = Family("toy", "", (patch("toy.fakefw.prop", "fakefw.core:Thing.prop"),))
+""")
+    world.run("""
+        import flashpatch, fakefw.core as core
+        flashpatch.enable("toy")
+        thing = core.Thing()
+        thing.prop = 7
+        assert thing.prop == ("patched", 7)
+    """)
+
+
+def test_async_replacement_is_a_coroutine_function_and_counts(world):
+    world.families("""
+from toykit import *
+FAMILY = Family("toy", "", (patch("toy.fakefw.later", "fakefw.core:later", wrapper=patched_later),))
+""")
+    world.run("""
+        import asyncio, inspect, flashpatch, fakefw.core as core
+        flashpatch.enable("toy")
+        assert inspect.iscoroutinefunction(core.later)
+        async def many():
+            return await asyncio.gather(*(core.later(i) for i in range(50)))
+        assert asyncio.run(many())[1] == ("patched", 2)
+        assert flashpatch.status()["toy.fakefw.later"].calls == 50
+    """)
+
+
+@pytest.mark.parametrize("library", ["pickle", "cloudpickle"])
+def test_replacements_pickle_by_reference(toys, library):
+    pytest.importorskip(library)
+    toys.run(f"""
+        import {library} as pickles, pickle, flashpatch, fakefw.core as core
+        flashpatch.enable("toy", "other")
+        for function in (core.plain, core.Thing.method):
+            assert pickle.loads(pickles.dumps(function)) is function
+        bound = pickle.loads(pickles.dumps(core.Thing().method))
+        assert bound(1) == ("patched", 2)
+    """)
+
+
+def test_replacement_cloudpickled_by_value_works_elsewhere(toys):
+    pytest.importorskip("cloudpickle")
+    toys.run("""
+        import cloudpickle, os, pickle, subprocess, sys, flashpatch, fakefw.core as core
+        flashpatch.enable("toy")
+        cloudpickle.register_pickle_by_value(core)
+        data = cloudpickle.dumps(core.plain)
+        code = "import pickle, sys; print(pickle.loads(bytes.fromhex(sys.argv[1]))(1))"
+        done = subprocess.run(
+            [sys.executable, "-c", code, data.hex()], env={**os.environ, "FLASHPATCH": "0"},
+            capture_output=True, text=True,
+        )
+        assert done.stdout.strip() == "('patched', 2)", done
+        assert flashpatch.status()["toy.fakefw.plain"].calls == 0
+    """)
+
+
+STACK = """
+    import functools, flashpatch, fakefw.core as core
+    from fakefw.core import plain as early
+    def stranger(inner):
+        @functools.wraps(inner)
+        def on_top(*args, **kwargs):
+            return ("on top", inner(*args, **kwargs))
+        return on_top
+    def state():
+        return flashpatch.status()["toy.fakefw.plain"].state
+"""
+
+
+def test_two_strangers_on_top_displace_and_undo_passes_through(toys):
+    toys.run(
+        STACK
+        + """
+    flashpatch.enable("toy")
+    ours = core.plain
+    core.plain = first = stranger(core.plain)
+    core.plain = stranger(core.plain)
+    assert core.plain(1) == ("on top", ("on top", ("patched", 2)))
+    assert state().word == "displaced" and state().detail == "__main__.stranger.<locals>.on_top"
+    flashpatch.disable()
+    assert core.plain(1) == ("on top", ("on top", 2)), "a pass-through"
+    assert state().word == "displaced"
+    assert early is core.BORN["plain"], "where ours was outermost the original is back"
+    flashpatch.enable("toy")
+    assert core.plain(1) == ("on top", ("on top", ("patched", 2))), "not wrapped a second time"
+    flashpatch.disable()
+    core.plain = first
+    core.plain = ours
+    flashpatch.enable("toy"), flashpatch.disable()
+    assert core.plain is core.BORN["plain"] and state().word == "disabled"
+    """
+    )
+
+
+def test_stranger_who_restores_the_original_is_noticed(toys):
+    toys.run(
+        STACK
+        + """
+    flashpatch.enable("toy")
+    core.plain = core.BORN["plain"]
+    assert str(state()) == "displaced(nobody: the original was put back)"
+    flashpatch.disable()
+    assert core.plain is core.BORN["plain"] is early and state().word == "disabled"
+    flashpatch.enable("toy")
+    assert core.plain(1) == early(1) == ("patched", 2)
+    """
+    )
+
+
+def test_strangers_beneath_own_the_attribute(toys):
+    toys.run(
+        STACK
+        + """
+    core.plain = theirs = stranger(stranger(core.plain))
+    flashpatch.enable("toy")
+    assert str(state()) == "skipped(owned by __main__.stranger.<locals>.on_top)"
+    assert core.plain is theirs
+    flashpatch.disable()
+    assert core.plain is theirs
+    """
+    )
+
+
+@pytest.mark.parametrize("kind", ["proxy", "method"])
+def test_other_kinds_of_strangers_beneath(toys, kind):
+    toys.run(f"""
+        import wrapt, flashpatch, fakefw.core as core
+        if {kind!r} == "proxy":
+            core.plain = wrapt.FunctionWrapper(core.plain, lambda f, i, args, kwargs: f(*args, **kwargs))
+            name, patch, owner = "toy", "toy.fakefw.plain", "_wrappers.FunctionWrapper"
+        else:
+            core.Thing.method = lambda self, x: x
+            name, patch, owner = "other", "other.fakefw.method", "__main__.<lambda>"
+        state = flashpatch.enable(name)[patch].state
+        assert state.word == "skipped" and f"owned by {{owner}}" in state.detail, state
+    """)
+
+
+def test_a_decorator_of_the_frameworks_own_is_no_stranger(world):
+    world.module(
+        "library.py",
+        """
+        import functools
+        def traced(inner):
+            @functools.wraps(inner)
+            def outer(*args, **kwargs):
+                return inner(*args, **kwargs)
+            return outer
+    """,
+    )
+    world.module(
+        "fakefw/decorated.py",
+        """
+        import functools, library
+        @library.traced
+        def traced(x):
+            return x + 1
+        @functools.lru_cache
+        def remembered(x):
+            return x + 1
+    """,
+    )
+    world.families("""
+from toykit import *
+FAMILY = Family("toy", "", (
+    patch("toy.fakefw.traced", "fakefw.decorated:traced"),
+    patch("toy.fakefw.remembered", "fakefw.decorated:remembered"),
+))
+""")
+    world.run("""
+        import flashpatch, fakefw.decorated as module
+        print(flashpatch.enable("toy"))
+        assert module.traced(1) == module.remembered(1) == ("patched", 2)
+    """)
+
+
+def test_own_patches_stack_and_leave_in_any_order(world):
+    world.families("""
+from toykit import *
+def outer(original, *args, **kwargs):
+    return ("outer", original(*args, **kwargs))
+FAMILY = Family("toy", "", (patch("toy.fakefw.plain", "fakefw.core:plain"),))
+OTHER = Family("other", "", (patch("other.fakefw.plain", "fakefw.core:plain", wrapper=outer),))
+""")
+    world.run("""
+        import flashpatch, fakefw.core as core
+        from fakefw.core import plain
+        for first_out, left in (("toy", ("outer", 2)), ("other", ("patched", 2))):
+            flashpatch.enable("toy"), flashpatch.enable("other")
+            assert core.plain(1) == plain(1) == ("outer", ("patched", 2))
+            assert {s.state.word for s in flashpatch.status().values()} - {"disabled"} == {"live"}
+            flashpatch.disable(first_out)
+            assert core.plain(1) == plain(1) == left
+            flashpatch.disable()
+            assert core.plain is plain is core.BORN["plain"]
+            assert {s.state.word for s in flashpatch.status().values()} == {"disabled"}
+    """)
+
+
+def test_class_is_not_wrapped_by_accident(world):
+    world.families("""
+from toykit import *
+FAMILY = Family("toy", "", (patch("toy.fakefw.thing", "fakefw.core:Thing"),))
+""")
+    done = world.run("""
+        import flashpatch, fakefw.core as core
+        status = flashpatch.enable("toy")["toy.fakefw.thing"]
+        assert status.state.word == "failed" and "is a class" in status.error, status
+        assert isinstance(core.Thing, type)
+    """)
+    assert "Target a function, a method or a property" in done.stderr
