@@ -12,7 +12,10 @@ from flashpatch.patch_status import Status
 from flashpatch.record import Patch
 
 _obeyed: tuple[int, str | None, str | None] | None = None
-"""Process and environment that `start` last obeyed or that this module last exported."""
+"""Process and environment that `start` last looked at or that this module last exported."""
+
+_refused: PatchError | None = None
+"""Why that environment cannot be obeyed, in strict mode: each front door raises it anew."""
 
 
 def enable(*names: str, strict: bool | None = None, **options: Any) -> Status:
@@ -77,6 +80,8 @@ def start() -> None:
         if os.environ.get("FLASHPATCH", "") in ("", "0"):
             return
         if _environment() == _obeyed:
+            if _refused is not None:
+                raise _refused
             engine.machine.sweep()
             return
         try:
@@ -98,19 +103,20 @@ def _status(late: tuple[str, ...] = ()) -> Status:
 
 
 def _activate(selection: settings.Selection) -> None:
-    global _obeyed
-    engine.problem = None
+    global _obeyed, _refused
+    engine.problem = _refused = None
     engine.machine.activate(selection)
     settings.export(selection)
     _obeyed = _environment()
 
 
 def _refuse(error: PatchError) -> None:
-    """The environment cannot be obeyed: say so once per process and setting."""
-    global _obeyed
-    _obeyed = _environment()
+    """The environment cannot be obeyed: say so once per process and setting, or raise in strict mode."""
+    global _obeyed, _refused
+    _obeyed, _refused = _environment(), None
     engine.problem = str(error)
     if os.environ.get("FLASHPATCH_STRICT", "") not in ("", "0"):
+        _refused = error
         raise error
     log.log.error("%s", error)
 

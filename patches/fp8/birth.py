@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flashpatch import engine
-from flashpatch.patches.fp8 import host, managed
-from flashpatch.patches.fp8.transaction import ManagedModel
+from flashpatch.patches.fp8 import managed
 from flashpatch.record import Contract, Patch
 from flashpatch.wrap import Site
 
@@ -15,6 +14,9 @@ MODULE = "vllm.model_executor.model_loader.utils"
 
 def on_initialize(original, vllm_config: Any, *, model_config: Any = None, **kwargs: Any):
     """Around ``initialize_model``: the model exists, nothing is loaded."""
+    from flashpatch.patches.fp8 import host
+    from flashpatch.patches.fp8.transaction import ManagedModel
+
     engine.require("fp8")
     model = original(vllm_config, model_config=model_config, **kwargs)
     if hasattr(model, "load_weights"):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from flashpatch import ledger
 from flashpatch.patches.fp8 import managed, quantization
 from flashpatch.record import Contract, Patch
+
+if TYPE_CHECKING:
+    import torch
 
 RELOAD = "vllm.model_executor.model_loader.reload.layerwise"
 UTILS = "vllm.model_executor.model_loader.utils"

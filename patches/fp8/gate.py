@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flashpatch import engine, ledger
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8 import busy, managed, worker
-from flashpatch.patches.fp8.transaction import Policy
 from flashpatch.record import Contract, Patch
+
+if TYPE_CHECKING:
+    from flashpatch.patches.fp8.transaction import Policy
 
 CORE = "vllm.v1.engine.core:EngineCore"
 MARK = "[flashpatch: fp8.vllm.gate]"

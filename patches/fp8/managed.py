@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-
-import torch
+from typing import TYPE_CHECKING
 
 from flashpatch import ledger
-from flashpatch.patches.fp8.transaction import ManagedModel
+
+if TYPE_CHECKING:
+    import torch
+
+    from flashpatch.patches.fp8.transaction import ManagedModel
 
 _models: weakref.WeakKeyDictionary[torch.nn.Module, ManagedModel] = weakref.WeakKeyDictionary()
 

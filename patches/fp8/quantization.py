@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import fnmatch
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from flashpatch import engine, ledger
 from flashpatch.errors import PatchError
 from flashpatch.record import Contract, Patch
+
+if TYPE_CHECKING:
+    import torch
 
 
 def on_engine_config(original, self, *args: Any, **kwargs: Any):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flashpatch import ledger
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8 import managed
-from flashpatch.patches.fp8.transaction import Policy
 from flashpatch.record import Contract, Patch
+
+if TYPE_CHECKING:
+    from flashpatch.patches.fp8.transaction import Policy
 
 WORKER = "vllm.v1.worker.gpu_worker:Worker"
 

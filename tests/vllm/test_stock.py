@@ -6,7 +6,6 @@ message says so: then the `remove_when` of the patch has come for that case.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -100,7 +99,7 @@ def _error(action: Callable[[], object]) -> str | None:
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[scenario.Runner]:
-    with contextlib.closing(oracle), scenario.Runner({"VLLM_PLUGINS": ""}) as interpreter:
+    with scenario.Runner({"VLLM_PLUGINS": ""}) as interpreter:
         yield interpreter
 
 

@@ -24,6 +24,9 @@ ENGINE: Mapping[str, str] = {
     "HF_HUB_OFFLINE": "1",
 }
 
+#: Instead, for engines with enforce_eager=False: really compile (half a minute the first time, then cached).
+COMPILED: Mapping[str, str | None] = {"TORCH_COMPILE_DISABLE": None}
+
 
 @functools.cache
 def store() -> Path:
@@ -55,6 +58,7 @@ def clean(*, paths: tuple[Path, ...] = (), standin: bool = False, **extra: str |
         **ENGINE,
         STORE: str(store().parent),
         "VLLM_CACHE_ROOT": str(store() / "vllm-cache"),
+        "TORCHINDUCTOR_CACHE_DIR": str(store() / "inductor-cache"),
         "PYTHONPATH": os.pathsep.join([*map(str, where), *filter(None, [keep.get("PYTHONPATH")])]),
         **extra,
     }

@@ -12,6 +12,7 @@ import importlib.metadata
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ ENV = {"VLLM_PLUGINS": "lab_fp8_standin"}
 _runners: dict[tuple[int, str], scenario.Runner] = {}
 
 
-def answers(model: str | os.PathLike[str], *, env: dict[str, str] | None = None, **kw: Any) -> dict[str, Any]:
+def answers(model: str | os.PathLike[str], *, env: Mapping[str, str | None] | None = None, **kw: Any) -> dict[str, Any]:
     """`engines.answers` of a fresh engine on `model`; `kw` as for open_llm, `env` added to the oracle's own."""
-    key = json.dumps([_content(Path(model)), kw, env, _versions()], sort_keys=True)
+    key = json.dumps([_content(Path(model)), kw, dict(env or {}), _versions()], sort_keys=True)
     kept = environment.store() / "answers" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
     if not kept.exists():
         found = _runner(env or {})(ask, str(model), timeout=240, **kw)
@@ -52,7 +53,7 @@ def close() -> None:
         _runners.popitem()[1].close()
 
 
-def _runner(env: dict[str, str]) -> scenario.Runner:
+def _runner(env: Mapping[str, str | None]) -> scenario.Runner:
     key = (os.getpid(), json.dumps(env, sort_keys=True))
     if key not in _runners:
         _runners[key] = scenario.Runner({**ENV, **env}, standin=True)
