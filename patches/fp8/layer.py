@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from flashpatch.errors import PatchError
+from flashpatch.patches.fp8 import owned
 from flashpatch.patches.fp8.fold import LayoutChanged, Plan
 from flashpatch.patches.fp8.owned import Captured, Ownership
 from flashpatch.patches.fp8.slots import Slot
@@ -159,7 +160,7 @@ class Layer:
                 continue  # made by the post-processing: reached through the attribute that holds it
             old, running = before.contents[identity][1], live.contents[identity][1]
             if isinstance(container, torch.nn.Module):
-                for table in ("_parameters", "_buffers"):
+                for table in ("_parameters", "_buffers", "_modules"):
                     changed = {k: v for k, v in fresh[table].items() if v is not running[table].get(k)}
                     self._pair_into(plan, getattr(container, table), running[table], changed, container)
                 old, running, fresh = (_attributes(contents) for contents in (old, running, fresh))
@@ -192,8 +193,7 @@ class Layer:
 
 
 def _attributes(contents: dict) -> dict:
-    hidden = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
-    return {k: v for k, v in contents.items() if k not in hidden}
+    return {key: value for key, value in contents.items() if key not in owned.TABLES}
 
 
 def _finite(tensor: torch.Tensor) -> bool:

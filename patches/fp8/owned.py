@@ -21,6 +21,10 @@ _LEAVES = (str, bytes, int, float, complex, bool, type(None), type, types.Module
            torch.dtype, torch.device, types.BuiltinFunctionType)  # fmt: skip
 
 
+TABLES = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+"""What a module keeps beside its ordinary attributes."""
+
+
 class Captured:
     """Contents of containers at one moment: ``id(container) -> (container, contents)``."""
 
@@ -42,15 +46,14 @@ def read(container: Any) -> Any:
         return [_cell(cell) for cell in container.__closure__ or ()]
     if isinstance(container, (dict, list, set)):
         return container.copy()
+    contents = vars(container).copy()
     if isinstance(container, torch.nn.Module):
-        parts = {k: v.copy() for k, v in vars(container).items() if k in ("_parameters", "_buffers")}
-        parts["_non_persistent_buffers_set"] = container._non_persistent_buffers_set.copy()
-        return {**vars(container), **parts}
-    return vars(container).copy()
+        contents.update((table, contents[table].copy()) for table in TABLES)
+    return contents
 
 
 def write(container: Any, contents: Any) -> None:
-    """The inverse of `read`; the container, and a module's parameter dictionaries, keep their identity."""
+    """The inverse of `read`; the container, and a module's own tables, keep their identity."""
     if isinstance(container, types.FunctionType):
         for cell, value in zip(container.__closure__ or (), contents):
             if value is not _EMPTY:
@@ -61,7 +64,7 @@ def write(container: Any, contents: Any) -> None:
         _replace(container, contents)
     elif isinstance(container, torch.nn.Module):
         state = vars(container)
-        kept = {k: state[k] for k in ("_parameters", "_buffers", "_non_persistent_buffers_set")}
+        kept = {table: state[table] for table in TABLES}
         for key, live in kept.items():
             _replace(live, contents[key])
         _replace(state, {**contents, **kept})
@@ -102,7 +105,8 @@ def children(container: Any) -> Iterator[Any]:
     elif isinstance(container, (list, tuple, set)):
         yield from container
     elif isinstance(container, torch.nn.Module):
-        yield from (v for k, v in vars(container).items() if k not in ("_modules", "_parameters", "_buffers"))
+        yield from (value for key, value in vars(container).items() if key not in TABLES)
+        yield from container._modules.values()
     else:
         yield from getattr(container, "__dict__", {}).values()
 
@@ -130,11 +134,11 @@ class Ownership:
 
     Args:
         layers: groups of modules treated as one layer each.
-        registered: every module of the model; a layer never owns another registered module.
+        fixed: modules that no layer owns: those that are layers of their own, and those above them.
     """
 
-    def __init__(self, layers: list[list[torch.nn.Module]], registered: Iterable[torch.nn.Module]) -> None:
-        self._registered = {id(module) for module in registered}
+    def __init__(self, layers: list[list[torch.nn.Module]], fixed: Iterable[torch.nn.Module]) -> None:
+        self._fixed = {id(module) for module in fixed}
         self._shared: set[int] = set()
         self.learn(layers)
 
@@ -165,7 +169,7 @@ class Ownership:
             if depth == _DEPTH:
                 continue
             for value in children(container):
-                known = id(value) in seen or id(value) in self._registered or id(value) in self._shared
+                known = id(value) in seen or id(value) in self._fixed or id(value) in self._shared
                 if not known and holds_state(value):
                     seen.add(id(value))
                     stack.append((value, depth + 1))

@@ -99,7 +99,7 @@ class ManagedModel:
         self._call = 0  # number of the load_weights call under way
         self._root = model
         self.layers = _layers(model, host)
-        self._ownership = Ownership([layer.modules for layer in self.layers], model.modules())
+        self._ownership = Ownership([layer.modules for layer in self.layers], _fixed(model, self.layers))
         for layer in self.layers:
             layer.remember_birth(self._ownership)
 
@@ -353,6 +353,12 @@ def _layers(model: torch.nn.Module, host: Host) -> list[Layer]:
         if own or deferred:
             layers.append(Layer(together, own, deferred))
     return layers
+
+
+def _fixed(model: torch.nn.Module, layers: list[Layer]) -> list[torch.nn.Module]:
+    """The modules that are layers, and every module above one."""
+    layered = {id(module) for layer in layers for module in layer.modules}
+    return [m for m in model.modules() if any(id(below) in layered for below in m.modules())]
 
 
 def _live_storages(model: torch.nn.Module) -> dict[int, str]:

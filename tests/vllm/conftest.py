@@ -1,4 +1,4 @@
-"""The laboratory is a package beside the tests: `from lab import engines`, here and in the processes it starts."""
+"""The laboratory is a package beside the tests: `from lab import engines`."""
 
 import sys
 from pathlib import Path

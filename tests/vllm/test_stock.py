@@ -1,7 +1,7 @@
 """What vLLM does by itself when weights are updated in place: the reason for the weight-update patch.
 
-No FlashPatch anywhere. The wrong outcomes are asserted, so that a vLLM which gets one right fails the test and its
-message says so: then the `remove_when` of the patch has come for that case.
+No FlashPatch anywhere. The wrong outcomes are asserted, so that a vLLM which gets one right fails the test and
+its message says so: then the `remove_when` of the patch has come for that case.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from lab import engines, environment, models, oracle, quantized, scenario
 
 pytestmark = pytest.mark.vllm
@@ -48,14 +49,15 @@ CASES = {
 }
 
 
-# --- what runs in the engine's process -----------------------------------------------------------------------------
+# --- what runs in the engine's process
+
 
 def updates(a: str, b: str, kw: dict[str, Any]) -> dict[str, Any]:
-    """One engine on A: vLLM's own reload of B, then a naive load of A, then post-processing as verl does it."""
+    """One engine on A: vLLM's own reload of B, then a naive load of A, then post-processing as in verl."""
     with engines.open_llm(a, **kw) as llm:
         llm.collective_rpc("reload_weights", kwargs=dict(weights_path=b))
         found = dict(native=engines.answers(llm))
-        q_first = sorted(models.weights(a), key=lambda item: "q_proj" not in item[0])  # as a trainer sends them
+        q_first = sorted(models.weights(a), key=lambda item: "q_proj" not in item[0])  # as trainers send
         found["naive"] = _error(lambda: engines.inner_model(llm).load_weights(q_first))
         found["processed"] = _error(lambda: _process(engines.inner_runner(llm))) or engines.answers(llm)
     return found
@@ -95,7 +97,8 @@ def _error(action: Callable[[], object]) -> str | None:
     return None
 
 
-# --- the tests -----------------------------------------------------------------------------------------------------
+# --- the tests
+
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[scenario.Runner]:
@@ -115,7 +118,7 @@ def outcome(runner: scenario.Runner) -> Callable[[str], dict[str, Any]]:
 
 def still_wrong(got: Any, want: Any, what: str) -> engines.Difference:
     gap = engines.difference(got, want)
-    assert not gap.exact, f"upstream has been fixed: {what} is exact on this vLLM (see the patch's remove_when)"
+    assert not gap.exact, f"upstream has been fixed: {what} is exact now (see the patch's remove_when)"
     return gap
 
 

@@ -2,6 +2,7 @@
 
 vLLM and numpy are imported by the functions: a test file imports this module where neither is installed.
 """
+
 from __future__ import annotations
 
 import base64
@@ -10,7 +11,6 @@ import dataclasses
 import gc
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.models import VOCAB
@@ -19,8 +19,14 @@ if TYPE_CHECKING:
     import numpy
 
 DEFAULTS: Mapping[str, Any] = dict(
-    dtype="bfloat16", max_model_len=256, max_num_seqs=8, enforce_eager=True, enable_prefix_caching=False,
-    kv_cache_memory_bytes=16 << 20, max_logprobs=-1, disable_log_stats=True,
+    dtype="bfloat16",
+    max_model_len=256,
+    max_num_seqs=8,
+    enforce_eager=True,
+    enable_prefix_caching=False,
+    kv_cache_memory_bytes=16 << 20,
+    max_logprobs=-1,
+    disable_log_stats=True,
 )
 
 #: Four prompts that hold every token id once: no row of the embedding goes unseen.
@@ -31,14 +37,14 @@ PROMPTS: tuple[tuple[int, ...], ...] = tuple(tuple(range(start, VOCAB, 4)) for s
 def open_llm(model: str | os.PathLike[str], *, processes: bool = False, **kw: Any) -> Iterator[Any]:
     """A `vllm.LLM` on `model`, shut down at the end. `kw` adds to DEFAULTS.
 
-    `processes=True` puts EngineCore in a process of its own. tensor_parallel_size=n has n workers anyway; each
-    gets one CPU.
+    `processes=True` puts EngineCore and the worker in processes of their own. tensor_parallel_size=n has n
+    worker processes anyway; each gets one CPU.
     """
     from vllm import LLM
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
     from vllm.model_executor.models import registry
 
-    # Stock vLLM inspects each architecture in a subprocess (8 s) to keep CUDA uninitialised here; no CUDA here.
+    # Stock vLLM inspects each architecture in a subprocess (8 s), only to keep CUDA uninitialised in this one.
     registry._run_in_subprocess = lambda function: function()
     variables = {"VLLM_ENABLE_V1_MULTIPROCESSING": "01"[processes]}
     if (ranks := kw.get("tensor_parallel_size", 1)) > 1:
@@ -60,15 +66,22 @@ def open_llm(model: str | os.PathLike[str], *, processes: bool = False, **kw: An
 def answers(llm: Any, tokens: int = 16) -> dict[str, Any]:
     """What the engine says to PROMPTS: JSON data, exact.
 
-    prompt_logprobs: float32 [prompts * (length - 1), VOCAB]; logprobs: [prompts * tokens, VOCAB] of the greedy
-    continuation, whose ids are `tokens` [prompts][tokens]. Arrays are base64: `array()` reads them.
+    prompt_logprobs: float32 [prompts * (length - 1), VOCAB]; logprobs: [prompts * tokens, VOCAB] of the
+    greedy continuation, whose ids are `tokens` [prompts][tokens]. Arrays are base64: `array()` reads them.
     """
     from vllm import SamplingParams
 
     outputs = llm.generate(
         [{"prompt_token_ids": list(prompt)} for prompt in PROMPTS],
-        SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, prompt_logprobs=-1, logprobs=-1,
-                       flat_logprobs=True, detokenize=False),
+        SamplingParams(
+            temperature=0,
+            max_tokens=tokens,
+            ignore_eos=True,
+            prompt_logprobs=-1,
+            logprobs=-1,
+            flat_logprobs=True,
+            detokenize=False,
+        ),
         use_tqdm=False,
     )
     return dict(
@@ -82,9 +95,11 @@ def greedy(llm: Any, tokens: int = 16) -> list[list[int]]:
     """Only the greedy continuations: the quick question, and the one that uses the prefix cache."""
     from vllm import SamplingParams
 
-    outputs = llm.generate([{"prompt_token_ids": list(prompt)} for prompt in PROMPTS],
-                           SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False),
-                           use_tqdm=False)
+    outputs = llm.generate(
+        [{"prompt_token_ids": list(prompt)} for prompt in PROMPTS],
+        SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False),
+        use_tqdm=False,
+    )
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
@@ -97,7 +112,7 @@ def array(text: str) -> numpy.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """Between two answers: over all logprobs (NaN apart), and in greedy tokens. `exact` is what we ask for."""
+    """Between two answers: over all logprobs (NaN apart), and in greedy tokens. `exact` is the goal."""
 
     largest: float
     mean: float
@@ -113,13 +128,20 @@ def difference(left: Mapping[str, Any], right: Mapping[str, Any]) -> Difference:
     """How far apart two `answers` are; `nan` counts the positions where either side is NaN."""
     import numpy
 
-    a, b = (numpy.concatenate([array(side[key]) for key in ("prompt_logprobs", "logprobs")]).astype(numpy.float64)
-            for side in (left, right))
+    a, b = (
+        numpy.concatenate([array(side[key]) for key in ("prompt_logprobs", "logprobs")]).astype(numpy.float64)
+        for side in (left, right)
+    )
     nan = numpy.isnan(a) | numpy.isnan(b)
     gaps = numpy.abs(a[~nan] - b[~nan])
-    tokens = sum(x != y for one, other in zip(left["tokens"], right["tokens"], strict=True)
-                 for x, y in zip(one, other, strict=True))
-    return Difference(float(gaps.max(initial=0.0)), float(gaps.mean()) if gaps.size else 0.0, int(nan.sum()), tokens)
+    tokens = sum(
+        x != y
+        for one, other in zip(left["tokens"], right["tokens"], strict=True)
+        for x, y in zip(one, other, strict=True)
+    )
+    return Difference(
+        float(gaps.max(initial=0.0)), float(gaps.mean()) if gaps.size else 0.0, int(nan.sum()), tokens
+    )
 
 
 def inner_runner(llm: Any) -> Any:
@@ -133,7 +155,7 @@ def inner_model(llm: Any) -> Any:
 
 
 def addresses(model: Any) -> dict[str, tuple[int, int]]:
-    """name -> (id of the object, address of its storage), for every parameter and buffer, aliases included."""
+    """name -> (id of the object, address of its data), for every parameter and buffer, aliases included."""
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     return {name: (id(tensor), tensor.data_ptr()) for name, tensor in named}
 

@@ -1,4 +1,5 @@
 """Where the laboratory keeps its files, and the environment its processes start with."""
+
 from __future__ import annotations
 
 import atexit
@@ -32,8 +33,8 @@ COMPILED: Mapping[str, str | None] = {"TORCH_COMPILE_DISABLE": None}
 def store() -> Path:
     """A directory for models, oracle answers, logs and vLLM's own cache.
 
-    Temporary, one per test session (child processes share it), unless $FLASHPATCH_LAB_STORE names one to keep.
-    A kept one has a subdirectory per version of the laboratory's sources, so it is never stale.
+    Temporary, one per test session (child processes share it), unless $FLASHPATCH_LAB_STORE names one to
+    keep. A kept one has a subdirectory per version of the laboratory's sources, so it is never stale.
     """
     kept = os.environ.get(STORE)
     if kept is None:
@@ -46,12 +47,15 @@ def store() -> Path:
 
 
 def clean(*, paths: tuple[Path, ...] = (), standin: bool = False, **extra: str | None) -> dict[str, str]:
-    """This process's environment without FlashPatch, ready for an engine; `extra` wins, None removes a variable.
+    """This process's environment without FlashPatch, ready for an engine; in `extra` None removes a variable.
 
     `paths` go first on PYTHONPATH. `standin=True` loads the fp8 stand-in in every process of the engine.
     """
-    keep = {name: value for name, value in os.environ.items()
-            if name == STORE or not name.startswith("FLASHPATCH")}
+    keep = {
+        name: value
+        for name, value in os.environ.items()
+        if name == STORE or not name.startswith("FLASHPATCH")
+    }
     where = [*paths, HERE.parent, *([HERE / "plugin"] if standin else [])]
     wanted: dict[str, str | None] = {
         **keep,

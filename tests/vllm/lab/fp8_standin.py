@@ -1,8 +1,10 @@
 """Torch in place of the one op that vLLM's fp8 classes lack on a CPU: `vllm._custom_ops.scaled_fp8_quant`.
 
-With it quantization="fp8" and "fp8_per_tensor" run. `scenario.Runner(standin=True)` puts plugin/ on PYTHONPATH,
-whose entry point (vLLM's own door, group vllm.general_plugins) calls install() in every process of the engine.
+With it quantization="fp8" and "fp8_per_tensor" run. `scenario.Runner(standin=True)` puts plugin/ on
+PYTHONPATH, whose entry point (vLLM's own door, group vllm.general_plugins) calls install() in every process
+of the engine.
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -18,15 +20,25 @@ def install() -> None:
     ops.scaled_fp8_quant = scaled_fp8_quant
 
 
-def scaled_fp8_quant(input: Any, scale: Any = None, num_token_padding: int | None = None, scale_ub: Any = None,
-                     use_per_token_if_dynamic: bool = False, output: Any = None,
-                     group_shape: tuple[int, int] | None = None) -> tuple[Any, Any]:
+def scaled_fp8_quant(
+    input: Any,
+    scale: Any = None,
+    num_token_padding: int | None = None,
+    scale_ub: Any = None,
+    use_per_token_if_dynamic: bool = False,
+    output: Any = None,
+    group_shape: tuple[int, int] | None = None,
+) -> tuple[Any, Any]:
     """(fp8 [M, N], scale): the scale is given, or found per tensor ([1]) or per token ([M, 1])."""
     import torch
 
     values = input.detach().float()
     if scale is None:
-        peak = values.abs().amax(-1, keepdim=True) if use_per_token_if_dynamic else values.abs().amax().reshape(1)
+        peak = (
+            values.abs().amax(-1, keepdim=True)
+            if use_per_token_if_dynamic
+            else values.abs().amax().reshape(1)
+        )
         if scale_ub is not None:
             peak = peak.clamp(max=scale_ub)
         scale = (peak / _LARGEST).clamp(min=_SMALLEST_SCALE)
@@ -45,5 +57,6 @@ def _spread(scale: Any, shape: Any, group: tuple[int, int] | None) -> Any:
         return scale.reshape(())
     if scale.ndim == 1:  # (-1, 1) is per channel, (1, -1) per token
         return scale[None, :] if group is not None and group[0] == -1 else scale[:, None]
-    return (scale.repeat_interleave(shape[0] // scale.shape[0], 0)
-            .repeat_interleave(shape[1] // scale.shape[1], 1))
+    return scale.repeat_interleave(shape[0] // scale.shape[0], 0).repeat_interleave(
+        shape[1] // scale.shape[1], 1
+    )

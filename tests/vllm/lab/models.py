@@ -3,6 +3,7 @@
 Two layers, hidden size 256, vocabulary 512. Every tensor is random, biases and norms too, and wide enough
 (std 0.08) that two seeds give clearly different answers: a weight that was not updated cannot hide.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -19,8 +20,16 @@ VOCAB = 512
 MAX_LENGTH = 512
 
 _SMALL: dict[str, Any] = dict(
-    vocab_size=VOCAB, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
-    num_key_value_heads=2, max_position_embeddings=MAX_LENGTH, bos_token_id=1, eos_token_id=2, pad_token_id=2,
+    vocab_size=VOCAB,
+    hidden_size=256,
+    intermediate_size=512,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=MAX_LENGTH,
+    bos_token_id=1,
+    eos_token_id=2,
+    pad_token_id=2,
     tie_word_embeddings=False,
 )
 
@@ -32,10 +41,21 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "llama-tied": ("llama", dict(tie_word_embeddings=True)),
     "llama-biased": ("llama", dict(attention_bias=True, mlp_bias=True)),
     "qwen3": ("qwen3", dict(head_dim=64)),  # norms on q and k
-    "qwen3-moe": ("qwen3_moe", dict(head_dim=64, num_experts=4, num_experts_per_tok=2,
-                                    moe_intermediate_size=128, decoder_sparse_step=1, norm_topk_prob=True)),
-    "gemma3": ("gemma3_text", dict(head_dim=64, query_pre_attn_scalar=64, tie_word_embeddings=True,
-                                   sliding_window=64)),  # norms scale by 1 + w
+    "qwen3-moe": (
+        "qwen3_moe",
+        dict(
+            head_dim=64,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=128,
+            decoder_sparse_step=1,
+            norm_topk_prob=True,
+        ),
+    ),
+    "gemma3": (
+        "gemma3_text",
+        dict(head_dim=64, query_pre_attn_scalar=64, tie_word_embeddings=True, sliding_window=64),
+    ),  # norms scale by 1 + w
     "phi3": ("phi3", {}),  # q, k, v and gate, up are already fused in the checkpoint
 }
 
@@ -69,7 +89,7 @@ def making(target: Path) -> Iterator[tuple[Path, Path | None]]:
     work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         yield target, work
-        with contextlib.suppress(OSError):  # another process may have made it meanwhile: the content is the same
+        with contextlib.suppress(OSError):  # another process made the same meanwhile
             work.rename(target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -105,7 +125,10 @@ def _tokenizer() -> Any:
     from transformers import PreTrainedTokenizerFast
 
     words = ["<unk>", "<s>", "</s>", *(f"t{index}" for index in range(VOCAB - 3))]
-    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer = Tokenizer(
+        models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>",
-                                   eos_token="</s>", pad_token="</s>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="</s>"
+    )

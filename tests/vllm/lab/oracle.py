@@ -1,8 +1,9 @@
 """What a fresh engine answers, asked in another process that has never heard of FlashPatch.
 
-    oracle.answers(model, quantization="fp8_per_channel")     # cached in the store
-    python -m lab.oracle MODEL OUT.json '{"dtype": "float32"}'
+oracle.answers(model, quantization="fp8_per_channel")     # cached in the store
+python -m lab.oracle MODEL OUT.json '{"dtype": "float32"}'
 """
+
 from __future__ import annotations
 
 import atexit
@@ -24,17 +25,20 @@ ENV = {"VLLM_PLUGINS": "lab_fp8_standin"}
 _runners: dict[tuple[int, str], scenario.Runner] = {}
 
 
-def answers(model: str | os.PathLike[str], *, env: Mapping[str, str | None] | None = None, **kw: Any) -> dict[str, Any]:
-    """`engines.answers` of a fresh engine on `model`; `kw` as for open_llm, `env` added to the oracle's own."""
+def answers(
+    model: str | os.PathLike[str], *, env: Mapping[str, str | None] | None = None, **kw: Any
+) -> dict[str, Any]:
+    """`engines.answers` of a fresh engine on `model`; `kw` as for open_llm, `env` on top of the oracle's."""
     key = json.dumps([_content(Path(model)), kw, dict(env or {}), _versions()], sort_keys=True)
     kept = environment.store() / "answers" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
     if not kept.exists():
-        found = _runner(env or {})(ask, str(model), timeout=240, **kw)
+        fresh = _runner(env or {})(ask, str(model), timeout=240, **kw)
         kept.parent.mkdir(parents=True, exist_ok=True)
         draft = kept.with_suffix(f".{os.getpid()}")
-        draft.write_text(json.dumps(found))
+        draft.write_text(json.dumps(fresh))
         draft.replace(kept)
-    return json.loads(kept.read_text())
+    found: dict[str, Any] = json.loads(kept.read_text())
+    return found
 
 
 def ask(model: str, **kw: Any) -> dict[str, Any]:
@@ -71,7 +75,11 @@ def _content(model: Path) -> str:
 @functools.cache
 def _versions() -> list[str]:
     owners = importlib.metadata.packages_distributions()
-    return [f"{name} {importlib.metadata.version(name)}" for module in ("vllm", "torch") for name in owners[module]]
+    return [
+        f"{name} {importlib.metadata.version(name)}"
+        for module in ("vllm", "torch")
+        for name in owners[module]
+    ]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Checkpoints in compressed-tensors formats, made from the bf16 ones by a plain round-to-nearest quantizer."""
+"""Checkpoints in compressed-tensors formats, made from the bf16 ones by rounding to nearest."""
+
 from __future__ import annotations
 
 import json
@@ -15,7 +16,7 @@ Tensors = Iterator[tuple[str, Any]]
 
 
 def quantize(model: str | os.PathLike[str], scheme: str) -> Path:
-    """The directory beside `model` with its linear layers in `scheme` (a key of SCHEMES); made when missing."""
+    """The directory beside `model` with its linear layers in `scheme` (of SCHEMES); made when missing."""
     source = Path(model)
     with making(source.with_name(f"{source.name}-{scheme}")) as (target, work):
         if work is not None:
@@ -71,8 +72,14 @@ def _scale(peak: Any, largest: int) -> Any:
     return peak.clamp(min=1e-8) / largest
 
 
-def _write(source: Path, target: Path, convert: Callable[[str, Any], Tensors], kind: str,
-           weight: Mapping[str, Any], activation: Mapping[str, Any] | None) -> None:
+def _write(
+    source: Path,
+    target: Path,
+    convert: Callable[[str, Any], Tensors],
+    kind: str,
+    weight: Mapping[str, Any],
+    activation: Mapping[str, Any] | None,
+) -> None:
     from safetensors.torch import save_file
 
     for file in source.iterdir():
@@ -81,11 +88,16 @@ def _write(source: Path, target: Path, convert: Callable[[str, Any], Tensors], k
     converted: dict[str, Any] = {}
     for name, tensor in weights(source):
         converted.update(convert(name, tensor) if name.endswith("proj.weight") else [(name, tensor)])
-    save_file({name: tensor.contiguous() for name, tensor in converted.items()}, target / "model.safetensors",
-              metadata={"format": "pt"})
+    save_file(
+        {name: tensor.contiguous() for name, tensor in converted.items()},
+        target / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     config = json.loads((target / "config.json").read_text())
     config["quantization_config"] = dict(
-        quant_method="compressed-tensors", format=kind, quantization_status="compressed",
+        quant_method="compressed-tensors",
+        format=kind,
+        quantization_status="compressed",
         ignore=["lm_head", "re:.*mlp.gate$"],
         config_groups=dict(group_0=dict(targets=["Linear"], weights=weight, input_activations=activation)),
     )
@@ -97,11 +109,21 @@ def _values(bits: int, kind: str, strategy: str, dynamic: bool = False, **more: 
 
 
 #: scheme -> (converter, compressed-tensors format, how weights are stored, how activations are quantized)
-SCHEMES: Mapping[str, tuple[Callable[[str, Any], Tensors], str, Mapping[str, Any], Mapping[str, Any] | None]] = {
+SCHEMES: Mapping[
+    str, tuple[Callable[[str, Any], Tensors], str, Mapping[str, Any], Mapping[str, Any] | None]
+] = {
     "int8": (_int8_channel, "int-quantized", _values(8, "int", "channel"), _values(8, "int", "token", True)),
-    "fp8-channel": (_fp8_channel, "float-quantized", _values(8, "float", "channel"),
-                    _values(8, "float", "token", True)),
-    "fp8-tensor": (_fp8_tensor, "float-quantized", _values(8, "float", "tensor"),
-                   _values(8, "float", "tensor", True)),
+    "fp8-channel": (
+        _fp8_channel,
+        "float-quantized",
+        _values(8, "float", "channel"),
+        _values(8, "float", "token", True),
+    ),
+    "fp8-tensor": (
+        _fp8_tensor,
+        "float-quantized",
+        _values(8, "float", "tensor"),
+        _values(8, "float", "tensor", True),
+    ),
     "w4a16": (_int4_packed, "pack-quantized", _values(4, "int", "group", group_size=GROUP), None),
 }

@@ -1,10 +1,11 @@
 """Run a function of a test file in a fresh interpreter, with the environment of your choice.
 
-    def update(model): ...          # module-level in the test file; arguments and result are JSON data
-    result = scenario.run(update, str(model), env={"FLASHPATCH": "bf16"})
-    with scenario.Runner(env={...}) as runner:   # one interpreter for several calls: vLLM is imported once
-        runner(update, str(a)); runner(update, str(b))
+def update(model): ...          # module-level in the test file; arguments and result are JSON data
+result = scenario.run(update, str(model), env={"FLASHPATCH": "bf16"})
+with scenario.Runner(env={...}) as runner:   # one interpreter for several calls: vLLM is imported once
+    runner(update, str(a)); runner(update, str(b))
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -47,8 +48,14 @@ class Runner:
         """function(*args, **kw) over there; its result as JSON data. `timeout` in seconds, start included."""
         file = Path(inspect.getfile(function)).resolve()
         name = f"lab.{file.stem}" if file.parent == environment.HERE else file.stem
-        call = dict(path=str(file.parent), module=name, function=function.__qualname__, args=args, kw=kw,
-                    timeout=timeout)
+        call = dict(
+            path=str(file.parent),
+            module=name,
+            function=function.__qualname__,
+            args=args,
+            kw=kw,
+            timeout=timeout,
+        )
         process = self._start(file.parent)
         printed = self.log.stat().st_size
         assert process.stdin is not None
@@ -91,11 +98,21 @@ class Runner:
         if self._process is None:
             self.log.parent.mkdir(parents=True, exist_ok=True)
             self._results, write = os.pipe()
-            env = environment.clean(paths=(directory,), standin=self._standin, **{_PIPE: str(write), **self._env})
+            env = environment.clean(
+                paths=(directory,), standin=self._standin, **{_PIPE: str(write), **self._env}
+            )
             with self.log.open("ab") as log:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "lab.scenario"], env=env, cwd=environment.store(), text=True,
-                    stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=(write,), start_new_session=True)
+                    [sys.executable, "-m", "lab.scenario"],
+                    env=env,
+                    cwd=environment.store(),
+                    text=True,
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(write,),
+                    start_new_session=True,
+                )
             os.close(write)
         return self._process
 
@@ -112,17 +129,26 @@ class Runner:
                 received += part
             elif process.poll() is not None and not select.select([self._results], [], [], 0)[0]:
                 raise EOFError(f"the interpreter ended with status {process.returncode}")
-        return json.loads(received)
+        answer: dict[str, Any] = json.loads(received)
+        return answer
 
     def _story(self, what: str, call: Mapping[str, Any], printed: int) -> str:
         with self.log.open("rb") as log:
             log.seek(printed)
             text = log.read().decode(errors="replace")
-        return f"{call['module']}.{call['function']}: {what.rstrip()}\n--- printed by its processes ---\n{text}"
+        return (
+            f"{call['module']}.{call['function']}: {what.rstrip()}\n--- printed by its processes ---\n{text}"
+        )
 
 
-def run(function: Callable[..., Any], *args: Any, env: Mapping[str, str | None] | None = None,
-        standin: bool = False, timeout: float = 300, **kw: Any) -> Any:
+def run(
+    function: Callable[..., Any],
+    *args: Any,
+    env: Mapping[str, str | None] | None = None,
+    standin: bool = False,
+    timeout: float = 300,
+    **kw: Any,
+) -> Any:
     """One call in an interpreter of its own."""
     with Runner(env, standin=standin) as runner:
         return runner(function, *args, timeout=timeout, **kw)
@@ -141,7 +167,9 @@ def _serve() -> None:
                 function: Any = importlib.import_module(call["module"])
                 for part in call["function"].split("."):
                     function = getattr(function, part)
-                answer = json.dumps(dict(result=function(*call["args"], **call["kw"])), default=dataclasses.asdict)
+                answer = json.dumps(
+                    dict(result=function(*call["args"], **call["kw"])), default=dataclasses.asdict
+                )
             except BaseException:  # SystemExit and KeyboardInterrupt too: the caller must hear of it
                 answer = json.dumps(dict(error=traceback.format_exc()))
             faulthandler.cancel_dump_traceback_later()

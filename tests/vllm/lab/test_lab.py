@@ -1,4 +1,4 @@
-"""The laboratory's own promises: it reports failures in full, tells answers apart, packs int4 as vLLM reads it."""
+"""The laboratory's own promises: failures told in full, answers told apart, int4 packed as others read it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import pytest
+
 from lab import engines, environment, models, oracle, quantized, scenario
 
 pytestmark = pytest.mark.vllm
@@ -70,7 +71,10 @@ def test_packed_int4_is_what_compressed_tensors_unpacks() -> None:
 
     model = models.checkpoint(environment.store() / "models", "qwen2")
     name = "model.layers.0.mlp.down_proj.weight"
-    weight, packed = dict(models.weights(model))[name].float(), dict(quantized.quantized_weights(model, "w4a16"))
+    weight, packed = (
+        dict(models.weights(model))[name].float(),
+        dict(quantized.quantized_weights(model, "w4a16")),
+    )
     scale = packed[name + "_scale"].float().repeat_interleave(quantized.GROUP, 1)
     back = unpack_from_int32(packed[name + "_packed"], 4, torch.Size(packed[name + "_shape"])).float() * scale
     assert ((back - weight).abs() <= scale * 0.51).all()
