@@ -44,7 +44,7 @@ def open_llm(model: str | os.PathLike[str], *, processes: bool = False, **kw: An
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
     from vllm.model_executor.models import registry
 
-    # Stock vLLM inspects each architecture in a subprocess (8 s), only to keep CUDA uninitialised in this one.
+    # Stock vLLM inspects each architecture in a subprocess (8 s), only to keep CUDA uninitialised here.
     registry._run_in_subprocess = lambda function: function()
     variables = {"VLLM_ENABLE_V1_MULTIPROCESSING": "01"[processes]}
     if (ranks := kw.get("tensor_parallel_size", 1)) > 1:

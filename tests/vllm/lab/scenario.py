@@ -32,7 +32,7 @@ _numbers = itertools.count()
 
 
 class ScenarioError(AssertionError):
-    """The function raised, died or ran out of time; the message ends with everything its processes printed."""
+    """The function raised, died or ran out of time; the message ends with all that its processes printed."""
 
 
 class Runner:
