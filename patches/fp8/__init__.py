@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from flashpatch.patches.fp8 import birth, doors, gate, quantization, refusal, spawn, worker
+from flashpatch.proof import Proof
 from flashpatch.record import Family, Option
 
 
@@ -20,6 +22,12 @@ def _too_late() -> str | None:
     if not unknown:
         return None
     return f"{len(unknown)} vLLM engine(s) exist already and stay as they are; build them after enabling."
+
+
+def _probe(nonce: str, workdir: Path) -> list[Proof]:
+    from flashpatch.patches.fp8.probe import probe
+
+    return probe(nonce, workdir)
 
 
 FAMILY = Family(
@@ -39,6 +47,7 @@ FAMILY = Family(
         gate.QUEUE,
         gate.RPC,
         refusal.PATCH,
+        refusal.STEP,
         spawn.CORES,
         spawn.WORKERS,
     ),
@@ -60,4 +69,6 @@ FAMILY = Family(
         ),
     },
     too_late=_too_late,
+    probe=_probe,
+    refuses=("vllm.engine.arg_utils:EngineArgs.create_engine_config", "vllm.v1.engine.core:EngineCore.__init__"),
 )

@@ -22,43 +22,41 @@ class Voice:
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
-        self._name = f"flashpatch/{Voice._models}"
-        self._round = 0
-        self._heard = 0  # failures announced by each rank up to the last verdict
+        self._model = Voice._models
+        self._update = self._round = 0
         Voice._models += 1
+
+    def begin(self) -> None:
+        """A new update opens: its agreements are counted afresh, on every rank alike."""
+        self._update += 1
+        self._round = 0
 
     def agree(self, error: str | None) -> str | None:
         """Block until every rank has come to this point; the first error by rank order, or None.
 
         A rank that announced a failure instead of coming ends the wait for all.
         """
-        group, rank = self._group()
-        store = dist.distributed_c10d._get_default_store()
-        self._round += 1
-        key = f"{self._name}/{group}/{self._round}"
-        store.set(f"{key}/{rank}", error or "ok")
-        others = [r for r in range(self._ranks) if r != rank]
+        store, answers = self._answer(error or "ok")
         deadline = time.monotonic() + TIMEOUT
-        while not all(store.check([f"{key}/{r}"]) for r in others):
+        while late := [rank for rank, key in enumerate(answers) if not store.check([key])]:
             if time.monotonic() > deadline:
-                late = [r for r in others if not store.check([f"{key}/{r}"])]
                 return f"ranks {late} did not come to an agreement within {TIMEOUT:.0f} s"
             time.sleep(_POLL)
-        for r in range(self._ranks):
-            verdict = store.get(f"{key}/{r}").decode()
-            if verdict != "ok":
-                return f"rank {r}: {verdict}"
-        return None
+        verdicts = [store.get(key).decode() for key in answers]
+        return next((f"rank {r}: {verdict}" for r, verdict in enumerate(verdicts) if verdict != "ok"), None)
 
     def announce(self, error: str) -> None:
         """Give this rank's error as its answer to the next agreement, without waiting for the others."""
-        group, rank = self._group()
-        self._round += 1
-        dist.distributed_c10d._get_default_store().set(f"{self._name}/{group}/{self._round}/{rank}", error)
+        self._answer(error)
 
-    @staticmethod
-    def _group() -> tuple[str, int]:
+    def _answer(self, text: str) -> tuple[dist.Store, list[str]]:
+        """Write this rank's answer to the next round; the store, and where each rank's answer will stand."""
         from vllm.distributed.parallel_state import get_tp_group
 
         group = get_tp_group()
-        return "-".join(map(str, group.ranks)), group.rank_in_group
+        store = dist.distributed_c10d._get_default_store()
+        self._round += 1
+        name = "-".join(map(str, group.ranks))
+        prefix = f"flashpatch/{name}/{self._model}/{self._update}/{self._round}"
+        store.set(f"{prefix}/{group.rank_in_group}", text)
+        return store, [f"{prefix}/{rank}" for rank in range(self._ranks)]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashpatch import engine, ledger
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8 import busy, managed, worker
+from flashpatch.patches.fp8 import busy, managed, remote, worker
 from flashpatch.record import Contract, Patch
 
 if TYPE_CHECKING:
@@ -135,16 +135,21 @@ def on_step(original, self):
     """Around both step functions."""
     gate = _gates.get(self)
     refused = gate.refusal(self) if gate is not None else None
+    worker.stepped()
     return original(self) if refused is None else (refused, False)
 
 
-def on_collective_rpc(original, self, *args: Any, **kwargs: Any):
+def on_collective_rpc(original, self, method: Any, timeout: Any = None, args: tuple = (), kwargs: Any = None):
     """Around ``EngineCore.collective_rpc``: any such call may have updated weights."""
     gate = _gates.get(self)
     if gate is None:
-        return original(self, *args, **kwargs)
+        return original(self, method, timeout, args, kwargs)
     gate.before_call(self)
-    result = original(self, *args, **kwargs)
+    if managed.all_models():  # the worker is in this process: exceptions arrive as they are
+        result = original(self, method, timeout, args, kwargs)
+    else:
+        guarded, its_args = remote.wrap(method, args, kwargs)
+        result = remote.unwrap(original(self, guarded, timeout, its_args))
     gate.look(self)
     return result
 
@@ -209,10 +214,15 @@ RPC = Patch(
     id="fp8.vllm.rpc",
     targets=(f"{CORE}.collective_rpc",),
     wrapper=on_collective_rpc,
-    contract=Contract(params=("method", "timeout", "args", "kwargs"), mentions=("self.model_executor",)),
+    contract=Contract(
+        params=("method", "timeout", "args", "kwargs"),
+        mentions=("self.model_executor",),
+        exists=("vllm.v1.serial_utils:run_method",),
+    ),
     evidence="update",
     needs=("fp8.vllm.engine-core",),
     why="Updates reach workers as calls through the engine core, which must notice the outcome.",
-    how="Tells workers whether requests run, and looks at their policy after the call.",
+    how="Tells workers whether requests run, hears all ranks even when one fails (vLLM stops at the first and "
+    "takes the others' answers for those of the next call), and looks at their policy after the call.",
     **_COMMON,
 )

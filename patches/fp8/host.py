@@ -53,7 +53,7 @@ def for_model(vllm_config: Any, model_config: Any) -> Host:
         finalize=finalize,
         refuse=lambda: _refusal(vllm_config),
         busy=busy.running,
-        **({"ranks": ranks, "agree": voice.agree, "announce": voice.announce} if voice else {}),
+        **({"ranks": ranks, "begin": voice.begin, "agree": voice.agree, "announce": voice.announce} if voice else {}),
     )
 
 

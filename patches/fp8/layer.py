@@ -60,8 +60,14 @@ class Layer:
 
     def reset(self) -> None:
         """Drop everything staged and start over."""
+        self.forget()
         self.release()
+
+    def forget(self) -> None:
+        """Start over, in the middle of a load: the staged tensors are in the loader's hands and stay."""
         self.opened_in = self.processed_in = 0
+        for slot in self.slots:
+            slot.forget()
 
     def release(self) -> None:
         """Let go of the staged tensors; whoever still uses their memory keeps it."""

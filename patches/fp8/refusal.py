@@ -28,20 +28,47 @@ def on_process_outputs(original, self, engine_core_outputs, *args: Any, **kwargs
     return result
 
 
+def on_step(original, self):
+    """Around ``LLMEngine.step``: a refusal ends all requests of this client, none is left for the next call."""
+    try:
+        return original(self)
+    except PatchError:
+        self.abort_request(list(self.output_processor.request_states), internal=True)
+        raise
+
+
+_COMMON = dict(
+    requires="vllm>=0.28",
+    evidence="fault",
+    scope=frozenset({"driver"}),
+    tested=("0.31.0", "0.32.0"),
+    remove_when="the gate is gone.",
+)
+
+STEP = Patch(
+    id="fp8.vllm.refusal-step",
+    targets=("vllm.v1.engine.llm_engine:LLMEngine.step",),
+    wrapper=on_step,
+    contract=Contract(
+        mentions=("self.output_processor.process_outputs",),
+        exists=("vllm.v1.engine.llm_engine:LLMEngine.abort_request",),
+    ),
+    needs=("fp8.vllm.refusal",),
+    why="An exception out of step leaves the client's other requests behind, to answer a later call.",
+    how="Aborts them before the refusal is raised.",
+    **_COMMON,
+)
+
 PATCH = Patch(
     id="fp8.vllm.refusal",
     targets=("vllm.v1.engine.output_processor:OutputProcessor.process_outputs",),
-    requires="vllm>=0.28",
     wrapper=on_process_outputs,
     contract=Contract(
         params=("engine_core_outputs",),
         mentions=("self.request_states.get", "req_state.queue.put"),
     ),
-    evidence="fault",
-    scope=frozenset({"driver"}),
     needs=("fp8.vllm.gate",),
-    tested=("0.31.0", "0.32.0"),
     why="vLLM returns a request that ended in an error as an empty completion.",
     how="Turns requests that the gate ended into an exception with the gate's reason.",
-    remove_when="the gate is gone.",
+    **_COMMON,
 )

@@ -51,9 +51,13 @@ class Slot:
         """The tensor the module has under this name now."""
         return (self.module._buffers if self.is_buffer else self.module._parameters).get(self.key)
 
-    def reset(self) -> None:
-        """Forget what was staged."""
+    def forget(self) -> None:
+        """Count what was staged as not written; the tensor to load into stays the same."""
         self.coverage = Coverage(self.shape, self.stride, self.offset)
+
+    def reset(self) -> None:
+        """Forget what was staged, and let go of the tensor."""
+        self.forget()
         self.tensor = None
         self.storage.release()
 

@@ -45,6 +45,7 @@ class Host:
         deferred: whether a module is processed after all others.
         context: entered around post-processing (default dtype, engine configuration).
         finalize: called with the model once all layers are in place.
+        begin: tells the ranks' agreements that a new update opens.
         ranks: number of ranks that hold parts of this model and process it together.
         agree: blocks until all ranks have called it and returns the first error any of them gave or
             announced, or None.
@@ -59,6 +60,7 @@ class Host:
     context: Callable[[], AbstractContextManager]
     finalize: Callable[[torch.nn.Module], None] = lambda model: None
     ranks: int = 1
+    begin: Callable[[], None] = lambda: None
     agree: Callable[[str | None], str | None] = lambda error: error
     announce: Callable[[str], None] = lambda error: None
     refuse: Callable[[], str | None] = lambda: None
@@ -96,6 +98,7 @@ class ManagedModel:
         self._plans: dict[Layer, Plan] = {}
         self._queue: list[Layer] = []
         self._discarded = False
+        self._verdict: PatchError | None = None
         self._call = 0  # number of the load_weights call under way
         self._root = model
         self.layers = _layers(model, host)
@@ -151,6 +154,7 @@ class ManagedModel:
                 "Use atomic='layer' for the update after a level 2 sleep.",
             )
         self._drop()
+        self.host.begin()
         self.state = "open"
 
     def finish(self, partial: bool | None = None) -> None:
@@ -287,8 +291,8 @@ class ManagedModel:
         """A tensor of a layer that is already in place came again: a new update has begun."""
         logger.warning("%s came again: taking it as the start of a new update", name)
         for layer in self.layers:
-            if max(layer.opened_in, layer.processed_in) != self._call or layer.opened_in != self._call:
-                layer.reset()
+            if layer.opened_in != self._call:
+                layer.forget()
                 self._plans.pop(layer, None)
 
     # -- outcome ---------------------------------------------------------------------------------------
@@ -301,7 +305,9 @@ class ManagedModel:
         """Raise, on every rank, the first error of any."""
         verdict = self.host.agree(error) if self.host.ranks > 1 else error
         if verdict:
-            raise self._problem(verdict, "Send a complete update.")
+            problem = self._problem(verdict, "Send a complete update.")
+            self._verdict = problem  # all ranks know it
+            raise problem
 
     @contextmanager
     def _failing(self, names: Names | None = None) -> Iterator[None]:
@@ -309,10 +315,13 @@ class ManagedModel:
         try:
             yield
         except BaseException as error:
-            self.host.announce(f"{type(error).__name__}: {error}")
+            if error is not self._verdict:
+                self.host.announce(f"{type(error).__name__}: {error}")
+            self._verdict = None
             self._drop()
             if self.options["atomic"] == "layer":
-                self.state, self.error = "broken", f"the last update failed: {error}"
+                problem = error.problem if isinstance(error, PatchError) else f"{type(error).__name__}: {error}"
+                self.state, self.error = "broken", f"the last update failed: {problem}"
                 after = "generation is refused until a complete update"
             else:
                 self.state, after = "ready", "the old policy stays in place, unchanged"

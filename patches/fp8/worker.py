@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from flashpatch import ledger
@@ -12,6 +13,7 @@ from flashpatch.record import Contract, Patch
 if TYPE_CHECKING:
     from flashpatch.patches.fp8.transaction import Policy
 
+_stepped = 0  # pid of the process that has noted it
 WORKER = "vllm.v1.worker.gpu_worker:Worker"
 
 
@@ -23,16 +25,28 @@ def on_load_model(original, self, *args: Any, **kwargs: Any):
     return result
 
 
-def on_execute_model(original, self, *args: Any, **kwargs: Any):
-    """Last line of defence: the engine core refuses before this, a worker driven otherwise is stopped here."""
-    broken = managed.unusable()
+def on_execute_model(original, self, scheduler_output: Any, *args: Any, **kwargs: Any):
+    """Last line of defence: the engine core refuses before this, a worker driven otherwise is stopped here.
+
+    A step without tokens only tells the worker which requests have ended; it computes nothing.
+    """
+    broken = managed.unusable() if scheduler_output.total_num_scheduled_tokens else None
     if broken is not None:
         raise PatchError(
             f"the weights are not one whole policy: {explain(broken.policy())}",
             patch="fp8.vllm.step",
             advice="Send a complete update.",
         )
-    return original(self, *args, **kwargs)
+    stepped()
+    return original(self, scheduler_output, *args, **kwargs)
+
+
+def stepped() -> None:
+    """Note, once in this process, that it has taken steps: evidence of step patches is due from now on."""
+    global _stepped
+    if _stepped != os.getpid():
+        _stepped = os.getpid()
+        ledger.note(steps=1)
 
 
 def on_sleep(original, self, level: int = 1, *args: Any, **kwargs: Any):
@@ -80,7 +94,10 @@ STEP = Patch(
     id="fp8.vllm.step",
     targets=(f"{WORKER}.execute_model",),
     wrapper=on_execute_model,
-    contract=Contract(params=("scheduler_output",)),
+    contract=Contract(
+        params=("scheduler_output",),
+        exists=("vllm.v1.core.sched.output:SchedulerOutput.total_num_scheduled_tokens",),
+    ),
     evidence="step",
     needs=("fp8.vllm.birth",),
     why="A model that holds layers of two policies must not produce a token, whoever drives the worker.",

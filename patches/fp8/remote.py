@@ -1,0 +1,57 @@
+"""Calls to several workers that may fail on some of them.
+
+vLLM's multiprocess executor reads the workers' answers one by one and stops at the first failure; the answers
+of the ranks behind it stay in their queues and are taken for the answers to the *next* call. So a failure is
+sent back as an ordinary answer here, and raised once all ranks have been heard.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+logger = logging.getLogger("flashpatch.fp8")
+
+
+@dataclass
+class Failure:
+    """An exception on a worker, as text: not every exception survives pickling."""
+
+    summary: str
+    trace: str
+
+
+def wrap(method: str | Callable, args: tuple, kwargs: dict | None) -> tuple[Callable, tuple]:
+    """``(method, args)`` of a call that never raises on the worker."""
+    if callable(method):
+        import cloudpickle
+
+        method = cloudpickle.dumps(method)
+    return guarded, (method, args, kwargs or {})
+
+
+def guarded(worker: Any, method: str | bytes, args: tuple, kwargs: dict) -> Any:
+    """Run on each worker: the method's result, or a `Failure`."""
+    from vllm.v1.serial_utils import run_method
+
+    try:
+        return run_method(worker, method, args, kwargs)
+    except Exception as error:
+        logger.exception("a call to this worker failed")
+        return Failure(f"{type(error).__name__}: {error}", traceback.format_exc())
+
+
+def unwrap(results: list[Any]) -> list[Any]:
+    """The results, if no rank failed.
+
+    Raises:
+        RuntimeError: names every rank that failed, with the first one's traceback.
+    """
+    failed = {rank: result for rank, result in enumerate(results) if isinstance(result, Failure)}
+    if failed:
+        lines = "; ".join(f"rank {rank}: {failure.summary}" for rank, failure in failed.items())
+        raise RuntimeError(f"Worker failed with error '{lines}'\n{next(iter(failed.values())).trace}")
+    return results

@@ -1,0 +1,167 @@
+"""A tiny random model, an engine on it, and what is asked of that engine.
+
+Run as a script, by its path, it is the other side of the comparison: an engine that has never met FlashPatch.
+
+    python tiny.py MODEL QUANTIZATION ANSWERS
+
+waits for the file ``QUANTIZATION`` (JSON: vLLM's name of a scheme, or null), opens ``MODEL`` in it and saves
+the `answers` as ``ANSWERS``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy
+
+VOCAB = 512
+_HIDDEN, _INNER, _LAYERS, _HEADS, _KV_HEADS = 256, 512, 2, 4, 2
+
+#: Every token id occurs; long enough that a whole block of the prefix cache is kept.
+_PROMPTS = tuple(list(range(start, VOCAB, 3)) for start in range(3))
+_TOKENS = 8
+_PATIENCE = 240.0  # seconds the script waits to be told the quantization
+
+#: What makes a tiny engine start quickly and answer the same in any process.
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "TORCH_COMPILE_DISABLE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+def write(directory: Path, seed: int) -> Path:
+    """Make ``directory`` a Hugging Face checkpoint of a random Qwen2; two seeds share no value.
+
+    Norms and biases are random too, and all of it is wide enough that any tensor shows in the answers.
+    """
+    import numpy
+    from safetensors.numpy import save_file
+
+    noise = numpy.random.default_rng(seed)
+
+    def random(*shape: int, around: float = 0.0) -> numpy.ndarray:
+        return around + 0.08 * noise.standard_normal(shape, dtype=numpy.float32)
+
+    kv = _HIDDEN // _HEADS * _KV_HEADS
+    tensors = {
+        "model.embed_tokens.weight": random(VOCAB, _HIDDEN),
+        "model.norm.weight": random(_HIDDEN, around=1.0),
+        "lm_head.weight": random(VOCAB, _HIDDEN),
+    }
+    for layer in range(_LAYERS):
+        at = f"model.layers.{layer}"
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{at}.{norm}.weight"] = random(_HIDDEN, around=1.0)
+        for name, rows in (("q", _HIDDEN), ("k", kv), ("v", kv)):
+            tensors[f"{at}.self_attn.{name}_proj.weight"] = random(rows, _HIDDEN)
+            tensors[f"{at}.self_attn.{name}_proj.bias"] = random(rows)
+        tensors[f"{at}.self_attn.o_proj.weight"] = random(_HIDDEN, _HIDDEN)
+        for name, rows, columns in (
+            ("gate", _INNER, _HIDDEN),
+            ("up", _INNER, _HIDDEN),
+            ("down", _HIDDEN, _INNER),
+        ):
+            tensors[f"{at}.mlp.{name}_proj.weight"] = random(rows, columns)
+    directory.mkdir()
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    (directory / "config.json").write_text(json.dumps(_config()))
+    return directory
+
+
+def engine_arguments(model: str, **more: Any) -> dict[str, Any]:
+    """Keywords of ``vllm.LLM`` and ``vllm.EngineArgs``: small, eager, with prefix caching, without a tokenizer."""
+    return dict(
+        model=model,
+        skip_tokenizer_init=True,
+        dtype="bfloat16",
+        max_model_len=256,
+        max_num_seqs=4,
+        enforce_eager=True,
+        enable_prefix_caching=True,
+        kv_cache_memory_bytes=32 << 20,
+        gpu_memory_utilization=0.3,
+        max_logprobs=-1,
+        disable_log_stats=True,
+        **more,
+    )
+
+
+def answers(llm: Any) -> numpy.ndarray:
+    """float32 [positions, VOCAB]: logprobs of the prompts, then of greedy continuations that may use the
+    prefix cache. One request at a time, so that batches are the same in every process."""
+    import numpy
+    from vllm import SamplingParams
+
+    greedy = dict(temperature=0, ignore_eos=True, detokenize=False, flat_logprobs=True)
+    rows = []
+    for prompt in _PROMPTS:
+        [scored] = _ask(llm, prompt, SamplingParams(max_tokens=1, prompt_logprobs=-1, **greedy))
+        rows.append(_dense(scored.prompt_logprobs)[1:])
+        [continued] = _ask(llm, prompt, SamplingParams(max_tokens=_TOKENS, logprobs=-1, **greedy))
+        rows.append(_dense(continued.outputs[0].logprobs))
+    return numpy.concatenate(rows)
+
+
+def _ask(llm: Any, prompt: list[int], sampling: Any) -> Any:
+    return llm.generate({"prompt_token_ids": prompt}, sampling, use_tqdm=False)
+
+
+def _dense(flat: Any) -> numpy.ndarray:
+    """vLLM's ``FlatLogprobs`` as float32 [positions, VOCAB]; NaN where it says nothing."""
+    import numpy
+
+    rows = numpy.full((len(flat.start_indices), VOCAB), numpy.nan, dtype=numpy.float32)
+    ids, values = numpy.asarray(flat.token_ids), numpy.asarray(flat.logprobs, dtype=numpy.float32)
+    for row, start, end in zip(rows, flat.start_indices, flat.end_indices, strict=True):
+        row[ids[start:end]] = values[start:end]
+    return rows
+
+
+def _config() -> dict[str, Any]:
+    return dict(
+        architectures=["Qwen2ForCausalLM"],
+        model_type="qwen2",
+        vocab_size=VOCAB,
+        hidden_size=_HIDDEN,
+        intermediate_size=_INNER,
+        num_hidden_layers=_LAYERS,
+        num_attention_heads=_HEADS,
+        num_key_value_heads=_KV_HEADS,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+        bos_token_id=1,
+        eos_token_id=2,
+        torch_dtype="float32",
+    )
+
+
+def _main(model: Path, quantization: Path, saved: Path) -> None:
+    import numpy
+    from vllm import LLM
+
+    deadline = time.monotonic() + _PATIENCE
+    while not quantization.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"nobody wrote {quantization}")
+        time.sleep(0.1)
+    llm = LLM(**engine_arguments(str(model), quantization=json.loads(quantization.read_text())))
+    found = answers(llm)
+    if "flashpatch.engine" in sys.modules:
+        raise RuntimeError("this engine is not independent: FlashPatch is in its process")
+    with saved.open("wb") as file:
+        numpy.save(file, found)
+    os._exit(0)  # all is said; vLLM's shutdown takes seconds
+
+
+if __name__ == "__main__":
+    _main(*map(Path, sys.argv[1:]))
