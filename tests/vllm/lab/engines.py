@@ -69,21 +69,7 @@ def answers(llm: Any, tokens: int = 16) -> dict[str, Any]:
     prompt_logprobs: float32 [prompts * (length - 1), VOCAB]; logprobs: [prompts * tokens, VOCAB] of the
     greedy continuation, whose ids are `tokens` [prompts][tokens]. Arrays are base64: `array()` reads them.
     """
-    from vllm import SamplingParams
-
-    outputs = llm.generate(
-        [{"prompt_token_ids": list(prompt)} for prompt in PROMPTS],
-        SamplingParams(
-            temperature=0,
-            max_tokens=tokens,
-            ignore_eos=True,
-            prompt_logprobs=-1,
-            logprobs=-1,
-            flat_logprobs=True,
-            detokenize=False,
-        ),
-        use_tqdm=False,
-    )
+    outputs = _generate(llm, tokens, prompt_logprobs=-1, logprobs=-1, flat_logprobs=True)
     return dict(
         prompt_logprobs=_text([_dense(output.prompt_logprobs, skip=1) for output in outputs]),
         logprobs=_text([_dense(output.outputs[0].logprobs) for output in outputs]),
@@ -93,14 +79,20 @@ def answers(llm: Any, tokens: int = 16) -> dict[str, Any]:
 
 def greedy(llm: Any, tokens: int = 16) -> list[list[int]]:
     """Only the greedy continuations: the quick question, and the one that uses the prefix cache."""
+    return [list(output.outputs[0].token_ids) for output in _generate(llm, tokens)]
+
+
+def _generate(llm: Any, tokens: int, **sampling: Any) -> list[Any]:
+    """One prompt at a time: an engine in another process batches whatever has arrived, and where activations
+    share one scale (fp8 per tensor) a prompt's answer depends on its company."""
     from vllm import SamplingParams
 
-    outputs = llm.generate(
-        [{"prompt_token_ids": list(prompt)} for prompt in PROMPTS],
-        SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False),
-        use_tqdm=False,
+    parameters = SamplingParams(
+        temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False, **sampling
     )
-    return [list(output.outputs[0].token_ids) for output in outputs]
+    return [
+        llm.generate({"prompt_token_ids": list(prompt)}, parameters, use_tqdm=False)[0] for prompt in PROMPTS
+    ]
 
 
 def array(text: str) -> numpy.ndarray:
