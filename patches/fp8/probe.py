@@ -25,7 +25,7 @@ from flashpatch.proof import Proof
 if TYPE_CHECKING:
     import numpy
 
-_PATIENCE = 200.0  # seconds for both processes together
+_PATIENCE = 300.0  # seconds for both processes together
 _TAIL = 700  # characters of a failed process's log that are shown
 _OURS = ("FLASHPATCH", "VLLM_CPU_KVCACHE_SPACE")  # prefixes of variables that the fresh engine does without
 
@@ -53,7 +53,7 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     ended = _run(workdir)
     seen = _read(workdir / "seen.json")
     return [
-        _is_quantized(seen, _precision()),
+        _opened(seen, ended, _precision()),
         *_updates(workdir, seen, ended),
         _addresses(seen),
         _written(seen, nonce),
@@ -81,18 +81,18 @@ def _run(workdir: Path) -> dict[str, str]:
                     stderr=log,
                     start_new_session=True,
                 )
-        _wait(running, workdir)
+        _wait(running)
         return {name: _ending(name, process, workdir) for name, process in running.items()}
     finally:
         for process in running.values():
             _end(process)
 
 
-def _wait(running: Mapping[str, subprocess.Popen[bytes]], workdir: Path) -> None:
-    """Until both have ended, or time is up, or the fresh engine waits for a job that has failed before."""
+def _wait(running: Mapping[str, subprocess.Popen[bytes]]) -> None:
+    """Until both have ended, or the job has failed, or time is up."""
     deadline = time.monotonic() + _PATIENCE
     while any(process.poll() is None for process in running.values()) and time.monotonic() < deadline:
-        if running["job"].poll() is not None and not (workdir / "quantization.json").exists():
+        if running["job"].poll():
             return
         time.sleep(0.1)
 
@@ -131,10 +131,10 @@ def _proof(what: str, problem: str, evidence: str = "", seconds: float = 0.0) ->
     return Proof("fp8", what, not problem, problem or evidence, seconds)
 
 
-def _is_quantized(seen: Mapping[str, Any], precision: str) -> Proof:
-    what = f"parameters on the worker are those of {precision}"
+def _opened(seen: Mapping[str, Any], ended: Mapping[str, str], precision: str) -> Proof:
+    what = f"an engine opens, and its parameters are those of {precision}"
     if not seen.get("looks"):
-        return _proof(what, "no engine was seen at work")
+        return _proof(what, _why(seen, ended))
     kinds = Counter(tensor["dtype"] for tensor in seen["looks"][0].values())
     is_narrow = any(kind.startswith(_NARROW) for kind in kinds)
     evidence = f"quantization {seen['quantization']}: " + ", ".join(f"{n} {kind}" for kind, n in kinds.items())
@@ -145,18 +145,21 @@ def _updates(workdir: Path, seen: Mapping[str, Any], ended: Mapping[str, str]) -
     import numpy
 
     answers = {path.stem: numpy.load(path) for path in workdir.glob("*.npy")}
-    failed = seen.get("failed") or {}
+    reached = bool(seen.get("looks"))
     for step, (what, reference) in _STEPS.items():
-        if failed.get("step") == step:
-            yield _proof(what, failed["error"])
-        elif step not in answers:
-            reason = f"{failed['step']} failed: {failed['error']}" if failed else f"the job {ended['job']}"
-            yield _proof(what, f"not reached, {reason}")
+        if step not in answers:
+            yield _proof(what, _why(seen, ended) if reached else "not reached")
+            reached = False
         elif reference not in answers:
             yield _proof(what, f"the fresh engine {ended[reference]}")
         else:
             found = _compare(answers[step], answers[reference], answers["before"], reference)
             yield _proof(what, *found, _spent(seen, step))
+
+
+def _why(seen: Mapping[str, Any], ended: Mapping[str, str]) -> str:
+    """Why the job went no further."""
+    return seen["failed"]["error"] if "failed" in seen else f"the job {ended['job']}"
 
 
 def _compare(got: numpy.ndarray, wanted: numpy.ndarray, before: numpy.ndarray, name: str) -> tuple[str, str]:
