@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.coverage import Coverage
@@ -65,7 +66,11 @@ class Slot:
         """The empty tensor to load into; the same object until `reset`."""
         if self.tensor is None:
             data = torch.empty(0, dtype=self.dtype, device=self.storage.device)
-            data.set_(self.storage.get(), self.offset, self.shape, self.stride)
+            storage = self.storage.get()
+            nbytes = storage.nbytes()
+            data.set_(storage, self.offset, self.shape, self.stride)  # grows a storage that is too small
+            if storage.nbytes() > nbytes:
+                storage.resize_(nbytes)
             if self.tensor_class is not torch.Tensor:
                 data = torch.Tensor._make_subclass(self.tensor_class, data)
             vars(data).update(self.attributes)
@@ -167,6 +172,12 @@ def record(modules: dict[str, torch.nn.Module], device: torch.device) -> list[Sl
             for key, tensor in table.items():
                 if tensor is None:
                     continue
+                if is_lazy(tensor):
+                    raise PatchError(
+                        f"{prefix}.{key} has no shape before it is loaded",
+                        patch="fp8.vllm.birth",
+                        advice="Weights of this model cannot be updated in place; open a new engine on them.",
+                    )
                 slot = _record_one(module, key, f"{prefix}.{key}".lstrip("."), is_buffer, tensor, storages, device)
                 twin = shared.setdefault(id(tensor), slot)
                 slot.storage = twin.storage
