@@ -20,8 +20,8 @@ def on_initialize(original, vllm_config: Any, *, model_config: Any = None, **kwa
     engine.require("fp8")
     model = original(vllm_config, model_config=model_config, **kwargs)
     if hasattr(model, "load_weights"):
-        its_config = model_config or vllm_config.model_config
-        managed.add(model, ManagedModel(model, host.for_model(vllm_config, its_config), engine.options("fp8")))
+        surroundings = host.for_model(vllm_config, model_config or vllm_config.model_config)
+        managed.add(model, ManagedModel(model, surroundings, engine.options("fp8")))
     return model
 
 

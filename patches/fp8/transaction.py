@@ -101,7 +101,11 @@ class ManagedModel:
         self._verdict: PatchError | None = None
         self._call = 0  # number of the load_weights call under way
         self._root = model
-        self.layers = _layers(model, host)
+        self._unsupported = ""  # why this model cannot be updated, found at its birth
+        try:
+            self.layers = _layers(model, host)
+        except PatchError as error:
+            self._unsupported, self.layers = error.problem, []
         self._ownership = Ownership([layer.modules for layer in self.layers], _fixed(model, self.layers))
         for layer in self.layers:
             layer.remember_birth(self._ownership)
@@ -140,7 +144,7 @@ class ManagedModel:
 
     def begin(self) -> None:
         """Open a fresh update, dropping what an unfinished one had staged."""
-        reason = self.host.refuse()
+        reason = self._unsupported or self.host.refuse()
         if reason:
             raise self._problem(f"weights of this engine cannot be updated: {reason}", "Open a new engine on them.")
         if self.options["in_flight"] == "refuse" and self.host.busy():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,8 @@ from flashpatch.record import Contract, Patch
 
 if TYPE_CHECKING:
     from flashpatch.patches.fp8.transaction import Policy
+
+logger = logging.getLogger("flashpatch.fp8")
 
 _stepped = 0  # pid of the process that has noted it
 WORKER = "vllm.v1.worker.gpu_worker:Worker"
@@ -64,8 +67,8 @@ def report(worker: Any) -> list[Policy]:
         if model.state == "open":
             try:
                 model.settle()
-            except PatchError:
-                pass  # the model's policy now carries the error
+            except Exception:
+                logger.exception("an update could not be committed")  # the model's policy carries the error
     return [model.policy() for model in managed.all_models()]
 
 
