@@ -100,11 +100,10 @@ class Layer:
             PatchError: the values hold NaN or Inf, or do not fit the storage in use.
         """
         self.leave()
-        if self._has_weights():
-            for slot in self.slots:
-                if self._is_staged(slot):
-                    slot.fill(slot.live())
-            self._check_finite()
+        for slot in self.slots:
+            if self._is_staged(slot):
+                slot.fill(slot.live())
+        self._check_finite()
         live = ownership.capture(self.modules)
         try:
             self._restore_birth()
@@ -124,9 +123,6 @@ class Layer:
             ) from error
         self._keep_alive(plan, after)
         return plan
-
-    def _has_weights(self) -> bool:
-        return self.touched or not self.deferred
 
     def _is_staged(self, slot: Slot) -> bool:
         return not slot.is_buffer or (slot.expected is not None and slot.expected.covered > 0)

@@ -179,7 +179,7 @@ class ManagedModel:
         with self._failing(), torch.no_grad():
             self._agree(f"the update is incomplete: {_list(missing)} did not come" if missing else None)
             for layer in self.layers:
-                if layer.deferred and not layer.processed_in:
+                if layer.deferred and layer.complete and not layer.processed_in:
                     self._process(layer)
             for plan in self._plans.values():
                 plan.apply()
