@@ -56,6 +56,19 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "gemma3_text",
         dict(head_dim=64, query_pre_attn_scalar=64, tie_word_embeddings=True, sliding_window=64),
     ),  # norms scale by 1 + w
+    "glm4-moe": (
+        "glm4_moe",
+        dict(
+            head_dim=64,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=128,
+            n_shared_experts=1,
+            first_k_dense_replace=1,
+            attention_bias=True,
+            use_qk_norm=True,
+        ),
+    ),  # the router's correction bias is one parameter of two modules
     "phi3": ("phi3", {}),  # q, k, v and gate, up are already fused in the checkpoint
 }
 
@@ -105,6 +118,9 @@ def _write(directory: Path, family: str, seed: int, overrides: Mapping[str, Any]
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(_values(name, parameter.shape, seed, gemma=model_type.startswith("gemma")))
+        for name, buffer in model.named_buffers():
+            if name.endswith("bias"):
+                buffer.copy_(_values(name, buffer.shape, seed, gemma=False))
     model.save_pretrained(directory)
     _tokenizer().save_pretrained(directory)
 

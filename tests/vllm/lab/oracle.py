@@ -32,7 +32,7 @@ def answers(
     key = json.dumps([_content(Path(model)), kw, dict(env or {}), _versions()], sort_keys=True)
     kept = environment.store() / "answers" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
     if not kept.exists():
-        fresh = _runner(env or {})(ask, str(model), timeout=240, **kw)
+        fresh = _runner(env or {})(ask, str(model), **kw)
         kept.parent.mkdir(parents=True, exist_ok=True)
         draft = kept.with_suffix(f".{os.getpid()}")
         draft.write_text(json.dumps(fresh))

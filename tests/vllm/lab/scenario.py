@@ -44,7 +44,7 @@ class Runner:
         self._results = -1
         self.log = environment.store() / "logs" / f"{os.getpid()}-{next(_numbers)}.log"
 
-    def __call__(self, function: Callable[..., Any], *args: Any, timeout: float = 300, **kw: Any) -> Any:
+    def __call__(self, function: Callable[..., Any], *args: Any, timeout: float = 600, **kw: Any) -> Any:
         """function(*args, **kw) over there; its result as JSON data. `timeout` in seconds, start included."""
         file = Path(inspect.getfile(function)).resolve()
         name = f"lab.{file.stem}" if file.parent == environment.HERE else file.stem
@@ -146,7 +146,7 @@ def run(
     *args: Any,
     env: Mapping[str, str | None] | None = None,
     standin: bool = False,
-    timeout: float = 300,
+    timeout: float = 600,
     **kw: Any,
 ) -> Any:
     """One call in an interpreter of its own."""
