@@ -82,6 +82,23 @@ class Layer:
             module._parameters.update(self._born.contents[id(module)][1]["_parameters"])
         self._show_staged()
 
+    def check_staged(self) -> None:
+        """Between `enter` and `leave`: the loader must have written to the tensors shown, not replaced them.
+
+        Raises:
+            PatchError: names a tensor that was; what was loaded into its place would be lost.
+        """
+        for slot in self.slots if self._held else ():
+            shown = slot.tensor
+            if shown is None or not self._is_staged(slot):
+                continue
+            if slot.live() is not shown or shown.untyped_storage()._cdata != slot.storage.get()._cdata:
+                raise PatchError(
+                    f"{slot.name} was replaced by the weight loader instead of written to",
+                    patch="fp8.vllm.update",
+                    advice="Report this model; until then update it by restarting the engine.",
+                )
+
     def leave(self) -> None:
         """Show exactly what was there before `enter`; nothing if that has been done."""
         for module, parameters, buffers in self._held:
@@ -99,6 +116,7 @@ class Layer:
         Raises:
             PatchError: the values hold NaN or Inf, or do not fit the storage in use.
         """
+        self.check_staged()
         self.leave()
         for slot in self.slots:
             if self._is_staged(slot):

@@ -98,6 +98,7 @@ class ManagedModel:
         self._plans: dict[Layer, Plan] = {}
         self._queue: list[Layer] = []
         self._discarded = False
+        self._mixed = False  # the live layers may be of several policies: only a complete update helps
         self._verdict: PatchError | None = None
         self._call = 0  # number of the load_weights call under way
         self._root = model
@@ -124,17 +125,15 @@ class ManagedModel:
 
     def load(self, original: Callable[..., Any], weights: Iterable, **kwargs: Any) -> Any:
         """Stand in for ``model.load_weights(weights)``: one bucket of an update, or the first load."""
-        if not self._lock.acquire(blocking=False):
-            raise self._problem("another update is loading into this model", "Send one update at a time.")
-        try:
+        with self._alone():
             self._inside = True
-            names = Names(weights)
-            if self.state == "loading":
-                return self._first_load(original, names, **kwargs)
-            return self._load_bucket(original, names, **kwargs)
-        finally:
-            self._inside = False
-            self._lock.release()
+            try:
+                names = Names(weights)
+                if self.state == "loading":
+                    return self._first_load(original, names, **kwargs)
+                return self._load_bucket(original, names, **kwargs)
+            finally:
+                self._inside = False
 
     def sealed(self) -> None:
         """The first load and its post-processing are over."""
@@ -144,6 +143,10 @@ class ManagedModel:
 
     def begin(self) -> None:
         """Open a fresh update, dropping what an unfinished one had staged."""
+        with self._alone():
+            self._begin()
+
+    def _begin(self) -> None:
         reason = self._unsupported or self.host.refuse()
         if reason:
             raise self._problem(f"weights of this engine cannot be updated: {reason}", "Open a new engine on them.")
@@ -157,6 +160,7 @@ class ManagedModel:
                 "sleep level 2 discarded the weights, so atomic='model' has nothing to fall back to",
                 "Use atomic='layer' for the update after a level 2 sleep.",
             )
+        self._note_mixture()
         self._drop()
         self.host.begin()
         self.state = "open"
@@ -170,29 +174,33 @@ class ManagedModel:
         Raises:
             PatchError: something is missing; it is named.
         """
+        with self._alone():
+            self._finish(partial)
+
+    def _finish(self, partial: bool | None = None) -> None:
         if self.state == "broken" and self.error:
             raise self._problem(self.error, "Send a complete update.")
         if self.state != "open":
             return
-        partial = self.options["partial"] if partial is None else partial
-        missing = self._missing(partial and not self._discarded)
+        missing = self._missing(self.options["partial"] if partial is None else partial)
         with self._failing(), torch.no_grad():
             self._agree(f"the update is incomplete: {_list(missing)} did not come" if missing else None)
             for layer in self.layers:
                 if layer.deferred and layer.complete and not layer.processed_in:
                     self._process(layer)
+            self._mixed = True  # until all is in place
             for plan in self._plans.values():
                 plan.apply()
             with self.host.context():
                 self.host.finalize(self._root)
         self._drop()
-        self._discarded = False
+        self._discarded = self._mixed = False
         self.version += 1
         self.state, self.error = "ready", ""
 
     def settle(self) -> None:
         """Before a step: commit an update that is complete but was never finished by its sender."""
-        if self.state == "open" and not self._missing(self.options["partial"]):
+        if self.state == "open" and not self._inside and not self._missing(self.options["partial"]):
             self.finish()
 
     def discarded(self) -> None:
@@ -203,11 +211,14 @@ class ManagedModel:
 
     def policy(self) -> Policy:
         missing = self._missing(self.options["partial"]) if self.state == "open" else []
-        return Policy(self.state, self.version, missing[:_SHOWN], self.error)
+        state = "broken" if self.state == "open" and self._mixed else self.state
+        return Policy(state, self.version, missing[:_SHOWN], self.error)
 
     @property
     def may_generate(self) -> bool:
         """Whether the live weights are one whole policy."""
+        if self._inside or self._mixed or self._discarded:
+            return False
         return self.state == "ready" or (self.state == "open" and self.options["atomic"] == "model")
 
     # -- loading ---------------------------------------------------------------------------------------
@@ -225,12 +236,12 @@ class ManagedModel:
 
     def _load_bucket(self, original: Callable, names: Names, partial: bool | None = None, **kwargs: Any) -> Any:
         if self.state != "open":
-            self.begin()
+            self._begin()
         self._call += 1
         with self._failing(names), torch.no_grad():
             result = self._load_staged(original, names, **kwargs)
         if partial:
-            self.finish(partial=True)
+            self._finish(partial=True)
         return result
 
     def _load_staged(self, original: Callable, names: Names, **kwargs: Any) -> Any:
@@ -262,6 +273,8 @@ class ManagedModel:
             stack.enter_context(Watch(table, on_write, Slot.touch, guarded))
             result = original(pass_on(), **kwargs)
             self._take_complete(incomplete)
+            for layer in self.layers:
+                layer.check_staged()
         self._process_queue()
         return result
 
@@ -294,6 +307,7 @@ class ManagedModel:
     def _restart(self, name: str) -> None:
         """A tensor of a layer that is already in place came again: a new update has begun."""
         logger.warning("%s came again: taking it as the start of a new update", name)
+        self._note_mixture()
         for layer in self.layers:
             if layer.opened_in != self._call:
                 layer.forget()
@@ -301,7 +315,22 @@ class ManagedModel:
 
     # -- outcome ---------------------------------------------------------------------------------------
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._lock.acquire(blocking=False):
+            raise self._problem("another update is loading into this model", "Send one update at a time.")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _note_mixture(self) -> None:
+        """Before an unfinished update is dropped: layers of it may be in place already."""
+        if self.options["atomic"] == "layer" and any(layer.processed_in for layer in self.layers):
+            self._mixed = True
+
     def _missing(self, partial: bool) -> list[str]:
+        partial = partial and not self._discarded and not self._mixed
         waiting = [layer for layer in self.layers if not layer.processed_in]
         return [name for layer in waiting if layer.touched or not partial for name in layer.missing()]
 
@@ -319,11 +348,10 @@ class ManagedModel:
         try:
             yield
         except BaseException as error:
-            if error is not self._verdict:
-                self.host.announce(f"{type(error).__name__}: {error}")
-            self._verdict = None
+            heard, self._verdict = error is self._verdict, None
+            self._note_mixture()
             self._drop()
-            if self.options["atomic"] == "layer":
+            if self.options["atomic"] == "layer" or self._mixed:
                 problem = error.problem if isinstance(error, PatchError) else f"{type(error).__name__}: {error}"
                 self.state, self.error = "broken", f"the last update failed: {problem}"
                 after = "generation is refused until a complete update"
@@ -331,6 +359,8 @@ class ManagedModel:
                 self.state, after = "ready", "the old policy stays in place, unchanged"
             at = f" at {names.current}" if names is not None and names.current else ""
             error.add_note(f"[flashpatch: {PATCH}] weight update abandoned{at}; {after}.")
+            if not heard:
+                self.host.announce(f"{type(error).__name__}: {error}")
             raise
 
     def _drop(self) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashpatch.errors import PatchError
@@ -40,16 +41,19 @@ class Watch(TorchDispatchMode):
         self._on_write = on_write
         self._on_touch = on_touch
         self._guarded = guarded or {}
+        # An identity is the address of a storage's descriptor: a weak reference keeps it from being used again.
+        self._pins = [StorageWeakRef(slot.tensor.untyped_storage()) for slots in table.values() for slot in slots
+                      if slot.tensor is not None]  # fmt: skip
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         written = _written(func)
-        for index, arg in enumerate(args):
+        for key, arg in (*enumerate(args), *(kwargs or {}).items()):
             for tensor in _tensors(arg):
                 identity = _storage(tensor)
                 slots = self._table.get(identity)
                 if slots is not None:
-                    self._touch(func, slots, tensor, args, index in written)
-                elif index in written and identity in self._guarded:
+                    self._touch(func, slots, tensor, args, key in written)
+                elif key in written and identity in self._guarded:
                     raise PatchError(
                         f"a weight loader wrote straight into {self._guarded[identity]}, which an update must not",
                         advice="Report this model; until then update it by restarting the engine.",
@@ -86,10 +90,11 @@ _METADATA = {torch.ops.aten.detach.default, torch.ops.aten.alias.default}  # nee
 
 
 @functools.cache
-def _written(func: Any) -> frozenset[int]:
-    """Positions of the arguments that an operator writes to."""
+def _written(func: Any) -> frozenset[int | str]:
+    """Positions and names of the arguments that an operator writes to."""
     arguments = func._schema.arguments
-    return frozenset(i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
+    written = [(i, a.name) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write]
+    return frozenset(key for pair in written for key in pair)
 
 
 def _tensors(arg: Any) -> Iterable[torch.Tensor]:
