@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 _DEPTH = 8
-_FOREIGN = ("torch.", "transformers.", "vllm.config", "enum", "logging", "threading", "re", "pathlib")
+_FOREIGN = ("torch.", "transformers.", "vllm.config.", "enum.", "logging.", "threading.", "re.", "pathlib.",
+            "flashpatch.")  # fmt: skip
 _LEAVES = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, torch.Tensor,
            torch.dtype, torch.device, types.BuiltinFunctionType)  # fmt: skip
 
@@ -43,7 +44,7 @@ class Captured:
 def read(container: Any) -> Any:
     """A shallow copy of what ``container`` holds."""
     if isinstance(container, types.FunctionType):
-        return [_cell(cell) for cell in container.__closure__ or ()]
+        return list(children(container))
     if isinstance(container, (dict, list, set)):
         return container.copy()
     contents = vars(container).copy()
@@ -55,9 +56,15 @@ def read(container: Any) -> Any:
 def write(container: Any, contents: Any) -> None:
     """The inverse of `read`; the container, and a module's own tables, keep their identity."""
     if isinstance(container, types.FunctionType):
-        for cell, value in zip(container.__closure__ or (), contents):
-            if value is not _EMPTY:
+        cells, defaults = container.__closure__ or (), container.__defaults__ or ()
+        values = iter(contents)
+        for cell in cells:
+            if (value := next(values)) is not _EMPTY:
                 cell.cell_contents = value
+        if defaults:
+            container.__defaults__ = tuple(next(values) for _ in defaults)
+        for key in container.__kwdefaults__ or ():
+            container.__kwdefaults__[key] = next(values)
     elif isinstance(container, list):
         container[:] = contents
     elif isinstance(container, (dict, set)):
@@ -96,6 +103,7 @@ def children(container: Any) -> Iterator[Any]:
     if isinstance(container, types.FunctionType):
         yield from (_cell(cell) for cell in container.__closure__ or ())
         yield from container.__defaults__ or ()
+        yield from (container.__kwdefaults__ or {}).values()
     elif isinstance(container, functools.partial):
         yield from (container.func, *container.args, *container.keywords.values())
     elif isinstance(container, types.MethodType):
@@ -116,7 +124,7 @@ def holds_state(value: Any) -> bool:
     if isinstance(value, _LEAVES):
         return False
     if isinstance(value, types.FunctionType):
-        return bool(value.__closure__ or value.__defaults__)
+        return bool(value.__closure__ or value.__defaults__ or value.__kwdefaults__)
     if isinstance(value, (dict, list, tuple, set, functools.partial, types.MethodType)):
         return True
     if isinstance(value, torch.nn.Module):
