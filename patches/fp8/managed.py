@@ -13,22 +13,23 @@ if TYPE_CHECKING:
 
     from flashpatch.patches.fp8.transaction import ManagedModel
 
-_models: weakref.WeakKeyDictionary[torch.nn.Module, ManagedModel] = weakref.WeakKeyDictionary()
+# A managed model refers to its model, so only the model itself (by its load_weights) may hold it.
+_models: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[ManagedModel]] = weakref.WeakKeyDictionary()
 
 
 def add(model: torch.nn.Module, managed: ManagedModel) -> None:
     """Look after ``model``: from now on its ``load_weights`` belongs to the transaction."""
     original = model.load_weights
-    _models[model] = managed
+    _models[model] = weakref.ref(managed)
     model.load_weights = _shadow(managed, original)
 
 
 def get(model: torch.nn.Module) -> ManagedModel | None:
-    return _models.get(model)
+    return _models.get(model, lambda: None)()
 
 
 def all_models() -> list[ManagedModel]:
-    return list(_models.values())
+    return [managed for reference in list(_models.values()) if (managed := reference()) is not None]
 
 
 def changes() -> int:
@@ -60,13 +61,10 @@ def unusable() -> ManagedModel | None:
 
 
 def _shadow(managed: ManagedModel, original: Callable) -> Callable:
-    reference = weakref.ref(managed)
-
     def load_weights(weights, *args, **kwargs):
         """Load a bucket of weights as part of an update; ``partial=True`` also commits it."""
-        owner = reference()
-        result = owner.load(original, weights, *args, **kwargs)
-        ledger.note(policy_version=owner.version, updates=owner.version, policy_state=owner.state)
+        result = managed.load(original, weights, *args, **kwargs)
+        ledger.note(policy_version=managed.version, updates=managed.version, policy_state=managed.state)
         return result
 
     return load_weights
