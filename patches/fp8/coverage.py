@@ -65,7 +65,8 @@ class Coverage:
         """Checkpoint names of the expected boxes not written yet; empty when names are unknown."""
         if expected is None:
             return []
-        return [expected.names[box] for box in expected.boxes if box not in self.boxes and expected.names[box]]
+        names = (expected.names[box] for box in expected.boxes if box not in self.boxes)
+        return list(dict.fromkeys(name for name in names if name))
 
     def _box(self, view: torch.Tensor) -> Box | None:
         """The rectangle ``view`` occupies in the tensor's index space, or None if it is no rectangle."""
