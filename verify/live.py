@@ -83,10 +83,9 @@ def judge(run: Run, patches: Mapping[str, Patch], required: Collection[str] = ()
         patches: known patches by id; what others write is shown, and judged by its state alone.
         required: families that the job must carry; others in the ledger are left out. Empty means all.
     """
-    updates = any(row.notes.get("updates") for row in run.rows)
     carried = {family for row in run.rows for family in _families(row.patches)}
     chosen = set(required) or carried | {name for expected in run.expected for name in expected.families}
-    processes = [_present(row, run, patches, chosen, updates) for row in run.rows]
+    processes = [_present(row, run, patches, chosen) for row in run.rows]
     processes += [_missing(expected) for expected in run.missing if chosen & set(expected.families)]
     problems = [f"{process.name}: {problem}" for process in processes for problem in process.problems]
     problems += [f"no process carries {family}" for family in sorted(set(required) - carried)]
@@ -94,9 +93,8 @@ def judge(run: Run, patches: Mapping[str, Patch], required: Collection[str] = ()
     return LiveReport(run.id, tuple(processes), tuple(problems))
 
 
-def _present(
-    row: Row, run: Run, patches: Mapping[str, Patch], families: set[str], updates: bool
-) -> Process:
+def _present(row: Row, run: Run, patches: Mapping[str, Patch], families: set[str]) -> Process:
+    due = _due(row, run, patches)
     expectations = [expected for expected in run.expected if expected.matches(row)]
     roles = {*row.roles, *(role for expected in expectations for role in expected.roles)}
     written = {id: patch for id, patch in row.patches.items() if id.split(".")[0] in families}
@@ -107,7 +105,7 @@ def _present(
         if any(patch.family == family and roles & patch.scope for patch in patches.values()):
             problems.append(f"carries no {family} patch, as its role asks for")
     for id, patch in sorted(written.items()):
-        problems += _problems(id, patch, patches.get(id), roles, row, updates)
+        problems += _problems(id, patch, patches.get(id), roles, row, due)
     if row.error:
         problems.append(row.error)
     return Process(
@@ -142,7 +140,7 @@ def _missing(expected: Expected) -> Process:
 
 
 def _problems(
-    id: str, written: Mapping[str, Any], patch: Patch | None, roles: set[str], row: Row, updates: bool
+    id: str, written: Mapping[str, Any], patch: Patch | None, roles: set[str], row: Row, due: set[str]
 ) -> Iterator[str]:
     word, detail = written["state"], written.get("detail") or "no reason given"
     if word in ("failed", "displaced"):
@@ -151,19 +149,35 @@ def _problems(
         yield f"{id} is skipped: {detail}"
     elif patch is None or not (roles & patch.scope if patch.scope else roles):
         return
-    elif word == "waiting" and _is_due(patch, row, updates) and _in_use(patch.framework, row):
+    elif word == "waiting" and patch.evidence in due and _in_use(patch.framework, row):
         target = written.get("target") or patch.targets[0]
         yield f"{id} is still waiting for {target}, though {_reason(patch)}"
-    elif word == "installed" and _is_due(patch, row, updates) and patch.evidence != "install":
+    elif word == "installed" and patch.evidence in due - {"install"}:
         yield f"{id} was never called, though {_reason(patch)}"
 
 
-def _is_due(patch: Patch, row: Row, updates: bool) -> bool:
-    if patch.evidence == "update":
-        return updates
-    if patch.evidence == "step":
-        return bool(row.notes.get("steps"))
-    return patch.evidence == "install"
+def _due(row: Row, run: Run, patches: Mapping[str, Patch]) -> set[str]:
+    """Kinds of evidence that are due in this process by now.
+
+    Updates concern the whole job. Steps concern this process: it noted some, or a patch that is called on
+    steps was called in it, its parent or a child; another replica of the job may be idle.
+    """
+    due: set[str] = {"install"}
+    if any(other.notes.get("updates") for other in run.rows):
+        due.add("update")
+    near = (other for other in run.rows if other is row or _are_kin(other, row))
+    if row.notes.get("steps") or any(_stepped(other, patches) for other in near):
+        due.add("step")
+    return due
+
+
+def _stepped(row: Row, patches: Mapping[str, Patch]) -> bool:
+    called = (patches[id] for id, patch in row.patches.items() if patch["calls"] and id in patches)
+    return any(patch.evidence == "step" for patch in called)
+
+
+def _are_kin(one: Row, other: Row) -> bool:
+    return one.host == other.host and (one.pid == other.ppid or one.ppid == other.pid)
 
 
 def _reason(patch: Patch) -> str:

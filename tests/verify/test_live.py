@@ -37,10 +37,10 @@ def entry(state: str, calls: int = 0, detail: str = "") -> Mapping:
 
 
 def row(
-    *roles: str, pid: int = 10, host: str = "far", start: str = "7", error=None, patches=None, **notes
+    *roles: str, pid: int = 10, ppid: int = 1, host: str = "far", start="7", error=None, patches=None, **notes
 ) -> Row:
     patches = patches or {}
-    return Row(host, pid, start, 1, "python", roles, {}, {}, patches, notes, error, "now")
+    return Row(host, pid, start, ppid, "python", roles, {}, {}, patches, notes, error, "now")
 
 
 def problems(*rows: Row, expected: tuple[Expected, ...] = (), required: tuple[str, ...] = ()) -> list[str]:
@@ -85,6 +85,21 @@ def test_step_evidence_is_due_once_that_process_stepped():
     assert problems(core, other) == []
     [problem] = problems(row("engine-core", patches={STEP.id: entry("installed")}, steps=1))
     assert "was never called, though there were steps" in problem
+
+
+@pytest.mark.parametrize(("pid", "ppid"), [(11, 10), (5, 1)])
+def test_step_evidence_is_due_once_parent_or_child_stepped(pid, ppid):
+    near = row("engine-core", pid=pid, ppid=ppid, patches={STEP.id: entry("live", 4)})
+    idle = row("engine-core", pid=10, ppid=5, patches={STEP.id: entry("installed")})
+    [problem] = problems(near, idle)
+    assert problem.startswith("engine-core far:10: fam.toy.step was never called")
+
+
+def test_another_replica_may_be_idle():
+    busy = row("engine-core", pid=11, ppid=5, patches={STEP.id: entry("live", 4)})
+    idle = row("engine-core", pid=10, ppid=5, patches={STEP.id: entry("installed")})
+    elsewhere = row("engine-core", pid=5, host="there", patches={STEP.id: entry("live", 4)})
+    assert problems(busy, idle, elsewhere) == []
 
 
 def test_install_evidence_is_due_at_boot():
