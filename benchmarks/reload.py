@@ -1,12 +1,13 @@
 """What one weight update costs on vLLM: FlashPatch, vLLM's own reload, and the least it could cost.
 
-    python benchmarks/reload.py [--quick] [--repeats 5] [--json]
+    python benchmarks/reload.py [--quick] [--repeats 5] [--threads N] [--json]
 
 Needs vLLM on a CPU under Linux, and memory for three copies of the model. Random Qwen2 models are made in a
 temporary directory. For each, in bf16 and in online fp8 (per channel), three processes take turns: an engine
 with FlashPatch, an engine without, and the plain lower bound (each tensor copied once, each linear weight
-quantized or packed once). All get the same tensors, which are in memory. Medians over the rounds are compared;
-the first round is not counted. Memory is the highest resident size during the update above that before it.
+quantized or packed once). All get the same tensors, which are in memory. Medians over the rounds are
+compared; the first round is not counted. Memory is the highest resident size during the update above that
+before it. On a machine that others use, --threads 1 is steadier: several threads wait for the slowest.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -26,7 +28,7 @@ from reloading import models
 from flashpatch.report import Table, emit
 
 HERE = Path(__file__).resolve().parent
-PRECISIONS = {"bf16": "bf16", "fp8": "fp8_per_channel"}  # name here and in FLASHPATCH -> vLLM's quantization
+PRECISIONS = {"bf16": "bf16", "fp8": "fp8_per_channel"}  # as in FLASHPATCH -> vLLM's quantization
 WAYS = {"one call": "ours", "buckets": "ours", "native": "native", "bound": "bound"}  # way -> process
 AIMS = {"time / native": 1.0, "memory / native": 1.0, "time / bound": 1.5}
 ENGINE = {
@@ -40,19 +42,36 @@ ENGINE = {
 }
 
 
+@dataclass(frozen=True)
+class Model:
+    """What is measured, and how: a checkpoint in ``folder``, buckets of ``bucket`` bytes."""
+
+    size: models.Size
+    folder: Path
+    bucket: int
+    threads: int
+
+
 class Worker:
     """One of the three processes."""
 
-    def __init__(self, kind: str, size: models.Size, precision: str, folder: Path, limit: int) -> None:
-        env = {name: value for name, value in os.environ.items() if not name.startswith("FLASHPATCH")} | ENGINE
-        env["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)))
+    def __init__(self, kind: str, model: Model, precision: str) -> None:
+        env = {name: value for name, value in os.environ.items() if not name.startswith("FLASHPATCH")}
+        env |= {**ENGINE, "OMP_NUM_THREADS": str(model.threads)}
         if kind == "ours":
-            env |= {"FLASHPATCH": precision, "FLASHPATCH_STRICT": "1", "FLASHPATCH_LEDGER": str(folder / "ledger")}
-        self._log = (folder / f"{kind}-{precision}.log").open("w+")
+            env |= {"FLASHPATCH": precision, "FLASHPATCH_STRICT": "1"}
+            env["FLASHPATCH_LEDGER"] = str(model.folder / "ledger")
+        self._log = (model.folder / f"{kind}-{precision}.log").open("w+")
+        given = (kind, model.size.name, PRECISIONS[precision], str(model.folder), str(model.bucket))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "reloading.worker", kind, size.name, PRECISIONS[precision], folder, str(limit)],
-            cwd=HERE, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True,
-        )  # fmt: skip
+            [sys.executable, "-m", "reloading.worker", *given],
+            cwd=HERE,
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+        )
         self.threads = self._reply()["threads"]
 
     def __call__(self, way: str) -> dict:
@@ -69,7 +88,8 @@ class Worker:
         line = self._process.stdout.readline()
         if not line:
             self._log.seek(0)
-            raise SystemExit(f"{self._log.read()}\nthe process above ended with status {self._process.wait()}")
+            status = self._process.wait()
+            raise SystemExit(f"{self._log.read()}\nthe process above ended with status {status}")
         return json.loads(line)
 
 
@@ -81,15 +101,15 @@ def tell(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def case(size: models.Size, precision: str, folder: Path, repeats: int, limit: int) -> dict[str, list[dict]]:
+def case(model: Model, precision: str, repeats: int) -> dict[str, list[dict]]:
     """Way -> one measurement per round, the first round left out."""
-    title = f"{size.name} {precision}"
+    title = f"{model.size.name} {precision}"
     workers: dict[str, Worker] = {}
     taken: dict[str, list[dict]] = {way: [] for way in WAYS}
     try:
         for kind in dict.fromkeys(WAYS.values()):
             tell(f"{title}: starting {kind}")
-            workers[kind] = Worker(kind, size, precision, folder, limit)
+            workers[kind] = Worker(kind, model, precision)
         threads = {kind: worker.threads for kind, worker in workers.items()}
         if len(set(threads.values())) > 1:
             raise SystemExit(f"{title}: not the same number of threads: {threads}")
@@ -98,7 +118,8 @@ def case(size: models.Size, precision: str, folder: Path, repeats: int, limit: i
             turn = list(WAYS)[number % len(WAYS) :] + list(WAYS)[: number % len(WAYS)]
             for way in turn:
                 result = workers[WAYS[way]](way)
-                tell(f"{title}: round {number} of {repeats}, {way}: {result['ms']:.0f} ms, {result['mb']:.0f} MB")
+                cost = f"{result['ms']:.0f} ms, {result['mb']:.0f} MB"
+                tell(f"{title}: round {number} of {repeats}, {way}: {cost}")
                 if number:
                     taken[way].append(result)
         _same_policy(workers, title, first)
@@ -160,6 +181,17 @@ def row(title: str, way: str, figures: dict, bucket: str) -> list[str]:
     return cells
 
 
+def misses(title: str, figures: dict[str, dict]) -> list[str]:
+    """A line for each aim that one of our ways misses."""
+    return [
+        f"{title}, {way}: {name} {ratio:.2f}, aim {AIMS[name]:.1f}"
+        for way, kind in WAYS.items()
+        if kind == "ours"
+        for name, ratio in figures[way]["ratios"].items()
+        if judged(name, ratio) == "missed"
+    ]
+
+
 def available_gb() -> float:
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) / 2**20
@@ -168,40 +200,42 @@ def available_gb() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="only the smallest model")
-    parser.add_argument("--sizes", nargs="+", choices=[s.name for s in models.SIZES], help="only these models")
+    names = [size.name for size in models.SIZES]
+    parser.add_argument("--sizes", nargs="+", choices=names, help="only these models")
     parser.add_argument("--repeats", type=int, default=5, help="counted rounds (default %(default)s)")
     parser.add_argument("--bucket-mib", type=int, default=16, help="bucket size (default %(default)s)")
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--threads", type=int, default=cores, help="default: all cores, %(default)s")
     parser.add_argument("--json", action="store_true", help="print every measurement as JSON")
     given = parser.parse_args()
-    wanted = given.sizes or [size.name for size in (models.SIZES[:1] if given.quick else models.SIZES)]
-    bucket = f"{given.bucket_mib} MiB"
-    results, rows, notes, began = [], [], [], time.monotonic()
+    wanted = given.sizes or (names[:1] if given.quick else names)
+    results, rows, notes, missed, began = [], [], [], [], time.monotonic()
     for size in (size for size in models.SIZES if size.name in wanted):
         need = 5 + 5 * size.parameters * 2 / 2**30
         if available_gb() < need:
-            notes.append(f"{size.name} left out: needs {need:.0f} GB of free memory, {available_gb():.0f} are")
+            notes.append(f"{size.name} left out: {available_gb():.0f} GB of memory are free, it needs {need:.0f}")
             continue
         with tempfile.TemporaryDirectory(prefix="flashpatch-reload-") as temporary:
             tell(f"{size.name}: making {size.parameters / 1e6:.0f}M random parameters")
-            folder = Path(temporary, "model")
-            models.write(size, folder)
+            model = Model(size, Path(temporary, "model"), given.bucket_mib << 20, given.threads)
+            models.write(size, model.folder)
             for precision in PRECISIONS:
-                taken = case(size, precision, folder, given.repeats, given.bucket_mib << 20)
+                taken = case(model, precision, given.repeats)
                 figures = compare(taken)
-                results.append({"size": size.name, "parameters": size.parameters, "precision": precision,
-                                "figures": figures, "runs": taken})  # fmt: skip
-                rows += [row(f"{size.name} {precision}", way, figures[way], bucket) for way in WAYS]
-    missed = [f"{r['size']} {r['precision']}, {way}: {name} {ratio:.2f}, aim {AIMS[name]:.1f}"
-              for r in results for way, kind in WAYS.items() if kind == "ours"
-              for name, ratio in r["figures"][way]["ratios"].items() if judged(name, ratio) == "missed"]  # fmt: skip
+                title = f"{size.name} {precision}"
+                result = {"model": title, "parameters": size.parameters, "figures": figures, "runs": taken}
+                results.append(result)
+                rows += [row(title, way, figures[way], f"{given.bucket_mib} MiB") for way in WAYS]
+                missed += misses(title, figures)
     aims = ", ".join(f"{name} <= {aim}" for name, aim in AIMS.items())
-    table = Table(f"One weight update, medians of {given.repeats} rounds (aims: {aims})",
-                  ["model", "way", "ms", "range", "MB extra", *AIMS], rows)  # fmt: skip
-    emit({"aims": AIMS, "results": results, "missed": missed, "notes": notes}, [table], given.json)
+    title = f"One weight update, {given.threads} threads, medians of {given.repeats} rounds (aims: {aims})"
+    table = Table(title, ["model", "way", "ms", "range", "MB extra", *AIMS], rows)
+    data = {"aims": AIMS, "threads": given.threads, "results": results, "missed": missed, "notes": notes}
+    emit(data, [table], given.json)
     if not given.json:
-        for line in [*notes, f"{len(missed)} aims missed" + (":" if missed else ""), *(f"  {m}" for m in missed)]:
-            print(line)
-    tell(f"{time.monotonic() - began:.0f} s in all\n" if sys.stderr.isatty() else "")
+        print(*notes, f"{len(missed)} aims missed{':' if missed else ''}", *missed, sep="\n")
+    tell(f"{time.monotonic() - began:.0f} s in all")
+    print(file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ SIZES = (
 
 
 def write(size: Size, folder: Path) -> None:
-    """Make the checkpoint in ``folder``; wide enough (std 0.08) that a different policy answers differently."""
+    """Make the checkpoint in ``folder``, wide enough (std 0.08) that another policy answers differently."""
     import torch
     from safetensors.torch import save_file
 

@@ -4,7 +4,7 @@
 
 KIND is ours, native or bound. One JSON line in, {"way": ...}, one out. The ways: "one call" and "buckets"
 (ours), "native", "bound"; "answer" gives what the engine says to a fixed prompt. Each update brings the
-policy that the process does not hold.
+policy that the process does not hold yet.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class Engine:
         prompt = {"prompt_token_ids": list(range(3, 35))}
         asked = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=2, detokenize=False)
         (output,) = self.llm.generate(prompt, asked, use_tqdm=False)
-        return [sorted((token, seen.logprob) for token, seen in step.items()) for step in output.outputs[0].logprobs]
+        steps = output.outputs[0].logprobs
+        return [sorted((token, seen.logprob) for token, seen in step.items()) for step in steps]
 
 
 def _ways(kind: str, size: models.Size, precision: str, folder: Path, limit: int) -> dict[str, Callable]:
