@@ -213,7 +213,7 @@ def main() -> None:
     for size in (size for size in models.SIZES if size.name in wanted):
         need = 5 + 5 * size.parameters * 2 / 2**30
         if available_gb() < need:
-            notes.append(f"{size.name} left out: {available_gb():.0f} GB of memory are free, it needs {need:.0f}")
+            notes.append(f"{size.name} left out: {available_gb():.0f} GB of memory free, {need:.0f} needed")
             continue
         with tempfile.TemporaryDirectory(prefix="flashpatch-reload-") as temporary:
             tell(f"{size.name}: making {size.parameters / 1e6:.0f}M random parameters")
@@ -233,7 +233,8 @@ def main() -> None:
     data = {"aims": AIMS, "threads": given.threads, "results": results, "missed": missed, "notes": notes}
     emit(data, [table], given.json)
     if not given.json:
-        print(*notes, f"{len(missed)} aims missed{':' if missed else ''}", *missed, sep="\n")
+        verdict = f"{len(missed)} aims missed{':' if missed else ''}" if results else "nothing was measured"
+        print(*notes, verdict, *missed, sep="\n")
     tell(f"{time.monotonic() - began:.0f} s in all")
     print(file=sys.stderr)
 
