@@ -33,11 +33,13 @@ class Coverage:
     def covered(self) -> int:
         """Number of elements written at least once."""
         if self.mask is not None:
-            return int(self.mask.sum())
+            return int(torch.count_nonzero(self.mask))
         return sum(_volume(box) for box in self.boxes)
 
     def add(self, view: torch.Tensor, name: str = "") -> None:
         """Record that ``view``, which shares the tensor's storage, was written."""
+        if view.numel() == 0:  # a loader's "zero the padding" where there is none
+            return
         box = self._box(view)
         if box is None or self.mask is not None:
             self._paint(view)
