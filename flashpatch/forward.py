@@ -1,12 +1,18 @@
 """The variables that carry the selection to other processes, and the lists that must let them through.
 
-A local child inherits the environment. Ray starts workers with a new one, and vLLM copies only variables
-with certain prefixes or named in ``VLLM_RAY_EXTRA_ENV_VARS_TO_COPY`` (``vllm/ray/ray_env.py``).
+A local child inherits the environment. Ray's workers have that of the node they run on, which on a cluster that
+was running before is not the driver's: what is to reach them must be in the job's runtime environment, and Ray
+lets a hook named in ``RAY_RUNTIME_ENV_HOOK`` add to it in ``ray.init`` (``ray/_private/worker.py``). vLLM copies
+only variables with certain prefixes or named in ``VLLM_RAY_EXTRA_ENV_VARS_TO_COPY`` (``vllm/ray/ray_env.py``).
 """
 
 from __future__ import annotations
 
 import os
+from importlib import import_module
+from typing import Any
+
+from flashpatch import ledger_files
 
 VARIABLES = (
     "FLASHPATCH",
@@ -20,9 +26,15 @@ VARIABLES = (
 
 VLLM_LIST = "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"
 
+RAY_HOOK = "RAY_RUNTIME_ENV_HOOK"
+OUR_HOOK = "flashpatch.forward.ray_runtime_env"
+THEIR_HOOK = "FLASHPATCH_RAY_HOOK"
+"""Where the hook is kept that was set before ours; ours calls it first."""
+
 
 def export(asked: str, resolved: str) -> None:
-    """Set ``FLASHPATCH`` and ``FLASHPATCH_RESOLVED`` for children, and put our variables on vLLM's list.
+    """Set ``FLASHPATCH`` and ``FLASHPATCH_RESOLVED`` for children, put our variables on vLLM's list and our hook
+    into Ray's.
 
     A relative ledger becomes absolute, since workers run in other directories.
     """
@@ -32,6 +44,10 @@ def export(asked: str, resolved: str) -> None:
     if ledger:
         os.environ["FLASHPATCH_LEDGER"] = os.path.abspath(os.path.expanduser(ledger))
     _list(add=True)
+    before = os.environ.get(RAY_HOOK)
+    if before and before != OUR_HOOK:
+        os.environ[THEIR_HOOK] = before
+    os.environ[RAY_HOOK] = OUR_HOOK
 
 
 def withdraw() -> None:
@@ -39,11 +55,34 @@ def withdraw() -> None:
     os.environ.pop("FLASHPATCH", None)
     os.environ.pop("FLASHPATCH_RESOLVED", None)
     _list(add=False)
+    theirs = os.environ.pop(THEIR_HOOK, None)
+    if os.environ.get(RAY_HOOK) == OUR_HOOK:
+        del os.environ[RAY_HOOK]
+        if theirs:
+            os.environ[RAY_HOOK] = theirs
 
 
 def ray_env() -> dict[str, str]:
-    """Our variables that are set, for ``runtime_env={"env_vars": ...}`` of a Ray job or actor."""
-    return {name: os.environ[name] for name in (*VARIABLES, VLLM_LIST) if name in os.environ}
+    """Our variables that are set, for ``runtime_env={"env_vars": ...}`` of a Ray job or actor; all processes of
+    the job write to this process's ledger."""
+    ours = {name: os.environ[name] for name in (*VARIABLES, VLLM_LIST) if name in os.environ}
+    return {**ours, "FLASHPATCH_LEDGER": str(ledger_files.directory())} if "FLASHPATCH" in ours else ours
+
+
+def ray_runtime_env(runtime_env: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Ray's hook: the job's runtime environment with our variables in it, unless it sets them itself.
+
+    Ray calls it in ``ray.init`` after a submitted job's own environment was merged in.
+    """
+    theirs = os.environ.get(THEIR_HOOK)
+    if theirs:
+        module, _, name = theirs.rpartition(".")
+        runtime_env = getattr(import_module(module), name)(runtime_env)
+    ours = ray_env()
+    if "FLASHPATCH" not in ours:
+        return runtime_env
+    given = dict(runtime_env or {})
+    return {**given, "env_vars": {**ours, **(given.get("env_vars") or {})}}
 
 
 def _list(add: bool) -> None:

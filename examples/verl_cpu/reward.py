@@ -1,0 +1,10 @@
+"""The reward of the sums: 1 for the right answer, nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None, **_: Any) -> float:
+    """verl's custom reward function."""
+    return float(solution_str.replace("<|end|>", "").strip() == ground_truth)

@@ -1,0 +1,65 @@
+"""torch's FSDP on a machine where the CPU is the device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from flashpatch.record import Contract, Patch
+
+INIT = "torch.distributed.fsdp._init_utils"
+PARAM = "torch.distributed.fsdp._fully_shard._fsdp_param"
+
+
+def on_check(original, module_states: list[Any]) -> None:
+    """Instead of the check; with no accelerator there is nowhere to move the states to."""
+    return None
+
+
+def on_param(original, self, *args: Any, **kwargs: Any) -> None:
+    """Around ``FSDPParam.__init__``: an offload policy without pinned memory."""
+    from torch.distributed.fsdp import CPUOffloadPolicy
+
+    def unpinned(value: Any) -> Any:
+        pinned = isinstance(value, CPUOffloadPolicy) and value.pin_memory
+        return replace(value, pin_memory=False) if pinned else value
+
+    args, kwargs = tuple(map(unpinned, args)), {name: unpinned(value) for name, value in kwargs.items()}
+    return original(self, *args, **kwargs)
+
+
+SYNC = Patch(
+    id="cpu.torch.sync-states",
+    targets=(f"{INIT}:_check_module_states_for_sync_module_states",),
+    requires="torch>=2.6",
+    wrapper=on_check,
+    contract=Contract(params=("module_states",), exists=(f"{INIT}:_sync_module_params_and_buffers",)),
+    evidence="fault",
+    scope=frozenset({"trainer"}),
+    needs=("cpu.verl.platform",),
+    tested=("2.13.0+cpu",),
+    why="FSDP1 refuses sync_module_states=True, which verl always sets, while parameters are on the CPU, since NCCL "
+    "could not broadcast them; gloo can.",
+    how="Skips the check; the broadcast itself is torch's.",
+    remove_when="torch asks the process group whether it can broadcast CPU tensors.",
+)
+
+PIN = Patch(
+    id="cpu.torch.pin-memory",
+    targets=(f"{PARAM}:FSDPParam.__init__",),
+    requires="torch>=2.6",
+    wrapper=on_param,
+    contract=Contract(
+        params=("offload_policy",),
+        mentions=("self.pin_memory",),
+        exists=("torch.distributed.fsdp._fully_shard._fsdp_api:CPUOffloadPolicy.pin_memory",),
+    ),
+    evidence="fault",
+    scope=frozenset({"trainer"}),
+    needs=("cpu.verl.platform",),
+    tested=("2.13.0+cpu",),
+    why="Under FSDP2 verl offloads the reference policy with pinned memory, which torch can only pin for an "
+    "accelerator.",
+    how="The same policy with pin_memory=False.",
+    remove_when="verl pins memory only where there is a device to copy it to.",
+)

@@ -1,0 +1,70 @@
+"""One gloo backend for the process group, where verl names it twice."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+from flashpatch import ledger
+from flashpatch.record import Contract, Patch
+
+DISTRIBUTED = "verl.utils.distributed"
+BACKEND = "cpu:gloo"
+
+
+def on_ray(original, timeout_second: int | None = None, backend: str | None = None) -> Any:
+    """Around ``initialize_global_process_group_ray``: whoever joins it is a trainer."""
+    _trainer()
+    return original(timeout_second, backend or BACKEND)
+
+
+def on_launcher(original, timeout_second: int = 36000) -> tuple[int, int, int]:
+    """Instead of ``initialize_global_process_group``, which takes no backend."""
+    import torch
+
+    _trainer()
+    torch.distributed.init_process_group(
+        backend=BACKEND,
+        timeout=timedelta(seconds=timeout_second),
+        init_method=os.environ.get("DIST_INIT_METHOD"),
+    )
+    return int(os.environ["LOCAL_RANK"]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def _trainer() -> None:
+    ledger.role("trainer", rank=int(os.environ.get("RANK", 0)), world=int(os.environ.get("WORLD_SIZE", 1)))
+
+
+_COMMON = dict(
+    requires="verl>=0.9",
+    scope=frozenset({"trainer"}),
+    needs=("cpu.verl.platform",),
+    tested=("0.9.1",),
+    why='verl asks torch for "cpu:gloo,<device>:<backend>", which for a CPU is "cpu:gloo,cpu:gloo"; torch refuses '
+    "a device that is named twice.",
+    remove_when="verl names each device once.",
+)
+
+RAY = Patch(
+    id="cpu.verl.gloo",
+    targets=(f"{DISTRIBUTED}:initialize_global_process_group_ray",),
+    wrapper=on_ray,
+    contract=Contract(params=("timeout_second", "backend"), mentions=("get_nccl_backend",)),
+    evidence="install",
+    how='Passes "cpu:gloo" where no backend is given, and notes that the process is a trainer.',
+    **_COMMON,
+)
+
+LAUNCHER = Patch(
+    id="cpu.verl.gloo-launcher",
+    targets=(f"{DISTRIBUTED}:initialize_global_process_group",),
+    wrapper=on_launcher,
+    contract=Contract(
+        params=("timeout_second",),
+        mentions=("get_nccl_backend", "DIST_INIT_METHOD", "LOCAL_RANK", "WORLD_SIZE")[:1],
+    ),
+    evidence="fault",
+    how='The same group with "cpu:gloo", for scripts started by torchrun.',
+    **_COMMON,
+)
