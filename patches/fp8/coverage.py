@@ -24,6 +24,7 @@ class Coverage:
     boxes: dict[Box, int] = field(default_factory=dict)  # box -> number of times it was written
     names: dict[Box, str] = field(default_factory=dict)  # box -> checkpoint name that wrote it first
     mask: torch.Tensor | None = None
+    overlaps: bool = False  # some element was written by two different views
 
     @property
     def total(self) -> int:
@@ -46,7 +47,6 @@ class Coverage:
             if box is None:
                 return
         elif box not in self.boxes and any(_overlap(box, other) for other in self.boxes):
-            self._to_mask()
             self._paint(view)
         self.boxes[box] = self.boxes.get(box, 0) + 1
         self.names.setdefault(box, name)
@@ -55,7 +55,13 @@ class Coverage:
         """True when everything that ``expected`` saw written has been written here as often."""
         if self.covered < expected.covered:
             return False
-        return all(self.boxes.get(box, 0) >= times for box, times in expected.boxes.items() if times > 1)
+        # Where writes lie over one another (cleared first, scaled at the end), each of them is needed.
+        needed = {box: n for box, n in expected.boxes.items() if n > 1 or expected.overlaps}
+        if any(self.boxes.get(box, 0) < times for box, times in needed.items()):
+            return False
+        if self.covered == self.total or (expected.mask is None and expected.boxes.keys() <= self.boxes.keys()):
+            return True
+        return not bool((expected._elements() & ~self._elements()).any())
 
     def exceeded_by(self, view: torch.Tensor, expected: Coverage | None) -> bool:
         """True when one more write of ``view`` is more often than ``expected`` saw it."""
@@ -75,7 +81,7 @@ class Coverage:
         rest = view.storage_offset() - self.offset
         if rest < 0 or 0 in view.shape:
             return None
-        if rest == 0 and view.numel() == self.total and view.is_contiguous():
+        if rest == 0 and view.numel() == self.total and view.is_contiguous() and self._dense():
             return tuple((0, size) for size in self.shape)
         order = sorted(range(len(self.shape)), key=lambda d: -self.stride[d])
         sizes = {st: size for size, st in zip(view.shape, view.stride()) if size > 1}
@@ -93,18 +99,34 @@ class Coverage:
             box[dim] = (start, start + extent)
         return None if rest or sizes else tuple(box)
 
-    def _to_mask(self) -> None:
-        self.mask = torch.zeros(self.shape, dtype=torch.bool)
+    def _dense(self) -> bool:
+        """Whether the tensor's elements are all those between its first and its last."""
+        return sum((size - 1) * step for size, step in zip(self.shape, self.stride)) + 1 == self.total
+
+    def _elements(self) -> torch.Tensor:
+        if self.mask is not None:
+            return self.mask
+        mask = torch.zeros(self.shape, dtype=torch.bool)
         for box in self.boxes:
-            self.mask[tuple(slice(*edge) for edge in box)] = True
+            mask[tuple(slice(*edge) for edge in box)] = True
+        return mask
 
     def _paint(self, view: torch.Tensor) -> None:
-        if self.mask is None:
-            self._to_mask()
-        span = sum((size - 1) * step for size, step in zip(self.shape, self.stride)) + 1
-        marks = torch.zeros(span, dtype=torch.bool)
-        marks.as_strided(view.shape, view.stride(), view.storage_offset() - self.offset).fill_(True)
-        self.mask |= marks.as_strided(self.shape, self.stride)
+        self.mask = self._elements()
+        if 0 in view.shape or self.total == 0:
+            return
+        first = min(self.offset, view.storage_offset())
+        ends = (_last(self.shape, self.stride, self.offset), _last(view.shape, view.stride(), view.storage_offset()))
+        marks = torch.zeros(max(ends) + 1 - first, dtype=torch.bool)
+        marks.as_strided(view.shape, view.stride(), view.storage_offset() - first).fill_(True)
+        painted = marks.as_strided(self.shape, self.stride, self.offset - first)
+        self.overlaps |= bool((painted & self.mask).any())
+        self.mask |= painted
+
+
+def _last(shape, stride, offset: int) -> int:
+    """Position in the storage of the last element."""
+    return offset + sum((size - 1) * step for size, step in zip(shape, stride))
 
 
 def _volume(box) -> int:

@@ -47,7 +47,8 @@ class Plan:
             return fresh
         self._pairs[id(live)] = live
         if isinstance(live, (tuple, functools.partial, types.MethodType)):
-            return self._immutable(live, fresh, where)
+            kept = self._pairs[id(live)] = self._immutable(live, fresh, where)
+            return kept
         if hasattr(type(live), "__del__"):
             self._exchange(live, fresh)
             return live
@@ -64,6 +65,7 @@ class Plan:
         elif isinstance(live, list) and len(live) == len(fresh):
             merged = [self.pair(a, b, f"{where}[{i}]") for i, (a, b) in enumerate(zip(live, fresh))]
         else:
+            _refuse_tensors(live, fresh, where)
             merged = fresh
         self._steps.append(lambda: owned.write(container, merged))
 
@@ -94,6 +96,13 @@ class Plan:
             )
         if live.numel() == 0 or (live.data_ptr() == fresh.data_ptr() and live.stride() == fresh.stride()):
             return live
+        for dim, step in enumerate(live.stride()):
+            if step == 0 and live.shape[dim] > 1:  # expanded: one element stands for all along this dimension
+                first = fresh.narrow(dim, 0, 1)
+                if not torch.equal(first.expand_as(fresh), fresh):
+                    raise LayoutChanged(f"{where}: one value stood for {live.shape[dim]}, a fresh load gives several")
+                self._tensor(live.narrow(dim, 0, 1), first, where)
+                return live
         known = self._copies.get(id(live))
         if known is not None and known[1] is not fresh and not torch.equal(known[1], fresh):
             raise LayoutChanged(f"{where} and {known[2]} share one tensor but were given different values")
@@ -101,11 +110,24 @@ class Plan:
         return live
 
     def _immutable(self, live: Any, fresh: Any, where: str) -> Any:
-        """Values inside a tuple, partial or bound method: kept if all can be brought up to date in place."""
-        pairs = list(zip(owned.children(live), owned.children(fresh)))
-        kept = [self.pair(a, b, f"{where}[{i}]") is a for i, (a, b) in enumerate(pairs)]
-        same = len(pairs) == sum(1 for _ in owned.children(live)) == sum(1 for _ in owned.children(fresh))
-        return live if same and all(kept) else fresh
+        """A tuple, partial or bound method: the live one, or a new one around what could be kept of it."""
+        if isinstance(live, types.MethodType):
+            owner = self.pair(live.__self__, fresh.__self__, where)
+            same = owner is live.__self__ and live.__func__ is fresh.__func__
+            return live if same else types.MethodType(fresh.__func__, owner)
+        old, new = list(owned.children(live)), list(owned.children(fresh))
+        if len(old) != len(new) or getattr(live, "keywords", {}).keys() != getattr(fresh, "keywords", {}).keys():
+            _refuse_tensors(old, new, where)
+            return fresh
+        if isinstance(live, functools.partial):
+            old = [live.func, *live.args, *(live.keywords[key] for key in fresh.keywords)]
+        kept = [self.pair(a, b, f"{where}[{i}]") for i, (a, b) in enumerate(zip(old, new))]
+        if all(a is b for a, b in zip(old, kept)):
+            return live
+        if isinstance(live, functools.partial):
+            split = 1 + len(fresh.args)
+            return functools.partial(*kept[:split], **dict(zip(fresh.keywords, kept[split:])))
+        return live._make(kept) if hasattr(live, "_make") else type(live)(kept)
 
     def _exchange(self, live: Any, fresh: Any) -> None:
         self.owns_resources = True
@@ -122,6 +144,12 @@ class Plan:
                     mine[key], theirs[key] = b, a
 
         self._steps.append(swap)
+
+
+def _refuse_tensors(live: Any, fresh: Any, where: str) -> None:
+    """Containers of unlike lengths cannot be paired; captured graphs would go on with the tensors in use."""
+    if any(isinstance(value, torch.Tensor) for value in live):
+        raise LayoutChanged(f"{where}: a fresh load gives {len(fresh)} values, the engine runs on {len(live)}")
 
 
 _PLAIN = (str, bytes, int, float, bool, type(None))

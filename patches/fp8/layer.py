@@ -11,7 +11,7 @@ from flashpatch.errors import PatchError
 from flashpatch.patches.fp8 import owned
 from flashpatch.patches.fp8.fold import LayoutChanged, Plan
 from flashpatch.patches.fp8.owned import Captured, Ownership
-from flashpatch.patches.fp8.slots import Slot
+from flashpatch.patches.fp8.slots import Slot, StorageSlot
 
 
 class Layer:
@@ -70,7 +70,18 @@ class Layer:
             slot.forget()
 
     def release(self) -> None:
-        """Let go of the staged tensors; whoever still uses their memory keeps it."""
+        """Let go of the staged tensors; whoever still uses their memory keeps it.
+
+        A loader in the middle of a call holds the tensors it was shown, and uses them no more.
+        """
+        shown: dict[StorageSlot, set[int]] = {}
+        for slot in self.slots:
+            if slot.tensor is not None:
+                shown.setdefault(slot.storage, set()).add(id(slot.tensor))
+        adopted = {id(tensor) for tensor in (*self._keep, *(slot.live() for slot in self.slots))}
+        for storage, tensors in shown.items():
+            if not tensors & adopted:
+                storage.free(held_by=len(tensors))
         for slot in self.slots:
             slot.reset()
 

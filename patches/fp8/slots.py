@@ -78,9 +78,13 @@ class Slot:
         return self.tensor
 
     def touch(self) -> None:
-        """Give the staged tensor memory: zeros where loaders always leave gaps (padding), else poison."""
+        """Give the staged tensor memory: poison, unless loaders always leave gaps (padding) in it.
+
+        Gaps hold what they held at birth, or zeros in a large tensor.
+        """
         gaps = self.expected is not None and 0 < self.expected.covered < self.expected.total
-        self.storage.allocate(0 if gaps else _POISON)
+        if self.storage.allocate(0 if gaps else _POISON) and gaps and self.initial is not None:
+            self.stage().detach().copy_(self.initial)
 
     def fill(self, running: torch.Tensor | None) -> None:
         """Make sure the staged tensor has values where the checkpoint brings none.
@@ -101,9 +105,11 @@ class Slot:
             )
         tensor.copy_(source)
 
-    def holds(self, view: torch.Tensor) -> bool:
-        """Whether ``view``, of the same storage, lies inside this slot."""
-        return view.dtype == self.dtype and self.offset <= view.storage_offset() and _end(view) <= self.end
+    def part(self, view: torch.Tensor) -> torch.Tensor | None:
+        """``view``, of the same storage, in this slot's dtype; None if they lie apart."""
+        if view.dtype != self.dtype:
+            view = view.view(self.dtype)
+        return view if view.storage_offset() < self.end and self.offset < _end(view) else None
 
     @property
     def end(self) -> int:
@@ -150,13 +156,21 @@ class StorageSlot:
             self._storage = torch.UntypedStorage(0, device=self.device)
         return self._storage
 
-    def allocate(self, byte: int) -> None:
-        """Give the storage its memory, every byte set to ``byte``; nothing if it has it already."""
+    def allocate(self, byte: int) -> bool:
+        """Give the storage its memory, every byte set to ``byte``; False, and nothing, if it has it already."""
         storage = self.get()
-        if storage.nbytes() < self.nbytes:
-            storage.resize_(self.nbytes)
-            raw = torch.empty(0, dtype=torch.uint8, device=self.device)
-            raw.set_(storage, 0, (self.nbytes,), (1,)).fill_(byte)
+        if storage.nbytes() >= self.nbytes:
+            return False
+        storage.resize_(self.nbytes)
+        raw = torch.empty(0, dtype=torch.uint8, device=self.device)
+        raw.set_(storage, 0, (self.nbytes,), (1,)).fill_(byte)
+        return True
+
+    def free(self, held_by: int) -> None:
+        """Give the memory back now, if nothing but ``held_by`` staged tensors uses it."""
+        storage = self._storage
+        if storage is not None and torch._C._storage_Use_Count(storage._cdata) == held_by + 1:
+            storage.resize_(0)
 
     def release(self) -> None:
         self._storage = None

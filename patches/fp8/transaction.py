@@ -249,10 +249,13 @@ class ManagedModel:
         guarded = _live_storages(self._root)
         incomplete: dict[Layer, None] = {}  # layers written in this call and not complete yet, in order
 
+        def on_touch(slot: Slot) -> None:
+            if owner[id(slot)].processed_in == self._call:
+                raise self._problem(f"{names.current or slot.name} came twice in one update", "Send each tensor once.")
+            slot.touch()
+
         def on_write(slot: Slot, view: torch.Tensor) -> None:
             layer = owner[id(slot)]
-            if layer.processed_in == self._call:
-                raise self._problem(f"{names.current or slot.name} came twice in one update", "Send each tensor once.")
             if layer.processed_in:
                 self._restart(names.current or slot.name)
             layer.opened_in = layer.opened_in or self._call
@@ -270,7 +273,7 @@ class ManagedModel:
                 layer.enter()
             slots = [slot for layer in self.layers for slot in layer.slots]
             table = storage_table(slots, lambda slot: slot.tensor)
-            stack.enter_context(Watch(table, on_write, Slot.touch, guarded))
+            stack.enter_context(Watch(table, on_write, on_touch, guarded))
             result = original(pass_on(), **kwargs)
             self._take_complete(incomplete)
             for layer in self.layers:
@@ -296,11 +299,10 @@ class ManagedModel:
 
     def _process(self, layer: Layer) -> None:
         with _disable_current_modes(), self.host.context():
-            plan = layer.process(self._ownership, self.host.process)
             if self.options["atomic"] == "layer":
-                plan.apply()
+                layer.process(self._ownership, self.host.process).apply()
             else:
-                self._plans[layer] = plan
+                self._plans[layer] = layer.process(self._ownership, self.host.process)
         layer.release()
         layer.processed_in = self._call or 1
 

@@ -67,10 +67,13 @@ class Watch(TorchDispatchMode):
             self._on_touch(slot)
         if not is_write:
             return
-        for slot in (s for s in slots if s.holds(tensor)):
-            if func is torch.ops.aten.copy_.default:
+        for slot in slots:
+            part = slot.part(tensor)
+            if part is None:
+                continue
+            if func is torch.ops.aten.copy_.default and tensor.dtype == slot.dtype:
                 _check_kind(slot, args[1])
-            self._on_write(slot, tensor)
+            self._on_write(slot, part)
 
 
 class Names:

@@ -526,9 +526,12 @@ def test_no_step_while_a_bucket_loads(atomic):
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "method,atomic", [("handled", "layer"), ("quantized", "layer"), ("cached", "model"), ("closure", "model")]
+)
 def test_no_growth_over_many_updates(method, atomic):
-    engine = toys.engine(method, atomic=atomic)
-    weights = [toys.checkpoint(seed) for seed in range(3)]
+    weights = [toys.checkpoint(seed, blocks=1) for seed in range(3)]
+    engine = toys.Engine(toys.Model(method, blocks=1), weights[0], atomic=atomic)
     for update in range(50):
         for bucket in toys.cut(weights[update % 3], 5):
             engine.load(bucket)
