@@ -2,7 +2,7 @@
 
 Two processes are started. `flashpatch.patches.fp8.probe_job` carries FlashPatch as a user's program would: it
 opens an engine on model A, updates it to A, to B and back through three doors, and writes down what it sees.
-`flashpatch.patches.fp8.tiny`, run as a script, never meets FlashPatch: it says what a fresh engine answers on B.
+`flashpatch.patches.fp8.tiny`, run as a script, never meets FlashPatch: it is the fresh engine on B.
 """
 
 from __future__ import annotations
@@ -67,7 +67,10 @@ def _run(workdir: Path) -> dict[str, str]:
     """Run the job and the fresh engine at the same time; how each ended, empty for well."""
     code = f"from {probe_job.__name__} import main; main()"
     commands = {"job": ["-c", code, str(workdir)], "fresh": [tiny.__file__, *_paths(workdir)]}
-    environments = {"job": _environment(), "fresh": _environment(without=_OURS, VLLM_ENABLE_V1_MULTIPROCESSING="0")}
+    environments = {
+        "job": _environment(),
+        "fresh": _environment(without=_OURS, VLLM_ENABLE_V1_MULTIPROCESSING="0"),
+    }
     running: dict[str, subprocess.Popen[bytes]] = {}
     try:
         for name, command in commands.items():
@@ -137,8 +140,10 @@ def _opened(seen: Mapping[str, Any], ended: Mapping[str, str], precision: str) -
         return _proof(what, _why(seen, ended))
     kinds = Counter(tensor["dtype"] for tensor in seen["looks"][0].values())
     is_narrow = any(kind.startswith(_NARROW) for kind in kinds)
-    evidence = f"quantization {seen['quantization']}: " + ", ".join(f"{n} {kind}" for kind, n in kinds.items())
-    return _proof(what, evidence if is_narrow == (precision == "bf16") else "", evidence, _spent(seen, "before"))
+    counted = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+    evidence = f"quantization {seen['quantization']}: {counted}"
+    problem = evidence if is_narrow == (precision == "bf16") else ""
+    return _proof(what, problem, evidence, _spent(seen, "before"))
 
 
 def _updates(workdir: Path, seen: Mapping[str, Any], ended: Mapping[str, str]) -> Iterator[Proof]:

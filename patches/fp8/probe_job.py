@@ -26,17 +26,18 @@ class Extension:
     def flashpatch_probe_look(self) -> dict[str, Any]:
         """This process, its parent, and every parameter and buffer: what it is and where it lies."""
         model = self.get_model()
-        named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+        parameters = model.named_parameters(remove_duplicate=False)
+        buffers = model.named_buffers(remove_duplicate=False)
         tensors = {
             name: {"at": [id(tensor), tensor.data_ptr()], "dtype": str(tensor.dtype).removeprefix("torch.")}
-            for name, tensor in named
+            for name, tensor in (*parameters, *buffers)
         }
         return {"pid": os.getpid(), "parent": os.getppid(), "tensors": tensors}
 
     def flashpatch_probe_load(self, checkpoint: str, finish: bool) -> None:
         """Stream a checkpoint into ``model.load_weights`` in buckets that cut every fused layer.
 
-        With ``finish``, post-process at the end as verl's receiver does; else the engine must notice by itself.
+        With ``finish``, post-process at the end as verl's receiver does; else the engine must notice.
         """
         model = self.get_model()
         for bucket in range(_BUCKETS):
@@ -48,7 +49,7 @@ class Extension:
 
 
 def _bucket(checkpoint: Path, number: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every fifth tensor by name: neighbours, as the shards of a fused layer are, come in different buckets."""
+    """Every fifth tensor by name: neighbours, as shards of a fused layer are, come in different buckets."""
     from safetensors import safe_open
 
     with safe_open(str(checkpoint / "model.safetensors"), framework="pt") as tensors:
@@ -97,7 +98,8 @@ class _Job:
             self._seen["failed"] = {"step": step, "error": f"{type(error).__name__}: {error}"}
             self._write("seen.json", self._seen)
         time.sleep(_LAST_ROW)
-        os._exit("failed" in self._seen)  # vLLM's shutdown would take seconds; the probe ends what is left of this session
+        # vLLM's shutdown would take seconds; the probe ends what is left of this session.
+        os._exit("failed" in self._seen)
 
     def _look(self, llm: Any) -> None:
         [worker] = llm.collective_rpc("flashpatch_probe_look")

@@ -79,7 +79,7 @@ def write(directory: Path, seed: int) -> Path:
 
 
 def engine_arguments(model: str, **more: Any) -> dict[str, Any]:
-    """Keywords of ``vllm.LLM`` and ``vllm.EngineArgs``: small, eager, with prefix caching, without a tokenizer."""
+    """Keywords of ``vllm.LLM`` and ``vllm.EngineArgs``: small, eager, prefix caching, no tokenizer."""
     return dict(
         model=model,
         skip_tokenizer_init=True,

@@ -111,9 +111,9 @@ class Test_the_ledger:
             for role, names in called.items():
                 patches = {f"fp8.vllm.{name}": {"state": "live", "calls": 2} for name in names}
                 row = dict(
-                    kind="row", run=run, host="h", pid=SEEN["pids"][role], start="1", ppid=1, argv0="", rank={},
-                    roles=[role] if roles is None else roles, versions={}, patches=patches, notes={}, error=None,
-                    written="",
+                    kind="row", run=run, host="h", pid=SEEN["pids"][role], start="1", ppid=1, argv0="",
+                    roles=[role] if roles is None else roles, rank={}, versions={}, patches=patches,
+                    notes={}, error=None, written="",
                 )  # fmt: skip
                 ledger_files.write(tmp_path / run / ledger_files.file_name("row", "h", row["pid"], "1"), row)
             return probe._written(SEEN, "nonce")

@@ -1,4 +1,4 @@
-"""FlashPatch broken in one way at a time under a real engine: flashpatch-verify must fail and name what is wrong."""
+"""FlashPatch broken in one way at a time under a real engine: verify fails and says what is wrong."""
 
 import json
 import os
@@ -104,7 +104,8 @@ def test_a_wrapper_on_the_wrong_class_is_caught(verify, doctored):
 
 
 def test_a_hook_that_raises_is_caught(verify, doctored):
-    site = doctored("patches/fp8/birth.py", "    undo=_undo,\n", "    undo=_undo,\n    apply=lambda site: 1 / 0,\n")
+    healthy, broken = "    undo=_undo,\n", "    undo=_undo,\n    apply=lambda site: 1 / 0,\n"
+    site = doctored("patches/fp8/birth.py", healthy, broken)
     report = caught(verify("fp8", "--json", path=site), "fp8.vllm.birth is failed: ZeroDivisionError")
     assert "an engine opens, and its parameters are those of fp8" in failed(report)
 
