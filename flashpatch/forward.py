@@ -38,11 +38,11 @@ def export(asked: str, resolved: str) -> None:
 
     A relative ledger becomes absolute, since workers run in other directories.
     """
-    os.environ["FLASHPATCH"] = asked
-    os.environ["FLASHPATCH_RESOLVED"] = resolved
+    _set("FLASHPATCH", asked)
+    _set("FLASHPATCH_RESOLVED", resolved)
     ledger = os.environ.get("FLASHPATCH_LEDGER")
     if ledger:
-        os.environ["FLASHPATCH_LEDGER"] = os.path.abspath(os.path.expanduser(ledger))
+        _set("FLASHPATCH_LEDGER", os.path.abspath(os.path.expanduser(ledger)))
     _list(add=True)
     before = os.environ.get(RAY_HOOK)
     if before and before != OUR_HOOK:
@@ -85,12 +85,19 @@ def ray_runtime_env(runtime_env: dict[str, Any] | None) -> dict[str, Any] | None
     return {**given, "env_vars": {**ours, **(given.get("env_vars") or {})}}
 
 
+def _set(name: str, value: str) -> None:
+    """Set a variable unless it is set so: overwriting an inherited one would end ``setproctitle``'s power to
+    rename the process."""
+    if os.environ.get(name) != value:
+        os.environ[name] = value
+
+
 def _list(add: bool) -> None:
     """Add our names to vLLM's list or remove them; names that others put there stay in place."""
     listed = [name.strip() for name in os.environ.get(VLLM_LIST, "").split(",") if name.strip()]
     others = [name for name in listed if name not in VARIABLES]
     wanted = [*others, *VARIABLES] if add else others
     if wanted:
-        os.environ[VLLM_LIST] = ",".join(wanted)
+        _set(VLLM_LIST, ",".join(wanted))
     else:
         os.environ.pop(VLLM_LIST, None)

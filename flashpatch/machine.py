@@ -17,7 +17,7 @@ from functools import partial
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-from flashpatch import guards, ledger, registry
+from flashpatch import guards, ledger, registry, source
 from flashpatch.errors import PatchError
 from flashpatch.group import DISABLED, WAITING, Group, Member, groups_of
 from flashpatch.hooks import when_ready
@@ -122,6 +122,7 @@ class Machine:
                 states = [(member, self._examine(group, member)) for member in group.members]
             finally:
                 group.checking, group.checked = False, True
+                source.forget()
         problems = [(member, state) for member, state in states if state is not None]
         if problems:
             self._refuse(group, problems)

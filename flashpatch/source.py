@@ -319,6 +319,12 @@ def _parse(path: Path, label: str, mtime_ns: int, size: int) -> ast.Module:
         raise SourceError(f"{label}:{line} cannot be read as Python: {error}") from error
 
 
+def forget() -> None:
+    """Give back the memory of parsed sources: some 40 MB for a large framework."""
+    _module_bindings.cache_clear()
+    _parse.cache_clear()
+
+
 @functools.lru_cache(maxsize=32)
 def _module_bindings(tree: ast.Module) -> dict[str, list[ast.AST | Imported]]:
     return bindings(tree.body)
