@@ -20,5 +20,6 @@ FAMILY = Family(
         spawn.WORKERS,
         spawn.SERVERS,
     ),
+    too_late=platform.too_late,
     refuses=("verl.utils.config:validate_config",),
 )

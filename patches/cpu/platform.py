@@ -33,6 +33,14 @@ def undo(site: Any) -> None:
         module._current_platform = None
 
 
+def too_late() -> str | None:
+    """A sentence when verl has settled on another platform before the family was enabled."""
+    chosen = getattr(sys.modules.get(MANAGER), "_current_platform", None)
+    if chosen is None or _ours(type(chosen)):
+        return None
+    return f"verl has settled on the platform {chosen.vendor_name} already; enable cpu before verl is imported."
+
+
 def _ours(platform: type) -> bool:
     return platform.__module__ == "flashpatch.patches.cpu.device"
 

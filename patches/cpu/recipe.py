@@ -15,6 +15,8 @@ logger = logging.getLogger("flashpatch.cpu")
 
 ROLLOUT = "actor_rollout_ref.rollout"
 ID = "cpu.verl.recipe"
+UPDATES = "fp8"
+"""The family that makes weight updates work, by name; bf16 is another name of it."""
 _SLOTS = 16  # logical CPUs that verl's own actors ask for at the least, whatever the machine has
 
 
@@ -28,7 +30,13 @@ def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> None:
 
     engine.require("cpu")
     ledger.role("driver")
-    refused = list(refusals(lambda path, default=None: OmegaConf.select(config, path, default=default)))
+
+    def get(path: str, default: Any = None) -> Any:
+        return OmegaConf.select(config, path, default=default)
+
+    refused = list(refusals(get))
+    if not engine.enabled(UPDATES):
+        refused.append("FLASHPATCH without bf16 or fp8 (vLLM's CPU engine cannot load weights a second time by itself)")
     if refused:
         raise PatchError(
             f"does not run without an accelerator: {'; '.join(refused)}.",
@@ -36,17 +44,18 @@ def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> None:
             advice="Change these settings, or take cpu out of FLASHPATCH.",
         )
     with open_dict(config):
-        for path, value in adaptations(lambda path, default=None: OmegaConf.select(config, path, default=default)):
-            logger.warning("%s=%s: without an accelerator there is no other choice", path, value)
+        for path, value in adaptations(get):
+            logger.warning("%s=%s, since this machine has no accelerator", path, value)
             OmegaConf.update(config, path, value, force_add=True)
     return original(config, *args, **kwargs)
 
 
 def refusals(get: Any) -> Iterator[str]:
     """Settings that cannot run here, each with the reason; ``get(path, default)`` reads the recipe."""
-    model = "actor_rollout_ref.model"
-    if get(f"{model}.lora_rank", 0) or get(f"{model}.lora.rank", 0) or get(f"{model}.lora_adapter_path"):
-        yield f"{model}.lora_rank={get(f'{model}.lora_rank', 0)} (vLLM's CPU engine cannot load verl's adapters)"
+    for path in ("lora_rank", "lora.rank", "lora_adapter_path"):
+        for model in ("actor_rollout_ref.model", "critic.model"):
+            if get(f"{model}.{path}"):
+                yield f"{model}.{path}={get(f'{model}.{path}')} (vLLM's CPU engine cannot load verl's adapters)"
     for role in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"):
         strategy = get(f"{role}.strategy")
         if strategy not in (None, "fsdp", "fsdp2"):
@@ -82,10 +91,11 @@ def adaptations(get: Any) -> Iterator[tuple[str, Any]]:
 
 def _starts_ray(get: Any) -> bool:
     """Whether this driver starts a Ray of its own, rather than joining one whose resources are given."""
+    if get("ray_kwargs.ray_init.address") or os.environ.get("RAY_ADDRESS"):
+        return False
     import ray
 
-    joins = get("ray_kwargs.ray_init.address") or os.environ.get("RAY_ADDRESS")
-    return not joins and not ray.is_initialized()
+    return not ray.is_initialized()
 
 
 PATCH = Patch(

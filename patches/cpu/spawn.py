@@ -13,11 +13,11 @@ SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server"
 
 
 def on_workers(original, self, *args: Any, **kwargs: Any) -> Any:
-    """Around ``RayWorkerGroup._init_with_resource_pool``: the group's workers are trainers."""
+    """Around ``RayWorkerGroup._init_with_resource_pool``. What its workers are, they say themselves."""
     import ray
 
     result = original(self, *args, **kwargs)
-    _expect(ray.get([worker.__ray_call__.remote(_identity()) for worker in self._workers]), ("trainer",))
+    _expect(ray.get([worker.__ray_call__.remote(_identity()) for worker in self._workers]), ())
     return result
 
 

@@ -1,0 +1,44 @@
+"""What the tests of this folder share."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+OURS = ("FLASHPATCH", "VERL_", "RAY_", "VLLM_")
+
+
+def environment(folder: Path, **extra: str) -> dict[str, str]:
+    """This process's environment without anything that could help a scenario along, and with ``extra``."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
+    return {
+        **clean,
+        "FLASHPATCH_LEDGER": str(folder / "ledger"),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "TORCH_COMPILE_DISABLE": "1",
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_memory_monitor_refresh_ms": "0",
+        **extra,
+    }
+
+
+def python(code: str, folder: Path, timeout: float = 600, **extra: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=environment(folder, **extra),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+def tail(done: subprocess.CompletedProcess[str]) -> str:
+    """The end of what a process said, for a failed assertion."""
+    return f"exit {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"

@@ -1,0 +1,112 @@
+"""The job itself: two GRPO steps of unmodified verl, with one variable in front; and the same command without it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import cpu_lab
+import pytest
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "verl_cpu"
+LIMIT = 1500  # seconds; two cores need 150 to 250
+
+COMMAND = """
+algorithm.adv_estimator=grpo
+data.train_batch_size=8 data.max_prompt_length=32 data.max_response_length=8 data.dataloader_num_workers=0
+actor_rollout_ref.model.use_remove_padding=False actor_rollout_ref.model.enable_gradient_checkpointing=False
+actor_rollout_ref.actor.optim.lr=1e-2 actor_rollout_ref.actor.ppo_mini_batch_size=8
+actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16
+actor_rollout_ref.actor.use_torch_compile=False actor_rollout_ref.actor.fsdp_config.use_torch_compile=False
+actor_rollout_ref.actor.fsdp_config.dtype=bfloat16
+actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.n=4
+actor_rollout_ref.rollout.tensor_model_parallel_size=1 actor_rollout_ref.rollout.gpu_memory_utilization=0.1
+actor_rollout_ref.rollout.enforce_eager=True actor_rollout_ref.rollout.max_model_len=64
+actor_rollout_ref.rollout.max_num_seqs=32 actor_rollout_ref.rollout.max_num_batched_tokens=512
+actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16 actor_rollout_ref.rollout.agent.num_workers=1
+actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=1
+reward.num_workers=1 transfer_queue.backend.SimpleStorage.num_data_storage_units=1
+trainer.n_gpus_per_node=1 trainer.nnodes=1 trainer.logger=[console] trainer.val_before_train=False
+trainer.test_freq=-1 trainer.save_freq=-1 trainer.total_training_steps=2 trainer.total_epochs=1
++ray_kwargs.ray_init.include_dashboard=False +ray_kwargs.ray_init.object_store_memory=200000000
+""".split()
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tokenizer, data and a model whose weights fill several buckets, cut inside fused layers."""
+    folder = tmp_path_factory.mktemp("world")
+    environment = cpu_lab.environment(folder)
+    subprocess.run([sys.executable, EXAMPLE / "make.py", folder, "--hidden", "256"], env=environment, check=True)
+    return folder
+
+
+def train(world: Path, folder: Path, *extra: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run verl's own entry point."""
+    where = (
+        f"data.train_files={world}/train.parquet",
+        f"data.val_files={world}/test.parquet",
+        f"actor_rollout_ref.model.path={world}/model",
+        f"reward.custom_reward_function.path={Path(__file__).with_name('cpu_reward.py')}",
+    )
+    return subprocess.run(
+        [sys.executable, "-m", "verl.trainer.main_ppo", *COMMAND, *where, *extra],
+        env=cpu_lab.environment(folder, VLLM_CPU_KVCACHE_SPACE="1", HYDRA_FULL_ERROR="1", **variables),
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT,
+    )
+
+
+def metrics(output: str, name: str) -> list[float]:
+    """One metric, step by step."""
+    return [float(value) for value in re.findall(rf"\b{re.escape(name)}:(-?[\d.e+-]+)", output)]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("precision, bound", [("bf16", 0.01), ("fp8", 0.05)])
+def test_two_steps_with_updated_rollouts(world, tmp_path, precision, bound):
+    done = train(world, tmp_path, FLASHPATCH=f"cpu,{precision}")
+    assert done.returncode == 0, done.stdout[-8000:]
+    assert metrics(done.stdout, "training/global_step") == [1, 2]
+    assert max(metrics(done.stdout, "training/rollout_probs_diff_max")) < bound
+    assert min(metrics(done.stdout, "actor/grad_norm")) > 0
+
+    verify = Path(sys.executable).with_name("flashpatch-verify")
+    live = subprocess.run(
+        [verify, "--live", "--json"], env=cpu_lab.environment(tmp_path), capture_output=True, text=True, timeout=60
+    )
+    assert live.returncode == 0, live.stdout + live.stderr
+    processes = json.loads(live.stdout)["processes"]
+    roles = [role for process in processes for role in process["roles"]]
+    assert {"driver", "trainer", "engine-core", "worker"} <= set(roles)
+    (worker,) = [process for process in processes if "worker" in process["roles"]]
+    assert worker["patches"]["fp8.vllm.finish"]["calls"] >= 4  # the first load, and an update before each step and after
+    assert worker["patches"]["cpu.verl.platform"]["state"] == "live"
+
+
+@pytest.mark.full
+def test_the_same_command_without_the_variable_fails(world, tmp_path):
+    done = train(world, tmp_path)
+    assert done.returncode != 0
+    assert not metrics(done.stdout, "training/global_step")
+
+
+def test_a_recipe_that_cannot_run_ends_before_anything_starts(world, tmp_path):
+    done = train(
+        world,
+        tmp_path,
+        "actor_rollout_ref.model.lora_rank=8",
+        "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
+        FLASHPATCH="cpu",
+    )
+    assert done.returncode != 0 and "ray init kwargs" not in done.stdout
+    assert "[flashpatch: cpu.verl.recipe]" in done.stdout or "cpu.verl.recipe" in done.stdout
+    for named in ("lora_rank=8", "ulysses_sequence_parallel_size=2", "FLASHPATCH without bf16 or fp8"):
+        assert named in done.stdout, done.stdout[-4000:]

@@ -1,0 +1,104 @@
+"""One export on the driver reaches the workers of a Ray that somebody else started; a worker it misses is named."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import cpu_lab
+import pytest
+
+CLUSTER = """
+import ray
+print(ray.init(num_cpus=8, num_gpus=2, include_dashboard=False, object_store_memory=100_000_000).address_info["gcs_address"], flush=True)
+input()
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a Ray whose nodes know nothing of FlashPatch."""
+    folder = tmp_path_factory.mktemp("cluster")
+    process = subprocess.Popen(
+        [sys.executable, "-c", CLUSTER],
+        env=cpu_lab.environment(folder),
+        cwd=folder,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process.stdout.readline().strip()
+    finally:
+        process.communicate("\n", timeout=120)
+
+
+LOOK = """
+    import json, os, sys, time, ray
+    ray.init(address=os.environ["CLUSTER"], runtime_env=json.loads(sys.argv[1]) if len(sys.argv) > 1 else None)
+
+    @ray.remote
+    def look():
+        return os.getpid(), os.environ.get("FLASHPATCH"), os.environ.get("FLASHPATCH_RUN"), "flashpatch" in __import__("sys").modules
+
+    pid, names, run, there = ray.get(look.remote())
+    print(json.dumps([names, run == os.environ.get("FLASHPATCH_RUN"), there]))
+    if names:
+        from flashpatch import ledger
+        assert any(row.pid == pid for (run,) in [ledger.read()] for row in run.rows)
+"""
+
+
+def test_the_variable_reaches_a_cluster_that_was_running(scenario, cluster):
+    assert json.loads(scenario(LOOK, CLUSTER=cluster).splitlines()[-1]) == ["cpu", True, True]
+
+
+def test_without_the_variable_nothing_travels(scenario, cluster):
+    assert json.loads(scenario(LOOK, names="", CLUSTER=cluster).splitlines()[-1])[0] is None
+
+
+def test_a_submitted_job_may_set_it_itself(scenario, cluster):
+    """``ray job submit`` hands its runtime environment over in this variable; a key that came twice would raise."""
+    job = json.dumps({"runtime_env": {"env_vars": {"FLASHPATCH": "cpu", "MINE": "1"}}})
+    assert json.loads(scenario(LOOK, CLUSTER=cluster, RAY_JOB_CONFIG_JSON_ENV_VAR=job).splitlines()[-1])[0] == "cpu"
+
+
+def test_a_worker_without_it_is_named(scenario, cluster):
+    said = scenario(
+        """
+        import os, subprocess, sys, ray
+        ray.init(address=os.environ["CLUSTER"])
+        from verl.single_controller.base import Worker
+        from verl.single_controller.ray.base import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+
+        class Idle(Worker):
+            pass
+
+        def group(**worker_env):
+            pool = RayResourcePool([1], use_gpu=True, max_colocate_count=1)
+            kwargs = {"worker_env": worker_env} if worker_env else {}
+            return RayWorkerGroup(pool, RayClassWithInitArgs(ray.remote(Idle)), device_name="cpu", **kwargs)
+
+        def live():
+            done = subprocess.run([os.path.dirname(sys.executable) + "/flashpatch-verify", "--live"],
+                                  capture_output=True, text=True)
+            return done.returncode, done.stdout + done.stderr
+
+        with_it = group()
+        from flashpatch import ledger
+        ledger.flush()
+        code, text = live()
+        assert code == 0, text
+        without = group(FLASHPATCH="")
+        pid = ray.get(without._workers[0].__ray_call__.remote(lambda self: os.getpid()))
+        ledger.flush()
+        code, text = live()
+        print(text)
+        assert code == 1, text
+        assert f":{pid}" in text and "wrote no row" in text, text
+        """,
+        CLUSTER=cluster,
+    )
+    assert "the environment did not reach it" in said
