@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from typing import TYPE_CHECKING, Any
 
 from flashpatch import ledger
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("flashpatch.fp8")
 
-_stepped = 0  # pid of the process that has noted it
 WORKER = "vllm.v1.worker.gpu_worker:Worker"
 
 
@@ -40,16 +38,7 @@ def on_execute_model(original, self, scheduler_output: Any, *args: Any, **kwargs
             patch="fp8.vllm.step",
             advice="Send a complete update.",
         )
-    stepped()
     return original(self, scheduler_output, *args, **kwargs)
-
-
-def stepped() -> None:
-    """Note, once in this process, that it has taken steps: evidence of step patches is due from now on."""
-    global _stepped
-    if _stepped != os.getpid():
-        _stepped = os.getpid()
-        ledger.note(steps=1)
 
 
 def on_sleep(original, self, level: int = 1, *args: Any, **kwargs: Any):
