@@ -7,7 +7,9 @@ group's key-value store, with polling and a time-out, not through a collective.
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Sequence
 
 import torch.distributed as dist
 
@@ -26,31 +28,50 @@ class Voice:
         self._update = self._round = 0
         Voice._models += 1
 
-    def begin(self) -> None:
-        """A new update opens: its agreements are counted afresh, on every rank alike."""
+    def begin(self) -> int:
+        """A new update opens: its agreements are counted afresh, on every rank alike. Returns its number."""
         self._update += 1
         self._round = 0
+        return self._update
 
-    def agree(self, error: str | None) -> str | None:
-        """Block until every rank has come to this point; the first error by rank order, or None.
+    def agree(
+        self, error: str | None, ready: Sequence[int] = (), last: bool = True
+    ) -> tuple[str | None, list[int], bool]:
+        """Block until every rank has come to this point.
 
-        A rank that announced a failure instead of coming ends the wait for all.
+        Args:
+            error: why this rank cannot go on, or None.
+            ready: numbers of the layers this rank could process now.
+            last: whether this rank has nothing more to bring in this call.
+
+        Returns:
+            The first error by rank order, or None; the layers that all ranks can process; whether it is the
+            last agreement of the call for every rank.
+
+        A rank that announced a failure instead of coming ends the wait for all. The first rank to reach a
+        verdict, or to give up, decides for all: one that comes later does not go on alone.
         """
-        store, answers = self._answer(error or "ok")
+        store, prefix, answers = self._answer(json.dumps([error, list(ready), last]))
+        verdict = json.dumps(self._wait(store, answers))
+        error, ready, last = json.loads(store.compare_set(f"{prefix}/verdict", "", verdict))
+        return error, ready, last
+
+    def _wait(self, store: dist.Store, answers: list[str]) -> tuple[str | None, list[int], bool]:
         deadline = time.monotonic() + TIMEOUT
         while late := [rank for rank, key in enumerate(answers) if not store.check([key])]:
             if time.monotonic() > deadline:
-                return f"ranks {late} did not come to an agreement within {TIMEOUT:.0f} s"
+                return f"ranks {late} did not come to an agreement within {TIMEOUT:.0f} s", [], True
             time.sleep(_POLL)
-        verdicts = [store.get(key).decode() for key in answers]
-        return next((f"rank {r}: {verdict}" for r, verdict in enumerate(verdicts) if verdict != "ok"), None)
+        errors, ready, last = zip(*(json.loads(store.get(key)) for key in answers))
+        error = next((f"rank {rank}: {error}" for rank, error in enumerate(errors) if error), None)
+        return error, sorted(set.intersection(*map(set, ready))), all(last)
 
     def announce(self, error: str) -> None:
         """Give this rank's error as its answer to the next agreement, without waiting for the others."""
-        self._answer(error)
+        self._answer(json.dumps([error, [], True]))
 
-    def _answer(self, text: str) -> tuple[dist.Store, list[str]]:
-        """Write this rank's answer to the next round; the store, and where each rank's answer will stand."""
+    def _answer(self, text: str) -> tuple[dist.Store, str, list[str]]:
+        """Write this rank's answer to the next round; the store, the round's prefix, the keys of all answers."""
         from vllm.distributed.parallel_state import get_tp_group
 
         group = get_tp_group()
@@ -59,4 +80,4 @@ class Voice:
         name = "-".join(map(str, group.ranks))
         prefix = f"flashpatch/{name}/{self._model}/{self._update}/{self._round}"
         store.set(f"{prefix}/{group.rank_in_group}", text)
-        return store, [f"{prefix}/{rank}" for rank in range(self._ranks)]
+        return store, prefix, [f"{prefix}/{rank}" for rank in range(self._ranks)]

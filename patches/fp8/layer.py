@@ -118,14 +118,11 @@ class Layer:
                 live.update(before)
         self._held = []
 
-    def process(self, ownership: Ownership, processing: Callable[[torch.nn.Module], None]) -> Plan:
-        """Post-process what was loaded, as at a first load, and plan its way into the live layer.
-
-        The live layer is put back before this returns. Nothing of it has changed yet, apart from tensors that
-        the post-processing itself writes in place.
+    def prepare(self) -> None:
+        """All that can be wrong with what was loaded is found here, before ranks go on together.
 
         Raises:
-            PatchError: the values hold NaN or Inf, or do not fit the storage in use.
+            PatchError: the values hold NaN or Inf, or were not written into the tensors shown.
         """
         self.check_staged()
         self.leave()
@@ -133,6 +130,16 @@ class Layer:
             if self._is_staged(slot):
                 slot.fill(slot.live())
         self._check_finite()
+
+    def process(self, ownership: Ownership, processing: Callable[[torch.nn.Module], None]) -> Plan:
+        """Post-process what was loaded and prepared, as at a first load, and plan its way into the live layer.
+
+        The live layer is in place again when this returns. Nothing of it has changed yet, apart from tensors that
+        the post-processing itself writes in place.
+
+        Raises:
+            PatchError: the values do not fit the storage in use.
+        """
         live = ownership.capture(self.modules)
         try:
             self._restore_birth()

@@ -45,10 +45,10 @@ class Host:
         deferred: whether a module is processed after all others.
         context: entered around post-processing (default dtype, engine configuration).
         finalize: called with the model once all layers are in place.
-        begin: tells the ranks' agreements that a new update opens.
+        begin: tells the ranks' agreements that a new update opens; its number, the same on all ranks.
         ranks: number of ranks that hold parts of this model and process it together.
-        agree: blocks until all ranks have called it and returns the first error any of them gave or
-            announced, or None.
+        agree: blocks until all ranks have called it with (error, layers ready, nothing more to come) and
+            returns the first error any of them gave or announced, the layers ready on all, whether all are done.
         announce: tells the other ranks of a failure without waiting for them.
         refuse: why this engine cannot be updated at all, or None.
         busy: whether requests are running.
@@ -60,8 +60,8 @@ class Host:
     context: Callable[[], AbstractContextManager]
     finalize: Callable[[torch.nn.Module], None] = lambda model: None
     ranks: int = 1
-    begin: Callable[[], None] = lambda: None
-    agree: Callable[[str | None], str | None] = lambda error: error
+    begin: Callable[[], int | None] = lambda: None
+    agree: Callable[[str | None, list[int], bool], tuple[str | None, list[int], bool]] = lambda *mine: mine
     announce: Callable[[str], None] = lambda error: None
     refuse: Callable[[], str | None] = lambda: None
     busy: Callable[[], bool] = lambda: False
@@ -100,6 +100,7 @@ class ManagedModel:
         self._discarded = False
         self._mixed = False  # the live layers may be of several policies: only a complete update helps
         self._verdict: PatchError | None = None
+        self._number: int | None = None  # of the open update, where several ranks count them
         self._call = 0  # number of the load_weights call under way
         self._root = model
         self._unsupported = ""  # why this model cannot be updated, found at its birth
@@ -162,7 +163,7 @@ class ManagedModel:
             )
         self._note_mixture()
         self._drop()
-        self.host.begin()
+        self._number = self.host.begin()
         self.state = "open"
 
     def finish(self, partial: bool | None = None) -> None:
@@ -184,10 +185,12 @@ class ManagedModel:
             return
         missing = self._missing(self.options["partial"] if partial is None else partial)
         with self._failing(), torch.no_grad():
-            self._agree(f"the update is incomplete: {_list(missing)} did not come" if missing else None)
-            for layer in self.layers:
-                if layer.deferred and layer.complete and not layer.processed_in:
-                    self._process(layer)
+            last = [layer for layer in self.layers if layer.deferred and layer.complete and not layer.processed_in]
+            for layer in last:
+                layer.prepare()
+            self._agree(f"the update is incomplete: {_list(missing)} did not come" if missing else None, [])
+            for layer in last:
+                self._process(layer)
             self._mixed = True  # until all is in place
             for plan in self._plans.values():
                 plan.apply()
@@ -195,7 +198,7 @@ class ManagedModel:
                 self.host.finalize(self._root)
         self._drop()
         self._discarded = self._mixed = False
-        self.version += 1
+        self.version = self._number or self.version + 1
         self.state, self.error = "ready", ""
 
     def settle(self) -> None:
@@ -278,24 +281,30 @@ class ManagedModel:
             self._take_complete(incomplete)
             for layer in self.layers:
                 layer.check_staged()
-        self._process_queue()
+        self._process_queue(last=True)
         return result
 
     def _take_complete(self, incomplete: dict[Layer, None]) -> None:
         """Queue the layers that have become complete; process the queue when it may not wait."""
         for layer in [layer for layer in incomplete if layer.complete and not layer.deferred]:
             del incomplete[layer]
-            self._queue.append(layer)
+            if layer not in self._queue:
+                self._queue.append(layer)
         if self.host.ranks == 1 or len(self._queue) >= _TOGETHER:
             self._process_queue()
 
-    def _process_queue(self) -> None:
-        """Process the complete layers, once every rank says it has come as far as this one."""
-        if self.host.ranks > 1:
-            self._agree(None)
-        for layer in self._queue:
-            self._process(layer)
-        self._queue.clear()
+    def _process_queue(self, last: bool = False) -> None:
+        """Process the layers that are complete on every rank; ``last``: at the end of a call, until all ranks are."""
+        while self._queue or self.host.ranks > 1:
+            with _disable_current_modes():
+                for layer in self._queue:
+                    layer.prepare()
+            ready, all_last = self._agree(None, [self.layers.index(layer) for layer in self._queue], last)
+            for number in ready:
+                self._process(self.layers[number])
+                self._queue.remove(self.layers[number])
+            if not last or all_last:
+                break
 
     def _process(self, layer: Layer) -> None:
         with _disable_current_modes(), self.host.context():
@@ -334,15 +343,18 @@ class ManagedModel:
     def _missing(self, partial: bool) -> list[str]:
         partial = partial and not self._discarded and not self._mixed
         waiting = [layer for layer in self.layers if not layer.processed_in]
-        return [name for layer in waiting if layer.touched or not partial for name in layer.missing()]
+        missing = [name for layer in waiting if layer.touched or not partial for name in layer.missing()]
+        return missing + [f"a part of {layer.name} on another rank" for layer in self._queue]
 
-    def _agree(self, error: str | None) -> None:
-        """Raise, on every rank, the first error of any."""
-        verdict = self.host.agree(error) if self.host.ranks > 1 else error
+    def _agree(self, error: str | None, ready: list[int], last: bool = True) -> tuple[list[int], bool]:
+        """The layers ready on every rank, and whether all are done; raise, on every rank, the first error of any."""
+        mine = (error, ready, last)
+        verdict, ready, last = self.host.agree(*mine) if self.host.ranks > 1 else mine
         if verdict:
             problem = self._problem(verdict, "Send a complete update.")
             self._verdict = problem  # all ranks know it
             raise problem
+        return ready, last
 
     @contextmanager
     def _failing(self, names: Names | None = None) -> Iterator[None]:
