@@ -104,7 +104,7 @@ class Plan:
                 self._tensor(live.narrow(dim, 0, 1), first, where)
                 return live
         known = self._copies.get(id(live))
-        if known is not None and known[1] is not fresh and not torch.equal(known[1], fresh):
+        if known is not None and known[1].data_ptr() != fresh.data_ptr() and not torch.equal(known[1], fresh):
             raise LayoutChanged(f"{where} and {known[2]} share one tensor but were given different values")
         self._copies[id(live)] = (live.detach(), fresh.detach(), where)
         return live
