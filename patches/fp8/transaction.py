@@ -139,6 +139,9 @@ class ManagedModel:
     def sealed(self) -> None:
         """The first load and its post-processing are over."""
         if self.state == "loading":
+            learned = [slot.expected for layer in self.layers for slot in layer.slots if slot.expected is not None]
+            if learned and not any(expected.covered for expected in learned):
+                self._unsupported = "its loader writes where it cannot be followed, in other threads perhaps"
             self._ownership.learn([layer.modules for layer in self.layers])
             self.state = "ready"
 

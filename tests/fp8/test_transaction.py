@@ -358,6 +358,19 @@ def test_a_loader_that_replaces_parameters_instead_of_writing_to_them(atomic):
         assert toys.same_answers(engine.model, toys.fresh("bare", B))
 
 
+def test_a_loader_that_writes_out_of_sight(atomic):
+    class Threaded(toys.Model):
+        def load_weights(self, weights):
+            thread = threading.Thread(target=super().load_weights, args=(list(weights),))
+            thread.start()
+            thread.join()
+
+    engine = toys.Engine(Threaded("bare"), A, atomic=atomic)
+    with pytest.raises(PatchError, match="in other threads perhaps"):
+        engine.load(B)
+    assert engine.managed.may_generate and toys.same_answers(engine.model, toys.fresh("bare", A))
+
+
 # -- partial updates ----------------------------------------------------------------------------------------------
 
 FIRST = [item for item in B if item[0].startswith("layers.0.")]
