@@ -23,6 +23,8 @@ ENGINE: Mapping[str, str] = {
     "VLLM_NO_USAGE_STATS": "1",
     "TORCH_COMPILE_DISABLE": "1",  # else the first logprobs compile C++ for 17 s even with enforce_eager
     "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",  # on a busy machine two threads spend their time waiting for each other
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 
 #: Instead, for engines with enforce_eager=False: really compile (half a minute the first time, then cached).
