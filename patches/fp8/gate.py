@@ -32,6 +32,7 @@ class Gate:
         self._stale = True  # workers may have changed since they were last asked
         self._seen_changes = 0  # of models in this process, which can be loaded into without a call
         self._told_busy = False
+        self._owed: dict[int, Any] = {}  # outputs of requests that were aborted between two steps
 
     def before_call(self, core: Any) -> None:
         """Before a call to the workers that may carry an update."""
@@ -41,14 +42,15 @@ class Gate:
             core.model_executor.collective_rpc(busy.tell, args=(running,))
             self._told_busy = running
 
-    def refusal(self, core: Any) -> dict[int, Any] | None:
-        """Outputs that end every request, or None when the step may go ahead."""
-        if not core.scheduler.has_unfinished_requests() or not (self._stale or managed.changes() != self._seen_changes):
-            return None
-        reason = self.look(core)
-        if reason is None:
-            return None
-        return _finish_all(core, f"{MARK} {reason}")
+    def instead(self, core: Any) -> dict[int, Any] | None:
+        """Outputs that take the place of a step because requests were ended, or None when it may go ahead."""
+        stale = self._stale or managed.changes() != self._seen_changes
+        if core.scheduler.has_unfinished_requests() and stale:
+            reason = self.look(core)
+            if reason is not None:
+                return _finish(core, None, "ERROR", f"{MARK} {reason}")
+        owed, self._owed = self._owed, {}
+        return owed or None
 
     def look(self, core: Any) -> str | None:
         """Ask the workers; follow a new version; say why nothing may be generated, or None."""
@@ -75,7 +77,7 @@ class Gate:
         """The workers serve a new policy: forget what was cached under the old one."""
         mode = engine.options("fp8")["in_flight"]
         if core.scheduler.running and mode == "abort":
-            core.abort_requests([request.request_id for request in core.scheduler.running])
+            self._abort(core, [request.request_id for request in core.scheduler.running])
         if core.scheduler.running and mode == "keep":
             if core.vllm_config.cache_config.enable_prefix_caching:
                 raise PatchError(
@@ -96,23 +98,35 @@ class Gate:
             self.weight_version = core.get_weight_version()
         ledger.note(policy_version=version, updates=version)
 
+    def _abort(self, core: Any, requests: list[str]) -> None:
+        """End ``requests`` and let their clients know: at once, or where there is no queue with the next step."""
+        outputs = _finish(core, requests, "ABORT")
+        queue = getattr(core, "output_queue", None)
+        if queue is None:
+            self._owed.update(outputs)
+            return
+        for item in outputs.items():
+            queue.put_nowait(item)
+
 
 def _serves(policy: Policy) -> bool:
     atomic = engine.options("fp8")["atomic"]
     return policy.state == "ready" or (policy.state == "open" and atomic == "model")
 
 
-def _finish_all(core: Any, message: str) -> dict[int, Any]:
+def _finish(core: Any, requests: list[str] | None, how: str, message: str | None = None) -> dict[int, Any]:
+    """End ``requests`` (None: all of them) in ``how``: "ERROR" or "ABORT". Client index to its outputs."""
     from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
     from vllm.v1.request import RequestStatus
 
+    status = RequestStatus.FINISHED_ERROR if how == "ERROR" else RequestStatus.FINISHED_ABORTED
     outputs: dict[int, list] = defaultdict(list)
-    for request in core.scheduler.finish_requests(None, RequestStatus.FINISHED_ERROR):
+    for request in core.scheduler.finish_requests(requests, status):
         outputs[request.client_index].append(
             EngineCoreOutput(
                 request_id=request.request_id,
                 new_token_ids=[],
-                finish_reason=FinishReason.ERROR,
+                finish_reason=FinishReason[how],
                 stop_reason=message,
             )
         )
@@ -134,9 +148,8 @@ def on_init(original, self, *args: Any, **kwargs: Any):
 def on_step(original, self):
     """Around both step functions."""
     gate = _gates.get(self)
-    refused = gate.refusal(self) if gate is not None else None
-    worker.stepped()
-    return original(self) if refused is None else (refused, False)
+    outputs = gate.instead(self) if gate is not None else None
+    return original(self) if outputs is None else (outputs, False)
 
 
 def on_collective_rpc(original, self, method: Any, timeout: Any = None, args: tuple = (), kwargs: Any = None):
@@ -187,10 +200,12 @@ STEP = Patch(
             "vllm.v1.core.sched.scheduler:Scheduler.finish_requests",
             "vllm.v1.engine:EngineCoreOutput.stop_reason",
             "vllm.v1.engine:FinishReason.ERROR",
+            "vllm.v1.engine:FinishReason.ABORT",
             "vllm.v1.request:RequestStatus.FINISHED_ERROR",
+            "vllm.v1.request:RequestStatus.FINISHED_ABORTED",
         ),
     ),
-    evidence="step",
+    evidence="fault",  # an engine uses one of the two step functions, this or the next
     needs=("fp8.vllm.engine-core",),
     why="An engine that schedules on half-updated weights serves a policy that never existed; stale prefix "
     "caches mix two.",
@@ -219,7 +234,7 @@ RPC = Patch(
         mentions=("self.model_executor",),
         exists=("vllm.v1.serial_utils:run_method",),
     ),
-    evidence="update",
+    evidence="fault",  # a model in this process can be updated without a call
     needs=("fp8.vllm.engine-core",),
     why="Updates reach workers as calls through the engine core, which must notice the outcome.",
     how="Tells workers whether requests run, hears all ranks even when one fails (vLLM stops at the first and "
