@@ -1,9 +1,10 @@
 """The variables that carry the selection to other processes, and the lists that must let them through.
 
-A local child inherits the environment. Ray's workers have that of the node they run on, which on a cluster that
-was running before is not the driver's: what is to reach them must be in the job's runtime environment, and Ray
-lets a hook named in ``RAY_RUNTIME_ENV_HOOK`` add to it in ``ray.init`` (``ray/_private/worker.py``). vLLM copies
-only variables with certain prefixes or named in ``VLLM_RAY_EXTRA_ENV_VARS_TO_COPY`` (``vllm/ray/ray_env.py``).
+A local child inherits the environment. Ray's workers have that of the node they run on, which on a cluster
+that was running before is not the driver's: what is to reach them must be in the job's runtime environment,
+and ``ray.init`` lets a hook named in ``RAY_RUNTIME_ENV_HOOK`` add to it (``ray/_private/worker.py``). vLLM
+copies only variables with certain prefixes or named in ``VLLM_RAY_EXTRA_ENV_VARS_TO_COPY``
+(``vllm/ray/ray_env.py``).
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ THEIR_HOOK = "FLASHPATCH_RAY_HOOK"
 
 
 def export(asked: str, resolved: str) -> None:
-    """Set ``FLASHPATCH`` and ``FLASHPATCH_RESOLVED`` for children, put our variables on vLLM's list and our hook
-    into Ray's.
+    """Set ``FLASHPATCH`` and ``FLASHPATCH_RESOLVED`` for children, put our variables on vLLM's list and our
+    hook into Ray's.
 
     A relative ledger becomes absolute, since workers run in other directories.
     """
@@ -63,8 +64,8 @@ def withdraw() -> None:
 
 
 def ray_env() -> dict[str, str]:
-    """Our variables that are set, for ``runtime_env={"env_vars": ...}`` of a Ray job or actor; all processes of
-    the job write to this process's ledger."""
+    """Our variables that are set, for ``runtime_env={"env_vars": ...}`` of a Ray job or actor; all processes
+    of the job write to this process's ledger."""
     ours = {name: os.environ[name] for name in (*VARIABLES, VLLM_LIST) if name in os.environ}
     return {**ours, "FLASHPATCH_LEDGER": str(ledger_files.directory())} if "FLASHPATCH" in ours else ours
 

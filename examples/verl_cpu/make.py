@@ -1,6 +1,6 @@
-"""A tiny world to train in: sums of two digits, a character tokenizer, and a model of a few hundred thousand weights.
+"""A tiny world to train in: sums of two digits, a byte tokenizer, a model of a few hundred thousand weights.
 
-    python make.py DIRECTORY [--supervise STEPS]
+    python make.py DIRECTORY [--supervise STEPS] [--stop-at LOSS]
 
 writes ``model/`` (Qwen2, Hugging Face format, with tokenizer and chat template), ``train.parquet`` and
 ``test.parquet`` in verl's format. With ``--supervise`` the model is first taught, so that its answers are
@@ -81,10 +81,12 @@ def rows(number: int, draw: random.Random) -> pandas.DataFrame:
     )
 
 
-def supervise(pupil: Qwen2ForCausalLM, words: PreTrainedTokenizerFast, steps: int, draw: random.Random) -> None:
-    """Teach the model sums for ``steps`` batches of 64, printing how it goes."""
+def supervise(
+    pupil: Qwen2ForCausalLM, words: PreTrainedTokenizerFast, steps: int, draw: random.Random, stop_at: float
+) -> None:
+    """Teach the model sums for ``steps`` batches of 64, or until its loss per token is ``stop_at``."""
     optimizer = torch.optim.AdamW(pupil.parameters(), lr=2e-3)
-    started = time.monotonic()
+    started, mean = time.monotonic(), 0.0
     for step in range(1, steps + 1):
         texts, prompts = [], []
         for _ in range(64):
@@ -102,14 +104,21 @@ def supervise(pupil: Qwen2ForCausalLM, words: PreTrainedTokenizerFast, steps: in
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        if step % 50 == 0 or step == steps:
-            print(f"supervised step {step}/{steps}: loss {loss.item():.3f}, {time.monotonic() - started:.0f} s", flush=True)
+        mean = 0.9 * mean + 0.1 * loss.item() if step > 1 else loss.item()
+        enough = mean < stop_at
+        if step % 50 == 0 or step == steps or enough:
+            seconds = time.monotonic() - started
+            print(f"   lesson {step}/{steps}: loss {mean:.3f}, {seconds:.0f} s", flush=True)
+        if enough:
+            return
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--supervise", type=int, default=0, metavar="STEPS")
+    parser.add_argument("--stop-at", type=float, default=0.0, metavar="LOSS")
     parser.add_argument("--problems", type=int, default=512)
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--seed", type=int, default=0)
@@ -119,7 +128,7 @@ def main() -> None:
     words = tokenizer()
     pupil = model(len(words), chosen.hidden)
     if chosen.supervise:
-        supervise(pupil, words, chosen.supervise, draw)
+        supervise(pupil, words, chosen.supervise, draw, chosen.stop_at)
     chosen.directory.mkdir(parents=True, exist_ok=True)
     pupil.save_pretrained(chosen.directory / "model")
     words.save_pretrained(chosen.directory / "model")

@@ -24,6 +24,6 @@ def refuse(patch: str) -> None:
         raise PatchError(
             f"is for machines without an accelerator, and this one has {device}.",
             patch=patch,
-            advice="Take cpu out of FLASHPATCH; verl supports this device itself. To try cpu all the same, hide the "
-            "device (CUDA_VISIBLE_DEVICES='').",
+            advice="Take cpu out of FLASHPATCH; verl supports this device itself. To try cpu all the same, "
+            "hide the device (CUDA_VISIBLE_DEVICES='').",
         )

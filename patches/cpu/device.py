@@ -23,8 +23,8 @@ PLATFORM = "cpu.verl.platform"
 class Ordinal(str):
     """The current device where verl uses one value both as a tensor's target and as an index.
 
-    ``tensor.to(Ordinal("cpu"))`` is on the CPU, and ``f"cpu:{Ordinal('cpu')}"`` is ``"cpu:0"``, the same device;
-    a plain 0 would be the first CUDA device, a plain "cpu" would give "cpu:cpu".
+    ``tensor.to(Ordinal("cpu"))`` is on the CPU, and ``f"cpu:{Ordinal('cpu')}"`` is ``"cpu:0"``, the same
+    device; a plain 0 would be the first CUDA device, a plain "cpu" would give "cpu:cpu".
     """
 
     def __format__(self, spec: str) -> str:

@@ -38,8 +38,8 @@ SYNC = Patch(
     scope=frozenset({"trainer"}),
     needs=("cpu.verl.platform",),
     tested=("2.13.0+cpu",),
-    why="FSDP1 refuses sync_module_states=True, which verl always sets, while parameters are on the CPU, since NCCL "
-    "could not broadcast them; gloo can.",
+    why="FSDP1 refuses sync_module_states=True, which verl always sets, while parameters are on the CPU, "
+    "since NCCL could not broadcast them; gloo can.",
     how="Skips the check; the broadcast itself is torch's.",
     remove_when="torch asks the process group whether it can broadcast CPU tensors.",
 )

@@ -41,8 +41,8 @@ _COMMON = dict(
     scope=frozenset({"trainer"}),
     needs=("cpu.verl.platform",),
     tested=("0.9.1",),
-    why='verl asks torch for "cpu:gloo,<device>:<backend>", which for a CPU is "cpu:gloo,cpu:gloo"; torch refuses '
-    "a device that is named twice.",
+    why='verl asks torch for "cpu:gloo,<device>:<backend>", which for a CPU is "cpu:gloo,cpu:gloo"; torch '
+    "refuses a device that is named twice.",
     remove_when="verl names each device once.",
 )
 
@@ -60,10 +60,7 @@ LAUNCHER = Patch(
     id="cpu.verl.gloo-launcher",
     targets=(f"{DISTRIBUTED}:initialize_global_process_group",),
     wrapper=on_launcher,
-    contract=Contract(
-        params=("timeout_second",),
-        mentions=("get_nccl_backend", "DIST_INIT_METHOD", "LOCAL_RANK", "WORLD_SIZE")[:1],
-    ),
+    contract=Contract(params=("timeout_second",), mentions=("get_nccl_backend",)),
     evidence="fault",
     how='The same group with "cpu:gloo", for scripts started by torchrun.',
     **_COMMON,

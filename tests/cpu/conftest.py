@@ -1,4 +1,4 @@
-"""Scenarios on the installed verl, each in a process of its own: platforms and process groups are per process."""
+"""Scenarios on the installed verl, each in a process of its own, as platforms and process groups are."""
 
 from __future__ import annotations
 

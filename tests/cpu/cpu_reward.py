@@ -5,6 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 
-def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None, **_: Any) -> float:
+def compute_score(data_source: str, solution_str: str, ground_truth: str, **_: Any) -> float:
     """verl's custom reward function."""
     return sum(letter.isdigit() for letter in solution_str) / max(1, len(solution_str))

