@@ -10,6 +10,7 @@ update has left layers of several policies: nothing may be generated until a com
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -33,6 +34,7 @@ logger = logging.getLogger("flashpatch.fp8")
 PATCH = "fp8.vllm.update"
 _TOGETHER = 8  # complete layers that several ranks process after one agreement
 _SHOWN = 6  # names listed in a message before "and N more"
+_changes = itertools.count(1)  # of state, of all models: no number comes twice
 
 
 @dataclass
@@ -115,7 +117,7 @@ class ManagedModel:
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if name == "state":
-            super().__setattr__("changes", self.changes + 1)
+            super().__setattr__("changes", next(_changes))
 
     # -- what the engine's doors call ------------------------------------------------------------------
 
