@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from flashpatch.patches.cpu import engines, fsdp, gloo, naming, platform, recipe, spawn
+from flashpatch.proof import Proof
 from flashpatch.record import Family
+
+
+def _probe(nonce: str, workdir: Path) -> list[Proof]:
+    from flashpatch.patches.cpu.probe import probe
+
+    return probe(nonce, workdir)
+
 
 FAMILY = Family(
     name="cpu",
@@ -21,5 +31,6 @@ FAMILY = Family(
         spawn.SERVERS,
     ),
     too_late=platform.too_late,
+    probe=_probe,
     refuses=("verl.utils.config:validate_config",),
 )
