@@ -32,6 +32,7 @@ class Layer:
         self._held: list[tuple[torch.nn.Module, dict, dict]] = []
         self._born = Captured()
         self._keep: list[torch.Tensor] = []
+        self._newborn: dict[int, int] = {}  # id of a buffer shown as it was at birth -> writes to it so far
         for slot in slots:
             slot.optional = deferred
 
@@ -161,7 +162,7 @@ class Layer:
         return plan
 
     def _is_staged(self, slot: Slot) -> bool:
-        return not slot.is_buffer or (slot.expected is not None and slot.expected.covered > 0)
+        return not slot.is_buffer or slot.alias or (slot.expected is not None and slot.expected.covered > 0)
 
     def _show_staged(self) -> None:
         twins: dict[tuple, torch.Tensor] = {}
@@ -180,6 +181,11 @@ class Layer:
             for key, value in live.items():
                 if key in module._buffers:
                     module._buffers[key] = value
+        self._newborn = {}
+        for slot in self.slots:
+            if slot.is_buffer and slot.initial is not None and slot.key in slot.module._buffers:
+                newborn = slot.module._buffers[slot.key] = slot.initial.clone()
+                self._newborn[id(newborn)] = 0 if newborn.is_inference() else newborn._version
         self._show_staged()
 
     def _check_finite(self) -> None:
@@ -200,6 +206,7 @@ class Layer:
             if isinstance(container, torch.nn.Module):
                 for table in ("_parameters", "_buffers", "_modules"):
                     changed = {k: v for k, v in fresh[table].items() if v is not running[table].get(k)}
+                    changed = {k: v for k, v in changed.items() if not self._as_at_birth(v)}
                     self._pair_into(plan, getattr(container, table), running[table], changed, container)
                 old, running, fresh = (_attributes(contents) for contents in (old, running, fresh))
             if isinstance(fresh, dict):
@@ -209,6 +216,12 @@ class Layer:
             elif any(a is not b for a, b in zip(old, fresh)) or len(old) != len(fresh):
                 plan.contents(container, running, fresh, self.name)
         return plan
+
+    def _as_at_birth(self, value: Any) -> bool:
+        """Whether this is a buffer shown at its initial values that the post-processing did not write to."""
+        if id(value) not in self._newborn or value.is_inference():  # writes to inference tensors are not counted
+            return False
+        return self._newborn[id(value)] == value._version
 
     def _pair_into(self, plan: Plan, state: dict, running: dict, changed: dict[str, Any], container: Any) -> None:
         where = self.name if container in self.modules else f"{self.name}:{type(container).__name__}"

@@ -41,6 +41,7 @@ class Slot:
     storage: StorageSlot
     initial: torch.Tensor | None
     optional: bool = False  # a checkpoint may leave it out
+    alias: bool = False  # a buffer that shares the memory of a parameter
     expected: Coverage | None = None  # what the first load wrote; None while unknown (dummy weights)
     coverage: Coverage = field(init=False)
     tensor: torch.Tensor | None = None
@@ -196,6 +197,9 @@ def record(modules: dict[str, torch.nn.Module], device: torch.device) -> list[Sl
                 twin = shared.setdefault(id(tensor), slot)
                 slot.storage = twin.storage
                 slots.append(slot)
+    parameters = {id(slot.storage) for slot in slots if not slot.is_buffer}
+    for slot in slots:
+        slot.alias = slot.is_buffer and id(slot.storage) in parameters
     return slots
 
 

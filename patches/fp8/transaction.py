@@ -153,23 +153,32 @@ class ManagedModel:
             self._begin()
 
     def _begin(self) -> None:
+        number = self.host.begin()
+        problem = self._objection()
+        if problem is not None:
+            self.host.announce(problem.problem)
+            raise problem
+        self._note_mixture()
+        self._drop()
+        self._number = number
+        self.state = "open"
+
+    def _objection(self) -> PatchError | None:
+        """What speaks against opening an update now."""
         reason = self._unsupported or self.host.refuse()
         if reason:
-            raise self._problem(f"weights of this engine cannot be updated: {reason}", "Open a new engine on them.")
+            return self._problem(f"weights of this engine cannot be updated: {reason}", "Open a new engine on them.")
         if self.options["in_flight"] == "refuse" and self.host.busy():
-            raise self._problem(
+            return self._problem(
                 "requests are running, so the update is refused",
                 "Wait for them, or set the option in_flight to abort, recompute or keep.",
             )
         if self._discarded and self.options["atomic"] == "model":
-            raise self._problem(
+            return self._problem(
                 "sleep level 2 discarded the weights, so atomic='model' has nothing to fall back to",
                 "Use atomic='layer' for the update after a level 2 sleep.",
             )
-        self._note_mixture()
-        self._drop()
-        self._number = self.host.begin()
-        self.state = "open"
+        return None
 
     def finish(self, partial: bool | None = None) -> None:
         """Commit the open update; nothing if none is open.
