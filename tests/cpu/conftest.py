@@ -29,7 +29,8 @@ def scenario(tmp_path: Path) -> Callable[..., str]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if find_spec("verl") is None:
-        for item in items:
-            if item.path.parent == Path(__file__).parent and item.path.name in NEED_VERL:
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.path.name in NEED_VERL:
+            item.add_marker(pytest.mark.verl)
+            if find_spec("verl") is None:
                 item.add_marker(pytest.mark.skip(reason="verl is not installed"))
