@@ -273,7 +273,7 @@ class ManagedModel:
 
         def on_write(slot: Slot, view: torch.Tensor) -> None:
             layer = owner[id(slot)]
-            if layer.processed_in:
+            if layer.processed_in or (layer in self._queue and layer.opened_in != self._call):
                 self._restart(names.current or slot.name)
             layer.opened_in = layer.opened_in or self._call
             slot.coverage.add(view, names.current)
@@ -330,13 +330,15 @@ class ManagedModel:
         layer.processed_in = self._call or 1
 
     def _restart(self, name: str) -> None:
-        """A tensor of a layer that is already in place came again: a new update has begun."""
+        """A tensor of a layer that was complete already came again: a new update has begun."""
         logger.warning("%s came again: taking it as the start of a new update", name)
         self._note_mixture()
         for layer in self.layers:
             if layer.opened_in != self._call:
                 layer.forget()
                 self._plans.pop(layer, None)
+                if layer in self._queue:
+                    self._queue.remove(layer)
 
     # -- outcome ---------------------------------------------------------------------------------------
 
