@@ -55,10 +55,10 @@ class Gate:
     def look(self, core: Any) -> str | None:
         """Ask the workers; follow a new version; say why nothing may be generated, or None."""
         reports = core.model_executor.collective_rpc(worker.report)
-        for rank, policies in enumerate(reports):
-            for policy in policies:
-                if not _serves(policy):
-                    return f"rank {rank} cannot serve: {worker.explain(policy)}. Send a complete update."
+        broken = [f"rank {rank} cannot serve: {worker.explain(policy)}"
+                  for rank, policies in enumerate(reports) for policy in policies if not _serves(policy)]  # fmt: skip
+        if broken:
+            return f"{'; '.join(broken)}. Send a complete update."
         versions = {tuple(policy.version for policy in policies) for policies in reports}
         if len(versions) > 1:
             return f"ranks hold different policies {sorted(versions)}. Send a complete update."
