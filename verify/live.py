@@ -159,21 +159,21 @@ def _problems(
 def _due(row: Row, run: Run, patches: Mapping[str, Patch]) -> set[str]:
     """Kinds of evidence that are due in this process by now.
 
-    Updates concern the whole job. Steps concern this process: it noted some, or a patch that is called on
-    steps was called in it, its parent or a child; another replica of the job may be idle.
+    Updates concern the whole job. Steps concern this process, its parent and its children, of which one noted
+    some or had a patch called that is called on steps; another replica of the job may be idle.
     """
     due: set[str] = {"install"}
     if any(other.notes.get("updates") for other in run.rows):
         due.add("update")
     near = (other for other in run.rows if other is row or _are_kin(other, row))
-    if row.notes.get("steps") or any(_stepped(other, patches) for other in near):
+    if any(_stepped(other, patches) for other in near):
         due.add("step")
     return due
 
 
 def _stepped(row: Row, patches: Mapping[str, Patch]) -> bool:
     called = (patches[id] for id, patch in row.patches.items() if patch["calls"] and id in patches)
-    return any(patch.evidence == "step" for patch in called)
+    return bool(row.notes.get("steps")) or any(patch.evidence == "step" for patch in called)
 
 
 def _are_kin(one: Row, other: Row) -> bool:

@@ -29,6 +29,7 @@ class Gate:
     def __init__(self) -> None:
         self.version = 0
         self.weight_version: str | None = None
+        self.stepped = False
         self._stale = True  # workers may have changed since they were last asked
         self._seen_changes = 0  # of models in this process, which can be loaded into without a call
         self._told_busy = False
@@ -148,6 +149,9 @@ def on_init(original, self, *args: Any, **kwargs: Any):
 def on_step(original, self):
     """Around both step functions."""
     gate = _gates.get(self)
+    if gate is not None and not gate.stepped:
+        gate.stepped = True
+        ledger.note(steps=1)  # from here on the workers of this engine core must have stepped too
     outputs = gate.instead(self) if gate is not None else None
     return original(self) if outputs is None else (outputs, False)
 
