@@ -1,4 +1,5 @@
 # make demo       stock vLLM against FlashPatch, in an environment of its own
+# make demo-verl  verl trains on this machine, bf16 against fp8 rollouts, and what was live; some ten minutes
 # make test       the whole suite on the newest vLLM, then the live vLLM and verl tests on the vLLM that verl runs on
 # make test-full  the same with the long matrix, and on the oldest supported vLLM as well
 # make clean      removes what builds and tests leave behind; environments stay (rm -r .venv*)
@@ -25,12 +26,15 @@ UNWANTED := torchvision torchaudio torchcodec
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-full clean $(NEWEST) $(PAIRED) $(OLDEST)
+.PHONY: demo demo-verl test test-full clean $(NEWEST) $(PAIRED) $(OLDEST)
 # A stamp is the last thing a recipe writes: an interrupted set-up is taken up again.
 .PRECIOUS: %/.vllm %/.verl %/.ready
 
 demo: $(NEWEST)
 	$(NEWEST)/bin/python examples/demo.py
+
+demo-verl: $(PAIRED)
+	PYTHON=$(abspath $(PAIRED))/bin/python bash examples/verl_grpo_cpu.sh --quick .demo
 
 test: $(NEWEST) $(PAIRED)
 	$(NEWEST)/bin/pytest

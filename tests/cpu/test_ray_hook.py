@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-from types import SimpleNamespace
 
 import pytest
 
@@ -13,15 +11,10 @@ from flashpatch import forward
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch, tmp_path):
-    for name in (*forward.VARIABLES, forward.VLLM_LIST, forward.RAY_HOOK, forward.THEIR_HOOK):
+    for name in (*forward.VARIABLES, forward.VLLM_LIST, forward.RAY_HOOK):
         monkeypatch.setenv(name, "")  # so that monkeypatch restores what export() sets
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-
-
-def theirs(runtime_env):
-    """A hook that was there before ours."""
-    return {**(runtime_env or {}), "working_dir": "theirs"}
 
 
 def test_our_variables_join_those_of_the_job(tmp_path):
@@ -39,15 +32,12 @@ def test_what_the_job_says_itself_wins():
     assert forward.ray_runtime_env({"env_vars": {"FLASHPATCH": "0"}})["env_vars"]["FLASHPATCH"] == "0"
 
 
-def test_a_hook_that_was_there_still_acts_and_comes_back(monkeypatch):
+def test_a_hook_that_was_there_stays_and_is_reported(monkeypatch, caplog):
     monkeypatch.setenv(forward.RAY_HOOK, "somebody.theirs")
-    monkeypatch.setitem(sys.modules, "somebody", SimpleNamespace(theirs=theirs))
     forward.export("cpu", "{}")
-    forward.export("cpu", "{}")
-    merged = forward.ray_runtime_env(None)
-    assert merged["working_dir"] == "theirs" and merged["env_vars"]["FLASHPATCH"] == "cpu"
+    assert os.environ[forward.RAY_HOOK] == "somebody.theirs" and forward.OUR_HOOK in caplog.text
     forward.withdraw()
-    assert os.environ[forward.RAY_HOOK] == "somebody.theirs" and forward.THEIR_HOOK not in os.environ
+    assert os.environ[forward.RAY_HOOK] == "somebody.theirs"
 
 
 def test_withdrawn_it_is_gone():
