@@ -107,7 +107,8 @@ def _side(side: str, home: Path, quantization: str) -> None:
         doors[door] = _outcome(llm, update, wanted)
         llm.collective_rpc("reload_weights", kwargs={"weights_path": str(home / "A")})
     sound = side != "patched" or all(text.startswith(("exact", "refused")) for text in doors.values())
-    report = {"doors": doors, "sound": sound, "status": str(flashpatch.status()) if side == "patched" else ""}
+    enabled = [line for line in str(flashpatch.status()).splitlines() if "  disabled" not in line]
+    report = {"doors": doors, "sound": sound, "status": "\n".join(enabled)}
     (home / f"{side}.json").write_text(json.dumps(report))
 
 
