@@ -174,7 +174,7 @@ def test_compiled(compiled: scenario.Runner, family: str, precision: str) -> Non
     check(compiled, family, precision, f"{precision}+compile", env=environment.COMPILED, enforce_eager=False)
 
 
-@pytest.mark.parametrize("quantization", [None, "fp8_per_channel"])
+@pytest.mark.parametrize("quantization", [None, pytest.param("fp8_per_channel", marks=pytest.mark.full)])
 def test_every_boundary_can_be_a_cut(runner: scenario.Runner, quantization: str | None) -> None:
     kw = dict(quantization=quantization)
     a, b = (updates.checkpoint("qwen2", seed) for seed in (0, 1))
