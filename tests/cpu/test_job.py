@@ -97,6 +97,36 @@ def test_two_steps_with_updated_rollouts(world, tmp_path, precision, bound):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_after_twenty_updates_rollouts_differ_as_a_fresh_engines_would(world, tmp_path, precision):
+    """A policy that sharpens differs more in any engine, so the weights of the last rollout are opened afresh."""
+    settings = (
+        "trainer.total_training_steps=20",
+        "trainer.save_freq=19",
+        f"trainer.default_local_dir={tmp_path}/saved",
+        "actor_rollout_ref.actor.checkpoint.save_contents=[model,hf_model]",
+        "actor_rollout_ref.actor.optim.lr=2e-3",
+    )
+    done = train(world, tmp_path, *settings, FLASHPATCH=f"cpu,{precision}")
+    assert done.returncode == 0, done.stdout[-8000:]
+    assert metrics(done.stdout, "training/global_step") == list(range(1, 21))
+    updated = metrics(done.stdout, "training/rollout_probs_diff_mean")[-1]
+
+    saved = tmp_path / "saved" / "global_step_19" / "actor" / "huggingface"
+    fresh = subprocess.run(
+        [sys.executable, Path(__file__).with_name("cpu_mismatch.py"), saved, world / "train.parquet"],
+        env=cpu_lab.environment(tmp_path, FLASHPATCH=precision, VLLM_CPU_KVCACHE_SPACE="1"),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert fresh.returncode == 0, cpu_lab.tail(fresh)
+    (expected,) = map(float, re.findall(r"mismatch=([\d.e-]+)", fresh.stdout))
+    # the tokens are other samples: some 250 in the job
+    assert expected / 2 < updated < expected * 2, (updated, expected)
+
+
+@pytest.mark.full
 def test_the_same_command_without_the_variable_fails(world, tmp_path):
     done = train(world, tmp_path)
     assert done.returncode != 0 and "Total available GPUs 0 is less than total desired GPUs 1" in done.stdout

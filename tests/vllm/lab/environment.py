@@ -32,6 +32,12 @@ COMPILED: Mapping[str, str | None] = {"TORCH_COMPILE_DISABLE": None}
 
 
 @functools.cache
+def avx512() -> bool:
+    """Whether this CPU has AVX-512. Without, vLLM packs no bf16 weights and has no 4-bit kernel."""
+    return " avx512f " in Path("/proc/cpuinfo").read_text()
+
+
+@functools.cache
 def store() -> Path:
     """A directory for models, oracle answers, logs and vLLM's own cache.
 
