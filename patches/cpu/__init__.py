@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flashpatch.patches.cpu import engines, fsdp, gloo, naming, platform, recipe, spawn
+from flashpatch.patches.cpu import engines, fsdp, gloo, naming, platform, recipe
 from flashpatch.proof import Proof
 from flashpatch.record import Family
 
@@ -27,8 +27,6 @@ FAMILY = Family(
         gloo.LAUNCHER,
         fsdp.SYNC,
         fsdp.PIN,
-        spawn.WORKERS,
-        spawn.SERVERS,
     ),
     too_late=platform.too_late,
     probe=_probe,

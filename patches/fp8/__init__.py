@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from flashpatch.patches.fp8 import birth, doors, gate, quantization, refusal, spawn, worker
+from flashpatch.patches.fp8.verl import PATCHES as VERL
 from flashpatch.proof import Proof
 from flashpatch.record import Family, Option
 
@@ -50,6 +51,7 @@ FAMILY = Family(
         refusal.STEP,
         spawn.CORES,
         spawn.WORKERS,
+        *VERL,
     ),
     names={"fp8": {"precision": "fp8"}, "bf16": {"precision": "bf16"}},
     options={
@@ -66,6 +68,9 @@ FAMILY = Family(
             "refuse",
             "requests running when an update comes: refuse the update, abort them, recompute them, or keep them",
             ("refuse", "abort", "recompute", "keep"),
+        ),
+        "transfer_timeout": Option(
+            600.0, "seconds of silence of the other side that a weight transfer of verl accepts; 0: any", kind=float
         ),
     },
     too_late=_too_late,

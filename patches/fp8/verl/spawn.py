@@ -50,7 +50,6 @@ _COMMON = dict(
     requires="verl>=0.9",
     evidence="fault",
     scope=frozenset({"driver", "trainer"}),
-    needs=("cpu.verl.platform",),
     tested=("0.9.1",),
     why="A process that never loaded FlashPatch writes nothing, so somebody else must know of its absence.",
     how="Asks each new actor for its host and pid, and writes an expected row with them.",
@@ -58,7 +57,7 @@ _COMMON = dict(
 )
 
 WORKERS = Patch(
-    id="cpu.verl.spawn-workers",
+    id="fp8.verl.spawn-workers",
     targets=(f"{RAY}:RayWorkerGroup._init_with_resource_pool",),
     wrapper=on_workers,
     contract=Contract(mentions=("self._create_worker",), exists=(f"{RAY}:RayWorkerGroup._create_worker",)),
@@ -66,7 +65,7 @@ WORKERS = Patch(
 )
 
 SERVERS = Patch(
-    id="cpu.verl.spawn-servers",
+    id="fp8.verl.spawn-servers",
     targets=(f"{SERVER}:vLLMReplica.launch_servers",),
     wrapper=on_servers,
     contract=Contract(mentions=("self.servers",)),

@@ -1,0 +1,124 @@
+"""What one weight sync knows about itself, in the process that sends and in the one that receives."""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from flashpatch import ledger_files
+
+KEY = "flashpatch"
+"""The keyword under which `ticket` travels to the rollout workers."""
+
+
+@dataclass
+class Sending:
+    """One call of verl's ``ServerAdapter.update_weights``.
+
+    Attributes:
+        step: verl's ``global_steps``, None where it gives none.
+        id: names this call to the workers, which send it back.
+        future: of the call that makes the workers receive; None on ranks that do not make it.
+        call: the same as what can be awaited for the workers' receipts; None where they give none.
+        gather: seconds in the generator of weights.
+        waited: seconds waiting for the worker.
+        send: seconds in the transfer, both included.
+        bytes, tensors: what was sent.
+    """
+
+    step: int | None = None
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    future: Any = None
+    call: Any = None
+    gather: float = 0.0
+    waited: float = 0.0
+    send: float = 0.0
+    bytes: int = 0
+    tensors: int = 0
+
+    def ticket(self) -> dict[str, Any]:
+        """Plain values for the workers: which sync it is, and which process sends."""
+        pid = os.getpid()
+        return {
+            "id": self.id,
+            "step": self.step,
+            "host": ledger_files.host(),
+            "pid": pid,
+            "start": ledger_files.process_start(pid) or "",
+        }
+
+    def timed(self, weights: Any) -> Any:
+        """The same weights, as lazily, counted."""
+        return self._async(weights) if hasattr(weights, "__aiter__") else self._plain(weights)
+
+    def _plain(self, weights: Any) -> Iterator[Any]:
+        weights = iter(weights)
+        while True:
+            with self._gathering():
+                item = next(weights, None)
+            if item is None:
+                return
+            self._count(item)
+            yield item
+
+    async def _async(self, weights: Any) -> AsyncIterator[Any]:
+        weights = aiter(weights)
+        while True:
+            with self._gathering():
+                item = await anext(weights, None)
+            if item is None:
+                return
+            self._count(item)
+            yield item
+
+    @contextmanager
+    def _gathering(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.gather += time.perf_counter() - began
+
+    def _count(self, item: tuple[str, Any]) -> None:
+        self.tensors += 1
+        self.bytes += item[1].nbytes
+
+
+@dataclass
+class Receiving:
+    """One call of verl's ``vLLMColocateWorkerExtension.update_weights_from_ipc``.
+
+    Attributes:
+        ticket: of the sender, empty where it gave none.
+        receive: seconds in ``receive_weights``; load: of them, in the engine's loading.
+        bytes, tensors: what came.
+    """
+
+    ticket: dict[str, Any] = field(default_factory=dict)
+    receive: float = 0.0
+    load: float = 0.0
+    bytes: int = 0
+    tensors: int = 0
+
+    def sender_gone(self) -> bool:
+        """Whether the sending process is known to have ended. It may live where this host cannot see it."""
+        pid, start = self.ticket.get("pid"), self.ticket.get("start")
+        if not start or self.ticket.get("host") != ledger_files.host():
+            return False
+        return ledger_files.process_start(pid) != start
+
+
+SENDING: ContextVar[Sending | None] = ContextVar("sending", default=None)
+RECEIVING: ContextVar[Receiving | None] = ContextVar("receiving", default=None)
+
+
+def trace(error: BaseException) -> str:
+    """An exception with its traceback, causes and notes, as text."""
+    return "".join(traceback.format_exception(error)).rstrip()

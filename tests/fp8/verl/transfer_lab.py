@@ -1,0 +1,252 @@
+"""verl's own sender and receiver in two processes, over real zmq and shared memory, with one thing going wrong.
+
+``python transfer_lab.py SECONDS CASE...`` runs all cases at once and prints one JSON object: case to role to what
+became of it. Only Ray is replaced, by pipes: the trainer's side is verl's `ServerAdapter`, the rollout worker's
+side verl's `vLLMColocateWorkerExtension` without a model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import types
+import uuid
+from concurrent.futures import Future
+
+COUNT, SIZE = 5, 150_000  # tensors and their float32 elements: one bucket each
+STEP = 7
+
+
+def weights(case: str):
+    """The trainer's generator."""
+    import torch
+
+    for number in range(COUNT):
+        if number == 2 and case == "generator":
+            raise ValueError("no weights today")
+        if number == 2 and case == "sender-killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if number == 2 and case == "sender-stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if number == 2 and case == "too-large":
+            yield "huge", torch.zeros(SIZE * 4)
+        yield f"w{number}", torch.full((SIZE,), float(number))
+
+
+# -- the rollout worker --------------------------------------------------------------------------------
+
+
+def worker_of(case: str, handle: str):
+    import torch
+    from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
+
+    class Worker(vLLMColocateWorkerExtension):
+        def __new__(cls):
+            return object.__new__(cls)
+
+        device, rank, local_rank = torch.device("cpu"), 0, 0
+        _is_qat_model = _is_modelopt_qat = False
+        parallel_config = types.SimpleNamespace(world_size=1)
+        model_runner = types.SimpleNamespace(vllm_config=None)
+        seen: list[str] = []
+        kept: list = []
+
+        def _iter_all_models(self):
+            if case == "before":
+                raise LookupError("no such engine")
+            return iter(())
+
+        def _iter_all_models_with_config(self):
+            if case == "after":
+                raise ArithmeticError("could not post-process")
+            return iter(())
+
+        def _get_zmq_handle(self):
+            return handle
+
+        def _update_weights(self, weights, peft_config, base_sync_done):
+            for name, tensor in weights:
+                number = int(name[1:])
+                assert tensor.eq(number).all()
+                self.seen.append(name)
+                if case == "keeps-view":
+                    self.kept.append(tensor)
+                if (case, number) in {("first", 0), ("middle", 2), ("last", COUNT - 1), ("alone", 2)}:
+                    self.deep_inside(tensor)
+                if case in ("worker-killed", "worker-killed-alone") and number == 2:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if case == "worker-stopped" and number == 2:
+                    os.kill(os.getpid(), signal.SIGSTOP)
+
+        def deep_inside(self, view):
+            raise LookupError("cannot place this tensor")
+
+    return Worker()
+
+
+def rollout(case: str, handle: str, calls, report) -> None:
+    """Wait for the call, run it, answer; what became of it goes to ``report``."""
+    kwargs = calls.recv()
+    if case == "worker-killed-early":
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    worker = worker_of(case, handle)
+    try:
+        answer, error = worker.update_weights_from_ipc(**kwargs), None
+    except BaseException as problem:
+        answer, error = None, f"{type(problem).__name__}: {problem}"
+    report.send(outcome(error, began, names=worker.seen))
+    calls.send((answer, error))
+
+
+# -- the trainer ---------------------------------------------------------------------------------------
+
+
+class Ref:
+    """What verl uses of a Ray reference."""
+
+    def __init__(self, future: Future) -> None:
+        self._future = future
+
+    def future(self) -> Future:
+        return self._future
+
+    def __await__(self):
+        return asyncio.wrap_future(self._future).__await__()
+
+
+class Remote:
+    def __init__(self, function) -> None:
+        self.remote = function
+
+
+def server_of(calls):
+    """The rollout server's handle: one real method, served by the other process."""
+
+    def collective_rpc(method, timeout=None, args=(), kwargs=None):
+        assert method == "update_weights_from_ipc"
+        future: Future = Future()
+        calls.send(kwargs)
+
+        def wait() -> None:
+            try:
+                answer, error = calls.recv()
+            except (EOFError, OSError):
+                answer, error = None, "the engine is dead"
+            future.set_exception(RuntimeError(error)) if error else future.set_result([answer])
+
+        threading.Thread(target=wait, daemon=True).start()
+        return Ref(future)
+
+    def nothing(*args):
+        future: Future = Future()
+        future.set_result(None)
+        return Ref(future)
+
+    return types.SimpleNamespace(
+        collective_rpc=Remote(collective_rpc), clear_kv_cache=Remote(nothing), set_global_steps=Remote(nothing)
+    )
+
+
+def trainer(case: str, handle: str, calls, report) -> None:
+    from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
+
+    adapter = object.__new__(ServerAdapter)
+    adapter.replica_rank = adapter.rollout_rank = 0
+    adapter.use_shm, adapter.zmq_handle = True, handle
+    bucket = types.SimpleNamespace(update_weights_bucket_megabytes=1)
+    adapter.config = types.SimpleNamespace(checkpoint_engine=bucket)
+    adapter.server_handle = server_of(calls)
+    adapter._has_server = not case.endswith("alone")
+    if not adapter._has_server:  # another rank has made the call
+        calls.send({"use_shm": True})
+    if case == "sender-killed-early":
+        adapter.server_handle.collective_rpc.remote("update_weights_from_ipc", kwargs=ticket())
+        time.sleep(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    try:
+        asyncio.run(adapter.update_weights(weights(case), global_steps=STEP))
+        error = None
+    except BaseException as problem:
+        error = f"{type(problem).__name__}: {problem}"
+    report.send(outcome(error, began, receipts=receipts()))
+
+
+def ticket() -> dict:
+    """What the adapter would send; nothing on stock verl."""
+    try:
+        from flashpatch import engine
+
+        engine.require("fp8")
+        from flashpatch.patches.fp8.verl.sync import KEY, Sending
+    except Exception:
+        return {"use_shm": True}
+    return {"use_shm": True, KEY: Sending(STEP).ticket()}
+
+
+def receipts() -> list:
+    module = sys.modules.get("flashpatch.patches.fp8.verl.receipts")
+    return module.take() if module else []
+
+
+# -- both ----------------------------------------------------------------------------------------------
+
+
+def outcome(error: str | None, began: float, **more) -> dict:
+    return {"ended": "raised" if error else "returned", "error": error, "seconds": time.monotonic() - began, **more}
+
+
+def run(case: str, limit: float, results: dict) -> None:
+    fork = multiprocessing.get_context("fork")
+    handle = f"ipc:///tmp/flashpatch-test-{uuid.uuid4().hex}.sock"
+    here, there = fork.Pipe()
+    roles = {}
+    for name, function, pipe in (("worker", rollout, there), ("trainer", trainer, here)):
+        listen, report = fork.Pipe(duplex=False)
+        process = fork.Process(target=alone, args=(function, case, handle, pipe, report, (here, there)), daemon=True)
+        process.start()
+        report.close()
+        roles[name] = (process, listen)
+    here.close(), there.close()
+    deadline = time.monotonic() + limit
+    for name, (process, listen) in roles.items():
+        results[case][name] = {"ended": "hung", "error": None}
+        if listen.poll(max(deadline - time.monotonic(), 0)):
+            try:
+                results[case][name] = listen.recv()
+            except EOFError:
+                results[case][name] = {"ended": "killed", "error": None}
+    for process, _ in roles.values():
+        process.kill()
+        process.join()
+
+
+def alone(function, case, handle, pipe, report, pipes) -> None:
+    """In the child: keep only the own end of the pipe, so that the other's death is seen."""
+    for other in pipes:
+        if other is not pipe:
+            other.close()
+    function(case, handle, pipe, report)
+
+
+def main(limit: float, cases: list[str]) -> None:
+    import torch
+    import verl.workers.rollout.vllm_rollout.utils
+    import verl.workers.rollout.vllm_rollout.vllm_rollout  # noqa: F401
+
+    torch.set_num_threads(1)
+    results: dict = {case: {} for case in cases}
+    for case in cases:  # forks come first, threads later
+        run(case, limit, results)
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]), sys.argv[2:])
