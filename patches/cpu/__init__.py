@@ -22,6 +22,7 @@ FAMILY = Family(
         platform.PATCH,
         naming.PATCH,
         recipe.PATCH,
+        recipe.RUN,
         engines.PATCH,
         gloo.RAY,
         gloo.LAUNCHER,

@@ -14,6 +14,7 @@ from flashpatch.record import Contract, Patch
 logger = logging.getLogger("flashpatch.cpu")
 
 ROLLOUT = "actor_rollout_ref.rollout"
+ENGINE = f"{ROLLOUT}.checkpoint_engine"
 ID = "cpu.verl.recipe"
 UPDATES = "fp8"
 """The family that makes weight updates work, by name; bf16 is another name of it."""
@@ -50,6 +51,24 @@ def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> None:
     return original(config, *args, **kwargs)
 
 
+def on_run(original, config: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around ``verl.trainer.main_ppo.run_ppo``, the way in of trainers that never validate their recipe.
+
+    Raises:
+        PatchError: the recipe is one of a trainer that keeps trainer and rollout apart.
+    """
+    from omegaconf import OmegaConf
+
+    refused = list(asynchronous(lambda path, default=None: OmegaConf.select(config, path, default=default)))
+    if refused:
+        raise PatchError(
+            f"does not run without an accelerator: {'; '.join(refused)}.",
+            patch=RUN.id,
+            advice="Use verl.trainer.main_ppo, whose trainer_mode may be sync or colocate_async.",
+        )
+    return original(config, *args, **kwargs)
+
+
 def refusals(get: Any) -> Iterator[str]:
     """Settings that cannot run here, each with the reason; ``get(path, default)`` reads the recipe."""
     for path in ("lora_rank", "lora.rank", "lora_adapter_path"):
@@ -71,6 +90,23 @@ def refusals(get: Any) -> Iterator[str]:
         yield (
             f"{ROLLOUT}.quantization={get(f'{ROLLOUT}.quantization')} (verl's kernels need an accelerator; "
             "FLASHPATCH=cpu,fp8 quantizes with vLLM's own)"
+        )
+    yield from asynchronous(get)
+
+
+def asynchronous(get: Any) -> Iterator[str]:
+    """Trainers that keep trainer and rollout apart; ``sync`` and ``colocate_async`` do not."""
+    if get("async_training") is not None:
+        yield "async_training (verl.experimental.fully_async_policy sends weights through an accelerator)"
+    if get(f"{ENGINE}.custom_backend_module"):
+        return  # somebody else's transfer
+    backend = get(f"{ENGINE}.backend", "naive")
+    if backend not in (None, "naive"):
+        yield f"{ENGINE}.backend={backend} (verl's engines for separate rollouts need an accelerator; naive does not)"
+    if get("trainer.use_v1", True) and get("trainer.v1.trainer_mode") == "separate_async":
+        yield (
+            "trainer.v1.trainer_mode=separate_async (it needs a checkpoint engine other than naive, and verl's need "
+            "an accelerator; sync and colocate_async run)"
         )
 
 
@@ -124,4 +160,19 @@ PATCH = Patch(
     "accelerator, saying so: device, sleep mode, attention, and Ray's counts of CPUs and GPUs, which are "
     "slots, not hardware.",
     remove_when="never: it says what the family can do.",
+)
+
+RUN = Patch(
+    id="cpu.verl.recipe-run",
+    targets=("verl.trainer.main_ppo:run_ppo",),
+    requires="verl>=0.9",
+    wrapper=on_run,
+    contract=Contract(params=("config",), mentions=("task_runner_class",)),
+    evidence="fault",
+    scope=frozenset({"driver"}),
+    needs=("cpu.verl.platform",),
+    tested=("0.9.1",),
+    why="verl.experimental.fully_async_policy starts everything before it finds that it cannot send weights.",
+    how="Refuses it by name in the driver.",
+    remove_when="verl has a checkpoint engine for gloo.",
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from flashpatch.errors import PatchError
 from flashpatch.patches.cpu import recipe
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -36,11 +37,38 @@ def reader(**changes):
         ("actor_rollout_ref.ref.fsdp_config.ulysses_sequence_parallel_size", 2),
         (f"{ROLLOUT}.name", "sglang"),
         (f"{ROLLOUT}.quantization", "fp8"),
+        (f"{ROLLOUT}.checkpoint_engine.backend", "nccl"),
+        (f"{ROLLOUT}.checkpoint_engine.backend", "mooncake"),
+        ("trainer.v1.trainer_mode", "separate_async"),
     ],
 )
 def test_what_does_not_run_is_refused_by_name(path, value):
     (refusal,) = recipe.refusals(reader(**{path: value}))
     assert refusal.startswith(f"{path}={value} (")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"trainer.v1.trainer_mode": "colocate_async"},
+        {"trainer.v1.trainer_mode": "separate_async", "trainer.use_v1": False},
+        {f"{ROLLOUT}.checkpoint_engine.backend": "mine", f"{ROLLOUT}.checkpoint_engine.custom_backend_module": "mine"},
+    ],
+)
+def test_other_asynchronous_settings_are_not(changes):
+    assert list(recipe.refusals(reader(**changes))) == []
+
+
+def test_a_trainer_that_does_not_validate_is_refused_all_the_same():
+    omegaconf = pytest.importorskip("omegaconf")
+    ran = []
+    plain = omegaconf.OmegaConf.create({"actor_rollout_ref": {"rollout": {"checkpoint_engine": {"backend": "naive"}}}})
+    recipe.on_run(lambda config, runner: ran.append(runner), plain, "runner")
+    assert ran == ["runner"]
+    fully = omegaconf.OmegaConf.create({"async_training": {"staleness_threshold": 0.1}})
+    with pytest.raises(PatchError, match="cpu.verl.recipe-run.*async_training .verl.experimental.fully_async"):
+        recipe.on_run(lambda *_: ran.append("wrong"), fully, "runner")
+    assert ran == ["runner"]
 
 
 def test_a_plain_recipe_is_not_refused():

@@ -67,7 +67,9 @@ def test_a_submitted_job_may_set_it_itself(scenario, cluster):
     assert json.loads(said.splitlines()[-1])[0] == "cpu"
 
 
-def test_a_worker_without_it_is_named(scenario, cluster):
+@pytest.mark.parametrize("names, device", [("cpu,bf16", "cpu"), ("bf16", "cuda")])
+def test_a_worker_without_it_is_named(scenario, cluster, names, device):
+    """Also in a job for an accelerator, which has no cpu among its names."""
     said = scenario(
         """
         import os, subprocess, sys, ray
@@ -81,7 +83,7 @@ def test_a_worker_without_it_is_named(scenario, cluster):
         def group(**worker_env):
             pool = RayResourcePool([1], use_gpu=True, max_colocate_count=1)
             kwargs = {"worker_env": worker_env} if worker_env else {}
-            return RayWorkerGroup(pool, RayClassWithInitArgs(ray.remote(Idle)), device_name="cpu", **kwargs)
+            return RayWorkerGroup(pool, RayClassWithInitArgs(ray.remote(Idle)), device_name=os.environ["DEVICE"], **kwargs)
 
         def live():
             done = subprocess.run([os.path.dirname(sys.executable) + "/flashpatch-verify", "--live"],
@@ -101,6 +103,8 @@ def test_a_worker_without_it_is_named(scenario, cluster):
         assert code == 1, text
         assert f":{pid}" in text and "wrote no row" in text, text
         """,
+        names=names,
         CLUSTER=cluster,
+        DEVICE=device,
     )
     assert "the environment did not reach it" in said

@@ -22,7 +22,7 @@ FAILURE = b"flashpatch failure\n"
 """Prefix of a message that says why its sender cannot go on; no pickle and no answer of verl's begins so."""
 
 _TICK = 0.1  # seconds between two looks around; data is noticed at once
-_GRACE = 1.0  # seconds in which a lost peer's last message, or the reason of its end, may still arrive
+_GRACE = 2.0  # seconds in which a lost peer's last message, or the reason of its end, may still arrive
 _LINGER = 2000  # milliseconds that a failure may take to leave after the socket was closed
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
 
@@ -71,10 +71,10 @@ class Guard:
 
     def send_pyobj(self, message: Any, *args: Any, **kwargs: Any) -> Any:
         """Send as verl does, once there is somebody to send to."""
-        self._wait(zmq.POLLOUT)
         if isinstance(message, dict):
-            self.last = bool(message.get("is_last"))
             self.announced = message.get("name", self.announced)
+            self.last = bool(message.get("is_last"))
+        self._wait(zmq.POLLOUT)
         return self._socket.send_pyobj(message, *args, **kwargs)
 
     def send(self, data: bytes, *args: Any, **kwargs: Any) -> Any:
@@ -139,7 +139,7 @@ class Guard:
         try:
             self._look(lost)
         except BaseException:
-            self.over = self.over or lost is not None
+            self.over = True
             raise
         if lost is not None and lost > _GRACE:
             self.over = True

@@ -73,11 +73,7 @@ class _Look:
             return
         error = future.exception()
         if error is not None:
-            raise PatchError(
-                f"the rollout engine could not take the weights:\n{error}\n",
-                patch=ID,
-                advice="The trainer stops, since its rollouts would be of another policy.",
-            ) from error
+            raise PatchError(f"the rollout engine could not take the weights:\n{error}\n", patch=ID) from error
         self._ended = self._ended or time.monotonic()
         if time.monotonic() - self._ended > _EARLY:
             raise PatchError("the rollout engine's call ended before all weights were taken.", patch=ID)

@@ -1,7 +1,7 @@
 """verl's own sender and receiver in two processes, over real zmq and shared memory, with one thing going wrong.
 
-``python transfer_lab.py SECONDS CASE...`` runs all cases at once and prints one JSON object: case to role to what
-became of it. Only Ray is replaced, by pipes: the trainer's side is verl's `ServerAdapter`, the rollout worker's
+``python transfer_lab.py SECONDS TOGETHER CASE...`` runs that many cases at a time, each for as many seconds at most,
+and prints one JSON object: case to role to what became of it. Only Ray is replaced, by pipes: the trainer's side is verl's `ServerAdapter`, the rollout worker's
 side verl's `vLLMColocateWorkerExtension` without a model.
 """
 
@@ -155,8 +155,11 @@ def server_of(calls):
 
 
 def trainer(case: str, handle: str, calls, report) -> None:
+    from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer
     from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
 
+    made, make = [], bucketed_weight_transfer.create_shared_memory
+    bucketed_weight_transfer.create_shared_memory = lambda size, name: made.append(name) or make(size, name)
     adapter = object.__new__(ServerAdapter)
     adapter.replica_rank = adapter.rollout_rank = 0
     adapter.use_shm, adapter.zmq_handle = True, handle
@@ -176,7 +179,8 @@ def trainer(case: str, handle: str, calls, report) -> None:
         error = None
     except BaseException as problem:
         error = f"{type(problem).__name__}: {problem}"
-    report.send(outcome(error, began, receipts=receipts()))
+    left = [name for name in made if os.path.exists(f"/dev/shm/{name}")]
+    report.send(outcome(error, began, receipts=receipts(), left=left))
 
 
 def ticket() -> dict:
@@ -203,50 +207,57 @@ def outcome(error: str | None, began: float, **more) -> dict:
     return {"ended": "raised" if error else "returned", "error": error, "seconds": time.monotonic() - began, **more}
 
 
-def run(case: str, limit: float, results: dict) -> None:
+def start(case: str) -> dict:
     fork = multiprocessing.get_context("fork")
     handle = f"ipc:///tmp/flashpatch-test-{uuid.uuid4().hex}.sock"
     here, there = fork.Pipe()
     roles = {}
-    for name, function, pipe in (("worker", rollout, there), ("trainer", trainer, here)):
+    for name, function, pipe, other in (("worker", rollout, there, here), ("trainer", trainer, here, there)):
         listen, report = fork.Pipe(duplex=False)
-        process = fork.Process(target=alone, args=(function, case, handle, pipe, report, (here, there)), daemon=True)
+        process = fork.Process(target=only, args=(function, case, handle, pipe, other, report), daemon=True)
         process.start()
         report.close()
         roles[name] = (process, listen)
-    here.close(), there.close()
-    deadline = time.monotonic() + limit
-    for name, (process, listen) in roles.items():
-        results[case][name] = {"ended": "hung", "error": None}
+    here.close()
+    there.close()
+    return roles
+
+
+def collect(roles: dict, deadline: float) -> dict:
+    """What became of both roles by the deadline; who has not ended by then hangs."""
+    results = {}
+    for name, (_, listen) in roles.items():
+        results[name] = {"ended": "hung", "error": None}
         if listen.poll(max(deadline - time.monotonic(), 0)):
             try:
-                results[case][name] = listen.recv()
+                results[name] = listen.recv()
             except EOFError:
-                results[case][name] = {"ended": "killed", "error": None}
+                results[name] = {"ended": "killed", "error": None}
     for process, _ in roles.values():
         process.kill()
         process.join()
+    return results
 
 
-def alone(function, case, handle, pipe, report, pipes) -> None:
-    """In the child: keep only the own end of the pipe, so that the other's death is seen."""
-    for other in pipes:
-        if other is not pipe:
-            other.close()
+def only(function, case, handle, pipe, other, report) -> None:
+    """In the child: without the other's end of the pipe, so that the other's death is seen."""
+    other.close()
     function(case, handle, pipe, report)
 
 
-def main(limit: float, cases: list[str]) -> None:
+def main(limit: float, together: int, cases: list[str]) -> None:
     import torch
     import verl.workers.rollout.vllm_rollout.utils
     import verl.workers.rollout.vllm_rollout.vllm_rollout  # noqa: F401
 
     torch.set_num_threads(1)
-    results: dict = {case: {} for case in cases}
-    for case in cases:  # forks come first, threads later
-        run(case, limit, results)
+    results = {}
+    for first in range(0, len(cases), together):
+        started = [(case, start(case)) for case in cases[first : first + together]]
+        deadline = time.monotonic() + limit
+        results.update({case: collect(roles, deadline) for case, roles in started})
     print(json.dumps(results))
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]), sys.argv[2:])
+    main(float(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
