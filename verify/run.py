@@ -81,7 +81,8 @@ def verify(selection: settings.Selection, progress: Callable[[str], None]) -> Fa
     )
     known = {patch.id: patch for patch in family.patches if found[patch.id] is not None}
     proofs.append(_ledger_proof(family, live.judge(run, known, [family.name]), rows))
-    states = [report.state.word for report in reports if report.framework]
+    idle = _unused(family, rows)
+    states = [r.state.word for r in reports if r.framework and not (r.state.word == "waiting" and r.id in idle)]
     ok = all(proof.ok for proof in proofs) and all(word in _GOOD for word in states)
     if ok:
         shutil.rmtree(workdir)
@@ -150,6 +151,16 @@ def _report(patch: Patch, owner: versions.Installed, rows: list[Row]) -> PatchRe
     if not evidence:
         evidence = "due only on a fault" if patch.evidence == "fault" else "none"
     return PatchReport(patch.id, state, evidence, str(owner), owner.version in patch.tested)
+
+
+def _unused(family: Family, rows: list[Row]) -> set[str]:
+    """Patches for frameworks that the probe did without, though it used another one the family patches.
+
+    Of several frameworks a probe may need one only: a job shows the others, with ``--live``.
+    """
+    used = {id.split(".")[1] for row in rows for id, entry in row.patches.items() if entry["calls"]}
+    used &= {patch.framework for patch in family.patches}
+    return {patch.id for patch in family.patches if used and patch.framework not in used}
 
 
 def _ledger_proof(family: Family, judged: live.LiveReport, rows: list[Row]) -> Proof:

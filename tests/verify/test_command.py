@@ -1,9 +1,12 @@
 """The command from end to end, on a small framework in real processes, honest and sabotaged."""
 
 import json
+import types
 from pathlib import Path
 
 import pytest
+
+from flashpatch.record import Family, Patch
 
 JOB = """
 from toyfw.engine import Engine
@@ -52,6 +55,23 @@ def test_an_absent_framework(verify, site):
     assert named.returncode == 1
     assert "skipped(toyfw is not installed)" in named.stdout
     assert verify(FLASHPATCH="toy").returncode == 0
+
+
+def test_what_waits_for_a_framework_that_the_probe_did_without():
+    """Only that: a patch still waiting for a framework in use, or for the only one, is a failure."""
+    from flashpatch.verify.run import _unused
+
+    def patch(id):
+        return Patch(id, (f"{id.split('.')[1]}.mod:f",), "x>=1", why="", how="", remove_when="", wrapper=print)
+
+    def row(**calls):
+        entries = {f"toy.{name}": {"state": "live", "calls": count} for name, count in calls.items()}
+        return types.SimpleNamespace(patches={id.replace("_", "."): entry for id, entry in entries.items()})
+
+    family = Family("toy", "", (patch("toy.one.a"), patch("toy.one.b"), patch("toy.two.a")))
+    assert _unused(family, [row(one_a=1, one_b=0, two_a=0)]) == {"toy.two.a"}
+    assert _unused(family, [row(one_a=1), row(two_a=1)]) == set()
+    assert _unused(family, [row(one_a=0)]) == set() == _unused(family, [])
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flashpatch.patches.fp8.verl import adapter, manager, receiver, sender, server, spawn, worker
+from flashpatch.patches.fp8.verl import adapter, export, manager, receiver, sender, server, spawn, worker
 
 PATCHES = (
     sender.SEND,
@@ -15,6 +15,7 @@ PATCHES = (
     server.PATCH,
     adapter.UPDATE,
     adapter.EXECUTE,
+    export.PATCH,
     manager.UPDATE,
     manager.LOG,
     spawn.WORKERS,

@@ -8,7 +8,7 @@ from typing import Any
 
 from flashpatch import ledger
 from flashpatch.patches.fp8.verl import receipts
-from flashpatch.patches.fp8.verl.sync import KEY, SENDING, Sending
+from flashpatch.patches.fp8.verl.sync import KEY, SENDING, Sending, begin
 from flashpatch.record import Contract, Patch
 
 ADAPTER = "verl.workers.rollout.vllm_rollout.vllm_rollout:ServerAdapter"
@@ -19,7 +19,7 @@ RECEIVE = "update_weights_from_ipc"
 def on_update(original, self, weights: Any, *args: Any, **kwargs: Any) -> Coroutine:
     """Around ``update_weights``, whose decorator hides that it is a coroutine function."""
     step = kwargs.get("global_steps", args[0] if args else None)
-    return _update(original, self, weights, args, kwargs, Sending(step))
+    return _update(original, self, weights, args, kwargs, begin(step))
 
 
 async def _update(original, self, weights: Any, args: tuple, kwargs: dict, sending: Sending) -> Any:

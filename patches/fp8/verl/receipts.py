@@ -33,6 +33,7 @@ def keep(sending: Sending, replica: int, rank: int, workers: list[dict] | None, 
             "called": sending.call is not None,
             "workers": workers,
             "seconds": seconds,
+            "export": sending.export,
             "gather": sending.gather,
             "send": sending.send,
             "waited": sending.waited,
@@ -143,17 +144,18 @@ def _successive(given: Sequence[Sequence[Mapping[str, Any]] | None], replica: in
 def metrics(given: Sequence[Sequence[Mapping[str, Any]] | None]) -> dict[str, float]:
     """One sync in verl's terms: seconds are those of the slowest rank, bytes the sum over sending ranks.
 
-    ``gather`` is the trainer's generator of weights, ``load`` the engine's loading of buckets, ``process`` its
-    work before and after, ``transfer`` what the sending took besides the first two, ``total`` all.
+    ``gather`` is the trainer's preparation and its generator of weights, ``load`` the engine's loading of buckets,
+    ``process`` its work before and after, ``transfer`` what the sending took besides generator and loading,
+    ``total`` all.
     """
     syncs = [sync for given_by in given for sync in given_by or ()]
     workers = [worker for sync in syncs for worker in sync["workers"] or ()]
     slowest: dict[str, float] = {
-        "gather": max((sync["gather"] for sync in syncs), default=0.0),
+        "gather": max((sync["export"] + sync["gather"] for sync in syncs), default=0.0),
         "transfer": max((_transfer(sync) for sync in syncs), default=0.0),
         "load": max((worker["load"] for worker in workers), default=0.0),
         "process": max((worker["process"] for worker in workers), default=0.0),
-        "total": max((sync["seconds"] for sync in syncs), default=0.0),
+        "total": max((sync["export"] + sync["seconds"] for sync in syncs), default=0.0),
     }
     return {
         **{f"timing_s/sync/{name}": seconds for name, seconds in slowest.items()},

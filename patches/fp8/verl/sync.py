@@ -27,6 +27,7 @@ class Sending:
         id: names this call to the workers, which send it back.
         future: of the call that makes the workers receive; None on ranks that do not make it.
         call: the same as what can be awaited for the workers' receipts; None where they give none.
+        export: seconds in which the training engine prepared, before the sync.
         gather: seconds in the generator of weights.
         waited: seconds waiting for the worker.
         send: seconds in the transfer, both included.
@@ -37,6 +38,7 @@ class Sending:
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     future: Any = None
     call: Any = None
+    export: float = 0.0
     gather: float = 0.0
     waited: float = 0.0
     send: float = 0.0
@@ -115,8 +117,18 @@ class Receiving:
         return ledger_files.process_start(pid) != start
 
 
+exported = 0.0
+"""Seconds that this process's training engine spent preparing weights since the last sync began."""
+
 SENDING: ContextVar[Sending | None] = ContextVar("sending", default=None)
 RECEIVING: ContextVar[Receiving | None] = ContextVar("receiving", default=None)
+
+
+def begin(step: int | None) -> Sending:
+    """A sync begins, to which the preparation of its weights belongs."""
+    global exported
+    sending, exported = Sending(step, export=exported), 0.0
+    return sending
 
 
 def trace(error: BaseException) -> str:
