@@ -32,7 +32,7 @@ async def _update(original, self, weights: Any, args: tuple, kwargs: dict, sendi
         SENDING.reset(token)
     receipts.keep(sending, self.replica_rank, self.rollout_rank, workers, time.perf_counter() - began)
     ledger.role("trainer")
-    ledger.note(updates=receipts.kept(), sync_step=sending.step)
+    ledger.note(sync_step=sending.step, sync_seconds=round(sending.send, 4))
     return result
 
 
@@ -52,7 +52,7 @@ async def on_execute(
 
 _COMMON = dict(
     requires="verl>=0.9",
-    evidence="update",
+    evidence="fault",  # some trainers send nothing, such as a critic; the driver asks all that should
     scope=frozenset({"trainer"}),
     tested=("0.9.1",),
     remove_when="verl's update returns what each worker committed and raises when a worker fails.",

@@ -144,7 +144,7 @@ class Guard:
         if lost is not None and lost > _GRACE:
             self.over = True
             raise self._problem(f"{self._peer} is gone: its connection ended in the middle of a weight transfer.")
-        if self._limit and silence > self._limit:
+        if 0 < self._limit < silence:
             raise self._problem(
                 f"{self._peer} has not answered for {self._limit:g} s in a weight transfer.",
                 "It may hang; if it is only slow, raise the option transfer_timeout (seconds, 0 for ever).",

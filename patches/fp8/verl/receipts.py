@@ -10,7 +10,6 @@ from flashpatch.patches.fp8.verl.sync import Sending
 
 ID = "fp8.verl.versions"
 _kept: list[dict[str, Any]] = []
-_count = 0
 
 
 def keep(sending: Sending, replica: int, rank: int, workers: list[dict] | None, seconds: float) -> None:
@@ -22,8 +21,6 @@ def keep(sending: Sending, replica: int, rank: int, workers: list[dict] | None, 
         workers: the receipts of the replica's workers; None where another rank has them.
         seconds: what the sync took altogether.
     """
-    global _count
-    _count += 1
     _kept.append(
         {
             "step": sending.step,
@@ -41,11 +38,6 @@ def keep(sending: Sending, replica: int, rank: int, workers: list[dict] | None, 
             "tensors": sending.tensors,
         }
     )
-
-
-def kept() -> int:
-    """How many syncs this process has finished."""
-    return _count
 
 
 def take() -> list[dict[str, Any]]:

@@ -91,6 +91,7 @@ def _unlink(name: str) -> None:
 
 _COMMON = dict(
     requires="verl>=0.9",
+    evidence="fault",  # some trainers send nothing, such as a critic; the driver asks all that should
     scope=frozenset({"trainer"}),
     tested=("0.9.1",),
     remove_when="verl's transfer polls, watches its peer and carries errors in-band.",
@@ -101,7 +102,6 @@ SEND = Patch(
     targets=(f"{SENDER}.async_send_weights",),
     wrapper=on_send,
     contract=Contract(params=("weights",), mentions=("self._init_socket", "self._init_buffer", "self._cleanup")),
-    evidence="update",
     why="How long a sync takes, and where, is invisible.",
     how="Counts and times the generator of weights.",
     **_COMMON,
@@ -112,7 +112,6 @@ SOCKET = Patch(
     targets=(f"{SENDER}._init_socket",),
     wrapper=on_socket,
     contract=Contract(mentions=("self.socket", "self.zmq_handle")),
-    evidence="update",
     needs=("fp8.verl.sender-end",),
     why="The sender blocks for ever in recv when the rollout worker failed, died, or never came.",
     how="A socket that polls, watches the connection and the call to the workers, and raises what they say.",
@@ -124,7 +123,6 @@ CLEANUP = Patch(
     targets=(f"{SENDER}._cleanup",),
     wrapper=on_cleanup,
     contract=Contract(mentions=("self.socket", "self.shm")),
-    evidence="update",
     why="A sender whose generator raises leaves the rollout worker waiting, and the engine with it.",
     how="Sends the traceback as text before the socket is closed.",
     **_COMMON,

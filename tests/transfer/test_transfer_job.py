@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parents[1] / "cpu"))
+sys.path.insert(0, str(HERE.parent / "cpu"))
 
 from test_job import metrics, train, world  # noqa: E402, F401
 
