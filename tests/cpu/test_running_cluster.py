@@ -83,7 +83,8 @@ def test_a_worker_without_it_is_named(scenario, cluster, names, device):
         def group(**worker_env):
             pool = RayResourcePool([1], use_gpu=True, max_colocate_count=1)
             kwargs = {"worker_env": worker_env} if worker_env else {}
-            return RayWorkerGroup(pool, RayClassWithInitArgs(ray.remote(Idle)), device_name=os.environ["DEVICE"], **kwargs)
+            cls = RayClassWithInitArgs(ray.remote(Idle))
+            return RayWorkerGroup(pool, cls, device_name=os.environ["DEVICE"], **kwargs)
 
         def live():
             done = subprocess.run([os.path.dirname(sys.executable) + "/flashpatch-verify", "--live"],

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 CODE = """
-import asyncio, sys, types
+import asyncio, sys, time, types
 import ray
 ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80_000_000)
 from verl.checkpoint_engine.base import CheckpointEngineManager
@@ -31,6 +31,12 @@ class Sender:
                       after=[self.version], states=["ready"], adapter=False, retry=False, receive=2.0,
                       load=1.5, process=0.25, bytes=8, tensors=1)
         receipts.keep(sending, self.rank, 0, [worker], 4.0)
+
+    def fail(self):
+        raise LookupError("one rank fails")
+
+    def hang(self):
+        time.sleep(3600)  # in a collective, say, for the one that failed
 
 senders = [Sender.remote(rank) for rank in range(2)]
 twice = []
@@ -78,6 +84,15 @@ except flashpatch.PatchError as error:
     assert "replica 1, rank 0: version 3 became 5, not one new one" in said and "replica 0" not in said, said
 else:
     raise AssertionError("nobody noticed")
+del twice[:]
+manager.actor_wg.update_weights = lambda **kwargs: [senders[0].fail.remote(), senders[1].hang.remote()]
+began = time.monotonic()
+try:
+    manager.update_weights(5)
+except ray.exceptions.RayTaskError as error:
+    assert "LookupError: one rank fails" in str(error) and time.monotonic() - began < 60
+else:
+    raise AssertionError("the driver waits for a rank that waits for another")
 print("done")
 """
 

@@ -21,7 +21,8 @@ def worker(rank: int, pid: int, version: int, step: int = 3, sync: str = "s", **
 def sync(rank: int, workers: list | None, step: int = 3) -> dict:
     return {
         "step": step, "id": "s", "replica": rank // 2, "rank": rank % 2, "called": workers is not None,
-        "workers": workers, "seconds": 3.75, "export": 0.25, "gather": 0.75, "send": 2.25, "waited": 1.2, "bytes": 10, "tensors": 2,
+        "workers": workers, "seconds": 3.75, "export": 0.25, "gather": 0.75, "send": 2.25, "waited": 1.2,
+        "bytes": 10, "tensors": 2,
     }  # fmt: skip
 
 

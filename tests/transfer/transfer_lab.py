@@ -1,8 +1,8 @@
 """verl's own sender and receiver in two processes, over real zmq and shared memory, with one thing going wrong.
 
 ``python transfer_lab.py SECONDS TOGETHER CASE...`` runs that many cases at a time, each for as many seconds at most,
-and prints one JSON object: case to role to what became of it. Only Ray is replaced, by pipes: the trainer's side is verl's `ServerAdapter`, the rollout worker's
-side verl's `vLLMColocateWorkerExtension` without a model.
+and prints one JSON object: case to role to what became of it. Only Ray is replaced, by pipes: the trainer's side is
+verl's `ServerAdapter`, the rollout worker's side verl's `vLLMColocateWorkerExtension` without a model.
 """
 
 from __future__ import annotations
