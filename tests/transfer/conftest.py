@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-LIGHT = ("test_receipts.py",)
+LIGHT = ("test_receipts.py", "test_server.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

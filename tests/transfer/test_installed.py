@@ -30,7 +30,7 @@ def test_armed_and_undone(tmp_path):
         from flashpatch.preflight import examine
 
         ours = [patch for patch in FAMILY.patches if patch.framework == "verl"]
-        assert len(ours) == 15 and not {"torch", "zmq", "verl", "ray"} & set(sys.modules)
+        assert len(ours) == 16 and not {"torch", "zmq", "verl", "ray"} & set(sys.modules)
         for patch in ours:
             found = examine(patch)
             assert found.problem is None, (patch.id, found.problem)

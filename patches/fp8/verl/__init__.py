@@ -13,6 +13,7 @@ PATCHES = (
     receiver.CLEANUP,
     worker.PATCH,
     server.PATCH,
+    server.CLEAR,
     adapter.UPDATE,
     adapter.EXECUTE,
     export.PATCH,
