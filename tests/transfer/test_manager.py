@@ -32,6 +32,11 @@ class Sender:
                       load=1.5, process=0.25, bytes=8, tensors=1)
         receipts.keep(sending, self.rank, 0, [worker], 4.0)
 
+    def forget(self):
+        from flashpatch.patches.fp8.verl import receipts
+        receipts.take()
+        self.version -= 2
+
     def fail(self):
         raise LookupError("one rank fails")
 
@@ -46,7 +51,8 @@ def update_weights(global_steps, mode):
     return [sender.sync.remote(global_steps, 2 if sender in twice else 1) for sender in senders]
 
 manager = object.__new__(CheckpointEngineManager)
-manager.backend, manager.replicas = "naive", []
+Replica = type("Replica", (), {"__module__": "verl.workers.rollout.vllm_rollout.vllm_async_server"})
+manager.backend, manager.replicas = "naive", [Replica(), Replica()]
 manager.actor_wg = types.SimpleNamespace(_workers=senders, update_weights=update_weights)
 
 assert manager.update_weights(1) == {}
@@ -75,6 +81,12 @@ assert third == 3 and fourth == 4 and second == mine == {"actor/loss": 0.5}, log
 assert first == {**mine, "timing_s/sync/gather": 1.5, "timing_s/sync/transfer": 0.5, "timing_s/sync/load": 1.5,
                  "timing_s/sync/process": 0.25, "timing_s/sync/total": 4.5, "sync/bytes": 16.0, "sync/tensors": 1.0,
                  "sync/policy_version": 3.0}, first
+
+other = type("Replica", (), {"__module__": "verl.workers.rollout.sglang_rollout.async_sglang_server"})
+manager.replicas = [other()]
+assert manager.update_weights(4) == {} and asyncio.run(awaits()) == {}  # nobody is asked, nothing is judged
+ray.get([sender.forget.remote() for sender in senders])
+manager.replicas = [Replica(), Replica()]
 
 twice.append(senders[1])
 try:

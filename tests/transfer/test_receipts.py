@@ -20,7 +20,7 @@ def worker(rank: int, pid: int, version: int, step: int = 3, sync: str = "s", **
 
 def sync(rank: int, workers: list | None, step: int = 3) -> dict:
     return {
-        "step": step, "id": "s", "replica": rank // 2, "rank": rank % 2, "called": workers is not None,
+        "step": step, "id": "s", "judged": True, "replica": rank // 2, "rank": rank % 2, "called": workers is not None,
         "workers": workers, "seconds": 3.75, "export": 0.25, "gather": 0.75, "send": 2.25, "waited": 1.2,
         "bytes": 10, "tensors": 2,
     }  # fmt: skip
@@ -132,6 +132,12 @@ def test_a_base_and_an_adapter_in_one_sync():
             receipt.update(adapter=True, before=receipt["after"])
         syncs.append(adapter)
     Book().check(3, given)
+
+
+def test_updates_of_another_kind_are_not_judged():
+    given = [[{"step": 3, "id": "d", "judged": False}] for _ in range(2)]
+    Book().check(3, given)
+    assert metrics(given)["sync/bytes"] == 0
 
 
 def test_the_numbers_of_a_sync():

@@ -30,7 +30,10 @@ async def _update(original, self, weights: Any, args: tuple, kwargs: dict, sendi
         workers = await sending.call if sending.call is not None else None
     finally:
         SENDING.reset(token)
-    receipts.keep(sending, self.replica_rank, self.rollout_rank, workers, time.perf_counter() - began)
+    if kwargs.get("wire_format", "named_tensors") == "named_tensors":  # others leave no receipts
+        receipts.keep(sending, self.replica_rank, self.rollout_rank, workers, time.perf_counter() - began)
+    else:
+        receipts.skip(sending)
     ledger.role("trainer")
     ledger.note(sync_step=sending.step, sync_seconds=round(sending.send, 4))
     return result

@@ -18,18 +18,22 @@ _pending: dict[str, float] = {}  # metrics of the last sync, until they are logg
 def on_update(original, self, global_steps: int | None = None, *args: Any, **kwargs: Any) -> Any:
     """Around ``update_weights``, which returns its result or a coroutine, as its caller asks."""
 
+    judged = _uses_vllm(self)
+
     async def awaited() -> Any:
         result = original(self, global_steps, *args, **kwargs)
         result = await result if inspect.isawaitable(result) else result
-        _settle(self, global_steps, [await call for call in _ask(self)])
+        if judged:
+            _settle(global_steps, [await call for call in _ask(self)])
         return result
 
     if _caller_awaits():
         return awaited()
     result = original(self, global_steps, *args, **kwargs)
-    import ray
+    if judged:
+        import ray
 
-    _settle(self, global_steps, ray.get(_ask(self)))
+        _settle(global_steps, ray.get(_ask(self)))
     return result
 
 
@@ -38,6 +42,12 @@ def on_log(original, self, data: Any, *args: Any, **kwargs: Any) -> Any:
     data = {**data, **_pending}
     _pending.clear()
     return original(self, data, *args, **kwargs)
+
+
+def _uses_vllm(manager: Any) -> bool:
+    """Whether rollouts are vLLM's: others have transfers of their own, which leave no receipts."""
+    kinds = [kind.__module__ for replica in manager.replicas for kind in type(replica).__mro__]
+    return any(module.startswith("verl.workers.rollout.vllm_rollout") for module in kinds)
 
 
 def _caller_awaits() -> bool:
@@ -70,7 +80,7 @@ def _taker() -> Any:
     return take
 
 
-def _settle(manager: Any, step: int | None, given: list) -> None:
+def _settle(step: int | None, given: list) -> None:
     _book.check(step, given)
     numbers = receipts.metrics(given)
     _pending.update(numbers)

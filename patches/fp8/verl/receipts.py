@@ -25,6 +25,7 @@ def keep(sending: Sending, replica: int, rank: int, workers: list[dict] | None, 
         {
             "step": sending.step,
             "id": sending.id,
+            "judged": True,
             "replica": replica,
             "rank": rank,
             "called": sending.call is not None,
@@ -38,6 +39,11 @@ def keep(sending: Sending, replica: int, rank: int, workers: list[dict] | None, 
             "tensors": sending.tensors,
         }
     )
+
+
+def skip(sending: Sending) -> None:
+    """In the sending process: a sync was finished whose workers commit by another way, which is not judged."""
+    _kept.append({"step": sending.step, "id": sending.id, "judged": False})
 
 
 def take() -> list[dict[str, Any]]:
@@ -64,7 +70,7 @@ class Book:
             PatchError: names each replica and rank that differs, with its versions.
         """
         problems = [problem for rank, syncs in enumerate(given) for problem in self._rank(rank, step, syncs)]
-        problems += _torn(given)
+        problems += _torn(_judged(given))
         if problems:
             raise PatchError(
                 f"the rollouts do not hold one policy after the sync of step {step}: {'; '.join(problems)}.",
@@ -77,7 +83,7 @@ class Book:
             yield f"sending rank {rank} carries no FlashPatch"
         elif not syncs:
             yield f"sending rank {rank} took no part"
-        for sync in syncs or ():
+        for sync in (sync for sync in syncs or () if sync["judged"]):
             where = f"replica {sync['replica']}"
             if sync["step"] != step:
                 yield f"{where} was sent step {sync['step']} by rank {rank}"
@@ -110,6 +116,10 @@ class Book:
                 yield f"its policy is {state}"
 
 
+def _judged(given: Sequence[Sequence[Mapping[str, Any]] | None]) -> list[list[Mapping[str, Any]]]:
+    return [[sync for sync in syncs or () if sync["judged"]] for syncs in given]
+
+
 def _torn(given: Sequence[Sequence[Mapping[str, Any]] | None]) -> Iterator[str]:
     """Replicas whose ranks ended at different versions, or that no receipt is about."""
     versions: dict[int, dict[str, list[int]]] = {}
@@ -140,7 +150,7 @@ def metrics(given: Sequence[Sequence[Mapping[str, Any]] | None]) -> dict[str, fl
     ``process`` its work before and after, ``transfer`` what the sending took besides generator and loading,
     ``total`` all.
     """
-    syncs = [sync for given_by in given for sync in given_by or ()]
+    syncs = [sync for given_by in _judged(given) for sync in given_by]
     workers = [worker for sync in syncs for worker in sync["workers"] or ()]
     slowest: dict[str, float] = {
         "gather": max((sync["export"] + sync["gather"] for sync in syncs), default=0.0),
