@@ -1,0 +1,32 @@
+"""Resharding that can be trusted: the weights a rollout engine gets are those of the trainer's shards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flashpatch.patches.fsdp import export, mesh, receive, recipe
+from flashpatch.proof import Proof
+from flashpatch.record import Family, Option
+
+
+def _probe(nonce: str, workdir: Path) -> list[Proof]:
+    from flashpatch.patches.fsdp.probe import probe
+
+    return probe(nonce, workdir)
+
+
+FAMILY = Family(
+    name="fsdp",
+    summary="verl's weight syncs checked against the trainer's shards; hybrid sharding that couples its replicas",
+    patches=(export.PATCH, receive.PATCH, mesh.PATCH, recipe.PATCH),
+    options={
+        "audit": Option(
+            "refuse",
+            "weights that are not the trainer's: refuse the update, report it, or off: do not look",
+            ("refuse", "report", "off"),
+        ),
+        "audit_every": Option(1, "look at every how manieth sync", kind=int),
+    },
+    probe=_probe,
+    refuses=("verl.utils.config:validate_config", receive.TARGET),
+)

@@ -1,0 +1,78 @@
+"""What was sent against what arrived, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Sums = tuple[int, int]
+_SHOWN = 6
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A tensor's shape, dtype and fingerprint."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    sums: Sums
+
+    def as_json(self) -> list[Any]:
+        return [list(self.shape), self.dtype, *self.sums]
+
+    @classmethod
+    def of_json(cls, value: Sequence[Any]) -> Seen:
+        shape, dtype, first, second = value
+        return cls(tuple(shape), dtype, (first, second))
+
+
+def differences(
+    sent: Mapping[str, Seen],
+    arrived: Mapping[str, Seen],
+    twice: Iterable[str] = (),
+    excused: Iterable[str] = (),
+    before: Mapping[str, Seen] | None = None,
+) -> list[str]:
+    """A sentence for each tensor that is not what the trainer's shards say.
+
+    Args:
+        sent: from the shards.
+        arrived: from what the rollout engine received.
+        twice: names that arrived more than once.
+        excused: names that the trainer sends without a fingerprint.
+        before: what was sent at the previous sync, to recognise a value that was not renewed.
+    """
+    found = [f"{name} arrived twice" for name in twice]
+    for name, wanted in sent.items():
+        got = arrived.get(name)
+        if got is None:
+            found.append(f"{name} is missing")
+        elif got.shape != wanted.shape:
+            found.append(f"{name} has shape {list(got.shape)}, the trainer's has {list(wanted.shape)}")
+        elif got.dtype != wanted.dtype:
+            found.append(f"{name} has dtype {got.dtype}, the trainer sent {wanted.dtype}")
+        elif got.sums != wanted.sums:
+            found.append(f"{name} {_guess(name, got, sent, before or {})}")
+    excused = set(excused)
+    found += [
+        f"{name} is extra: the trainer sent none of that name"
+        for name in arrived
+        if name not in sent and name not in excused
+    ]
+    return found
+
+
+def _guess(name: str, got: Seen, sent: Mapping[str, Seen], before: Mapping[str, Seen]) -> str:
+    if name in before and got.sums == before[name].sums:
+        return "is stale: it has the values of the sync before"
+    twin = next((other for other, its in sent.items() if other != name and its.sums == got.sums), None)
+    if twin is not None:
+        return f"has the values of {twin}"
+    return "has other values than the trainer's shards"
+
+
+def shortened(sentences: Sequence[str]) -> str:
+    """All of them, or the first few and how many more there are."""
+    more = len(sentences) - _SHOWN
+    return "; ".join(sentences[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")

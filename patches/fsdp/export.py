@@ -1,0 +1,218 @@
+"""The trainer's side of the audit: what its shards say, sent behind the weights."""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from flashpatch import engine, ledger
+from flashpatch.errors import PatchError
+from flashpatch.ledger_files import run_id
+from flashpatch.record import Contract, Patch
+
+logger = logging.getLogger("flashpatch.fsdp")
+
+ID = "fsdp.verl.export"
+IMPL = "verl.workers.engine.fsdp.transformer_impl"
+_ADVICE = "The option audit of fsdp: report sends them without, off sends all without."
+
+_syncs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+"""How often the weights of each engine were exported."""
+
+
+def on_export(original, self, *args: Any, **kwargs: Any) -> Any:
+    """Around ``FSDPEngine.get_per_tensor_param``, which returns ``(tensors by name, adapter's config)``.
+
+    Raises:
+        PatchError: the tensors are none that shards can answer for: adapters, or verl's own quantization.
+    """
+    options = engine.options("fsdp")
+    ledger.role("trainer")
+    tensors, adapter = original(self, *args, **kwargs)
+    if options["audit"] == "off":
+        return tensors, adapter
+    problem = unanswerable(self, adapter)
+    if problem and options["audit"] == "refuse":
+        raise PatchError(f"{problem} cannot be traced back to shards.", patch=ID, advice=_ADVICE)
+    return _followed(self, tensors, options["audit"], options["audit_every"], problem), adapter
+
+
+def unanswerable(trainer: Any, adapter: Any) -> str:
+    """What is exported instead of the shards' values; empty when nothing is."""
+    if adapter is not None:
+        return "a LoRA adapter's tensors"
+    if hasattr(getattr(trainer.module, "_fsdp_wrapped_module", trainer.module), "peft_config"):
+        return "weights with a merged LoRA adapter"
+    if getattr(trainer, "_qat_enabled", False):
+        return "weights of quantization-aware training"
+    return ""
+
+
+def _followed(trainer: Any, tensors: Iterable[Any], mode: str, every: int, problem: str) -> Iterator[Any]:
+    """The same tensors between the two messages. Runs when the weights are sent, on all ranks alike."""
+    from flashpatch.patches.fsdp import wire
+
+    number = _syncs[trainer] = _syncs.get(trainer, 0) + 1
+    audited = not problem and (number - 1) % every == 0
+    source = iter(tensors)
+    first = next(source, None)
+    device = first[1].device if first is not None else "cpu"
+    opening = {"source": run_id(), "sync": number, "audited": audited}
+    yield from wire.opening(opening, device)
+    if not audited:
+        if problem:
+            logger.warning("sync %d is not audited: %s cannot be traced back to shards", number, problem)
+        ledger.note(audit={"sync": number, "audited": False, "not_audited": problem})
+        if first is not None:
+            yield first
+            yield from source
+        return
+    with _Account(trainer, mode) as account:
+        while first is not None:
+            account.sends(*first)
+            yield first
+            first = next(source, None)
+        table = account.closed()
+    ledger.note(audit={"sync": number, "tensors": len(table["sent"]), **account.facts})
+    yield from wire.closing({**opening, **table}, device)
+
+
+class _Account:
+    """Fingerprints from this rank's shards, computed on a second thread while the weights are on their way.
+
+    Of the exported tensors only name, shape and dtype are looked at: how the trainer casts its values.
+    """
+
+    def __init__(self, trainer: Any, mode: str) -> None:
+        from flashpatch.patches.fsdp import names, shards
+
+        self._mode = mode
+        self._mesh = trainer.device_mesh
+        self._place = shards.place(self._mesh)
+        self._entries = names.converted(shards.own(trainer.module, self._place), trainer.module)
+        self._parts = names.parts(self._entries)
+        self._sent: dict[str, tuple[Any, str, Future[Any]]] = {}
+        self._twice: list[str] = []
+        self._unknown: list[str] = []
+        self._misshapen: list[str] = []
+        self._busy = 0.0
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="flashpatch-audit")
+        self.facts: dict[str, Any] = {}
+
+    def __enter__(self) -> _Account:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def sends(self, name: str, tensor: Any) -> None:
+        part = self._parts.get(name)
+        if part is None:
+            self._unknown.append(name)
+        elif name in self._sent:
+            self._twice.append(name)
+        else:
+            if tuple(tensor.shape) != part.shape:
+                self._misshapen.append(f"{name} is exported as {list(tensor.shape)}, not {list(part.shape)}")
+            future = self._pool.submit(self._sums, part, tensor.dtype)
+            self._sent[name] = part, str(tensor.dtype), future
+
+    def closed(self) -> dict[str, Any]:
+        """The table for the other side, agreed upon by all ranks.
+
+        Raises:
+            PatchError: replicas of the model differ, or the export does not match the shards.
+        """
+        from flashpatch.patches.fsdp.compare import Seen
+
+        began = time.monotonic()
+        parts = [future.result() for _, _, future in self._sent.values()]
+        waited = time.monotonic() - began
+        copies = _summed(parts, self._place, self._mesh)
+        mine = copies[self._place.replica]
+        self.facts = {"seconds": round(self._busy, 4), "waited": round(waited, 4)}
+        self._object(copies)
+        sent = {
+            name: Seen(part.shape, dtype, sums).as_json()
+            for (name, (part, dtype, _)), sums in zip(self._sent.items(), mine, strict=True)
+        }
+        return {"sent": sent, "not_audited": self._unknown}
+
+    def _sums(self, part: Any, dtype: Any) -> Any:
+        began = time.monotonic()
+        try:
+            return self._entries[part.of].sums(part.begin, part.end, dtype)
+        finally:
+            self._busy += time.monotonic() - began
+
+    def _object(self, copies: list[list[Any]]) -> None:
+        from flashpatch.patches.fsdp.compare import shortened
+
+        whole = {name for name in self._sent if name in self._entries}
+        apart = {part.of for part, _, _ in self._sent.values()} - whole
+        found = [f"{name} is exported twice" for name in self._twice]
+        found += [f"{name} is not exported" for name in self._entries if name not in whole | apart]
+        found += self._misshapen
+        for at, name in enumerate(self._sent):
+            different = [i for i, copy in enumerate(copies) if copy[at] != copies[0][at]]
+            if different:
+                found.append(f"{name} differs between replica 0 and {', '.join(map(str, different))}")
+        if self._unknown:
+            text = f"cannot be traced back to shards: {shortened(self._unknown)}"
+            logger.warning("not audited, since they %s", text)
+            if self._mode == "refuse":
+                raise PatchError(f"some exported tensors {text}.", patch=ID, advice=_ADVICE)
+        if found:
+            _complain(f"the trainer's own ranks do not agree on the weights: {shortened(found)}.", self._mode)
+            self.facts["problem"] = shortened(found)
+
+
+def _complain(problem: str, mode: str) -> None:
+    if mode == "refuse":
+        raise PatchError(problem, patch=ID, advice="Nothing was committed. To go on anyway: audit=report.")
+    logger.error("%s", problem)
+
+
+def _summed(parts: list[Any], place: Any, mesh: Any) -> list[list[Any]]:
+    """Fingerprints by replica and tensor: each rank adds its parts to its replica's row, in one all-reduce.
+
+    Halves of 32 bits travel as 64-bit integers, so that no sum over fewer than 2**31 ranks overflows.
+    """
+    import torch
+    import torch.distributed as dist
+
+    low = (1 << 32) - 1
+    halves = [[a & low, a >> 32, b & low, b >> 32] for a, b in parts]
+    rows = torch.zeros(place.replicas, len(parts), 4, dtype=torch.int64)
+    rows[place.replica] = torch.tensor(halves, dtype=torch.int64).view(-1, 4)
+    if mesh.size() > 1:
+        rows = rows.to(mesh.device_type)
+        dist.all_reduce(rows)
+    mask = (1 << 64) - 1
+    return [
+        [((a + (b << 32)) & mask, (c + (d << 32)) & mask) for a, b, c, d in row] for row in rows.cpu().tolist()
+    ]
+
+
+PATCH = Patch(
+    id=ID,
+    targets=(f"{IMPL}:FSDPEngine.get_per_tensor_param",),
+    requires="verl>=0.7",
+    wrapper=on_export,
+    contract=Contract(
+        mentions=("self.module", "peft_config", "self._qat_enabled", "per_tensor_param"),
+        exists=(f"{IMPL}:FSDPEngine._init_device_mesh", "verl.utils.model:convert_weight_keys"),
+    ),
+    evidence="fault",
+    scope=frozenset({"trainer"}),
+    tested=("0.9.1",),
+    why="Between a trainer's shards and the rollout engine lie a gather, a buffer and another process; a bit that "
+    "falls over there, or a tensor that is left out, trains on silently.",
+    how="Sends a fingerprint of each parameter behind the weights, computed on each rank's own shards after "
+    "the cast to what is sent and added up over the ranks. Replicas of the model must agree.",
+    remove_when="verl checks what arrives against the trainer's shards.",
+)

@@ -1,0 +1,248 @@
+"""The rollout engine's side of the audit: what arrived, before it is quantized or loaded."""
+
+from __future__ import annotations
+
+import logging
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from flashpatch import engine, ledger
+from flashpatch.errors import PatchError
+from flashpatch.record import Contract, Patch
+
+logger = logging.getLogger("flashpatch.fsdp")
+
+ID = "fsdp.verl.receive"
+MODULE = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer"
+TARGET = f"{MODULE}:BucketedWeightReceiver.receive_weights"
+
+
+def on_receive(original, self, on_bucket_received: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around ``BucketedWeightReceiver.receive_weights``: each bucket is read before it is loaded.
+
+    The last one, and with it the update, is not loaded when something is wrong.
+
+    Raises:
+        PatchError: by option, something else arrived than the trainer's shards say. Always: the trainer's
+            process has no fingerprints to offer, or sends some that this process did not ask for.
+    """
+    ledger.role("worker")
+    with _Arrival(engine.options("fsdp")["audit"]) as arrival:
+
+        def on_bucket(weights: Any, *rest: Any) -> Any:
+            arrival.takes(weights, bool(rest and rest[0]))
+            kept = [(name, tensor) for name, tensor in weights if not arrival.ours(name)]
+            try:
+                return on_bucket_received(kept, *rest)
+            finally:
+                arrival.settles()
+
+        result = original(self, on_bucket, *args, **kwargs)
+        arrival.ends()
+        return result
+
+
+class _History:
+    """What this process was sent before."""
+
+    def __init__(self) -> None:
+        self.source = ""
+        self.sync = 0
+        self.sent: dict[str, Any] = {}
+        self.audited = 0
+        self.failed = 0
+
+
+_history = _History()
+
+
+class _Arrival:
+    """One sync. Fingerprints are computed on a second thread, while the engine loads the same bucket."""
+
+    def __init__(self, mode: str) -> None:
+        from flashpatch.patches.fsdp import wire
+
+        self._mode = mode
+        self._wire = wire
+        self._open, self._close = wire.Message(), wire.Message()
+        self._header: dict[str, Any] | None = None
+        self._done = False
+        self._seen: dict[str, Any] = {}
+        self._pending: dict[str, tuple[Any, str, Future[Any]]] = {}
+        self._twice: list[str] = []
+        self._busy = 0.0
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="flashpatch-audit")
+        self._last = False
+
+    def __enter__(self) -> _Arrival:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pending.clear()
+
+    def ours(self, name: str) -> bool:
+        return self._wire.ours(name)
+
+    def takes(self, weights: Any, last: bool) -> None:
+        """Read a bucket of ``(name, tensor)``; ``last`` where verl says so."""
+        self._last |= last
+        for name, tensor in weights:
+            if name.startswith(self._wire.OPEN):
+                self._opens(self._read(self._open, name, tensor))
+            elif name.startswith(self._wire.CLOSE):
+                table = self._read(self._close, name, tensor)
+                if table is not None:
+                    self._compares(table)
+            else:
+                self._arrives(name, tensor)
+        if last:
+            self.ends()
+
+    def settles(self) -> None:
+        """Done with this bucket's tensors, whose memory is used again."""
+        from flashpatch.patches.fsdp.compare import Seen
+
+        for name, (shape, dtype, future) in self._pending.items():
+            self._seen[name] = Seen(shape, dtype, future.result())
+        self._pending.clear()
+
+    def ends(self) -> None:
+        """No bucket follows.
+
+        Raises:
+            PatchError: the fingerprints did not come.
+        """
+        if self._mode == "off" or self._done:
+            return
+        if self._header is None:
+            raise self._unpatched()
+        if self._header["audited"]:
+            self._fails(["the fingerprints that were announced did not come"])
+
+    def _arrives(self, name: str, tensor: Any) -> None:
+        if self._mode == "off":
+            return
+        if self._header is None:
+            raise self._unpatched()
+        if not self._header["audited"]:
+            return
+        if name in self._seen or name in self._pending:
+            self._twice.append(name)
+        elif self._done:
+            self._fails([f"{name} came after the last tensor that was announced"])
+        else:
+            future = self._pool.submit(self._sums, tensor)
+            self._pending[name] = tuple(tensor.shape), str(tensor.dtype), future
+
+    def _sums(self, tensor: Any) -> Any:
+        from flashpatch.patches.fsdp import fingerprint
+
+        began = time.monotonic()
+        try:
+            return fingerprint.of(tensor)
+        finally:
+            self._busy += time.monotonic() - began
+
+    def _read(self, message: Any, name: str, tensor: Any) -> dict[str, Any] | None:
+        if self._mode == "off":
+            raise PatchError(
+                "the trainer sends fingerprints, but here the audit is off.",
+                patch=ID,
+                target=TARGET,
+                advice="Give all processes of a job the same option audit of fsdp.",
+            )
+        try:
+            return message.add(name, tensor)
+        except (ValueError, OverflowError) as error:
+            raise self._refusal(str(error)) from error
+
+    def _opens(self, header: dict[str, Any] | None) -> None:
+        if header is None:
+            return
+        self._header = header
+        known = _history
+        if header["source"] == known.source and header["sync"] <= known.sync:
+            self._fails([f"sync {header['sync']} is a replay: sync {known.sync} came before"])
+        known.source, known.sync = header["source"], header["sync"]
+
+    def _compares(self, table: dict[str, Any]) -> None:
+        from flashpatch.patches.fsdp.compare import Seen, differences
+
+        self.settles()
+        header = self._header
+        if header is None or (table["source"], table["sync"]) != (header["source"], header["sync"]):
+            self._fails(["the fingerprints are not those of this sync"])
+            return
+        sent = {name: Seen.of_json(value) for name, value in table["sent"].items()}
+        found = differences(sent, self._seen, self._twice, table["not_audited"], _history.sent)
+        if table["not_audited"]:
+            logger.warning("%d tensors are not audited: %s", len(table["not_audited"]), table["not_audited"][:6])
+        _history.sent = sent
+        _history.audited += 1
+        self._done = True
+        if found:
+            self._fails(found)
+        self._notes(tensors=len(sent), not_audited=len(table["not_audited"]))
+
+    def _fails(self, found: list[str]) -> None:
+        """Refuse the update or report it, by option."""
+        from flashpatch.patches.fsdp.compare import shortened
+
+        self._done = True
+        _history.failed += 1
+        problem = f"{len(found)} of the weights are not what the trainer's shards say: {shortened(found)}."
+        self._notes(problem=problem)
+        if self._mode == "refuse":
+            raise self._refusal(problem)
+        logger.error("[flashpatch: %s] %s", ID, problem)
+
+    def _notes(self, **facts: Any) -> None:
+        ledger.note(
+            audit={
+                "sync": _history.sync,
+                "audited": _history.audited,
+                "failed": _history.failed,
+                "seconds": round(self._busy, 4),
+                **facts,
+            }
+        )
+
+    def _refusal(self, problem: str) -> PatchError:
+        sync = self._header["sync"] if self._header else "of unknown number"
+        return PatchError(
+            f"sync {sync} is refused: {problem}",
+            patch=ID,
+            target=TARGET,
+            advice="The rollout engine keeps its weights. To load such weights all the same: audit=report.",
+        )
+
+    def _unpatched(self) -> PatchError:
+        return PatchError(
+            "weights arrive without fingerprints: the process that sends them, the trainer's, does not carry "
+            "the family fsdp, or has its audit off.",
+            patch=ID,
+            target=TARGET,
+            advice="flashpatch-verify --live shows the processes of the job. Or set the option audit to off.",
+        )
+
+
+PATCH = Patch(
+    id=ID,
+    targets=(TARGET,),
+    requires="verl>=0.7",
+    wrapper=on_receive,
+    contract=Contract(
+        params=("on_bucket_received",),
+        mentions=("metadata", "self.buffer", "weights"),
+        exists=(f"{MODULE}:BucketedWeightReceiver", f"{MODULE}:BucketedWeightSender.async_send_weights"),
+    ),
+    evidence="update",
+    scope=frozenset({"worker"}),
+    tested=("0.9.1",),
+    why="A rollout engine loads whatever arrives, and trains the policy on the text of another one.",
+    how="Fingerprints each tensor as it arrives, whole, before it is quantized or loaded, and compares with the "
+    "trainer's before the last bucket is loaded.",
+    remove_when="verl checks what arrives against the trainer's shards.",
+)

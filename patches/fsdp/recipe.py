@@ -1,0 +1,78 @@
+"""The recipe before anything starts: what the audit cannot follow is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from flashpatch import engine, ledger
+from flashpatch.errors import PatchError
+from flashpatch.record import Contract, Patch
+
+ID = "fsdp.verl.recipe"
+ROLE = "actor_rollout_ref"
+
+
+def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> None:
+    """Around ``verl.utils.config.validate_config``.
+
+    Raises:
+        PatchError: the recipe sends weights along a way that the audit does not follow.
+    """
+    from omegaconf import OmegaConf
+
+    engine.require("fsdp")
+    ledger.role("driver")
+    mode = engine.options("fsdp")["audit"]
+
+    def get(path: str, default: Any = None) -> Any:
+        return OmegaConf.select(config, path, default=default)
+
+    refused = list(refusals(get, mode))
+    if refused:
+        raise PatchError(
+            f"the audit of weight syncs does not follow {'; '.join(refused)}.",
+            patch=ID,
+            advice="Change these settings, or set the option audit of fsdp to off.",
+        )
+    return original(config, *args, **kwargs)
+
+
+def refusals(get: Any, mode: str) -> Iterator[str]:
+    """Settings that the audit does not follow; ``get(path, default)`` reads the recipe.
+
+    Under "report", weights that cannot be traced back to shards travel unaudited, and that is said then.
+    """
+    if mode == "off":
+        return
+    rollout = get(f"{ROLE}.rollout.name")
+    if rollout not in (None, "vllm"):
+        yield f"{ROLE}.rollout.name={rollout} (vllm's worker is where it looks)"
+    strategy = get(f"{ROLE}.actor.strategy")
+    if strategy not in (None, "fsdp", "fsdp2"):
+        yield f"{ROLE}.actor.strategy={strategy} (it reads the shards of fsdp and fsdp2)"
+    backend = get(f"{ROLE}.rollout.checkpoint_engine.backend")
+    if backend is not None and "delta" in str(backend):
+        yield f"{ROLE}.rollout.checkpoint_engine.backend={backend} (differences, not weights, are sent)"
+    if mode != "refuse":
+        return
+    for path in ("lora_rank", "lora.rank", "lora_adapter_path"):
+        if get(f"{ROLE}.model.{path}"):
+            yield f"{ROLE}.model.{path}={get(f'{ROLE}.model.{path}')} (an adapter is no shard's value)"
+    if get(f"{ROLE}.actor.fsdp_config.qat.enable", False):
+        yield f"{ROLE}.actor.fsdp_config.qat.enable=True (what is sent is quantized)"
+
+
+PATCH = Patch(
+    id=ID,
+    targets=("verl.utils.config:validate_config",),
+    requires="verl>=0.7",
+    wrapper=on_validate,
+    contract=Contract(params=("config",), mentions=("config.actor_rollout_ref.actor.strategy",)),
+    evidence="install",
+    scope=frozenset({"driver"}),
+    tested=("0.9.1",),
+    why="An audit that does not reach what is sent would look like one that found nothing.",
+    how="Refuses, before anything starts, rollouts, strategies, transports and adapters that it does not follow.",
+    remove_when="never: it says what the audit can do.",
+)

@@ -1,0 +1,170 @@
+"""What one rank of an FSDP model holds: for each entry of the state dict, runs of consecutive elements.
+
+Read from the shards themselves, without a gather: FSDP2's DTensors and FSDP1's flat parameters. Sources:
+``torch/distributed/fsdp/_flat_param.py`` (``_ShardParamInfo``: where a parameter lies in the local shard) and
+``torch/distributed/tensor/_utils.py`` (``compute_local_shape_and_global_offset``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from flashpatch.errors import PatchError
+from flashpatch.patches.fsdp import fingerprint
+
+_CHUNK = 1 << 20  # elements of a block that is not consecutive, laid out at once
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this rank stands in the device mesh: ``replica`` of ``replicas`` whole copies of the model, and
+    ``rank`` among those that share that copy."""
+
+    replicas: int = 1
+    replica: int = 0
+    rank: int = 0
+
+
+@dataclass(frozen=True)
+class Own:
+    """This rank's part of one entry.
+
+    Attributes:
+        shape: of the whole entry.
+        runs: ``(start, values)``: consecutive elements of the flattened entry from ``start``.
+        block: a part that is no run: ``(offset in each dimension, values)``.
+    """
+
+    shape: tuple[int, ...]
+    runs: tuple[tuple[int, torch.Tensor], ...] = ()
+    block: tuple[tuple[int, ...], torch.Tensor] | None = None
+
+    def sums(self, begin: int, end: int, dtype: torch.dtype) -> fingerprint.Sums:
+        """This rank's contribution to the fingerprint of the elements ``[begin, end)``, cast to ``dtype``."""
+        return fingerprint.total(
+            fingerprint.of(values[max(begin - start, 0) : end - start], max(start - begin, 0), dtype)
+            for start, values in self._all_runs()
+            if start < end and start + values.numel() > begin
+        )
+
+    def _all_runs(self) -> Iterator[tuple[int, torch.Tensor]]:
+        yield from self.runs
+        if self.block is None:
+            return
+        offset, values = self.block
+        inner = prod(self.shape[1:])
+        rows = max(1, _CHUNK // max(inner, 1))
+        where = tuple(slice(o, o + n) for o, n in zip(offset[1:], values.shape[1:], strict=True))
+        for at in range(0, values.shape[0], rows):
+            part = values[at : at + rows]
+            whole = part.new_zeros((part.shape[0], *self.shape[1:]))
+            whole[(slice(None), *where)] = part
+            yield (offset[0] + at) * inner, whole.view(-1)
+
+
+def place(mesh: Any) -> Place:
+    """This rank's place in verl's mesh: one dimension shards, of two the first replicates."""
+    if mesh.ndim == 1:
+        return Place(rank=mesh.get_local_rank())
+    return Place(mesh.size(0), mesh.get_local_rank(0), mesh.get_local_rank(1))
+
+
+def own(module: torch.nn.Module, at: Place) -> dict[str, Own]:
+    """Entries of the state dict by name, with what this rank contributes to its replica.
+
+    Raises:
+        PatchError: an entry is distributed in a way that this audit does not know.
+    """
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    if isinstance(module, FullyShardedDataParallel):
+        return _flat(module, at)
+    return {name: _entry(name, value, at) for name, value in module.state_dict().items()}
+
+
+def _entry(name: str, value: torch.Tensor, at: Place) -> Own:
+    if not isinstance(value, DTensor):
+        return _whole(value, at)
+    placements = tuple(value.placements)
+    sharded, replicated = placements[-1], placements[:-1]
+    known = type(sharded) is Shard and len(placements) == value.device_mesh.ndim
+    if not known or not all(isinstance(one, Replicate) for one in replicated) or len(replicated) > 1:
+        raise PatchError(
+            f"{name} is distributed as {placements}.",
+            patch="fsdp.verl.export",
+            advice="The audit knows shards, and replicas of shards; set its option audit to off.",
+        )
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    shape = tuple(value.shape)
+    local = value.to_local().detach()
+    _, offset = compute_local_shape_and_global_offset(value.shape, value.device_mesh, placements)
+    if local.numel() == 0:
+        return Own(shape)
+    if sharded.dim == 0:
+        return Own(shape, ((offset[0] * prod(shape[1:]), local.reshape(-1)),))
+    return Own(shape, block=(tuple(offset), local))
+
+
+def _whole(value: torch.Tensor, at: Place) -> Own:
+    """An entry that every rank has whole: the first rank of a replica speaks for it."""
+    runs = ((0, value.detach().reshape(-1)),) if at.rank == 0 else ()
+    return Own(tuple(value.shape), runs)
+
+
+def _flat(root: torch.nn.Module, at: Place) -> dict[str, Own]:
+    """FSDP1: parameters from the local shards of the flat parameters, and what is not flattened."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp._common_utils import clean_tensor_name
+
+    entries: dict[str, Own] = {}
+    for path, unit in root.named_modules(remove_duplicate=False):
+        handle = unit._handle if isinstance(unit, FullyShardedDataParallel) else None
+        if handle is None:
+            continue
+        flat = handle.flat_param
+        prefix = clean_tensor_name(f"{path}." if path else "")
+        local = getattr(flat, "_local_shard", flat).detach().reshape(-1)
+        alone = not handle.uses_sharded_strategy
+        for name, shape, info in zip(flat._fqns, flat._shapes, flat._shard_param_infos, strict=True):
+            runs: tuple[tuple[int, torch.Tensor], ...] = ()
+            if info.in_shard and not (alone and at.rank):
+                values = local[info.offset_in_shard : info.offset_in_shard + info.numel_in_shard]
+                runs = ((info.intra_param_start_idx, values),)
+            entries[clean_tensor_name(prefix + name)] = Own(tuple(shape), runs)
+        for info in flat._shared_param_infos:
+            twin = f"{info.module_name}.{info.param_name}" if info.module_name else info.param_name
+            first = f"{info.prim_module_name}." if info.prim_module_name else ""
+            entries[clean_tensor_name(prefix + twin)] = entries[
+                clean_tensor_name(prefix + first + info.prim_param_name)
+            ]
+    for name, value in _unflattened(root):
+        entries.setdefault(clean_tensor_name(name), _whole(value, at))
+    return entries
+
+
+def _unflattened(root: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Persistent buffers, and parameters that FSDP1 was told to ignore."""
+    from torch.distributed.fsdp import FlatParameter
+
+    flattened: set[int] = set()
+    for module in root.modules():
+        handle = getattr(module, "_handle", None)
+        if handle is not None:
+            for kept in ("_params", "_shared_params"):  # the original ones, where they are kept
+                flattened.update(map(id, getattr(handle.flat_param, kept, None) or ()))
+    for path, module in root.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
+        for name, value in module._buffers.items():
+            if value is not None and name not in module._non_persistent_buffers_set:
+                yield prefix + name, value
+        for name, value in module._parameters.items():
+            if value is None or isinstance(value, FlatParameter) or id(value) in flattened:
+                continue
+            yield prefix + name, value
