@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 import weakref
 from collections.abc import Iterable, Iterator
@@ -11,7 +12,6 @@ from typing import Any
 
 from flashpatch import engine, ledger
 from flashpatch.errors import PatchError
-from flashpatch.ledger_files import run_id
 from flashpatch.record import Contract, Patch
 
 logger = logging.getLogger("flashpatch.fsdp")
@@ -20,8 +20,8 @@ ID = "fsdp.verl.export"
 IMPL = "verl.workers.engine.fsdp.transformer_impl"
 _ADVICE = "The option audit of fsdp: report sends them without, off sends all without."
 
-_syncs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-"""How often the weights of each engine were exported."""
+_syncs: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+"""Each engine's name, unlike any other's, and how often its weights were exported."""
 
 
 def on_export(original, self, *args: Any, **kwargs: Any) -> Any:
@@ -56,12 +56,14 @@ def _followed(trainer: Any, tensors: Iterable[Any], mode: str, every: int, probl
     """The same tensors between the two messages. Runs when the weights are sent, on all ranks alike."""
     from flashpatch.patches.fsdp import wire
 
-    number = _syncs[trainer] = _syncs.get(trainer, 0) + 1
+    source = _syncs.setdefault(trainer, [os.urandom(8).hex(), 0])
+    source[1] += 1
+    number = source[1]
     audited = not problem and (number - 1) % every == 0
-    source = iter(tensors)
-    first = next(source, None)
+    rest = iter(tensors)
+    first = next(rest, None)
     device = first[1].device if first is not None else "cpu"
-    opening = {"source": run_id(), "sync": number, "audited": audited}
+    opening = {"source": source[0], "sync": number, "audited": audited}
     yield from wire.opening(opening, device)
     if not audited:
         if problem:
@@ -69,16 +71,16 @@ def _followed(trainer: Any, tensors: Iterable[Any], mode: str, every: int, probl
         ledger.note(audit={"sync": number, "audited": False, "not_audited": problem})
         if first is not None:
             yield first
-            yield from source
+            yield from rest
         return
     with _Account(trainer, mode) as account:
         while first is not None:
             account.sends(*first)
             yield first
-            first = next(source, None)
+            first = next(rest, None)
         table = account.closed()
     ledger.note(audit={"sync": number, "tensors": len(table["sent"]), **account.facts})
-    yield from wire.closing({**opening, **table}, device)
+    yield from wire.closing({"sync": number, **table}, device)
 
 
 class _Account:

@@ -163,16 +163,18 @@ class _Arrival:
             return
         self._header = header
         known = _history
-        if header["source"] == known.source and header["sync"] <= known.sync:
+        if header["source"] != known.source:
+            known.source, known.sync, known.sent = header["source"], 0, {}
+        if header["sync"] <= known.sync:
             self._fails([f"sync {header['sync']} is a replay: sync {known.sync} came before"])
-        known.source, known.sync = header["source"], header["sync"]
+        known.sync = header["sync"]
 
     def _compares(self, table: dict[str, Any]) -> None:
         from flashpatch.patches.fsdp.compare import Seen, differences
 
         self.settles()
         header = self._header
-        if header is None or (table["source"], table["sync"]) != (header["source"], header["sync"]):
+        if header is None or table["sync"] != header["sync"]:
             self._fails(["the fingerprints are not those of this sync"])
             return
         sent = {name: Seen.of_json(value) for name, value in table["sent"].items()}
