@@ -38,7 +38,7 @@ def on_export(original, self, *args: Any, **kwargs: Any) -> Any:
     problem = unanswerable(self, adapter)
     if problem and options["audit"] == "refuse":
         raise PatchError(f"{problem} cannot be traced back to shards.", patch=ID, advice=_ADVICE)
-    return _followed(self, tensors, options["audit"], options["audit_every"], problem), adapter
+    return _followed(self, tensors, options["audit"], max(1, options["audit_every"]), problem), adapter
 
 
 def unanswerable(trainer: Any, adapter: Any) -> str:

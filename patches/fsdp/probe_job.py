@@ -44,7 +44,7 @@ def main() -> None:
     (workdir / f"{part}-{rank}.json").write_text(json.dumps(seen))
 
 
-def make_model(path: Path, layers: int = 2, **sizes: int) -> None:
+def make_model(path: Path, layers: int = 2, dtype: str = "float32", **sizes: int) -> None:
     """A small random Qwen2 whose rows do not divide evenly by two, saved in Hugging Face's format."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -53,7 +53,7 @@ def make_model(path: Path, layers: int = 2, **sizes: int) -> None:
     config = Qwen2Config(
         num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64, **sizes
     )
-    model = Qwen2ForCausalLM(config)
+    model = Qwen2ForCausalLM(config).to(getattr(torch, dtype))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.08)

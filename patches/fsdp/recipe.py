@@ -23,7 +23,9 @@ def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> None:
 
     engine.require("fsdp")
     ledger.role("driver")
-    mode = engine.options("fsdp")["audit"]
+    mode, every = (engine.options("fsdp")[name] for name in ("audit", "audit_every"))
+    if every < 1:
+        raise PatchError(f"audit_every is {every}.", patch=ID, advice="1 looks at each sync, 2 at each second.")
 
     def get(path: str, default: Any = None) -> Any:
         return OmegaConf.select(config, path, default=default)

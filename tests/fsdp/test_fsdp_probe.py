@@ -1,0 +1,45 @@
+"""``flashpatch-verify fsdp`` on the installed verl, and when one of its patches does nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import cpu_lab
+import pytest
+
+SABOTAGE = """
+import sys
+if "FLASHPATCH" in __import__("os").environ:
+    import flashpatch.patches.fsdp.fingerprint as fingerprint
+    fingerprint.of = lambda *args, **kwargs: (1, 2)
+"""
+
+
+def verify(folder: Path, **extra: str) -> tuple[int, dict]:
+    done = subprocess.run(
+        [Path(sys.executable).with_name("flashpatch-verify"), "fsdp", "--json"],
+        env=cpu_lab.environment(folder, **extra),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    return done.returncode, json.loads(done.stdout)
+
+
+@pytest.mark.full
+def test_the_probe_proves_the_family(tmp_path):
+    code, said = verify(tmp_path)
+    assert code == 0, said
+
+
+@pytest.mark.full
+def test_a_fingerprint_that_always_agrees_is_found_out(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(SABOTAGE)
+    code, said = verify(tmp_path, PYTHONPATH=os.pathsep.join([str(tmp_path)]))
+    assert code == 1
+    assert "it was loaded" in json.dumps(said)
