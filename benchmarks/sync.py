@@ -58,15 +58,10 @@ def main() -> None:
         for size in given.sizes
         for threads in given.threads
     ]
-    if given.json:
-        print(json.dumps(results, indent=1))
-        return
     columns = ("MB", "plain s", "audited s", "gather", "transfer", "load", "trainer", "rollout", "share")
-    table = Table("One weight sync, with and without the audit", ("model", "threads", *columns))
-    for result in results:
-        table.add(result["size"], str(result["threads"]), *(result[name] for name in columns))
-    emit(table)
-    print(f"aim: share below {AIM:.0%}")
+    rows = [[r["size"], str(r["threads"]), *(r[name] for name in columns)] for r in results]
+    title = f"One weight sync with and without the audit; aim: share below {AIM:.0%}"
+    emit(results, [Table(title, ("model", "threads", *columns), rows)], given.json)
 
 
 def measure(size: str, threads: int, ranks: int, precision: str, syncs: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from flashpatch.proof import Proof
 
-PATIENCE = 400.0  # seconds for all processes together
+PATIENCE = 600.0  # seconds for all processes together
 _TAIL = 900  # characters of a failed process's log that are shown
 _CLOSE = 1e-5  # of weights after one step, against one process's
 

@@ -145,6 +145,30 @@ def test_each_side_says_when_the_other_is_not_patched(scenario):
         deliver([*skipped, a], [b])
         assert loaded == [(["a"], False), (["b"], True)]
 
+        def deliver_as_before_09(*buckets):  # verl 0.7 and 0.8 do not say which bucket is the last
+            def stock(self, on_bucket_received):
+                for bucket in buckets:
+                    on_bucket_received(list(bucket))
+            loaded.clear()
+            receive.on_receive(stock, None, lambda weights: load(weights, None))
+
+        from flashpatch.patches.fsdp import fingerprint
+        from flashpatch.patches.fsdp.compare import Seen
+        sums = {name: Seen(tuple(t.shape), str(t.dtype), fingerprint.of(t)).as_json() for name, t in (a, b)}
+        for sync, values in ((4, sums), (5, {**sums, "b": sums["a"]})):
+            start = list(wire.opening({"source": "x", "sync": sync, "audited": True}, cpu))
+            end = list(wire.closing({"sync": sync, "sent": values, "not_audited": []}, cpu))
+            if sync == 4:
+                deliver_as_before_09([*start, a], [b, *end])
+                assert loaded == [(["a"], None), (["b"], None)]
+            else:
+                with pytest.raises(flashpatch.PatchError, match="b has shape"):
+                    deliver_as_before_09([*start, a], [b, *end])
+                assert loaded == [(["a"], None)]
+        start = list(wire.opening({"source": "x", "sync": 6, "audited": True}, cpu))
+        with pytest.raises(flashpatch.PatchError, match="did not come"):
+            deliver_as_before_09([*start, a], [b])
+
         flashpatch.enable("fsdp", audit="off")
         deliver([a], [b])
         with pytest.raises(flashpatch.PatchError, match="here the audit is off"):
