@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pickle
 import sys
 import time
 from collections.abc import Iterator
@@ -26,8 +27,7 @@ from typing import Any
 import torch
 
 BUCKET = 1  # MiB
-PATIENCE = 120_000  # ms that a sender waits for the other side; stock verl waits for ever
-SILENCE = 4_000  # ms after which a refused sync counts as not acknowledged
+PATIENCE = 300.0  # seconds that a sender waits for the other side; stock verl waits for ever
 BATCH, LENGTH, VOCABULARY = 4, 8, 96
 RATE = 0.05
 
@@ -146,6 +146,7 @@ def trainer(workdir: Path, rank: int, plan: list[dict[str, Any]]) -> list[dict[s
             _send(workdir, rank, number, tampered(_noted(weights, kept), entry, old), entry)
         except Exception as error:
             saw["error"] = _text(error)
+            _failure(workdir, "trainer", rank, number).touch()
         torch.save(kept, workdir / f"trainer-{rank}-{number}.pt")
         old = kept
         seen.append(saw)
@@ -192,49 +193,56 @@ def tampered(weights: Any, entry: dict[str, Any], old: dict[str, torch.Tensor]) 
 
 def _send(workdir: Path, rank: int, number: int, weights: Any, entry: dict[str, Any]) -> None:
     """verl's own sender, over shared memory."""
-    import zmq
     from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 
     class Sender(BucketedWeightSender):
         def _init_socket(self) -> None:
             super()._init_socket()
-            self.socket.RCVTIMEO = PATIENCE
-            if entry.get("tamper") == "buffer":
-                self.socket = _Meddler(self, entry["victim"])
+            victim = entry["victim"] if entry.get("tamper") == "buffer" else None
+            self.socket = _Socket(self, _failure(workdir, "rollout", rank, number), victim)
 
-        def _init_buffer(self) -> None:
-            super()._init_buffer()
-            self.socket.RCVTIMEO = SILENCE
-
-    sender = Sender(_socket(workdir, rank, number), bucket_size_mb=BUCKET, use_shm=True)
-    try:
-        asyncio.run(sender.async_send_weights(weights))
-    except zmq.Again as error:
-        raise TimeoutError("not acknowledged") from error
+    sender = Sender(_address(workdir, rank, number), bucket_size_mb=BUCKET, use_shm=True)
+    asyncio.run(sender.async_send_weights(weights))
 
 
-class _Meddler:
-    """A socket that flips one bit of the shared memory just before it says that the bucket is full."""
+class _Socket:
+    """A socket that ends its wait when the other side has failed; stock verl waits for ever. With a
+    ``victim``, it flips one bit of the shared memory just before it says that the bucket is full."""
 
-    def __init__(self, sender: Any, victim: str) -> None:
-        self.__dict__.update(_socket=sender.socket, _sender=sender, _victim=victim)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._socket, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._socket, name, value)
+    def __init__(self, owner: Any, failure: Path, victim: str | None = None) -> None:
+        self._socket, self._owner, self._failure, self._victim = owner.socket, owner, failure, victim
 
     def send_pyobj(self, message: Any) -> None:
         meta = message.get("bucket_meta", {}).get(self._victim)
         if meta is not None:
-            self._sender.buffer[meta["offset"] + 1] ^= 128
+            self._owner.buffer[meta["offset"] + 1] ^= 128
         self._socket.send_pyobj(message)
+
+    def send(self, data: bytes) -> None:
+        self._socket.send(data)
+
+    def recv(self) -> bytes:
+        deadline = time.monotonic() + PATIENCE
+        while not self._socket.poll(50):
+            if self._failure.exists() or time.monotonic() > deadline:
+                raise TimeoutError("the other side has failed")
+        return self._socket.recv()
+
+    def recv_pyobj(self) -> Any:
+        return pickle.loads(self.recv())
+
+    def close(self) -> None:
+        self._socket.close(linger=1000)
 
 
 def rollout(workdir: Path, rank: int, plan: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Receive with verl's own receiver and load, that is, copy."""
     from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
+
+    class Receiver(BucketedWeightReceiver):
+        def _init_socket(self) -> None:
+            super()._init_socket()
+            self.socket = _Socket(self, _failure(workdir, "trainer", rank, number))
 
     seen = []
     for number in range(len(plan)):
@@ -245,23 +253,28 @@ def rollout(workdir: Path, rank: int, plan: list[dict[str, Any]]) -> list[dict[s
             calls.append(is_last)
             loaded.update({name: tensor.clone() for name, tensor in weights})
 
-        handle = _socket(workdir, rank, number)
-        receiver = BucketedWeightReceiver(handle, device=torch.device("cpu"), use_shm=True)
+        handle = _address(workdir, rank, number)
+        receiver = Receiver(handle, device=torch.device("cpu"), use_shm=True)
         saw: dict[str, Any] = {"error": ""}
         try:
             receiver.receive_weights(on_bucket_received=on_bucket)
         except Exception as error:
             saw["error"] = _text(error)
+            _failure(workdir, "rollout", rank, number).touch()
         saw["committed"] = bool(calls) and calls[-1]
         saw["strange"] = [name for name in loaded if name.startswith("__flashpatch")]
         torch.save(loaded, workdir / f"rollout-{rank}-{number}.pt")
         seen.append(saw)
-    time.sleep(0.1)
     return seen
 
 
-def _socket(workdir: Path, rank: int, number: int) -> str:
+def _address(workdir: Path, rank: int, number: int) -> str:
     return f"ipc://{workdir}/s{rank}-{number}"
+
+
+def _failure(workdir: Path, part: str, rank: int, number: int) -> Path:
+    """Exists once one side of a rank has failed."""
+    return workdir / f"failed-{part}-{rank}-{number}"
 
 
 def _text(error: BaseException) -> str:

@@ -126,6 +126,7 @@ def test_both_meshes_of_both_fsdps_train_one_processes_model(carry, model, tmp_p
             assert "differs between replica 0 and 1" in side[number]["error"], side[number]
 
 
+@pytest.mark.full
 def test_options(carry, tmp_path):
     """Reported and loaded; every second sync looked at."""
     config = tmp_path / "options.toml"
