@@ -73,7 +73,6 @@ class _Arrival:
         self._twice: list[str] = []
         self._busy = 0.0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="flashpatch-audit")
-        self._last = False
 
     def __enter__(self) -> _Arrival:
         return self
@@ -87,7 +86,6 @@ class _Arrival:
 
     def takes(self, weights: Any, last: bool) -> None:
         """Read a bucket of ``(name, tensor)``; ``last`` where verl says so."""
-        self._last |= last
         for name, tensor in weights:
             if name.startswith(self._wire.OPEN):
                 self._opens(self._read(self._open, name, tensor))
@@ -118,6 +116,7 @@ class _Arrival:
             return
         if self._header is None:
             raise self._unpatched()
+        self._done = True
         if self._header["audited"]:
             self._fails(["the fingerprints that were announced did not come"])
 
@@ -131,7 +130,7 @@ class _Arrival:
         if name in self._seen or name in self._pending:
             self._twice.append(name)
         elif self._done:
-            self._fails([f"{name} came after the last tensor that was announced"])
+            self._fails([f"{name} came after all that was announced"])
         else:
             future = self._pool.submit(self._sums, tensor)
             self._pending[name] = tuple(tensor.shape), str(tensor.dtype), future
@@ -173,6 +172,7 @@ class _Arrival:
         from flashpatch.patches.fsdp.compare import Seen, differences
 
         self.settles()
+        self._done = True
         header = self._header
         if header is None or table["sync"] != header["sync"]:
             self._fails(["the fingerprints are not those of this sync"])
@@ -183,7 +183,6 @@ class _Arrival:
             logger.warning("%d tensors are not audited: %s", len(table["not_audited"]), table["not_audited"][:6])
         _history.sent = sent
         _history.audited += 1
-        self._done = True
         if found:
             self._fails(found)
         self._notes(tensors=len(sent), not_audited=len(table["not_audited"]))
@@ -192,7 +191,6 @@ class _Arrival:
         """Refuse the update or report it, by option."""
         from flashpatch.patches.fsdp.compare import shortened
 
-        self._done = True
         _history.failed += 1
         problem = f"{len(found)} of the weights are not what the trainer's shards say: {shortened(found)}."
         self._notes(problem=problem)

@@ -11,6 +11,8 @@ from flashpatch.record import Contract, Patch
 
 ID = "fsdp.verl.recipe"
 ROLE = "actor_rollout_ref"
+TRANSFER = "fp8"
+"""The family whose weight transfer tells the trainer of a refusal, by name; bf16 is another name of it."""
 
 
 def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -31,6 +33,8 @@ def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> None:
         return OmegaConf.select(config, path, default=default)
 
     refused = list(refusals(get, mode))
+    if mode == "refuse" and not engine.enabled(TRANSFER):
+        refused.append("FLASHPATCH without bf16 or fp8 (stock verl's trainer waits for ever for a refused update)")
     if refused:
         raise PatchError(
             f"the audit of weight syncs does not follow {'; '.join(refused)}.",

@@ -87,14 +87,15 @@ def test_a_recipe_that_the_audit_cannot_follow_is_refused_by_name(scenario):
         role = {"rollout": {"name": "sglang", "checkpoint_engine": {"backend": "delta_sharded"}},
                 "actor": {"strategy": "megatron", "fsdp_config": {"qat": {"enable": True}}},
                 "model": {"lora_rank": 8}}
-        named = ["rollout.name=sglang", "strategy=megatron", "backend=delta_sharded", "lora_rank=8", "qat.enable"]
+        named = ["rollout.name=sglang", "strategy=megatron", "backend=delta_sharded", "lora_rank=8", "qat.enable",
+                 "FLASHPATCH without bf16 or fp8"]
         with pytest.raises(flashpatch.PatchError) as error:
             validate_config(OmegaConf.create({"actor_rollout_ref": role}), False, False)
         assert all(name in str(error.value) for name in named), error.value
         flashpatch.enable("fsdp", audit="report")
         with pytest.raises(flashpatch.PatchError) as error:
             validate_config(OmegaConf.create({"actor_rollout_ref": role}), False, False)
-        assert [name in str(error.value) for name in named] == [True] * 3 + [False] * 2, error.value
+        assert [name in str(error.value) for name in named] == [True] * 3 + [False] * 3, error.value
         flashpatch.enable("fsdp", audit="refuse", audit_every=0)
         with pytest.raises(flashpatch.PatchError, match="audit_every"):
             validate_config(OmegaConf.create({"actor_rollout_ref": {}}), False, False)
