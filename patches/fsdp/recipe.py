@@ -11,6 +11,8 @@ from flashpatch.record import Contract, Patch
 
 ID = "fsdp.verl.recipe"
 ROLE = "actor_rollout_ref"
+CARRIERS = ("naive", "nccl", "hccl", "nixl")
+"""verl's checkpoint engines that carry each tensor as it is; mooncake and kimi cast all to one dtype."""
 TRANSFER = "fp8"
 """The family whose weight transfer tells the trainer of a refusal, by name; bf16 is another name of it."""
 
@@ -58,8 +60,8 @@ def refusals(get: Any, mode: str) -> Iterator[str]:
     if strategy not in (None, "fsdp", "fsdp2"):
         yield f"{ROLE}.actor.strategy={strategy} (it reads the shards of fsdp and fsdp2)"
     backend = get(f"{ROLE}.rollout.checkpoint_engine.backend")
-    if backend is not None and "delta" in str(backend):
-        yield f"{ROLE}.rollout.checkpoint_engine.backend={backend} (differences, not weights, are sent)"
+    if backend not in (None, *CARRIERS):
+        yield f"{ROLE}.rollout.checkpoint_engine.backend={backend} (it recasts what it carries, or sends differences)"
     if mode != "refuse":
         return
     for path in ("lora_rank", "lora.rank", "lora_adapter_path"):
