@@ -1,15 +1,17 @@
 """What the audit costs of one weight sync of verl: trainer's shards, gather, shared memory, vLLM.
 
-    python benchmarks/sync.py [--sizes 50M 350M] [--threads 1 2] [--ranks 1] [--precision bf16] [--syncs 6] [--json]
+    python benchmarks/sync.py [--sizes 50M 350M] [--threads 1 2] [--ranks 1] [--precision bf16] [--syncs 6]
+    [--json]
 
-Needs verl and vLLM on a CPU under Linux. Random Qwen2 models are made in a temporary directory. Each rank is a
-process with verl's own FSDP engine (FSDP2, bf16) that exports and sends; for each, another process holds a real
-vLLM engine that receives, loads and post-processes, as verl's rollout worker does. Every second sync is audited
-(audit_every=2), so that both kinds meet the same conditions; the first two are not counted. Medians.
+Needs verl and vLLM on a CPU under Linux. Random Qwen2 models are made in a temporary directory. Each rank is
+a process with verl's own FSDP engine (FSDP2, bf16) that exports and sends; for each, another process holds a
+real vLLM engine that receives, loads and post-processes, as verl's rollout worker does. Every second sync is
+audited (audit_every=2), so that both kinds meet the same conditions; the first two are not counted. Medians.
 
 share is the time that an audited sync takes longer, over that of one without; the columns of seconds are:
 gather, spent in exporting; load, in the rollout engine's load and post-processing; transfer, all the rest;
-trainer and rollout, what the fingerprints took on either side's second thread, which overlaps the other columns.
+trainer and rollout, what the fingerprints took on either side's second thread, which overlaps the other
+columns.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ WARM = 2
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sizes", nargs="+", default=["50M", "350M"], choices=SIZES)
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--ranks", type=int, default=1)

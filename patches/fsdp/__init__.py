@@ -17,7 +17,7 @@ def _probe(nonce: str, workdir: Path) -> list[Proof]:
 
 FAMILY = Family(
     name="fsdp",
-    summary="verl's weight syncs checked against the trainer's shards; hybrid sharding that couples its replicas",
+    summary="verl's weight syncs checked against the trainer's shards; replicas that stay together",
     patches=(export.PATCH, receive.PATCH, mesh.PATCH, recipe.PATCH),
     options={
         "audit": Option(

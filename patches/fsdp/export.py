@@ -196,7 +196,8 @@ def _summed(parts: list[Any], place: Any, mesh: Any) -> list[list[Any]]:
         dist.all_reduce(rows)
     mask = (1 << 64) - 1
     return [
-        [((a + (b << 32)) & mask, (c + (d << 32)) & mask) for a, b, c, d in row] for row in rows.cpu().tolist()
+        [((a + (b << 32)) & mask, (c + (d << 32)) & mask) for a, b, c, d in row]
+        for row in rows.cpu().tolist()
     ]
 
 
@@ -212,8 +213,8 @@ PATCH = Patch(
     evidence="fault",
     scope=frozenset({"trainer"}),
     tested=("0.9.1",),
-    why="Between a trainer's shards and the rollout engine lie a gather, a buffer and another process; a bit that "
-    "falls over there, or a tensor that is left out, trains on silently.",
+    why="Between a trainer's shards and the rollout engine lie a gather, a buffer and another process; a bit "
+    "that falls over there, or a tensor that is left out, trains on silently.",
     how="Sends a fingerprint of each parameter behind the weights, computed on each rank's own shards after "
     "the cast to what is sent and added up over the ranks. Replicas of the model must agree.",
     remove_when="verl checks what arrives against the trainer's shards.",

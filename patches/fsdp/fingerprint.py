@@ -1,17 +1,17 @@
 """An exact fingerprint of a tensor that can be computed in parts: two sums of 64 bits over its bytes.
 
-A tensor is read as little-endian words of 8 bytes, in row-major order, the last one padded with zeros. With x_j
-the word at position j, as a signed integer, and hi(x_j) its upper half, also signed, the fingerprint is
+A tensor is read as little-endian words of 8 bytes, in row-major order, the last one padded with zeros. With
+x_j the word at position j, as a signed integer, and hi(x_j) its upper half, also signed, the fingerprint is
 
     (sum_j x_j w_j,  sum_j hi(x_j) u_j)    modulo 2**64
 
-All weights are odd, those of one sum differ in their lower 32 bits over 2**31 positions, and their upper bits are
-pseudo-random. Therefore
+All weights are odd, those of one sum differ in their lower 32 bits over 2**31 positions, and their upper bits
+are pseudo-random. Therefore
 
-- any change inside one word, such as one flipped bit, changes the first sum: a difference that is not 0 modulo
-  2**64 times an odd number is not 0;
-- exchanging two different elements changes one of the sums: the differences are below 2**32, that of the weights
-  is not divisible by 2**32, so their product is not divisible by 2**64;
+- any change inside one word, such as one flipped bit, changes the first sum: a difference that is not 0
+  modulo 2**64 times an odd number is not 0;
+- exchanging two different elements changes one of the sums: the differences are below 2**32, that of the
+  weights is not divisible by 2**32, so their product is not divisible by 2**64;
 - other changes go unseen with a probability of about 2**-64;
 - both sums are linear in the bits, so that parts add up, wherever the tensor is cut, even inside a word.
 
@@ -81,7 +81,8 @@ def _divided(groups: range, number: int) -> Iterator[range]:
 
 
 def _sums(flat: torch.Tensor, dtype: torch.dtype, first: int, groups: range, width: int) -> Sums:
-    """The contribution of some groups of ``width`` blocks; ``first`` is the position in bytes of ``flat[0]``."""
+    """The contribution of some groups of ``width`` blocks; ``first`` is the position in bytes of
+    ``flat[0]``."""
     size, step, device = dtype.itemsize, width * BLOCK * WORD, flat.device
     last = first + flat.numel() * size
     in_place = flat.dtype == dtype and first % WORD == 0 and flat.storage_offset() * size % WORD == 0
@@ -102,7 +103,10 @@ def _sums(flat: torch.Tensor, dtype: torch.dtype, first: int, groups: range, wid
             room.view(dtype)[offset : offset + values.numel()].copy_(values)
             words, at = room, 0
         if width == 1:
-            weights = _weights(0, device)[at : at + words.numel()], _weights(1, device)[at : at + words.numel()]
+            weights = (
+                _weights(0, device)[at : at + words.numel()],
+                _weights(1, device)[at : at + words.numel()],
+            )
             upper = torch.bitwise_right_shift(words, 32, out=high[: words.numel()])
             here = next(places)
             torch.dot(words, weights[0], out=here[0])

@@ -1,8 +1,8 @@
 """Hybrid sharding where a shard group has one rank: its replicas must average their gradients too.
 
 torch's FSDP1 turns any strategy into ``NO_SHARD`` when its shard group has one rank
-(``torch/distributed/fsdp/_init_utils.py: _init_core_state``), and ``NO_SHARD`` averages gradients over that group,
-that is, not at all: with ``fsdp_size=1`` each of verl's ranks trains a model of its own.
+(``torch/distributed/fsdp/_init_utils.py: _init_core_state``), and ``NO_SHARD`` averages gradients over that
+group, that is, not at all: with ``fsdp_size=1`` each of verl's ranks trains a model of its own.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ ID = "fsdp.verl.hybrid-sharding"
 def on_strategy(original, device_mesh: Any, *args: Any, **kwargs: Any) -> Any:
     """Around ``get_sharding_strategy(device_mesh, ...)``: for a mesh of n x 1, ``NO_SHARD`` by name.
 
-    FSDP1 then takes the mesh's first dimension, that of the replicas, as the group it averages over. FSDP2 looks
-    at the mesh alone and is right without this.
+    FSDP1 then takes the mesh's first dimension, that of the replicas, as the group it averages over. FSDP2
+    looks at the mesh alone and is right without this.
     """
     if device_mesh.ndim == 2 and device_mesh.size(1) == 1 and device_mesh.size(0) > 1:
         from torch.distributed.fsdp import ShardingStrategy
@@ -31,7 +31,8 @@ def on_strategy(original, device_mesh: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def native(site: Any) -> str | None:
-    """verl's own hybrid sharding, if what it and torch make of a mesh of 2 x 1 still couples the two ranks."""
+    """verl's own hybrid sharding, if what it and torch make of a mesh of 2 x 1 still couples the two
+    ranks."""
     from torch.distributed.fsdp import ShardingStrategy
     from torch.distributed.fsdp._init_utils import HYBRID_SHARDING_STRATEGIES
 
@@ -75,9 +76,9 @@ PATCH = Patch(
     evidence="install",
     scope=frozenset({"trainer"}),
     tested=("0.9.1",),
-    why="With FSDP1, fsdp_size=1 and several ranks, torch averages gradients within shard groups of one rank, so "
-    "that the replicas silently part from the first step on.",
-    how="Names NO_SHARD for such a mesh itself, which FSDP1 then applies over the replicas. All other meshes are "
-    "verl's own affair: they are right.",
+    why="With FSDP1, fsdp_size=1 and several ranks, torch averages gradients within shard groups of one rank, "
+    "so that the replicas silently part from the first step on.",
+    how="Names NO_SHARD for such a mesh itself, which FSDP1 then applies over the replicas. All other meshes "
+    "are verl's own affair: they are right.",
     remove_when="torch's FSDP1 couples the replicas of a hybrid strategy whose shard group has one rank.",
 )

@@ -1,6 +1,7 @@
 """Which part of which entry an exported tensor is: verl renames entries and takes packed experts apart.
 
-Sources: ``verl/utils/model.py: convert_weight_keys`` and ``verl/workers/engine/fsdp/utils.py: unfuse_moe_params``.
+Sources: ``verl/utils/model.py: convert_weight_keys`` and ``verl/workers/engine/fsdp/utils.py:
+unfuse_moe_params``.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def converted(entries: dict[str, Own], module: Any) -> dict[str, Own]:
 
 
 def parts(entries: Mapping[str, Own]) -> dict[str, Part]:
-    """Every name that the entries may be exported under: their own, and those of the experts in a packed one."""
+    """Every name that the entries may be exported under: their own, and those of the experts in a packed
+    one."""
     found = {name: Part(name, 0, prod(own.shape), own.shape) for name, own in entries.items()}
     for name, own in entries.items():
         for expert in _experts(name, own.shape):

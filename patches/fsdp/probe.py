@@ -68,9 +68,7 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     return _weigh(workdir, probe_job.plain_step(workdir / "model"), seconds)
 
 
-def _start(
-    workdir: Path, part: str, rank: int, world: int, extra: dict[str, str]
-) -> subprocess.Popen[bytes]:
+def _start(workdir: Path, part: str, rank: int, world: int, extra: dict[str, str]) -> subprocess.Popen[bytes]:
     environment = {
         **os.environ,
         "RANK": str(rank),
@@ -108,7 +106,8 @@ def _weigh(workdir: Path, wanted: dict[str, Any], seconds: float) -> list[Proof]
         mesh = f"{entry['strategy']}, fsdp_size={entry.get('fsdp_size', -1)}"
         if entry.get("tamper"):
             ok = all(VICTIM in error for error in errors) and not any(committed)
-            what = f"one bit flipped in the {'gathered tensor' if entry['tamper'] == 'bit' else 'buffer'} is named"
+            where = "gathered tensor" if entry["tamper"] == "bit" else "buffer"
+            what = f"one bit flipped in the {where} is named"
             proofs.append(Proof("fsdp", f"{what} ({mesh})", ok, errors[0][:160] or "it was loaded"))
             continue
         worst = 0.0

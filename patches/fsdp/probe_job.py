@@ -1,15 +1,15 @@
 """The probe's processes: ranks that build verl's FSDP engine, step and send, and rollout sides that receive.
 
-Run by `flashpatch.patches.fsdp.probe`: ``main()`` with the working directory and the part to play, ``trainer`` or
-``rollout``. The rank is in ``RANK``; ``plan.json`` says what to do, a list of dictionaries:
+Run by `flashpatch.patches.fsdp.probe`: ``main()`` with the working directory and the part to play,
+``trainer`` or ``rollout``. The rank is in ``RANK``; ``plan.json`` says what to do, a list of dictionaries:
 
 - ``strategy`` "fsdp" or "fsdp2", ``fsdp_size`` and ``dtype`` of the engine; the same as before keeps it;
 - ``step``: whether to take an optimizer step first;
 - ``apart``: whether rank 1 changes its weights on its own after that;
 - ``tamper``: what happens to the weights on their way, see `tampered`; ``victim``: to which tensor.
 
-Each side writes what it saw as ``trainer-RANK.json`` and ``rollout-RANK.json``, and the weights that it had as
-``.pt`` beside it, for each entry of the plan.
+Each side writes what it saw as ``trainer-RANK.json`` and ``rollout-RANK.json``, and the weights that it had
+as ``.pt`` beside it, for each entry of the plan.
 """
 
 from __future__ import annotations
@@ -51,7 +51,11 @@ def make_model(path: Path, layers: int = 2, dtype: str = "float32", **sizes: int
     torch.manual_seed(0)
     sizes = {"vocab_size": VOCABULARY + 1, "hidden_size": 48, "intermediate_size": 71, **sizes}
     config = Qwen2Config(
-        num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64, **sizes
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        **sizes,
     )
     model = Qwen2ForCausalLM(config).to(getattr(torch, dtype))
     with torch.no_grad():
@@ -162,8 +166,8 @@ def _noted(weights: Any, kept: dict[str, torch.Tensor]) -> Iterator[tuple[str, t
 
 
 def tampered(weights: Any, entry: dict[str, Any], old: dict[str, torch.Tensor]) -> Iterator[Any]:
-    """The weights with an accident on their way: a bit flipped in the gathered tensor, two elements exchanged,
-    a tensor left out, sent twice or as it was before, an extra one, or another shape or dtype."""
+    """The weights with an accident on their way: a bit flipped in the gathered tensor, two elements
+    exchanged, a tensor left out, sent twice or as it was before, an extra one, or another shape or dtype."""
     what, victim = entry.get("tamper"), entry.get("victim", "model.norm.weight")
     for name, tensor in weights:
         hit = what is not None and name == victim

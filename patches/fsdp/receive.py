@@ -180,7 +180,9 @@ class _Arrival:
         sent = {name: Seen.of_json(value) for name, value in table["sent"].items()}
         found = differences(sent, self._seen, self._twice, table["not_audited"], _history.sent)
         if table["not_audited"]:
-            logger.warning("%d tensors are not audited: %s", len(table["not_audited"]), table["not_audited"][:6])
+            logger.warning(
+                "%d tensors are not audited: %s", len(table["not_audited"]), table["not_audited"][:6]
+            )
         _history.sent = sent
         _history.audited += 1
         if found:
@@ -242,7 +244,7 @@ PATCH = Patch(
     scope=frozenset({"worker"}),
     tested=("0.9.1",),
     why="A rollout engine loads whatever arrives, and trains the policy on the text of another one.",
-    how="Fingerprints each tensor as it arrives, whole, before it is quantized or loaded, and compares with the "
-    "trainer's before the last bucket is loaded.",
+    how="Fingerprints each tensor as it arrives, whole, before it is quantized or loaded, and compares with "
+    "the trainer's before the last bucket is loaded.",
     remove_when="verl checks what arrives against the trainer's shards.",
 )

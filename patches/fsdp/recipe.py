@@ -29,14 +29,18 @@ def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> None:
     ledger.role("driver")
     mode, every = (engine.options("fsdp")[name] for name in ("audit", "audit_every"))
     if every < 1:
-        raise PatchError(f"audit_every is {every}.", patch=ID, advice="1 looks at each sync, 2 at each second.")
+        raise PatchError(
+            f"audit_every is {every}.", patch=ID, advice="1 looks at each sync, 2 at each second."
+        )
 
     def get(path: str, default: Any = None) -> Any:
         return OmegaConf.select(config, path, default=default)
 
     refused = list(refusals(get, mode))
     if mode == "refuse" and not engine.enabled(TRANSFER):
-        refused.append("FLASHPATCH without bf16 or fp8 (stock verl's trainer waits for ever for a refused update)")
+        refused.append(
+            "FLASHPATCH without bf16 or fp8 (stock verl's trainer waits for ever for a refused update)"
+        )
     if refused:
         raise PatchError(
             f"the audit of weight syncs does not follow {'; '.join(refused)}.",
@@ -61,7 +65,8 @@ def refusals(get: Any, mode: str) -> Iterator[str]:
         yield f"{ROLE}.actor.strategy={strategy} (it reads the shards of fsdp and fsdp2)"
     backend = get(f"{ROLE}.rollout.checkpoint_engine.backend")
     if backend not in (None, *CARRIERS):
-        yield f"{ROLE}.rollout.checkpoint_engine.backend={backend} (it recasts what it carries, or sends differences)"
+        path = f"{ROLE}.rollout.checkpoint_engine.backend"
+        yield f"{path}={backend} (it recasts what it carries or sends differences)"
     if mode != "refuse":
         return
     for path in ("lora_rank", "lora.rank", "lora_adapter_path"):
@@ -81,6 +86,6 @@ PATCH = Patch(
     scope=frozenset({"driver"}),
     tested=("0.9.1",),
     why="An audit that does not reach what is sent would look like one that found nothing.",
-    how="Refuses, before anything starts, rollouts, strategies, transports and adapters that it does not follow.",
+    how="Refuses, before anything starts, rollouts, strategies, transports and adapters it does not follow.",
     remove_when="never: it says what the audit can do.",
 )

@@ -1,4 +1,5 @@
-"""The two messages that travel with the weights, as tensors of bytes: one before the first, one after the last.
+"""The two messages that travel with the weights, as tensors of bytes: one before the first, one after the
+last.
 
 Their names are no parameter's. Their sizes are multiples of 512 bytes, so that whatever is packed behind them
 stays aligned, also in versions of verl that do not align.

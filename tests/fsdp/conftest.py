@@ -12,7 +12,13 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "cpu"))
 
-NEED_VERL = ("test_audit.py", "test_installed.py", "test_sync_job.py", "test_fsdp_probe.py", "test_refusals.py")
+NEED_VERL = (
+    "test_audit.py",
+    "test_installed.py",
+    "test_sync_job.py",
+    "test_fsdp_probe.py",
+    "test_refusals.py",
+)
 NEED_TORCH = ("test_fingerprint.py", "test_shards.py", "test_wire.py")
 
 

@@ -1,4 +1,5 @@
-"""verl's engines on two ranks send to verl's receivers: what stock verl loads without a word, and what we say."""
+"""verl's engines on two ranks send to verl's receivers: what stock verl loads without a word, and what we
+say."""
 
 from __future__ import annotations
 
@@ -63,7 +64,11 @@ def test_each_accident_is_named_and_nothing_is_committed(carry, tmp_path):
     plan += [
         {"strategy": "fsdp2", "tamper": what, "victim": VICTIM, "step": what == "stale"} for what in ACCIDENTS
     ]
-    plan += [{"strategy": "fsdp2"}, {"strategy": "fsdp"}, {"strategy": "fsdp", "tamper": "bit", "victim": WIDE}]
+    plan += [
+        {"strategy": "fsdp2"},
+        {"strategy": "fsdp"},
+        {"strategy": "fsdp", "tamper": "bit", "victim": WIDE},
+    ]
     plan += [{"strategy": "fsdp2", "dtype": "bf16"}]
     seen = carry(plan, "fsdp")
     expected = ["", *ACCIDENTS.values(), "", "", f"{WIDE} has other values than the trainer's shards", ""]
@@ -101,8 +106,9 @@ def test_stock_verl_loads_all_of_it_and_lets_replicas_part(carry, tmp_path):
 
 
 def test_both_meshes_of_both_fsdps_train_one_processes_model(carry, model, tmp_path):
-    """2, 2 x 1 and 1 x 2: after a step every rollout side has the same weights as a single process; fsdp_size=2 of
-    two ranks is verl's 1 x 2. And a replica that goes its own way is named before anything is committed."""
+    """2, 2 x 1 and 1 x 2: after a step every rollout side has the same weights as a single process;
+    fsdp_size=2 of two ranks is verl's 1 x 2. And a replica that goes its own way is named before anything is
+    committed."""
     plan = [
         {"strategy": strategy, "fsdp_size": size, "step": True}
         for strategy in ("fsdp", "fsdp2")

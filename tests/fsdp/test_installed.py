@@ -1,4 +1,5 @@
-"""The family on the installed verl: contracts hold, undo leaves no trace, the probe for native support is real."""
+"""The family on the installed verl: contracts hold, undo leaves no trace, the probe for native support is
+real."""
 
 from __future__ import annotations
 
@@ -87,8 +88,8 @@ def test_a_recipe_that_the_audit_cannot_follow_is_refused_by_name(scenario):
         role = {"rollout": {"name": "sglang", "checkpoint_engine": {"backend": "delta_sharded"}},
                 "actor": {"strategy": "megatron", "fsdp_config": {"qat": {"enable": True}}},
                 "model": {"lora_rank": 8}}
-        named = ["rollout.name=sglang", "strategy=megatron", "backend=delta_sharded", "lora_rank=8", "qat.enable",
-                 "FLASHPATCH without bf16 or fp8"]
+        named = ["rollout.name=sglang", "strategy=megatron", "backend=delta_sharded", "lora_rank=8",
+                 "qat.enable", "FLASHPATCH without bf16 or fp8"]
         with pytest.raises(flashpatch.PatchError) as error:
             validate_config(OmegaConf.create({"actor_rollout_ref": role}), False, False)
         assert all(name in str(error.value) for name in named), error.value
@@ -107,8 +108,8 @@ def test_a_recipe_that_the_audit_cannot_follow_is_refused_by_name(scenario):
 
 
 def test_each_side_says_when_the_other_is_not_patched(scenario):
-    """A receiver alone, a trainer alone, a replayed sync, a sync without its end, and what shards cannot answer
-    for: with stand-ins for the transport, whose own behaviour is not at stake."""
+    """A receiver alone, a trainer alone, a replayed sync, a sync without its end, and what shards cannot
+    answer for: with stand-ins for the transport, whose own behaviour is not at stake."""
     scenario("""
         from types import SimpleNamespace
         import pytest, torch

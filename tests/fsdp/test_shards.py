@@ -51,7 +51,9 @@ def test_packed_experts_are_followed_into_their_parts():
         {
             name: shards.Own(tuple(value.shape), ((begin, value.view(-1)[begin:end]),))
             for name, value in whole.items()
-            for begin, end in ([(0, min(cut, value.numel())), (min(cut, value.numel()), value.numel())][rank],)
+            for begin, end in (
+                [(0, min(cut, value.numel())), (min(cut, value.numel()), value.numel())][rank],
+            )
         }
         for rank in range(2)
     ]
@@ -64,9 +66,7 @@ def test_packed_experts_are_followed_into_their_parts():
         exported[f"{base}.{expert}.down_proj.weight"] = down[expert]
     for name, value in {**whole, **exported}.items():
         part = known[name]
-        sums = fingerprint.total(
-            [rank[part.of].sums(part.begin, part.end, torch.bfloat16) for rank in ranks]
-        )
+        sums = fingerprint.total([rank[part.of].sums(part.begin, part.end, torch.bfloat16) for rank in ranks])
         assert part.shape == tuple(value.shape)
         assert sums == fingerprint.of(value, dtype=torch.bfloat16), name
     assert set(known) == set(whole) | set(exported)
