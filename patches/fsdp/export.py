@@ -7,7 +7,7 @@ import os
 import time
 import weakref
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 from flashpatch import engine, ledger
@@ -84,13 +84,15 @@ def _followed(trainer: Any, tensors: Iterable[Any], mode: str, every: int, probl
 
 
 class _Account:
-    """Fingerprints from this rank's shards, computed on a second thread while the weights are on their way.
+    """Fingerprints from this rank's shards, large ones computed on a second thread while the weights are on
+    their way.
 
     Of the exported tensors only name, shape and dtype are looked at: how the trainer casts its values.
     """
 
     def __init__(self, trainer: Any, mode: str) -> None:
         from flashpatch.patches.fsdp import names, shards
+        from flashpatch.patches.fsdp.background import Background
 
         self._mode = mode
         self._mesh = trainer.device_mesh
@@ -101,15 +103,14 @@ class _Account:
         self._twice: list[str] = []
         self._unknown: list[str] = []
         self._misshapen: list[str] = []
-        self._busy = 0.0
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="flashpatch-audit")
+        self._background = Background()
         self.facts: dict[str, Any] = {}
 
     def __enter__(self) -> _Account:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._background.close()
 
     def sends(self, name: str, tensor: Any) -> None:
         part = self._parts.get(name)
@@ -120,7 +121,8 @@ class _Account:
         else:
             if tuple(tensor.shape) != part.shape:
                 self._misshapen.append(f"{name} is exported as {list(tensor.shape)}, not {list(part.shape)}")
-            future = self._pool.submit(self._sums, part, tensor.dtype)
+            mine = self._entries[part.of]
+            future = self._background.submit(tensor.nbytes, mine.sums, part.begin, part.end, tensor.dtype)
             self._sent[name] = part, str(tensor.dtype), future
 
     def closed(self) -> dict[str, Any]:
@@ -136,20 +138,13 @@ class _Account:
         waited = time.monotonic() - began
         copies = _summed(parts, self._place, self._mesh)
         mine = copies[self._place.replica]
-        self.facts = {"seconds": round(self._busy, 4), "waited": round(waited, 4)}
+        self.facts = {"seconds": round(self._background.seconds, 4), "waited": round(waited, 4)}
         self._object(copies)
         sent = {
             name: Seen(part.shape, dtype, sums).as_json()
             for (name, (part, dtype, _)), sums in zip(self._sent.items(), mine, strict=True)
         }
         return {"sent": sent, "not_audited": self._unknown}
-
-    def _sums(self, part: Any, dtype: Any) -> Any:
-        began = time.monotonic()
-        try:
-            return self._entries[part.of].sums(part.begin, part.end, dtype)
-        finally:
-            self._busy += time.monotonic() - began
 
     def _object(self, copies: list[list[Any]]) -> None:
         from flashpatch.patches.fsdp.compare import shortened

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 
@@ -33,6 +33,7 @@ WORD = 8  # bytes
 BLOCK = 1 << 15  # words that share one factor; 256 KiB stay in a core's cache
 _GROUP = 64  # blocks handled at once on a device that is no CPU
 _MASK = (1 << 64) - 1
+_KEPT = 1 << 12  # blocks whose factors are kept: those of the first GiB
 _SHARE = 4 << 20  # bytes that make a second thread worth starting
 
 
@@ -50,6 +51,11 @@ def of(tensor: torch.Tensor, start: int = 0, dtype: torch.dtype | None = None) -
     first, last = start * size, (start + flat.numel()) * size
     if first == last:
         return NOTHING
+    if flat.device.type == "cpu" and last - first <= BLOCK * WORD and flat.dtype == dtype:
+        block, at = divmod(first, BLOCK * WORD)
+        aligned = not (first % WORD or last % WORD or flat.storage_offset() * size % WORD)
+        if aligned and last <= (block + 1) * BLOCK * WORD:
+            return _small(flat.view(torch.int64), block, at // WORD)
     width = 1 if flat.device.type == "cpu" else _GROUP
     step = width * BLOCK * WORD
     groups = range(first // step, -(-last // step))
@@ -74,6 +80,14 @@ def total(parts: Iterator[Sums] | list[Sums]) -> Sums:
     return first & _MASK, second & _MASK
 
 
+def _small(words: torch.Tensor, block: int, at: int) -> Sums:
+    """The contribution of words inside one block, which begin at its word ``at``."""
+    cpu, end = words.device, at + words.numel()
+    one = int(torch.dot(words, _weights(0, cpu)[at:end]))
+    two = int(torch.dot(words >> 32, _weights(1, cpu)[at:end]))
+    return one * _factor(0, block) & _MASK, two * _factor(1, block) & _MASK
+
+
 def _divided(groups: range, number: int) -> Iterator[range]:
     share = -(-len(groups) // number)
     for at in range(0, len(groups), share):
@@ -86,11 +100,11 @@ def _sums(flat: torch.Tensor, dtype: torch.dtype, first: int, groups: range, wid
     size, step, device = dtype.itemsize, width * BLOCK * WORD, flat.device
     last = first + flat.numel() * size
     in_place = flat.dtype == dtype and first % WORD == 0 and flat.storage_offset() * size % WORD == 0
-    room = torch.empty(width * BLOCK, dtype=torch.int64, device=device)
-    high = torch.empty_like(room)
+    room = high = None
     one = torch.zeros(len(groups), width, dtype=torch.int64, device=device)
     two = torch.zeros_like(one)
     places = zip(one.view(-1).unbind(), two.view(-1).unbind(), strict=True) if width == 1 else None
+    most = min(width * BLOCK, -(-(last - first) // WORD) + 1)  # words of a group
     for row, group in enumerate(groups):
         begin, end = max(first, group * step), min(last, (group + 1) * step)
         values = flat[(begin - first) // size : (end - first) // size]
@@ -98,15 +112,20 @@ def _sums(flat: torch.Tensor, dtype: torch.dtype, first: int, groups: range, wid
         if whole and (width == 1 or end - begin == step):
             words, at = values.view(torch.int64), begin // WORD % BLOCK
         else:
-            room.zero_()
+            room = (
+                torch.zeros(width * BLOCK, dtype=torch.int64, device=device) if room is None else room.zero_()
+            )
             offset = (begin - group * step) // size
             room.view(dtype)[offset : offset + values.numel()].copy_(values)
             words, at = room, 0
+            most = width * BLOCK
         if width == 1:
             weights = (
                 _weights(0, device)[at : at + words.numel()],
                 _weights(1, device)[at : at + words.numel()],
             )
+            if high is None or high.numel() < words.numel():
+                high = torch.empty(most, dtype=torch.int64)
             upper = torch.bitwise_right_shift(words, 32, out=high[: words.numel()])
             here = next(places)
             torch.dot(words, weights[0], out=here[0])
@@ -134,8 +153,24 @@ def _factors(which: int, begin: int, number: int, device: torch.device) -> torch
     The product with the weight at i has (2 BLOCK k + 1) (2 i + 1) in its lower 32 bits: i follows from it
     modulo 2 BLOCK, and then k, so no two positions have the same below 2**31.
     """
+    if begin + number <= _KEPT:
+        return _first_factors(which, device)[begin : begin + number]
+    return _computed_factors(which, begin, number).to(device)
+
+
+@lru_cache(_KEPT)
+def _factor(which: int, block: int) -> int:
+    return int(_factors(which, block, 1, torch.device("cpu")))
+
+
+@cache
+def _first_factors(which: int, device: torch.device) -> torch.Tensor:
+    return _computed_factors(which, 0, _KEPT).to(device)
+
+
+def _computed_factors(which: int, begin: int, number: int) -> torch.Tensor:
     blocks = torch.arange(begin, begin + number)
-    return _joined(2 * BLOCK * blocks + 1, blocks + ((2 * which + 1) << 33)).to(device)
+    return _joined(2 * BLOCK * blocks + 1, blocks + ((2 * which + 1) << 33))
 
 
 def _joined(low: torch.Tensor, seed: torch.Tensor) -> torch.Tensor:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 from flashpatch import engine, ledger
@@ -58,11 +57,13 @@ _history = _History()
 
 
 class _Arrival:
-    """One sync. Fingerprints are computed on a second thread, while the engine loads the same bucket."""
+    """One sync. Large tensors are read on a second thread, while the engine loads the same bucket."""
 
     def __init__(self, mode: str) -> None:
-        from flashpatch.patches.fsdp import wire
+        from flashpatch.patches.fsdp import fingerprint, wire
+        from flashpatch.patches.fsdp.background import Background
 
+        self._fingerprint = fingerprint.of
         self._mode = mode
         self._wire = wire
         self._open, self._close = wire.Message(), wire.Message()
@@ -71,14 +72,13 @@ class _Arrival:
         self._seen: dict[str, Any] = {}
         self._pending: dict[str, tuple[Any, str, Future[Any]]] = {}
         self._twice: list[str] = []
-        self._busy = 0.0
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="flashpatch-audit")
+        self._background = Background()
 
     def __enter__(self) -> _Arrival:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._background.close()
         self._pending.clear()
 
     def ours(self, name: str) -> bool:
@@ -132,17 +132,8 @@ class _Arrival:
         elif self._done:
             self._fails([f"{name} came after all that was announced"])
         else:
-            future = self._pool.submit(self._sums, tensor)
+            future = self._background.submit(tensor.nbytes, self._fingerprint, tensor)
             self._pending[name] = tuple(tensor.shape), str(tensor.dtype), future
-
-    def _sums(self, tensor: Any) -> Any:
-        from flashpatch.patches.fsdp import fingerprint
-
-        began = time.monotonic()
-        try:
-            return fingerprint.of(tensor)
-        finally:
-            self._busy += time.monotonic() - began
 
     def _read(self, message: Any, name: str, tensor: Any) -> dict[str, Any] | None:
         if self._mode == "off":
@@ -206,7 +197,7 @@ class _Arrival:
                 "sync": _history.sync,
                 "audited": _history.audited,
                 "failed": _history.failed,
-                "seconds": round(self._busy, 4),
+                "seconds": round(self._background.seconds, 4),
                 **facts,
             }
         )
