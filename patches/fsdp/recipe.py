@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from flashpatch import engine, ledger
+from flashpatch import engine, ledger, registry
 from flashpatch.errors import PatchError
+from flashpatch.preflight import examine
 from flashpatch.record import Contract, Patch
 
 ID = "fsdp.verl.recipe"
 ROLE = "actor_rollout_ref"
 CARRIERS = ("naive", "nccl", "hccl", "nixl")
 """verl's checkpoint engines that carry each tensor as it is; mooncake and kimi cast all to one dtype."""
-TRANSFER = "fp8"
-"""The family whose weight transfer tells the trainer of a refusal, by name; bf16 is another name of it."""
+TRANSFER = "fp8.verl.receiver"
+"""The patch that tells the trainer of a refused update, by id: a family does not import another."""
 
 
 def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -37,17 +38,23 @@ def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> None:
         return OmegaConf.select(config, path, default=default)
 
     refused = list(refusals(get, mode))
-    if mode == "refuse" and not engine.enabled(TRANSFER):
-        refused.append(
-            "FLASHPATCH without bf16 or fp8 (stock verl's trainer waits for ever for a refused update)"
-        )
+    if mode == "refuse" and (without := _unheard()):
+        refused.append(f"{without} (stock verl's trainer waits for ever for a refused update)")
     if refused:
         raise PatchError(
             f"the audit of weight syncs does not follow {'; '.join(refused)}.",
             patch=ID,
-            advice="Change these settings, or set the option audit of fsdp to off.",
+            advice="Change these settings, or set the option audit of fsdp to report or off.",
         )
     return original(config, *args, **kwargs)
+
+
+def _unheard() -> str | None:
+    """What is missing for a refused update to reach the trainer, or None."""
+    if not engine.enabled("fp8"):
+        return "FLASHPATCH without bf16 or fp8"
+    problem = examine(registry.patches()[TRANSFER]).problem
+    return f"a verl on which {TRANSFER} cannot be armed: {problem}" if problem else None
 
 
 def refusals(get: Any, mode: str) -> Iterator[str]:

@@ -93,6 +93,15 @@ def test_a_recipe_that_the_audit_cannot_follow_is_refused_by_name(scenario):
         with pytest.raises(flashpatch.PatchError) as error:
             validate_config(OmegaConf.create({"actor_rollout_ref": role}), False, False)
         assert all(name in str(error.value) for name in named), error.value
+        flashpatch.enable("bf16")
+        import dataclasses
+        from flashpatch import registry
+        whole = registry.patches
+        too_new = dataclasses.replace(whole()["fp8.verl.receiver"], requires="verl>=99")
+        registry.patches = lambda: {**whole(), too_new.id: too_new}  # as if the installed verl were older
+        with pytest.raises(flashpatch.PatchError, match="does not meet verl>=99"):
+            validate_config(OmegaConf.create({"actor_rollout_ref": {}}), False, False)
+        registry.patches = whole
         flashpatch.enable("fsdp", audit="report")
         with pytest.raises(flashpatch.PatchError) as error:
             validate_config(OmegaConf.create({"actor_rollout_ref": role}), False, False)
