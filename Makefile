@@ -1,6 +1,6 @@
 # make demo       stock vLLM against FlashPatch, in an environment of its own
 # make demo-verl  verl trains on this machine, bf16 against fp8 rollouts, and what was live; some ten minutes
-# make test       the whole suite on the newest vLLM, then the live vLLM and verl tests on the vLLM that verl runs on
+# make test       the whole suite on the newest vLLM; beside it the verl tests, on the vLLM that verl runs on
 # make test-full  the same with the long matrix, and on the oldest supported vLLM as well
 # make clean      removes what builds and tests leave behind; environments stay (rm -r .venv*)
 #
@@ -26,7 +26,7 @@ UNWANTED := torchvision torchaudio torchcodec
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo demo-verl test test-full clean $(NEWEST) $(PAIRED) $(OLDEST)
+.PHONY: demo demo-verl test test-newest test-paired test-full clean $(NEWEST) $(PAIRED) $(OLDEST)
 # A stamp is the last thing a recipe writes: an interrupted set-up is taken up again.
 .PRECIOUS: %/.vllm %/.verl %/.ready
 
@@ -36,9 +36,18 @@ demo: $(NEWEST)
 demo-verl: $(PAIRED)
 	PYTHON=$(abspath $(PAIRED))/bin/python bash examples/verl_grpo_cpu.sh --quick .demo
 
+# Side by side: most of the time one of them waits for an engine to start.
 test: $(NEWEST) $(PAIRED)
+	$(MAKE) -j2 --output-sync=none test-newest test-paired
+
+test-newest: $(NEWEST)
 	$(NEWEST)/bin/pytest
-	$(PAIRED)/bin/pytest -m "(vllm or verl) and not full"
+
+# All that needs verl; of what needs vLLM alone the probe, the matrix and the doors, as this is another vLLM.
+test-paired: $(PAIRED)
+	$(PAIRED)/bin/pytest -m "verl and not full"
+	$(PAIRED)/bin/pytest -m "vllm and not full" tests/verify/test_fp8_probe.py \
+		tests/vllm/test_update_matrix.py tests/vllm/test_update_doors.py
 
 test-full: $(NEWEST) $(PAIRED) $(OLDEST)
 	$(NEWEST)/bin/pytest -m "full or not full"
