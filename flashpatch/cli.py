@@ -1,8 +1,9 @@
 """The command ``flashpatch``.
 
 A subcommand is a module with three names: ``HELP``, one line; ``arguments(parser)``, which adds what it
-takes; and ``run(args)``, which prints through `flashpatch.report` and returns the exit code. A new one is a
-line in ``COMMANDS``. All of them take ``--json``, and none imports a framework or torch.
+takes; and ``run(args)``, which prints through `flashpatch.report` and returns the exit code. All of them take
+``--json``, and none imports a framework or torch when it is imported. The built-in ones are those of
+`flashpatch.registry.BUILT_IN_COMMANDS`; families bring more, see `flashpatch.record.Family.commands`.
 
 Exit codes: 0 all well, 1 something that was asked for is not, 2 wrong usage.
 """
@@ -11,18 +12,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
+from types import ModuleType
 
-from flashpatch import __version__
+from flashpatch import __version__, registry
 from flashpatch.errors import PatchError
-
-COMMANDS = {
-    "list": "flashpatch.commands.list",
-    "show": "flashpatch.commands.show",
-    "env": "flashpatch.commands.env",
-    "status": "flashpatch.commands.status",
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,18 +27,57 @@ def main(argv: Sequence[str] | None = None) -> int:
         return args.run(args)
     except PatchError as error:
         print(error, file=sys.stderr)
-        return 1
+    except ModuleNotFoundError as error:
+        if (error.name or "flashpatch").partition(".")[0] == "flashpatch":
+            raise
+        problem = f"'flashpatch {args.command}' needs {error.name}, which is not installed."
+        print(PatchError(problem, advice=f"Install {error.name} into {sys.prefix}."), file=sys.stderr)
+    return 1
+
+
+def commands() -> Mapping[str, str]:
+    """Name of every subcommand to the module that holds it."""
+    built_in = {name: f"flashpatch.commands.{name}" for name in registry.BUILT_IN_COMMANDS}
+    return built_in | {name: module for f in registry.families().values() for name, module in f.commands.items()}
 
 
 def _parser() -> argparse.ArgumentParser:
     about = "What FlashPatch can do, would do, and did."
     parser = argparse.ArgumentParser(prog="flashpatch", description=about)
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name, module in COMMANDS.items():
-        command = import_module(module)
-        inner = commands.add_parser(name, help=command.HELP, description=command.HELP)
+    subcommands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
+    for name, where in commands().items():
+        module = _load(where)
+        inner = subcommands.add_parser(name, help=module.HELP, description=module.HELP)
         inner.add_argument("--json", action="store_true", help="print JSON")
-        inner.set_defaults(run=command.run, usage_error=inner.error)
-        command.arguments(inner)
+        inner.set_defaults(run=module.run, usage_error=inner.error)
+        module.arguments(inner)
     return parser
+
+
+def _load(where: str) -> ModuleType | _Broken:
+    """A command's module; a family's that cannot be imported must not take the other commands along."""
+    try:
+        return import_module(where)
+    except Exception as error:
+        if where.startswith("flashpatch.commands."):
+            raise
+        return _Broken(where, error)
+
+
+class _Broken:
+    """Stands for a command whose module cannot be imported: listed, and says why when it is run."""
+
+    def __init__(self, where: str, error: Exception) -> None:
+        self._where = where
+        self._error = error
+        self.HELP = f"not available: {type(error).__name__}: {error}".replace("%", "%%")
+
+    def arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("anything", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+    def run(self, args: argparse.Namespace) -> int:
+        raise PatchError(
+            f"the command cannot be loaded from {self._where}: {type(self._error).__name__}: {self._error}",
+            advice="Reinstall the package that brings it.",
+        ) from self._error

@@ -37,6 +37,8 @@ def _checked_one(family: Family, name: str, value: Any, source: str) -> Any:
         )
     if not _fits(option, value):
         wanted = f"one of {list(option.choices)}" if option.choices else f"of type {option.kind.__name__}"
+        if option.kind is list:
+            wanted += f" of {option.items.__name__}"
         raise PatchError(
             f"option {name!r} in {source} is {value!r}, not {wanted}.", patch=family.name, advice=option.help
         )
@@ -47,8 +49,8 @@ def _fits(option: Option, value: Any) -> bool:
     if value is None:
         return option.default is None
     if option.kind is list:
-        strings = isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value)
-        return strings and all(item in option.choices for item in value if option.choices)
+        held = isinstance(value, (list, tuple)) and all(isinstance(item, option.items) for item in value)
+        return held and all(item in option.choices for item in value if option.choices)
     if option.choices:
         return value in option.choices and isinstance(value, bool) == (option.kind is bool)
     if isinstance(value, bool):

@@ -128,13 +128,16 @@ class Option:
         default: value when nobody set it.
         help: one sentence.
         choices: allowed values, or empty for any value of the default's type.
-        kind: type the value must have (``str``, ``bool``, ``int``, ``float``, ``list``); a list holds strings.
+        kind: type the value must have (``str``, ``bool``, ``int``, ``float``, ``list``).
+        items: what a list holds: ``str``, or ``dict`` for tables, ``[[family.option]]`` in TOML, whose
+            content the family checks itself.
     """
 
     default: Any
     help: str
     choices: tuple[Any, ...] = ()
     kind: type = str
+    items: type = str
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,8 @@ class Family:
         refuses: targets, as ``"package.module:Qual.name"``, that raise `PatchError` when called while the
             members for that package are switched on but cannot be armed; such as the engine's constructor,
             when weights are at stake. Without any, strict mode makes the members' own targets raise.
+        commands: subcommands of ``flashpatch`` that the family brings: name to the module that holds one, as
+            `flashpatch.cli` describes it. Importing that module must import neither torch nor a framework.
     """
 
     name: str
@@ -162,6 +167,7 @@ class Family:
     too_late: Callable[[], str | None] | None = None
     probe: Callable[..., Any] | None = None
     refuses: tuple[str, ...] = ()
+    commands: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for patch in self.patches:

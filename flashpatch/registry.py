@@ -22,6 +22,7 @@ log = logging.getLogger("flashpatch")
 
 GROUP = "flashpatch.patches"
 BUILT_IN = "flashpatch.patches"
+BUILT_IN_COMMANDS = ("list", "show", "env", "status")
 
 
 def families() -> Mapping[str, Family]:
@@ -101,6 +102,10 @@ def _admit(candidate: Any, found: dict[str, Family]) -> None:
     for name in family_names(family):
         if name in taken:
             raise ValueError(f"name {name!r} is taken by family {taken[name]!r}")
+    commands = {name: other.name for other in found.values() for name in other.commands}
+    for name in family.commands:
+        if name in BUILT_IN_COMMANDS or name in commands:
+            raise ValueError(f"command {name!r} is taken by {commands.get(name, 'flashpatch itself')!r}")
     for patch in family.patches:
         if not patch.targets:
             raise ValueError(f"patch {patch.id!r} has no target")

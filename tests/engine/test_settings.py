@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from flashpatch import PatchError
 
 REFUSED = """
 import json, os, flashpatch
@@ -313,3 +314,16 @@ def test_log_level_touches_no_other_logger(toys):
         FLASHPATCH_LOG="info",
     )
     assert "toy.fakefw.plain installed on fakefw.core:plain (fakefw-cpu 1.2.0)" in done.stderr
+
+
+def test_a_list_holds_what_the_option_says():
+    from flashpatch import Family, Option
+    from flashpatch.options import checked
+
+    options = {"names": Option([], "Names.", kind=list), "tables": Option([], "Tables.", kind=list, items=dict)}
+    family = Family("toy", "a toy", (), options=options)
+    good = {"names": ["a"], "tables": [{"a": 1}]}
+    assert checked(family, good, "here") == good
+    for name, value, wanted in (("names", [{"a": 1}], "list of str"), ("tables", ["a"], "list of dict")):
+        with pytest.raises(PatchError, match=f"of type {wanted}"):
+            checked(family, {name: value}, "here")

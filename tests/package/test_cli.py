@@ -11,6 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from flashpatch import registry
 from flashpatch.record import Family, Patch
 
 TOY = """
@@ -26,12 +27,32 @@ def patch(what, **changes):
 
 fits = patch("toy.packaging.fits", contract=Contract(params=("version",)))
 FAMILY = Family("toy", "a toy", (fits,), names={"loud": {"volume": 11}},
-                options={"volume": Option(5, "how loud", kind=int), "pitch": Option("low", "how high")})
+                options={"volume": Option(5, "how loud", kind=int), "pitch": Option("low", "how high")},
+                commands={"play": "toy_play", "jam": "toy_jam", "lost": "toy_lost"})
 DRIFTED = Family("drifted", "one of two drifted",
                  (patch("drifted.packaging.well"),
                   patch("drifted.packaging.ill", contract=Contract(params=("nonsense",)))))
 """
 ENTRY_POINTS = "[flashpatch.patches]\ntoy = toy:FAMILY\ndrifted = toy:DRIFTED\n"
+PLAY = """
+HELP = "plays a tune, 100% of it"
+
+def arguments(parser):
+    parser.add_argument("tune")
+
+def run(args):
+    print(f"playing {args.tune}, json={args.json}")
+    return 3
+"""
+JAM = """
+HELP = "needs what is not there"
+
+def arguments(parser):
+    pass
+
+def run(args):
+    import no_such_band.drums
+"""
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +65,9 @@ def toys(new_environment, wheel: Path):
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(ENTRY_POINTS)
     (environment.site / "toy.py").write_text(TOY)
+    (environment.site / "toy_play.py").write_text(PLAY.replace("100%", "100%%"))
+    (environment.site / "toy_jam.py").write_text(JAM)
+    (environment.site / "toy_lost.py").write_text("raise RuntimeError('100% broken')")
     return environment
 
 
@@ -102,6 +126,36 @@ class TestShow:
         done = toys.run("flashpatch", "show", "toy.packaging.fit")
         assert (done.returncode, done.stdout) == (2, "")
         assert "'toy.packaging.fits'" in done.stderr
+
+
+class TestCommandsOfFamilies:
+    def test_one_runs_with_its_arguments_and_exit_code(self, toys) -> None:
+        done = toys.run("flashpatch", "play", "reveille", "--json")
+        assert (done.returncode, done.stdout.splitlines()[-1]) == (3, "playing reveille, json=True")
+
+    def test_all_are_listed_the_broken_one_with_its_reason(self, toys) -> None:
+        done = toys.run("flashpatch", "--help", COLUMNS="200")
+        assert done.returncode == 0
+        assert "plays a tune, 100% of it" in done.stdout
+        assert "not available: RuntimeError: 100% broken" in done.stdout
+
+    def test_a_module_that_is_missing_is_named(self, toys) -> None:
+        done = toys.run("flashpatch", "jam")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "'flashpatch jam' needs no_such_band, which is not installed." in done.stderr
+        assert "Traceback" not in done.stderr
+
+    def test_a_broken_one_says_why(self, toys) -> None:
+        done = toys.run("flashpatch", "lost", "anything", "--more")
+        assert done.returncode == 1
+        assert "cannot be loaded from toy_lost: RuntimeError: 100% broken" in done.stderr
+
+    @pytest.mark.parametrize(("name", "owner"), [("list", "flashpatch itself"), ("play", "toy")])
+    def test_a_family_cannot_take_a_command_that_exists(self, name: str, owner: str) -> None:
+        toy = Family("toy", "a toy", (), commands={"play": "toy_play"})
+        late = Family("late", "a late one", (), commands={name: "late_play"})
+        with pytest.raises(ValueError, match=f"command '{name}' is taken by '{owner}'"):
+            registry._admit(late, {"toy": toy})
 
 
 class TestEnv:
