@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from flashpatch.patches.fp8 import birth, doors, gate, quantization, refusal, spawn, worker
+from flashpatch.patches.fp8 import birth, doors, fleet, gate, quantization, refusal, spawn, worker
 from flashpatch.patches.fp8.verl import PATCHES as VERL
 from flashpatch.proof import Proof
 from flashpatch.record import Family, Option
@@ -53,9 +53,10 @@ FAMILY = Family(
         spawn.WORKERS,
         *VERL,
     ),
-    names={"fp8": {"precision": "fp8"}, "bf16": {"precision": "bf16"}},
+    names={precision: {"precision": precision} for precision in fleet.SCHEMES},
     options={
-        "precision": Option("fp8", "what engines without an explicit quantization run in", ("fp8", "bf16")),
+        "precision": Option("fp8", "what engines without an explicit quantization run in", tuple(fleet.SCHEMES)),
+        "fleet": Option([], "tables with a precision each, for the replicas in turn", kind=list, items=dict),
         "scheme": Option("", "vLLM's name of the quantization; empty: what the platform can run"),
         "exclude": Option([], "models (path patterns) that keep their own precision", kind=list),
         "atomic": Option(
@@ -75,5 +76,9 @@ FAMILY = Family(
     },
     too_late=_too_late,
     probe=_probe,
+    commands={
+        "profile": "flashpatch.patches.fp8.profile.command",
+        "advise": "flashpatch.patches.fp8.advise.command",
+    },
     refuses=("vllm.engine.arg_utils:EngineArgs.create_engine_config", "vllm.v1.engine.core:EngineCore.__init__"),
 )

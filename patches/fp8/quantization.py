@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashpatch import engine, ledger
 from flashpatch.errors import PatchError
+from flashpatch.patches.fp8 import flashrl, fleet
 from flashpatch.record import Contract, Patch
 
 if TYPE_CHECKING:
@@ -16,11 +17,11 @@ if TYPE_CHECKING:
 def on_engine_config(original, self, *args: Any, **kwargs: Any):
     """Around ``EngineArgs.create_engine_config``: choose the scheme before anything is built."""
     engine.require("fp8")
+    flashrl.check_not_active()
     ledger.role("driver")
     options = engine.options("fp8")
-    if options["precision"] != "bf16" and self.quantization is None and not _excluded(self.model, options):
-        if not _has_own_quantization(self):
-            self.quantization = options["scheme"] or _default_scheme()
+    if not _excluded(self.model, options):
+        _choose(self, options)
     config = original(self, *args, **kwargs)
     ledger.note(quantization=config.model_config.quantization)
     return config
@@ -44,6 +45,41 @@ def check_quantized(model: torch.nn.Module, model_config: Any) -> None:
             patch=PATCH.id,
             advice="Choose another scheme, for example fp8_per_channel.",
         )
+
+
+def _choose(args: Any, options: Any) -> None:
+    """Set the quantization of this engine where nobody has; in a mixed fleet, that of its replica.
+
+    Raises:
+        PatchError: the fleet cannot be read or applied, or this engine is already set to something else.
+    """
+    entries = flashrl.entries(options["precision"], options["scheme"], options["fleet"])
+    if len(entries) == 1:
+        [entry] = entries
+        if entry.quantization != "" and args.quantization is None and not _has_own_quantization(args):
+            args.quantization = entry.quantization or _default_scheme()
+        ledger.note(precision=entry.precision)
+        return
+    place = fleet.place(args)
+    entry = fleet.assigned(entries, place.rank)
+    wanted = (_default_scheme() if entry.quantization is None else entry.quantization) or None
+    asked = "the checkpoint's own" if _has_own_quantization(args) else args.quantization
+    if asked not in (None, wanted):
+        raise PatchError(
+            f"replica {place.rank} of the fleet is to run in {entry.precision}, and its quantization is {asked}.",
+            patch=PATCH.id,
+            advice="Leave quantization to the fleet, start from the bf16 model, or exclude this model.",
+        )
+    args.quantization = wanted
+    ledger.note(
+        precision=entry.precision,
+        fleet={
+            "replica": place.rank,
+            "known_by": place.source,
+            "entry": place.rank % len(entries),
+            "entries": [other.precision for other in entries],
+        },
+    )
 
 
 def _default_scheme() -> str:

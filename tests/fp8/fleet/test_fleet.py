@@ -1,0 +1,251 @@
+"""Mixed fleets: what an entry may say, which replica gets which, and how a replica knows its number."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from flashpatch import PatchError
+from flashpatch.patches.fp8 import fleet
+from flashpatch.patches.fp8.fleet import Entry
+from hypothesis import given
+from hypothesis import strategies as st
+
+TABLES = [{"precision": "bf16"}, {"precision": "fp8"}, {"precision": "fp8", "scheme": "fp8_per_block"}]
+
+
+def refused(call, *args) -> str:
+    with pytest.raises(PatchError) as caught:
+        call(*args)
+    return str(caught.value)
+
+
+class TestParse:
+    def test_entries(self) -> None:
+        entries = fleet.parse(TABLES, "here")
+        assert entries == (Entry("bf16"), Entry("fp8"), Entry("fp8", "fp8_per_block"))
+        assert [entry.quantization for entry in entries] == ["", None, "fp8_per_block"]
+
+    @pytest.mark.parametrize(
+        ("table", "said"),
+        [
+            ({}, "precision in entry 0 of here is 'missing'"),
+            ({"precision": "fp9"}, "Choose from bf16, fp8"),
+            ({"precision": "fp8", "shceme": "x"}, "unknown key 'shceme' in entry 0 of here"),
+            ({"precision": 8}, "Give a string"),
+            ({"precision": "fp8", "scheme": "../x"}, "scheme"),
+            ({"precision": "fp8", "scheme": "a" * 65}, "scheme"),
+            ({"precision": "bf16", "scheme": "fp8"}, "not for bf16"),
+        ],
+    )
+    def test_refusals(self, table, said: str) -> None:
+        assert said in refused(fleet.parse, [table], "here")
+
+    def test_too_many(self) -> None:
+        assert "at most" in refused(fleet.parse, [{"precision": "fp8"}] * 1025, "here")
+
+
+@given(st.integers(1, 20), st.integers(0, 1000))
+def test_entries_take_turns(count: int, rank: int) -> None:
+    entries = tuple(Entry("fp8", f"scheme{n}") for n in range(count))
+    ranks = range(rank, rank + count)
+    assert {fleet.assigned(entries, r) for r in ranks} == set(entries), "any run of replicas has every entry once"
+    assert fleet.assigned(entries, rank) is fleet.assigned(entries, rank + count)
+
+
+class TestPlace:
+    @staticmethod
+    def args(**given):
+        defaults = dict(distributed_executor_backend=None, tensor_parallel_size=1, pipeline_parallel_size=1,
+                        data_parallel_rank=None, data_parallel_size=1)  # fmt: skip
+        return SimpleNamespace(**{**defaults, **given})
+
+    @pytest.mark.parametrize(
+        ("given", "environ", "rank"),
+        [
+            ({}, {}, 0),
+            ({}, {"VERL_REPLICA_RANK": "3"}, 3),
+            ({"data_parallel_size": 4}, {"VERL_REPLICA_RANK": "3"}, 3),
+            ({"data_parallel_rank": 2, "data_parallel_size": 4}, {}, 2),
+            ({"distributed_executor_backend": "external_launcher"}, {"RANK": "5"}, 5),
+            ({"distributed_executor_backend": "external_launcher", "tensor_parallel_size": 2}, {"RANK": "5"}, 2),
+            ({"distributed_executor_backend": "external_launcher", "tensor_parallel_size": 2,
+              "pipeline_parallel_size": 2}, {"RANK": "7"}, 1),
+            ({}, {"RANK": "5"}, 0),
+        ],
+    )  # fmt: skip
+    def test_rank(self, given, environ, rank: int) -> None:
+        assert fleet.place(self.args(**given), environ).rank == rank
+
+    def test_all_tensor_parallel_ranks_of_a_replica_agree(self) -> None:
+        args = self.args(distributed_executor_backend="external_launcher", tensor_parallel_size=4)
+        found = [fleet.place(args, {"RANK": str(rank)}).rank for rank in range(12)]
+        assert found == [0] * 4 + [1] * 4 + [2] * 4
+
+    @pytest.mark.parametrize(
+        ("given", "environ", "said"),
+        [
+            ({"data_parallel_size": 2}, {}, "2 data-parallel ranks"),
+            ({}, {"VERL_REPLICA_RANK": "-1"}, "VERL_REPLICA_RANK is '-1'"),
+            ({}, {"VERL_REPLICA_RANK": "٣"}, "unknown which replica"),
+            ({"distributed_executor_backend": "external_launcher"}, {}, "RANK is ''"),
+        ],
+    )
+    def test_refusals(self, given, environ, said: str) -> None:
+        assert said in refused(fleet.place, self.args(**given), environ)
+
+    def test_vllms_own_arguments_have_these_fields(self) -> None:
+        pytest.importorskip("vllm")
+        from dataclasses import fields
+
+        from vllm.engine.arg_utils import EngineArgs
+
+        assert {field.name for field in fields(EngineArgs)} >= set(vars(self.args())) | {"quantization", "model"}
+
+
+class TestYaml:
+    """FlashRL's file, as ``flashrl setup`` writes it."""
+
+    @staticmethod
+    def write(path: Path, *configs: dict) -> Path:
+        import yaml
+
+        path.write_text(yaml.dump({"configs": list(configs)}))
+        return path
+
+    def test_entries(self, tmp_path: Path) -> None:
+        path = self.write(
+            tmp_path / "c.yaml",
+            {"fn": "bf16", "load_format": "dummy", "distributed_executor_backend": "external_launcher"},
+            {"fn": "fp8_vllm", "load_format": "auto", "module_attribute_to_preserve": ["workspace"],
+             "quantization": "fp8"},
+            {"fn": "fp8_channel", "model": "org/template", "profile": "/somewhere/profile.pt"},
+        )  # fmt: skip
+        assert fleet.from_flashrl(path) == (Entry("bf16"), Entry("fp8"), Entry("fp8_channel"))
+
+    @pytest.mark.parametrize(
+        ("config", "said"),
+        [
+            ({"fn": "int8"}, "'int8' cannot be had"),
+            ({}, "'int8' cannot be had"),
+            ({"fn": "int8_prune"}, "Use fp8"),
+            ({"fn": "fp4"}, "no precision of FlashRL"),
+            ({"fn": ["fp8"]}, "no precision of FlashRL"),
+            ({"fn": "bf16", "model": "x"}, "'model' has no counterpart"),
+            ({"fn": "fp8", "gpu_memory_utilization": 0.5}, "'gpu_memory_utilization' has no counterpart"),
+            ({"fn": "bf16", "quantization": "fp8"}, "quantization 'fp8' with fn 'bf16'"),
+        ],
+    )
+    def test_refused_by_name(self, config, said: str, tmp_path: Path) -> None:
+        path = self.write(tmp_path / "c.yaml", {"fn": "fp8"}, config)
+        message = refused(fleet.from_flashrl, path)
+        assert said in message and "entry 1" in message
+
+    @pytest.mark.parametrize(
+        ("data", "said"),
+        [
+            (b"configs: !!python/object/apply:os.system ['touch HERE/pwned']\n", "not plain YAML"),
+            (b"a: &a [1]\nconfigs: [*a, *a]\n", "anchors"),
+            (b"configs: []\n", "no list 'configs'"),
+            (b"- fp8\n", "no list 'configs'"),
+            (b"configs: [fp8]\n", "no list 'configs'"),
+            (b"\xff\xfe\x00c", "not UTF-8"),
+            (b"", "is empty"),
+            (b"configs: [" * 5000, "not plain YAML"),
+            (b"configs:\n\t- x: [", "not plain YAML"),
+        ],
+        ids=["code", "anchors", "none", "list", "strings", "bytes", "empty", "deep", "tab"],
+    )
+    def test_hostile_files(self, data: bytes, said: str, tmp_path: Path) -> None:
+        path = tmp_path / "c.yaml"
+        path.write_bytes(data.replace(b"HERE", str(tmp_path).encode()))
+        assert said in refused(fleet.from_flashrl, path)
+        assert list(tmp_path.iterdir()) == [path]
+
+    def test_a_gigabyte_is_not_read(self, tmp_path: Path) -> None:
+        path = tmp_path / "c.yaml"
+        with path.open("wb") as file:
+            os.truncate(file.fileno(), 1 << 30)
+        assert "1024 MiB, more than the 1 MiB" in refused(fleet.from_flashrl, path)
+
+
+CONFIGURE = """
+import json, os, sys
+sys.path.insert(0, {lab!r})
+import flashpatch
+flashpatch.enable("fp8")
+from vllm.engine.arg_utils import EngineArgs
+from flashpatch import PatchError
+args = EngineArgs(model={model!r}, dtype="bfloat16", max_model_len=64, **json.loads(os.environ["ARGS"]))
+try:
+    config = args.create_engine_config()
+    args.create_engine_config()  # a second one of the same arguments is no contradiction
+except PatchError as error:
+    print(json.dumps(str(error)))
+else:
+    print(json.dumps(config.model_config.quantization))
+from flashpatch import ledger
+"""
+
+
+@pytest.fixture(scope="module")
+def configured(tmp_path_factory):
+    """The quantization that an engine's configuration gets, and the notes its process leaves in the ledger."""
+    pytest.importorskip("vllm")
+    from flashpatch.patches.fp8 import tiny
+
+    model = tiny.write(tmp_path_factory.mktemp("model") / "m", 0)
+
+    def run(cwd: Path, **environ: str):
+        from flashpatch import ledger_read
+
+        ledger = cwd / "ledger"
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("FLASHPATCH", "FLASHRL"))}
+        environ = {"ARGS": "{}", "FLASHPATCH_LEDGER": str(ledger), **tiny.ENVIRONMENT, **environ}
+        done = subprocess.run(
+            [sys.executable, "-c", CONFIGURE.format(model=str(model), lab="")], cwd=cwd, env={**kept, **environ},
+            capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+        notes = [json.loads(p.read_text()).get("notes", {}) for p in ledger.rglob("*.json")]
+        return json.loads(done.stdout.splitlines()[-1]), next((n for n in notes if n), {}), ledger_read
+
+    return run
+
+
+FLEET = "".join(f'[[fp8.fleet]]\nprecision = "{p}"\n' for p in ("bf16", "fp8_channel", "fp8_tensor"))
+
+
+@pytest.mark.vllm
+class TestEngines:
+    @pytest.mark.parametrize(
+        ("rank", "quantization", "precision"),
+        [("0", None, "bf16"), ("1", "fp8_per_channel", "fp8_channel"), ("5", "fp8_per_tensor", "fp8_tensor")],
+    )
+    def test_a_replica_gets_its_entry_and_the_ledger_says_so(
+        self, rank: str, quantization, precision: str, configured, tmp_path: Path
+    ) -> None:
+        (tmp_path / "flashpatch.toml").write_text(FLEET)
+        found, notes, _ = configured(tmp_path, VERL_REPLICA_RANK=rank)
+        assert found == quantization
+        assert notes["precision"] == precision
+        assert notes["fleet"]["replica"] == int(rank) and notes["fleet"]["known_by"] == "VERL_REPLICA_RANK"
+        assert notes["fleet"]["entries"] == ["bf16", "fp8_channel", "fp8_tensor"]
+
+    def test_a_caller_who_wants_something_else_is_told(self, configured, tmp_path: Path) -> None:
+        (tmp_path / "flashpatch.toml").write_text(FLEET)
+        args = json.dumps({"quantization": "fp8_per_tensor"})
+        found, _, _ = configured(tmp_path, VERL_REPLICA_RANK="1", ARGS=args)
+        assert "replica 1 of the fleet is to run in fp8_channel" in found
+
+    def test_flashrls_file_is_a_fleet(self, configured, tmp_path: Path) -> None:
+        path = TestYaml.write(tmp_path / "c.yaml", {"fn": "bf16"}, {"fn": "fp8_channel", "model": "a/b"})
+        found, notes, _ = configured(tmp_path, VERL_REPLICA_RANK="3", FLASHRL_CONFIG=str(path))
+        assert (found, notes["precision"]) == ("fp8_per_channel", "fp8_channel")
+        found, _, _ = configured(tmp_path, VERL_REPLICA_RANK="2", FLASHRL_CONFIG=str(path))
+        assert found is None
