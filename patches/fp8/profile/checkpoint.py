@@ -36,7 +36,7 @@ class Checkpoint:
     """
 
     def __init__(self, where: str) -> None:
-        self.path = _directory(where)
+        self.path = directory(where)
         self.config = untrusted.json_object(self.path / "config.json")
         self._files: dict[str, Path] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
@@ -104,7 +104,12 @@ class Checkpoint:
             self._files[name] = file
 
 
-def _directory(where: str) -> Path:
+def directory(where: str) -> Path:
+    """The directory of a checkpoint, given itself or as the id of a repository in the local Hugging Face cache.
+
+    Raises:
+        PatchError: there is none.
+    """
     path = Path(where).expanduser()
     if path.is_dir():
         return path

@@ -41,10 +41,15 @@ class _Findings:
     granularity: str = "tensor"
     exchanges: list[Exchange] = field(default_factory=list)
     smooth: dict[str, torch.Tensor] = field(default_factory=dict)
+    certainty: dict[str, torch.Tensor] = field(default_factory=dict)
     scales: dict[str, torch.Tensor] = field(default_factory=dict)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
+
+    def so_far(self) -> Profile:
+        """A profile that smooths with what is known, and rounds nothing."""
+        return Profile("int8", "channel", "pair", "", {}, tuple(self.exchanges), self.smooth, frozenset())
 
 
 def compare(model: Checkpoint, other: Checkpoint) -> tuple[Profile, list[Row]]:
@@ -75,7 +80,10 @@ def compare(model: Checkpoint, other: Checkpoint) -> tuple[Profile, list[Row]]:
         for prefix, exchanges in blocks.items():
             for exchange in _consumers_first(exchanges):
                 _find(model, other, exchange, found)
-            part = Profile("int8", "channel", "pair", "", {}, tuple(found.exchanges), found.smooth, frozenset())
+            for exchange in exchanges:
+                if exchange.producer in found.smooth and exchange.offset is None:
+                    _refine(model, other, exchange, found)
+            part = found.so_far()
             for name in sorted(inside[prefix]):
                 _check(model, other, name, prefix[:-1], part, found)
             step()
@@ -176,10 +184,28 @@ def _find(model: Checkpoint, other: Checkpoint, exchange: Exchange, found: _Find
         return
     found.exchanges.append(exchange)
     found.smooth[exchange.producer] = scale.float()
+    found.certainty[exchange.producer] = below * scale**2
     for module in (exchange.producer, *exchange.consumers):
         for name in (f"{module}.weight", f"{module}.bias"):
             if name in model:
                 found.shapes[name] = model.shapes[name]
+
+
+def _refine(model: Checkpoint, other: Checkpoint, exchange: Exchange, found: _Findings) -> None:
+    """Add what the rows of a linear producer say of its scale, each side weighed by how sure it is.
+
+    The variance of a relative scale is that of rounding, 1/12, over the sum of squares in units of rounding.
+    """
+    inward, _, _ = found.so_far().scales(f"{exchange.producer}.weight")
+    scale, before = found.smooth[exchange.producer].double(), found.certainty[exchange.producer]
+    for old, new, (unit, rows) in _row_chunks(model, other, exchange.producer):
+        old = old / unit if inward is None else old * inward.double() / unit
+        below, above = (old * old).sum(1), (old * new / unit).sum(1)
+        mine = below / above
+        sure = torch.where(torch.isfinite(mine) & (mine > 0), below / mine**2, 0.0)
+        scale[rows] = (scale[rows] * before[rows] + mine.nan_to_num(1, 1, 1) * sure) / (before[rows] + sure)
+    odd = ~(torch.isfinite(scale) & (scale > 1e-8))
+    found.smooth[exchange.producer] = torch.where(odd, 1.0, scale).float()
 
 
 def _shown_by_norm(model: Checkpoint, other: Checkpoint, exchange: Exchange) -> torch.Tensor | None:

@@ -27,6 +27,7 @@ BUILT_IN = (
     "<answer>42</answer>\nThe probability of drawing two aces without replacement is 4/52 * 3/51 = 1/221.",
 )
 _SAMPLES = 64  # tokens per exchange kept to judge the result by
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _TEXT_LIMIT = 64 * untrusted.MIB
 
 
@@ -51,12 +52,17 @@ def tokens(path: Path, prompts: Sequence[str], length: int) -> list[list[int]]:
     """
     from transformers import AutoTokenizer
 
+    if not any((path / name).is_file() for name in _TOKENIZERS):  # transformers would make an empty one up
+        raise refuse(path, "holds no tokenizer", "Add it, or calibrate with --random N.")
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # tokenizers raise all sorts
         raise refuse(path, f"holds no tokenizer that can be used ({type(error).__name__})",
                      "Add the tokenizer, or calibrate with --random N.") from error  # fmt: skip
-    return [tokenizer(prompt, truncation=True, max_length=length)["input_ids"] for prompt in prompts]
+    found = [tokenizer(prompt, truncation=True, max_length=length)["input_ids"] for prompt in prompts]
+    if not all(found):
+        raise refuse(path, "has a tokenizer that makes nothing of a prompt", "Calibrate with --random N.")
+    return found
 
 
 def random_tokens(vocabulary: int, count: int, length: int) -> list[list[int]]:
@@ -147,8 +153,8 @@ def _scale(exchange: Exchange, seen: _Seen, modules: dict, alpha: float) -> torc
     """float32 [producer channels]."""
     weights = [modules[name].weight.detach().float().abs().amax(0) for name in exchange.consumers]
     act = seen.amax
-    if act is None or not bool(torch.isfinite(act).all()):
-        raise PatchError(f"{exchange.consumers[0]} saw no values, or some that are not finite.", patch=PATCH,
+    if act is None or not all(bool(torch.isfinite(values).all()) for values in (act, *weights)):
+        raise PatchError(f"{', '.join(exchange.consumers)}: no values, or some that are not finite.", patch=PATCH,
                          advice="Check the model and the prompts.")  # fmt: skip
     index = exchange.index.get(exchange.consumers[0])
     if index is not None:  # several input channels share one producer channel, and one scale

@@ -102,12 +102,13 @@ def safetensors_header(path: Path, limit: int) -> dict[str, Any]:
     """
     total = size(path, limit)
     with open(path, "rb") as file:
-        start = file.read(8)
-        if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":
-            raise refuse(path, "is a pickle, not safetensors; it was not opened", "FlashRL's profile: --flashrl FILE")
-        length = int.from_bytes(start, "little")
-        if len(start) < 8 or length < 2 or length > min(HEADER_LIMIT, total - 8):
+        start = file.read(9)
+        length = int.from_bytes(start[:8], "little")
+        if len(start) < 9 or length < 2 or length > min(HEADER_LIMIT, total - 8):
+            if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":
+                raise refuse(path, "is a pickle, not safetensors; it was not opened", "FlashRL's profile: --flashrl FILE")
             raise refuse(path, "is not a safetensors file (its header cannot be that long)")
+        file.seek(8)
         try:
             header = file.read(length).decode("utf-8")
         except UnicodeDecodeError as error:

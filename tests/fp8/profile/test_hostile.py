@@ -106,7 +106,7 @@ class TestProfile:
             (lambda t, m: m.update(exchanges='[["m.norm", 1.0, []]]'), "has an exchange"),
             (lambda t, m: m.update(exchanges='[["m/../x", 1.0, ["m.a"]]]'), "names a tensor 'm/../x'"),
             (lambda t, m: m.update(exchanges='[["m.norm", 1.0, ["m.a", "m.a", "m.b"]]]'), "exchange twice"),
-            (lambda t, m: m.update(quantized='["m.zzz.weight"]'), "m.zzz.weight"),
+            (lambda t, m: m.update(quantized='["m.a.weight", "m.z.weight"]'), "shape for m.z.weight"),
         ],
     )
     def test_damaged(self, good: Path, change, said: str) -> None:

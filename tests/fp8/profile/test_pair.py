@@ -31,7 +31,7 @@ def test_every_scale_is_found_and_turns_one_into_the_other(family: str, pairs, t
     assert set(profile.smooth) == set(scales)
     for producer, scale in scales.items():
         off = numpy.abs(profile.smooth[producer].double().numpy() / scale - 1)
-        assert off.mean() < 0.004 and off.max() < 0.03, producer  # 64 rounded rows a channel say no more
+        assert off.mean() < 0.003 and off.max() < 0.015, producer  # 64 rounded rows a channel say no more
     store.save(profile, tmp_path / "p.safetensors")
     loaded = store.load(tmp_path / "p.safetensors")
     wanted = profile_lab.tensors(other)
@@ -113,8 +113,7 @@ class TestRefusals:
         _, other = twins
         stranger = profile_lab.build(tmp_path / "stranger", "qwen2", seed=5)
         message = refused(stranger, other)
-        assert "is not" in message and "and 2" in message, "more than twenty tensors differ"
-        assert "model.embed_tokens.weight" in message or "model.layers.0.self_attn.q_proj.weight" in message
+        assert "is not" in message and "and 31 more" in message
 
     def test_one_layer_of_another_model_is_named(self, twins) -> None:
         model, other = twins
