@@ -38,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def commands() -> Mapping[str, str]:
     """Name of every subcommand to the module that holds it."""
     built_in = {name: f"flashpatch.commands.{name}" for name in registry.BUILT_IN_COMMANDS}
-    return built_in | {name: module for f in registry.families().values() for name, module in f.commands.items()}
+    return built_in | {
+        name: module for f in registry.families().values() for name, module in f.commands.items()
+    }
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,4 +1,5 @@
-"""Coming from FlashRL: its environment variables, each mapped or refused by name, and FlashRL itself beside us."""
+"""Coming from FlashRL: its environment variables, each mapped or refused by name, and FlashRL itself beside
+us."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ DISTRIBUTION = "flash-llm-rl"
 
 _OFF = ("", "0")
 
-#: What each of FlashRL's other variables is called here, or why there is none. FLASHRL_CONFIG is read by `wanted`.
+#: What each of FlashRL's other variables is called here, or why there is none. FLASHRL_CONFIG is read by
+#: `wanted`.
 _WAYS: Mapping[str, tuple[bool, str]] = {
     "FLASHRL_LOGGING_LEVEL": (True, "FLASHPATCH_LOG sets the level of our logger; the root logger is left alone"),
     "FLASHRL_LOGGING_FILE": (True, "each process reports to the ledger, see 'flashpatch status'; for a log file give "
@@ -67,8 +69,8 @@ def wanted(environ: Mapping[str, str] | None = None) -> tuple[Entry, ...]:
     """The fleet that ``FLASHRL_CONFIG`` asks for, of one entry if it names a precision; empty if it is unset.
 
     Raises:
-        PatchError: it names a precision that has no counterpart here, a file that cannot be used, or something to
-            be downloaded.
+        PatchError: it names a precision that has no counterpart here, a file that cannot be used, or
+            something to be downloaded.
     """
     environ = os.environ if environ is None else environ
     value = environ.get("FLASHRL_CONFIG", "").strip()
@@ -157,9 +159,13 @@ def _config_way(value: str) -> Way:
     try:
         found = wanted({"FLASHRL_CONFIG": value})
     except PatchError as error:
-        return Way("FLASHRL_CONFIG", value, False, f"{error.problem} {error.advice or ''}".strip().rstrip("."))
+        return Way(
+            "FLASHRL_CONFIG", value, False, f"{error.problem} {error.advice or ''}".strip().rstrip(".")
+        )
     if not found:
         return Way("FLASHRL_CONFIG", value, True, "empty: nothing is asked for")
     if len(found) == 1:
         return Way("FLASHRL_CONFIG", value, True, f"as precision {found[0].precision}")
-    return Way("FLASHRL_CONFIG", value, True, f"as a fleet of {', '.join(entry.precision for entry in found)}")
+    return Way(
+        "FLASHRL_CONFIG", value, True, f"as a fleet of {', '.join(entry.precision for entry in found)}"
+    )

@@ -1,7 +1,8 @@
 """Mixed fleets: several precisions, assigned to the replicas of a rollout in turn.
 
-A fleet is a list of entries; the replica of rank r runs in entry r modulo their number, all its tensor-parallel
-ranks alike. Entries come from ``[[fp8.fleet]]`` tables in flashpatch.toml, or from FlashRL's YAML.
+A fleet is a list of entries; the replica of rank r runs in entry r modulo their number, all its
+tensor-parallel ranks alike. Entries come from ``[[fp8.fleet]]`` tables in flashpatch.toml, or from FlashRL's
+YAML.
 """
 
 from __future__ import annotations
@@ -83,7 +84,9 @@ def parse(tables: Iterable[Mapping[str, Any]], source: str) -> tuple[Entry, ...]
         where = f"entry {number} of {source}"
         for key, value in table.items():
             if key not in ("precision", "scheme"):
-                raise _refuse(f"unknown key {str(key)[:40]!r} in {where}.", nearest(str(key), ("precision", "scheme")))
+                raise _refuse(
+                    f"unknown key {str(key)[:40]!r} in {where}.", nearest(str(key), ("precision", "scheme"))
+                )
             if not isinstance(value, str):
                 raise _refuse(f"{key!r} in {where} is {str(value)[:40]!r}.", "Give a string.")
         if table.get("precision") not in SCHEMES:
@@ -91,7 +94,10 @@ def parse(tables: Iterable[Mapping[str, Any]], source: str) -> tuple[Entry, ...]
             raise _refuse(f"the precision in {where} is {said[:40]!r}.", f"Choose from {', '.join(SCHEMES)}.")
         scheme = table.get("scheme", "")
         if scheme and (not _SCHEME.match(scheme) or table["precision"] == "bf16"):
-            raise _refuse(f"the scheme in {where} is {scheme[:40]!r}.", "Give vLLM's name of a quantization, not for bf16.")
+            raise _refuse(
+                f"the scheme in {where} is {scheme[:40]!r}.",
+                "Give vLLM's name of a quantization, not for bf16.",
+            )
         entries.append(Entry(table["precision"], scheme))
     if len(entries) > _ENTRIES:
         raise _refuse(f"{source} has {len(entries)} entries.", f"Give at most {_ENTRIES}.")
@@ -99,10 +105,12 @@ def parse(tables: Iterable[Mapping[str, Any]], source: str) -> tuple[Entry, ...]
 
 
 def from_flashrl(path: Path) -> tuple[Entry, ...]:
-    """The entries of a FlashRL YAML file (``configs:``, a list with one mapping per data-parallel rank in turn).
+    """The entries of a FlashRL YAML file (``configs:``, a list with one mapping per data-parallel rank in
+    turn).
 
-    The file is read as plain data. Of each mapping, ``fn`` decides the precision; keys that steer FlashRL's own
-    machinery (how to load, what to preserve, the template and profile of fp8) have no meaning here and are allowed.
+    The file is read as plain data. Of each mapping, ``fn`` decides the precision; keys that steer FlashRL's
+    own machinery (how to load, what to preserve, the template and profile of fp8) have no meaning here and
+    are allowed.
 
     Raises:
         PatchError: not readable, not such a file, or an entry that has no counterpart here, by name.
@@ -110,7 +118,9 @@ def from_flashrl(path: Path) -> tuple[Entry, ...]:
     data = _yaml(path)
     configs = data.get("configs") if isinstance(data, dict) else None
     if not isinstance(configs, list) or not configs or not all(isinstance(c, dict) for c in configs):
-        raise _refuse(f"{path} has no list 'configs' of mappings.", "Give the file that 'flashrl setup' wrote.")
+        raise _refuse(
+            f"{path} has no list 'configs' of mappings.", "Give the file that 'flashrl setup' wrote."
+        )
     if len(configs) > _ENTRIES:
         raise _refuse(f"{path} has {len(configs)} entries.", f"Give at most {_ENTRIES}.")
     return tuple(_flashrl_entry(config, f"entry {number} of {path}") for number, config in enumerate(configs))
@@ -121,7 +131,10 @@ def flashrl_precision(name: Any, where: str) -> str:
     if isinstance(name, str) and name in FLASHRL_REFUSED:
         raise _refuse(f"{where}: FlashRL's {name!r} cannot be had by this name.", FLASHRL_REFUSED[name])
     if not isinstance(name, str) or name not in FLASHRL_NAMES:
-        raise _refuse(f"{where}: {str(name)[:40]!r} is no precision of FlashRL.", f"Choose from {', '.join(FLASHRL_NAMES)}.")
+        raise _refuse(
+            f"{where}: {str(name)[:40]!r} is no precision of FlashRL.",
+            f"Choose from {', '.join(FLASHRL_NAMES)}.",
+        )
     return FLASHRL_NAMES[name]
 
 
@@ -142,7 +155,9 @@ def _flashrl_entry(config: Mapping[Any, Any], where: str) -> Entry:
                       "Remove it, or set it in the training script (rollout.engine_kwargs.vllm).")  # fmt: skip
     scheme = config.get("quantization")
     if scheme not in (None, "fp8") or (precision == "bf16" and scheme):
-        raise _refuse(f"{where}: quantization {str(scheme)[:40]!r} with fn {config.get('fn')!r}.", "Remove it.")
+        raise _refuse(
+            f"{where}: quantization {str(scheme)[:40]!r} with fn {config.get('fn')!r}.", "Remove it."
+        )
     return Entry(precision)
 
 
@@ -155,7 +170,9 @@ def _yaml(path: Path) -> Any:
     from flashpatch.patches.fp8.profile import untrusted
 
     written = untrusted.text(path, _YAML_LIMIT)
-    if re.search(r"(^|[\s\[{,:-])[&*][^\s&*]", written):  # anchors make small files large, and FlashRL writes none
+    if re.search(
+        r"(^|[\s\[{,:-])[&*][^\s&*]", written
+    ):  # anchors make small files large, and FlashRL writes none
         raise _refuse(f"{path} uses YAML anchors.", "Write the entries out.")
     try:
         return yaml.safe_load(written)
@@ -167,8 +184,8 @@ def _yaml(path: Path) -> Any:
 def place(args: Any, environ: Mapping[str, str] | None = None) -> Place:
     """Which replica the engine of these arguments is.
 
-    verl numbers its replicas in ``VERL_REPLICA_RANK``; under an external launcher (torchrun) the replica is the
-    process rank over the ranks of one engine, as in FlashRL; else it is vLLM's data-parallel rank.
+    verl numbers its replicas in ``VERL_REPLICA_RANK``; under an external launcher (torchrun) the replica is
+    the process rank over the ranks of one engine, as in FlashRL; else it is vLLM's data-parallel rank.
 
     Args:
         args: ``vllm.engine.arg_utils.EngineArgs``.
@@ -199,7 +216,9 @@ def assigned(entries: Sequence[Entry], rank: int) -> Entry:
 def _number(environ: Mapping[str, str], name: str) -> int:
     written = environ.get(name, "")
     if not (written.isascii() and written.isdecimal() and len(written) < 10):
-        raise _refuse(f"{name} is {written[:40]!r}, so it is unknown which replica this is.", f"Set {name} to a number.")
+        raise _refuse(
+            f"{name} is {written[:40]!r}, so it is unknown which replica this is.", f"Set {name} to a number."
+        )
     return int(written)
 
 

@@ -1,10 +1,10 @@
 """Rounding weights and activations to 8 bits: the arithmetic, in plain torch, on any device.
 
-int8 is symmetric, -127 to 127, as W8A8 kernels want it; fp8 is e4m3 (largest value 448). A weight ``w`` [out, in]
-is kept as ``q`` of the same shape and a float32 ``scale`` [out, 1] (or [1, 1], one for the tensor) with
+int8 is symmetric, -127 to 127, as W8A8 kernels want it; fp8 is e4m3 (largest value 448). A weight ``w`` [out,
+in] is kept as ``q`` of the same shape and a float32 ``scale`` [out, 1] (or [1, 1], one for the tensor) with
 ``w ≈ q * scale``. An activation ``x`` [tokens, in] gets a scale per token while it passes (dynamic).
-The largest error of one weight is ``scale / 2`` in int8. In fp8 it is 2^-4 of the weight, or ``scale * 2^-10`` for
-weights below ``scale * 2^-6``; both before the rounding of float32 itself.
+The largest error of one weight is ``scale / 2`` in int8. In fp8 it is 2^-4 of the weight, or ``scale *
+2^-10`` for weights below ``scale * 2^-6``; both before the rounding of float32 itself.
 SmoothQuant: Xiao et al. 2023, equation 4.
 """
 
@@ -69,7 +69,8 @@ def dynamic(x: torch.Tensor, form: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def rounded_to(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``x / scale``, rounded to the nearest value of ``dtype`` (int8 or float8_e4m3fn) and clipped to its range."""
+    """``x / scale``, rounded to the nearest value of ``dtype`` (int8 or float8_e4m3fn) and clipped to its
+    range."""
     largest = LARGEST[dtype]
     scaled = (x / scale).clamp(-largest, largest)
     return (scaled.round() if dtype is torch.int8 else scaled).to(dtype)

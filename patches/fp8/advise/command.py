@@ -15,9 +15,13 @@ _LARGEST = 65536
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", required=True, metavar="DIR", help="directory with the model's config.json")
+    parser.add_argument(
+        "--model", required=True, metavar="DIR", help="directory with the model's config.json"
+    )
     parser.add_argument("--engine", choices=("vllm",), help="also say what this engine would choose here")
-    parser.add_argument("--batch", default=_BATCHES, metavar="N,N", help=f"sequences at once (default {_BATCHES})")
+    parser.add_argument(
+        "--batch", default=_BATCHES, metavar="N,N", help=f"sequences at once (default {_BATCHES})"
+    )
     parser.add_argument("--form", choices=("int8", "fp8"), help="only this one")
     parser.add_argument("--device", default="", metavar="D", help="cpu, cuda or cuda:N of this machine")
     parser.add_argument("--measured", metavar="FILE", type=Path, help="use times saved on another machine")
@@ -33,8 +37,8 @@ def run(args: argparse.Namespace) -> int:
     from flashpatch.patches.fp8.profile.rows import progress
 
     batches = _batches(args)
-    if args.measured is not None and (args.device or args.save):
-        args.usage_error("--measured goes without --device and --save")
+    if args.measured is not None and (args.device or args.save or args.engine):
+        args.usage_error("--measured goes without --device, --save and --engine: it is about another machine")
     transformers.logging.set_verbosity_error()
     device = None if args.measured is not None else measure.this_device(args.device)
     products = shapes.of_model(_directory(args.model))
@@ -47,7 +51,9 @@ def run(args: argparse.Namespace) -> int:
             measured = measure.measure(wanted, device, step)
         if args.save is not None:
             measure.save(measured, args.save)
-    found = [verdict.judge(products, measured, b, f) for f in forms if f not in measured.missing for b in batches]
+    found = [
+        verdict.judge(products, measured, b, f) for f in forms if f not in measured.missing for b in batches
+    ]
     data = {
         "model": args.model,
         "device": measured.device,
@@ -64,8 +70,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _tables(data: dict, found: list) -> list[Table]:
     rows = [
-        (v.form, str(v.batch), f"{1e3 * v.bf16:.3f}", f"{1e3 * v.eight:.3f}", f"{v.speedup:.2f}", f"{v.best:.2f}", v.word,
-         "; ".join(v.why)) for v in found
+        (v.form, str(v.batch), f"{1e3 * v.bf16:.3f}", f"{1e3 * v.eight:.3f}", f"{v.speedup:.2f}",
+         f"{v.best:.2f}", v.word, "; ".join(v.why)) for v in found
     ]  # fmt: skip
     heads = ("form", "batch", "bf16 ms", "8-bit ms", "speedup", "at best", "expected", "why")
     title = f"Matrix products of one decoding step on {data['device']}"
@@ -75,7 +81,9 @@ def _tables(data: dict, found: list) -> list[Table]:
         ("speedup", "of the products; attention, norms, sampling and scheduling take as long as before, so a whole "
                     "step gains less; at best: were rounding activations free"),
     ]  # fmt: skip
-    notes += [(f"{form} not predicted", f"no kernel here: {why}") for form, why in data["not_measured"].items()]
+    notes += [
+        (f"{form} not predicted", f"no kernel here: {why}") for form, why in data["not_measured"].items()
+    ]
     if data["engine"]:
         notes += list(data["engine"].items())
     if found and all(v.word in ("same", "slower") for v in found):
@@ -112,7 +120,8 @@ def _engine(name: str | None) -> dict[str, str]:
     from flashpatch import versions
     from flashpatch.patches.fp8.quantization import _default_scheme
 
+    what = f"{versions.owner('vllm')} would open this model with quantization={_default_scheme()}"
     return {
-        "engine": f"{versions.owner('vllm')} would open this model with quantization={_default_scheme()} under FLASHPATCH=fp8",
+        "engine": f"{what} under FLASHPATCH=fp8",
         "kernels": "its kernels are its own: measure a rollout before you rely on these ratios",
     }

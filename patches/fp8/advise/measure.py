@@ -1,8 +1,8 @@
 """Timing matrix products on one device, and keeping the times.
 
-The kernels are torch's: ``mm`` for bf16, ``_int_mm`` for int8, ``_scaled_mm`` for fp8 with a scale per row, each of
-the 8-bit ones timed alone and with the rounding of activations and the scaling of results. An engine may have better
-ones; a form whose kernel this torch does not have on this device is not guessed at.
+The kernels are torch's: ``mm`` for bf16, ``_int_mm`` for int8, ``_scaled_mm`` for fp8 with a scale per row,
+each of the 8-bit ones timed alone and with the rounding of activations and the scaling of results. An engine
+may have better ones; a form whose kernel this torch does not have on this device is not guessed at.
 """
 
 from __future__ import annotations
@@ -100,9 +100,12 @@ def this_device(wanted: str) -> torch.device:
 
 
 def measure(
-    products: Iterable[tuple[int, int, int, str]], device: torch.device, step: Callable[[], None] = lambda: None
+    products: Iterable[tuple[int, int, int, str]],
+    device: torch.device,
+    step: Callable[[], None] = lambda: None,
 ) -> Measurement:
-    """Time products (m, k, n, form), all forms of one shape in the same rounds, so that they see the same machine."""
+    """Time products (m, k, n, form), all forms of one shape in the same rounds, so that they see the same
+    machine."""
     found = Measurement(name_of(device), _where(device), _bandwidth(device))
     shapes: dict[tuple[int, int, int], list[str]] = {}
     for m, k, n, form in products:
@@ -156,7 +159,9 @@ def load(path: Path) -> Measurement:
     return found
 
 
-def _runs(m: int, k: int, n: int, form: str, device: torch.device) -> tuple[Callable[[int], Any], Callable[[int], Any]]:
+def _runs(
+    m: int, k: int, n: int, form: str, device: torch.device
+) -> tuple[Callable[[int], Any], Callable[[int], Any]]:
     """The whole product and its kernel alone, as functions of the round, which take the weights in turn."""
     generator = torch.Generator().manual_seed(0)
     size = k * n * (2 if form == "bf16" else 1)

@@ -20,13 +20,13 @@ class Verdict:
     Attributes:
         form: ``int8`` or ``fp8``.
         batch: sequences decoded at once.
-        bf16, eight: seconds of all products of a decoding step; ``eight`` has lm_head in bf16 as well, and rounds
-            activations with plain torch.
-        speedup: their ratio. The whole step gains less: attention, norms, sampling and scheduling take the same
-            time in both.
+        bf16, eight: seconds of all products of a decoding step; ``eight`` has lm_head in bf16 as well, and
+            rounds activations with plain torch.
+        speedup: their ratio. The whole step gains less: attention, norms, sampling and scheduling take the
+            same time in both.
         best: the ratio if rounding activations cost nothing, which an engine's fused kernels come near to.
-        word: ``faster`` if it is even with plain rounding, ``slower`` if it is even with rounding for free, ``open``
-            if the engine's kernels decide, else ``same``.
+        word: ``faster`` if it is even with plain rounding, ``slower`` if it is even with rounding for free,
+            ``open`` if the engine's kernels decide, else ``same``.
         why: reasons, one sentence each.
     """
 
@@ -40,7 +40,9 @@ class Verdict:
     why: tuple[str, ...]
 
 
-def needed(products: Products, batches: Sequence[int], forms: Sequence[str]) -> Iterator[tuple[int, int, int, str]]:
+def needed(
+    products: Products, batches: Sequence[int], forms: Sequence[str]
+) -> Iterator[tuple[int, int, int, str]]:
     """The products (m, k, n, form) whose times a verdict needs."""
     for batch in batches:
         for k, n in products.layers:
@@ -65,7 +67,15 @@ def judge(products: Products, measured: Measurement, batch: int, form: str) -> V
     kernel = sum(eight[s].kernel * count for s, count in counts.items())
     before, after = layers + head, small + head
     speedup, best = before / after, before / (kernel + head)
-    word = "faster" if speedup >= _FASTER else "slower" if best < _SLOWER else "open" if best >= _FASTER else "same"
+    word = (
+        "faster"
+        if speedup >= _FASTER
+        else "slower"
+        if best < _SLOWER
+        else "open"
+        if best >= _FASTER
+        else "same"
+    )
     why = tuple(_reasons(products, measured, plain, layers, small, kernel, head, word, batch))
     return Verdict(form, batch, before, after, speedup, best, word, why)
 
@@ -83,7 +93,8 @@ def _reasons(
         yield "bound by arithmetic: 8 bits help only as far as the kernel multiplies faster"
     else:
         yield (f"bound by neither memory ({layers / reading:.1f} times reading the weights) nor arithmetic "
-               f"({100 * rate / best:.0f}% of the best rate seen): products this small cost mostly their launch")  # fmt: skip
+               f"({100 * rate / best:.0f}% of the best rate seen): products this small cost "
+               "mostly their launch")  # fmt: skip
     if word != "faster":
         if kernel > 0.95 * layers:
             yield f"the 8-bit kernel alone takes {kernel / layers:.2f} of the bf16 time on this device"

@@ -84,12 +84,16 @@ class Checkpoint:
             if not isinstance(weight_map, dict) or not weight_map:
                 raise refuse(index, "has no weight_map")
             for name, file in weight_map.items():
-                held.setdefault(untrusted.file_name(file, index), []).append(untrusted.tensor_name(name, index))
+                held.setdefault(untrusted.file_name(file, index), []).append(
+                    untrusted.tensor_name(name, index)
+                )
             for file, names in held.items():
                 yield self.path / file, names
         else:
             other = next((p.name for p in self.path.iterdir() if p.suffix in (".bin", ".pt", ".pth")), None)
-            problem = "holds no model.safetensors" + (f" (only {other}, a pickle: not opened)" if other else "")
+            problem = "holds no model.safetensors" + (
+                f" (only {other}, a pickle: not opened)" if other else ""
+            )
             raise refuse(self.path, problem, "Save the model with safetensors first.")
 
     def _admit(self, file: Path, promised: list[str] | None) -> None:
@@ -105,7 +109,8 @@ class Checkpoint:
 
 
 def directory(where: str) -> Path:
-    """The directory of a checkpoint, given itself or as the id of a repository in the local Hugging Face cache.
+    """The directory of a checkpoint, given itself or as the id of a repository in the local Hugging Face
+    cache.
 
     Raises:
         PatchError: there is none.

@@ -13,7 +13,9 @@ HELP = "find the scales that turn a bf16 model into its 8-bit form, from a quant
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", metavar="BF16", help="checkpoint directory, or id in the local Hugging Face cache")
+    parser.add_argument(
+        "--model", metavar="BF16", help="checkpoint directory, or id in the local Hugging Face cache"
+    )
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--quantized", metavar="Q", help="the same model, quantized: compare the two")
     source.add_argument("--flashrl", metavar="FILE", type=Path, help="convert FlashRL's profile.pt")
@@ -23,8 +25,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, default=Path("profile.safetensors"))
     parser.add_argument("--force", action="store_true", help="overwrite the output")
     parser.add_argument("--form", choices=("int8", "fp8"), default="int8", help="when calibrating")
-    parser.add_argument("--alpha", type=float, default=0.5, help="when calibrating: 0 evens weights, 1 activations")
-    parser.add_argument("--all", action="store_true", help="when calibrating: exchange between linear layers too")
+    parser.add_argument(
+        "--alpha", type=float, default=0.5, help="when calibrating: 0 evens weights, 1 activations"
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="when calibrating: exchange between linear layers too"
+    )
     parser.add_argument("--limit", type=int, default=512, help="when calibrating: how many prompts")
     parser.add_argument("--length", type=int, default=512, help="when calibrating: tokens of a prompt")
 

@@ -19,8 +19,8 @@ from flashpatch.patches.fp8.quantizer import FP8, rounded_to
 
 _FORMS = {torch.int8: "int8", FP8: "fp8"}
 
-#: A weight may differ from its smoothed original by so many times what rounding to nearest gives. Quantizers that
-#: make up for one weight's error in the next (GPTQ) round further away than that.
+#: A weight may differ from its smoothed original by so many times what rounding to nearest gives. Quantizers
+#: that make up for one weight's error in the next (GPTQ) round further away than that.
 _SLACK = 3.0
 #: What bf16 arithmetic may add to the relative error of a tensor that was multiplied (2^-9 a rounding).
 _BF16 = 2.0**-7
@@ -65,8 +65,8 @@ def compare(model: Checkpoint, other: Checkpoint) -> tuple[Profile, list[Row]]:
         The profile, and a row per quantized tensor.
 
     Raises:
-        PatchError: ``other`` is not ``model`` quantized; the message names the tensors that show it. Or either
-            cannot be read.
+        PatchError: ``other`` is not ``model`` quantized; the message names the tensors that show it. Or
+            either cannot be read.
     """
     _same_tensors(model, other)
     blocks = structure.of_directory(model.path).blocks(model.shapes)
@@ -108,7 +108,11 @@ def _same_tensors(model: Checkpoint, other: Checkpoint) -> None:
     """Both hold the same tensors, quantization's own apart, in the same shapes."""
     itself = next((name for name in model.shapes if name.endswith(".weight_scale")), None)
     if itself:
-        raise refuse(model.path, f"is quantized itself: it has {itself}", "Give it as --quantized, and the original as --model.")
+        raise refuse(
+            model.path,
+            f"is quantized itself: it has {itself}",
+            "Give it as --quantized, and the original as --model.",
+        )
     wrong = []
     for name, shape in model.shapes.items():
         if name not in other:
@@ -157,20 +161,14 @@ def _find(model: Checkpoint, other: Checkpoint, exchange: Exchange, found: _Find
     if shown is not None and bool((shown == 1).all()):
         return
     above, below = torch.zeros(2, width, dtype=torch.float64)
-    unmoved = total = 0.0
+    total = 0.0
     for consumer in exchange.consumers:
         index = torch.tensor(exchange.index.get(consumer, range(width)))
         given_up = found.smooth.get(consumer)
-        for old, new, scale in _row_chunks(model, other, consumer):
-            if given_up is not None:
-                mine = given_up[scale[1]].double()[:, None]
-                new, unit = new * mine, scale[0] * mine
-            else:
-                unit = scale[0]
-            old, new = old / unit, new / unit
-            above.index_add_(0, index, (old * new).sum(0))
-            below.index_add_(0, index, (old * old).sum(0))
-            unmoved += float(((old - new) ** 2).sum())
+        for old, new, (unit, rows) in _row_chunks(model, other, consumer):
+            old = old / unit if given_up is None else old / (unit * given_up[rows, None])
+            above.index_add_(0, index, (old * new).sum(0).double())
+            below.index_add_(0, index, (old * old).sum(0).double())
             total += float((new * new).sum())
     known = below > 0
     scale = torch.where(known, above / below.clamp(min=1e-300), torch.ones(()) if shown is None else shown)
@@ -179,8 +177,9 @@ def _find(model: Checkpoint, other: Checkpoint, exchange: Exchange, found: _Find
         share = f"no positive scale fits {int(odd.sum())} of {width} input channels"
         found.problems |= {f"{consumer}.weight": share for consumer in exchange.consumers}
         return
+    unmoved = float(below.sum() - 2 * above.sum()) + total  # squared errors, with and without the scale
     moved = max(total - float((above[known] ** 2 / below[known]).sum()), 0.0)
-    if shown is None and unmoved <= _WORTH * moved + 1e-9 * total:
+    if shown is None and unmoved <= _WORTH * moved + 1e-6 * total:
         return
     found.exchanges.append(exchange)
     found.smooth[exchange.producer] = scale.float()
@@ -199,8 +198,8 @@ def _refine(model: Checkpoint, other: Checkpoint, exchange: Exchange, found: _Fi
     inward, _, _ = found.so_far().scales(f"{exchange.producer}.weight")
     scale, before = found.smooth[exchange.producer].double(), found.certainty[exchange.producer]
     for old, new, (unit, rows) in _row_chunks(model, other, exchange.producer):
-        old = old / unit if inward is None else old * inward.double() / unit
-        below, above = (old * old).sum(1), (old * new / unit).sum(1)
+        old = old / unit if inward is None else old * inward / unit
+        below, above = (old * old).sum(1).double(), (old * new).sum(1).double()
         mine = below / above
         sure = torch.where(torch.isfinite(mine) & (mine > 0), below / mine**2, 0.0)
         scale[rows] = (scale[rows] * before[rows] + mine.nan_to_num(1, 1, 1) * sure) / (before[rows] + sure)
@@ -209,7 +208,8 @@ def _refine(model: Checkpoint, other: Checkpoint, exchange: Exchange, found: _Fi
 
 
 def _shown_by_norm(model: Checkpoint, other: Checkpoint, exchange: Exchange) -> torch.Tensor | None:
-    """The scale that two norms show, float64 [channels], 1 where either multiplies by 0; None without a norm."""
+    """The scale that two norms show, float64 [channels], 1 where either multiplies by 0; None without a
+    norm."""
     if exchange.offset is None:
         return None
     old = model.tensor(f"{exchange.producer}.weight").double() + exchange.offset
@@ -218,20 +218,18 @@ def _shown_by_norm(model: Checkpoint, other: Checkpoint, exchange: Exchange) -> 
 
 
 def _row_chunks(model: Checkpoint, other: Checkpoint, module: str):
-    """Both weights of a linear layer, float64 rows at a time: original, quantized, (unit of rounding, rows)."""
+    """Both weights of a linear layer, some float32 rows at a time: the original, the quantized one in units of its
+    rounding, and those units [rows, 1] with the numbers of the rows. Without rounding the unit is 1."""
     old, (new, scale) = model.tensor(f"{module}.weight"), _stored(other, module)
+    units = torch.ones(old.shape[0], 1) if scale is None else scale.expand(old.shape[0], 1)
     for start in range(0, old.shape[0], _ROWS):
         rows = torch.arange(start, min(start + _ROWS, old.shape[0]))
-        if scale is None:
-            unit, values = torch.ones(len(rows), 1, dtype=torch.float64), new[rows].double()
-        else:
-            unit = scale.expand(old.shape[0], 1)[rows].double()
-            values = new[rows].double() * unit
-        yield old[rows].double(), values, (unit, rows)
+        yield old[rows].float(), new[rows].float(), (units[rows], rows)
 
 
 def _stored(other: Checkpoint, module: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """A weight of the quantized checkpoint as it is stored, and its scale, float32 [out, 1] or [1, 1], if it has one.
+    """A weight of the quantized checkpoint as it is stored, and its scale, float32 [out, 1] or [1, 1], if it
+    has one.
 
     Raises:
         PatchError: its format is none of ours.
@@ -239,7 +237,9 @@ def _stored(other: Checkpoint, module: str) -> tuple[torch.Tensor, torch.Tensor 
     weight, name = other.tensor(f"{module}.weight"), f"{module}.weight_scale"
     if weight.dtype not in _FORMS:
         if name in other or not weight.dtype.is_floating_point or weight.element_size() < 2:
-            raise refuse(other.path, f"{module}.weight is {_dtype(weight)} with a scale, which is no format known here")
+            raise refuse(
+                other.path, f"{module}.weight is {_dtype(weight)} with a scale, which is no format known here"
+            )
         return weight, None
     if name not in other:
         raise refuse(other.path, f"lacks {name}, and {module}.weight is {_dtype(weight)}")
@@ -262,7 +262,9 @@ def _check(
     module, _, kind = name.rpartition(".")
     old = model.tensor(name)
     if not old.dtype.is_floating_point:
-        raise refuse(model.path, f"{name} is {_dtype(old)}: this model is quantized itself", "Give it as --quantized.")
+        raise refuse(
+            model.path, f"{name} is {_dtype(old)}: this model is quantized itself", "Give it as --quantized."
+        )
     new, scale = _stored(other, module) if kind == "weight" else (other.tensor(name), None)
     inward, outward, _ = part.scales(name)
     touched = inward is not None or outward is not None
@@ -273,7 +275,9 @@ def _check(
         return
     wanted = part.smoothed(name, old.float()).double()
     error = _relative((wanted - new.double()).norm(), new.double().norm())
-    allowed = 0.0 if not touched and old.dtype == new.dtype else _NORM if touched and old.dim() == 1 else _BF16
+    allowed = (
+        0.0 if not touched and old.dtype == new.dtype else _NORM if touched and old.dim() == 1 else _BF16
+    )
     if not error <= allowed:
         found.problems[name] = f"differs by {100 * error:.3g}%"
 
@@ -296,9 +300,10 @@ def _check_rounded(name, layer, old, new, scale, part: Profile, found: _Findings
         wanted = smoothed[rows]
         values = new[rows].float()
         again = rounded_to(wanted, unit, new.dtype).float()
-        off += float(((wanted - values * unit).double() ** 2).sum())
-        nearest += float(((wanted - again * unit).double() ** 2).sum())
-        size += float(((values * unit).double() ** 2).sum())
+        values_now = values * unit
+        off += float((wanted - values_now).square().sum())
+        nearest += float((wanted - again * unit).square().sum())
+        size += float(values_now.square().sum())
         same += float((again == values).sum())
     error = _relative(off**0.5, size**0.5)
     allowed = _SLACK * _relative(nearest**0.5, size**0.5) + _BF16

@@ -1,8 +1,8 @@
 """FlashRL's ``profile.pt``, read without executing what it holds.
 
-FlashRL stores a dictionary: tensor name to ``input_scale``, ``output_scale`` and ``type``. A new weight times both
-scales is the 8-bit value; for a norm, the input scale is what SmoothQuant left of it, and the consumers' input
-scales are its inverse. Its fp8 profile is a list of names.
+FlashRL stores a dictionary: tensor name to ``input_scale``, ``output_scale`` and ``type``. A new weight times
+both scales is the 8-bit value; for a norm, the input scale is what SmoothQuant left of it, and the consumers'
+input scales are its inverse. Its fp8 profile is a list of names.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def convert(path: Path, model: Checkpoint) -> Profile:
     """A profile of ours from FlashRL's, for the bf16 model that FlashRL made it for.
 
     Raises:
-        PatchError: not such a file; it holds code, or anything but names and scales; its tensors are not those
-            of the model; scales that are zero, negative or not finite; scales that do not exchange.
+        PatchError: not such a file; it holds code, or anything but names and scales; its tensors are not
+            those of the model; scales that are zero, negative or not finite; scales that do not exchange.
     """
     held = _read(path)
     blocks = structure.of_directory(model.path).blocks(model.shapes)
@@ -52,7 +52,9 @@ def convert(path: Path, model: Checkpoint) -> Profile:
             exchanges.append(exchange)
     forms = {_FORMS[kind] for _, _, kind in entries.values() if kind in _FORMS}
     if len(forms) != 1:
-        raise refuse(path, f"quantizes to {', '.join(sorted(forms)) or 'nothing'}", "Convert one 8-bit format.")
+        raise refuse(
+            path, f"quantizes to {', '.join(sorted(forms)) or 'nothing'}", "Convert one 8-bit format."
+        )
     quantized = frozenset(name for name, (_, _, kind) in entries.items() if kind in _FORMS)
     touched = {f"{m}.{k}" for e in exchanges for m in (e.producer, *e.consumers) for k in ("weight", "bias")}
     shapes = {name: model.shapes[name] for name in sorted(touched | quantized) if name in model}
@@ -62,7 +64,15 @@ def convert(path: Path, model: Checkpoint) -> Profile:
         given_up = smooth.get(module, torch.ones(out))
         weight_scale[name] = (1 / (_vector(entries[name][1], out, name, path) * given_up)).reshape(out, 1)
     profile = Profile(
-        forms.pop(), "channel", "flashrl", model.fingerprint(), shapes, tuple(exchanges), smooth, quantized, weight_scale
+        forms.pop(),
+        "channel",
+        "flashrl",
+        model.fingerprint(),
+        shapes,
+        tuple(exchanges),
+        smooth,
+        quantized,
+        weight_scale,
     )
     check(profile, path)
     return profile
@@ -93,20 +103,25 @@ def _smooth(exchange, entries, model, path) -> torch.Tensor | None:
             raise refuse(path, f"scales the norm {exchange.producer}, which multiplies by 1 + weight, as if by weight",
                          "Make a profile with --quantized.")  # fmt: skip
         if found is not None and not torch.allclose(found * left, torch.ones(width), rtol=_CLOSE):
-            raise refuse(path, f"the scales of {exchange.producer} and of its consumers are not each other's inverse")
+            raise refuse(
+                path, f"the scales of {exchange.producer} and of its consumers are not each other's inverse"
+            )
         found = 1 / left if found is None else found
     return found
 
 
 def _read(path: Path) -> Any:
-    """The plain data in the file: torch's zip format, uncompressed, and nothing that is not a container or tensor."""
+    """The plain data in the file: torch's zip format, uncompressed, and nothing that is not a container or
+    tensor."""
     untrusted.size(path, untrusted.PROFILE_LIMIT)
     if not zipfile.is_zipfile(path):
         raise refuse(path, "is not a file that torch.save writes (a bare pickle is not opened)")
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
-        if any(e.compress_type != zipfile.ZIP_STORED or e.file_size > untrusted.PROFILE_LIMIT for e in entries):
+        if any(
+            e.compress_type != zipfile.ZIP_STORED or e.file_size > untrusted.PROFILE_LIMIT for e in entries
+        ):
             raise refuse(path, "is compressed, which torch.save does not do")
         return torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, zipfile.BadZipFile, RuntimeError, ValueError, EOFError, KeyError) as error:
@@ -114,7 +129,9 @@ def _read(path: Path) -> Any:
     except Exception as error:
         from pickle import UnpicklingError
 
-        if isinstance(error, (UnpicklingError, AttributeError, TypeError, IndexError, UnicodeError, AssertionError)):
+        if isinstance(
+            error, (UnpicklingError, AttributeError, TypeError, IndexError, UnicodeError, AssertionError)
+        ):
             raise _unread(path, error) from error
         raise
 

@@ -32,7 +32,8 @@ _TEXT_LIMIT = 64 * untrusted.MIB
 
 
 def read(path: Path, limit: int) -> list[str]:
-    """Prompts from a UTF-8 text file, one a line; empty lines do not count, and no more than ``limit`` are taken.
+    """Prompts from a UTF-8 text file, one a line; empty lines do not count, and no more than ``limit`` are
+    taken.
 
     Raises:
         PatchError: not such a file, more than 64 MiB, or no prompt in it.
@@ -66,7 +67,8 @@ def tokens(path: Path, prompts: Sequence[str], length: int) -> list[list[int]]:
 
 
 def random_tokens(vocabulary: int, count: int, length: int) -> list[list[int]]:
-    """``count`` sequences of random ids; the same every time. Better than nothing: real prompts find outliers."""
+    """``count`` sequences of random ids; the same every time. Better than nothing: real prompts find
+    outliers."""
     generator = torch.Generator().manual_seed(0)
     return torch.randint(0, vocabulary, (count, length), generator=generator).tolist()
 
@@ -114,9 +116,13 @@ def calibrate(
         seen = watched[exchange.consumers[0]]
         smooth[exchange.producer] = _scale(exchange, seen, modules, alpha)
         rows += _judge(exchange, seen, modules, smooth[exchange.producer], form, blocks)
-    touched = {f"{m}.{kind}" for e in exchanges for m in (e.producer, *e.consumers) for kind in ("weight", "bias")}
+    touched = {
+        f"{m}.{kind}" for e in exchanges for m in (e.producer, *e.consumers) for kind in ("weight", "bias")
+    }
     shapes = {name: checkpoint.shapes[name] for name in sorted(touched | quantized) if name in checkpoint}
-    profile = Profile(form, "channel", "prompts", checkpoint.fingerprint(), shapes, tuple(exchanges), smooth, quantized)
+    profile = Profile(
+        form, "channel", "prompts", checkpoint.fingerprint(), shapes, tuple(exchanges), smooth, quantized
+    )
     check(profile, checkpoint.path)
     return profile, rows
 
@@ -143,10 +149,16 @@ def _load(checkpoint: Checkpoint) -> torch.nn.Module:
 
     try:
         return AutoModelForCausalLM.from_pretrained(
-            checkpoint.path, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype="auto"
+            checkpoint.path,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            dtype="auto",
         ).eval()
     except Exception as error:
-        raise refuse(checkpoint.path, f"cannot be loaded ({type(error).__name__}: {str(error)[:200]})") from error
+        raise refuse(
+            checkpoint.path, f"cannot be loaded ({type(error).__name__}: {str(error)[:200]})"
+        ) from error
 
 
 def _scale(exchange: Exchange, seen: _Seen, modules: dict, alpha: float) -> torch.Tensor:

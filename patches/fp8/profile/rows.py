@@ -47,7 +47,15 @@ def table(rows: Sequence[Row], title: str, columns: tuple[str, str]) -> Table:
                 worst.tensor.removeprefix(f"{layer}."),
             )
         )
-    heads = ("layer", "tensors", f"mean {columns[0]}", f"largest {columns[0]}", columns[1], "values equal", "tensor")
+    heads = (
+        "layer",
+        "tensors",
+        f"mean {columns[0]}",
+        f"largest {columns[0]}",
+        columns[1],
+        "values equal",
+        "tensor",
+    )
     return Table(title, heads, lines, empty="no tensor is quantized")
 
 

@@ -32,9 +32,9 @@ _KEYS = frozenset(
 class Profile:
     """How a bf16 model becomes a quantized one that computes the same function.
 
-    The scale ``s`` of an exchange divides the producer's output channels (for a norm, ``offset + weight``) and
-    multiplies the input channels of every consumer, so what the model computes does not change, whatever its
-    weights are by now. Then the weights in ``quantized`` are rounded.
+    The scale ``s`` of an exchange divides the producer's output channels (for a norm, ``offset + weight``)
+    and multiplies the input channels of every consumer, so what the model computes does not change, whatever
+    its weights are by now. Then the weights in ``quantized`` are rounded.
 
     Attributes:
         form: ``int8`` or ``fp8`` (e4m3).
@@ -45,8 +45,9 @@ class Profile:
         exchanges: what exchanges scales with what.
         smooth: producer to ``s``, float32 [channels], positive.
         quantized: names of the weights that are rounded.
-        weight_scale: name of a quantized weight to the scales of the quantized checkpoint, float32 [out, 1] or
-            [1, 1]; empty when the profile is not from one. For comparison: new weights get scales of their own.
+        weight_scale: name of a quantized weight to the scales of the quantized checkpoint, float32 [out, 1]
+            or [1, 1]; empty when the profile is not from one. For comparison: new weights get scales of their
+            own.
     """
 
     form: str
@@ -93,7 +94,8 @@ class Profile:
             yield name, self.smoothed(name, tensor)
 
     def scales(self, name: str) -> tuple[torch.Tensor | None, torch.Tensor | None, float]:
-        """For a tensor: what multiplies its input channels, what divides its output channels, and the offset."""
+        """For a tensor: what multiplies its input channels, what divides its output channels, and the
+        offset."""
         module, _, kind = name.rpartition(".")
         inward = outward = None
         offset = 0.0
@@ -225,7 +227,9 @@ def check(profile: Profile, path: Path | str) -> None:
         out = shape(name, 2)[0]
         if name in profile.weight_scale:
             scale = profile.weight_scale[name]
-            _check_scale(scale, (out if profile.granularity == "channel" else 1, 1), f"weight_scale/{name}", path)
+            _check_scale(
+                scale, (out if profile.granularity == "channel" else 1, 1), f"weight_scale/{name}", path
+            )
 
 
 def _check_scale(scale: torch.Tensor, wanted: tuple[int, ...], name: str, path: Path | str) -> None:

@@ -1,11 +1,11 @@
 """Which channels can exchange a scale: found by asking the model, not by knowing names.
 
-A producer is a norm or a linear layer. Its output channels are doubled, following a binary code of their number,
-and every linear layer in the block that sees its input channels doubled after the same code is a consumer: the code
-says which producer channel feeds which of its inputs (not one to one where key-value heads are shared). Doubling
-is exact in floating point, so the test is equality. An exchange is admitted only if the block's output stays the
-same, to the bit, when the producer is divided and all consumers multiplied: a norm that also feeds a router or a
-residual fails that.
+A producer is a norm or a linear layer. Its output channels are doubled, following a binary code of their
+number, and every linear layer in the block that sees its input channels doubled after the same code is a
+consumer: the code says which producer channel feeds which of its inputs (not one to one where key-value heads
+are shared). Doubling is exact in floating point, so the test is equality. An exchange is admitted only if the
+block's output stays the same, to the bit, when the producer is divided and all consumers multiplied: a norm
+that also feeds a router or a residual fails that.
 
 The model is the architecture with as few layers as hold every kind of layer, random weights, in float32.
 """
@@ -34,8 +34,8 @@ class Exchange:
 
     Attributes:
         producer: module name: absolute in a model, relative in a block.
-        offset: a norm multiplies by ``offset + weight`` (0 for Llama's, 1 for Gemma's); None for a linear layer.
-        consumers: names of linear layers.
+        offset: a norm multiplies by ``offset + weight`` (0 for Llama's, 1 for Gemma's); None for a linear
+        layer. consumers: names of linear layers.
         index: for consumers that are not fed one to one, the producer channel of each input channel.
     """
 
@@ -123,7 +123,9 @@ def of_model(model: torch.nn.Module, vocabulary: int) -> Structure:
     import torch
 
     ids = torch.randint(0, vocabulary, (1, _TOKENS))
-    lists = {name: m for name, m in model.named_modules() if isinstance(m, torch.nn.ModuleList) and _linears(m)}
+    lists = {
+        name: m for name, m in model.named_modules() if isinstance(m, torch.nn.ModuleList) and _linears(m)
+    }
     lists = {name: m for name, m in lists.items() if not any(name.startswith(f"{outer}.") for outer in lists)}
     kinds: dict[Signature, tuple[Exchange, ...]] = {}
     linear: dict[Signature, tuple[str, ...]] = {}
@@ -201,7 +203,9 @@ def _exchanges(block: torch.nn.Module, call: _Call) -> Iterator[Exchange]:
                     codes[consumer] = None
                 elif codes.setdefault(consumer, 0) is not None:
                     codes[consumer] = codes[consumer] + (code.long() << bit)
-        fed = {c: code for c, code in codes.items() if code is not None and c != name and bool((code > 0).all())}
+        fed = {
+            c: code for c, code in codes.items() if code is not None and c != name and bool((code > 0).all())
+        }
         fed = {c: code - 1 for c, code in fed.items() if int(code.max()) <= width and c not in taken}
         if not fed or not _is_neutral(block, call, producer, fed, linears, reference):
             continue
@@ -212,7 +216,8 @@ def _exchanges(block: torch.nn.Module, call: _Call) -> Iterator[Exchange]:
 
 
 def _feeds(block, call, producer, linears, plain) -> bool:
-    """Whether doubling all of the producer doubles the whole input of some linear layer: a first, cheap test."""
+    """Whether doubling all of the producer doubles the whole input of some linear layer: a first, cheap
+    test."""
     import torch
 
     with _multiplied(producer, torch.tensor(2.0)):
@@ -347,7 +352,7 @@ def _small(path: Any) -> torch.nn.Module:
     for token in ("pad_token_id", "bos_token_id", "eos_token_id"):
         setattr(text, token, 0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
-    for name, parameter in model.named_parameters():
+    for parameter in model.parameters():
         if parameter.dim() == 1:
             torch.nn.init.uniform_(parameter.data, 0.5, 1.5)
         else:

@@ -46,7 +46,9 @@ def size(path: Path, limit: int) -> int:
     if found.st_size == 0:
         raise refuse(path, "is empty")
     if found.st_size > limit:
-        raise refuse(path, f"is {found.st_size / MIB:.0f} MiB, more than the {limit / MIB:.0f} MiB such a file may be")
+        raise refuse(
+            path, f"is {found.st_size / MIB:.0f} MiB, more than the {limit / MIB:.0f} MiB such a file may be"
+        )
     return found.st_size
 
 
@@ -77,7 +79,8 @@ def parsed_object(written: str, path: Path | str) -> dict[str, Any]:
 
 
 def tensor_name(name: Any, path: Path | str) -> str:
-    """``name`` if it can be the name of a tensor. Raises PatchError: it has separators, spaces or the like."""
+    """``name`` if it can be the name of a tensor. Raises PatchError: it has separators, spaces or the
+    like."""
     if not isinstance(name, str) or not _TENSOR.match(name) or ".." in name:
         raise refuse(path, f"names a tensor {str(name)[:60]!r}")
     return name
@@ -106,7 +109,11 @@ def safetensors_header(path: Path, limit: int) -> dict[str, Any]:
         length = int.from_bytes(start[:8], "little")
         if len(start) < 9 or length < 2 or length > min(HEADER_LIMIT, total - 8):
             if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":
-                raise refuse(path, "is a pickle, not safetensors; it was not opened", "FlashRL's profile: --flashrl FILE")
+                raise refuse(
+                    path,
+                    "is a pickle, not safetensors; it was not opened",
+                    "FlashRL's profile: --flashrl FILE",
+                )
             raise refuse(path, "is not a safetensors file (its header cannot be that long)")
         file.seek(8)
         try:

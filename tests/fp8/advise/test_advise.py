@@ -1,7 +1,7 @@
 """Advice: the products of a model, times that are real, verdicts that follow from them, and no guesses.
 
-What a verdict says is tested on times made up for the purpose; that times are measured is tested by what was run,
-never by how long it took.
+What a verdict says is tested on times made up for the purpose; that times are measured is tested by what was
+run, never by how long it took.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def test_no_weights_are_needed(model: Path, tmp_path: Path) -> None:
 PRODUCTS = Products({(64, 64): 10}, (64, 128), 100_000, 40_960)
 
 
-def made_up(bf16: float, eight: float, kernel: float, head: float = 1e-9, bandwidth: float = 1e12) -> Measurement:
+def made_up(
+    bf16: float, eight: float, kernel: float, head: float = 1e-9, bandwidth: float = 1e12
+) -> Measurement:
     times = [Time(4, 64, 64, "bf16", bf16, bf16), Time(4, 64, 64, "int8", eight, kernel),
              Time(4, 64, 128, "bf16", head, head)]  # fmt: skip
     return Measurement("made up", "nowhere", bandwidth, times)
@@ -85,7 +87,9 @@ def test_what_bounds_it(bandwidth: float, head: float, said: str) -> None:
 def test_what_was_not_measured_is_not_predicted(batch: int, form: str) -> None:
     measured = made_up(1e-3, 5e-4, 4e-4)
     measured.missing["fp8"] = "no such kernel"
-    with pytest.raises(PatchError, match=r"was not measured on made up" + (r" \(no such" if form == "fp8" else "")):
+    with pytest.raises(
+        PatchError, match=r"was not measured on made up" + (r" \(no such" if form == "fp8" else "")
+    ):
         verdict.judge(PRODUCTS, measured, batch, form)
 
 
@@ -101,7 +105,9 @@ class TestMeasuring:
         called: list[str] = []
         for name in ("mm", "_int_mm", "_scaled_mm"):
             real = getattr(torch, name)
-            monkeypatch.setattr(torch, name, lambda *a, name=name, real=real, **k: (called.append(name), real(*a, **k))[1])
+            monkeypatch.setattr(
+                torch, name, lambda *a, name=name, real=real, **k: (called.append(name), real(*a, **k))[1]
+            )
         monkeypatch.setattr(measure, "_SECONDS", 0.0)
         wanted = [(m, 64, 32, form) for m in (1, 24) for form in measure.FORMS]
         found = measure.measure(wanted, torch.device("cpu"))
@@ -122,7 +128,9 @@ class TestMeasuring:
                 continue
             plain, _ = measure._runs(24, 64, 32, "bf16", torch.device("cpu"))
             assert out.dtype == torch.bfloat16
-            assert float((out - plain(0)).float().norm() / plain(0).float().norm()) < (0.02 if form == "int8" else 0.06)
+            assert float((out - plain(0)).float().norm() / plain(0).float().norm()) < (
+                0.02 if form == "int8" else 0.06
+            )
 
     def test_a_form_without_a_kernel_is_said_to_have_none(self, monkeypatch) -> None:
         def none(*args, **kw):
@@ -181,13 +189,26 @@ def run(*args: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 class TestCommand:
     def test_it_measures_keeps_and_reads_again(self, model: Path, tmp_path: Path) -> None:
-        first = run("--model", model, "--batch", "1,20", "--form", "int8", "--save", "t.json", "--json", cwd=tmp_path)
+        first = run(
+            "--model", model, "--batch", "1,20", "--form", "int8", "--save", "t.json", "--json", cwd=tmp_path
+        )
         assert first.returncode == 0, first.stderr
         data = json.loads(first.stdout)
         assert data["device"] == measure.name_of(torch.device("cpu")) or torch.cuda.is_available()
         assert [(v["form"], v["batch"]) for v in data["verdicts"]] == [("int8", 1), ("int8", 20)]
         assert all(v["word"] in ("faster", "open", "same", "slower") and v["why"] for v in data["verdicts"])
-        again = run("--model", model, "--batch", "1,20", "--form", "int8", "--measured", "t.json", "--json", cwd=tmp_path)
+        again = run(
+            "--model",
+            model,
+            "--batch",
+            "1,20",
+            "--form",
+            "int8",
+            "--measured",
+            "t.json",
+            "--json",
+            cwd=tmp_path,
+        )
         assert json.loads(again.stdout)["verdicts"] == data["verdicts"]
         other = run("--model", model, "--batch", "2", "--form", "int8", "--measured", "t.json", cwd=tmp_path)
         assert other.returncode == 1 and "was not measured on" in other.stderr

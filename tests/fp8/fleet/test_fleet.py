@@ -54,7 +54,9 @@ class TestParse:
 def test_entries_take_turns(count: int, rank: int) -> None:
     entries = tuple(Entry("fp8", f"scheme{n}") for n in range(count))
     ranks = range(rank, rank + count)
-    assert {fleet.assigned(entries, r) for r in ranks} == set(entries), "any run of replicas has every entry once"
+    assert {fleet.assigned(entries, r) for r in ranks} == set(entries), (
+        "any run of replicas has every entry once"
+    )
     assert fleet.assigned(entries, rank) is fleet.assigned(entries, rank + count)
 
 
@@ -105,7 +107,10 @@ class TestPlace:
 
         from vllm.engine.arg_utils import EngineArgs
 
-        assert {field.name for field in fields(EngineArgs)} >= set(vars(self.args())) | {"quantization", "model"}
+        assert {field.name for field in fields(EngineArgs)} >= set(vars(self.args())) | {
+            "quantization",
+            "model",
+        }
 
 
 class TestYaml:
@@ -176,76 +181,98 @@ class TestYaml:
 
 CONFIGURE = """
 import json, os, sys
-sys.path.insert(0, {lab!r})
 import flashpatch
-flashpatch.enable("fp8")
+from flashpatch import PatchError, ledger
 from vllm.engine.arg_utils import EngineArgs
-from flashpatch import PatchError
-args = EngineArgs(model={model!r}, dtype="bfloat16", max_model_len=64, **json.loads(os.environ["ARGS"]))
-try:
-    config = args.create_engine_config()
-    args.create_engine_config()  # a second one of the same arguments is no contradiction
-except PatchError as error:
-    print(json.dumps(str(error)))
-else:
-    print(json.dumps(config.model_config.quantization))
-from flashpatch import ledger
+
+def configured(model, fleet, arguments, environ):
+    os.environ.update(environ)
+    flashpatch.enable("fp8", fleet=fleet)
+    try:
+        args = EngineArgs(model=model, dtype="bfloat16", max_model_len=64, **arguments)
+        config = args.create_engine_config()
+        args.create_engine_config()  # a second one of the same arguments is no contradiction
+    except PatchError as error:
+        return {"error": str(error)}
+    finally:
+        flashpatch.disable("fp8")
+        for name in environ:
+            del os.environ[name]
+    ledger.flush()
+    rows = [json.load(open(os.path.join(at, f))) for at, _, fs in os.walk(os.environ["FLASHPATCH_LEDGER"])
+            for f in fs if f.endswith(".json")]
+    [notes] = [row["notes"] for row in rows if row.get("pid") == os.getpid()]
+    return {"quantization": config.model_config.quantization, "notes": notes}
+
+model, scenarios = json.load(sys.stdin)
+print(json.dumps({name: configured(model, *how) for name, how in scenarios.items()}))
 """
+FLEET = [{"precision": "bf16"}, {"precision": "fp8_channel"}, {"precision": "fp8_tensor"}]
 
 
 @pytest.fixture(scope="module")
-def configured(tmp_path_factory):
-    """The quantization that an engine's configuration gets, and the notes its process leaves in the ledger."""
+def configured(tmp_path_factory) -> dict[str, dict]:
+    """The quantization that engines' configurations get, and what their process notes in the ledger: all in one
+    process, which takes long enough to start."""
     pytest.importorskip("vllm")
     from flashpatch.patches.fp8 import tiny
 
-    model = tiny.write(tmp_path_factory.mktemp("model") / "m", 0)
-
-    def run(cwd: Path, **environ: str):
-        from flashpatch import ledger_read
-
-        ledger = cwd / "ledger"
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("FLASHPATCH", "FLASHRL"))}
-        environ = {"ARGS": "{}", "FLASHPATCH_LEDGER": str(ledger), **tiny.ENVIRONMENT, **environ}
-        done = subprocess.run(
-            [sys.executable, "-c", CONFIGURE.format(model=str(model), lab="")], cwd=cwd, env={**kept, **environ},
-            capture_output=True, text=True, timeout=300,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-3000:]
-        notes = [json.loads(p.read_text()).get("notes", {}) for p in ledger.rglob("*.json")]
-        return json.loads(done.stdout.splitlines()[-1]), next((n for n in notes if n), {}), ledger_read
-
-    return run
-
-
-FLEET = "".join(f'[[fp8.fleet]]\nprecision = "{p}"\n' for p in ("bf16", "fp8_channel", "fp8_tensor"))
+    home = tmp_path_factory.mktemp("fleet")
+    model = tiny.write(home / "m", 0)
+    yaml = str(TestYaml.write(home / "c.yaml", {"fn": "bf16"}, {"fn": "fp8_channel", "model": "a/b"}))
+    ranks = {f"rank {n}": (FLEET, {}, {"VERL_REPLICA_RANK": str(n)}) for n in (0, 1, 5)}
+    scenarios = {
+        **ranks,
+        "caller": (FLEET, {"quantization": "fp8_per_tensor"}, {"VERL_REPLICA_RANK": "1"}),
+        "caller bf16": (FLEET, {"quantization": "fp8_per_tensor"}, {"VERL_REPLICA_RANK": "0"}),
+        "yaml 3": ([], {}, {"VERL_REPLICA_RANK": "3", "FLASHRL_CONFIG": yaml}),
+        "yaml 2": ([], {}, {"VERL_REPLICA_RANK": "2", "FLASHRL_CONFIG": yaml}),
+        "int8": ([], {}, {"FLASHRL_CONFIG": "int8"}),
+        "one": ([{"precision": "fp8_tensor"}], {}, {}),
+        "none": ([], {}, {}),
+    }
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("FLASHPATCH", "FLASHRL", "VERL"))}
+    environ = {**kept, **tiny.ENVIRONMENT, "FLASHPATCH_LEDGER": str(home / "ledger")}
+    done = subprocess.run(
+        [sys.executable, "-c", CONFIGURE], input=json.dumps([str(model), scenarios]), cwd=home, env=environ,
+        capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.vllm
 class TestEngines:
     @pytest.mark.parametrize(
         ("rank", "quantization", "precision"),
-        [("0", None, "bf16"), ("1", "fp8_per_channel", "fp8_channel"), ("5", "fp8_per_tensor", "fp8_tensor")],
+        [(0, None, "bf16"), (1, "fp8_per_channel", "fp8_channel"), (5, "fp8_per_tensor", "fp8_tensor")],
     )
     def test_a_replica_gets_its_entry_and_the_ledger_says_so(
-        self, rank: str, quantization, precision: str, configured, tmp_path: Path
+        self, rank: int, quantization, precision: str, configured
     ) -> None:
-        (tmp_path / "flashpatch.toml").write_text(FLEET)
-        found, notes, _ = configured(tmp_path, VERL_REPLICA_RANK=rank)
-        assert found == quantization
-        assert notes["precision"] == precision
-        assert notes["fleet"]["replica"] == int(rank) and notes["fleet"]["known_by"] == "VERL_REPLICA_RANK"
-        assert notes["fleet"]["entries"] == ["bf16", "fp8_channel", "fp8_tensor"]
+        found = configured[f"rank {rank}"]
+        assert found["quantization"] == quantization
+        assert found["notes"]["precision"] == precision
+        assert found["notes"]["fleet"] == {
+            "replica": rank,
+            "known_by": "VERL_REPLICA_RANK",
+            "entry": rank % 3,
+            "entries": ["bf16", "fp8_channel", "fp8_tensor"],
+        }
 
-    def test_a_caller_who_wants_something_else_is_told(self, configured, tmp_path: Path) -> None:
-        (tmp_path / "flashpatch.toml").write_text(FLEET)
-        args = json.dumps({"quantization": "fp8_per_tensor"})
-        found, _, _ = configured(tmp_path, VERL_REPLICA_RANK="1", ARGS=args)
-        assert "replica 1 of the fleet is to run in fp8_channel" in found
+    @pytest.mark.parametrize(("name", "precision"), [("caller", "fp8_channel"), ("caller bf16", "bf16")])
+    def test_a_caller_who_wants_something_else_is_told(self, name: str, precision: str, configured) -> None:
+        assert f"is to run in {precision}, and its quantization is fp8_per_tensor" in configured[name]["error"]
 
-    def test_flashrls_file_is_a_fleet(self, configured, tmp_path: Path) -> None:
-        path = TestYaml.write(tmp_path / "c.yaml", {"fn": "bf16"}, {"fn": "fp8_channel", "model": "a/b"})
-        found, notes, _ = configured(tmp_path, VERL_REPLICA_RANK="3", FLASHRL_CONFIG=str(path))
-        assert (found, notes["precision"]) == ("fp8_per_channel", "fp8_channel")
-        found, _, _ = configured(tmp_path, VERL_REPLICA_RANK="2", FLASHRL_CONFIG=str(path))
-        assert found is None
+    def test_flashrls_file_is_a_fleet(self, configured) -> None:
+        assert configured["yaml 3"]["quantization"] == "fp8_per_channel"
+        assert configured["yaml 3"]["notes"]["precision"] == "fp8_channel"
+        assert configured["yaml 2"]["quantization"] is None
+
+    def test_what_flashrl_asks_for_and_cannot_have_opens_no_engine(self, configured) -> None:
+        assert "FLASHRL_CONFIG: FlashRL's 'int8' cannot be had" in configured["int8"]["error"]
+
+    def test_a_fleet_of_one_and_none(self, configured) -> None:
+        assert configured["one"]["quantization"] == "fp8_per_tensor"
+        assert configured["none"]["quantization"] is not None
+        assert configured["none"]["notes"]["precision"] == "fp8"

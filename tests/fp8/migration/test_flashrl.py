@@ -116,7 +116,10 @@ except flashrl.PatchError as error:
     ("beside", "said"),
     [
         ("sys.modules['flash_rl'] = types.ModuleType('flash_rl')", ""),
-        ("sys.modules['flash_rl.vllm_patch'] = types.ModuleType('x')", "flash_rl.vllm_patch has been imported"),
+        (
+            "sys.modules['flash_rl.vllm_patch'] = types.ModuleType('x')",
+            "flash_rl.vllm_patch has been imported",
+        ),
         (
             "vllm = sys.modules['vllm'] = types.ModuleType('vllm')\n"
             "vllm.LLM = type('LLM', (), {'beforeflashrl__init__': None})",
@@ -126,7 +129,9 @@ except flashrl.PatchError as error:
     ids=["idle", "imported", "patched"],
 )
 def test_flashrl_beside_us(beside: str, said: str) -> None:
-    done = subprocess.run([sys.executable, "-c", CONFLICT.format(beside=beside)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", CONFLICT.format(beside=beside)], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert said in done.stdout and bool(said) == bool(done.stdout)
     assert not said or "flashrl cleanup" in done.stdout

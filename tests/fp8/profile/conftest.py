@@ -38,7 +38,8 @@ def bf16(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def pairs(bf16, tmp_path_factory: pytest.TempPathFactory):
-    """A bf16 checkpoint, a quantized one, and the scales between them; made once per kind. Do not change them."""
+    """A bf16 checkpoint, a quantized one, and the scales between them; made once per kind. Do not change
+    them."""
     made = {}
 
     def get(family: str, **how):

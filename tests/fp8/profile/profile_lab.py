@@ -1,6 +1,7 @@
 """Tiny models of several families, and a quantizer that works as SmoothQuant and compressed-tensors do.
 
-It knows the layers by name and rounds with numpy, so that nothing under test is used to make what it is tested on.
+It knows the layers by name and rounds with numpy, so that nothing under test is used to make what it is
+tested on.
 """
 
 from __future__ import annotations
@@ -82,7 +83,9 @@ def quantize(
         for norm, consumers in pairs:
             scale = random(64)
             scales[at + norm] = scale.double().numpy()
-            held[f"{at}{norm}.weight"] = ((held[f"{at}{norm}.weight"].float() + offset) / scale.float() - offset).bfloat16()
+            held[f"{at}{norm}.weight"] = (
+                (held[f"{at}{norm}.weight"].float() + offset) / scale.float() - offset
+            ).bfloat16()
             for consumer in consumers:
                 multiply_inputs(f"{at}{consumer}.weight", scale)
         if linears:

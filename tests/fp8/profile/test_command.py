@@ -36,7 +36,9 @@ def test_a_pair(pairs, tmp_path: Path) -> None:
 
 
 def test_prompts_and_the_table_of_layers(bf16, tmp_path: Path) -> None:
-    done = run("--model", bf16("llama"), "--random", "2", "--length", "16", "-o", "p.safetensors", cwd=tmp_path)
+    done = run(
+        "--model", bf16("llama"), "--random", "2", "--length", "16", "-o", "p.safetensors", cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "Error of layer outputs with 8-bit weights and activations"
@@ -64,5 +66,7 @@ def test_without_torch_it_says_so(tmp_path: Path) -> None:
         [sys.executable, "-c", code, "profile", "--model", "x"], capture_output=True, text=True, cwd=tmp_path
     )
     assert done.returncode == 1 and "'flashpatch profile' needs torch, which is not installed" in done.stderr
-    help = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, cwd=tmp_path)
+    help = subprocess.run(
+        [sys.executable, "-c", code, "--help"], capture_output=True, text=True, cwd=tmp_path
+    )
     assert help.returncode == 0 and "profile" in help.stdout

@@ -1,4 +1,5 @@
-"""Files from elsewhere: refused with one clear error, before much is read, and nothing in them is executed."""
+"""Files from elsewhere: refused with one clear error, before much is read, and nothing in them is
+executed."""
 
 from __future__ import annotations
 
@@ -86,7 +87,10 @@ class TestProfile:
             (lambda t, m: t["smooth/m.norm"].neg_(), "must be positive"),
             (lambda t, m: t["weight_scale/m.a.weight"].zero_(), "weight_scale/m.a.weight holds 0.0"),
             (lambda t, m: t.update({"smooth/m.norm": torch.ones(3)}), "float32 [3], not float32 [2]"),
-            (lambda t, m: t.update({"smooth/m.norm": torch.ones(2).double()}), "float64 [2], not float32 [2]"),
+            (
+                lambda t, m: t.update({"smooth/m.norm": torch.ones(2).double()}),
+                "float64 [2], not float32 [2]",
+            ),
             (lambda t, m: t.pop("smooth/m.norm"), "lacks the tensor smooth/m.norm"),
             (lambda t, m: t.pop("index/m.b"), "feeds 2 channels of m.norm to 4 of m.b"),
             (lambda t, m: t.update({"index/m.b": torch.tensor([0, 1, 0, 2]).int()}), "does not have"),
@@ -213,7 +217,10 @@ class TestCheckpoint:
 
         model, _ = twins
         config = json.loads((model / "config.json").read_text())
-        config |= {"model_type": "evil", "auto_map": {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"}}
+        config |= {
+            "model_type": "evil",
+            "auto_map": {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"},
+        }
         (model / "config.json").write_text(json.dumps(config))
         (model / "evil.py").write_text(f"import os; os.mkdir({str(tmp_path / 'mark')!r})")
         assert "cannot be examined" in refused(structure.of_directory, model)
@@ -237,7 +244,11 @@ class TestFlashRL:
                 ("post_attention_layernorm", ["mlp.gate_proj", "mlp.up_proj"]),
             ):
                 s = torch.tensor(scales[at + norm]).float()
-                made[f"{at}{norm}.weight"] = {"input_scale": 1 / s, "output_scale": 1.0, "type": torch.bfloat16}
+                made[f"{at}{norm}.weight"] = {
+                    "input_scale": 1 / s,
+                    "output_scale": 1.0,
+                    "type": torch.bfloat16,
+                }
                 for consumer in consumers:
                     out = torch.full((held[f"{at}{consumer}.weight"].shape[0], 1), 500.0)
                     if consumer == "mlp.up_proj":
@@ -248,7 +259,11 @@ class TestFlashRL:
             s = torch.tensor(scales[f"{at}mlp.up_proj"]).float().view(1, -1)
             out = torch.full((64, 1), 500.0)
             made[f"{at}mlp.down_proj.weight"] = {"input_scale": s, "output_scale": out, "type": torch.int8}
-            made[f"{at}self_attn.o_proj.weight"] = {"input_scale": 1.0, "output_scale": out, "type": torch.int8}
+            made[f"{at}self_attn.o_proj.weight"] = {
+                "input_scale": 1.0,
+                "output_scale": out,
+                "type": torch.int8,
+            }
         return made
 
     @pytest.fixture
@@ -265,7 +280,9 @@ class TestFlashRL:
     def test_converted_it_quantizes_as_flashrl_does(self, given, tmp_path: Path) -> None:
         model, scales, entries = given
         profile = self.convert(entries, model, tmp_path)
-        wanted = {name: s for name, s in scales.items() if not name.endswith("v_proj")}  # FlashRL knows no such pair
+        wanted = {
+            name: s for name, s in scales.items() if not name.endswith("v_proj")
+        }  # FlashRL knows no such pair
         assert set(profile.smooth) == set(wanted)
         assert len(profile.quantized) == 21
         for name, tensor in profile_lab.tensors(model).items():
@@ -274,7 +291,9 @@ class TestFlashRL:
                 theirs = tensor.float() * entries[name]["output_scale"] * entries[name]["input_scale"]
                 assert torch.allclose(smoothed / profile.weight_scale[name], theirs, rtol=1e-4), name
             elif name in entries:
-                assert torch.allclose(smoothed.float(), tensor.float() * entries[name]["input_scale"], rtol=1e-2)
+                assert torch.allclose(
+                    smoothed.float(), tensor.float() * entries[name]["input_scale"], rtol=1e-2
+                )
             elif not name.endswith("up_proj.bias"):
                 assert smoothed is tensor
         store.save(profile, tmp_path / "p.safetensors")
@@ -297,13 +316,20 @@ class TestFlashRL:
         if how == "deflated":
             import zipfile
 
-            with zipfile.ZipFile(path) as old, zipfile.ZipFile(tmp_path / "d.pt", "w", zipfile.ZIP_DEFLATED) as new:
+            with (
+                zipfile.ZipFile(path) as old,
+                zipfile.ZipFile(tmp_path / "d.pt", "w", zipfile.ZIP_DEFLATED) as new,
+            ):
                 for entry in old.namelist():
                     new.writestr(entry, old.read(entry))
             path = tmp_path / "d.pt"
         with Checkpoint(str(model)) as checkpoint:
             message = refused(pickled.convert, path, checkpoint)
-        said = {"zip": "nothing in it was executed", "bare": "bare pickle is not opened", "deflated": "compressed"}
+        said = {
+            "zip": "nothing in it was executed",
+            "bare": "bare pickle is not opened",
+            "deflated": "compressed",
+        }
         assert said[how] in message
         assert not mark.exists()
 

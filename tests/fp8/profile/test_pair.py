@@ -100,7 +100,9 @@ def test_coarse_rounding_is_told_from_another_model(pairs, tmp_path) -> None:
         generator = torch.Generator().manual_seed(0)
         for name, tensor in held.items():
             if tensor.dtype == torch.int8:
-                by = torch.randint(-1, 2, tensor.shape, generator=generator) * (torch.rand(tensor.shape) < 0.3)
+                by = torch.randint(-1, 2, tensor.shape, generator=generator) * (
+                    torch.rand(tensor.shape) < 0.3
+                )
                 held[name] = (tensor.int() + by).clamp(-128, 127).to(torch.int8)
 
     profile_lab.edit(noisy, push)
@@ -139,10 +141,22 @@ class TestRefusals:
         ("change", "said"),
         [
             (lambda held: held.pop("model.layers.0.mlp.up_proj.weight"), "up_proj.weight (missing)"),
-            (lambda held: held.pop("model.layers.0.mlp.up_proj.weight_scale"), "lacks model.layers.0.mlp.up_proj"),
-            (lambda held: held.update({"extra.weight": torch.ones(2)}), "extra.weight (only in the quantized one)"),
-            (lambda held: held.update({"model.norm.weight": torch.ones(3)}), "model.norm.weight ([3], not [64])"),
-            (lambda held: held["model.layers.0.mlp.up_proj.weight_scale"].fill_(float("nan")), "not positive and"),
+            (
+                lambda held: held.pop("model.layers.0.mlp.up_proj.weight_scale"),
+                "lacks model.layers.0.mlp.up_proj",
+            ),
+            (
+                lambda held: held.update({"extra.weight": torch.ones(2)}),
+                "extra.weight (only in the quantized one)",
+            ),
+            (
+                lambda held: held.update({"model.norm.weight": torch.ones(3)}),
+                "model.norm.weight ([3], not [64])",
+            ),
+            (
+                lambda held: held["model.layers.0.mlp.up_proj.weight_scale"].fill_(float("nan")),
+                "not positive and",
+            ),
             (lambda held: held["model.layers.0.mlp.up_proj.weight_scale"].zero_(), "not positive and finite"),
             (
                 lambda held: held.update({"model.layers.0.mlp.up_proj.weight_scale": torch.ones(96, 4)}),

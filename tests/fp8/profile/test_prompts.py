@@ -47,7 +47,9 @@ def test_the_scales_are_those_of_the_paper(outliers) -> None:
     model = AutoModelForCausalLM.from_pretrained(outliers, dtype="auto")
     seen = []
     layer = model.model.layers[0]
-    layer.input_layernorm.register_forward_hook(lambda m, a, out: seen.append(out.abs().amax((0, 1)).double()))
+    layer.input_layernorm.register_forward_hook(
+        lambda m, a, out: seen.append(out.abs().amax((0, 1)).double())
+    )
     for ids in prompts.random_tokens(profile_lab.VOCAB, 4, 32):
         model(input_ids=torch.tensor([ids]))
     act = torch.stack(seen).amax(0)

@@ -1,4 +1,5 @@
-"""Which channels can exchange a scale, found without names: families, shared key-value heads, and what must not."""
+"""Which channels can exchange a scale, found without names: families, shared key-value heads, and what must
+not."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def as_set(*exchanges: Exchange) -> set[tuple]:
     [
         ("qwen2", (V, UP, norm("input_layernorm", 0.0, *QKV), norm("post_attention_layernorm", 0.0, *MLP))),
         ("gemma", (V, UP, norm("input_layernorm", 1.0, *QKV), norm("post_attention_layernorm", 1.0, *MLP))),
-        # Gemma 2 and 3 have norms after attention and MLP too, which feed no linear layer, and norms of q and k
+        # Gemma 2 and 3 have norms after attention and MLP too, which feed no linear layer, and norms of q and
+        # k
         ("gemma3_text", (V, UP, norm("input_layernorm", 1.0, *QKV), norm("pre_feedforward_layernorm", 1.0, *MLP))),
         # one fused layer cannot give up the scales of a part of its rows
         ("phi3", (norm("input_layernorm", 0.0, "self_attn.qkv_proj"),
@@ -59,7 +61,11 @@ class Strange(torch.nn.Module):
         super().__init__()
         self.embed = torch.nn.Embedding(16, 8)
         block = self.block = torch.nn.Module()
-        block.norm, block.a, block.b = norm or torch.nn.RMSNorm(8), torch.nn.Linear(8, 6), torch.nn.Linear(6, 8)
+        block.norm, block.a, block.b = (
+            norm or torch.nn.RMSNorm(8),
+            torch.nn.Linear(8, 6),
+            torch.nn.Linear(6, 8),
+        )
 
         def forward(x):
             y = block.norm(x)

@@ -67,7 +67,9 @@ class TestWeights:
         q, scale = quantizer.quantized(w, form, granularity)
         back = q.double() * scale.double()
         assert bool(torch.isfinite(back).all()) and bool((scale > 0).all())
-        assert float((back - w.double()).abs().max()) <= max(value, float(torch.finfo(torch.float32).tiny) * 448)
+        assert float((back - w.double()).abs().max()) <= max(
+            value, float(torch.finfo(torch.float32).tiny) * 448
+        )
 
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
     def test_not_finite_is_refused(self, form, granularity, value: float) -> None:
@@ -104,7 +106,9 @@ class TestLayers:
         b = random(1, 48, seed=seed + 2)[0] if bias else None
         q, scale = quantizer.quantized(w, "int8")
         xq, x_scale = quantizer.dynamic(x, "int8")
-        exact = (xq.double() * x_scale.double()) @ (q.double() * scale.double()).t() + (0 if b is None else b.double())
+        exact = (xq.double() * x_scale.double()) @ (q.double() * scale.double()).t() + (
+            0 if b is None else b.double()
+        )
         out = quantizer.w8a8(x, q, scale, b)
         assert out.dtype == x.dtype
         assert float((out.double() - exact).abs().max()) <= 1e-5 * float(exact.abs().max())
@@ -129,7 +133,9 @@ class TestLayers:
         exact = x.double() @ (q.double() * scale.double()).t() + b.double()
         out = quantizer.weight_only(x, q, scale, b)
         assert out.dtype == dtype
-        assert float((out.double() - exact).norm() / exact.norm()) < (1e-6 if dtype is torch.float32 else 6e-3)
+        assert float((out.double() - exact).norm() / exact.norm()) < (
+            1e-6 if dtype is torch.float32 else 6e-3
+        )
 
     def test_all_8_bit_values_are_exact_in_bf16(self) -> None:
         for form in FORMS:
@@ -182,9 +188,14 @@ class TestStream:
 
     def profile(self) -> Profile:
         exchanges = (Exchange("m.norm", 0.0, ("m.a",)), Exchange("m.a", None, ("m.b",)))
-        smooth = {"m.norm": random(8, 1, seed=5)[:, 0].abs() + 0.1, "m.a": random(6, 1, seed=6)[:, 0].abs() + 0.1}
+        smooth = {
+            "m.norm": random(8, 1, seed=5)[:, 0].abs() + 0.1,
+            "m.a": random(6, 1, seed=6)[:, 0].abs() + 0.1,
+        }
         shapes = {name: tuple(w.shape) for name, w in self.WEIGHTS.items()}
-        return Profile("int8", "channel", "pair", "", shapes, exchanges, smooth, frozenset({"m.a.weight", "m.b.weight"}))
+        return Profile(
+            "int8", "channel", "pair", "", shapes, exchanges, smooth, frozenset({"m.a.weight", "m.b.weight"})
+        )
 
     @pytest.mark.parametrize("form", FORMS)
     def test_against_float64(self, form: str) -> None:
