@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -52,8 +54,16 @@ def examine(patch: Patch) -> Findings:
     held = contract.check(patch, contract.installed_root, installed.version)
     if not held.ok:
         return Findings(held.target, installed, f"contract: {held.drift}")
-    rival = next((name for name in patch.conflicts if _is_distribution(name)), None)
-    return Findings(held.target, installed, f"conflicts with distribution {rival}" if rival else None)
+    return Findings(held.target, installed, next(_rivals(patch), None))
+
+
+def _rivals(patch: Patch) -> Iterator[str]:
+    """What excludes the patch: by being installed, or by having been imported into this process."""
+    for name in patch.conflicts:
+        if _is_distribution(name):
+            yield f"conflicts with distribution {name}"
+        elif sys.modules.get(name) is not None:
+            yield f"conflicts with {name}, which is active in this process"
 
 
 def _is_distribution(name: str) -> bool:

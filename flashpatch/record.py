@@ -73,7 +73,8 @@ class Patch:
             ``fault`` (such a patch is healthy while never called).
         scope: process roles the patch acts in.
         needs: ids of patches that must be armed too.
-        conflicts: ids of patches, or names of distributions, that exclude this one.
+        conflicts: ids of patches, names of distributions, or names of modules (excluding once they have been
+            imported), that exclude this one.
         tested: exact framework versions the patch's tests ran on.
         why, how, upstream, remove_when: the documentation, as data.
         apply, undo: install and restore.

@@ -361,3 +361,22 @@ def test_require(world):
         flashpatch.enable("toy8", strict=True)
         assert "displaced by __main__.<lambda>" in refused("toy")
     """)
+
+
+def test_a_module_that_has_been_imported_is_a_conflict(monkeypatch):
+    """One that is merely installed is none, and neither is one whose import is forbidden."""
+    import sys
+    from types import ModuleType
+
+    from flashpatch import Patch
+    from flashpatch.preflight import examine
+
+    patch = Patch(
+        "toy.packaging.parse", ("packaging.version:parse",), "packaging>=20", "why", "how", "never",
+        wrapper=lambda original, *args: original(*args), conflicts=("a_rival.patches",),
+    )  # fmt: skip
+    assert examine(patch).problem is None
+    monkeypatch.setitem(sys.modules, "a_rival.patches", None)
+    assert examine(patch).problem is None
+    monkeypatch.setitem(sys.modules, "a_rival.patches", ModuleType("a_rival.patches"))
+    assert examine(patch).problem == "conflicts with a_rival.patches, which is active in this process"
