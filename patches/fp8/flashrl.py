@@ -16,6 +16,7 @@ from flashpatch.patches.fp8.fleet import Entry
 
 PATCH = "fp8.flashrl"
 DISTRIBUTION = "flash-llm-rl"
+MODULE = "flash_rl.vllm_patch"  # imported by flash_rl where FLASHRL_CONFIG is set; importing it patches vLLM
 
 _OFF = ("", "0")
 
@@ -140,8 +141,8 @@ def check_not_active() -> None:
 
 
 def _active() -> str:
-    if "flash_rl.vllm_patch" in sys.modules:
-        return "flash_rl.vllm_patch has been imported."
+    if MODULE in sys.modules:
+        return f"{MODULE} has been imported."
     vllm = sys.modules.get("vllm")
     llm = getattr(vllm, "__dict__", {}).get("LLM")
     marks = [name for name in vars(llm) if name.startswith("beforeflashrl")] if isinstance(llm, type) else []

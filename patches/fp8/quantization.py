@@ -121,6 +121,7 @@ PATCH = Patch(
     evidence="install",
     scope=frozenset({"driver"}),
     needs=("fp8.vllm.birth",),
+    conflicts=(flashrl.MODULE,),
     tested=("0.31.0", "0.32.0"),
     why="Rollout scripts open their engine in bf16; asking for online fp8 means editing each of them.",
     how="Sets quantization where it is unset, the checkpoint is not quantized and the model is not excluded.",

@@ -135,3 +135,28 @@ def test_flashrl_beside_us(beside: str, said: str) -> None:
     assert done.returncode == 0, done.stderr
     assert said in done.stdout and bool(said) == bool(done.stdout)
     assert not said or "flashrl cleanup" in done.stdout
+
+
+@pytest.mark.vllm
+def test_no_engine_opens_where_flashrl_has_patched_vllm(tmp_path: Path) -> None:
+    """FlashRL was there first: nothing of ours is installed, and the engine's door says who is in the way."""
+    package = tmp_path / "flash_rl"
+    package.mkdir()
+    (package / "__init__.py").write_text("from flash_rl import vllm_patch")
+    (package / "vllm_patch.py").write_text("import vllm\nvllm.LLM.beforeflashrl__init__ = vllm.LLM.__init__")
+    code = """
+import flash_rl, flashpatch
+flashpatch.enable("fp8")
+from vllm.engine.arg_utils import EngineArgs
+try:
+    EngineArgs(model="nowhere").create_engine_config()
+except flashpatch.PatchError as error:
+    print(error)
+"""
+    import os
+
+    env = {**os.environ, "PYTHONPATH": str(tmp_path), "FLASHPATCH_LEDGER": str(tmp_path / "ledger")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=tmp_path, timeout=300
+    )
+    assert "conflicts with flash_rl.vllm_patch, which is active in this process" in done.stdout, done.stderr[-2000:]

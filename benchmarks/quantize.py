@@ -1,0 +1,127 @@
+"""What rounding a trainer's weights on their way into an engine costs: time and memory, per precision.
+
+    python benchmarks/quantize.py [--hidden 1024] [--inner 4096] [--layers 8] [--rounds 5]
+
+The peer, in the same rounds, is a plain bf16 copy of the same weights: what an update costs at the least. A ratio
+of 3 says that rounding a model takes three times as long as copying it. Memory is the highest resident size while
+one stream is consumed tensor by tensor, above that of the copy; in the largest weight's float32 copies, since the
+stream holds one tensor at a time. Where flash_rl is installed and a GPU is present, its own function is timed too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+
+import torch
+from flashpatch.patches.fp8 import quantizer
+from flashpatch.patches.fp8.profile.store import Profile
+from flashpatch.patches.fp8.profile.structure import Exchange
+
+Weights = dict[str, torch.Tensor]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("hidden", 1024), ("inner", 4096), ("layers", 8), ("rounds", 5)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    args = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    weights = _weights(args.hidden, args.inner, args.layers, device)
+    profile = _profile(weights, args.layers)
+    ways: dict[str, Callable[[], Iterator]] = {"bf16 copy": lambda: ((n, w.clone()) for n, w in weights.items())}
+    for form in ("int8", "fp8"):
+        for granularity in ("channel", "tensor"):
+            ways[f"{form}, scale per {granularity}"] = lambda f=form, g=granularity: quantizer.stream(
+                weights.items(), f, g, chosen=lambda name, tensor: tensor.dim() == 2
+            )
+    ways["int8, smoothed"] = lambda: quantizer.stream(weights.items(), "int8", profile=profile)
+    peer, why = _flashrl(weights, profile)
+    if peer is not None:
+        ways["int8, flash_rl's own"] = peer
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    memory = {name: _memory(way, device) for name, way in ways.items()}
+    for _ in range(args.rounds):
+        for name, way in ways.items():
+            start = time.perf_counter()
+            _consume(way())
+            if device == "cuda":
+                torch.cuda.synchronize()
+            times[name].append(time.perf_counter() - start)
+    base = median(times["bf16 copy"])
+    largest = 4 * max(w.numel() for w in weights.values())
+    total = sum(w.numel() for w in weights.values())
+    print(f"{total / 1e6:.0f} million weights on {device}, {torch.get_num_threads()} threads")
+    print(f"{'':24}  time / copy  extra memory / largest weight in float32")
+    for name in ways:
+        extra = max(memory[name] - memory["bf16 copy"], 0) / largest
+        print(f"{name:24}  {median(times[name]) / base:11.2f}  {extra:12.2f}")
+    if peer is None:
+        print(f"flash_rl's own quantizer was not run: {why}")
+
+
+def _weights(hidden: int, inner: int, layers: int, device: str) -> Weights:
+    made: Weights = {}
+    for layer in range(layers):
+        for name, shape in (("norm", (hidden,)), ("up", (inner, hidden)), ("down", (hidden, inner))):
+            made[f"l{layer}.{name}.weight"] = torch.randn(shape, dtype=torch.bfloat16, device=device)
+    return made
+
+
+def _profile(weights: Weights, layers: int) -> Profile:
+    exchanges, smooth = [], {}
+    for layer in range(layers):
+        for producer, offset, consumer in (("norm", 0.0, "up"), ("up", None, "down")):
+            exchanges.append(Exchange(f"l{layer}.{producer}", offset, (f"l{layer}.{consumer}",)))
+            width = weights[f"l{layer}.{producer}.weight"].shape[0]
+            smooth[f"l{layer}.{producer}"] = torch.rand(width) + 0.5
+    shapes = {name: tuple(w.shape) for name, w in weights.items()}
+    rounded = frozenset(name for name, w in weights.items() if w.dim() == 2)
+    return Profile("int8", "channel", "pair", "", shapes, tuple(exchanges), smooth, rounded)
+
+
+def _flashrl(weights: Weights, profile: Profile) -> tuple[Callable[[], Iterator] | None, str]:
+    try:
+        from flash_rl.flash_quantization import flash_quantize
+    except ImportError as error:
+        return None, f"{type(error).__name__}: {error}"
+    if not torch.cuda.is_available():
+        return None, "it asks for the current CUDA device"
+    theirs = {}
+    for name in profile.quantized:
+        inward, outward, _ = profile.scales(name)
+        scale = quantizer.quantized(profile.smoothed(name, weights[name]), "int8")[1].cpu()
+        out = 1 / scale if outward is None else 1 / (scale * outward[:, None])
+        theirs[name] = {"input_scale": inward.view(1, -1), "output_scale": out, "type": torch.int8}
+    return lambda: flash_quantize(weights.items(), theirs), ""
+
+
+def _consume(stream: Iterator) -> None:
+    for _name, tensor in stream:
+        del tensor
+
+
+def _memory(way: Callable[[], Iterator], device: str) -> int:
+    """Bytes at the highest while the stream is consumed, above those before it."""
+    _consume(way())  # what allocators keep is kept by now
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        _consume(way())
+        return torch.cuda.max_memory_allocated() - before
+    Path("/proc/self/clear_refs").write_text("5")  # forget the highest resident size so far
+    before = _resident("VmRSS")
+    _consume(way())
+    return max(_resident("VmHWM") - before, 0)
+
+
+def _resident(what: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{what}:"))
+
+
+if __name__ == "__main__":
+    main()
