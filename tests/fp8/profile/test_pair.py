@@ -127,6 +127,19 @@ class TestRefusals:
         message = refused(model, other)
         assert "model.layers.1.mlp.down_proj.weight" in message and "layers.0" not in message
 
+    def test_a_layer_that_was_trained_further_is_named(self, twins) -> None:
+        model, other = twins
+        name = "model.layers.1.mlp.gate_proj.weight"
+
+        def change(held):
+            generator = torch.Generator().manual_seed(0)
+            noise = torch.randn(held[name].shape, generator=generator) * held[name].float().std()
+            held[name] = (held[name].float() + 0.1 * noise).round().clamp(-128, 127).to(torch.int8)
+
+        profile_lab.edit(other, change)
+        message = refused(model, other)
+        assert f"{name} (differs by" in message and "layers.0" not in message
+
     def test_a_trained_embedding_is_named(self, twins) -> None:
         model, other = twins
         profile_lab.edit(other, lambda held: held["model.embed_tokens.weight"].mul_(1.02))
