@@ -56,7 +56,9 @@ class StreamingBatcher:
         if self._closed:
             refuse("batcher", "put", "was called after close.", "Make a new batcher for the next batch.")
         self._complete.extend(self._packer.add(sample, tokens))
-        await self._dispatch()
+        async with self._changed:
+            self._advance()
+            await self._changed.wait_for(lambda: not self._complete)
 
     async def close(self) -> None:
         """No more samples: what waits leaves as a last round, and every rank's `get` ends after it."""
@@ -65,8 +67,8 @@ class StreamingBatcher:
             last = self._packer.flush()
             if last is not None:
                 self._complete.append(last)
-        await self._dispatch()
         async with self._changed:
+            self._advance()
             self._changed.notify_all()
 
     async def get(self, rank: int) -> Batch | None:
@@ -74,7 +76,7 @@ class StreamingBatcher:
         async with self._changed:
             await self._changed.wait_for(lambda: self._queues[rank] or (self._closed and not self._complete))
             batch = self._queues[rank].popleft() if self._queues[rank] else None
-            self._changed.notify_all()
+            self._advance()
         return batch
 
     async def batches(self, rank: int) -> AsyncIterator[Batch]:
@@ -82,16 +84,10 @@ class StreamingBatcher:
         while (batch := await self.get(rank)) is not None:
             yield batch
 
-    async def _dispatch(self) -> None:
-        """Give complete rounds to all ranks at once, when all have room. A round leaves the list and enters all
-        queues without a pause between, so that a cancellation finds it either here or there."""
-        async with self._changed:
-            while self._complete:
-                await self._changed.wait_for(self._room)
-                if self._complete:
-                    for queue, batch in zip(self._queues, self._complete.popleft(), strict=True):
-                        queue.append(batch)
-                    self._changed.notify_all()
-
-    def _room(self) -> bool:
-        return not self._complete or max(map(len, self._queues)) < self._depth
+    def _advance(self) -> None:
+        """Give complete rounds to all ranks at once, while all have room. Nothing waits in between, so that a
+        cancellation finds a round either here or with the ranks."""
+        while self._complete and max(map(len, self._queues)) < self._depth:
+            for queue, batch in zip(self._queues, self._complete.popleft(), strict=True):
+                queue.append(batch)
+            self._changed.notify_all()

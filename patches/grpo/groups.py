@@ -68,7 +68,7 @@ class GroupGate:
         """As ``verl.trainer.ppo.core_algos.compute_grpo_outcome_advantage``: a lone sample keeps its reward."""
         rewards = [reward for _, reward in members]
         if len(rewards) < 2:
-            return rewards
+            return [reward / (1 + self.epsilon) for reward in rewards] if self.normalize else rewards
         mean = sum(rewards) / len(rewards)
         if not self.normalize:
             return [reward - mean for reward in rewards]
