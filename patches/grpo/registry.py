@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
-from flashpatch.errors import PatchError
 from flashpatch.patches.grpo.bad_input import refuse
+from flashpatch.patches.grpo.places import Places, RequestLost
 from flashpatch.patches.grpo.pool import Pool
+
+__all__ = ["Registry", "RequestLost", "Send", "WorkerLost"]
 
 Send = Callable[[Any, Any], Awaitable[Any]]
 """``send(handle, payload)`` gives the worker's answer. It raises `WorkerLost` (or ``ConnectionError``, ``EOFError``)
@@ -27,10 +29,6 @@ class WorkerLost(ConnectionError):
     """The worker is gone; the request may be given to another."""
 
 
-class RequestLost(PatchError):
-    """A request ended without a result: its workers died or did not answer."""
-
-
 @dataclass
 class _Link:
     """A worker's handle; a future that says to all its requests why it is lost; whether it answers no pings."""
@@ -38,15 +36,6 @@ class _Link:
     handle: Any
     gone: asyncio.Future[str]
     hung: bool = False
-
-
-@dataclass(frozen=True)
-class _Wait:
-    place: asyncio.Future[str]
-    request: Hashable
-    tokens: int
-    prefix: Hashable
-    avoid: tuple[str, ...]
 
 
 class Registry:
@@ -89,12 +78,12 @@ class Registry:
             problem = f"are {patience}, {rest}, {resubmissions}, {heartbeat} and {grace}."
             refuse("registry", "patience, rest, resubmissions, heartbeat, grace", problem, "Give positive times.")
         self.pool = Pool(cap=cap, affinity=affinity, slack=slack)
+        self._places = Places(self.pool, place_patience)
         self.counts: Counter[str] = Counter()
         self._send, self._ping = send, ping
         self._patience, self._rest, self._resubmissions = patience, rest, resubmissions
-        self._heartbeat, self._grace, self._place_patience = heartbeat, grace, place_patience
+        self._heartbeat, self._grace = heartbeat, grace
         self._links: dict[str, _Link] = {}
-        self._waiting: deque[_Wait] = deque()
         self._ids = itertools.count()
         self._watches: dict[str, asyncio.Task[None]] = {}
 
@@ -105,7 +94,7 @@ class Registry:
         self._links[name] = _Link(handle, asyncio.get_running_loop().create_future())
         if self._ping is not None:
             self._watches[name] = asyncio.create_task(self._watch(name, handle))
-        self._serve()
+        self._places.serve()
 
     async def remove(self, name: str) -> None:
         """A worker leaves; its requests go to others."""
@@ -137,7 +126,7 @@ class Registry:
                 name = ""
                 # Between finding a place and getting it, the worker may be lost: that was no attempt.
                 while not name or self.pool.where(key) != name:
-                    name = await self._place(key, tokens, prefix, tuple(tried))
+                    name = await self._places.take(key, tokens, prefix, tuple(tried))
                 try:
                     return await self._attempt(name, payload)
                 except WorkerLost as lost:
@@ -145,7 +134,7 @@ class Registry:
                     reasons.append(f"{name} {lost}")
                 finally:
                     self.pool.release(key)
-                    self._serve()
+                    self._places.serve()
             raise RequestLost(
                 f"request {key!r} got no answer: {'; '.join(reasons)}.",
                 patch="grpo.registry",
@@ -160,17 +149,14 @@ class Registry:
     def status(self) -> dict[str, Any]:
         """Counts since the start (submitted, ended, failed, resubmitted, lost and hung workers), outstanding tokens by
         worker, and how many requests wait for a place."""
-        return {"counts": dict(self.counts), "loads": self.pool.loads(), "waiting": len(self._waiting)}
+        return {"counts": dict(self.counts), "loads": self.pool.loads(), "waiting": self._places.waiting}
 
     async def close(self) -> None:
         """Let go of all workers; requests under way end with `RequestLost`."""
         self._resubmissions = 0
         for name in list(self._links):
             self._lose(name, "closed")
-        for wait in self._waiting:
-            if not wait.place.done():
-                wait.place.set_exception(_no_place(wait.request, "the registry was closed"))
-        self._waiting.clear()
+        self._places.end("the registry was closed")
 
     async def _attempt(self, name: str, payload: Any) -> Any:
         """One try on one worker.
@@ -200,53 +186,6 @@ class Registry:
             if not answer.done():
                 answer.cancel()
 
-    async def _place(self, request: Hashable, tokens: int, prefix: Hashable, avoid: tuple[str, ...]) -> str:
-        """Wait, first come first served, for a worker that takes the request."""
-        if not any(wait.avoid == () for wait in self._waiting):
-            name = self.pool.acquire(request, tokens, prefix, avoid)
-            if name is not None:
-                return name
-        wait = _Wait(asyncio.get_running_loop().create_future(), request, tokens, prefix, avoid)
-        # What was tried once already came earlier than all that wait.
-        (self._waiting.appendleft if avoid else self._waiting.append)(wait)
-        self._serve()
-        try:
-            return await asyncio.wait_for(wait.place, self._place_patience)
-        except TimeoutError:
-            raise _no_place(request, f"none took it within {self._place_patience} s") from None
-        except asyncio.CancelledError:
-            if wait.place.done() and not wait.place.cancelled():
-                self.pool.release(request)
-            raise
-        finally:
-            if not wait.place.done() or wait.place.cancelled():
-                self._drop(wait)
-
-    def _serve(self) -> None:
-        """Give places to those that wait, in order; a request that avoids workers does not hold up others."""
-        kept: deque[_Wait] = deque()
-        while self._waiting:
-            wait = self._waiting.popleft()
-            if wait.place.done():
-                continue
-            try:
-                name = self.pool.acquire(wait.request, wait.tokens, wait.prefix, wait.avoid)
-            except PatchError as error:
-                wait.place.set_exception(error)
-                continue
-            if name is not None:
-                wait.place.set_result(name)
-                continue
-            kept.append(wait)
-            if not wait.avoid:
-                break
-        kept.extend(self._waiting)
-        self._waiting = kept
-
-    def _drop(self, wait: _Wait) -> None:
-        if wait in self._waiting:
-            self._waiting.remove(wait)
-
     def _lose(self, name: str, why: str) -> None:
         """A worker is gone: its requests hear of it and look for another."""
         link = self._links.pop(name, None)
@@ -259,7 +198,7 @@ class Registry:
         self.pool.remove(name)
         if not link.gone.done():
             link.gone.set_result(why)
-        self._serve()
+        self._places.serve()
 
     def _suspend(self, name: str, link: _Link) -> None:
         """A worker rests for a while, if it is still the one that is meant."""
@@ -270,7 +209,7 @@ class Registry:
         def back() -> None:
             if self._links.get(name) is link and not link.hung:
                 self.pool.resume(name)
-                self._serve()
+                self._places.serve()
 
         asyncio.get_running_loop().call_later(self._rest, back)
 
@@ -292,7 +231,7 @@ class Registry:
                 if link.hung:
                     link.hung = False
                     self.pool.resume(name)
-                    self._serve()
+                    self._places.serve()
 
     def _quarantine(self, name: str, link: _Link) -> None:
         """A worker hangs: it keeps its place but gets nothing, and its requests go elsewhere."""
@@ -301,12 +240,3 @@ class Registry:
         self.pool.suspend(name)
         gone, link.gone = link.gone, asyncio.get_running_loop().create_future()
         gone.set_result(f"did not answer pings for {self._grace} s")
-
-
-def _no_place(request: Hashable, why: str) -> RequestLost:
-    return RequestLost(
-        f"request {request!r} found no worker: {why}.",
-        patch="grpo.registry",
-        advice="Register workers, or raise their thresholds.",
-    )
-
