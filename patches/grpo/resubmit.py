@@ -16,16 +16,39 @@ logger = logging.getLogger("flashpatch.grpo")
 CLIENT = "verl.workers.rollout.llm_server"
 ID = "grpo.verl.resubmit"
 
-_servers: ContextVar[list[str] | None] = ContextVar("flashpatch_grpo_servers", default=None)
-"""The servers that the generation under way was given, in order."""
+
+class _Attempt:
+    """One try of a generation: the server it was given, once it has one."""
+
+    def __init__(self) -> None:
+        self.server: str | None = None
+        self.placed = asyncio.Event()
+
+
+_attempt: ContextVar[_Attempt | None] = ContextVar("flashpatch_grpo_attempt", default=None)
 
 
 async def on_acquire(original, self, request_id: str, **extra: Any) -> tuple[str, Any]:
-    """Around ``LLMServerClient._acquire_server``: remember which server it was."""
-    name, handle = await original(self, request_id, **extra)
-    seen = _servers.get()
-    if seen is not None:
-        seen.append(name)
+    """Around ``LLMServerClient._acquire_server``: remember which server it was.
+
+    A balancer cannot know that a client which waited for a place was cancelled: a place that comes too late is given
+    back, or it would be taken for ever.
+    """
+    attempt = _attempt.get()
+    asked = asyncio.ensure_future(original(self, request_id, **extra))
+
+    def give_back(done: asyncio.Future[tuple[str, Any]]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            self._release_server(done.result()[0], request_id=request_id)
+
+    try:
+        name, handle = await asyncio.shield(asked)
+    except asyncio.CancelledError:
+        asked.add_done_callback(give_back)
+        raise
+    if attempt is not None:
+        attempt.server = name
+        attempt.placed.set()
     return name, handle
 
 
@@ -39,35 +62,51 @@ async def on_generate(original, self, request_id: str, **arguments: Any) -> Any:
     options = engine.options("grpo")
     if not options["resubmit"]:
         return await original(self, request_id, **arguments)
-    patience = options["patience"] or None
-    seen: list[str] = []
-    reset = _servers.set(seen)
-    try:
+    servers: list[str | None] = []
+    first: Exception | None = None
+    while True:
+        attempt = _Attempt()
+        reset = _attempt.set(attempt)
         try:
-            return await asyncio.wait_for(original(self, request_id, **arguments), patience)
+            return await _within(options["patience"], attempt, original(self, request_id, **arguments))
         except Exception as error:
             why = lost(error)
-            if why is None or not seen:
+            if why is None or attempt.server is None:
                 raise
-            await _report(self, seen[-1], isinstance(error, TimeoutError), options["rest"])
-            logger.warning("request %s: server %s %s; it goes to another one", request_id, seen[-1], why)
-            ledger.note(resubmitted=ledger.notes().get("resubmitted", 0) + 1)
+            servers.append(attempt.server)
+            await _report(self, attempt.server, isinstance(error, TimeoutError), options["rest"])
+            if first is not None:
+                raise PatchError(
+                    f"request {request_id} got no answer from two servers: {', '.join(map(str, servers))}.",
+                    patch=ID,
+                    target=f"{CLIENT}:LLMServerClient.generate",
+                    advice="Look at the servers' logs; patience = 0 waits for ever.",
+                ) from first
             first = error
-        try:
-            return await asyncio.wait_for(original(self, request_id, **arguments), patience)
-        except Exception as error:
-            why = lost(error)
-            if why is None:
-                raise
-            await _report(self, seen[-1], isinstance(error, TimeoutError), options["rest"])
-            raise PatchError(
-                f"request {request_id} got no answer from two servers: {', '.join(seen)}.",
-                patch=ID,
-                target=f"{CLIENT}:LLMServerClient.generate",
-                advice="Look at the servers' logs; patience = 0 waits for ever.",
-            ) from first
+            logger.warning("request %s: server %s %s; it goes to another one", request_id, attempt.server, why)
+            ledger.note(resubmitted=ledger.notes().get("resubmitted", 0) + 1)
+        finally:
+            _attempt.reset(reset)
+
+
+async def _within(patience: float, attempt: _Attempt, generation: Any) -> Any:
+    """Wait for a generation; the time counts from when it has a server. It is cancelled with whoever waits.
+
+    Raises:
+        TimeoutError: it took longer than ``patience`` seconds, unless that is 0.
+    """
+    task = asyncio.ensure_future(generation)
+    placed = asyncio.ensure_future(attempt.placed.wait())
+    try:
+        await asyncio.wait({task, placed}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task}, timeout=patience or None)
+        if not task.done():
+            raise TimeoutError
+        return task.result()
     finally:
-        _servers.reset(reset)
+        placed.cancel()
+        if not task.done():
+            task.cancel()
 
 
 def lost(error: BaseException) -> str | None:
