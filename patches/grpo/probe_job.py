@@ -196,24 +196,58 @@ def compare(strategy: str, model: Path, rank: int, world: int) -> Iterator[tuple
         return float((found - target).norm() / target.norm())
 
     yield type(engine.module).__name__, 0.0
-    for aggregation in AGGREGATIONS:
-        for name, split in SPLITS.items():
-            yield f"{aggregation}, {name}", away("grpo_exact", aggregation, ROWS, split)
     flashpatch.disable("grpo")
     at_once = SPLITS["all at once"]
     for configured in (ROWS, REAL, REAL - 2):
         yield f"stock, {configured} configured", away("vanilla", "seq-mean-token-mean", configured, at_once)
     yield "stock, token-mean", away("vanilla", "token-mean", ROWS, at_once)
+    flashpatch.enable("grpo")
+    for aggregation in AGGREGATIONS:
+        for name, split in SPLITS.items():
+            yield f"{aggregation}, {name}", away("grpo_exact", aggregation, ROWS, split)
+
+
+def refused() -> str:
+    """What the driver's first check says to a recipe with another loss."""
+    from omegaconf import OmegaConf
+    from verl.utils.config import validate_config
+
+    from flashpatch.errors import PatchError
+
+    recipe = {"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "gspo"}}}}
+    try:
+        validate_config(OmegaConf.create(recipe), False, False)
+    except PatchError as error:
+        return str(error)
+    return ""
+
+
+def logprobs_away() -> float:
+    """How far log-probabilities from blocks are from the plain ones; random float32."""
+    from flashpatch.patches.grpo.logprobs import token_logprobs
+
+    draw = torch.Generator().manual_seed(0)
+    states, head = torch.randn(30, 16, generator=draw), torch.randn(500, 16, generator=draw)
+    labels = torch.randint(0, 500, (30,), generator=draw)
+    plain = torch.log_softmax(states @ head.t(), -1).gather(1, labels[:, None])[:, 0]
+    return float((token_logprobs(states, head, labels, tokens=7, vocabulary=64).logprobs - plain).abs().max())
 
 
 def main() -> None:
     """Write ``seen-RANK.json`` in the directory given: for each kind of FSDP, what `compare` found."""
     workdir, rank, world = Path(sys.argv[1]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    import verl.workers.engine  # noqa: F401
-    import verl.workers.engine_workers  # noqa: F401
-    from verl.utils import distributed
+    from flashpatch.patches.grpo.probe_route import routed
 
     import flashpatch
+
+    if torch.accelerator.current_accelerator(check_available=True) is None:
+        flashpatch.enable("cpu", "bf16")
+    import verl.utils.seqlen_balancing
+    import verl.utils.experimental.torch_functional
+    import verl.workers.engine
+    import verl.workers.engine_workers
+    import verl.workers.rollout.router  # noqa: F401
+    from verl.utils import distributed
 
     distributed.initialize_global_process_group_ray(timeout_second=120)
     if rank == 0:
@@ -221,7 +255,8 @@ def main() -> None:
     torch.distributed.barrier()
     seen: dict[str, Any] = {}
     for strategy in ("fsdp", "fsdp2"):
-        flashpatch.enable("grpo")
         seen[strategy] = dict(compare(strategy, workdir / "model", rank, world))
+    if rank == 0:
+        seen |= {"refused": refused(), "logprobs": logprobs_away(), "routed": routed()}
     (workdir / f"seen-{rank}.json").write_text(json.dumps(seen))
     distributed.destroy_global_process_group()
