@@ -33,6 +33,7 @@ FAMILY = Family(
         "logprobs": Option(False, "replace verl's fused log-probabilities (use_fused_kernels) by ours", kind=bool),
         "router": Option(True, "route by outstanding tokens, unless a recipe has a router of its own", kind=bool),
         "worker_tokens": Option(0, "outstanding tokens above which a server gets no request; 0: any", kind=int),
+        "worker_requests": Option(0, "outstanding requests at which a server gets no more; 0: any", kind=int),
         "affinity_slack": Option(0, "tokens by which a conversation's server may be fuller; 0: any", kind=int),
         "response_tokens": Option(1024, "tokens to expect of a response, at most its limit", kind=int),
         "resubmit": Option(True, "give requests of a dead or slow server to another one, once", kind=bool),

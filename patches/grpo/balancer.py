@@ -24,12 +24,12 @@ class TokenBalancer:
 
     Args:
         servers: server id to actor handle.
-        options: ``cap``: threshold in tokens, 0 for none; ``slack``: see above, None for any;
+        options: ``cap`` and ``most``: thresholds in tokens and requests, 0 for none; ``slack``: see above, None for any;
             ``response_tokens``: what a response is expected to have, as a bound on the sampling parameters' limit.
     """
 
     def __init__(self, servers: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-        self._pool = Pool(cap=options["cap"], slack=options["slack"])
+        self._pool = Pool(cap=options["cap"], most=options["most"], slack=options["slack"])
         self._places = Places(self._pool)
         self._response = options["response_tokens"]
         self._handles: dict[str, Any] = {}

@@ -20,6 +20,7 @@ class Worker:
     Attributes:
         name: its name.
         cap: largest number of outstanding tokens; 0 for no threshold.
+        most: largest number of outstanding requests; 0 for no threshold.
         tokens: outstanding tokens.
         requests: request to its tokens, of those outstanding here.
         resting: it gets no new requests, see `Pool.suspend`.
@@ -27,14 +28,17 @@ class Worker:
 
     name: str
     cap: int
+    most: int = 0
     tokens: int = 0
     requests: dict[Hashable, int] = field(default_factory=dict)
     resting: bool = False
     mark: int = 0
 
     def takes(self, tokens: int) -> bool:
-        """Whether a request fits under the threshold; one that is larger than it fits an idle worker."""
-        return not self.resting and (not self.cap or not self.tokens or self.tokens + tokens <= self.cap)
+        """Whether a request fits under the thresholds; one with more tokens than that fits an idle worker."""
+        if self.resting or (self.most and len(self.requests) >= self.most):
+            return False
+        return not self.cap or not self.tokens or self.tokens + tokens <= self.cap
 
 
 class Pool:
@@ -42,6 +46,7 @@ class Pool:
 
     Args:
         cap: default threshold of a worker in tokens; 0 for none.
+        most: threshold of a worker in requests; 0 for none. As many as it serves at once, and some to follow.
         affinity: requests with the same ``prefix`` go to the same worker, where their prefix is cached, unless it is
             more than ``slack`` tokens fuller than the emptiest.
         slack: see ``affinity``; None for any difference.
@@ -52,11 +57,18 @@ class Pool:
     """
 
     def __init__(
-        self, *, cap: int = 0, affinity: bool = True, slack: int | None = None, remembered: int = 10_000
+        self,
+        *,
+        cap: int = 0,
+        most: int = 0,
+        affinity: bool = True,
+        slack: int | None = None,
+        remembered: int = 10_000,
     ) -> None:
-        if cap < 0 or remembered < 0 or (slack is not None and slack < 0):
-            problem = f"are {cap}, {slack} and {remembered}."
-            refuse("registry", "cap, slack, remembered", problem, "Give numbers of at least 0.")
+        if min(cap, most, remembered) < 0 or (slack is not None and slack < 0):
+            problem = f"are {cap}, {most}, {slack} and {remembered}."
+            refuse("registry", "cap, most, slack, remembered", problem, "Give numbers of at least 0.")
+        self.most = most
         self.cap, self.affinity, self.slack, self.remembered = cap, affinity, slack, remembered
         self.workers: dict[str, Worker] = {}
         self._holder: dict[Hashable, str] = {}
@@ -71,7 +83,7 @@ class Pool:
             the requests that were outstanding on it.
         """
         orphans = self.remove(name)
-        self.workers[name] = Worker(name, self.cap if cap is None else cap)
+        self.workers[name] = Worker(name, self.cap if cap is None else cap, self.most)
         self._touch(self.workers[name])
         return orphans
 

@@ -61,7 +61,7 @@ async def _routed() -> dict[str, Any]:
 
     servers = {name: _Server(name != "dead") for name in ("one", "two", "dead")}
     handles = {name: _Remote(server) for name, server in servers.items()}
-    balancer = TokenBalancer(handles, {"cap": 0, "slack": None, "response_tokens": 64})
+    balancer = TokenBalancer(handles, {"cap": 0, "most": 0, "slack": None, "response_tokens": 64})
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": "vllm"}}})
     client = LLMServerClient(config, _Remote(balancer))
     asked = (

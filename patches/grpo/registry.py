@@ -43,7 +43,7 @@ class Registry:
 
     Args:
         send: how a request reaches a worker.
-        cap, affinity, slack: see `flashpatch.patches.grpo.pool.Pool`. Above their thresholds workers get nothing,
+        cap, most, affinity, slack: see `flashpatch.patches.grpo.pool.Pool`. Above their thresholds workers get nothing,
             and `submit` waits: that is the back-pressure.
         patience: seconds a worker may take for one request before it counts as slow: the request goes to another
             worker, and the slow one gets nothing new for ``rest`` seconds. None for any time.
@@ -64,6 +64,7 @@ class Registry:
         send: Send,
         *,
         cap: int = 0,
+        most: int = 0,
         affinity: bool = True,
         slack: int | None = None,
         patience: float | None = None,
@@ -77,7 +78,7 @@ class Registry:
         if resubmissions < 0 or min(heartbeat, grace) <= 0 or rest < 0 or (patience is not None and patience <= 0):
             problem = f"are {patience}, {rest}, {resubmissions}, {heartbeat} and {grace}."
             refuse("registry", "patience, rest, resubmissions, heartbeat, grace", problem, "Give positive times.")
-        self.pool = Pool(cap=cap, affinity=affinity, slack=slack)
+        self.pool = Pool(cap=cap, most=most, affinity=affinity, slack=slack)
         self._places = Places(self.pool, place_patience)
         self.counts: Counter[str] = Counter()
         self._send, self._ping = send, ping

@@ -40,6 +40,7 @@ def on_handle(
     engine.require("grpo")
     given = {
         "cap": options["worker_tokens"],
+        "most": options["worker_requests"],
         "slack": options["affinity_slack"] or None,
         "response_tokens": options["response_tokens"],
     }

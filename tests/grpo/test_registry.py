@@ -101,6 +101,14 @@ def test_a_request_over_the_threshold_goes_to_an_idle_worker():
     assert pool.acquire(1, 1) == "a" and pool.acquire(2, 25) is None
 
 
+def test_a_threshold_in_requests():
+    pool = Pool(most=2)
+    pool.add("a")
+    assert [pool.acquire(number, 1) for number in range(3)] == ["a", "a", None]
+    pool.release(0)
+    assert pool.acquire(3, 10_000) == "a"
+
+
 def run(coroutine) -> None:
     asyncio.run(asyncio.wait_for(coroutine, 120))
 
@@ -188,7 +196,7 @@ def test_a_cancelled_request_leaves_nothing_behind():
 @pytest.mark.parametrize(
     "make, named",
     [
-        (lambda: Pool(cap=-1), "cap, slack, remembered"),
+        (lambda: Pool(cap=-1), "cap, most, slack, remembered"),
         (lambda: Pool().acquire(1, 0), "tokens] is 0"),
         (lambda: Registry(None, patience=0), "patience"),
     ],

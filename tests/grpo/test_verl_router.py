@@ -57,7 +57,7 @@ def test_servers_killed_hung_and_replaced(tmp_path):
 def balancer(**options):
     from flashpatch.patches.grpo.balancer import TokenBalancer
 
-    return TokenBalancer({"a": "A", "b": "B"}, {"cap": 0, "slack": None, "response_tokens": 100, **options})
+    return TokenBalancer({"a": "A", "b": "B"}, {"cap": 0, "most": 0, "slack": None, "response_tokens": 100, **options})
 
 
 def test_the_balancer_speaks_verls_protocol():
