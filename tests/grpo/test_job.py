@@ -96,10 +96,10 @@ def test_two_steps_with_this_loss_and_router(world, tmp_path):
 
 def test_an_equal_seed_gives_the_curve_of_stock_grpo(world, tmp_path):
     """No sample is missing here, so the counts agree with the configuration, and the losses with one another."""
-    same = ("trainer.total_training_steps=3", "actor_rollout_ref.rollout.full_determinism=True")
+    same = ("trainer.total_training_steps=2", "actor_rollout_ref.rollout.full_determinism=True")
     stock = train(world, tmp_path / "stock", "cpu,bf16", *same)
     ours = train(world, tmp_path / "ours", "cpu,bf16,grpo", *same)
     assert "grpo leaves routing to verl: full_determinism" in ours
     for name in ("critic/rewards/mean", "response_length/mean", "actor/grad_norm", "actor/pg_loss"):
         wanted, found = metrics(stock, name), metrics(ours, name)
-        assert len(wanted) == 3 and found == pytest.approx(wanted, rel=1e-3, abs=1e-5), name
+        assert len(wanted) == 2 and found == pytest.approx(wanted, rel=1e-3, abs=1e-5), name
