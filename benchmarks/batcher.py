@@ -3,8 +3,8 @@
     python benchmarks/batcher.py [--ranks 8] [--budget 16384] [--verl-limit 20000] [--json]
 
 Long-tailed lengths (`longtail.py`). verl divides a complete batch over ranks with
-``get_seqlen_balanced_partitions``, then each rank's share into micro-batches under the budget, the same number on all
-ranks, as ``rearrange_micro_batches`` does. Columns:
+``get_seqlen_balanced_partitions``, then each rank's share into micro-batches under the budget, the same
+number on all ranks, as ``rearrange_micro_batches`` does. Columns:
 
     us/sample   time to pack, per sample
     forwards    per rank, relative to the least possible, ceil(tokens / (ranks * budget))
@@ -28,7 +28,9 @@ from flashpatch.report import Table, emit
 SIZES = (100, 1000, 10_000, 100_000, 1_000_000)
 
 
-def streaming(lengths: list[int], ranks: int, budget: int, rebalance: bool) -> tuple[list[list[list[int]]], float, int]:
+def streaming(
+    lengths: list[int], ranks: int, budget: int, rebalance: bool
+) -> tuple[list[list[list[int]]], float, int]:
     """Rounds as lists of lengths per rank, seconds, and after how many samples the first one left."""
     packer, rounds, first = Packer(ranks, budget, rebalance=rebalance), [], len(lengths)
     began = time.perf_counter()
@@ -47,11 +49,16 @@ def complete(lengths: list[int], ranks: int, budget: int) -> tuple[list[list[lis
     from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
 
     began = time.perf_counter()
-    shares = [[lengths[item] for item in part] for part in get_seqlen_balanced_partitions(lengths, ranks, False)]
+    shares = [
+        [lengths[item] for item in part] for part in get_seqlen_balanced_partitions(lengths, ranks, False)
+    ]
     number = max(-(-sum(share) // budget) for share in shares)
     while True:
         micro = [get_seqlen_balanced_partitions(share, number, False) for share in shares]
-        sums = [[sum(share[item] for item in part) for part in parts] for share, parts in zip(shares, micro, strict=True)]
+        sums = [
+            [sum(share[item] for item in part) for part in parts]
+            for share, parts in zip(shares, micro, strict=True)
+        ]
         if max(map(max, sums)) <= budget:
             break
         number += 1
@@ -75,7 +82,8 @@ def figures(rounds: list[list[list[int]]], lengths: list[int], ranks: int, budge
 
 
 def worse(rounds: list[list[list[int]]]) -> tuple[int, float]:
-    """Rounds in which verl's algorithm does better on the same samples, and the largest ratio of fullest ranks."""
+    """Rounds in which verl's algorithm does better on the same samples, and the largest ratio of fullest
+    ranks."""
     from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
 
     number, ratio = 0, 0.0
@@ -83,7 +91,9 @@ def worse(rounds: list[list[list[int]]]) -> tuple[int, float]:
         if not all(done):
             continue
         items = [length for row in done for length in row]
-        theirs = max(sum(items[at] for at in part) for part in get_seqlen_balanced_partitions(items, len(done), False))
+        theirs = max(
+            sum(items[at] for at in part) for part in get_seqlen_balanced_partitions(items, len(done), False)
+        )
         mine = max(map(sum, done))
         number += mine > theirs
         ratio = max(ratio, mine / theirs)
@@ -91,10 +101,14 @@ def worse(rounds: list[list[list[int]]]) -> tuple[int, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--budget", type=int, default=16_384 + 400)
-    parser.add_argument("--verl-limit", type=int, default=20_000, help="verl's balancing is slow beyond this size")
+    parser.add_argument(
+        "--verl-limit", type=int, default=20_000, help="verl's balancing is slow beyond this size"
+    )
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
@@ -132,7 +146,8 @@ def main() -> None:
                 ]
             )
     columns = ["samples", "way", "us/sample", "forwards", "idle", "padding", "first", "worse"]
-    title = f"{given.ranks} ranks, {given.budget} tokens per batch; aims: never worse balanced than verl, ready earlier"
+    aims = "aims: never worse balanced than verl, ready earlier"
+    title = f"{given.ranks} ranks, {given.budget} tokens per batch; {aims}"
     emit(data, [Table(title, columns, rows)], given.json)
     if not given.json:
         print(*notes, sep="\n")

@@ -2,11 +2,11 @@
 
     python benchmarks/idle.py [--per-rank 128] [--slots 32] [--speed 1.25] [--steps 6] [--json]
 
-A simulation in virtual time, driven by long-tailed response lengths (`longtail.py`). Generation has workers of its
-own, ``--slots`` sequences per training rank at once, each at one token per unit of time, first come first served. A
-rank trains ``speed * slots`` tokens per unit of time, so that training is ``speed`` times as fast as generation. Every
-step trains ``--per-rank`` samples per rank. Forwards are synchronous over ranks, as FSDP's are: a round lasts as long
-as its fullest rank, and rounds are balanced as well as can be.
+A simulation in virtual time, driven by long-tailed response lengths (`longtail.py`). Generation has workers
+of its own, ``--slots`` sequences per training rank at once, each at one token per unit of time, first come
+first served. A rank trains ``speed * slots`` tokens per unit of time, so that training is ``speed`` times as
+fast as generation. Every step trains ``--per-rank`` samples per rank. Forwards are synchronous over ranks, as
+FSDP's are: a round lasts as long as its fullest rank, and rounds are balanced as well as can be.
 
     complete     a step trains when its last sample is there (verl, all trainer modes)
     streaming    a step's rounds start as soon as they are full
@@ -40,7 +40,11 @@ def pack(came: list[tuple[float, int]], ranks: int, budget: int) -> list[tuple[f
     last = packer.flush()
     rounds += [(now, last)] if last else []
     return [
-        (when, max(one.tokens for one in done if not one.filler), sum(one.tokens for one in done if not one.filler))
+        (
+            when,
+            max(one.tokens for one in done if not one.filler),
+            sum(one.tokens for one in done if not one.filler),
+        )
         for when, done in rounds
     ]
 
@@ -53,7 +57,9 @@ def train(ranks: int, given: argparse.Namespace, ahead: int, streaming: bool) ->
     for step in range(given.steps):
         allowed = ends[step - 1 - ahead] if step > ahead else 0.0
         came = []
-        for length, prompt in zip(longtail.responses(number, step), longtail.prompts(number, step), strict=True):
+        for length, prompt in zip(
+            longtail.responses(number, step), longtail.prompts(number, step), strict=True
+        ):
             done = max(free[0], allowed) + length
             heapq.heapreplace(free, done)
             came.append((done, length + prompt))
@@ -66,12 +72,16 @@ def train(ranks: int, given: argparse.Namespace, ahead: int, streaming: bool) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--per-rank", type=int, default=128)
     parser.add_argument("--slots", type=int, default=32)
     parser.add_argument("--speed", type=float, default=1.25)
     parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--budget", type=int, default=16_384 + 400, help="tokens per batch (default %(default)s)")
+    parser.add_argument(
+        "--budget", type=int, default=16_384 + 400, help="tokens per batch (default %(default)s)"
+    )
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
@@ -83,8 +93,8 @@ def main() -> None:
             ratio = streaming[1] / complete[1]
             rows.append([str(ranks), name, f"{complete[0]:.1%}", f"{streaming[0]:.1%}", f"{ratio:.2f}"])
     title = (
-        f"{given.per_rank} samples per rank and step, lengths log-normal: median {longtail.MEDIAN}, 99% below "
-        f"{longtail.P99}, cut at {longtail.LONGEST}"
+        f"{given.per_rank} samples per rank and step, lengths log-normal: median {longtail.MEDIAN}, "
+        f"99% below {longtail.P99}, cut at {longtail.LONGEST}"
     )
     columns = ["ranks", "mode", "idle, complete", "idle, streaming", "time / complete"]
     emit(data, [Table(title, columns, rows)], given.json)

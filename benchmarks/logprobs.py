@@ -1,10 +1,12 @@
-"""Log-probabilities from hidden states: blocks, verl's fused kernel, verl's unfused path, Liger where installed.
+"""Log-probabilities from hidden states: blocks, verl's fused kernel, verl's unfused path, Liger where
+installed.
 
-    python benchmarks/logprobs.py [--tokens 512] [--hidden 512] [--vocabulary 151936] [--dtype float32] [--repeats 3]
+    python benchmarks/logprobs.py [--tokens 512] [--hidden 512] [--vocabulary 151936] [--dtype float32]
+    [--repeats 3]
 
-Forward and backward of each, in turns, in one process per path, on the CPU or, where there is one, the CUDA device.
-Peak memory is what the call needs above what it was given (resident size; CUDA: the allocator's). Aims: at most 1/4
-of the unfused path's memory, and no slower.
+Forward and backward of each, in turns, in one process per path, on the CPU or, where there is one, the CUDA
+device. Peak memory is what the call needs above what it was given (resident size; CUDA: the allocator's).
+Aims: at most 1/4 of the unfused path's memory, and no slower.
 """
 
 from __future__ import annotations
@@ -47,7 +49,11 @@ def worker(given: argparse.Namespace) -> None:
     torch.manual_seed(0)
     dtype = getattr(torch, given.dtype)
     hidden = torch.randn(given.tokens, given.hidden, dtype=dtype, device=device, requires_grad=True)
-    head = (torch.randn(given.vocabulary, given.hidden, device=device) * given.hidden**-0.5).to(dtype).requires_grad_()
+    head = (
+        (torch.randn(given.vocabulary, given.hidden, device=device) * given.hidden**-0.5)
+        .to(dtype)
+        .requires_grad_()
+    )
     labels = torch.randint(0, given.vocabulary, (given.tokens,), device=device)
     weights = torch.randn(given.tokens, device=device)
     function, found = path(given.worker), {}
@@ -61,7 +67,9 @@ def worker(given: argparse.Namespace) -> None:
 
     with torch.no_grad():
         few = slice(0, 16)
-        exact = torch.log_softmax(hidden[few].double() @ head.double().t(), -1).gather(1, labels[few, None])[:, 0]
+        exact = torch.log_softmax(hidden[few].double() @ head.double().t(), -1).gather(1, labels[few, None])[
+            :, 0
+        ]
     for _ in sys.stdin:
         # Gradients are outputs: they are there before, and are not counted.
         for parameter in (hidden, head):
@@ -77,7 +85,9 @@ def worker(given: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--vocabulary", type=int, default=151_936)
@@ -113,7 +123,9 @@ def main() -> None:
     for process in workers.values():
         process.stdin.close()
         process.wait()
-    middle = {name: {key: median(one[key] for one in runs) for key in runs[0]} for name, runs in taken.items()}
+    middle = {
+        name: {key: median(one[key] for one in runs) for key in runs[0]} for name, runs in taken.items()
+    }
     ours = middle["ours"]
     rows = [
         [

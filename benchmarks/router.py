@@ -1,14 +1,16 @@
-"""Routing against verl's balancer and the offline optimum: makespan of long-tailed requests, and cost of a decision.
+"""Routing against verl's balancer and the offline optimum: makespan of long-tailed requests, and cost of a
+decision.
 
     python benchmarks/router.py [--workers 16] [--slots 32] [--requests 4096] [--json]
 
-A simulation in virtual time; the routers are the real classes. A worker decodes up to ``slots`` requests at once,
-each at the same speed, and queues the rest first come first served, as an engine does. Lengths are long-tailed
-(`longtail.py`). The bound is what no schedule can beat: all work spread evenly, or the longest request alone.
-Routers:
+A simulation in virtual time; the routers are the real classes. A worker decodes up to ``slots`` requests at
+once, each at the same speed, and queues the rest first come first served, as an engine does. Lengths are
+long-tailed (`longtail.py`). The bound is what no schedule can beat: all work spread evenly, or the longest
+request alone. Routers:
 
     verl                     GlobalRequestLoadBalancer: fewest requests, everything is handed out at once
-    ours, lengths unknown    fewest outstanding tokens where every response is expected to have the mean length; a
+    ours, lengths unknown    fewest outstanding tokens where every response is expected to have the mean
+    length; a
                              threshold of 5/4 of the slots, so that what waits goes where there is room
     ours, lengths known      the same with each request's own length, submitted longest first
 
@@ -19,6 +21,7 @@ Aim: makespan within 10% of the bound with equal workers.
 from __future__ import annotations
 
 import argparse
+import functools
 import heapq
 import itertools
 import logging
@@ -82,8 +85,8 @@ class Verls:
 def simulate(
     router, lengths: list[int], speeds: list[float], slots: int, turns: int, first: list[int] | None
 ) -> tuple[float, float]:
-    """Makespan in decoding steps, and seconds spent in the router. A group's next turn starts when one ends; groups
-    are submitted in the order ``first``."""
+    """Makespan in decoding steps, and seconds spent in the router. A group's next turn starts when one ends;
+    groups are submitted in the order ``first``."""
     groups = len(lengths) // turns
     events: list[tuple[float, int, int, int]] = []
     order = itertools.count()
@@ -125,7 +128,9 @@ def simulate(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--slots", type=int, default=32)
     parser.add_argument("--requests", type=int, nargs="+", default=[4096, 16_384, 65_536])
@@ -145,21 +150,26 @@ def main() -> None:
             bound = max(sum(lengths) / (sum(speeds) * slots), max(chains))
             routers = {"verl": lambda: Verls(workers)} if peer else {}
             most, slack = slots + slots // 4, mean * slots // 4
-            routers["ours, lengths unknown"] = lambda slack=slack, mean=mean: Ours(workers, most, slack, lambda _: mean)
-            routers["ours, lengths known"] = lambda slack=slack: Ours(workers, most, slack, lambda length: length)
+            costs = {"unknown": lambda _, mean=mean: mean, "known": lambda length: length}
+            for word, cost in costs.items():
+                routers[f"ours, lengths {word}"] = functools.partial(Ours, workers, most, slack, cost)
             found = {}
             for name, make in routers.items():
-                order = sorted(range(len(chains)), key=chains.__getitem__, reverse=True) if name.endswith(" known") else None
+                longest_first = sorted(range(len(chains)), key=chains.__getitem__, reverse=True)
+                order = longest_first if name.endswith(" known") else None
                 makespan, spent = simulate(make(), lengths, speeds, slots, turns, order)
                 found[name] = makespan
-                data.append({"requests": number, "scenario": scenario, "router": name, "over bound": makespan / bound})
+                over = makespan / bound
+                data.append({"requests": number, "scenario": scenario, "router": name, "over bound": over})
                 peers = f"{makespan / found['verl']:.2f}" if peer else "-"
                 us = spent / number * 1e6
                 rows.append([str(number), scenario, name, f"{makespan / bound:.2f}", peers, f"{us:.1f}"])
                 if name != "verl" and scenario == "equal" and makespan / bound > AIM:
                     missed.append(f"{name}, {number} requests: {makespan / bound:.2f}")
     columns = ["requests", "workers", "router", "makespan / bound", "/ verl", "us per request"]
-    title = f"{workers} workers of {slots} slots; aim: within {AIM - 1:.0%} of the bound where workers are equal"
+    title = (
+        f"{workers} workers of {slots} slots; aim: within {AIM - 1:.0%} of the bound where workers are equal"
+    )
     emit({"aim": AIM, "results": data, "missed": missed}, [Table(title, columns, rows)], given.json)
     if not given.json:
         print(f"{len(missed)} aims missed", *missed, sep="\n")

@@ -2,9 +2,10 @@
 
     python examples/grpo_parts.py
 
-Samples of one training step come in any order, with long-tailed lengths. Workers that sometimes die "generate" them
-through a registry; complete groups get advantages; a streaming batcher feeds two trainers, of which one is slow; and
-the gradient of the loss, accumulated over their unequal batches, is the gradient of the whole step at once.
+Samples of one training step come in any order, with long-tailed lengths. Workers that sometimes die
+"generate" them through a registry; complete groups get advantages; a streaming batcher feeds two trainers, of
+which one is slow; and the gradient of the loss, accumulated over their unequal batches, is the gradient of
+the whole step at once.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def states(tokens: torch.Tensor) -> torch.Tensor:
 
 
 def gradient(samples: list, counts: Counts, world: int) -> torch.Tensor:
-    """The head's gradient from some samples, averaged over ``world`` ranks as a data-parallel wrapper does."""
+    """The head's gradient from some samples, averaged over ``world`` ranks as a data-parallel wrapper
+    does."""
     (into_head,) = torch.autograd.grad(
         sum(
             grpo_loss(
@@ -90,11 +92,15 @@ async def main() -> None:
         print(f"rank {rank}: {len(batches)} batches of {[batch.tokens for batch in batches]} tokens")
     print(f"registry: {dict(registry.counts)}")
     parts = [
-        gradient(list(batch.samples), counts, RANKS) for batches in taken for batch in batches if not batch.filler
+        gradient(list(batch.samples), counts, RANKS)
+        for batches in taken
+        for batch in batches
+        if not batch.filler
     ]
     whole = gradient(everything, counts, 1)
     away = float((sum(parts) - whole).abs().max())
-    print(f"{len(everything)} of {PROMPTS * GROUP} samples trained; gradient {away:.0e} from the whole step's at once")
+    print(f"{len(everything)} of {PROMPTS * GROUP} samples trained")
+    print(f"largest difference to the gradient of the whole step at once: {away:.0e}")
     assert len(everything) == PROMPTS * GROUP and away < 1e-10
 
 

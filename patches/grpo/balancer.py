@@ -1,4 +1,5 @@
-"""verl's load balancer with the registry's routing: by outstanding tokens, below thresholds, with back-pressure."""
+"""verl's load balancer with the registry's routing: by outstanding tokens, below thresholds, with
+back-pressure."""
 
 from __future__ import annotations
 
@@ -18,14 +19,16 @@ EMPTY = "No available servers in load balancer"
 class TokenBalancer:
     """verl's ``RequestLoadBalancer`` (``verl/workers/rollout/router.py``), as an asynchronous Ray actor.
 
-    A request goes to the server with the fewest outstanding tokens: its prompt and the response it may have. Turns
-    of one conversation stay on one server, as in verl, unless that is above its threshold or more than ``slack``
-    tokens fuller than the emptiest. Where all are above it, `acquire_server` waits.
+    A request goes to the server with the fewest outstanding tokens: its prompt and the response it may have.
+    Turns of one conversation stay on one server, as in verl, unless that is above its threshold or more than
+    ``slack`` tokens fuller than the emptiest. Where all are above it, `acquire_server` waits.
 
     Args:
         servers: server id to actor handle.
-        options: ``cap`` and ``most``: thresholds in tokens and requests, 0 for none; ``slack``: see above, None for any;
-            ``response_tokens``: what a response is expected to have, as a bound on the sampling parameters' limit.
+        options: ``cap`` and ``most``: thresholds in tokens and requests, 0 for none; ``slack``: see above,
+            None for any;
+            ``response_tokens``: what a response is expected to have, as a bound on the sampling parameters'
+                limit.
     """
 
     def __init__(self, servers: Mapping[str, Any], options: Mapping[str, Any]) -> None:
@@ -120,7 +123,8 @@ class TokenBalancer:
         return {"cleared_entries": cleared, "server_loads": self._inflight()}
 
     def get_status(self) -> dict[str, Any]:
-        """verl's fields, and ``tokens``: outstanding tokens by server; ``waiting``: requests without a place."""
+        """verl's fields, and ``tokens``: outstanding tokens by server; ``waiting``: requests without a
+        place."""
         inflight = self._inflight()
         return {
             "servers": inflight,

@@ -1,4 +1,5 @@
-"""The streaming batcher: producers put samples in, each rank takes its batches out, slow ranks hold producers back."""
+"""The streaming batcher: producers put samples in, each rank takes its batches out, slow ranks hold producers
+back."""
 
 from __future__ import annotations
 

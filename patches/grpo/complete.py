@@ -32,11 +32,14 @@ PATCH = Patch(
     requires="verl>=0.9",
     wrapper=on_partitions,
     native=native,
-    contract=Contract(params=("seqlen_list", "k_partitions", "equal_size"), exists=(f"{BALANCING}:karmarkar_karp",)),
+    contract=Contract(
+        params=("seqlen_list", "k_partitions", "equal_size"), exists=(f"{BALANCING}:karmarkar_karp",)
+    ),
     evidence="fault",
     scope=frozenset({"trainer", "driver"}),
     tested=("0.9.1",),
     why="A batch that is complete can be divided better than one that streams; verl does so already.",
     how="Stands aside for verl's Karmarkar-Karp balancing.",
-    remove_when="verl hands samples to ranks before a batch is complete; then the streaming batcher has a door.",
+    remove_when="verl hands samples to ranks before a batch is complete; then the streaming batcher has "
+    "a door.",
 )

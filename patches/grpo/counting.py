@@ -1,4 +1,5 @@
-"""The numbers that verl divides a training batch's loss by become those of the samples that are really there."""
+"""The numbers that verl divides a training batch's loss by become those of the samples that are really
+there."""
 
 from __future__ import annotations
 
@@ -19,11 +20,12 @@ def last() -> Any:
 
 
 def on_split(original, data: Any, dp_group: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """Around ``prepare_micro_batches``, where an engine has its whole mini-batch and nobody has divided it yet.
+    """Around ``prepare_micro_batches``, where an engine has its whole mini-batch and nobody has divided it
+    yet.
 
     A training batch of PPO carries ``global_batch_size``, the configured number of samples, and
-    ``batch_num_tokens``. Both are counted anew over all data-parallel ranks, from the mask that the loss uses.
-    Batches without these fields (inference, supervised training) pass as they are.
+    ``batch_num_tokens``. Both are counted anew over all data-parallel ranks, from the mask that the loss
+    uses. Batches without these fields (inference, supervised training) pass as they are.
     """
     global _last
     if "global_batch_size" in data.keys() and "response_mask" in data.keys():
@@ -68,10 +70,10 @@ PATCH = Patch(
     evidence="step",
     scope=frozenset({"trainer"}),
     tested=("0.9.1",),
-    why="verl divides the sequence-mean losses by the configured batch size. Padding samples, failed groups and "
-    "samples that rejection took out are not in the sum but in the divisor, so the gradient shrinks with them; "
-    "the number of tokens is counted from the mask before rejection.",
-    how="Counts samples and tokens of every mini-batch over all data-parallel ranks, from the mask that the loss "
-    "uses, and writes them where verl's losses read them. Actor and critic are both served.",
+    why="verl divides the sequence-mean losses by the configured batch size. Padding samples, failed groups "
+    "and samples that rejection took out are not in the sum but in the divisor, so the gradient shrinks "
+    "with them; the number of tokens is counted from the mask before rejection.",
+    how="Counts samples and tokens of every mini-batch over all data-parallel ranks, from the mask that the "
+    "loss uses, and writes them where verl's losses read them. Actor and critic are both served.",
     remove_when="verl counts the samples of a mini-batch as it counts its tokens, and both after rejection.",
 )

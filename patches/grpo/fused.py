@@ -48,8 +48,9 @@ PATCH = Patch(
     evidence="fault",
     scope=frozenset({"trainer"}),
     tested=("0.9.1",),
-    why="verl's fused log-probabilities (model.use_fused_kernels) are chunked and right in float32. In bf16 they "
-    "round logits, entropy and the sum of the head's gradient; without an accelerator bf16 products are slow.",
+    why="verl's fused log-probabilities (model.use_fused_kernels) are chunked and right in float32. In bf16 "
+    "they round logits, entropy and the sum of the head's gradient; without an accelerator bf16 products "
+    "are slow.",
     how="Stands aside for verl's. With the option logprobs, computes them in blocks with float32 sums.",
     remove_when="verl's torch backend sums in float32.",
 )

@@ -20,7 +20,8 @@ class Scored:
 class GroupGate:
     """Holds samples back until all of their group have come; then lets the group through with advantages.
 
-    verl's replay buffer does the same for prompts (``status`` "finished"); this is for pipelines of one's own.
+    verl's replay buffer does the same for prompts (``status`` "finished"); this is for pipelines of one's
+    own.
 
     Args:
         size: samples of a group (verl: ``rollout.n``).
@@ -62,10 +63,13 @@ class GroupGate:
             return []
         self._open.pop(group, None)
         self._missing.pop(group, None)
-        return [Scored(sample, gain) for (sample, _), gain in zip(members, self.advantages(members), strict=True)]
+        return [
+            Scored(sample, gain) for (sample, _), gain in zip(members, self.advantages(members), strict=True)
+        ]
 
     def advantages(self, members: list[tuple[Any, float]]) -> list[float]:
-        """As ``verl.trainer.ppo.core_algos.compute_grpo_outcome_advantage``: a lone sample keeps its reward."""
+        """As ``verl.trainer.ppo.core_algos.compute_grpo_outcome_advantage``: a lone sample keeps its
+        reward."""
         rewards = [reward for _, reward in members]
         if len(rewards) < 2:
             return [reward / (1 + self.epsilon) for reward in rewards] if self.normalize else rewards

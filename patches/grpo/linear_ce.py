@@ -1,8 +1,9 @@
 """Linear layer, softmax and cross entropy as one differentiable function that never holds all logits.
 
-Forward keeps, per token, a running maximum and running sums over blocks of the vocabulary (the online softmax of
-Milakov and Gimelshein, 2018). Backward computes each block of logits again. Blocks of the vocabulary are the outer
-loop, so that a block of the head is widened once and its gradient is complete when the loop leaves it.
+Forward keeps, per token, a running maximum and running sums over blocks of the vocabulary (the online softmax
+of Milakov and Gimelshein, 2018). Backward computes each block of logits again. Blocks of the vocabulary are
+the outer loop, so that a block of the head is widened once and its gradient is complete when the loop leaves
+it.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ class LinearCrossEntropy(torch.autograd.Function):
                 part = _wide(head[rows])
                 sums = torch.zeros_like(part) if needs_head else None
                 for block in _blocks(wide.shape[0], shape.tokens):
-                    slope = _slope(wide, part, labels, norm, entropy, up, up_entropy, shape.first + rows.start, block)
+                    slope = _slope(
+                        wide, part, labels, norm, entropy, up, up_entropy, shape.first + rows.start, block
+                    )
                     if into_hidden is not None:
                         into_hidden[block].addmm_(slope, part)
                     if sums is not None:
@@ -84,8 +87,9 @@ class LinearCrossEntropy(torch.autograd.Function):
 
 
 def _sweep(wide, head, labels, shape: Shape):
-    """Running sums over the local rows of the head, each [T]: the maximum, the sum of exponentials relative to
-    it, their sum weighted with the logits, the label's logit (0 where it is not local), the likeliest token."""
+    """Running sums over the local rows of the head, each [T]: the maximum, the sum of exponentials relative
+    to it, their sum weighted with the logits, the label's logit (0 where it is not local), the likeliest
+    token."""
     count = wide.shape[0]
     top = wide.new_full((count,), float("-inf"))
     total, target = wide.new_zeros(count), wide.new_zeros(count)

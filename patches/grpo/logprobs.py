@@ -1,8 +1,8 @@
 """Per-token log-probabilities as negative cross entropy, straight from hidden states and the head.
 
 The source of the idea is async-grpo's ``PerTokenLogProbsFromCE``: the log-probability of a token is minus its
-cross entropy, and a label of -100 gives 0. Here the logits of all tokens never exist at once: forward and backward
-go through blocks of tokens and vocabulary, see `flashpatch.patches.grpo.linear_ce`.
+cross entropy, and a label of -100 gives 0. Here the logits of all tokens never exist at once: forward and
+backward go through blocks of tokens and vocabulary, see `flashpatch.patches.grpo.linear_ce`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ class TokenLogprobs:
 
     Attributes:
         logprobs: float32 (float64 for float64 input), log-probability of the label; 0 where it is -100.
-        entropy: same dtype, entropy of the distribution in nats, 0 where the label is -100; None unless asked.
-        agrees: bool, whether the label is the likeliest token (the first one of equals), False where the label
-            is -100; None unless asked.
+        entropy: same dtype, entropy of the distribution in nats, 0 where the label is -100; None unless
+            asked.
+        agrees: bool, whether the label is the likeliest token (the first one of equals), False where the
+            label is -100; None unless asked.
     """
 
     logprobs: torch.Tensor
@@ -52,8 +53,8 @@ def token_logprobs(
 ) -> TokenLogprobs:
     """Log-probabilities of labels under ``softmax(hidden @ head.T / temperature)``.
 
-    Differentiable in ``hidden`` and ``head``, once; entropy too. Tokens labelled -100 cost nothing. All sums are
-    float32, also for bf16 input; gradients are rounded to the input's dtype once, at the end.
+    Differentiable in ``hidden`` and ``head``, once; entropy too. Tokens labelled -100 cost nothing. All sums
+    are float32, also for bf16 input; gradients are rounded to the input's dtype once, at the end.
 
     Args:
         hidden: [..., H], floating point; already shifted so that ``hidden[i]`` predicts ``labels[i]``.
@@ -78,7 +79,12 @@ def token_logprobs(
     first, total = _span(head.shape[0], group, head.device)
     if wanted.numel() and (int(wanted.min()) < 0 or int(wanted.max()) >= total):
         worst = int(wanted.min()) if int(wanted.min()) < 0 else int(wanted.max())
-        refuse("logprobs", "labels", f"contain {worst}, and the vocabulary has {total} tokens.", "Mask with -100.")
+        refuse(
+            "logprobs",
+            "labels",
+            f"contain {worst}, and the vocabulary has {total} tokens.",
+            "Mask with -100.",
+        )
     scale = _scale(temperature, labels, keep)
     rows = hidden.reshape(-1, hidden.shape[-1])
     # A selection of all rows would only copy them.
@@ -113,7 +119,9 @@ def logprobs_from_logits(logits: torch.Tensor, labels: torch.Tensor) -> torch.Te
     return -losses.reshape(labels.shape)
 
 
-def _check(hidden: torch.Tensor, head: torch.Tensor, labels: torch.Tensor, tokens: int, vocabulary: int) -> None:
+def _check(
+    hidden: torch.Tensor, head: torch.Tensor, labels: torch.Tensor, tokens: int, vocabulary: int
+) -> None:
     if head.ndim != 2 or hidden.ndim < 1 or hidden.shape[-1] != head.shape[1]:
         shapes = f"{tuple(hidden.shape)} and {tuple(head.shape)}"
         refuse("logprobs", "hidden, head", f"have the shapes {shapes}.", "Give [..., H] and [V, H].")
@@ -127,7 +135,9 @@ def _check(hidden: torch.Tensor, head: torch.Tensor, labels: torch.Tensor, token
         refuse("logprobs", "tokens, vocabulary", f"are {tokens} and {vocabulary}.", "Give positive sizes.")
 
 
-def _scale(temperature: float | torch.Tensor, labels: torch.Tensor, keep: torch.Tensor) -> float | torch.Tensor:
+def _scale(
+    temperature: float | torch.Tensor, labels: torch.Tensor, keep: torch.Tensor
+) -> float | torch.Tensor:
     """One over the temperature: a number, or one value per wanted token."""
     if isinstance(temperature, torch.Tensor):
         if temperature.ndim == 0:

@@ -1,10 +1,10 @@
 r"""A GRPO loss whose gradient does not depend on how the batch was divided.
 
 Per token minus advantage times log-probability (GRPO, Shao et al. 2024, equations 19 and 20; async-grpo's
-``grpo_loss.py``), or the clipped ratio where the batch is off-policy. Tokens are weighted, summed, and divided by
-counts of the *whole* batch, over all micro-batches and ranks. Data-parallel wrappers (FSDP, DDP) average gradients
-over ranks, so that the sum is multiplied with their number. What is then accumulated over micro-batches and averaged
-over ranks equals one backward through the whole batch, for any split.
+``grpo_loss.py``), or the clipped ratio where the batch is off-policy. Tokens are weighted, summed, and
+divided by counts of the *whole* batch, over all micro-batches and ranks. Data-parallel wrappers (FSDP, DDP)
+average gradients over ranks, so that the sum is multiplied with their number. What is then accumulated over
+micro-batches and averaged over ranks equals one backward through the whole batch, for any split.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ AGGREGATIONS = (
     "token-mean",
     "token-sum",
 )
-"""As verl names them: each token is divided by its sample's output length, by nothing, or by a constant, and the sum
-by the number of samples; by the number of tokens; by nothing at all."""
+"""As verl names them: each token is divided by its sample's output length, by nothing, or by a constant, and
+the sum by the number of samples; by the number of tokens; by nothing at all."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ class Clip:
 
     Attributes:
         low, high: the ratio is clipped to [1 - low, 1 + high] (PPO, Schulman et al. 2017).
-        dual: ratios above this count as this where the advantage is negative (Ye et al. 2019); None for no bound.
+        dual: ratios above this count as this where the advantage is negative (Ye et al. 2019); None for no
+            bound.
     """
 
     low: float = 0.2
@@ -62,8 +63,8 @@ class GrpoLoss:
     Attributes:
         loss: scalar; call ``backward`` on it once per micro-batch.
         sums: detached scalars, summed over the micro-batch's output tokens: ``tokens``, ``clipped`` and
-            ``clipped_dual`` (tokens whose ratio was clipped), ``log_ratio`` (old minus new), ``kl``, ``truncated``
-            (importance weights at their cap).
+            ``clipped_dual`` (tokens whose ratio was clipped), ``log_ratio`` (old minus new), ``kl``,
+            ``truncated`` (importance weights at their cap).
     """
 
     loss: torch.Tensor
@@ -115,21 +116,24 @@ def grpo_loss(
         world: number of ranks over which gradients are averaged.
         aggregation: one of `AGGREGATIONS`.
         constant: divisor of every token under ``seq-mean-token-sum-norm``.
-        old_logprobs: [B, L], of the policy at the start of the step; then the surrogate is the ratio to it. None
+        old_logprobs: [B, L], of the policy at the start of the step; then the surrogate is the ratio to it.
+            None
             where policy and data agree: then it is the log-probability, which has the same gradient.
         clip: clips the ratio; needs ``old_logprobs``.
-        reference_logprobs: [B, L]; with a coefficient, adds the k3 estimate of the divergence from the reference,
-            exp(d) - d - 1 with d = reference - policy (Schulman, 2020).
+        reference_logprobs: [B, L]; with a coefficient, adds the k3 estimate of the divergence from the
+            reference, exp(d) - d - 1 with d = reference - policy (Schulman, 2020).
         kl_coefficient: factor of that term.
-        rollout_logprobs: [B, L], of the engine that generated the tokens; then each token is weighted with the
-            ratio of ``old_logprobs`` (or the policy's own) to them, at most ``truncation`` (truncated importance
-            sampling, Yao et al. 2025). No gradient goes through it.
+        rollout_logprobs: [B, L], of the engine that generated the tokens; then each token is weighted with
+            the ratio of ``old_logprobs`` (or the policy's own) to them, at most ``truncation`` (truncated
+            importance sampling, Yao et al. 2025). No gradient goes through it.
         weights: [B, L], such weights where somebody computed them already.
 
     Raises:
         PatchError: shapes do not fit, or an argument that cannot be meant.
     """
-    _check(logprobs, mask, counts, aggregation, constant, old_logprobs, clip, rollout_logprobs, weights, world)
+    _check(
+        logprobs, mask, counts, aggregation, constant, old_logprobs, clip, rollout_logprobs, weights, world
+    )
     kept = mask != 0
     new = _inside(logprobs, kept)
     old = None if old_logprobs is None else _inside(old_logprobs, kept).detach()
@@ -209,8 +213,8 @@ def _check(logprobs, mask, counts, aggregation, constant, old, clip, rollout, we
         refuse(
             "loss",
             "constant",
-            f"is {constant} under seq-mean-token-sum-norm; the width of a micro-batch, which verl falls back on, "
-            "makes the loss depend on the split.",
+            f"is {constant} under seq-mean-token-sum-norm; the width of a micro-batch, which verl falls "
+            "back on, makes the loss depend on the split.",
             "Give a constant, such as the longest response (verl: actor.loss_scale_factor).",
         )
     if logprobs.ndim != 2 or logprobs.shape != mask.shape:
@@ -221,4 +225,9 @@ def _check(logprobs, mask, counts, aggregation, constant, old, clip, rollout, we
     if rollout is not None and weights is not None:
         refuse("loss", "weights", "were given, and rollout_logprobs too.", "Give one of the two.")
     if counts.samples < 0 or counts.tokens < 0 or world < 1:
-        refuse("loss", "counts, world", f"are {counts} and {world}.", "Count with flashpatch.patches.grpo.loss.count.")
+        refuse(
+            "loss",
+            "counts, world",
+            f"are {counts} and {world}.",
+            "Count with flashpatch.patches.grpo.loss.count.",
+        )

@@ -11,7 +11,8 @@ POOLS = ("generation", "logprob")
 
 
 async def send(handle: Any, payload: Any) -> Any:
-    """Call a Ray actor: ``handle`` is (actor, name of its method), ``payload`` its positional and keyword arguments.
+    """Call a Ray actor: ``handle`` is (actor, name of its method), ``payload`` its positional and keyword
+    arguments.
 
     Raises:
         WorkerLost: the actor died or cannot be reached.

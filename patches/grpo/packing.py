@@ -1,9 +1,9 @@
 """Samples, as they come, into rounds of one batch per rank, under a budget of tokens.
 
-After async-grpo's ``add_sample_to_batches``: the next sample goes to the least-full rank; when it would overflow
-there it would overflow everywhere, and the round is complete. Before a round leaves, its samples are divided anew,
-since by then all of them are known. A sample over the budget is not lost: it gets a batch of its own, or an error
-that names it.
+After async-grpo's ``add_sample_to_batches``: the next sample goes to the least-full rank; when it would
+overflow there it would overflow everywhere, and the round is complete. Before a round leaves, its samples are
+divided anew, since by then all of them are known. A sample over the budget is not lost: it gets a batch of
+its own, or an error that names it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Batch:
         rank: whose it is.
         samples: never empty.
         tokens: sum of the samples' tokens.
-        filler: the samples are another rank's and must count nothing: this rank only takes part in the forward
-            that FSDP's collectives wait for. Happens in a last round with fewer samples than ranks.
+        filler: the samples are another rank's and must count nothing: this rank only takes part in the
+            forward that FSDP's collectives wait for. Happens in a last round with fewer samples than ranks.
     """
 
     round: int
@@ -75,13 +75,14 @@ class Packer:
         return sum(map(len, self._rows))
 
     def add(self, sample: Any, tokens: int) -> Iterator[Round]:
-        """Take one sample; gives the round that it completed, if any. Costs O(log ranks), a round's end aside.
+        """Take one sample; gives the round that it completed, if any. Costs O(log ranks), a round's end
+        aside.
 
         The sample is taken when this returns, whether or not the iterator is used.
 
         Raises:
-            PatchError: ``tokens`` is not positive, or over the budget under ``oversize="error"``; the sample was
-                not taken then, and everything else is as before.
+            PatchError: ``tokens`` is not positive, or over the budget under ``oversize="error"``; the sample
+                was not taken then, and everything else is as before.
         """
         if tokens < 1:
             refuse("batcher", "tokens", f"is {tokens} for {sample!r:.80}.", "Count prompt and response.")
@@ -118,7 +119,8 @@ class Packer:
         return Batch(self.round, rank, samples, sum(tokens for tokens, _ in row), filler)
 
     def _balanced(self) -> list[list[tuple[int, Any]]]:
-        """The round's samples divided anew; those over the budget stay alone, and so does a round with gaps."""
+        """The round's samples divided anew; those over the budget stay alone, and so does a round with
+        gaps."""
         alone = [row for row in self._rows if sum(tokens for tokens, _ in row) > self.budget]
         shared = [row for row in self._rows if row and sum(tokens for tokens, _ in row) <= self.budget]
         if len(alone) + len(shared) < self.ranks or not shared:

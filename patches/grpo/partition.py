@@ -1,8 +1,8 @@
 """Divide numbers into parts whose sums are nearly equal.
 
-Three classical ways, and a search that improves what they give: longest processing time first (Graham, 1969), the
-largest differencing method (Karmarkar and Karp, 1982; what verl uses), moves and swaps between the fullest part and
-the others. The best of them is taken, so that the result is never worse than any of them.
+Three classical ways, and a search that improves what they give: longest processing time first (Graham, 1969),
+the largest differencing method (Karmarkar and Karp, 1982; what verl uses), moves and swaps between the
+fullest part and the others. The best of them is taken, so that the result is never worse than any of them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def balance(sizes: Sequence[int], parts: int, limit: int | None = None, start: P
         start: a division that keeps the limit, given back when nothing better is found.
 
     Returns:
-        The division with the smallest largest sum that was found. With a limit and no ``start``, one that breaks
-        the limit when none was found that keeps it.
+        The division with the smallest largest sum that was found. With a limit and no ``start``, one that
+        breaks the limit when none was found that keeps it.
 
     Raises:
         ValueError: more parts than items.
@@ -64,10 +64,11 @@ def longest_first(sizes: Sequence[int], parts: int, order: Sequence[int] | None 
 
 
 def differencing(sizes: Sequence[int], parts: int, order: Sequence[int] | None = None) -> Parts:
-    """Join, again and again, the two partial divisions with the largest spread, largest sums with smallest ones."""
+    """Join, again and again, the two partial divisions with the largest spread, largest sums with smallest
+    ones."""
     if order is None:
         order = sorted(range(len(sizes)), key=lambda item: (-sizes[item], item))
-    # One partial division: minus its spread, an age that breaks ties, its parts as (sum, tree of items) ascending.
+    # Partial divisions: minus the spread, an age for ties, the parts as (sum, tree of items) ascending.
     heap: list = []
     for age, item in enumerate(order):
         empty = [(0, None)] * (parts - 1)
@@ -78,7 +79,8 @@ def differencing(sizes: Sequence[int], parts: int, order: Sequence[int] | None =
         *_, one = heapq.heappop(heap)
         *_, two = heapq.heappop(heap)
         joined = [
-            (low + high, _both(few, many)) for (low, few), (high, many) in zip(one, reversed(two), strict=True)
+            (low + high, _both(few, many))
+            for (low, few), (high, many) in zip(one, reversed(two), strict=True)
         ]
         joined.sort(key=_sum)
         age += 1
@@ -88,12 +90,15 @@ def differencing(sizes: Sequence[int], parts: int, order: Sequence[int] | None =
 
 
 def improve(sizes: Sequence[int], division: Parts, rounds: int | None = None) -> Parts:
-    """Move or swap items of the fullest part while that lowers it; partners are tried from the emptiest part on."""
+    """Move or swap items of the fullest part while that lowers it; partners are tried from the emptiest part
+    on."""
     parts = [sorted(part, key=sizes.__getitem__) for part in division]
     loads = [sum(sizes[item] for item in part) for part in parts]
     for _ in range(rounds if rounds is not None else 4 * len(parts)):
         fullest = max(range(len(parts)), key=loads.__getitem__)
-        partners = heapq.nsmallest(4, (part for part in range(len(parts)) if part != fullest), key=loads.__getitem__)
+        partners = heapq.nsmallest(
+            4, (part for part in range(len(parts)) if part != fullest), key=loads.__getitem__
+        )
         if not any(_exchange(sizes, parts, loads, fullest, partner) for partner in partners):
             break
     return parts

@@ -110,8 +110,9 @@ PATCH = Patch(
     scope=frozenset({"trainer"}),
     needs=(counting.ID,),
     tested=("0.9.1",),
-    why="The gradient of verl's own losses depends on how a batch was divided: through the configured batch size, "
-    "and under seq-mean-token-sum-norm through the width of a micro-batch.",
-    how=f'Registers the policy loss "{MODE}" with verl. Reference KL, entropy and importance weights stay verl\'s.',
+    why="The gradient of verl's own losses depends on how a batch was divided: through the configured batch "
+    "size, and under seq-mean-token-sum-norm through the width of a micro-batch.",
+    how=f'Registers the policy loss "{MODE}" with verl. Reference KL, entropy and importance weights stay '
+    "verl's.",
     remove_when="verl's losses divide by what the batch really holds.",
 )

@@ -47,8 +47,8 @@ class Pool:
     Args:
         cap: default threshold of a worker in tokens; 0 for none.
         most: threshold of a worker in requests; 0 for none. As many as it serves at once, and some to follow.
-        affinity: requests with the same ``prefix`` go to the same worker, where their prefix is cached, unless it is
-            more than ``slack`` tokens fuller than the emptiest.
+        affinity: requests with the same ``prefix`` go to the same worker, where their prefix is cached,
+            unless it is more than ``slack`` tokens fuller than the emptiest.
         slack: see ``affinity``; None for any difference.
         remembered: number of prefixes remembered.
 
@@ -121,9 +121,13 @@ class Pool:
             PatchError: the request is outstanding, or costs nothing.
         """
         if request in self._holder:
-            refuse("registry", "request", f"{request!r} is outstanding already.", "Give each request its own id.")
+            refuse(
+                "registry", "request", f"{request!r} is outstanding already.", "Give each request its own id."
+            )
         if tokens < 1:
-            refuse("registry", "tokens", f"is {tokens} for request {request!r}.", "Count prompt and response.")
+            refuse(
+                "registry", "tokens", f"is {tokens} for request {request!r}.", "Count prompt and response."
+            )
         chosen = self._known(tokens, prefix, avoid) or self._least(tokens, avoid)
         if chosen is None:
             return None

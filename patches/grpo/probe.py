@@ -89,7 +89,9 @@ def _tail(workdir: Path) -> str:
 def _weigh(seen: list[Mapping[str, Any]], seconds: float) -> list[Proof]:
     first, proofs = seen[0], []
     for kind in ("fsdp", "fsdp2"):
-        ours = [away for rank in seen for name, away in rank[kind].items() if ", " in name and "stock" not in name]
+        ours = [
+            away for rank in seen for name, away in rank[kind].items() if ", " in name and "stock" not in name
+        ]
         stock = first[kind]["stock, 8 configured"]
         # The comparison is worth something only if it sees a wrong divisor.
         proofs.append(
@@ -121,5 +123,7 @@ def _weigh(seen: list[Mapping[str, Any]], seconds: float) -> list[Proof]:
         )
     )
     away = first["logprobs"]
-    proofs.append(Proof("grpo", "log-probabilities from blocks", away < 1e-4, f"{away:.0e} from the plain ones"))
+    proofs.append(
+        Proof("grpo", "log-probabilities from blocks", away < 1e-4, f"{away:.0e} from the plain ones")
+    )
     return proofs

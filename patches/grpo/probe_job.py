@@ -1,7 +1,8 @@
 """One of the probe's ranks: gradients of one batch through verl's own FSDP engines, divided in several ways.
 
-Run by `flashpatch.patches.grpo.probe` as a trainer would be: the variables say all. Each gradient is compared with
-one backward of the plain model over the whole batch, whose loss is written out here, without this family's code.
+Run by `flashpatch.patches.grpo.probe` as a trainer would be: the variables say all. Each gradient is compared
+with one backward of the plain model over the whole batch, whose loss is written out here, without this
+family's code.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def tiny(folder: Path) -> Path:
 
 
 def rows(model: torch.nn.Module) -> list[dict[str, torch.Tensor]]:
-    """The whole batch: prompts and responses of different lengths, slightly off-policy; the last rows are empty."""
+    """The whole batch: prompts and responses of different lengths, slightly off-policy; the last rows are
+    empty."""
     draw = torch.Generator().manual_seed(1)
     found = []
     for row in range(ROWS):
@@ -119,7 +121,9 @@ def engine_for(strategy: str, model: Path) -> Any:
             mixed_precision=precision,
             use_remove_padding=False,
         ),
-        optimizer_config=FSDPOptimizerConfig(optimizer="SGD", lr=1.0, weight_decay=0.0, total_training_steps=1),
+        optimizer_config=FSDPOptimizerConfig(
+            optimizer="SGD", lr=1.0, weight_decay=0.0, total_training_steps=1
+        ),
         checkpoint_config=CheckpointConfig(),
     )
     engine.initialize()
@@ -146,7 +150,8 @@ def share(batch: list[dict[str, torch.Tensor]], configured: int, split: dict[str
     from verl.utils import tensordict_utils as tu
 
     jagged = {
-        name: torch.nested.nested_tensor([row[name] for row in batch], layout=torch.jagged) for name in batch[0]
+        name: torch.nested.nested_tensor([row[name] for row in batch], layout=torch.jagged)
+        for name in batch[0]
     }
     data = TensorDict(jagged, batch_size=len(batch))
     tu.assign_non_tensor(
@@ -183,7 +188,8 @@ def compare(strategy: str, model: Path, rank: int, world: int) -> Iterator[tuple
     engine = engine_for(strategy, model)
 
     def shared(split: dict[str, Any]) -> list[dict[str, torch.Tensor]]:
-        """This rank's rows; where verl levels the number of micro-batches, only the first rank has real ones."""
+        """This rank's rows; where verl levels the number of micro-batches, only the first rank has real
+        ones."""
         if split["use_dynamic_bsz"] and world > 1:
             return [batch[:REAL], batch[REAL:]][rank] if rank < 2 else []
         return batch[rank::world]

@@ -47,7 +47,8 @@ def routed() -> dict[str, Any]:
     """What became of some requests to three servers of which one is dead.
 
     Returns:
-        ``answered``: requests that got their own answer; ``served``: answers by server; ``left``: the balancer's
+        ``answered``: requests that got their own answer; ``served``: answers by server; ``left``: the
+            balancer's
         servers and outstanding requests at the end.
     """
     return asyncio.run(asyncio.wait_for(_routed(), 60))

@@ -1,4 +1,5 @@
-"""The recipe before anything starts: the loss mode is set where nobody chose one, and contradictions are refused."""
+"""The recipe before anything starts: the loss mode is set where nobody chose one, and contradictions are
+refused."""
 
 from __future__ import annotations
 
@@ -77,8 +78,8 @@ def remarks(get: Any, options: Any) -> Iterator[str]:
     """What stands aside in this recipe, and for what."""
     mode = get("trainer.v1.trainer_mode", "sync") if get("trainer.use_v1", True) else "legacy"
     yield (
-        f"the streaming batcher stands aside: in trainer mode {mode} verl has the whole batch before it divides it, "
-        "and balances it by Karmarkar and Karp"
+        f"the streaming batcher stands aside: in trainer mode {mode} verl has the whole batch before it "
+        "divides it, and balances it by Karmarkar and Karp"
     )
     if options["router"] and get("actor_rollout_ref.rollout.router_config_path"):
         yield "the token router stands aside: the recipe has a router_config_path"
@@ -101,7 +102,7 @@ PATCH = Patch(
     needs=("grpo.verl.loss",),
     tested=("0.9.1",),
     why="A registered loss does nothing until a recipe names it.",
-    how="Before anything starts, names the loss mode where the recipe has verl's default, gives a constant divisor "
-    "where verl would take a micro-batch's width, and refuses another loss mode.",
+    how="Before anything starts, names the loss mode where the recipe has verl's default, gives a constant "
+    "divisor where verl would take a micro-batch's width, and refuses another loss mode.",
     remove_when="never: it says what the family does to a recipe.",
 )

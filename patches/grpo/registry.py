@@ -1,8 +1,8 @@
 """The registry of a pool of workers: requests in, results out, and each request ends exactly once.
 
-After async-grpo's ``vllm_registry.py``, which picks the least-loaded worker; but a request whose worker dies, hangs
-or leaves is given to another one, and a request that cannot be served ends with an error that says why. A plain
-asyncio object; `flashpatch.patches.grpo.owner` makes a Ray actor of it.
+After async-grpo's ``vllm_registry.py``, which picks the least-loaded worker; but a request whose worker dies,
+hangs or leaves is given to another one, and a request that cannot be served ends with an error that says why.
+A plain asyncio object; `flashpatch.patches.grpo.owner` makes a Ray actor of it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from flashpatch.patches.grpo.pool import Pool
 __all__ = ["Registry", "RequestLost", "Send", "WorkerLost"]
 
 Send = Callable[[Any, Any], Awaitable[Any]]
-"""``send(handle, payload)`` gives the worker's answer. It raises `WorkerLost` (or ``ConnectionError``, ``EOFError``)
-when the worker is gone, and anything else when the worker answered that the request is at fault."""
+"""``send(handle, payload)`` gives the worker's answer. It raises `WorkerLost` (or ``ConnectionError``,
+``EOFError``) when the worker is gone, and anything else when the worker answered that the request is at
+fault."""
 
 
 class WorkerLost(ConnectionError):
@@ -31,7 +32,8 @@ class WorkerLost(ConnectionError):
 
 @dataclass
 class _Link:
-    """A worker's handle; a future that says to all its requests why it is lost; whether it answers no pings."""
+    """A worker's handle; a future that says to all its requests why it is lost; whether it answers no
+    pings."""
 
     handle: Any
     gone: asyncio.Future[str]
@@ -43,17 +45,18 @@ class Registry:
 
     Args:
         send: how a request reaches a worker.
-        cap, most, affinity, slack: see `flashpatch.patches.grpo.pool.Pool`. Above their thresholds workers get nothing,
+        cap, most, affinity, slack: see `flashpatch.patches.grpo.pool.Pool`. Above their thresholds workers
+            get nothing,
             and `submit` waits: that is the back-pressure.
-        patience: seconds a worker may take for one request before it counts as slow: the request goes to another
-            worker, and the slow one gets nothing new for ``rest`` seconds. None for any time.
+        patience: seconds a worker may take for one request before it counts as slow: the request goes to
+            another worker, and the slow one gets nothing new for ``rest`` seconds. None for any time.
         rest: see ``patience``.
         resubmissions: how often a request may go to another worker; 1 is "exactly once more".
         ping: ``await ping(handle)`` returns while a worker is alive; None for no heartbeat.
-        heartbeat, grace: seconds between pings, and without an answer until a worker counts as hung. It rests then,
-            its requests go elsewhere, and it is taken back when it answers again.
-        place_patience: seconds a request may wait for a worker that takes it, before it ends with an error; None for
-            any time.
+        heartbeat, grace: seconds between pings, and without an answer until a worker counts as hung. It rests
+            then, its requests go elsewhere, and it is taken back when it answers again.
+        place_patience: seconds a request may wait for a worker that takes it, before it ends with an error;
+            None for any time.
 
     Raises:
         PatchError: an argument that cannot be meant.
@@ -75,9 +78,16 @@ class Registry:
         grace: float = 3.0,
         place_patience: float | None = None,
     ) -> None:
-        if resubmissions < 0 or min(heartbeat, grace) <= 0 or rest < 0 or (patience is not None and patience <= 0):
+        if (
+            resubmissions < 0
+            or min(heartbeat, grace) <= 0
+            or rest < 0
+            or (patience is not None and patience <= 0)
+        ):
             problem = f"are {patience}, {rest}, {resubmissions}, {heartbeat} and {grace}."
-            refuse("registry", "patience, rest, resubmissions, heartbeat, grace", problem, "Give positive times.")
+            refuse(
+                "registry", "patience, rest, resubmissions, heartbeat, grace", problem, "Give positive times."
+            )
         self.pool = Pool(cap=cap, most=most, affinity=affinity, slack=slack)
         self._places = Places(self.pool, place_patience)
         self.counts: Counter[str] = Counter()
@@ -89,7 +99,8 @@ class Registry:
         self._watches: dict[str, asyncio.Task[None]] = {}
 
     async def register(self, name: str, handle: Any, cap: int | None = None) -> None:
-        """A worker joins, now or again; requests that an earlier one of that name holds go to another worker."""
+        """A worker joins, now or again; requests that an earlier one of that name holds go to another
+        worker."""
         self._lose(name, "registered anew")
         self.pool.add(name, cap)
         self._links[name] = _Link(handle, asyncio.get_running_loop().create_future())
@@ -113,7 +124,8 @@ class Registry:
             prefix: what it shares with others, see `Pool`.
 
         Raises:
-            RequestLost: its workers were lost or too slow, as often as it was tried; or no worker took it in time.
+            RequestLost: its workers were lost or too slow, as often as it was tried; or no worker took it in
+                time.
             PatchError: the id is under way already, or the cost is not positive.
             Exception: whatever the worker answered for this request.
         """
@@ -148,8 +160,8 @@ class Registry:
             self.counts["ended"] += 1
 
     def status(self) -> dict[str, Any]:
-        """Counts since the start (submitted, ended, failed, resubmitted, lost and hung workers), outstanding tokens by
-        worker, and how many requests wait for a place."""
+        """Counts since the start (submitted, ended, failed, resubmitted, lost and hung workers), outstanding
+        tokens by worker, and how many requests wait for a place."""
         return {"counts": dict(self.counts), "loads": self.pool.loads(), "waiting": self._places.waiting}
 
     async def close(self) -> None:

@@ -31,8 +31,8 @@ _attempt: ContextVar[_Attempt | None] = ContextVar("flashpatch_grpo_attempt", de
 async def on_acquire(original, self, request_id: str, **extra: Any) -> tuple[str, Any]:
     """Around ``LLMServerClient._acquire_server``: remember which server it was.
 
-    A balancer cannot know that a client which waited for a place was cancelled: a place that comes too late is given
-    back, or it would be taken for ever.
+    A balancer cannot know that a client which waited for a place was cancelled: a place that comes too late
+    is given back, or it would be taken for ever.
     """
     attempt = _attempt.get()
     asked = asyncio.ensure_future(original(self, request_id, **extra))
@@ -83,7 +83,9 @@ async def on_generate(original, self, request_id: str, **arguments: Any) -> Any:
                     advice="Look at the servers' logs; patience = 0 waits for ever.",
                 ) from first
             first = error
-            logger.warning("request %s: server %s %s; it goes to another one", request_id, attempt.server, why)
+            logger.warning(
+                "request %s: server %s %s; it goes to another one", request_id, attempt.server, why
+            )
             ledger.note(resubmitted=ledger.notes().get("resubmitted", 0) + 1)
         finally:
             _attempt.reset(reset)
@@ -123,7 +125,8 @@ def lost(error: BaseException) -> str | None:
 
 
 async def _report(client: Any, server: str, slow: bool, rest: float) -> None:
-    """Tell the balancer, ours or verl's own: a dead server leaves the pool, a slow one rests where that is known."""
+    """Tell the balancer, ours or verl's own: a dead server leaves the pool, a slow one rests where that is
+    known."""
     balancer = client._load_balancer
     if not slow:
         await balancer.remove_servers.remote([server])
@@ -135,8 +138,8 @@ _COMMON = dict(
     requires="verl>=0.9",
     evidence="fault",
     tested=("0.9.1",),
-    why="When a rollout server dies, verl keeps sending requests to it, and the samples of each are lost; when one "
-    "hangs, so does the step.",
+    why="When a rollout server dies, verl keeps sending requests to it, and the samples of each are lost; "
+    "when one hangs, so does the step.",
     remove_when="verl takes dead servers out of its balancer and repeats their requests.",
 )
 
@@ -155,7 +158,7 @@ GENERATE = Patch(
     wrapper=on_generate,
     needs=("grpo.verl.acquire",),
     contract=Contract(params=("request_id",), exists=(f"{CLIENT}:LLMServerClient._release_server",)),
-    how="Takes the server out of the balancer and repeats the request once on another; with the option patience, "
-    "also when it does not answer in time. A result is delivered once.",
+    how="Takes the server out of the balancer and repeats the request once on another; with the option "
+    "patience, also when it does not answer in time. A result is delivered once.",
     **_COMMON,
 )

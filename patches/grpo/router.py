@@ -22,7 +22,8 @@ def on_handle(
     full_determinism: bool = False,
     load_balancer_cls: type | None = None,
 ) -> Any:
-    """Around ``get_router_handle``. A router that the recipe asks for by name, or determinism, is left alone."""
+    """Around ``get_router_handle``. A router that the recipe asks for by name, or determinism, is left
+    alone."""
     options = engine.options("grpo")
     asked = router_config_path or load_balancer_cls or ("full_determinism" if full_determinism else None)
     if asked or not options["router"]:
@@ -64,9 +65,9 @@ PATCH = Patch(
     evidence="fault",
     scope=frozenset({"driver"}),
     tested=("0.9.1",),
-    why="verl's balancer counts requests, not tokens, keeps a conversation on its server however full that is, and "
-    "never holds a request back.",
-    how="Makes the balancer, through verl's own interface, one that counts outstanding tokens, with thresholds and "
-    "back-pressure. A router of the recipe's own stays.",
+    why="verl's balancer counts requests, not tokens, keeps a conversation on its server however full that "
+    "is, and never holds a request back.",
+    how="Makes the balancer, through verl's own interface, one that counts outstanding tokens, with "
+    "thresholds and back-pressure. A router of the recipe's own stays.",
     remove_when="verl's router weighs requests by tokens and has thresholds.",
 )

@@ -19,7 +19,9 @@ from flashpatch.patches.grpo.registry import Registry, WorkerLost
 class Connection:
     """One worker's socket, as the registry's handle."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, counts: Counter[str]) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, counts: Counter[str]
+    ) -> None:
         self.reader, self.writer, self.counts = reader, writer, counts
         self.open: dict[int, asyncio.Future[dict]] = {}
         self.ids = itertools.count()

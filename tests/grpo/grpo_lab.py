@@ -68,7 +68,9 @@ def ranks(code: str, folder: Path, world: int, timeout: float = 300, **extra: st
             process.kill()
             process.wait()
     for rank, (process, (out, err)) in enumerate(zip(running, said, strict=True)):
-        assert process.returncode == 0, f"rank {rank}: exit {process.returncode}\n{out[-3000:]}\n{err[-4000:]}"
+        assert process.returncode == 0, (
+            f"rank {rank}: exit {process.returncode}\n{out[-3000:]}\n{err[-4000:]}"
+        )
     return [out for out, _ in said]
 
 

@@ -2,8 +2,8 @@
 
     python grpo_servers.py REQUESTS PHASES
 
-PHASES is a JSON list of [HARM, OPTIONS]: HARM is kill or chaos, OPTIONS those of grpo, or null for stock verl. Prints
-one JSON line per phase: how requests ended, and the balancer's last status.
+PHASES is a JSON list of [HARM, OPTIONS]: HARM is kill or chaos, OPTIONS those of grpo, or null for stock
+verl. Prints one JSON line per phase: how requests ended, and the balancer's last status.
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ async def phase(requests: int, harm: str, options: dict | None) -> None:
     await asyncio.sleep(0.3)  # releases are not awaited
     status = await balancer.get_status.remote()
     known = "tokens" in status
-    print(json.dumps({"ends": ends, "happened": happened, "status": status, "token router": known}), flush=True)
+    print(
+        json.dumps({"ends": ends, "happened": happened, "status": status, "token router": known}), flush=True
+    )
     for name, pid in pids.items():
         go_on(pid)
         ray.kill(servers[name])
@@ -109,7 +111,11 @@ def go_on(pid: int) -> None:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="fpg", dir="/tmp", ignore_cleanup_errors=True) as folder:
         ray.init(
-            num_cpus=4, include_dashboard=False, object_store_memory=80_000_000, _temp_dir=folder, log_to_driver=False
+            num_cpus=4,
+            include_dashboard=False,
+            object_store_memory=80_000_000,
+            _temp_dir=folder,
+            log_to_driver=False,
         )
         try:
             for harm, options in json.loads(sys.argv[2]):

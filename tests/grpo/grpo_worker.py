@@ -2,8 +2,9 @@
 
     python grpo_worker.py SOCKET NAME
 
-A request ``{"id", "work", "boom"}`` is answered after ``work`` seconds with its id, the worker's name and pid, or
-with an error. A ping is answered at once. Not a mock of anything: it dies, hangs and resumes as a process does.
+A request ``{"id", "work", "boom"}`` is answered after ``work`` seconds with its id, the worker's name and
+pid, or with an error. A ping is answered at once. Not a mock of anything: it dies, hangs and resumes as a
+process does.
 """
 
 from __future__ import annotations

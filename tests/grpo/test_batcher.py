@@ -169,7 +169,7 @@ def test_a_slow_rank_holds_producers_back():
         producer = asyncio.ensure_future(produce())
         fast = [await batcher.get(0) for _ in range(2)]
         await asyncio.sleep(0.05)
-        # Two rounds wait for rank 1, a third one for room, and the sample that completed it came from the open put.
+        # Two rounds wait for rank 1, a third one for room; the open put brought the sample that completed it.
         assert len(fast) == 2 and put == 6 and not producer.done()
         await batcher.get(1)
         await asyncio.sleep(0.05)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 
 def test_every_contract_holds_here(scenario):
-    scenario("""
+    scenario(
+        """
         from flashpatch.patches.grpo import FAMILY
         from flashpatch.preflight import examine
         for patch in FAMILY.patches:
             found = examine(patch)
             assert found.problem is None, (patch.id, found.problem)
             assert found.installed.version in patch.tested, (patch.id, found.installed)
-    """, names="")
+    """,
+        names="",
+    )
 
 
 def test_armed_superseded_and_undone(scenario):
-    scenario("""
+    scenario(
+        """
         import verl.utils.config as config, verl.workers.engine.utils as utils
         import verl.workers.engine.fsdp.transformer_impl as fsdp
         import verl.trainer.ppo.core_algos as algos, verl.workers.rollout.router as router
@@ -33,7 +37,7 @@ def test_armed_superseded_and_undone(scenario):
         import flashpatch
         flashpatch.enable("grpo")
         during = look()
-        states = {id: status.state.word for id, status in flashpatch.status().items() if id.startswith("grpo.")}
+        states = {id: one.state.word for id, one in flashpatch.status().items() if id.startswith("grpo.")}
         aside = {"grpo.verl.logprobs", "grpo.verl.balancing"}
         assert {id for id, word in states.items() if word == "superseded"} == aside, states
         assert {word for id, word in states.items() if id not in aside} == {"installed"}, states
@@ -51,4 +55,6 @@ def test_armed_superseded_and_undone(scenario):
         theirs = fused.FusedLinearForPPO().forward(states, head, labels, temperature=0.9)
         torch.testing.assert_close(ours, theirs)
         assert all(now is then for now, then in zip(look(), before))
-    """, names="")
+    """,
+        names="",
+    )

@@ -18,10 +18,12 @@ LIMIT = 1500  # seconds; two cores need 150 to 300
 
 COMMAND = """
 algorithm.adv_estimator=grpo
-data.train_batch_size=8 data.max_prompt_length=32 data.max_response_length=8 data.dataloader_num_workers=0 data.seed=1
+data.train_batch_size=8 data.max_prompt_length=32 data.max_response_length=8 data.dataloader_num_workers=0
+data.seed=1
 actor_rollout_ref.model.use_remove_padding=False actor_rollout_ref.model.enable_gradient_checkpointing=False
 actor_rollout_ref.actor.optim.lr=1e-3 actor_rollout_ref.actor.ppo_mini_batch_size=8
-actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16 actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean
+actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16
+actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean
 actor_rollout_ref.actor.use_torch_compile=False actor_rollout_ref.actor.fsdp_config.use_torch_compile=False
 actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.n=4
 actor_rollout_ref.rollout.tensor_model_parallel_size=1 actor_rollout_ref.rollout.gpu_memory_utilization=0.1
@@ -88,14 +90,19 @@ def test_two_steps_with_this_loss_and_router(world, tmp_path):
     processes = json.loads(live.stdout)["processes"]
 
     def calls(patch: str, role: str) -> int:
-        return sum(one["patches"].get(patch, {}).get("calls", 0) for one in processes if role in one["roles"] or not role)
+        return sum(
+            one["patches"].get(patch, {}).get("calls", 0)
+            for one in processes
+            if role in one["roles"] or not role
+        )
 
     assert calls("grpo.verl.loss", "trainer") >= 4 and calls("grpo.verl.counts", "trainer") >= 4
     assert calls("grpo.verl.router", "") == 1 and calls("grpo.verl.resubmit", "") == 64
 
 
 def test_an_equal_seed_gives_the_curve_of_stock_grpo(world, tmp_path):
-    """No sample is missing here, so the counts agree with the configuration, and the losses with one another."""
+    """No sample is missing here, so the counts agree with the configuration, and the losses with one
+    another."""
     same = ("trainer.total_training_steps=2", "actor_rollout_ref.rollout.full_determinism=True")
     stock = train(world, tmp_path / "stock", "cpu,bf16", *same)
     ours = train(world, tmp_path / "ours", "cpu,bf16,grpo", *same)

@@ -1,6 +1,9 @@
-"""Log-probabilities from hidden states: the same numbers and gradients as through all logits, in less memory."""
+"""Log-probabilities from hidden states: the same numbers and gradients as through all logits, in less
+memory."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch
@@ -52,7 +55,14 @@ def test_gradients_of_both_outputs_pass_gradcheck():
 def test_any_blocks_give_the_numbers_of_all_logits(tokens, vocabulary, block, temperature, seed):
     states, head, labels = case(tokens, 6, vocabulary, seed=seed)
     found = token_logprobs(
-        states, head, labels, temperature=temperature, entropy=True, agreement=True, tokens=block[0], vocabulary=block[1]
+        states,
+        head,
+        labels,
+        temperature=temperature,
+        entropy=True,
+        agreement=True,
+        tokens=block[0],
+        vocabulary=block[1],
     )
     logprobs, entropy, agrees = through_logits(states, head, labels, temperature)
     assert torch.equal(found.agrees, agrees)
@@ -131,16 +141,17 @@ def test_all_logits_never_exist(monkeypatch):
 
 
 def test_a_head_divided_over_ranks(ranks):
-    ranks("""
+    ranks(
+        """
         import sys
-        sys.path.insert(0, %r)
+        sys.path.insert(0, os.environ["TESTS"])
         from test_logprobs import case, through_logits
         from flashpatch.patches.grpo.logprobs import token_logprobs
         states, head, labels = case(13, 5, 17)
         rows = slice(0, 6) if rank == 0 else slice(6, 17)
         part = head.detach()[rows].clone().requires_grad_()
-        found = token_logprobs(states, part, labels, temperature=0.8, entropy=True, agreement=True, group=dist.group.WORLD,
-                               tokens=4, vocabulary=3)
+        found = token_logprobs(states, part, labels, temperature=0.8, entropy=True, agreement=True,
+                               group=dist.group.WORLD, tokens=4, vocabulary=3)
         logprobs, entropy, agrees = through_logits(states, head, labels, 0.8)
         assert torch.equal(found.agrees, agrees)
         torch.testing.assert_close(found.logprobs, logprobs)
@@ -152,7 +163,9 @@ def test_a_head_divided_over_ranks(ranks):
         even = token_logprobs(torch.ones(2, 3), torch.ones(4, 3), torch.tensor([0, 4]), agreement=True,
                               group=dist.group.WORLD)
         assert even.agrees.tolist() == [True, False]
-    """ % str(__file__).rsplit("/", 1)[0])
+    """,
+        TESTS=str(Path(__file__).parent),
+    )
 
 
 @pytest.mark.parametrize(

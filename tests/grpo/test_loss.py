@@ -1,4 +1,5 @@
-"""The loss: one gradient for every split, the surrogate's formulas, and what stock verl's aggregation does instead."""
+"""The loss: one gradient for every split, the surrogate's formulas, and what stock verl's aggregation does
+instead."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ WIDTH = 9
 
 
 def batch(samples: int, seed: int, empty: bool = True) -> dict[str, torch.Tensor]:
-    """A batch in float64. Lengths differ; some samples have no output token, as padding or after rejection."""
+    """A batch in float64. Lengths differ; some samples have no output token, as padding or after
+    rejection."""
     draw = torch.Generator().manual_seed(seed)
 
     def normal(scale: float) -> torch.Tensor:
@@ -33,7 +35,8 @@ def batch(samples: int, seed: int, empty: bool = True) -> dict[str, torch.Tensor
 
 
 def gradient(rows: dict[str, torch.Tensor], split: list[list[list[int]]], **how) -> torch.Tensor:
-    """What data-parallel training accumulates: ``split`` has a list of micro-batches, as row numbers, per rank."""
+    """What data-parallel training accumulates: ``split`` has a list of micro-batches, as row numbers, per
+    rank."""
     counts = count(rows["mask"])
     logprobs = rows["logprobs"].clone().requires_grad_()
     for rank in split:
@@ -51,7 +54,9 @@ def gradient(rows: dict[str, torch.Tensor], split: list[list[list[int]]], **how)
 def test_any_split_gives_the_gradient_of_the_whole_batch(data, aggregation, seed):
     samples = data.draw(st.integers(1, 12))
     rows = batch(samples, seed)
-    how = dict(aggregation=aggregation, constant=7.0, clip=Clip(0.2, 0.28, 3.0), kl_coefficient=0.1, truncation=1.5)
+    how = dict(
+        aggregation=aggregation, constant=7.0, clip=Clip(0.2, 0.28, 3.0), kl_coefficient=0.1, truncation=1.5
+    )
     whole = gradient(rows, [[list(range(samples))]], **how)
     ranks = data.draw(st.integers(1, 4))
     order = data.draw(st.permutations(range(samples)))
@@ -76,7 +81,9 @@ def test_each_term_is_its_formula():
     torch.testing.assert_close(plain, by_hand(-gain * new))
     ratio = (new - old).exp()
     clipped = grpo_loss(new, gain, rows["mask"], counts, old_logprobs=old, clip=Clip(0.1, 0.2))
-    torch.testing.assert_close(clipped.loss, by_hand(torch.maximum(-gain * ratio, -gain * ratio.clamp(0.9, 1.2))))
+    torch.testing.assert_close(
+        clipped.loss, by_hand(torch.maximum(-gain * ratio, -gain * ratio.clamp(0.9, 1.2)))
+    )
     outside = ((ratio > 1.2) & (gain > 0) | (ratio < 0.9) & (gain < 0)) & (mask > 0)
     assert clipped.sums["clipped"] == outside.sum() > 0
     gap = rows["reference_logprobs"] - new
@@ -86,7 +93,13 @@ def test_each_term_is_its_formula():
     torch.testing.assert_close(with_kl.loss, by_hand(-gain * new + 0.3 * (gap.exp() - gap - 1)))
     weight = (old - rows["rollout_logprobs"]).exp().clamp(max=1.1)
     truncated = grpo_loss(
-        new, gain, rows["mask"], counts, old_logprobs=old, rollout_logprobs=rows["rollout_logprobs"], truncation=1.1
+        new,
+        gain,
+        rows["mask"],
+        counts,
+        old_logprobs=old,
+        rollout_logprobs=rows["rollout_logprobs"],
+        truncation=1.1,
     )
     torch.testing.assert_close(truncated.loss, by_hand(-gain * ratio * weight))
     given = grpo_loss(new, gain, rows["mask"], counts, old_logprobs=old, weights=weight).loss
@@ -121,8 +134,8 @@ def test_a_batch_without_any_output_gives_zero():
 
 def test_counts_of_padded_and_jagged_masks_agree():
     mask = torch.tensor([[1, 1, 0], [0, 0, 0], [1, 0, 1]])
-    jagged = torch.nested.nested_tensor([torch.tensor([1, 1]), torch.tensor([0, 0, 0]), torch.tensor([1, 0, 1])],
-                                        layout=torch.jagged)  # fmt: skip
+    rows = [torch.tensor(row) for row in ([1, 1], [0, 0, 0], [1, 0, 1])]
+    jagged = torch.nested.nested_tensor(rows, layout=torch.jagged)
     assert count(mask) == count(mask.bool()) == count(jagged) == Counts(samples=2, tokens=4)
 
 
@@ -147,7 +160,9 @@ def test_counts_are_summed_over_ranks(ranks):
     ],
 )
 def test_bad_input_is_refused_by_name(change, named):
-    given = dict(logprobs=torch.zeros(2, 3), advantages=torch.zeros(2), mask=torch.ones(2, 3), counts=Counts(2, 6))
+    given = dict(
+        logprobs=torch.zeros(2, 3), advantages=torch.zeros(2), mask=torch.ones(2, 3), counts=Counts(2, 6)
+    )
     with pytest.raises(PatchError) as error:
         grpo_loss(**{**given, **change})
     assert named in str(error.value) and error.value.patch == "grpo.loss"

@@ -37,7 +37,9 @@ def test_another_loss_is_refused_unless_ours_is_off():
 
 def test_a_constant_divisor_is_given_where_verl_would_take_a_width():
     get = reader(**{f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm", "data.max_response_length": 512})
-    assert (f"{ACTOR}.loss_scale_factor", 512) in [(path, value) for path, value, _ in recipe.adaptations(get, ON)]
+    assert (f"{ACTOR}.loss_scale_factor", 512) in [
+        (path, value) for path, value, _ in recipe.adaptations(get, ON)
+    ]
 
 
 def test_what_stands_aside_is_said():

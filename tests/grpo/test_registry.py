@@ -187,7 +187,10 @@ def test_a_cancelled_request_leaves_nothing_behind():
         await asyncio.sleep(0.01)
         for task in tasks:
             task.cancel()
-        assert all(isinstance(end, asyncio.CancelledError) for end in await asyncio.gather(*tasks, return_exceptions=True))
+        assert all(
+            isinstance(end, asyncio.CancelledError)
+            for end in await asyncio.gather(*tasks, return_exceptions=True)
+        )
         assert registry.status()["loads"] == {"a": 0} and registry.status()["waiting"] == 0
 
     run(scenario())
@@ -241,7 +244,9 @@ async def chaos(folder, requests: int, workers: int, seconds: float, harm: float
         async def harming() -> None:
             while True:
                 await asyncio.sleep(draw.expovariate(harm))
-                name = draw.choice(list(fleet.processes)[1:])  # one is left alone: somebody must be able to answer
+                name = draw.choice(
+                    list(fleet.processes)[1:]
+                )  # one is left alone: somebody must be able to answer
                 kind = draw.choice(("kill", "hang", "flap"))
                 fleet.counts[kind] += 1
                 if kind == "hang":
@@ -280,7 +285,10 @@ def weigh(ends: Counter, happened: Counter, requests: int) -> None:
     print(dict(ends), dict(happened))
     own = len(range(0, requests, 97))
     # A request at fault may also lose its workers; everything else has its result unless it lost two workers.
-    assert ends["stranger"] == 0 and ends["result"] + ends["its own error"] + ends["lost its workers"] == requests
+    assert (
+        ends["stranger"] == 0
+        and ends["result"] + ends["its own error"] + ends["lost its workers"] == requests
+    )
     assert ends["its own error"] <= own and ends["lost its workers"] < requests / 100
     for kind in ("kill", "hang", "flap", "resubmitted", "lost workers", "hung workers"):
         assert happened[kind], f"the test did not bring about: {kind}"

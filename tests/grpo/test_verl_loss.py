@@ -1,4 +1,5 @@
-"""Gradients through verl's FSDP1 and FSDP2 engines on two ranks, ours and stock; and the registered loss itself."""
+"""Gradients through verl's FSDP1 and FSDP2 engines on two ranks, ours and stock; and the registered loss
+itself."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ def seen(tmp_path_factory):
     return [json.loads((folder / f"seen-{rank}.json").read_text()) for rank in range(2)]
 
 
-@pytest.mark.parametrize("kind, wrapper", [("fsdp", "FullyShardedDataParallel"), ("fsdp2", "FSDPQwen2ForCausalLM")])
+@pytest.mark.parametrize(
+    "kind, wrapper", [("fsdp", "FullyShardedDataParallel"), ("fsdp2", "FSDPQwen2ForCausalLM")]
+)
 def test_every_split_gives_the_whole_batchs_gradient(seen, kind, wrapper):
     for rank in seen:
         assert wrapper in rank[kind]
@@ -45,7 +48,8 @@ def test_stock_verl_divides_by_the_configured_number(seen, kind):
 
 
 def test_stock_verls_constant_is_the_micro_batchs_width(scenario):
-    scenario("""
+    scenario(
+        """
         import torch
         from verl.trainer.ppo.core_algos import agg_loss
         values, mask = torch.ones(2, 6), torch.tensor([[1.] * 2 + [0.] * 4, [1.] * 6])
@@ -53,7 +57,9 @@ def test_stock_verls_constant_is_the_micro_batchs_width(scenario):
         whole = agg_loss(values, mask, **how)
         apart = agg_loss(values[:1, :2], mask[:1, :2], **how) + agg_loss(values[1:], mask[1:], **how)
         assert abs(whole - apart) > 0.1 * whole, (whole, apart)
-    """, names="")
+    """,
+        names="",
+    )
 
 
 def test_the_registered_loss_is_verls_where_the_counts_agree(scenario):
@@ -71,15 +77,17 @@ def test_the_registered_loss_is_verls_where_the_counts_agree(scenario):
         gain, weights = torch.randn(4, 1).expand(4, 7), torch.rand(4, 7)
         mask = (torch.arange(7) < torch.tensor([[3], [7], [1], [5]])).bool()
         counting._last = count(mask)
-        for mode in ("seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-mean", "token-sum"):
+        from flashpatch.patches.grpo.loss import AGGREGATIONS
+        for mode in AGGREGATIONS:
             for extra in ({}, {"clip_ratio_low": 0.1, "clip_ratio_high": 0.3, "clip_ratio_c": 1.5}):
                 config = FSDPActorConfig(rollout_n=1, ppo_micro_batch_size_per_gpu=1, **extra)
-                config.global_batch_info.update(dp_size=2, batch_num_tokens=16, global_batch_size=4, loss_scale_factor=9)
+                config.global_batch_info.update(dp_size=2, batch_num_tokens=16, global_batch_size=4)
+                config.global_batch_info["loss_scale_factor"] = 9
                 both = []
                 for name in ("vanilla", "grpo_exact"):
                     loss, metrics = get_policy_loss_fn(name)(
-                        old_log_prob=old, log_prob=new, advantages=gain, response_mask=mask, loss_agg_mode=mode,
-                        config=config, rollout_is_weights=weights)
+                        old_log_prob=old, log_prob=new, advantages=gain, response_mask=mask,
+                        loss_agg_mode=mode, config=config, rollout_is_weights=weights)
                     both.append((loss, torch.autograd.grad(loss, new)[0], metrics))
                 torch.testing.assert_close(both[0][:2], both[1][:2])
                 for key in ("actor/pg_clipfrac", "actor/ppo_kl", "actor/pg_clipfrac_lower"):
@@ -99,7 +107,9 @@ def test_wrong_counts_are_loud(monkeypatch):
     monkeypatch.setattr(counting, "_last", Counts(3, 6))
     config = SimpleNamespace(global_batch_info={"global_batch_size": 8, "batch_num_tokens": 6})
     ones = torch.ones(2, 3)
-    with pytest.raises(PatchError, match=r"\(8, 6\), and the batch was counted as Counts\(samples=3") as error:
+    with pytest.raises(
+        PatchError, match=r"\(8, 6\), and the batch was counted as Counts\(samples=3"
+    ) as error:
         policy_loss.policy_loss(ones, ones, ones, ones, "token-mean", config)
     assert error.value.patch == "grpo.verl.loss" and "grpo.verl.counts" in str(error.value)
 

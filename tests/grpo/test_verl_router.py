@@ -1,4 +1,5 @@
-"""verl's own client and balancers in front of servers that die: what stock verl loses, and what is lost with grpo."""
+"""verl's own client and balancers in front of servers that die: what stock verl loses, and what is lost with
+grpo."""
 
 from __future__ import annotations
 
@@ -29,7 +30,11 @@ def phases(folder: Path, requests: int, *given, timeout: float = 400) -> list[di
 
 def test_one_dead_server_and_what_becomes_of_its_requests(tmp_path):
     stock, with_verls, with_ours = phases(
-        tmp_path, 600, ["kill", None], ["kill", {"router": False}], ["kill", {"router": True, "worker_tokens": 300}]
+        tmp_path,
+        600,
+        ["kill", None],
+        ["kill", {"router": False}],
+        ["kill", {"router": True, "worker_tokens": 300}],
     )
     # The dead server has the fewest requests in flight, so verl sends it nearly all that follow.
     assert stock["happened"]["kill"] == 1 and stock["ends"]["ActorDiedError"] > 100, stock
@@ -50,14 +55,18 @@ def test_servers_killed_hung_and_replaced(tmp_path):
     )
     assert chaos["happened"]["kill"] and chaos["happened"]["hang"]
     assert sum(chaos["ends"].values()) == 10_000 and set(chaos["ends"]) <= {"result", "PatchError"}
-    assert chaos["ends"].get("PatchError", 0) < 200, "only a request whose two servers were both lost has no result"
+    assert chaos["ends"].get("PatchError", 0) < 200, (
+        "only a request whose two servers were both lost has no result"
+    )
     assert chaos["status"]["total_inflight"] == chaos["status"]["waiting"] == 0
 
 
 def balancer(**options):
     from flashpatch.patches.grpo.balancer import TokenBalancer
 
-    return TokenBalancer({"a": "A", "b": "B"}, {"cap": 0, "most": 0, "slack": None, "response_tokens": 100, **options})
+    return TokenBalancer(
+        {"a": "A", "b": "B"}, {"cap": 0, "most": 0, "slack": None, "response_tokens": 100, **options}
+    )
 
 
 def test_the_balancer_speaks_verls_protocol():
@@ -75,9 +84,13 @@ def test_the_balancer_speaks_verls_protocol():
 def test_tokens_not_requests_decide():
     async def scenario():
         ours = balancer()
-        first, _ = await ours.acquire_server("long", prompt_ids=[0] * 1000, sampling_params={"max_tokens": 100})
+        first, _ = await ours.acquire_server(
+            "long", prompt_ids=[0] * 1000, sampling_params={"max_tokens": 100}
+        )
         for number in range(5):
-            name, handle = await ours.acquire_server(str(number), prompt_ids=[0] * 10, sampling_params={"max_tokens": 9})
+            name, handle = await ours.acquire_server(
+                str(number), prompt_ids=[0] * 10, sampling_params={"max_tokens": 9}
+            )
             assert name != first and handle == name.upper()
         assert sorted(ours.get_status()["servers"].values()) == [1, 5]
         assert ours.cost([1, 2], {"max_new_tokens": 7}) == 9 and ours.cost([1], {"max_tokens": 9999}) == 101
