@@ -16,6 +16,10 @@ import os, torch, torch.distributed as dist
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 dist.init_process_group("gloo", init_method=os.environ["MEET"], rank=rank, world_size=world)
 """
+PART = """
+dist.barrier()  # gloo aborts a rank whose peers are gone
+dist.destroy_process_group()
+"""
 
 
 def environment(folder: Path, **extra: str) -> dict[str, str]:
@@ -51,7 +55,7 @@ def ranks(code: str, folder: Path, world: int, timeout: float = 300, **extra: st
     meet = f"file://{folder}/meet-{time.monotonic_ns()}"
     running = [
         subprocess.Popen(
-            [sys.executable, "-c", MEET + textwrap.dedent(code)],
+            [sys.executable, "-c", MEET + textwrap.dedent(code) + PART],
             env=environment(folder, RANK=str(rank), WORLD_SIZE=str(world), MEET=meet, **extra),
             cwd=folder,
             stdout=subprocess.PIPE,
