@@ -1,0 +1,22 @@
+"""One way to refuse bad input by name."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from flashpatch.errors import PatchError
+
+
+def refuse(part: str, setting: str, problem: str, advice: str) -> NoReturn:
+    """Raise for an argument or option that cannot be meant.
+
+    Args:
+        part: which part of the family, such as ``"logprobs"``.
+        setting: name of the argument or option.
+        problem: what is wrong with it, with its value.
+        advice: what to give instead.
+
+    Raises:
+        PatchError: always.
+    """
+    raise PatchError(problem, patch=f"grpo.{part}", target=setting, advice=advice)

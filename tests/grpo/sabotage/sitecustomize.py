@@ -1,0 +1,29 @@
+"""Breaks the grpo family, in the way that $SABOTAGE names, in every process that carries it."""
+
+import os
+
+import wrapt
+
+
+def stale_binding():
+    """The counting wrapper is in place, but the engine calls the original under a name of its own."""
+
+    def keep(module):
+        import verl.workers.engine.utils as utils
+
+        module.prepare_micro_batches = utils.prepare_micro_batches.__wrapped__
+
+    wrapt.register_post_import_hook(keep, "verl.workers.engine.fsdp.transformer_impl")
+
+
+def no_resubmission():
+    """Somebody restored verl's client."""
+
+    def restore(module):
+        module.LLMServerClient.generate = module.LLMServerClient.generate.__wrapped__
+
+    wrapt.register_post_import_hook(restore, "verl.workers.rollout.llm_server")
+
+
+if os.environ.get("FLASHPATCH"):
+    globals()[os.environ["SABOTAGE"]]()
