@@ -1,0 +1,182 @@
+"""Without the family verl is stock: the mode is unknown, the head would reach the rollout; and undo is exact."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import flow_lab
+import pytest
+
+
+def scenario(folder, code: str, **extra: str) -> str:
+    """Run Python code; it must succeed, and its output is returned."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=flow_lab.environment(folder, DIST_INIT_METHOD=f"file://{folder}/meet", **extra),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=flow_lab.LIMIT,
+    )
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+    return done.stdout + done.stderr
+
+
+def test_undo_restores_the_very_objects(tmp_path):
+    scenario(
+        tmp_path,
+        """
+        import flashpatch, importlib
+        from flashpatch import registry
+        from verl.trainer.ppo import core_algos
+
+        flashpatch.enable("cpu", "bf16")  # verl imports nothing on this machine without
+        patches = [p for p in registry.patches().values() if p.family == "flowrl"]
+
+        def now():
+            found = {}
+            for patch in patches:
+                module, _, path = patch.targets[0].partition(":")
+                owner = importlib.import_module(module)
+                *outer, name = path.split(".")
+                for part in outer:
+                    owner = vars(owner)[part]
+                found[patch.id] = vars(owner)[name]
+            return found
+
+        import verl.workers.engine_workers as workers, verl.utils.checkpoint.fsdp_checkpoint_manager as manager
+        before, modes = now(), dict(core_algos.POLICY_LOSS_REGISTRY)
+        bound = workers.ppo_loss, manager.get_fsdp_full_state_dict
+        flashpatch.enable("flowrl")
+        states = {i: s.state.word for i, s in flashpatch.status().items() if i.startswith("flowrl")}
+        assert set(states.values()) == {"installed"}, states
+        during = now()
+        changed = {i for i in before if during[i] is not before[i]}
+        assert changed == set(before) - {"flowrl.verl.loss-mode"}, set(before) - changed
+        assert "flowrl" in core_algos.POLICY_LOSS_REGISTRY and workers.ppo_loss is during["flowrl.verl.loss"]
+        flashpatch.disable("flowrl")
+        after = now()
+        assert all(after[i] is before[i] for i in before)
+        assert core_algos.POLICY_LOSS_REGISTRY == modes
+        assert (workers.ppo_loss, manager.get_fsdp_full_state_dict) == bound
+        """,
+        FLASHPATCH="cpu,bf16",
+    )
+
+
+ACTOR_WITH = """
+    import flashpatch, sys
+    from pathlib import Path
+    from flashpatch.patches.flowrl import actor, tiny
+    where = tiny.write_model(Path("model"))
+"""
+
+
+def test_the_mode_is_unknown_to_stock_verl(tmp_path):
+    said = scenario(
+        tmp_path,
+        ACTOR_WITH
+        + """
+    config = tiny.recipe(where, "actor_rollout_ref.actor.policy_loss.loss_mode=flowrl")
+    worker = tiny.worker(config)
+    assert not [name for name in tiny.weights(worker.actor.engine) if "proj_z" in name]
+    try:
+        worker.update_actor(tiny.batch(tiny.responses()))
+    except ValueError as error:
+        print(error)
+    """,
+        FLASHPATCH="cpu,bf16",
+    )
+    assert "Unsupported loss mode: flowrl" in said
+
+
+def test_without_the_filter_the_head_is_among_the_rollouts_weights(tmp_path):
+    """What vLLM says to it is in test_job.py."""
+    said = scenario(
+        tmp_path,
+        ACTOR_WITH
+        + """
+    config = tiny.recipe(where)
+    engine = tiny.worker(config).actor.engine
+    names = lambda: {name for name, _ in engine.get_per_tensor_param()[0]}
+    ours = names()
+    flashpatch.disable("flowrl")
+    stock = names()
+    assert stock - ours == {name for name in tiny.weights(engine) if "proj_z" in name} and len(stock - ours) == 10
+    assert {name for name, *_ in engine.get_per_tensor_param_shard()[0]} == stock
+    flashpatch.enable("flowrl")
+    assert names() == ours == {name for name, *_ in engine.get_per_tensor_param_shard()[0]}
+    print("filtered")
+    """,
+        FLASHPATCH="cpu,bf16,flowrl",
+    )
+    assert "filtered" in said
+
+
+def test_the_driver_sets_what_is_unset_and_says_so(tmp_path):
+    said = scenario(
+        tmp_path,
+        ACTOR_WITH
+        + """
+    import logging
+    logging.basicConfig(level="WARNING")
+    from flashpatch.errors import PatchError
+    config = tiny.recipe(where)
+    actor = config.actor_rollout_ref.actor
+    assert (actor.policy_loss.loss_mode, actor.use_kl_loss, actor.kl_loss_coef) == ("flowrl", True, 0)
+    from verl.utils.config import validate_config
+    validate_config(config, True, False)  # a second time, as the old trainer does
+
+    import copy
+    from omegaconf import OmegaConf
+    for path, value in (
+        ("actor_rollout_ref.actor.policy_loss.loss_mode", "gspo"),
+        ("actor_rollout_ref.actor.kl_loss_coef", 0.01),
+        ("actor_rollout_ref.actor.strategy", "megatron"),
+        ("algorithm.use_kl_in_reward", True),
+        ("algorithm.adv_estimator", "gae"),
+    ):
+        other = copy.deepcopy(config)
+        OmegaConf.update(other, path, value)
+        try:
+            validate_config(other, False, False)
+        except PatchError as error:
+            assert f"{path}={value}" in str(error), error
+        else:
+            raise AssertionError(path)
+    """,
+        FLASHPATCH="cpu,bf16,flowrl",
+    )
+    for setting in ("loss_mode=flowrl", "use_kl_loss=True", "kl_loss_coef=0"):
+        assert f"actor_rollout_ref.actor.{'policy_loss.' * ('mode' in setting)}{setting}, as FlowRL needs" in said
+
+
+@pytest.mark.parametrize(
+    "overrides, options, named",
+    [
+        (["+actor_rollout_ref.actor.policy_loss.loss_mode=gspo"], {}, "loss_mode=gspo"),
+        ([], {"beta": -1.0}, "beta=-1.0"),
+    ],
+)
+def test_an_actor_that_no_driver_checked_is_refused(tmp_path, overrides, options, named):
+    said = scenario(
+        tmp_path,
+        ACTOR_WITH
+        + f"""
+    from omegaconf import OmegaConf
+    from flashpatch.errors import PatchError
+    config = tiny.recipe(where)
+    for override in {overrides!r}:
+        path, value = override.lstrip("+").split("=")
+        OmegaConf.update(config, path, value)
+    flashpatch.enable("flowrl", **{options!r})
+    try:
+        tiny.worker(config)
+    except PatchError as error:
+        print(error)
+    """,
+        FLASHPATCH="cpu,bf16,flowrl",
+    )
+    assert named in said and "flashpatch: flowrl" in said
