@@ -2,9 +2,9 @@
 
     python world.py DIRECTORY [--lessons STEPS] [--right SHARE]
 
-writes ``model/``, ``train.parquet`` and ``test.parquet`` as ``examples/verl_cpu/make.py`` does, whose tokenizer and
-model it uses. The model is first taught to write expressions, of which ``SHARE`` give the number asked for; every
-right one is equally likely among them, so that what it starts from knows all modes. Nothing is downloaded.
+writes ``model/``, ``train.parquet`` and ``test.parquet`` as ``examples/verl_cpu/make.py`` does, whose tokenizer
+and model it uses. The model is first taught right expressions, each as likely as any other, until a given share
+of its answers is right: what both runs start from knows all modes. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ def teach(pupil, words, lessons: int, right: float, draw: random.Random) -> None
         optimizer.step()
         optimizer.zero_grad()
         if lesson % 100 == 0 or lesson == lessons:
-            print(f"   lesson {lesson}/{lessons}: loss {loss.item():.3f}, {time.monotonic() - started:.0f} s", flush=True)
+            print(
+                f"   lesson {lesson}/{lessons}: loss {loss.item():.3f}, {time.monotonic() - started:.0f} s",
+                flush=True,
+            )
 
 
 def rows(number: int, draw: random.Random) -> pandas.DataFrame:
@@ -80,7 +83,7 @@ def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--lessons", type=int, default=400)
+    parser.add_argument("--lessons", type=int, default=120)
     parser.add_argument("--right", type=float, default=0.3)
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()

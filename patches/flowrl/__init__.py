@@ -17,7 +17,11 @@ def _too_late() -> str | None:
         return None
     import gc
 
-    built = [o for o in gc.get_objects() if isinstance(o, module.FSDPEngine) and getattr(o, "module", None) is not None]
+    built = [
+        o
+        for o in gc.get_objects()
+        if isinstance(o, module.FSDPEngine) and getattr(o, "module", None) is not None
+    ]
     trained = [engine for engine in built if not engine.engine_config.forward_only]
     if not any(actor.capture(engine) is None for engine in trained):
         return None

@@ -66,7 +66,7 @@ def on_init_model(original, self) -> Any:
 
 
 def on_build_module(original, self) -> Any:
-    """Around ``FSDPEngine._build_module``: attach the partition function to an actor, never to a reference."""
+    """Around ``FSDPEngine._build_module``: attach the partition function to an actor, not a reference."""
     module = original(self)
     if _building.get() and not self.engine_config.forward_only:
         attach(self, module)
@@ -162,8 +162,8 @@ def on_build_optimizer(original, self, module: Any) -> Any:
     head = [parameter for name, parameter in named if is_head(name)]
     if not head and own:
         raise PatchError(
-            f"cannot give the partition function its own {' and '.join(own)}: FSDP flattened it together with "
-            "other weights.",
+            f"cannot give the partition function its own {' and '.join(own)}: FSDP flattened it together "
+            "with other weights.",
             patch=OPTIMIZER.id,
             target=OPTIMIZER.targets[0],
             advice="Add PartitionFunction to fsdp_config.wrap_policy.transformer_layer_cls_to_wrap, set "

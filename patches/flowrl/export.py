@@ -75,10 +75,12 @@ def _collecting() -> Iterator[dict[str, Any]]:
         _left_out.reset(token)
 
 
-_COMMON = dict(requires="verl>=0.9", tested=("0.9.1",), remove_when="verl has a partition function of its own.")
+_COMMON = dict(
+    requires="verl>=0.9", tested=("0.9.1",), remove_when="verl has a partition function of its own."
+)
 _ROLLOUT = dict(
     scope=frozenset({"trainer"}),
-    why="A rollout engine has no module proj_z: vLLM refuses the update, and the trainer then waits for ever.",
+    why="A rollout engine has no module proj_z: vLLM refuses the update, and the trainer waits for ever.",
     how="Leaves proj_z out of what the actor's engine hands over.",
     **_COMMON,
 )
@@ -86,8 +88,8 @@ _MODEL = dict(
     evidence="fault",
     scope=frozenset({"trainer"}),
     why="A model exported in Hugging Face format must load anywhere.",
-    how="Leaves proj_z out of the exported model and writes it into flowrl/proj_z.safetensors beside it, from "
-    "where the next actor takes it up.",
+    how="Leaves proj_z out of the exported model and writes it into flowrl/proj_z.safetensors beside it, "
+    "from where the next actor takes it up.",
     **_COMMON,
 )
 

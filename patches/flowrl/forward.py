@@ -66,7 +66,7 @@ INPUTS = Patch(
         mentions=("input_ids.offsets", "input_ids.values", "self.use_ulysses_sp"),
         exists=("verl.workers.utils.padding:no_padding_2_padding",),
     ),
-    how="Notes the prompts' places in the micro-batch, packed or padded, before a forward pass with gradient.",
+    how="Notes the prompts' places in the micro-batch, packed or padded, before a pass with gradient.",
     **_COMMON,
 )
 

@@ -88,8 +88,8 @@ def trajectory_balance(
     config: Any = None,
     rollout_is_weights: Any = None,
 ) -> tuple[Any, dict[str, Any]]:
-    """verl's policy loss ``flowrl``: the mean over responses, scaled as verl's own sequence means are, so that
-    the gradient does not depend on micro-batches and ranks.
+    """verl's policy loss ``flowrl``: the mean over responses, scaled as verl's own sequence means are, so
+    that the gradient does not depend on micro-batches and ranks.
 
     All tensors are ``(batch, tokens)``. ``loss_agg_mode`` concerns tokens and is not used.
 
@@ -129,7 +129,7 @@ def trajectory_balance(
 
 
 def _over_responses(values: Any, mask: Any, config: Any) -> Any:
-    """This micro-batch's part in the mean over all responses of the global batch; ``values`` is ``(batch,)``."""
+    """This micro-batch's part in the mean over all responses of the global batch, of ``(batch,)``."""
     from verl.trainer.ppo.core_algos import agg_loss
 
     spread = values.unsqueeze(1).expand(mask.shape)
@@ -221,8 +221,8 @@ REGISTRATION = Patch(
         ),
     ),
     why="verl has no trajectory-balance loss.",
-    how="Registers the loss mode flowrl with verl's own registry; verl's agg_loss scales it over micro-batches "
-    "and ranks.",
+    how="Registers the loss mode flowrl with verl's own registry; verl's agg_loss scales it over "
+    "micro-batches and ranks.",
     upstream="FlowRL, arXiv 2509.15207",
     **_COMMON,
 )
@@ -236,7 +236,7 @@ LOSS = Patch(
         mentions=("config.policy_loss.get", "get_policy_loss_fn", "config.global_batch_info", "pg_metrics"),
     ),
     why="Loss functions registered with verl get neither the model's outputs nor the reference's logprobs.",
-    how="For the mode flowrl, keeps both at hand while verl's ppo_loss calls the registered function; entropy "
-    "bonus and metrics stay verl's.",
+    how="For the mode flowrl, keeps both at hand while verl's ppo_loss calls the registered function; "
+    "entropy bonus and metrics stay verl's.",
     **_COMMON,
 )

@@ -15,7 +15,6 @@ FOLDER, FILE = "flowrl", "proj_z.safetensors"
 """Where an exported model keeps its partition function, out of reach of whoever loads the model."""
 
 
-
 def is_head(name: str) -> bool:
     """Whether a parameter's name belongs to the partition function, whatever wraps it or the model."""
     return HEAD in name.split(".")

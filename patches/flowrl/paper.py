@@ -1,4 +1,4 @@
-"""FlowRL's loss in plain floating-point numbers, written from the paper: what everything else is held against.
+"""FlowRL's loss in plain floating-point numbers, written from the paper: what the rest is held against.
 
 No tensors and no framework, so that nothing is shared with what it checks. Source: FlowRL (arXiv 2509.15207),
 its final objective.

@@ -46,8 +46,8 @@ class Prompts:
 
     Attributes:
         lengths: tokens of each prompt, ``(batch,)``.
-        starts: where each sequence starts in one packed row, ``(batch,)``; None for one padded row each, which
-            starts with the prompt.
+        starts: where each sequence starts in one packed row, ``(batch,)``; None for one padded row each,
+            which starts with the prompt.
     """
 
     lengths: torch.Tensor
@@ -91,8 +91,8 @@ class Capture:
     """Ties the partition function to one actor's forward pass.
 
     The last hidden state is taken from the backbone as it passes by, so that no other layer's is kept and no
-    second pass is needed; log Z is computed inside the forward pass of the module that FSDP wraps, so that its
-    hooks gather the partition function's weights, and leaves it in the output's field ``loss``, which verl
+    second pass is needed; log Z is computed inside the forward pass of the module that FSDP wraps, so that
+    its hooks gather the partition function's weights, and leaves it in the output's field ``loss``, which verl
     does not use: FSDP looks for tensors in declared fields only.
 
     Attributes:

@@ -44,7 +44,11 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     if code_of_exit != 0:
         ended = f"exit {code_of_exit}" if code_of_exit is not None else f"no end within {_PATIENCE:.0f} s"
         evidence = f"{ended}: ...{log.read_text(errors='replace').strip()[-_TAIL:]}"
-        return [Proof("flowrl", "verl's worker updates an actor with the loss mode flowrl", False, evidence, seconds)]
+        return [
+            Proof(
+                "flowrl", "verl's worker updates an actor with the loss mode flowrl", False, evidence, seconds
+            )
+        ]
     return _weigh(json.loads((workdir / "seen.json").read_text()), seconds)
 
 
@@ -52,14 +56,13 @@ def _weigh(seen: Mapping[str, Any], seconds: float) -> list[Proof]:
     loss, wanted = seen["loss"], seen["paper_loss"]
     log_z, wanted_z = seen["log_z"], seen["paper_log_z"]
     head, policy = seen["moved_head"], seen["moved_policy"]
+    least = min([*head.values(), *policy.values()], default=0.0)
     return [
         Proof(
             "flowrl",
             "gradients reach every weight of proj_z and of the policy",
-            bool(head) and bool(policy) and min(*head.values(), *policy.values()) > 0,
-            f"{len(head)} and {len(policy)} weights, the least moved by {min(*head.values(), *policy.values(), 9):.1e}"
-            if head and policy
-            else f"{len(head)} weights of proj_z, {len(policy)} of the policy",
+            bool(head) and bool(policy) and least > 0,
+            f"{len(head)} and {len(policy)} weights, the least moved by {least:.1e}",
             seconds,
         ),
         Proof(

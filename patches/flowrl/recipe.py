@@ -126,8 +126,8 @@ PATCH = Patch(
     evidence="install",
     scope=frozenset({"driver"}),
     tested=("0.9.1",),
-    why="FlowRL needs a loss mode, the reference's logprobs and one reward per response; without them it would "
-    "fail at the first step, or train something else.",
+    why="FlowRL needs a loss mode, the reference's logprobs and one reward per response; without them it "
+    "would fail at the first step, or train something else.",
     how="Before anything starts, sets loss_mode=flowrl and use_kl_loss=True with kl_loss_coef=0 where nobody "
     "chose otherwise, saying so, and refuses what contradicts it, by name.",
     remove_when="never: it says what the family needs.",

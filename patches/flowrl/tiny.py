@@ -148,7 +148,12 @@ def worker(config: Any) -> Any:
     """verl's worker with the role of an actor, built as in a Ray worker."""
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
-    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "0")):
+    for name, value in (
+        ("RANK", "0"),
+        ("WORLD_SIZE", "1"),
+        ("MASTER_ADDR", "localhost"),
+        ("MASTER_PORT", "0"),
+    ):
         os.environ.setdefault(name, value)
     made = ActorRolloutRefWorker(config.actor_rollout_ref, role="actor")
     made.init_model()

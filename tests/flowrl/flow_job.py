@@ -1,8 +1,8 @@
-"""Steps verl's own actor worker through cases and writes what each gave: ``python flow_job.py DIR CASES.json``.
+"""Steps verl's own actor worker through cases, writes what each gave: ``python flow_job.py DIR CASES.json``.
 
 A case is a table:
 
-name       of its result, ``NAME-WORLD.pt``: ``before``, ``after`` (whole weights by name), ``metrics`` per step
+name       of its result, ``NAME-WORLD.pt``: ``before``, ``after`` (weights by name), ``metrics`` per step
 overrides  of verl's recipe
 options    of the family
 model      folder name of the model, made when it is not there

@@ -85,6 +85,9 @@ def furthest(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor])
     """The largest difference of two sets of weights, relative to the largest value of each weight."""
     assert set(one) == set(other), set(one) ^ set(other)
     return max(
-        float((one[name].double() - other[name].double()).abs().max() / other[name].double().abs().max().clamp(min=1e-3))
+        float(
+            (one[name].double() - other[name].double()).abs().max()
+            / other[name].double().abs().max().clamp(min=1e-3)
+        )
         for name in one
     )

@@ -23,7 +23,9 @@ logps = st.lists(st.floats(-3, -0.01), min_size=1, max_size=6)
 
 @settings(deadline=None, max_examples=60)
 @given(
-    st.lists(st.tuples(logps, st.integers(0, 10**6), st.floats(-2, 2), st.floats(-5, 5)), min_size=1, max_size=4),
+    st.lists(
+        st.tuples(logps, st.integers(0, 10**6), st.floats(-2, 2), st.floats(-5, 5)), min_size=1, max_size=4
+    ),
     st.sampled_from(["clip", "raw", "none"]),
     st.sampled_from(["mean", "sum"]),
     st.floats(0.1, 20),

@@ -125,7 +125,9 @@ def paper(
         x = hidden[0, : len(row.prompt)].mean(0)
         x = x.detach() if detach else x
         for layer in range(layers):
-            x = torch.nn.functional.linear(x, head[f"proj_z.net.{4 * layer}.weight"], head[f"proj_z.net.{4 * layer}.bias"])
+            x = torch.nn.functional.linear(
+                x, head[f"proj_z.net.{4 * layer}.weight"], head[f"proj_z.net.{4 * layer}.bias"]
+            )
             if layer < layers - 1:
                 x = torch.nn.functional.gelu(x)
                 norm = f"proj_z.net.{4 * layer + 2}"

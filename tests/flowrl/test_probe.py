@@ -73,9 +73,24 @@ def test_a_loss_that_forgets_the_reference_is_caught_though_every_patch_is_live(
 @pytest.mark.parametrize(
     "file, text, other, what",
     [
-        ("export.py", "return without_head(tensors), other", "return tensors, other", "what the rollout engine"),
-        ("partition.py", "means.detach() if self._detach else means", "(means * 0).detach()", "log Z is that"),
-        ("recipe.py", 'if strategy not in (None, "fsdp", "fsdp2"):', "if False:", "a Megatron recipe is refused"),
+        (
+            "export.py",
+            "return without_head(tensors), other",
+            "return tensors, other",
+            "what the rollout engine",
+        ),
+        (
+            "partition.py",
+            "means.detach() if self._detach else means",
+            "(means * 0).detach()",
+            "log Z is that",
+        ),
+        (
+            "recipe.py",
+            'if strategy not in (None, "fsdp", "fsdp2"):',
+            "if False:",
+            "a Megatron recipe is refused",
+        ),
         ("forward.py", "if held is not None:", "if False:", "verl's worker updates an actor"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Without the family verl is stock: the mode is unknown, the head would reach the rollout; and undo is exact."""
+"""Without the family verl is stock: the mode is unknown, the head would be exported; and undo is exact."""
 
 from __future__ import annotations
 
@@ -150,7 +150,10 @@ def test_the_driver_sets_what_is_unset_and_says_so(tmp_path):
         FLASHPATCH="cpu,bf16,flowrl",
     )
     for setting in ("loss_mode=flowrl", "use_kl_loss=True", "kl_loss_coef=0"):
-        assert f"actor_rollout_ref.actor.{'policy_loss.' * ('mode' in setting)}{setting}, as FlowRL needs" in said
+        assert (
+            f"actor_rollout_ref.actor.{'policy_loss.' * ('mode' in setting)}{setting}, as FlowRL needs"
+            in said
+        )
 
 
 @pytest.mark.parametrize(
