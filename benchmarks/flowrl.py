@@ -3,9 +3,9 @@
     python benchmarks/flowrl.py [--steps N] [--json]
 
 Both are stepped by verl's own worker and FSDP engine on the same model and batch, without Ray and rollouts,
-which are the same for both, as is the reference's forward pass: its logprobs are in the batch. Times are taken
-in one process, in turns; memory in a process of its own for each: on an accelerator torch's peak, else the
-rise of the process's peak above what it held before its actor was built. Aim: within 1.05x each.
+which are the same for both, as is the reference's forward pass: its logprobs are in the batch. Times are
+taken in one process, in turns; memory in a process of its own for each: on an accelerator torch's peak, else
+the rise of the process's peak above what it held before its actor was built. Aim: within 1.05x each.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Draw what runs found: ``python plot.py OUT.png STEPS NAME=ROLLOUT_DIRECTORY...``.
 
-Reads what verl writes with ``trainer.rollout_data_dir``: a file per step, a line per answer. Draws three curves
-per run, each over a window of steps: the reward; how many different right answers there were; and their
-effective number per question, ``exp`` of their entropy, which rare ones hardly raise.
+Reads what verl writes with ``trainer.rollout_data_dir``: a file per step, a line per answer. Draws three
+curves per run, each over a window of steps: the reward; how many different right answers there were; and
+their effective number per question, ``exp`` of their entropy, which rare ones hardly raise.
 """
 
 from __future__ import annotations

@@ -91,9 +91,9 @@ class Capture:
     """Ties the partition function to one actor's forward pass.
 
     The last hidden state is taken from the backbone as it passes by, so that no other layer's is kept and no
-    second pass is needed; log Z is computed inside the forward pass of the module that FSDP wraps, so that
-    its hooks gather the partition function's weights, and leaves it in the output's field ``loss``, which verl
-    does not use: FSDP looks for tensors in declared fields only.
+    second pass is needed. log Z is computed inside the forward pass of the module that FSDP wraps, so that its
+    hooks gather the partition function's weights, and leaves it in the output's field ``loss``, which verl does
+    not use: FSDP looks for tensors in declared fields only.
 
     Attributes:
         prompts: where the prompts of the next forward pass are; None when log Z is not wanted.

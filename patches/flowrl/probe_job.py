@@ -1,7 +1,7 @@
 """The probe's job: one update of a tiny actor in verl's worker, and the same in float64 without verl.
 
-Run by `flashpatch.patches.flowrl.probe` as a user's program would be: the variables say all. Where there is no
-accelerator the family ``cpu`` must help.
+Run by `flashpatch.patches.flowrl.probe` as a user's program would be: the variables say all. Where there is
+no accelerator the family ``cpu`` must help.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ KINDS = [("fsdp", 1), ("fsdp", 2), ("fsdp2", 2)]
 
 
 EXPORTED = [("fsdp", 1), ("fsdp2", 2)]
-"""Without an accelerator torch's FSDP1 cannot gather a whole state dict from two ranks, for stock verl either."""
+"""Without an accelerator FSDP1 cannot gather a whole state dict from two ranks, for stock verl either."""
 
 
 def cases(strategy: str, ranks: int) -> list[dict[str, Any]]:
