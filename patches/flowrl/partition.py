@@ -91,8 +91,8 @@ class Capture:
     """Ties the partition function to one actor's forward pass.
 
     The last hidden state is taken from the backbone as it passes by, so that no other layer's is kept and no
-    second pass is needed. log Z is computed inside the forward pass of the module that FSDP wraps, so that its
-    hooks gather the partition function's weights, and leaves it in the output's field ``loss``, which verl does
+    second pass is needed. log Z is computed inside the forward pass of the module that FSDP wraps, so that
+    FSDP gathers the partition function's weights. It leaves in the output's field ``loss``, which verl does
     not use: FSDP looks for tensors in declared fields only.
 
     Attributes:
