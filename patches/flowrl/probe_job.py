@@ -23,6 +23,8 @@ def main() -> None:
     if torch.accelerator.current_accelerator(check_available=True) is None:
         flashpatch.enable("cpu", "bf16")
 
+    import verl.model_merger.fsdp_model_merger  # noqa: F401
+
     from flashpatch.patches.flowrl import choices, tiny
 
     model = tiny.write_model(workdir / "model")

@@ -36,12 +36,17 @@ def on_load(original, self, local_path: str | None, *args: Any, **kwargs: Any) -
 
 
 def with_group(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> Mapping[str, Any]:
-    """An optimizer's state with the second parameter group, if the saved one has only the first."""
+    """An optimizer's state with the second parameter group, if the saved one has only the first.
+
+    The second group's learning rate joins at the stage where the first one's is.
+    """
     groups, own = saved.get("param_groups"), fresh.get("param_groups")
     if groups is None or own is None or len(groups) != 1 or len(own) != 2:
         return saved
     first = len(groups[0]["params"])
     added = {**own[1], "params": [first + at for at in range(len(own[1]["params"]))]}
+    if groups[0].get("initial_lr"):
+        added["lr"] = own[1]["initial_lr"] * groups[0]["lr"] / groups[0]["initial_lr"]
     return {**saved, "param_groups": [*groups, added]}
 
 
