@@ -96,7 +96,8 @@ def test_the_exported_model_is_the_policy_alone(done, kind, ranks):
                              {n: t for n, t in saved.items() if "proj_z" in n}) == 0  # fmt: skip
 
 
-@pytest.mark.parametrize("kind, ranks", [("fsdp2", 2), pytest.param("fsdp", 1, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("kind, ranks", EXPORTED)
 def test_the_merged_model_is_the_policy_alone_and_an_actor_goes_on_from_it(done, kind, ranks):
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM

@@ -89,6 +89,7 @@ def metrics(output: str, name: str) -> list[float]:
     return [float(value) for value in re.findall(rf"\b{re.escape(name)}:(-?[\d.e+-]+)", output)]
 
 
+@pytest.mark.full  # over 100 s where nothing else runs
 def test_two_steps_with_updated_rollouts(world, tmp_path):
     job = start(world, tmp_path)
     try:

@@ -7,7 +7,6 @@ import sys
 import textwrap
 
 import flow_lab
-import pytest
 
 
 def scenario(folder, code: str, **extra: str) -> str:
@@ -75,7 +74,7 @@ ACTOR_WITH = """
 """
 
 
-def test_the_mode_is_unknown_to_stock_verl(tmp_path):
+def test_the_mode_is_unknown_to_stock_verl_and_it_has_no_head(tmp_path):
     said = scenario(
         tmp_path,
         ACTOR_WITH
@@ -93,13 +92,52 @@ def test_the_mode_is_unknown_to_stock_verl(tmp_path):
     assert "Unsupported loss mode: flowrl" in said
 
 
-def test_without_the_filter_the_head_is_among_the_rollouts_weights(tmp_path):
-    """What vLLM says to it is in test_job.py."""
+def test_the_driver_sets_what_is_unset_and_the_filter_is_what_keeps_the_head_here(tmp_path):
+    """What vLLM says to a head that leaks is in test_job.py."""
     said = scenario(
         tmp_path,
         ACTOR_WITH
         + """
+    import copy, logging
+    logging.basicConfig(level="WARNING")
+    from omegaconf import OmegaConf
+    from verl.utils.config import validate_config
+    from flashpatch.errors import PatchError
+
     config = tiny.recipe(where)
+    learns = config.actor_rollout_ref.actor
+    assert (learns.policy_loss.loss_mode, learns.use_kl_loss, learns.kl_loss_coef) == ("flowrl", True, 0)
+    validate_config(config, True, False)  # a second time, as the old trainer does
+
+    def other(path, value):
+        changed = copy.deepcopy(config)
+        OmegaConf.update(changed, path, value)
+        return changed
+
+    def refused(named, call, *arguments):
+        try:
+            call(*arguments)
+        except PatchError as error:
+            assert named in str(error), error
+        else:
+            raise AssertionError(named)
+
+    for path, value in (
+        ("actor_rollout_ref.actor.policy_loss.loss_mode", "gspo"),
+        ("actor_rollout_ref.actor.kl_loss_coef", 0.01),
+        ("actor_rollout_ref.actor.strategy", "megatron"),
+        ("algorithm.use_kl_in_reward", True),
+        ("algorithm.adv_estimator", "gae"),
+    ):
+        refused(f"{path}={value}", validate_config, other(path, value), False, False)
+
+    # a worker whose driver checked nothing
+    refused("loss_mode=gspo", tiny.worker, other("actor_rollout_ref.actor.policy_loss.loss_mode", "gspo"))
+    flashpatch.enable("flowrl", beta=-1.0)
+    refused("beta=-1.0", validate_config, config, False, False)
+    refused("beta=-1.0", tiny.worker, config)
+    flashpatch.enable("flowrl", beta=15.0)
+
     engine = tiny.worker(config).actor.engine
     names = lambda: {name for name, _ in engine.get_per_tensor_param()[0]}
     ours = names()
@@ -110,78 +148,8 @@ def test_without_the_filter_the_head_is_among_the_rollouts_weights(tmp_path):
     assert {name for name, *_ in engine.get_per_tensor_param_shard()[0]} == stock
     flashpatch.enable("flowrl")
     assert names() == ours == {name for name, *_ in engine.get_per_tensor_param_shard()[0]}
-    print("filtered")
     """,
         FLASHPATCH="cpu,bf16,flowrl",
     )
-    assert "filtered" in said
-
-
-def test_the_driver_sets_what_is_unset_and_says_so(tmp_path):
-    said = scenario(
-        tmp_path,
-        ACTOR_WITH
-        + """
-    import logging
-    logging.basicConfig(level="WARNING")
-    from flashpatch.errors import PatchError
-    config = tiny.recipe(where)
-    actor = config.actor_rollout_ref.actor
-    assert (actor.policy_loss.loss_mode, actor.use_kl_loss, actor.kl_loss_coef) == ("flowrl", True, 0)
-    from verl.utils.config import validate_config
-    validate_config(config, True, False)  # a second time, as the old trainer does
-
-    import copy
-    from omegaconf import OmegaConf
-    for path, value in (
-        ("actor_rollout_ref.actor.policy_loss.loss_mode", "gspo"),
-        ("actor_rollout_ref.actor.kl_loss_coef", 0.01),
-        ("actor_rollout_ref.actor.strategy", "megatron"),
-        ("algorithm.use_kl_in_reward", True),
-        ("algorithm.adv_estimator", "gae"),
-    ):
-        other = copy.deepcopy(config)
-        OmegaConf.update(other, path, value)
-        try:
-            validate_config(other, False, False)
-        except PatchError as error:
-            assert f"{path}={value}" in str(error), error
-        else:
-            raise AssertionError(path)
-    """,
-        FLASHPATCH="cpu,bf16,flowrl",
-    )
-    for setting in ("loss_mode=flowrl", "use_kl_loss=True", "kl_loss_coef=0"):
-        assert (
-            f"actor_rollout_ref.actor.{'policy_loss.' * ('mode' in setting)}{setting}, as FlowRL needs"
-            in said
-        )
-
-
-@pytest.mark.parametrize(
-    "overrides, options, named",
-    [
-        (["+actor_rollout_ref.actor.policy_loss.loss_mode=gspo"], {}, "loss_mode=gspo"),
-        ([], {"beta": -1.0}, "beta=-1.0"),
-    ],
-)
-def test_an_actor_that_no_driver_checked_is_refused(tmp_path, overrides, options, named):
-    said = scenario(
-        tmp_path,
-        ACTOR_WITH
-        + f"""
-    from omegaconf import OmegaConf
-    from flashpatch.errors import PatchError
-    config = tiny.recipe(where)
-    for override in {overrides!r}:
-        path, value = override.lstrip("+").split("=")
-        OmegaConf.update(config, path, value)
-    flashpatch.enable("flowrl", **{options!r})
-    try:
-        tiny.worker(config)
-    except PatchError as error:
-        print(error)
-    """,
-        FLASHPATCH="cpu,bf16,flowrl",
-    )
-    assert named in said and "flashpatch: flowrl" in said
+    for setting in ("policy_loss.loss_mode=flowrl", "use_kl_loss=True", "kl_loss_coef=0"):
+        assert f"actor_rollout_ref.actor.{setting}, as FlowRL needs" in said
