@@ -57,7 +57,7 @@ train() {  # name, then settings of its own; FLASHPATCH says which patches
         reward.num_workers=1 reward.custom_reward_function.path="$here/verl_flowrl/expressions.py" \
         trainer.n_gpus_per_node=1 trainer.nnodes=1 trainer.logger='[console,file]' \
         trainer.val_before_train=False trainer.test_freq=-1 trainer.save_freq=-1 \
-        trainer.rollout_data_dir="$out/$name.answers" \
+        trainer.rollout_data_dir="$out/$name.answers" hydra.run.dir="$out/$name.hydra" \
         trainer.total_epochs=100 trainer.total_training_steps="$steps" \
         transfer_queue.backend.SimpleStorage.num_data_storage_units=1 \
         +ray_kwargs.ray_init.include_dashboard=False +ray_kwargs.ray_init.object_store_memory=200000000 \
