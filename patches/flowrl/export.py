@@ -20,10 +20,9 @@ _left_out: ContextVar[dict[str, Any] | None] = ContextVar("flashpatch_flowrl_lef
 """Collects the partition function's weights while somebody saves a whole model."""
 
 
-def on_export(original, self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-    """Around ``get_per_tensor_param`` and ``get_per_tensor_param_shard``: tuples that start with a name."""
-    tensors, other = original(self, *args, **kwargs)
-    return without_head(tensors), other
+def on_export(original, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Around ``convert_weight_keys``, through which every export to a rollout passes, whole, sharded or delta."""
+    return original(dict(without_head(state_dict.items())), *args, **kwargs)
 
 
 def on_whole(original, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -78,12 +77,6 @@ def _collecting() -> Iterator[dict[str, Any]]:
 _COMMON = dict(
     requires="verl>=0.9", tested=("0.9.1",), remove_when="verl has a partition function of its own."
 )
-_ROLLOUT = dict(
-    scope=frozenset({"trainer"}),
-    why="A rollout engine has no module proj_z: vLLM refuses the update, and the trainer waits for ever.",
-    how="Leaves proj_z out of what the actor's engine hands over.",
-    **_COMMON,
-)
 _MODEL = dict(
     evidence="fault",
     scope=frozenset({"trainer"}),
@@ -93,25 +86,23 @@ _MODEL = dict(
     **_COMMON,
 )
 
-TENSORS = Patch(
+ROLLOUT = Patch(
     id="flowrl.verl.export",
-    targets=(f"{IMPL}:FSDPEngine.get_per_tensor_param",),
-    wrapper=on_export,
-    contract=Contract(params=("layered_summon", "base_sync_done"), mentions=("self.module.state_dict",)),
-    evidence="update",
-    **_ROLLOUT,
-)
-
-SHARDS = Patch(
-    id="flowrl.verl.export-shards",
-    targets=(f"{IMPL}:FSDPEngine.get_per_tensor_param_shard",),
+    targets=("verl.utils.model:convert_weight_keys",),
     wrapper=on_export,
     contract=Contract(
-        mentions=("self.module.state_dict",),
-        exists=(f"{IMPL}:FSDPEngine.get_per_tensor_param_delta_shard",),
+        params=("state_dict", "model"),
+        exists=(
+            f"{IMPL}:FSDPEngine.get_per_tensor_param",
+            f"{IMPL}:FSDPEngine.get_per_tensor_param_shard",
+            f"{IMPL}:FSDPEngine.get_per_tensor_param_delta_shard",
+        ),
     ),
-    evidence="fault",
-    **_ROLLOUT,
+    evidence="update",
+    scope=frozenset({"trainer"}),
+    why="A rollout engine has no module proj_z: vLLM refuses the update, and the trainer waits for ever.",
+    how="Leaves proj_z out where verl's FSDP engine names the weights it exports, before they are gathered.",
+    **_COMMON,
 )
 
 WHOLE = Patch(

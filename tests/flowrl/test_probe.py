@@ -75,8 +75,8 @@ def test_a_loss_that_forgets_the_reference_is_caught_though_every_patch_is_live(
     [
         (
             "export.py",
-            "return without_head(tensors), other",
-            "return tensors, other",
+            "dict(without_head(state_dict.items()))",
+            "dict(state_dict)",
             "what the rollout engine",
         ),
         (
