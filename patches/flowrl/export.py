@@ -21,7 +21,7 @@ _left_out: ContextVar[dict[str, Any] | None] = ContextVar("flashpatch_flowrl_lef
 
 
 def on_export(original, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """Around ``convert_weight_keys``, through which every export to a rollout passes, whole, sharded or delta."""
+    """Around ``convert_weight_keys``, which every export to a rollout passes: whole, sharded, delta."""
     return original(dict(without_head(state_dict.items())), *args, **kwargs)
 
 
