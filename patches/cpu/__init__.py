@@ -28,6 +28,7 @@ FAMILY = Family(
         gloo.LAUNCHER,
         fsdp.SYNC,
         fsdp.PIN,
+        fsdp.OFFLOAD,
     ),
     too_late=platform.too_late,
     probe=_probe,

@@ -28,6 +28,19 @@ def on_param(original, self, *args: Any, **kwargs: Any) -> None:
     return original(self, *args, **kwargs)
 
 
+def on_core_state(
+    original,
+    state: Any,
+    sharding_strategy: Any,
+    mixed_precision: Any,
+    cpu_offload: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Around ``_init_core_state``: nothing is offloaded to the CPU from the CPU."""
+    return original(state, sharding_strategy, mixed_precision, None, *args, **kwargs)
+
+
 SYNC = Patch(
     id="cpu.torch.sync-states",
     targets=(f"{INIT}:_check_module_states_for_sync_module_states",),
@@ -62,4 +75,23 @@ PIN = Patch(
     "accelerator.",
     how="The same policy with pin_memory=False.",
     remove_when="verl pins memory only where there is a device to copy it to.",
+)
+
+OFFLOAD = Patch(
+    id="cpu.torch.offload",
+    targets=(f"{INIT}:_init_core_state",),
+    requires="torch>=2.6",
+    wrapper=on_core_state,
+    contract=Contract(
+        params=("state", "sharding_strategy", "mixed_precision", "cpu_offload"),
+        mentions=("state.cpu_offload",),
+    ),
+    evidence="fault",
+    scope=frozenset({"trainer"}),
+    needs=("cpu.verl.platform",),
+    tested=("2.13.0+cpu",),
+    why="Under FSDP1 verl offloads the reference policy to the CPU, for which torch pins memory; it can only "
+    "for an accelerator.",
+    how="No offload: the parameters are on the CPU as it is.",
+    remove_when="torch pins memory only where there is a device to copy it to.",
 )

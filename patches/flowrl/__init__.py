@@ -1,0 +1,63 @@
+"""FlowRL on stock verl: a policy that matches the reward's distribution instead of maximising the reward."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from flashpatch.patches.flowrl import actor, choices, export, forward, loss, recipe, resume
+from flashpatch.proof import Proof
+from flashpatch.record import Family
+
+
+def _too_late() -> str | None:
+    """A sentence when an actor was built before the family was enabled."""
+    module = sys.modules.get(actor.IMPL)
+    if module is None:
+        return None
+    import gc
+
+    built = [
+        o
+        for o in gc.get_objects()
+        if isinstance(o, module.FSDPEngine) and getattr(o, "module", None) is not None
+    ]
+    trained = [engine for engine in built if not engine.engine_config.forward_only]
+    if not any(actor.capture(engine) is None for engine in trained):
+        return None
+    return "verl has built an actor already, without partition function; enable flowrl before that."
+
+
+def _probe(nonce: str, workdir: Path) -> list[Proof]:
+    from flashpatch.patches.flowrl.probe import probe
+
+    return probe(nonce, workdir)
+
+
+FAMILY = Family(
+    name="flowrl",
+    summary="FlowRL: trajectory balance with a learned partition function, as a loss mode of stock verl",
+    patches=(
+        recipe.PATCH,
+        actor.INIT,
+        actor.BUILD,
+        actor.OPTIMIZER,
+        forward.INPUTS,
+        forward.OUTPUTS,
+        loss.REGISTRATION,
+        loss.LOSS,
+        export.ROLLOUT,
+        export.WHOLE,
+        export.SAVE,
+        export.MERGE,
+        export.MERGED,
+        resume.PATCH,
+    ),
+    options=choices.OPTIONS,
+    too_late=_too_late,
+    probe=_probe,
+    refuses=(
+        "verl.utils.config:validate_config",
+        "verl.workers.engine_workers:ActorRolloutRefWorker.init_model",
+    ),
+)

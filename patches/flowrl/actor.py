@@ -1,0 +1,232 @@
+"""The actor gets its partition function before FSDP wraps it, and its optimizer a group for it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from flashpatch import ledger
+from flashpatch.errors import PatchError
+from flashpatch.patches.flowrl import choices
+from flashpatch.patches.flowrl.names import FILE, FOLDER, HEAD, MODE, is_head
+from flashpatch.record import Contract, Patch
+
+logger = logging.getLogger("flashpatch.flowrl")
+
+WORKERS = "verl.workers.engine_workers"
+IMPL = "verl.workers.engine.fsdp.transformer_impl"
+
+_building: ContextVar[bool] = ContextVar("flashpatch_flowrl_building", default=False)
+"""Whether the engines made in this context belong to an actor that learns by FlowRL."""
+
+_CAPTURE = "_flashpatch_flowrl"
+
+
+def capture(engine: Any) -> Any:
+    """The `partition.Capture` of an engine, or None for an engine without partition function."""
+    return vars(engine).get(_CAPTURE)
+
+
+@contextmanager
+def building() -> Iterator[None]:
+    """Within, language-model engines that train get a partition function."""
+    token = _building.set(True)
+    try:
+        yield
+    finally:
+        _building.reset(token)
+
+
+def on_init_model(original, self) -> Any:
+    """Around ``ActorRolloutRefWorker.init_model``.
+
+    Raises:
+        PatchError: the actor's loss mode is another one, or its strategy not FSDP.
+    """
+    if "actor" not in self.role:
+        return original(self)
+    actor = self.config.actor
+    mode, strategy = actor.policy_loss.get("loss_mode"), actor.strategy
+    if mode != MODE or strategy not in ("fsdp", "fsdp2"):
+        raise PatchError(
+            f"cannot train this actor: policy_loss.loss_mode={mode}, strategy={strategy}.",
+            patch=INIT.id,
+            target=INIT.targets[0],
+            advice=f"Set loss_mode={MODE} and strategy fsdp or fsdp2 (the driver of verl's own trainer does "
+            "the first by itself), or take flowrl out of FLASHPATCH.",
+        )
+    ledger.role("trainer", rank=int(os.environ.get("RANK", 0)), world=int(os.environ.get("WORLD_SIZE", 1)))
+    with building():
+        return original(self)
+
+
+def on_build_module(original, self) -> Any:
+    """Around ``FSDPEngine._build_module``: attach the partition function to an actor, not a reference."""
+    module = original(self)
+    if _building.get() and not self.engine_config.forward_only:
+        attach(self, module)
+    return module
+
+
+def attach(engine: Any, module: Any) -> None:
+    """Give ``module`` a partition function, equal on all ranks.
+
+    Its weights are those beside the model (``flowrl/proj_z.safetensors``), if there are any, else fresh and
+    drawn from the engine's seed, without touching the process's random numbers.
+
+    Raises:
+        PatchError: an option out of range, a model or an engine that is not supported.
+    """
+    import torch
+
+    from flashpatch.patches.flowrl.partition import Capture, PartitionFunction
+
+    chosen = choices.current()
+    unsupported = [
+        name
+        for name, found in (
+            ("a value model", engine.model_config.model_type != "language_model"),
+            ("Ulysses sequence parallelism", engine.use_ulysses_sp),
+            ("LoRA", engine._is_lora),
+            ("QAT", engine._qat_enabled),
+            (f"a module called {HEAD}", hasattr(module, HEAD)),
+        )
+        if found
+    ]
+    if unsupported:
+        raise PatchError(
+            f"does not support {', '.join(unsupported)}.",
+            patch=BUILD.id,
+            target=BUILD.targets[0],
+            advice="Change that, or take flowrl out of FLASHPATCH.",
+        )
+    width = module.config.get_text_config().hidden_size
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.manual_seed(engine.engine_config.seed)
+        head = PartitionFunction(width, chosen.num_layers, chosen.dropout)
+    _restore(head, Path(engine.model_config.local_path) / FOLDER / FILE)
+    module.add_module(HEAD, head.to(module.dtype))
+    # A unit of its own for FSDP, like a layer: its optimizer state then has a place of its own too, and a
+    # checkpoint from before FlowRL still fits the rest. Ignored when the recipe names the units itself.
+    module._no_split_modules = [*(module._no_split_modules or ()), type(head).__name__]
+    setattr(engine, _CAPTURE, Capture(module, chosen.detach_hidden))
+
+
+def _restore(head: Any, file: Path) -> None:
+    if not file.exists():
+        return
+    from safetensors.torch import load_file
+
+    try:
+        head.load_state_dict(load_file(file))
+    except RuntimeError as error:
+        raise PatchError(
+            f"cannot take the partition function from {file}: {error}.",
+            patch=BUILD.id,
+            target=BUILD.targets[0],
+            advice="Set num_layers as it was, or move the file away for a fresh one.",
+        ) from error
+    logger.warning("the partition function continues from %s", file)
+
+
+class _Grouped:
+    """Stands for a module where only its parameters are asked for, and gives them in groups."""
+
+    def __init__(self, *groups: dict[str, Any]) -> None:
+        self._groups = list(groups)
+
+    def parameters(self) -> list[dict[str, Any]]:
+        return self._groups
+
+
+def on_build_optimizer(original, self, module: Any) -> Any:
+    """Around ``FSDPEngine._build_optimizer``: the partition function is a second group, with its own rates.
+
+    Raises:
+        PatchError: rates of its own, and FSDP flattened it together with other weights.
+    """
+    if capture(self) is None:
+        return original(self, module)
+    chosen = choices.current()
+    own = {
+        name: value
+        for name, value in (("lr", chosen.lr), ("weight_decay", chosen.weight_decay))
+        if value is not None
+    }
+    named = list(module.named_parameters())
+    head = [parameter for name, parameter in named if is_head(name)]
+    if not head and own:
+        raise PatchError(
+            f"cannot give the partition function its own {' and '.join(own)}: FSDP flattened it together "
+            "with other weights.",
+            patch=OPTIMIZER.id,
+            target=OPTIMIZER.targets[0],
+            advice="Add PartitionFunction to fsdp_config.wrap_policy.transformer_layer_cls_to_wrap, set "
+            "use_orig_params=True, or unset these options.",
+        )
+    if not head:
+        return original(self, module)
+    rest = [parameter for name, parameter in named if not is_head(name)]
+    return original(self, _Grouped({"params": rest}, {"params": head, **own}))
+
+
+_COMMON = dict(requires="verl>=0.9", scope=frozenset({"trainer"}), tested=("0.9.1",))
+
+INIT = Patch(
+    id="flowrl.verl.actor",
+    targets=(f"{WORKERS}:ActorRolloutRefWorker.init_model",),
+    wrapper=on_init_model,
+    contract=Contract(
+        params=("self",),
+        mentions=("self.role", "self.actor.reset", "self.ref.reset", "ref_config.engine"),
+        exists=(f"{WORKERS}:ActorRolloutRefWorker.update_actor",),
+    ),
+    evidence="install",
+    why="The engine that builds a model does not know whether it is an actor's, nor by which loss it learns.",
+    how="While a worker with the actor's role builds its engines, those that train get a partition function; "
+    "a worker whose loss mode is another one ends here.",
+    remove_when="verl has a partition function of its own.",
+    **_COMMON,
+)
+
+BUILD = Patch(
+    id="flowrl.verl.head",
+    targets=(f"{IMPL}:FSDPEngine._build_module",),
+    wrapper=on_build_module,
+    contract=Contract(
+        params=("self",),
+        mentions=("self.engine_config.forward_only", "module.to"),
+        exists=(
+            f"{IMPL}:FSDPEngine._build_model_optimizer",
+            f"{IMPL}:FSDPEngine._build_fsdp_module",
+            "verl.utils.fsdp_utils:get_fsdp_wrap_policy",
+            "verl.utils.fsdp_utils:apply_fsdp2",
+        ),
+    ),
+    evidence="install",
+    why="The partition function must exist before FSDP wraps the model, to be sharded and saved with it.",
+    how="Adds proj_z to the actor's module, in the actor's dtype, as an FSDP unit of its own.",
+    remove_when="verl has a partition function of its own.",
+    **_COMMON,
+)
+
+OPTIMIZER = Patch(
+    id="flowrl.verl.optimizer",
+    targets=(f"{IMPL}:FSDPEngine._build_optimizer",),
+    wrapper=on_build_optimizer,
+    contract=Contract(
+        params=("self", "module"),
+        mentions=("module.parameters", "build_optimizer"),
+        exists=("verl.workers.config.optimizer:build_optimizer",),
+    ),
+    evidence="install",
+    why="The partition function starts from nothing and may need another learning rate than the policy.",
+    how="Hands verl's optimizer two parameter groups, the policy's and the partition function's.",
+    remove_when="verl has a partition function of its own.",
+    **_COMMON,
+)

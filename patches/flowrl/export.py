@@ -1,0 +1,140 @@
+"""The partition function stays with the trainer, whichever way the weights leave it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from flashpatch.patches.flowrl.actor import IMPL
+from flashpatch.patches.flowrl.names import FILE, FOLDER, HEAD, is_head, without_head
+from flashpatch.record import Contract, Patch
+
+SHARDED = "verl.utils.fsdp_utils"
+MANAGER = "verl.utils.checkpoint.fsdp_checkpoint_manager"
+MERGER = "verl.model_merger"
+
+_left_out: ContextVar[dict[str, Any] | None] = ContextVar("flashpatch_flowrl_left_out", default=None)
+"""Collects the partition function's weights while somebody saves a whole model."""
+
+
+def on_export(original, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Around ``convert_weight_keys``, which every export to a rollout passes: whole, sharded, delta."""
+    return original(dict(without_head(state_dict.items())), *args, **kwargs)
+
+
+def on_whole(original, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Around ``get_fsdp_full_state_dict`` and ``_load_and_merge_state_dicts``: a model by names, which loses
+    the partition function; who saves it may `collect` that."""
+    state = original(*args, **kwargs)
+    taken = {name: state[name] for name in state if is_head(name)}
+    collected = _left_out.get()
+    if collected is not None:
+        collected.update(taken)
+    return {name: tensor for name, tensor in state.items() if name not in taken}
+
+
+def on_save(original, self, local_path: str | None, *args: Any, **kwargs: Any) -> Any:
+    """Around ``FSDPCheckpointManager.save_checkpoint``: beside an exported model, in a folder of its own."""
+    with _collecting() as taken:
+        result = original(self, local_path, *args, **kwargs)
+    if taken:
+        keep(taken, Path(local_path) / "huggingface")
+    return result
+
+
+def on_merge(original, self, *args: Any, **kwargs: Any) -> Any:
+    """Around ``FSDPModelMerger.merge_and_save``: the same beside a merged model."""
+    with _collecting() as taken:
+        result = original(self, *args, **kwargs)
+    if taken and self.config.operation == "merge":
+        keep(taken, Path(self.config.target_dir))
+    return result
+
+
+def keep(weights: dict[str, Any], model: Path) -> None:
+    """Write the partition function as ``model/flowrl/proj_z.safetensors``; nobody who loads the model looks
+    there but `flashpatch.patches.flowrl.actor.attach`."""
+    from safetensors.torch import save_file
+
+    (model / FOLDER).mkdir(parents=True, exist_ok=True)
+    own = {name.rpartition(f"{HEAD}.")[2]: tensor.contiguous() for name, tensor in weights.items()}
+    save_file(own, model / FOLDER / FILE)
+
+
+@contextmanager
+def _collecting() -> Iterator[dict[str, Any]]:
+    taken: dict[str, Any] = {}
+    token = _left_out.set(taken)
+    try:
+        yield taken
+    finally:
+        _left_out.reset(token)
+
+
+_COMMON = dict(
+    requires="verl>=0.9", tested=("0.9.1",), remove_when="verl has a partition function of its own."
+)
+_MODEL = dict(
+    evidence="fault",
+    scope=frozenset({"trainer"}),
+    why="A model exported in Hugging Face format must load anywhere.",
+    how="Leaves proj_z out of the exported model and writes it into flowrl/proj_z.safetensors beside it, "
+    "from where the next actor takes it up.",
+    **_COMMON,
+)
+
+ROLLOUT = Patch(
+    id="flowrl.verl.export",
+    targets=("verl.utils.model:convert_weight_keys",),
+    wrapper=on_export,
+    contract=Contract(
+        params=("state_dict", "model"),
+        exists=(
+            f"{IMPL}:FSDPEngine.get_per_tensor_param",
+            f"{IMPL}:FSDPEngine.get_per_tensor_param_shard",
+            f"{IMPL}:FSDPEngine.get_per_tensor_param_delta_shard",
+        ),
+    ),
+    evidence="update",
+    scope=frozenset({"trainer"}),
+    why="A rollout engine has no module proj_z: vLLM refuses the update, and the trainer waits for ever.",
+    how="Leaves proj_z out where verl's FSDP engine names the weights it exports, before they are gathered.",
+    **_COMMON,
+)
+
+WHOLE = Patch(
+    id="flowrl.verl.export-model",
+    targets=(f"{SHARDED}:get_fsdp_full_state_dict",),
+    wrapper=on_whole,
+    contract=Contract(params=("model",), mentions=("model.state_dict",)),
+    **_MODEL,
+)
+
+SAVE = Patch(
+    id="flowrl.verl.save",
+    targets=(f"{MANAGER}:FSDPCheckpointManager.save_checkpoint",),
+    wrapper=on_save,
+    contract=Contract(
+        params=("local_path",), mentions=("get_fsdp_full_state_dict", "self.should_save_hf_model")
+    ),
+    **_MODEL,
+)
+
+MERGE = Patch(
+    id="flowrl.verl.merge",
+    targets=(f"{MERGER}.fsdp_model_merger:FSDPModelMerger.merge_and_save",),
+    wrapper=on_merge,
+    contract=Contract(mentions=("self._load_and_merge_state_dicts", "self.save_hf_model_and_tokenizer")),
+    **_MODEL,
+)
+
+MERGED = Patch(
+    id="flowrl.verl.merged",
+    targets=(f"{MERGER}.fsdp_model_merger:FSDPModelMerger._load_and_merge_state_dicts",),
+    wrapper=on_whole,
+    contract=Contract(params=("world_size",)),
+    **_MODEL,
+)

@@ -1,0 +1,84 @@
+"""Where the prompts are goes into the actor's forward pass; log Z comes out of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashpatch.patches.flowrl.actor import IMPL, capture
+from flashpatch.record import Contract, Patch
+
+LOG_Z = "log_z"
+
+
+def on_inputs(original, self, micro_batch: Any) -> Any:
+    """Around ``FSDPEngineWithLMHead.prepare_model_inputs``."""
+    import torch
+
+    inputs = original(self, micro_batch)
+    held = capture(self)
+    if held is not None:
+        held.prompts = locate(micro_batch, inputs[0]) if torch.is_grad_enabled() else None
+    return inputs
+
+
+def locate(micro_batch: Any, model_inputs: Any) -> Any:
+    """The `partition.Prompts` of a micro-batch, from the lengths that verl itself splits responses by.
+
+    Source: ``verl/workers/utils/padding.py: no_padding_2_padding``.
+    """
+    from flashpatch.patches.flowrl.partition import Prompts
+
+    prompts, ids = micro_batch["prompts"], micro_batch["input_ids"]
+    if prompts.is_nested:
+        lengths = prompts.offsets().diff()
+    else:
+        lengths = micro_batch["attention_mask"][:, : prompts.shape[1]].sum(1)
+    packed = model_inputs["attention_mask"] is None
+    starts = ids.offsets()[:-1].to(lengths.device) if packed else None
+    return Prompts(lengths.to(ids.device), starts if starts is None else starts.to(ids.device))
+
+
+def on_outputs(original, self, output: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Around ``FSDPEngineWithLMHead.prepare_model_outputs``: pass log Z on to the loss, ``(batch,)``."""
+    import torch
+
+    outputs = original(self, output, *args, **kwargs)
+    if capture(self) is not None and torch.is_grad_enabled():
+        outputs[LOG_Z] = output.loss
+    return outputs
+
+
+_COMMON = dict(
+    requires="verl>=0.9",
+    evidence="step",
+    scope=frozenset({"trainer"}),
+    tested=("0.9.1",),
+    why="log Z must come from the forward pass that is made anyway, with only its last layer's output kept.",
+    remove_when="verl has a partition function of its own.",
+)
+
+INPUTS = Patch(
+    id="flowrl.verl.inputs",
+    targets=(f"{IMPL}:FSDPEngineWithLMHead.prepare_model_inputs",),
+    wrapper=on_inputs,
+    contract=Contract(
+        params=("self", "micro_batch"),
+        mentions=("input_ids.offsets", "input_ids.values", "self.use_ulysses_sp"),
+        exists=("verl.workers.utils.padding:no_padding_2_padding",),
+    ),
+    how="Notes the prompts' places in the micro-batch, packed or padded, before a pass with gradient.",
+    **_COMMON,
+)
+
+OUTPUTS = Patch(
+    id="flowrl.verl.outputs",
+    targets=(f"{IMPL}:FSDPEngineWithLMHead.prepare_model_outputs",),
+    wrapper=on_outputs,
+    contract=Contract(
+        params=("self", "output", "output_args", "micro_batch"),
+        mentions=("output.logits", "output.log_probs"),
+        exists=(f"{IMPL}:FSDPEngineWithLMHead.forward_step",),
+    ),
+    how="Takes log Z from the output's unused field loss.",
+    **_COMMON,
+)

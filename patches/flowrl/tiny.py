@@ -1,0 +1,185 @@
+"""A tiny actor on verl's real worker, without Ray and without rollouts: what probe and tests step on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+WIDTH, VOCABULARY = 32, 64
+MODEL = "actor_rollout_ref.model"
+ACTOR = "actor_rollout_ref.actor"
+
+RECIPE = (
+    "algorithm.adv_estimator=grpo",
+    f"+{MODEL}.load_tokenizer=False",
+    f"{MODEL}.use_remove_padding=False",
+    f"{MODEL}.enable_gradient_checkpointing=False",
+    f"+{MODEL}.override_config.attn_implementation=sdpa",
+    f"{ACTOR}.optim.optimizer=SGD",
+    f"{ACTOR}.optim.lr=1.0",
+    f"{ACTOR}.optim.weight_decay=0.0",
+    f"{ACTOR}.optim.clip_grad=1e9",
+    f"{ACTOR}.grad_clip=1e9",
+    f"{ACTOR}.use_torch_compile=False",
+    f"{ACTOR}.fsdp_config.use_torch_compile=False",
+    f"+{ACTOR}.fsdp_config.mixed_precision={{param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}}",
+    f"{ACTOR}.ppo_mini_batch_size=2",
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu=8",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8",
+    "actor_rollout_ref.rollout.n=4",
+    "data.train_batch_size=2",
+    "trainer.n_gpus_per_node=1",
+)
+"""In float32, with plain gradient descent at rate 1: the step of a weight is its gradient."""
+
+
+def write_model(folder: Path, seed: int = 0, tied: bool = False) -> Path:
+    """A Qwen2 of random weights large enough to matter, in Hugging Face format."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(seed)
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=VOCABULARY,
+            hidden_size=WIDTH,
+            intermediate_size=2 * WIDTH,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=256,
+            tie_word_embeddings=tied,
+        )
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.2)
+    model.to(torch.float32).save_pretrained(folder)
+    return folder
+
+
+def recipe(model: Path, *overrides: str) -> Any:
+    """verl's own recipe with `RECIPE` and ``overrides``, checked as its driver checks it."""
+    import verl.trainer
+    from hydra import compose, initialize_config_dir
+    from verl.utils.config import validate_config
+
+    with initialize_config_dir(str(Path(verl.trainer.__file__).parent / "config"), version_base=None):
+        config = compose("ppo_trainer", [*RECIPE, f"{MODEL}.path={model}", *overrides])
+    validate_config(config, False, False)
+    return config
+
+
+@dataclass(frozen=True)
+class Response:
+    """One prompt and one answer to it, as token ids, with logprobs per token of the answer."""
+
+    prompt: Sequence[int]
+    answer: Sequence[int]
+    old: Sequence[float]
+    ref: Sequence[float]
+    reward: float
+
+
+def responses(number: int = 8, seed: int = 0) -> list[Response]:
+    """Responses of different lengths to prompts of different lengths."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def ids(least: int, most: int) -> list[int]:
+        count = int(torch.randint(least, most + 1, (1,), generator=draw))
+        return torch.randint(1, VOCABULARY, (count,), generator=draw).tolist()
+
+    made = []
+    for _ in range(number):
+        prompt, answer = ids(2, 9), ids(1, 7)
+        old, ref = (torch.randn(2, len(answer), generator=draw, dtype=torch.float64) * 0.2 - 4.0).tolist()
+        made.append(Response(prompt, answer, old, ref, float(torch.randn(1, generator=draw))))
+    return made
+
+
+def batch(rows: Sequence[Response], whole: int | None = None, **extra: Any) -> Any:
+    """The TensorDict that verl's trainer sends to ``update_actor``, of this rank's ``rows``.
+
+    Args:
+        rows: this rank's responses.
+        whole: how many responses all ranks have together.
+        extra: further settings, or tensors as lists of one list of floats per response.
+    """
+    from verl.utils import tensordict_utils as tu
+
+    def nested(values: Sequence[Sequence[Any]], dtype: torch.dtype) -> torch.Tensor:
+        tensors = [torch.tensor(list(value), dtype=dtype) for value in values]
+        return torch.nested.as_nested_tensor(tensors, layout=torch.jagged)
+
+    ones = nested([[1] * len(row.answer) for row in rows], torch.long)
+    tensors = {
+        "input_ids": nested([[*row.prompt, *row.answer] for row in rows], torch.long),
+        "position_ids": nested([range(len(row.prompt) + len(row.answer)) for row in rows], torch.long),
+        "prompts": nested([row.prompt for row in rows], torch.long),
+        "responses": nested([row.answer for row in rows], torch.long),
+        "response_mask": ones,
+        "loss_mask": ones.clone(),
+        "old_log_probs": nested([row.old for row in rows], torch.float32),
+        "ref_log_prob": nested([row.ref for row in rows], torch.float32),
+        "advantages": nested([[row.reward] * len(row.answer) for row in rows], torch.float32),
+    }
+    for name in [name for name, value in extra.items() if isinstance(value, list)]:
+        tensors[name] = nested(extra.pop(name), torch.float32)
+    whole = whole or len(rows)
+    settings = {
+        "global_batch_size": whole,
+        "mini_batch_size": whole,
+        "epochs": 1,
+        "seed": 1,
+        "dataloader_kwargs": {"shuffle": False},
+        "temperature": 1.0,
+        "calculate_entropy": False,
+        **extra,
+    }
+    return tu.get_tensordict(tensors, settings)
+
+
+def worker(config: Any) -> Any:
+    """verl's worker with the role of an actor, built as in a Ray worker."""
+    from verl.workers.engine_workers import ActorRolloutRefWorker
+
+    for name, value in (
+        ("RANK", "0"),
+        ("WORLD_SIZE", "1"),
+        ("MASTER_ADDR", "localhost"),
+        ("MASTER_PORT", "0"),
+    ):
+        os.environ.setdefault(name, value)
+    made = ActorRolloutRefWorker(config.actor_rollout_ref, role="actor")
+    made.init_model()
+    return made
+
+
+def metrics(output: Any) -> dict[str, float]:
+    """What the trainer logs of an update."""
+    from verl.utils import tensordict_utils as tu
+    from verl.utils.metric import reduce_metrics
+
+    return {name: float(value) for name, value in reduce_metrics(dict(tu.get(output, "metrics"))).items()}
+
+
+def weights(engine: Any) -> dict[str, torch.Tensor]:
+    """Every weight of an engine whole, float32 copies by name, on every rank."""
+    from torch.distributed.fsdp import FullStateDictConfig, StateDictType
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+
+    module = engine.module
+    if isinstance(module, FSDP):
+        with FSDP.state_dict_type(module, StateDictType.FULL_STATE_DICT, FullStateDictConfig()):
+            state = module.state_dict()
+    else:
+        state = {
+            name: value.full_tensor() if hasattr(value, "full_tensor") else value
+            for name, value in module.state_dict().items()
+        }
+    return {name: value.detach().float().cpu().clone() for name, value in state.items()}

@@ -1,0 +1,93 @@
+"""What the tests of this folder share: jobs of one or two ranks that step verl's own actor worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+JOB = Path(__file__).with_name("flow_job.py")
+OURS = ("FLASHPATCH", "VERL_", "RAY_", "VLLM_")
+LIMIT = 900  # seconds
+
+
+def environment(folder: Path, **extra: str) -> dict[str, str]:
+    """This process's environment without anything that could help a scenario along, and with ``extra``."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
+    return {
+        **clean,
+        "FLASHPATCH_LEDGER": str(folder / "ledger"),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "TORCH_COMPILE_DISABLE": "1",
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_memory_monitor_refresh_ms": "0",
+        **extra,
+    }
+
+
+def run(folder: Path, cases: Sequence[Mapping[str, Any]], ranks: int = 1, **extra: str) -> None:
+    """Run `flow_job` on ``cases``; each rank must end well."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"cases-{ranks}.json").write_text(json.dumps(list(cases)))
+    meet = folder / f"meet-{ranks}"
+    meet.unlink(missing_ok=True)
+    running = []
+    for rank in range(ranks):
+        settings = {
+            "FLASHPATCH": "cpu,bf16,flowrl",
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": "0",
+            "DIST_INIT_METHOD": f"file://{meet}",
+            **extra,
+        }
+        with (folder / f"rank-{rank}-of-{ranks}.log").open("wb") as log:
+            running.append(
+                subprocess.Popen(
+                    [sys.executable, JOB, folder, f"cases-{ranks}.json"],
+                    env=environment(folder, **settings),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                )
+            )
+    try:
+        codes = [process.wait(LIMIT) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    assert not any(codes), tail(folder, ranks)
+
+
+def tail(folder: Path, ranks: int = 1) -> str:
+    """The ends of the ranks' logs, for a failed assertion."""
+    logs = (folder / f"rank-{rank}-of-{ranks}.log" for rank in range(ranks))
+    return "\n".join(log.read_text(errors="replace")[-5000:] for log in logs)
+
+
+def result(folder: Path, name: str, ranks: int = 1) -> dict[str, Any]:
+    """What rank 0 wrote of a case."""
+    return torch.load(folder / f"{name}-{ranks}.pt", weights_only=True)
+
+
+def furthest(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float:
+    """The largest difference of two sets of weights, relative to the largest value of each weight."""
+    assert set(one) == set(other), set(one) ^ set(other)
+    return max(
+        float(
+            (one[name].double() - other[name].double()).abs().max()
+            / other[name].double().abs().max().clamp(min=1e-3)
+        )
+        for name in one
+    )
