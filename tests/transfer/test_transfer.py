@@ -41,7 +41,7 @@ def lab(folder: Path, names: str, together: int) -> subprocess.Popen:
     (folder / "flashpatch.toml").write_text("[fp8]\ntransfer_timeout = 6\n")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("FLASHPATCH", "VERL_", "RAY_"))}
     return subprocess.Popen(
-        [sys.executable, LAB, str(SECONDS), str(together), "good", "after", *CASES],
+        [sys.executable, LAB, str(SECONDS), str(together), "good", "job-a", "job-b", "after", *CASES],
         env={
             **clean,
             "FLASHPATCH": names,
@@ -63,7 +63,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     folder = tmp_path_factory.mktemp("transfer")
     found = {}
     # cpu alone only lets verl find a platform
-    for kind, names, together in (("stock", "cpu", len(CASES) + 2), ("ours", "cpu,bf16", 4)):
+    for kind, names, together in (("stock", "cpu", len(CASES) + 4), ("ours", "cpu,bf16", 4)):
         said, log = lab(folder / kind, names, together).communicate(timeout=400)
         assert said, log[-4000:]
         found[kind] = json.loads(said.splitlines()[-1])
@@ -75,6 +75,14 @@ def test_a_transfer_without_fault(outcomes, kind):
     good = outcomes[kind]["good"]
     assert good["trainer"]["ended"] == good["worker"]["ended"] == "returned", good
     assert good["worker"]["names"] == [f"w{n}" for n in range(5)]
+
+
+def test_jobs_whose_sockets_verl_names_alike_do_not_meet(outcomes):
+    def ends(found):
+        return {found[job][role]["ended"] for job in ("job-a", "job-b") for role in ("trainer", "worker")}
+
+    assert ends(outcomes["ours"]) == {"returned"}, outcomes["ours"]
+    assert ends(outcomes["stock"]) != {"returned"}, "upstream has been fixed: sockets of two jobs differ"
 
 
 def test_it_leaves_a_receipt(outcomes):

@@ -168,7 +168,7 @@ def trainer(case: str, handle: str, calls, report) -> None:
     adapter.server_handle = server_of(calls)
     adapter._has_server = not case.endswith("alone")
     if not adapter._has_server:  # another rank has made the call
-        calls.send({"use_shm": True})
+        calls.send(ticket())
     if case == "sender-killed-early":
         adapter.server_handle.collective_rpc.remote("update_weights_from_ipc", kwargs=ticket())
         time.sleep(1)
@@ -209,7 +209,9 @@ def outcome(error: str | None, began: float, **more) -> dict:
 
 def start(case: str) -> dict:
     fork = multiprocessing.get_context("fork")
-    handle = f"ipc:///tmp/flashpatch-test-{uuid.uuid4().hex}.sock"
+    # two jobs that each have a Ray of their own come to the same name
+    name = f"{os.getpid()}-shared" if case.startswith("job-") else uuid.uuid4().hex
+    handle = f"ipc:///tmp/flashpatch-test-{name}.sock"
     here, there = fork.Pipe()
     roles = {}
     for name, function, pipe, other in (("worker", rollout, there, here), ("trainer", trainer, here, there)):
@@ -242,6 +244,7 @@ def collect(roles: dict, deadline: float) -> dict:
 def only(function, case, handle, pipe, other, report) -> None:
     """In the child: without the other's end of the pipe, so that the other's death is seen."""
     other.close()
+    os.environ["FLASHPATCH_RUN"] = f"test-{case}"
     function(case, handle, pipe, report)
 
 

@@ -19,7 +19,9 @@ RECEIVE = "update_weights_from_ipc"
 def on_update(original, self, weights: Any, *args: Any, **kwargs: Any) -> Coroutine:
     """Around ``update_weights``, whose decorator hides that it is a coroutine function."""
     step = kwargs.get("global_steps", args[0] if args else None)
-    return _update(original, self, weights, args, kwargs, begin(step))
+    sending = begin(step)
+    sending.ticketed = kwargs.get("wire_format", "named_tensors") == "named_tensors"
+    return _update(original, self, weights, args, kwargs, sending)
 
 
 async def _update(original, self, weights: Any, args: tuple, kwargs: dict, sending: Sending) -> Any:

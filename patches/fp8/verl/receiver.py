@@ -11,7 +11,7 @@ from typing import Any
 
 from flashpatch import engine
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8.verl.sync import RECEIVING, Receiving, trace
+from flashpatch.patches.fp8.verl.sync import RECEIVING, Receiving, private, trace
 from flashpatch.record import Contract, Patch
 
 RECEIVER = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:BucketedWeightReceiver"
@@ -42,16 +42,19 @@ def on_receive(original, self, on_bucket_received: Callable, *args: Any, **kwarg
 
 
 def on_socket(original, self) -> None:
-    """Around ``_init_socket``: a guard takes the socket's place."""
+    """Around ``_init_socket``: a guard takes the socket's place, under the name that the sender's ticket implies."""
     from flashpatch.patches.fp8.verl.guard import Guard
 
+    receiving = RECEIVING.get()
+    if receiving is not None and receiving.ticket:
+        self.zmq_handle = private(self.zmq_handle, receiving.ticket["run"])
     original(self)
     self.socket = Guard(
         self.socket,
         patch=ID,
         peer="the trainer that sends the weights",
         limit=engine.options("fp8")["transfer_timeout"],
-        look=_Look(RECEIVING.get()),
+        look=_Look(receiving),
     )
 
 

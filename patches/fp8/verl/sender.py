@@ -7,9 +7,9 @@ import time
 from multiprocessing import shared_memory
 from typing import Any
 
-from flashpatch import engine
+from flashpatch import engine, ledger_files
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8.verl.sync import SENDING, Sending, trace
+from flashpatch.patches.fp8.verl.sync import SENDING, Sending, private, trace
 from flashpatch.record import Contract, Patch
 
 SENDER = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:BucketedWeightSender"
@@ -29,16 +29,19 @@ async def on_send(original, self, weights: Any, *args: Any, **kwargs: Any) -> An
 
 
 def on_socket(original, self) -> None:
-    """Around ``_init_socket``: a guard takes the socket's place."""
+    """Around ``_init_socket``: a guard takes the socket's place, under a name that is this job's alone."""
     from flashpatch.patches.fp8.verl.guard import Guard
 
+    sending = SENDING.get()
+    if sending is not None and sending.ticketed:
+        self.zmq_handle = private(self.zmq_handle, ledger_files.run_id())
     original(self)
     self.socket = Guard(
         self.socket,
         patch=ID,
         peer="the rollout worker that receives the weights",
         limit=engine.options("fp8")["transfer_timeout"],
-        look=_Look(SENDING.get()),
+        look=_Look(sending),
     )
 
 
@@ -55,6 +58,10 @@ def on_cleanup(original, self) -> None:
     early = None if self.shm is not None or guard is None else getattr(guard, "announced", None)
     try:
         original(self)
+    except FileNotFoundError:
+        if error is None:
+            raise
+        self.shm = None  # a dead worker's resource tracker removed it first; what happened before is the news
     finally:
         if early:
             _unlink(early)
@@ -113,8 +120,9 @@ SOCKET = Patch(
     wrapper=on_socket,
     contract=Contract(mentions=("self.socket", "self.zmq_handle")),
     needs=("fp8.verl.sender-end",),
-    why="The sender blocks for ever in recv when the rollout worker failed, died, or never came.",
-    how="A socket that polls, watches the connection and the call to the workers, and raises what they say.",
+    why="The sender blocks for ever in recv when the rollout worker failed, died, or never came. Two jobs on one "
+    "host that each start a Ray of their own use the same socket, and exchange weights.",
+    how="A socket of this job's own name that polls, watches the connection and the call to the workers, and raises what they say.",
     **_COMMON,
 )
 

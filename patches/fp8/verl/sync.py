@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 import traceback
@@ -24,6 +25,7 @@ class Sending:
 
     Attributes:
         step: verl's ``global_steps``, None where it gives none.
+        ticketed: whether the call that makes the workers receive carries `ticket`.
         id: names this call to the workers, which send it back.
         future: of the call that makes the workers receive; None on ranks that do not make it.
         call: the same as what can be awaited for the workers' receipts; None where they give none.
@@ -35,6 +37,7 @@ class Sending:
     """
 
     step: int | None = None
+    ticketed: bool = True
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     future: Any = None
     call: Any = None
@@ -51,6 +54,7 @@ class Sending:
         return {
             "id": self.id,
             "step": self.step,
+            "run": ledger_files.run_id(),
             "host": ledger_files.host(),
             "pid": pid,
             "start": ledger_files.process_start(pid) or "",
@@ -119,6 +123,17 @@ class Receiving:
 
 exported = 0.0
 """Seconds that this process's training engine spent preparing weights since the last sync began."""
+
+def private(handle: str, run: str) -> str:
+    """The name of a socket that no other job on this host uses.
+
+    verl names it after Ray's job id and the ranks. Two jobs that each start a Ray of their own have the same, and
+    one's rollout takes the other's weights.
+    """
+    mark = hashlib.blake2b(run.encode(), digest_size=6).hexdigest()
+    stem, dot, _ = handle.rpartition(".sock")
+    return f"{stem or handle}-{mark}{dot}"
+
 
 SENDING: ContextVar[Sending | None] = ContextVar("sending", default=None)
 RECEIVING: ContextVar[Receiving | None] = ContextVar("receiving", default=None)
