@@ -57,6 +57,7 @@ def main() -> None:
     from verl.workers.engine import EngineRegistry
 
     import verl.single_controller.ray.base  # noqa: F401
+    import verl.trainer.main_ppo  # noqa: F401
     import verl.workers.rollout.vllm_rollout.vllm_async_server  # noqa: F401
 
     seen["platform"], seen["vllm"] = get_platform().device_name, vllm_version
