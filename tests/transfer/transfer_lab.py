@@ -34,6 +34,8 @@ def weights(case: str):
             os.kill(os.getpid(), signal.SIGKILL)
         if number == 2 and case == "sender-stopped":
             os.kill(os.getpid(), signal.SIGSTOP)
+        if number == 1 and case.startswith("job-"):
+            time.sleep(3)  # the other job's transfer falls into this one's
         if number == 2 and case == "too-large":
             yield "huge", torch.zeros(SIZE * 4)
         yield f"w{number}", torch.full((SIZE,), float(number))
