@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import updates
-from lab import engines, models, oracle, scenario
+from lab import engines, environment, models, oracle, scenario
 
 pytestmark = pytest.mark.vllm
 
@@ -173,6 +173,7 @@ def test_nothing_survives_sleep_level_2(kw: dict[str, Any]) -> None:
         assert refused["half"] is not None
 
 
+@pytest.mark.skipif(not environment.avx512(), reason="vLLM's fp8 cache on a CPU needs AVX-512")
 def test_scales_of_an_fp8_cache_follow_the_weights(runner: scenario.Runner) -> None:
     a, b = (str(updates.with_cache_scales(updates.checkpoint("llama", seed, "fp8-channel"), seed)) for seed in (0, 1))
     kw = dict(kv_cache_dtype="fp8")
