@@ -187,13 +187,12 @@ def trainer(case: str, handle: str, calls, report) -> None:
 
 def ticket() -> dict:
     """What the adapter would send; nothing on stock verl."""
-    try:
-        from flashpatch import engine
+    from flashpatch import engine
 
-        engine.require("fp8")
-        from flashpatch.patches.fp8.verl.sync import KEY, Sending
-    except Exception:
+    if not engine.enabled("fp8"):
         return {"use_shm": True}
+    from flashpatch.patches.fp8.verl.sync import KEY, Sending
+
     return {"use_shm": True, KEY: Sending(STEP).ticket()}
 
 

@@ -80,7 +80,7 @@ def test_refused_by_name(variable: str, value: str, said: str, monkeypatch) -> N
     ("variable", "value"),
     [
         ("FLASHRL_LOGGING_LEVEL", "DEBUG"),
-        ("FLASHRL_LOGGING_FILE", "/tmp/x"),
+        ("FLASHRL_LOGGING_FILE", "flashrl.log"),
         ("FLASHRL_LOGGING_CONFIGURE", "1"),
         ("FLASHRL_LMHEAD_FP32", "0"),
     ],
