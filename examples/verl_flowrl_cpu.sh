@@ -23,7 +23,7 @@ if [ ! -e "$out/world/test.parquet" ]; then           # else both start from whe
     "$python" "$examples/verl_flowrl/world.py" "$out/world"
 fi
 
-same=(data.train_batch_size=16 actor_rollout_ref.actor.ppo_mini_batch_size=16 actor_rollout_ref.actor.optim.lr=1e-3
+same=(actor_rollout_ref.actor.optim.lr=1e-3
       reward.custom_reward_function.path="$examples/verl_flowrl/expressions.py")
 FLASHPATCH=cpu,bf16 train grpo "${same[@]}" trainer.rollout_data_dir="$out/grpo.answers"
 FLASHPATCH=cpu,bf16,flowrl train flowrl "${same[@]}" trainer.rollout_data_dir="$out/flowrl.answers"

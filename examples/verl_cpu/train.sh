@@ -26,11 +26,11 @@ train() {
     "$python" -m verl.trainer.main_ppo \
         algorithm.adv_estimator=grpo \
         data.train_files="$out/world/train.parquet" data.val_files="$out/world/test.parquet" data.seed=1 \
-        data.train_batch_size=8 data.max_prompt_length=32 data.max_response_length=8 data.dataloader_num_workers=0 \
+        data.train_batch_size=16 data.max_prompt_length=32 data.max_response_length=8 data.dataloader_num_workers=0 \
         actor_rollout_ref.model.path="$out/world/model" \
         actor_rollout_ref.model.use_remove_padding=False \
         actor_rollout_ref.model.enable_gradient_checkpointing=False \
-        actor_rollout_ref.actor.ppo_mini_batch_size=8 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=64 \
+        actor_rollout_ref.actor.ppo_mini_batch_size=16 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=64 \
         actor_rollout_ref.actor.use_torch_compile=False \
         actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=64 \
         actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.n=8 \
