@@ -36,7 +36,7 @@ def panel(draw: ImageDraw.ImageDraw, left: int, title: str, curves: dict[str, li
         wide = max(1, longest - 1)
         points = [(at / wide, value / top) for at, value in enumerate(values)]
         draw.line([(x0 + x * (x1 - x0), y1 - y * (y1 - y0)) for x, y in points], fill=colour, width=2)
-        draw.text((x1 - 60, y0 + 4 + 14 * list(curves).index(name)), name, fill=colour)
+        draw.text((x1 - 60, y1 - 18 - 14 * list(curves).index(name)), name, fill=colour)
 
 
 def main(out: Path, runs: list[Path]) -> None:
