@@ -58,6 +58,13 @@ FAMILY = Family(
         "precision": Option("fp8", "what engines without an explicit quantization run in", tuple(fleet.SCHEMES)),
         "fleet": Option([], "tables with a precision each, for the replicas in turn", kind=list, items=dict),
         "scheme": Option("", "vLLM's name of the quantization; empty: what the platform can run"),
+        "profile": Option("", "absolute path of a profile that smooths the trainer's weights, for int8"),
+        "lm_head": Option("", "float32: the lm_head computes in float32", ("", "float32")),
+        "logprobs": Option(
+            "processed",
+            "processed: engines give logprobs after temperature, top-k and top-p; asked: as they were told",
+            ("processed", "asked"),
+        ),
         "exclude": Option([], "models (path patterns) that keep their own precision", kind=list),
         "atomic": Option(
             "layer",
@@ -69,6 +76,14 @@ FAMILY = Family(
             "refuse",
             "requests running when an update comes: refuse the update, abort them, recompute them, or keep them",
             ("refuse", "abort", "recompute", "keep"),
+        ),
+        "tis": Option(
+            "auto",
+            "auto: verl's truncated importance sampling is on where rollouts are quantized and nobody chose; off: never",
+            ("auto", "off"),
+        ),
+        "mismatch_jump": Option(
+            4.0, "how many times the usual mismatch makes an update of verl suspect; 0: none is", kind=float
         ),
         "transfer_timeout": Option(
             600.0, "seconds of silence of the other side that a weight transfer of verl accepts; 0: any", kind=float

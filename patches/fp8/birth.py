@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flashpatch import engine
+from flashpatch.errors import PatchError
 from flashpatch.patches.fp8 import managed
 from flashpatch.record import Contract, Patch
 from flashpatch.wrap import Site
@@ -14,14 +15,25 @@ MODULE = "vllm.model_executor.model_loader.utils"
 
 def on_initialize(original, vllm_config: Any, *, model_config: Any = None, **kwargs: Any):
     """Around ``initialize_model``: the model exists, nothing is loaded."""
-    from flashpatch.patches.fp8 import host
+    from flashpatch.patches.fp8 import host, rounding, w8a8
     from flashpatch.patches.fp8.transaction import ManagedModel
 
     engine.require("fp8")
-    model = original(vllm_config, model_config=model_config, **kwargs)
+    marked = w8a8.read_mark(model_config or vllm_config.model_config)
+    try:
+        model = original(vllm_config, model_config=model_config, **kwargs)
+    except (NotImplementedError, ValueError) as error:
+        if marked is None or "MoE" not in str(error):
+            raise
+        raise PatchError(
+            f"vLLM has no kernel here for experts in int8: {error}",
+            patch=PATCH.id,
+            advice="Use fp8 or bf16 for this model.",
+        ) from error
     if hasattr(model, "load_weights"):
         surroundings = host.for_model(vllm_config, model_config or vllm_config.model_config)
-        managed.add(model, ManagedModel(model, surroundings, engine.options("fp8")))
+        prepares = rounding.for_model(model, marked) if marked is not None else None
+        managed.add(model, ManagedModel(model, surroundings, engine.options("fp8"), prepares))
     return model
 
 

@@ -37,12 +37,15 @@ def on_end(original, model: torch.nn.Module, *args: Any, **kwargs: Any):
 
 def on_process(original, model: torch.nn.Module, model_config: Any, target_device: torch.device):
     """Around ``process_weights_after_loading``: the end of the first load, or of an update."""
+    from flashpatch.patches.fp8 import rounding
+
     owner = managed.get(model)
     if owner is None or owner.state == "loading":
         result = original(model, model_config, target_device)
         if owner is not None:
             owner.sealed()
             quantization.check_quantized(model, model_config)
+            ledger.note(kernels=rounding.kernels(model))
         return result
     _finish(owner)
     return None

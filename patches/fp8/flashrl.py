@@ -26,7 +26,7 @@ _WAYS: Mapping[str, tuple[bool, str]] = {
     "FLASHRL_LOGGING_LEVEL": (True, "FLASHPATCH_LOG sets the level of our logger; the root logger is left alone"),
     "FLASHRL_LOGGING_FILE": (True, "each process reports to the ledger, see 'flashpatch status'; for a log file give "
                              "the logger flashpatch a handler"),
-    "FLASHRL_LMHEAD_FP32": (False, "an lm_head in float32 is not available: unset it"),
+    "FLASHRL_LMHEAD_FP32": (True, "the lm_head computes in float32, as with the option lm_head='float32'"),
     "FLASHRL_TEST_RELOAD": (False, "run 'flashpatch-verify fp8', which updates an engine and compares it with a "
                             "fresh one, and unset it"),
     "FLASHRL_LOGGING_CONFIGURE": (True, "logging is never configured for you, as with FLASHRL_LOGGING_CONFIGURE=0"),
@@ -108,7 +108,7 @@ def entries(precision: str, scheme: str, tables: list[Mapping[str, object]]) -> 
     own = fleet.parse(tables, "[[fp8.fleet]]") if tables else ()
     theirs = wanted()
     if not theirs:
-        return own or (Entry(precision, scheme if precision != "bf16" else ""),)
+        return own or (Entry(precision, scheme if fleet.takes_scheme(precision) else ""),)
     if own and own != theirs:
         raise PatchError("FLASHRL_CONFIG and [[fp8.fleet]] ask for different fleets.", patch=PATCH,
                          advice="Unset FLASHRL_CONFIG.")  # fmt: skip
@@ -118,7 +118,7 @@ def entries(precision: str, scheme: str, tables: list[Mapping[str, object]]) -> 
             patch=PATCH,
             advice=f"Set FLASHPATCH={theirs[0].precision}, or unset FLASHRL_CONFIG.",
         )
-    return (Entry(precision, scheme if precision != "bf16" else ""),) if len(theirs) == 1 else theirs
+    return (Entry(precision, scheme if fleet.takes_scheme(precision) else ""),) if len(theirs) == 1 else theirs
 
 
 def check_not_active() -> None:

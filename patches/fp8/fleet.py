@@ -25,6 +25,8 @@ SCHEMES: Mapping[str, str | None] = {
     "fp8": None,
     "fp8_channel": "fp8_per_channel",
     "fp8_tensor": "fp8_per_tensor",
+    "int8": "compressed-tensors",
+    "int8_weight_only": "torchao",
 }
 #: What FlashRL calls them (the ``_fast`` and ``_vllm`` ones differ in how they update, not in the result).
 FLASHRL_NAMES: Mapping[str, str] = {
@@ -38,7 +40,7 @@ FLASHRL_NAMES: Mapping[str, str] = {
 }
 #: FlashRL's functions that have no counterpart here, and what to do instead.
 FLASHRL_REFUSED: Mapping[str, str] = {
-    name: "Use fp8, or give an int8 checkpoint of your own as the model."
+    name: "Use fp8 or int8 (FLASHPATCH=int8, with a profile from 'flashpatch profile --flashrl' if there is one)."
     for name in ("int8", "int8_fast", "int8_wo_prune", "int8_prune")
 }
 
@@ -73,6 +75,11 @@ class Place:
     source: str
 
 
+def takes_scheme(precision: str) -> bool:
+    """Whether another of vLLM's schemes may stand for this precision."""
+    return precision.startswith("fp8")
+
+
 def parse(tables: Iterable[Mapping[str, Any]], source: str) -> tuple[Entry, ...]:
     """The entries of ``[[fp8.fleet]]`` tables.
 
@@ -93,10 +100,10 @@ def parse(tables: Iterable[Mapping[str, Any]], source: str) -> tuple[Entry, ...]
             said = table.get("precision", "missing")
             raise _refuse(f"the precision in {where} is {said[:40]!r}.", f"Choose from {', '.join(SCHEMES)}.")
         scheme = table.get("scheme", "")
-        if scheme and (not _SCHEME.match(scheme) or table["precision"] == "bf16"):
+        if scheme and (not _SCHEME.match(scheme) or not takes_scheme(table["precision"])):
             raise _refuse(
                 f"the scheme in {where} is {scheme[:40]!r}.",
-                "Give vLLM's name of a quantization, not for bf16.",
+                "Give vLLM's name of a quantization, not for bf16 and int8.",
             )
         entries.append(Entry(table["precision"], scheme))
     if len(entries) > _ENTRIES:

@@ -8,8 +8,16 @@ from typing import Any
 import torch
 
 from flashpatch.patches.fp8 import agreement, busy
+from flashpatch.patches.fp8.rounding import expected_error
 from flashpatch.patches.fp8.transaction import Host
 
+#: vLLM's name of a scheme that rounds a wide weight in post-processing: the form, and how scales are cut.
+_ROUNDED = {
+    "fp8": ("fp8", "tensor"),
+    "fp8_per_tensor": ("fp8", "tensor"),
+    "fp8_per_channel": ("fp8", "channel"),
+    "torchao": ("int8", "channel"),
+}
 
 def for_model(vllm_config: Any, model_config: Any) -> Host:
     """The `Host` of a model that vLLM is constructing.
@@ -20,6 +28,7 @@ def for_model(vllm_config: Any, model_config: Any) -> Host:
     """
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.layers.attention import is_deferred_attention_layer
+    from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
     from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
     from vllm.utils.torch_utils import set_default_torch_dtype
 
@@ -33,6 +42,15 @@ def for_model(vllm_config: Any, model_config: Any) -> Host:
                 module.update_param_tp_status()
         if is_deferred_attention_layer(module):
             module.process_weights_after_loading(model_config.dtype)
+
+    def rounded(module: torch.nn.Module) -> float | None:
+        how = _ROUNDED.get(model_config.quantization or "")
+        weight = module._parameters.get("weight")
+        if how is None or weight is None or weight.dim() != 2 or not isinstance(module, LinearBase):
+            return None
+        if isinstance(module.quant_method, UnquantizedLinearMethod) or weight.dtype.itemsize < 2:
+            return None
+        return expected_error(weight, *how)
 
     def finalize(model: torch.nn.Module) -> None:
         if hasattr(model, "process_weights_after_loading"):
@@ -53,6 +71,7 @@ def for_model(vllm_config: Any, model_config: Any) -> Host:
         finalize=finalize,
         refuse=lambda: _refusal(vllm_config),
         busy=busy.running,
+        rounded=rounded,
         **({"ranks": ranks, "begin": voice.begin, "agree": voice.agree, "announce": voice.announce} if voice else {}),
     )
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from flashpatch import engine, ledger
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8 import flashrl, fleet
+from flashpatch.patches.fp8 import flashrl, fleet, logits, w8a8
 from flashpatch.record import Contract, Patch
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ def on_engine_config(original, self, *args: Any, **kwargs: Any):
     options = engine.options("fp8")
     if not _excluded(self.model, options):
         _choose(self, options)
+        logits.configure(self, options)
     config = original(self, *args, **kwargs)
     ledger.note(quantization=config.model_config.quantization)
     return config
@@ -54,23 +56,30 @@ def _choose(args: Any, options: Any) -> None:
         PatchError: the fleet cannot be read or applied, or this engine is already set to something else.
     """
     entries = flashrl.entries(options["precision"], options["scheme"], options["fleet"])
+    own = _own_quantization(args)
     if len(entries) == 1:
         [entry] = entries
-        if entry.quantization != "" and args.quantization is None and not _has_own_quantization(args):
-            args.quantization = entry.quantization or _default_scheme()
+        if entry.quantization != "" and args.quantization is None:
+            if own:
+                w8a8.configure_template(args, own, options["profile"])
+            else:
+                _give(args, entry, options)
         ledger.note(precision=entry.precision)
         return
     place = fleet.place(args)
     entry = fleet.assigned(entries, place.rank)
     wanted = (_default_scheme() if entry.quantization is None else entry.quantization) or None
-    asked = "the checkpoint's own" if _has_own_quantization(args) else args.quantization
+    asked = "the checkpoint's own" if own else args.quantization
     if asked not in (None, wanted):
         raise PatchError(
             f"replica {place.rank} of the fleet is to run in {entry.precision}, and its quantization is {asked}.",
             patch=PATCH.id,
             advice="Leave quantization to the fleet, start from the bf16 model, or exclude this model.",
         )
-    args.quantization = wanted
+    if wanted is None or args.quantization is not None:
+        args.quantization = wanted
+    else:
+        _give(args, entry, options)
     ledger.note(
         precision=entry.precision,
         fleet={
@@ -80,6 +89,16 @@ def _choose(args: Any, options: Any) -> None:
             "entries": [other.precision for other in entries],
         },
     )
+
+
+def _give(args: Any, entry: fleet.Entry, options: Any) -> None:
+    """Open a bf16 checkpoint in the entry's precision."""
+    if entry.precision == "int8":
+        w8a8.configure(args, options["profile"])
+    elif entry.precision == "int8_weight_only":
+        w8a8.configure_weight_only(args)
+    else:
+        args.quantization = entry.quantization or _default_scheme()
 
 
 def _default_scheme() -> str:
@@ -93,16 +112,20 @@ def _excluded(model: str, options: Any) -> bool:
     return any(fnmatch.fnmatch(model, pattern) for pattern in options["exclude"])
 
 
-def _has_own_quantization(args: Any) -> bool:
-    """Whether the checkpoint is quantized already (vLLM then follows its configuration)."""
+def _own_quantization(args: Any) -> Any:
+    """How the checkpoint is quantized already (vLLM then follows that), or None."""
     from vllm.transformers_utils.config import get_config
 
+    if isinstance(args.hf_overrides, Mapping) and args.hf_overrides.get("quantization_config"):
+        return args.hf_overrides["quantization_config"]
     config = get_config(
         args.hf_config_path or args.model, args.trust_remote_code, args.revision, config_format=args.config_format
     )
-    text = getattr(config, "text_config", config)
-    return any(getattr(c, "quantization_config", None) or getattr(c, "compression_config", None)
-               for c in (config, text))  # fmt: skip
+    for part in (config, getattr(config, "text_config", config)):
+        for name in ("quantization_config", "compression_config"):
+            if getattr(part, name, None):
+                return getattr(part, name)
+    return None
 
 
 PATCH = Patch(

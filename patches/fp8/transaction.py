@@ -26,6 +26,7 @@ from flashpatch.patches.fp8.coverage import Coverage
 from flashpatch.patches.fp8.fold import Plan
 from flashpatch.patches.fp8.layer import Layer
 from flashpatch.patches.fp8.owned import Ownership
+from flashpatch.patches.fp8.rounding import Rounding
 from flashpatch.patches.fp8.slots import Slot, record, storage_table
 from flashpatch.patches.fp8.watch import Names, Watch
 
@@ -54,6 +55,8 @@ class Host:
         announce: tells the other ranks of a failure without waiting for them.
         refuse: why this engine cannot be updated at all, or None.
         busy: whether requests are running.
+        rounded: relative error with which a module, whose fresh values are in it, will be rounded; None where it
+            is not, or was before.
     """
 
     device: torch.device
@@ -67,6 +70,7 @@ class Host:
     announce: Callable[[str], None] = lambda error: None
     refuse: Callable[[], str | None] = lambda: None
     busy: Callable[[], bool] = lambda: False
+    rounded: Callable[[torch.nn.Module], float | None] = lambda module: None
 
 
 @dataclass
@@ -86,10 +90,15 @@ class ManagedModel:
         model: the model, just constructed, nothing loaded.
         host: see `Host`.
         options: the family's options: ``atomic``, ``partial``, ``in_flight``.
+        rounding: rounds what comes into 8-bit parameters; None where nothing is.
     """
 
-    def __init__(self, model: torch.nn.Module, host: Host, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, model: torch.nn.Module, host: Host, options: Mapping[str, Any], rounding: Rounding | None = None
+    ) -> None:
         self.host = host
+        self.rounding = rounding
+        self.errors: dict[str, float] = {} if rounding is None else rounding.errors
         self.options = options
         self.version = 0
         self.changes = 0
@@ -131,6 +140,8 @@ class ManagedModel:
         with self._alone():
             self._inside = True
             try:
+                if self.rounding is not None:
+                    weights = self.rounding.prepared(weights, first=self.state == "loading")
                 names = Names(weights)
                 if self.state == "loading":
                     return self._first_load(original, names, **kwargs)
@@ -321,11 +332,19 @@ class ManagedModel:
                 break
 
     def _process(self, layer: Layer) -> None:
+        paths = {id(slot.module): slot.name.rpartition(".")[0] for slot in layer.slots}
+
+        def processing(module: torch.nn.Module) -> None:
+            error = self.host.rounded(module)
+            if error is not None:
+                self.errors[paths[id(module)]] = error
+            self.host.process(module)
+
         with _disable_current_modes(), self.host.context():
             if self.options["atomic"] == "layer":
-                layer.process(self._ownership, self.host.process).apply()
+                layer.process(self._ownership, processing).apply()
             else:
-                self._plans[layer] = layer.process(self._ownership, self.host.process)
+                self._plans[layer] = layer.process(self._ownership, processing)
         layer.release()
         layer.processed_in = self._call or 1
 

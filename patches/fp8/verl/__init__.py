@@ -1,8 +1,20 @@
-"""Updates under verl: a transfer that cannot hang in silence, and one policy on all replicas."""
+"""Updates under verl: a transfer that cannot hang in silence, one policy on all replicas, and how far it is from the trainer's."""
 
 from __future__ import annotations
 
-from flashpatch.patches.fp8.verl import adapter, export, manager, receiver, sender, server, spawn, worker
+from flashpatch.patches.fp8.verl import (
+    adapter,
+    correction,
+    export,
+    manager,
+    mismatch,
+    receiver,
+    samples,
+    sender,
+    server,
+    spawn,
+    worker,
+)
 
 PATCHES = (
     sender.SEND,
@@ -21,4 +33,9 @@ PATCHES = (
     manager.LOG,
     spawn.WORKERS,
     spawn.SERVERS,
+    correction.PATCH,
+    correction.LOGPROBS,
+    mismatch.MEASURE,
+    mismatch.PRECISIONS,
+    samples.PATCH,
 )

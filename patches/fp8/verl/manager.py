@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from flashpatch import ledger
-from flashpatch.patches.fp8.verl import receipts
+from flashpatch.patches.fp8.verl import mismatch, receipts
 from flashpatch.record import Contract, Patch
 
 MANAGER = "verl.checkpoint_engine.base:CheckpointEngineManager"
@@ -83,6 +83,7 @@ def _taker() -> Any:
 def _settle(step: int | None, given: list) -> None:
     _book.check(step, given)
     numbers = receipts.metrics(given)
+    mismatch.MONITOR.updated(receipts.errors(given))
     _pending.update(numbers)
     ledger.role("driver")
     ledger.note(sync_step=step, sync={name: round(value, 4) for name, value in numbers.items()})

@@ -167,6 +167,16 @@ def metrics(given: Sequence[Sequence[Mapping[str, Any]] | None]) -> dict[str, fl
     }
 
 
+def errors(given: Sequence[Sequence[Mapping[str, Any]] | None]) -> dict[str, float]:
+    """Layer to the relative error it was rounded with, the largest of all workers that round it."""
+    found: dict[str, float] = {}
+    for sync in (sync for syncs in _judged(given) for sync in syncs):
+        for worker in sync["workers"] or ():
+            for layer, error in worker.get("errors", {}).items():
+                found[layer] = max(error, found.get(layer, 0.0))
+    return found
+
+
 def _transfer(sync: Mapping[str, Any]) -> float:
     load = max((worker["load"] for worker in sync["workers"] or ()), default=sync["waited"])
     return max(sync["send"] - sync["gather"] - load, 0.0)

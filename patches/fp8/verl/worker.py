@@ -25,7 +25,8 @@ def on_update(original, self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         The receipt, of plain values: ``id`` and ``step`` of the sync; ``rank``, ``world``, ``host``, ``pid``;
         ``before`` and ``after``, the policy version of each model of this worker; ``states``; ``adapter``,
         whether only LoRA adapters came; ``retry``, whether the update before failed; seconds ``receive``,
-        ``load`` (part of it) and ``process`` (before and after it); ``bytes`` and ``tensors``.
+        ``load`` (part of it) and ``process`` (before and after it); ``bytes`` and ``tensors``; ``errors``, the
+        relative error with which each quantized layer was rounded.
 
     Raises:
         PatchError: the update failed; the message holds the whole traceback, as vLLM passes on nothing else.
@@ -64,6 +65,7 @@ def on_update(original, self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         "process": seconds - receiving.receive,
         "bytes": receiving.bytes,
         "tensors": receiving.tensors,
+        "errors": {layer: error for model in managed.all_models() for layer, error in model.errors.items()},
     }
 
 
