@@ -56,10 +56,10 @@ def _choose(args: Any, options: Any) -> None:
         PatchError: the fleet cannot be read or applied, or this engine is already set to something else.
     """
     entries = flashrl.entries(options["precision"], options["scheme"], options["fleet"])
-    own = _own_quantization(args)
+    own = None if w8a8.is_marked(args) else _own_quantization(args)
     if len(entries) == 1:
         [entry] = entries
-        if entry.quantization != "" and args.quantization is None:
+        if entry.quantization != "" and args.quantization is None and not w8a8.is_marked(args):
             if own:
                 w8a8.configure_template(args, own, options["profile"])
             else:

@@ -64,6 +64,12 @@ def read_mark(model_config: Any) -> Mapping[str, Any] | None:
     return written.get(MARK) if isinstance(written, Mapping) else None
 
 
+def is_marked(args: Any) -> bool:
+    """Whether these ``EngineArgs`` have been through here."""
+    written = args.hf_overrides.get("quantization_config") if isinstance(args.hf_overrides, Mapping) else None
+    return isinstance(written, Mapping) and MARK in written
+
+
 def configure(args: Any, profile: str) -> None:
     """Open this engine in int8, whose weights come in bf16.
 

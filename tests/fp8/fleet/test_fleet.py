@@ -187,6 +187,8 @@ from vllm.engine.arg_utils import EngineArgs
 
 def configured(model, fleet, arguments, environ):
     os.environ.update(environ)
+    if arguments.get("hf_overrides") == "a function":
+        arguments["hf_overrides"] = lambda config: config
     flashpatch.enable("fp8", fleet=fleet)
     try:
         args = EngineArgs(model=model, dtype="bfloat16", max_model_len=64, **arguments)
@@ -208,6 +210,8 @@ model, scenarios = json.load(sys.stdin)
 print(json.dumps({name: configured(model, *how) for name, how in scenarios.items()}))
 """
 FLEET = [{"precision": "bf16"}, {"precision": "fp8_channel"}, {"precision": "fp8_tensor"}]
+FUNCTION = "a function"
+EIGHT_BITS = [{"precision": "int8"}, {"precision": "int8_weight_only"}]
 
 
 @pytest.fixture(scope="module")
@@ -228,6 +232,12 @@ def configured(tmp_path_factory) -> dict[str, dict]:
         "yaml 3": ([], {}, {"VERL_REPLICA_RANK": "3", "FLASHRL_CONFIG": yaml}),
         "yaml 2": ([], {}, {"VERL_REPLICA_RANK": "2", "FLASHRL_CONFIG": yaml}),
         "int8": ([], {}, {"FLASHRL_CONFIG": "int8"}),
+        "eight 0": (EIGHT_BITS, {}, {"VERL_REPLICA_RANK": "0"}),
+        "eight 1": (EIGHT_BITS, {}, {"VERL_REPLICA_RANK": "1"}),
+        "eight, a function": (EIGHT_BITS, {"hf_overrides": FUNCTION}, {"VERL_REPLICA_RANK": "0"}),
+        "eight, the caller's": (
+            EIGHT_BITS, {"hf_overrides": {"quantization_config": {"quant_method": "fp8"}}}, {"VERL_REPLICA_RANK": "0"},
+        ),
         "one": ([{"precision": "fp8_tensor"}], {}, {}),
         "none": ([], {}, {}),
     }
@@ -271,6 +281,14 @@ class TestEngines:
 
     def test_what_flashrl_asks_for_and_cannot_have_opens_no_engine(self, configured) -> None:
         assert "FLASHRL_CONFIG: FlashRL's 'int8' cannot be had" in configured["int8"]["error"]
+
+    def test_int8_is_written_over_the_models_config(self, configured) -> None:
+        assert configured["eight 0"]["quantization"] == "compressed-tensors"
+        assert configured["eight 0"]["notes"]["precision"] == "int8"
+        assert configured["eight 1"]["quantization"] == "torchao"
+        assert configured["eight 1"]["notes"]["logprobs"] == "processed_logprobs"
+        assert "hf_overrides is a function" in configured["eight, a function"]["error"]
+        assert "the checkpoint's own" in configured["eight, the caller's"]["error"]
 
     def test_a_fleet_of_one_and_none(self, configured) -> None:
         assert configured["one"]["quantization"] == "fp8_per_tensor"

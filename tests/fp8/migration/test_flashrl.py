@@ -65,7 +65,6 @@ def test_a_file_and_our_own_fleet(monkeypatch, tmp_path: Path) -> None:
         ("FLASHRL_CONFIG", "int8", "'int8' cannot be had"),
         ("FLASHRL_CONFIG", "org/repo/flashrl_config.yaml", "nothing is downloaded here"),
         ("FLASHRL_CONFIG", "/no/such/file.yaml", "neither a precision of FlashRL nor a file"),
-        ("FLASHRL_LMHEAD_FP32", "1", "lm_head in float32 is not available"),
         ("FLASHRL_TEST_RELOAD", "some/model", "flashpatch-verify fp8"),
         ("FLASHRL_TYPO", "1", "no variable of FlashRL that is known here"),
     ],
@@ -83,6 +82,7 @@ def test_refused_by_name(variable: str, value: str, said: str, monkeypatch) -> N
         ("FLASHRL_LOGGING_FILE", "flashrl.log"),
         ("FLASHRL_LOGGING_CONFIGURE", "1"),
         ("FLASHRL_LMHEAD_FP32", "0"),
+        ("FLASHRL_LMHEAD_FP32", "1"),
     ],
 )
 def test_mapped_or_harmless(variable: str, value: str, monkeypatch) -> None:
