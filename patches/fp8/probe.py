@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashpatch import ledger, settings
-from flashpatch.patches.fp8 import probe_job, tiny
+from flashpatch.patches.fp8 import probe_job, tiny, w8a8
 from flashpatch.proof import Proof
 
 if TYPE_CHECKING:
@@ -49,8 +49,10 @@ _DUE: Mapping[str, Sequence[str | tuple[str, ...]]] = {
 def probe(nonce: str, workdir: Path) -> list[Proof]:
     """Run both processes, then weigh what they saw and what the ledger holds under ``nonce``."""
     tiny.write(workdir / "a", seed=1)
-    tiny.write(workdir / "b", seed=2)
-    ended = _run(workdir)
+    fresh = tiny.write(workdir / "b", seed=2)
+    if _precision() == "int8":  # stock vLLM does not round: its checkpoint is
+        fresh = tiny.round_to_int8(fresh, workdir / "b-int8", w8a8.configuration())
+    ended = _run(workdir, fresh)
     seen = _read(workdir / "seen.json")
     return [
         _opened(seen, ended, _precision()),
@@ -63,10 +65,10 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
 # -- the two processes ---------------------------------------------------------------------------------
 
 
-def _run(workdir: Path) -> dict[str, str]:
+def _run(workdir: Path, fresh: Path) -> dict[str, str]:
     """Run the job and the fresh engine at the same time; how each ended, empty for well."""
     code = f"from {probe_job.__name__} import main; main()"
-    commands = {"job": ["-c", code, str(workdir)], "fresh": [tiny.__file__, *_paths(workdir)]}
+    commands = {"job": ["-c", code, str(workdir)], "fresh": [tiny.__file__, str(fresh), *_paths(workdir)]}
     environments = {
         "job": _environment(),
         "fresh": _environment(without=_OURS, VLLM_ENABLE_V1_MULTIPROCESSING="0"),
@@ -119,7 +121,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _paths(workdir: Path) -> list[str]:
-    return [str(workdir / name) for name in ("b", "quantization.json", "fresh.npy")]
+    return [str(workdir / name) for name in ("keywords.json", "fresh.npy")]
 
 
 def _environment(without: tuple[str, ...] = _OURS[1:], **more: str) -> dict[str, str]:
@@ -139,10 +141,16 @@ def _opened(seen: Mapping[str, Any], ended: Mapping[str, str], precision: str) -
     if not seen.get("looks"):
         return _proof(what, _why(seen, ended))
     kinds = Counter(tensor["dtype"] for tensor in seen["looks"][0].values())
-    is_narrow = any(kind.startswith(_NARROW) for kind in kinds)
+    kernels: Mapping[str, int] = seen.get("kernels", {})
+    # A kernel may keep its weights where no parameter shows them, as vLLM's int8 on a CPU does.
+    is_narrow = any(kind.startswith(_NARROW) for kind in kinds) or any("Int8" in kernel for kernel in kernels)
     counted = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
     evidence = f"quantization {seen['quantization']}: {counted}"
-    problem = evidence if is_narrow == (precision == "bf16") else ""
+    if precision.startswith("int8"):
+        evidence += f"; {', '.join(f'{count} {kernel}' for kernel, count in kernels.items())}"
+    wrong = is_narrow == (precision == "bf16")
+    wrong |= precision == "int8" and not (kernels and all("Int8" in kernel for kernel in kernels))
+    problem = evidence if wrong else ""
     return _proof(what, problem, evidence, _spent(seen, "before"))
 
 

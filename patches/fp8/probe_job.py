@@ -24,7 +24,7 @@ class Extension:
     """Joined to the worker's class by vLLM's own ``worker_extension_cls``, as verl does; called by name."""
 
     def flashpatch_probe_look(self) -> dict[str, Any]:
-        """This process, its parent, and every parameter and buffer: what it is and where it lies."""
+        """This process, its parent, every parameter and buffer, what it is and where it lies, and the kernels."""
         model = self.get_model()
         parameters = model.named_parameters(remove_duplicate=False)
         buffers = model.named_buffers(remove_duplicate=False)
@@ -32,7 +32,9 @@ class Extension:
             name: {"at": [id(tensor), tensor.data_ptr()], "dtype": str(tensor.dtype).removeprefix("torch.")}
             for name, tensor in (*parameters, *buffers)
         }
-        return {"pid": os.getpid(), "parent": os.getppid(), "tensors": tensors}
+        from flashpatch.patches.fp8.rounding import kernels
+
+        return {"pid": os.getpid(), "parent": os.getppid(), "tensors": tensors, "kernels": kernels(model)}
 
     def flashpatch_probe_load(self, checkpoint: str, finish: bool) -> None:
         """Stream a checkpoint into ``model.load_weights`` in buckets that cut every fused layer.
@@ -62,6 +64,13 @@ def main() -> None:
     _Job(Path(sys.argv[1])).run()
 
 
+def _stock(args: Any) -> dict[str, Any]:
+    """Keywords with which stock vLLM opens a checkpoint in the precision that is chosen for ``args``."""
+    chosen = args.create_engine_config().model_config.quantization
+    overrides = {key: value for key, value in args.hf_overrides.items() if key != "quantization_config"}
+    return {"quantization": chosen, "hf_overrides": overrides}
+
+
 class _Job:
     """Opens the engine, updates it, and keeps ``seen.json`` and the answers in ``workdir`` up to date."""
 
@@ -78,8 +87,7 @@ class _Job:
         arguments = tiny.engine_arguments(a, worker_extension_cls=f"{__name__}.{Extension.__name__}")
         step = "before"
         try:
-            chosen = EngineArgs(**arguments).create_engine_config().model_config.quantization
-            self._write("quantization.json", chosen)
+            self._write("keywords.json", _stock(EngineArgs(**arguments)))
             llm = LLM(**arguments)
             self._seen["quantization"] = llm.llm_engine.model_config.quantization
             updates: dict[str, Callable[[], Any]] = {
@@ -107,6 +115,7 @@ class _Job:
         core = worker["parent"] if worker["parent"] != driver else worker["pid"]
         self._seen["pids"] = {"driver": driver, "engine-core": core, "worker": worker["pid"]}
         self._seen["looks"].append(worker["tensors"])
+        self._seen["kernels"] = worker["kernels"]
 
     def _done(self, step: str) -> None:
         now = time.monotonic()

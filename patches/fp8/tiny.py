@@ -2,10 +2,10 @@
 
 Run as a script, by its path, it is the other side of the comparison: an engine that has never met FlashPatch.
 
-    python tiny.py MODEL QUANTIZATION ANSWERS
+    python tiny.py MODEL KEYWORDS ANSWERS
 
-waits for the file ``QUANTIZATION`` (JSON: vLLM's name of a scheme, or null), opens ``MODEL`` in it and saves
-the `answers` as ``ANSWERS``.
+waits for the file ``KEYWORDS`` (JSON: of ``vllm.LLM``, such as the name of a quantization), opens ``MODEL`` with
+them and saves the `answers` as ``ANSWERS``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HIDDEN, _INNER, _LAYERS, _HEADS, _KV_HEADS = 256, 512, 2, 4, 2
 #: Every token id occurs; long enough that a whole block of the prefix cache is kept.
 _PROMPTS = tuple(list(range(start, VOCAB, 3)) for start in range(3))
 _TOKENS = 8
-_PATIENCE = 240.0  # seconds the script waits to be told the quantization
+_PATIENCE = 240.0  # seconds the script waits to be told how to open the model
 
 #: What makes a tiny engine start quickly and answer the same in any process.
 ENVIRONMENT = {
@@ -75,6 +75,26 @@ def write(directory: Path, seed: int) -> Path:
     directory.mkdir()
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     (directory / "config.json").write_text(json.dumps(_config()))
+    return directory
+
+
+def round_to_int8(source: Path, directory: Path, description: dict[str, Any]) -> Path:
+    """Make ``directory`` the int8 checkpoint of the one in ``source``: a scale per row of each linear layer.
+
+    Args:
+        description: its ``quantization_config``.
+    """
+    import numpy
+    from safetensors.numpy import load_file, save_file
+
+    tensors = load_file(source / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        scale = numpy.abs(tensors[name]).max(1, keepdims=True) / numpy.float32(127)
+        tensors[name] = numpy.rint(tensors[name] / scale).astype(numpy.int8)
+        tensors[f"{name}_scale"] = scale
+    directory.mkdir()
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    (directory / "config.json").write_text(json.dumps({**_config(), "quantization_config": description}))
     return directory
 
 
@@ -145,16 +165,16 @@ def _config() -> dict[str, Any]:
     )
 
 
-def _main(model: Path, quantization: Path, saved: Path) -> None:
+def _main(model: Path, keywords: Path, saved: Path) -> None:
     import numpy
     from vllm import LLM
 
     deadline = time.monotonic() + _PATIENCE
-    while not quantization.exists():
+    while not keywords.exists():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"nobody wrote {quantization}")
+            raise TimeoutError(f"nobody wrote {keywords}")
         time.sleep(0.1)
-    llm = LLM(**engine_arguments(str(model), quantization=json.loads(quantization.read_text())))
+    llm = LLM(**engine_arguments(str(model), **json.loads(keywords.read_text())))
     found = answers(llm)
     if "flashpatch.engine" in sys.modules:
         raise RuntimeError("this engine is not independent: FlashPatch is in its process")

@@ -24,7 +24,12 @@ ENDED = {"job": "", "fresh": ""}
 @pytest.mark.vllm
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [("fp8", "float8_e4m3fn"), pytest.param("bf16", "bfloat16", marks=pytest.mark.full)],
+    [
+        ("fp8", "float8_e4m3fn"),
+        pytest.param("int8", "8 CompressedTensorsW8A8Int8/CPUInt8ScaledMMLinearKernel", marks=pytest.mark.full),
+        pytest.param("fp8_channel", "float8_e4m3fn", marks=pytest.mark.full),
+        pytest.param("bf16", "bfloat16", marks=pytest.mark.full),
+    ],
 )
 def test_on_a_real_engine(tmp_path, name, dtype):
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("FLASHPATCH")}
@@ -43,6 +48,15 @@ def test_on_a_real_engine(tmp_path, name, dtype):
     assert all("largest difference 0 to" in update["evidence"] for update in updates) and len(updates) == 3
     assert addresses["evidence"].endswith("tensors, 3 updates")
     assert not list(tmp_path.glob("flashpatch-verify-*")), "nothing is left behind"
+
+
+@pytest.mark.parametrize(
+    ("kernels", "ok"),
+    [({"W8A8Int8/Int8Kernel": 8}, True), ({"W8A8Int8/Int8Kernel": 7, "UnquantizedLinearMethod": 1}, False), ({}, False)],
+)
+def test_int8_is_seen_in_every_kernel(kernels, ok):
+    looks = [{"b": {"at": [3, 4], "dtype": "bfloat16"}}]
+    assert probe._opened({**SEEN, "looks": looks, "kernels": kernels}, ENDED, "int8").ok is ok
 
 
 @pytest.mark.parametrize(("precision", "ok"), [("fp8", True), ("bf16", False)])
