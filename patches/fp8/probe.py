@@ -143,7 +143,9 @@ def _opened(seen: Mapping[str, Any], ended: Mapping[str, str], precision: str) -
     kinds = Counter(tensor["dtype"] for tensor in seen["looks"][0].values())
     kernels: Mapping[str, int] = seen.get("kernels", {})
     # A kernel may keep its weights where no parameter shows them, as vLLM's int8 on a CPU does.
-    is_narrow = any(kind.startswith(_NARROW) for kind in kinds) or any("Int8" in kernel for kernel in kernels)
+    is_narrow = any(kind.startswith(_NARROW) for kind in kinds) or any(
+        "Int8" in kernel or "TorchAO" in kernel for kernel in kernels
+    )
     counted = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
     evidence = f"quantization {seen['quantization']}: {counted}"
     if precision.startswith("int8"):

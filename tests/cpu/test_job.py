@@ -18,7 +18,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "precision, bound", [pytest.param("bf16", 0.01, marks=pytest.mark.full), ("fp8", 0.05)]
+    "precision, bound",
+    [
+        pytest.param("bf16", 0.01, marks=pytest.mark.full),
+        ("fp8", 0.05),
+        pytest.param("int8", 0.05, marks=pytest.mark.full),
+    ],
 )
 def test_two_steps_with_updated_rollouts(world, tmp_path, precision, bound):
     done = train(world, tmp_path, FLASHPATCH=f"cpu,{precision}")
@@ -34,6 +39,18 @@ def test_two_steps_with_updated_rollouts(world, tmp_path, precision, bound):
     # the first load, then an update before the first step and one after each
     assert worker["patches"]["fp8.vllm.finish"]["calls"] == 4
     assert worker["patches"]["cpu.verl.platform"]["state"] == "live"
+
+    # what is drawn in 8 bits is corrected for, by verl; and how far it is from the trainer's, is measured
+    corrected = precision != "bf16"
+    assert bool(metrics(done.stdout, "rollout_corr/rollout_is_mean")) is corrected
+    assert ("rollout_is=token with cap 2" in done.stdout) is corrected
+    gaps = metrics(done.stdout, "mismatch/k3")
+    assert len(gaps) == 2 and all(0 <= gap < bound for gap in gaps)
+    assert metrics(done.stdout, "mismatch/suspect") == [0, 0]
+    if precision == "int8":
+        rows = [json.loads(path.read_text()) for path in (tmp_path / "ledger").rglob("*.json")]
+        [row] = [row for row in rows if "worker" in row["roles"] and row["kind"] == "row"]
+        assert row["notes"]["kernels"] == {"CompressedTensorsW8A8Int8/CPUInt8ScaledMMLinearKernel": 8}
 
 
 @pytest.mark.full
