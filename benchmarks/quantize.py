@@ -1,9 +1,13 @@
 """What rounding a trainer's weights on their way into an engine costs: time and memory, per precision.
 
     python benchmarks/quantize.py [--hidden 1024] [--inner 4096] [--layers 8] [--rounds 5]
+    python benchmarks/quantize.py --engine 50M [--rounds 5] [--threads 1]     # whole updates of vLLM engines
 
-The peer, in the same rounds, is a plain bf16 copy of the same weights: what an update costs at the least. A ratio
-of 3 says that rounding a model takes three times as long as copying it. Memory is the highest resident size while
+With --engine, an engine per precision takes the same bf16 weights in the same rounds, in buckets; the peer is the
+engine in bf16. Memory is the highest resident size during an update above that before it.
+
+Without, only the arithmetic is timed. The peer, in the same rounds, is a plain bf16 copy of the same weights: what
+an update costs at the least. A ratio of 3 says that rounding a model takes three times as long as copying it. Memory is the highest resident size while
 one stream is consumed tensor by tensor, above that of the copy; in the largest weight's float32 copies, since the
 stream holds one tensor at a time. Where flash_rl is installed and a GPU is present, its own function is timed too.
 """
@@ -11,16 +15,22 @@ stream holds one tensor at a time. Where flash_rl is installed and a GPU is pres
 from __future__ import annotations
 
 import argparse
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 
 import torch
+from reload import Model, Worker
+from reloading import models
+
 from flashpatch.patches.fp8 import quantizer
 from flashpatch.patches.fp8.profile.store import Profile
 from flashpatch.patches.fp8.profile.structure import Exchange
 
+#: fp8_tensor is not among them: vLLM has no kernel for it on most CPUs.
+PRECISIONS = ("bf16", "fp8_channel", "int8", "int8_weight_only")
 Weights = dict[str, torch.Tensor]
 
 
@@ -28,7 +38,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("hidden", 1024), ("inner", 4096), ("layers", 8), ("rounds", 5)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--engine", choices=[size.name for size in models.SIZES], help="size of a model")
+    parser.add_argument("--threads", type=int, default=1, help="of each engine")
     args = parser.parse_args()
+    if args.engine:
+        _engines(args.engine, args.rounds, args.threads)
+        return
     device = "cuda" if torch.cuda.is_available() else "cpu"
     weights = _weights(args.hidden, args.inner, args.layers, device)
     profile = _profile(weights, args.layers)
@@ -61,6 +76,36 @@ def main() -> None:
         print(f"{name:24}  {median(times[name]) / base:11.2f}  {extra:12.2f}")
     if peer is None:
         print(f"flash_rl's own quantizer was not run: {why}")
+
+
+def _engines(name: str, rounds: int, threads: int) -> None:
+    """Print what an update of an engine in each precision costs, as ratios to one in bf16."""
+    size = next(size for size in models.SIZES if size.name == name)
+    with tempfile.TemporaryDirectory() as home:
+        folder = Path(home) / "model"
+        models.write(size, folder)
+        model = Model(size, folder, bucket=64 << 20, threads=threads)
+        taken: dict[str, list[dict]] = {precision: [] for precision in PRECISIONS}
+        workers: dict[str, Worker] = {}
+        try:
+            for precision in PRECISIONS:
+                workers[precision] = Worker("ours", model, precision, quantization="bf16")  # FLASHPATCH alone decides
+            for number in range(rounds + 1):
+                for precision, worker in workers.items():
+                    result = worker("buckets")
+                    if number:  # the first is not counted
+                        taken[precision].append(result)
+        finally:
+            for worker in workers.values():
+                worker.close()
+    base = {key: median(run[key] for run in taken["bf16"]) for key in ("ms", "mb")}
+    copy = size.parameters * 2 / 2**20
+    print(f"{size.name}, {copy:.0f} MB in bf16, {threads} thread(s), an update in buckets of 64 MB")
+    print(f"{'':18}  {'ms':>7}  time / bf16  {'extra MB':>8}  memory / bf16  memory / model in bf16")
+    for precision, runs in taken.items():
+        ms, mb = (median(run[key] for run in runs) for key in ("ms", "mb"))
+        time_ratio, memory_ratio = ms / base["ms"], mb / base["mb"]
+        print(f"{precision:18}  {ms:7.0f}  {time_ratio:11.2f}  {mb:8.0f}  {memory_ratio:13.2f}  {mb / copy:6.2f}")
 
 
 def _weights(hidden: int, inner: int, layers: int, device: str) -> Weights:

@@ -53,16 +53,16 @@ class Model:
 
 
 class Worker:
-    """One of the three processes."""
+    """One of the processes; its engine gets ``quantization``, by default that of ``precision``."""
 
-    def __init__(self, kind: str, model: Model, precision: str) -> None:
+    def __init__(self, kind: str, model: Model, precision: str, quantization: str | None = None) -> None:
         env = {name: value for name, value in os.environ.items() if not name.startswith("FLASHPATCH")}
         env |= {**ENGINE, "OMP_NUM_THREADS": str(model.threads)}
         if kind == "ours":
             env |= {"FLASHPATCH": precision, "FLASHPATCH_STRICT": "1"}
             env["FLASHPATCH_LEDGER"] = str(model.folder / "ledger")
         self._log = (model.folder / f"{kind}-{precision}.log").open("w+")
-        given = (kind, model.size.name, PRECISIONS[precision], str(model.folder), str(model.bucket))
+        given = (kind, model.size.name, quantization or PRECISIONS[precision], str(model.folder), str(model.bucket))
         self._process = subprocess.Popen(
             [sys.executable, "-m", "reloading.worker", *given],
             cwd=HERE,

@@ -33,7 +33,7 @@ def _probe(nonce: str, workdir: Path) -> list[Proof]:
 
 FAMILY = Family(
     name="fp8",
-    summary="quantized rollouts (fp8) or plain ones (bf16) whose weights can be updated in place, exactly",
+    summary="quantized rollouts (fp8, int8) or plain ones (bf16) whose weights can be updated in place, exactly",
     patches=(
         quantization.PATCH,
         birth.PATCH,
@@ -79,7 +79,7 @@ FAMILY = Family(
         ),
         "tis": Option(
             "auto",
-            "auto: verl's truncated importance sampling is on where rollouts are quantized and nobody chose; off: never",
+            "auto: verl's truncated importance sampling where rollouts are quantized and nobody chose; off: never",
             ("auto", "off"),
         ),
         "mismatch_jump": Option(

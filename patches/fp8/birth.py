@@ -56,6 +56,8 @@ PATCH = Patch(
             "vllm.utils.torch_utils:set_default_torch_dtype",
             "vllm.config:set_current_vllm_config",
             "vllm.distributed.parallel_state:get_tp_group",
+            "vllm.model_executor.parameter:ChannelQuantScaleParameter",
+            "vllm.model_executor.parameter:PerTensorScaleParameter",
         ),
     ),
     evidence="install",
@@ -65,7 +67,8 @@ PATCH = Patch(
     why="After post-processing, vLLM's parameters have lost their loaders, shapes and names: a second load "
     "fails or writes into the wrong layout.",
     how="Records every parameter and buffer, and the Python state around it, as the constructor made it, and "
-    "routes the model's load_weights through a transaction.",
+    "routes the model's load_weights through a transaction; where a precision asks for it, rounds bf16 values before "
+    "the loaders of 8-bit parameters.",
     upstream="vllm/model_executor/model_loader/reload records metadata too, but not state outside parameters.",
     remove_when="vLLM's own reload is exact for tied, MoE and int8 models and for buckets that cut a fused layer.",
 )

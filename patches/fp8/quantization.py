@@ -137,6 +137,8 @@ PATCH = Patch(
         mentions=("self.model",),
         exists=(
             "vllm.transformers_utils.config:get_config",
+            "vllm.engine.arg_utils:EngineArgs.hf_overrides",
+            "vllm.engine.arg_utils:EngineArgs.logprobs_mode",
             "vllm.model_executor.layers.linear:LinearBase",
             "vllm.model_executor.layers.linear:UnquantizedLinearMethod",
         ),
@@ -146,7 +148,10 @@ PATCH = Patch(
     needs=("fp8.vllm.birth",),
     conflicts=(flashrl.MODULE,),
     tested=("0.31.0", "0.32.0"),
-    why="Rollout scripts open their engine in bf16; asking for online fp8 means editing each of them.",
-    how="Sets quantization where it is unset, the checkpoint is not quantized and the model is not excluded.",
+    why="Rollout scripts open their engine in bf16 and ask for logprobs before temperature; vLLM has int8 kernels, "
+    "but only for checkpoints that are int8 already.",
+    how="Sets quantization where it is unset, the checkpoint is not quantized and the model is not excluded; for int8 "
+    "describes a compressed-tensors checkpoint over the model's config. Asks for processed logprobs where nobody "
+    "asked for others.",
     remove_when="never: this is the switch itself.",
 )

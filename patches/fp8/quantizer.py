@@ -25,6 +25,7 @@ LARGEST = {torch.int8: 127.0, FP8: 448.0}
 DTYPES = {"int8": torch.int8, "fp8": FP8}
 
 _PATCH = "fp8.quantizer"
+_BLOCK = 1 << 20  # elements that are in float32 at once
 _TINY = torch.finfo(torch.float32).tiny
 
 
@@ -46,12 +47,21 @@ def quantized(w: torch.Tensor, form: str, granularity: str = "channel") -> tuple
     if w.dim() != 2:
         raise PatchError(f"a weight of shape {list(w.shape)} is not a matrix.", patch=_PATCH,
                          advice="Quantize linear layers only.")  # fmt: skip
-    w = w.float()
-    amax = w.abs().amax(1, keepdim=True) if granularity == "channel" else w.abs().max().reshape(1, 1)
+    low, high = torch.aminmax(w, dim=1, keepdim=True)
+    amax = torch.maximum(high, -low).float()
+    if granularity == "tensor":
+        amax = amax.max().reshape(1, 1)
     if not bool(torch.isfinite(amax).all()):
         raise PatchError("a weight holds NaN or Inf values.", patch=_PATCH,
                          advice="Find where the trainer's weights diverged.")  # fmt: skip
-    return _rounded(w, amax, DTYPES[form])
+    dtype = DTYPES[form]
+    scale = _scale(amax, dtype)
+    q = torch.empty(w.shape, dtype=dtype, device=w.device)
+    rows = max(1, _BLOCK // max(1, w.shape[1]))
+    for start in range(0, w.shape[0], rows):  # a block at a time in float32, not the whole weight
+        block = slice(start, start + rows)
+        q[block] = rounded_to(w[block].float(), scale[block] if len(scale) > 1 else scale, dtype)
+    return q, scale
 
 
 def dynamic(x: torch.Tensor, form: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -184,6 +194,9 @@ def stream(
 
 
 def _rounded(x: torch.Tensor, amax: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    largest = LARGEST[dtype]
-    scale = torch.where(amax > 0, (amax / largest).clamp(min=_TINY), torch.ones_like(amax))
+    scale = _scale(amax, dtype)
     return rounded_to(x, scale, dtype), scale
+
+
+def _scale(amax: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.where(amax > 0, (amax / LARGEST[dtype]).clamp(min=_TINY), torch.ones_like(amax))

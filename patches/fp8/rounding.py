@@ -146,8 +146,12 @@ def expected_error(w: torch.Tensor, form: str, granularity: str) -> float:
         granularity: ``channel`` or ``tensor``.
     """
     dtype = quantizer.DTYPES[form]
-    rows = w.detach()[:: -(-w.shape[0] // _ROWS)].float()
-    amax = rows.abs().amax(1, keepdim=True) if granularity == "channel" else w.detach().abs().max().float().view(1, 1)
+    w = w.detach()
+    rows = w[:: -(-w.shape[0] // _ROWS)].float()
+    if granularity == "channel":
+        amax = rows.abs().amax(1, keepdim=True)
+    else:
+        amax = torch.stack(torch.aminmax(w)).float().abs().max().view(1, 1)
     scale = torch.where(amax > 0, amax / quantizer.LARGEST[dtype], 1.0)
     return relative_error(rows, quantizer.rounded_to(rows, scale, dtype), scale)
 

@@ -52,7 +52,7 @@ def test_on_a_real_engine(tmp_path, name, dtype):
 
 @pytest.mark.parametrize(
     ("kernels", "ok"),
-    [({"W8A8Int8/Int8Kernel": 8}, True), ({"W8A8Int8/Int8Kernel": 7, "UnquantizedLinearMethod": 1}, False), ({}, False)],
+    [({"W8A8Int8/Int8Kernel": 8}, True), ({"W8A8Int8/Int8Kernel": 7, "Unquantized": 1}, False), ({}, False)],
 )
 def test_int8_is_seen_in_every_kernel(kernels, ok):
     looks = [{"b": {"at": [3, 4], "dtype": "bfloat16"}}]

@@ -129,6 +129,49 @@ def test_the_engines_own_precisions_by_name(runner: scenario.Runner, name: str, 
     assert len(found["errors"][0]) == 8 and all(0 < error < limit for error in found["errors"][0].values())
 
 
+def send_on_rank(worker: Any, path: str, parts: int) -> None:
+    items = list(models.weights(path))
+    for part in range(parts):
+        worker.get_model().load_weights(items[len(items) * part // parts : len(items) * (part + 1) // parts])
+
+
+def two_ranks(a: str, b: str) -> list[dict[str, Any]]:
+    """Each rank rounds whole tensors and takes its part."""
+    with engines.open_llm(a, tensor_parallel_size=2) as llm:
+        before = engines.answers(llm)
+        llm.collective_rpc(send_on_rank, args=(b, 3))
+        return [before, engines.answers(llm)]
+
+
+@pytest.mark.full
+def test_int8_on_two_ranks(runner: scenario.Runner) -> None:
+    a, b = updates.checkpoint(*A), updates.checkpoint(*B)
+    got = scenario.run(two_ranks, a, b, env={"FLASHPATCH": "int8"})
+    for seed, answers in enumerate(got):
+        want = oracle.answers(updates.checkpoint("qwen2", seed, "int8"), tensor_parallel_size=2)
+        assert engines.difference(answers, want).exact
+
+
+def opened_on_dummy_weights(a: str, b: str) -> dict[str, Any]:
+    """As verl opens engines: no first load that could teach what to expect."""
+    import flashpatch
+
+    with opened("int8", a, load_format="dummy") as llm:
+        half = list(models.weights(b))
+        missing = updates.error(lambda: (updates.send(llm, [half[:-3]]), updates.finish(llm)))
+        updates.send(llm, [half[:7], half[7:]])
+        updates.finish(llm)
+        answers = engines.answers(llm)
+    flashpatch.disable("int8")
+    return dict(missing=missing, answers=answers)
+
+
+def test_int8_on_dummy_weights(runner: scenario.Runner) -> None:
+    found = runner(opened_on_dummy_weights, updates.checkpoint(*A), updates.checkpoint(*B))
+    assert "incomplete" in found["missing"]
+    assert engines.difference(found["answers"], int8(*B)).exact
+
+
 # -- the engine's int8 kernel, and the bound of its error ----------------------------------------------
 
 
@@ -344,11 +387,11 @@ def sampled(name: str, model: str, **options: Any) -> dict[str, Any]:
         parameters = SamplingParams(temperature=0.5, top_k=4, seed=1, max_tokens=8, logprobs=4, ignore_eos=True,
                                     detokenize=False)  # fmt: skip
         [output] = llm.generate({"prompt_token_ids": list(engines.PROMPTS[0])}, parameters, use_tqdm=False)
-        rows = [sorted((entry.logprob for entry in row.values()), reverse=True)[:4] for row in output.outputs[0].logprobs]
+        steps = [[entry.logprob for entry in step.values()] for step in output.outputs[0].logprobs]
         dtype = str(engines.inner_model(llm).logits_processor.head_dtype)
     notes = ledger.notes()
     flashpatch.disable(name)
-    return dict(rows=rows, head=dtype, mode=notes["logprobs"], lm_head=notes.get("lm_head"))
+    return dict(rows=[sorted(row)[-4:] for row in steps], head=dtype, mode=notes["logprobs"], lm_head=notes.get("lm_head"))
 
 
 def test_logprobs_are_those_that_tokens_were_drawn_with(runner: scenario.Runner) -> None:
@@ -356,7 +399,8 @@ def test_logprobs_are_those_that_tokens_were_drawn_with(runner: scenario.Runner)
 
     a = updates.checkpoint(*A)
     exact = runner(sampled, "bf16", a, lm_head="float32")
-    assert exact["mode"] == "processed_logprobs" and exact["lm_head"] == "float32" == exact["head"].removeprefix("torch.")
+    assert exact["mode"] == "processed_logprobs"
+    assert exact["lm_head"] == "float32" and exact["head"] == "torch.float32"
     for row in exact["rows"]:
         assert sum(map(exp, row)) == pytest.approx(1, abs=1e-5)  # the 4 that could be drawn are all there is
     raw = runner(sampled, "bf16", a, logprobs="asked")

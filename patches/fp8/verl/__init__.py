@@ -1,4 +1,4 @@
-"""Updates under verl: a transfer that cannot hang in silence, one policy on all replicas, and how far it is from the trainer's."""
+"""Updates under verl: a transfer that cannot hang in silence, one policy on all replicas, watched for drift."""
 
 from __future__ import annotations
 

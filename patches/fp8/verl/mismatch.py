@@ -136,14 +136,16 @@ def observe(monitor: Monitor, rollout: Any, trainer: Any, mask: Any, batch: Batc
             "layers": [list(row) for row in grown],
         })  # fmt: skip
     ledger.note(mismatch={name or "all": {"sync_step": step, **gap} for name, gap in found.items()})
-    metrics = {f"mismatch/{key}{name and '/'}{name}": value for name, gap in found.items() for key, value in gap.items()}
+    metrics = {
+        f"mismatch/{key}{name and '/'}{name}": value for name, gap in found.items() for key, value in gap.items()
+    }
     return {**metrics, "mismatch/suspect": float(bool(suspects))}
 
 
 def _warn(step: Any, suspects: list[tuple[str, float, float]], grown: list[tuple[str, float, float]]) -> None:
     gaps = ", ".join(f"k3{name and ' of '}{name} is {k3:.3g}, usually {usual:.3g}" for name, usual, k3 in suspects)
     layers = ", ".join(f"{name} {old:.2%} to {new:.2%}" for name, old, new in grown) or "none (or not measured)"
-    logger.warning("the update of step %s is suspect: %s. Layers whose rounding error grew most: %s", step, gaps, layers)
+    logger.warning("the update of step %s is suspect: %s. Rounding errors grew most in: %s", step, gaps, layers)
 
 
 def on_debug_metrics(original, data: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:

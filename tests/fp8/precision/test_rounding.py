@@ -12,7 +12,7 @@ from flashpatch import PatchError  # noqa: E402
 from flashpatch.patches.fp8 import quantizer, rounding  # noqa: E402
 from flashpatch.patches.fp8.profile.store import Profile  # noqa: E402
 from flashpatch.patches.fp8.profile.structure import Exchange  # noqa: E402
-from hypothesis import given  # noqa: E402
+from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 
@@ -70,6 +70,7 @@ def test_what_cannot_be_rounded_is_refused_by_name() -> None:
     assert not good.weight.any()
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 200),
     st.integers(1, 16),

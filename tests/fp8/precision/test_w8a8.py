@@ -24,7 +24,8 @@ def test_the_configuration_says_w8a8_and_carries_the_mark() -> None:
     assert args.quantization == written["quant_method"] == "compressed-tensors"
     assert args.hf_overrides["rope_theta"] == 1e6 and w8a8.is_marked(args)
     [group] = written["config_groups"].values()
-    assert (group["weights"]["strategy"], group["weights"]["num_bits"], group["weights"]["type"]) == ("channel", 8, "int")
+    weights = group["weights"]
+    assert (weights["strategy"], weights["num_bits"], weights["type"]) == ("channel", 8, "int")
     assert group["input_activations"]["strategy"] == "token" and group["input_activations"]["dynamic"]
     model = SimpleNamespace(hf_config=SimpleNamespace(quantization_config=written))
     assert w8a8.read_mark(model) == {"profile": "", "at_load": True}
