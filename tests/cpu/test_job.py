@@ -54,6 +54,22 @@ def test_two_steps_with_updated_rollouts(world, tmp_path, precision, bound):
 
 
 @pytest.mark.full
+def test_a_mixed_fleet_is_told_apart(world, tmp_path):
+    """Two replicas, one in bf16 and one in int8: every sample says which drew it, and so do the metrics."""
+    config = tmp_path / "flashpatch.toml"
+    config.write_text('[[fp8.fleet]]\nprecision = "bf16"\n\n[[fp8.fleet]]\nprecision = "int8"\n')
+    done = train(world, tmp_path, "trainer.n_gpus_per_node=2", FLASHPATCH="cpu,fp8", FLASHPATCH_CONFIG=str(config))
+    assert done.returncode == 0, done.stdout[-8000:]
+    for precision in ("bf16", "int8"):
+        assert min(metrics(done.stdout, f"mismatch/tokens/{precision}")) > 0
+    told = [metrics(done.stdout, f"mismatch/tokens/{precision}") for precision in ("bf16", "int8")]
+    assert [sum(step) for step in zip(*told, strict=True)] == metrics(done.stdout, "mismatch/tokens")
+    for plain, rounded in zip(*(metrics(done.stdout, f"mismatch/k3/{name}") for name in ("bf16", "int8")), strict=True):
+        assert plain < rounded < 0.05
+    assert "rollouts run in bf16, int8" in done.stdout
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
 def test_after_twenty_updates_rollouts_differ_as_a_fresh_engines_would(world, tmp_path, precision):
     """A policy that sharpens differs more in any engine, so the weights of the last rollout are opened afresh."""
