@@ -8,15 +8,20 @@ first load and at every update. A checkpoint that is W8A8 already only gets the 
 from __future__ import annotations
 
 import json
+import logging
+import platform
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flashpatch import ledger
 from flashpatch.errors import PatchError
 
 if TYPE_CHECKING:
     from flashpatch.patches.fp8.profile.checkpoint import Checkpoint
+
+logger = logging.getLogger("flashpatch.fp8")
 
 PATCH = "fp8.vllm.quantization"
 MARK = "flashpatch"
@@ -80,6 +85,7 @@ def configure(args: Any, profile: str) -> None:
     Raises:
         PatchError: the overrides cannot take another key, or the profile is not of this model.
     """
+    _say_if_inexact()
     kept = (*KEPT, *_not_rounded(args, profile)) if profile else KEPT
     args.quantization = "compressed-tensors"
     override(args, "quantization_config", {**configuration(kept), MARK: mark(profile)})
@@ -123,6 +129,28 @@ def override(args: Any, key: str, value: Any) -> None:
     if key in theirs and theirs[key] != value:
         raise _refuse(f"hf_overrides has {key!r} already.", f"Remove {key!r} from it, or exclude this model.")
     args.hf_overrides = {**theirs, key: value}
+
+
+def inexact() -> bool:
+    """Whether vLLM's int8 kernel rounds its products here: oneDNN's does on an x86 CPU without VNNI."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu() or platform.machine() not in ("x86_64", "AMD64"):
+        return False
+    try:
+        flags = Path("/proc/cpuinfo").read_text().split()
+    except OSError:
+        return False
+    return not {"avx512_vnni", "avx_vnni"} & set(flags)
+
+
+def _say_if_inexact() -> None:
+    if inexact():
+        logger.warning(
+            "this CPU has no VNNI: vLLM's int8 kernel (oneDNN) is less exact here than int8 is, by two to four times "
+            "per layer. Good for trying things out, not for judging int8"
+        )
+        ledger.note(int8="inexact: no VNNI")
 
 
 def check_path(profile: str) -> None:

@@ -81,7 +81,7 @@ def int8(family: str, seed: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "family",
-    ["qwen2", pytest.param("qwen2-tied", marks=[]), *(pytest.param(f, marks=_FULL) for f in
+    ["qwen2", "qwen2-tied", *(pytest.param(f, marks=_FULL) for f in
      ("llama", "llama-biased", "gemma3", "phi3", "qwen3"))],
 )  # fmt: skip
 def test_int8_without_a_template(runner: scenario.Runner, family: str) -> None:
@@ -112,7 +112,7 @@ def test_a_quantized_checkpoint_is_the_template(runner: scenario.Runner, name: s
 @pytest.mark.parametrize(
     ("name", "stock"),
     [
-        ("fp8_channel", dict(quantization="fp8_per_channel")),
+        pytest.param("fp8_channel", dict(quantization="fp8_per_channel"), marks=_FULL),
         ("fp8_tensor", dict(quantization="fp8_per_tensor")),
         ("int8_weight_only", torchao("Int8WeightOnlyConfig")),
     ],
@@ -179,15 +179,25 @@ def layers_against_the_trainer(a: str, b: str) -> dict[str, Any]:
     """After an update from A to B: each linear layer of the engine against the trainer's bf16 weights of B.
 
     With ``|dw| <= sw / 2`` per channel and ``|dx| <= sx / 2`` per token, an output is off by at most
-    ``sum(|x| sw/2 + |w| sx/2 + sw sx/4)``, and then rounded to bf16.
+    ``sum(|x| sw/2 + |w| sx/2 + sw sx/4)``, and then rounded to bf16. For each layer: its weights' largest error
+    over ``sw / 2``, and the largest error of an output over that bound, computed from the stored values with exact
+    sums and by the engine's kernel.
     """
-    import flashpatch
     import torch
-    from flashpatch.patches.fp8 import managed
     from torch.utils._python_dispatch import TorchDispatchMode
     from vllm.config import set_current_vllm_config
+    from vllm.model_executor.kernels.linear import CPUInt8ScaledMMLinearKernel as Kernel
+
+    import flashpatch
+    from flashpatch.patches.fp8 import quantizer
 
     called: Counter[str] = Counter()
+    stored: list[tuple[Any, Any]] = []
+    process = Kernel.process_weights_after_loading
+
+    def keep(self: Any, layer: Any) -> None:
+        stored.append((layer.weight.detach().clone(), layer.weight_scale.detach().clone()))
+        process(self, layer)
 
     class Seen(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -198,41 +208,59 @@ def layers_against_the_trainer(a: str, b: str) -> dict[str, Any]:
                 called[name] += 1
             return func(*args, **(kwargs or {}))
 
-    found: dict[str, Any] = dict(layers={}, stored={})
+    found: dict[str, Any] = {}
     with opened("int8", a) as llm:
-        updates.send(llm, [list(models.weights(b))])
-        updates.finish(llm)
         inner = engines.inner_model(llm)
         trainer = {name: tensor.float() for name, tensor in models.weights(b)}
+        paths = [path for path, layer in inner.named_modules() if hasattr(layer, "scheme")]
+        Kernel.process_weights_after_loading = keep
+        try:
+            updates.send(llm, [list(models.weights(b))])
+            updates.finish(llm)
+        finally:
+            Kernel.process_weights_after_loading = process
+        found["stored"] = [str(q.dtype) for q, _ in stored]
+        order = sorted(paths, key=lambda path: finished(path, list(trainer)))
+        kept = dict(zip(order, stored, strict=True))
         noise = torch.Generator().manual_seed(0)
+        found["layers"] = {}
         with torch.no_grad(), set_current_vllm_config(engines.inner_runner(llm).vllm_config):
             for path, parts in FUSED.items():
-                layer = inner.get_submodule(path)
+                layer, (q, sw) = inner.get_submodule(path), kept[path]
                 base = path.rpartition(".")[0]
                 w = torch.cat([trainer[f"{base}.{part}.weight"] for part in parts])
                 bias = [trainer[f"{base}.{part}.bias"] for part in parts if f"{base}.{part}.bias" in trainer]
+                bias = torch.cat(bias) if bias else None
                 x = torch.randn(16, w.shape[1], generator=noise).bfloat16()
+                exact = quantizer.w8a8(x, q, sw, bias).float()
                 with Seen():
-                    got = layer.quant_method.apply(layer, x, layer.bias)
+                    kernel = layer.quant_method.apply(layer, x, layer.bias).float()
                 x = x.float()
-                want = x @ w.t() + (torch.cat(bias) if bias else 0)
-                sw, sx = w.abs().amax(1) / 127, x.abs().amax(1) / 127
-                bound = (x.abs().sum(1)[:, None] * sw / 2 + sx[:, None] / 2 * w.abs().sum(1)
-                         + w.shape[1] * sx[:, None] * sw / 4)  # fmt: skip
-                bound = bound + want.abs() * 2**-8 + 1e-5
-                gap = (got.float() - want).abs()
-                found["layers"][path] = [float((gap / bound).max()), float(gap.norm() / want.norm())]
-        called["calls"] = sum(called.values())
-        before = dict(called)
+                want = x @ w.t() + (0 if bias is None else bias)
+                sx = x.abs().amax(1, keepdim=True) / 127
+                bound = x.abs().sum(1, keepdim=True) * sw.t() / 2 + sx / 2 * w.abs().sum(1) + w.shape[1] * sx * sw.t() / 4
+                bound = bound * (1 + 2**-8) + want.abs() * 2**-8
+                found["layers"][path] = dict(
+                    weight=float(((q.float() * sw - w).abs() / (sw / 2)).max()),
+                    exact=float(((exact - want).abs() / bound).max()),
+                    kernel=float(((kernel - want).abs() / bound).max()),
+                    relative=float((kernel - want).norm() / want.norm()),
+                )
+        found["called"] = dict(called)
         called.clear()
         with Seen():
             engines.greedy(llm, tokens=1)
-        found["called"], found["generated"] = before, dict(called)
-        for slot in (slot for layer in managed.get(inner).layers for slot in layer.slots):
-            if slot.key == "weight" and "_proj" in slot.name:
-                found["stored"][slot.name] = str(slot.dtype)
+        found["generated"] = dict(called)
     flashpatch.disable("int8")
     return found
+
+
+def finished(path: str, names: list[str]) -> int:
+    """When the last part of a layer comes, in a checkpoint's order."""
+    base, _, name = path.rpartition(".")
+    parts = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}.get(name, (name,))
+    mine = [at for at, known in enumerate(names) if any(known.startswith(f"{base}.{part}.") for part in parts)]
+    return max(mine)
 
 
 FUSED = {
@@ -244,15 +272,17 @@ FUSED = {
 
 
 def test_the_int8_kernel_is_called_and_within_the_formats_bound(runner: scenario.Runner) -> None:
+    """Without VNNI, oneDNN's int8 products are not exact: there the kernel is held to a wider, measured bound."""
     found = runner(layers_against_the_trainer, updates.checkpoint(*A), updates.checkpoint(*B))
-    assert set(found["stored"].values()) == {"torch.int8"} and len(found["stored"]) == 8
+    assert found["stored"] == ["torch.int8"] * 8
     for calls, forwards in ((found["called"], 4), (found["generated"], 8 * len(engines.PROMPTS))):
         int8_calls = sum(n for name, n in calls.items() if "scaled_mm" in name and "torch.int8" in name)
         assert int8_calls >= forwards, calls
     assert not any(name.startswith("aten.") for name in found["called"]), "a layer multiplied in bf16"
-    for path, (worst, relative) in found["layers"].items():
-        assert worst <= 1, path
-        assert 0 < relative < 0.03, path
+    for path, error in found["layers"].items():
+        assert error["weight"] <= 1 + 1e-4 and error["exact"] <= 1, (path, error)
+        assert error["kernel"] <= (1 if environment.vnni() else 4), (path, error)
+        assert 0 < error["relative"] < (0.03 if environment.vnni() else 0.06), (path, error)
 
 
 # -- a profile ------------------------------------------------------------------------------------------

@@ -12,6 +12,11 @@ from flashpatch import PatchError
 from flashpatch.patches.fp8 import w8a8
 
 
+@pytest.fixture(autouse=True)
+def without_vllm(monkeypatch) -> None:
+    monkeypatch.setattr(w8a8, "inexact", lambda: False)
+
+
 def arguments(**kw: Any) -> SimpleNamespace:
     return SimpleNamespace(**{"model": "m", "quantization": None, "hf_overrides": {}, **kw})
 
