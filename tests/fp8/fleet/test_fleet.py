@@ -13,7 +13,7 @@ import pytest
 from flashpatch import PatchError
 from flashpatch.patches.fp8 import fleet
 from flashpatch.patches.fp8.fleet import Entry
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 TABLES = [{"precision": "bf16"}, {"precision": "fp8"}, {"precision": "fp8", "scheme": "fp8_per_block"}]
@@ -50,6 +50,7 @@ class TestParse:
         assert "at most" in refused(fleet.parse, [{"precision": "fp8"}] * 1025, "here")
 
 
+@settings(deadline=None)
 @given(st.integers(1, 20), st.integers(0, 1000))
 def test_entries_take_turns(count: int, rank: int) -> None:
     entries = tuple(Entry("fp8", f"scheme{n}") for n in range(count))
