@@ -1,0 +1,201 @@
+"""One SGLang engine in a process of its own, as a crash of its scheduler kills its parent.
+
+    python sglang_job.py FOLDER
+
+reads FOLDER/job.json: ``engine``, keywords of ``sglang.Engine``, and ``steps``, a list of [name, arguments] from
+`STEPS`; writes FOLDER/seen.json: what each step returned, in order, and ``done``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import amx_standin  # noqa: F401  before SGLang
+
+VOCAB = 512
+PROMPTS = [list(range(5, 40)), list(range(300, 321)), [7, 8, 9, 10, 11, 12]]
+
+
+def answers(engine: Any, tokens: int = 6) -> list[list[float]]:
+    """Logprobs of every prompt, of greedy continuations, and of the alternatives to them; one at a time."""
+    found = []
+    for prompt in PROMPTS:
+        output = engine.generate(
+            input_ids=prompt,
+            sampling_params=dict(temperature=0, max_new_tokens=tokens, ignore_eos=True),
+            return_logprob=True,
+            logprob_start_len=0,
+            top_logprobs_num=20,
+        )
+        info = output["meta_info"]
+        line = [triple[0] for triple in info["input_token_logprobs"][1:] + info["output_token_logprobs"]]
+        for choices in (info["input_top_logprobs"] or [])[1:] + info["output_top_logprobs"]:
+            line += [value for triple in choices for value in (triple[0], float(triple[1]))]
+        found.append(line)
+    return found
+
+
+def tokens(engine: Any, count: int = 24, prompts: list[list[int]] | None = None) -> list[dict[str, Any]]:
+    """Greedy continuations, all at once: token ids and, under speculation, how many were accepted per step."""
+    outputs = engine.generate(
+        input_ids=prompts or PROMPTS,
+        sampling_params=dict(temperature=0, max_new_tokens=count, ignore_eos=True),
+    )
+    return [
+        dict(ids=output["output_ids"], accept=output["meta_info"].get("spec_accept_length")) for output in outputs
+    ]
+
+
+def refused(engine: Any) -> str:
+    """How a request fails, or the empty string."""
+    try:
+        tokens(engine, 2, PROMPTS[:1])
+    except Exception as error:
+        return str(error)
+    return ""
+
+
+def update(engine: Any, source: str, how: str = "whole", only: str = "", without: str = "", **more: Any) -> list[Any]:
+    """Weights of a checkpoint into the engine, in one session; all the answers that come on the way.
+
+    ``how``: whole, split (q of a layer in one bucket, k and v in the next, and so on), single (a tensor a bucket)
+    or flattened.
+    """
+    items = [(name, tensor) for name, tensor in weights(source) if only in name and (not without or without not in name)]
+    seen = [list(engine.begin_weight_update(more.get("selector", "all")))]
+    for bucket in buckets(items, how):
+        seen.append(list(send(engine, bucket, how, **more)))
+    seen.append(list(engine.end_weight_update()))
+    return seen
+
+
+def send(engine: Any, bucket: list[Any], how: str, selector: str = "all", load_format: str | None = None) -> Any:
+    from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
+
+    if how == "flattened":
+        from sglang.srt.utils import MultiprocessingSerializer
+        from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket
+
+        flat = FlattenedTensorBucket(named_tensors=bucket)
+        packed = dict(flattened_tensor=flat.get_flattened_tensor(), metadata=flat.get_metadata())
+        payload, load_format = [MultiprocessingSerializer.serialize(packed)], "flattened_bucket"
+    else:
+        payload = engine._serialize_tensors_per_rank(bucket, load_format)
+    request = UpdateWeightsFromTensorReqInput(
+        serialized_named_tensors=payload, load_format=load_format, flush_cache=False, selector=selector
+    )
+    return engine.loop.run_until_complete(engine.tokenizer_manager.update_weights_from_tensor(request, None))
+
+
+def buckets(items: list[Any], how: str) -> list[list[Any]]:
+    if how in ("whole", "flattened"):
+        return [items]
+    if how == "single":
+        return [[item] for item in items]
+    firsts = ("q_proj", "up_proj", "embed")
+    return [[i for i in items if any(f in i[0] for f in firsts)], [i for i in items if not any(f in i[0] for f in firsts)]]
+
+
+def disk(engine: Any, source: str) -> list[Any]:
+    return list(engine.update_weights_from_disk(source))[:2]
+
+
+def distributed(engine: Any, source: str) -> list[Any]:
+    """Broadcast from a gloo group in which this process is the trainer."""
+    import threading
+
+    import torch
+    from sglang.srt.managers.io_struct import InitWeightsUpdateGroupReqInput
+    from sglang.srt.utils import init_custom_process_group
+
+    port, name = 29000 + __import__("os").getpid() % 2000, "trainer"
+    group: list[Any] = []
+    joiner = threading.Thread(
+        target=lambda: group.append(
+            init_custom_process_group(
+                backend="gloo", init_method=f"tcp://127.0.0.1:{port}", world_size=2, rank=0, group_name=name
+            )
+        )
+    )
+    joiner.start()
+    request = InitWeightsUpdateGroupReqInput(
+        master_address="127.0.0.1", master_port=port, rank_offset=1, world_size=2, group_name=name, backend="gloo"
+    )
+    seen = [list(engine.loop.run_until_complete(engine.tokenizer_manager.init_weights_update_group(request, None)))]
+    joiner.join()
+    items = list(weights(source))
+    seen.append(list(engine.begin_weight_update()))
+    for bucket in buckets(items, "split"):
+
+        def broadcast(bucket=bucket) -> None:
+            for _, tensor in bucket:
+                torch.distributed.broadcast(tensor, src=0, group=group[0])
+
+        sender = threading.Thread(target=broadcast)
+        sender.start()
+        seen.append(
+            list(
+                engine.update_weights_from_distributed(
+                    [n for n, _ in bucket],
+                    [str(t.dtype).removeprefix("torch.") for _, t in bucket],
+                    [list(t.shape) for _, t in bucket],
+                    group_name=name,
+                    flush_cache=False,
+                )
+            )
+        )
+        sender.join()
+    return [*seen, list(engine.end_weight_update())]
+
+
+def weights(source: str) -> Any:
+    from safetensors import safe_open
+
+    for file in sorted(Path(source).glob("*.safetensors")):
+        with safe_open(str(file), framework="pt") as tensors:
+            for name in tensors.keys():
+                yield name, tensors.get_tensor(name)
+
+
+def begin(engine: Any, selector: str = "all") -> list[Any]:
+    return list(engine.begin_weight_update(selector))
+
+
+def end(engine: Any) -> list[Any]:
+    return list(engine.end_weight_update())
+
+
+def bucket(engine: Any, source: str, only: str = "", **more: Any) -> list[Any]:
+    """One bucket within a session opened by `begin`."""
+    return list(send(engine, [(n, t) for n, t in weights(source) if only in n], "whole", **more))
+
+
+STEPS = {step.__name__: step for step in (answers, tokens, refused, update, disk, distributed, begin, end, bucket)}
+
+
+def main(folder: Path) -> None:
+    job = json.loads((folder / "job.json").read_text())
+    import sglang
+
+    seen: dict[str, Any] = dict(steps=[], done=False)
+
+    def write() -> None:
+        (folder / "seen.json").write_text(json.dumps(seen))
+
+    write()
+    engine = sglang.Engine(**job["engine"])
+    try:
+        for name, arguments in job["steps"]:
+            seen["steps"].append(STEPS[name](engine, **arguments))
+            write()
+        seen["done"] = True
+        write()
+    finally:
+        engine.shutdown()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
