@@ -19,7 +19,7 @@ NATIVE = "SGLang's load_format=flash_rl"
 
 def on_initialize(original, model_config: Any, load_config: Any, *args: Any, **kwargs: Any):
     """Around ``_initialize_model``: the model exists, nothing is loaded."""
-    from flashpatch.patches.fp8.sglang import host
+    from flashpatch.patches.fp8.sglang import host, rounding
     from flashpatch.patches.fp8.transaction import ManagedModel
 
     engine.require("fp8")
@@ -28,7 +28,9 @@ def on_initialize(original, model_config: Any, load_config: Any, *args: Any, **k
         logger.warning("updates of %s are left to %s", type(model).__name__, NATIVE)
         ledger.note(superseded={"fp8.sglang.birth": NATIVE})
     elif hasattr(model, "load_weights"):
-        managed.add(model, ManagedModel(model, host.for_model(model, model_config), engine.options("fp8")))
+        owner = ManagedModel(model, host.for_model(model, model_config), engine.options("fp8"))
+        managed.add(model, owner)
+        model.load_weights = rounding.accepting(owner, model.load_weights)
     return model
 
 
