@@ -215,3 +215,10 @@ def _lives(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def place(option: str = "") -> Path:
+    """The ring's directory: the family's option ``ring``, else beside this run's rows in the ledger."""
+    from flashpatch import ledger_files
+
+    return Path(option).expanduser() if option else ledger_files.directory() / ledger_files.run_id() / "ring"

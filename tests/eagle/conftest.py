@@ -6,7 +6,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-NEED_TORCH = ("test_sample.py", "test_ring.py")
+NEED_TORCH = ("test_sample.py", "test_ring.py", "test_recorder.py")
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

@@ -1,7 +1,7 @@
-"""The family on vLLM's V1 engine."""
+"""The family on vLLM's engine."""
 
 from __future__ import annotations
 
-from flashpatch.record import Patch
+from flashpatch.patches.eagle.vllm import capture, ending
 
-PATCHES: tuple[Patch, ...] = ()
+PATCHES = (ending.FREE, ending.SCHEDULE, *capture.PATCHES)
