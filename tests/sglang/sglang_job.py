@@ -9,11 +9,28 @@ reads FOLDER/job.json: ``engine``, keywords of ``sglang.Engine``, and ``steps``,
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import amx_standin  # noqa: F401  before SGLang
+
+
+def prepare() -> None:
+    """Changes to the process that a test asks for by a variable."""
+    if os.environ.get("JOB_ROTATE") != "1":
+        return
+    from flashpatch.patches.eagle.bandit.policy import Policy
+
+    def rotate(self, batch_size, select=Policy.select):
+        """Another arm at every step, whatever it is worth."""
+        select(self, batch_size)
+        self.turned = getattr(self, "turned", -1) + 1
+        return self.arms[self.turned % len(self.arms)]
+
+    Policy.select = rotate
+
 
 VOCAB = 512
 PROMPTS = [list(range(5, 40)), list(range(300, 321)), [7, 8, 9, 10, 11, 12]]
@@ -111,7 +128,7 @@ def distributed(engine: Any, source: str) -> list[Any]:
     from sglang.srt.managers.io_struct import InitWeightsUpdateGroupReqInput
     from sglang.srt.utils import init_custom_process_group
 
-    port, name = 29000 + __import__("os").getpid() % 2000, "trainer"
+    port, name = 29000 + os.getpid() % 2000, "trainer"
     group: list[Any] = []
     joiner = threading.Thread(
         target=lambda: group.append(
@@ -173,7 +190,21 @@ def bucket(engine: Any, source: str, only: str = "", **more: Any) -> list[Any]:
     return list(send(engine, [(n, t) for n, t in weights(source) if only in n], "whole", **more))
 
 
-STEPS = {step.__name__: step for step in (answers, tokens, refused, update, disk, distributed, begin, end, bucket)}
+def sync(engine: Any, source: str) -> None:
+    """New weights for the drafter, as a trainer sends them."""
+    from flashpatch.patches.eagle.sglang import sync
+
+    sync.send(engine, weights(source))
+
+
+def pause(engine: Any, seconds: float) -> None:
+    """What runs beside the engine gets time to finish."""
+    import time
+
+    time.sleep(seconds)
+
+
+STEPS = {step.__name__: step for step in (answers, tokens, refused, update, disk, distributed, begin, end, bucket, sync, pause)}
 
 
 def main(folder: Path) -> None:
@@ -196,6 +227,8 @@ def main(folder: Path) -> None:
     finally:
         engine.shutdown()
 
+
+prepare()  # the scheduler's process runs this file too, before anything else
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))

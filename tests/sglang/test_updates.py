@@ -155,7 +155,7 @@ def test_the_native_loader_keeps_its_models(models: Path, tmp_path: Path) -> Non
 
 def test_what_each_process_did_is_in_the_ledger(models: Path, tmp_path: Path) -> None:
     a, b = (lab.checkpoint(models, "llama", seed) for seed in (0, 1))
-    seen = lab.run(tmp_path, model=a, steps=["answers", ["update", dict(source=b)]], flashpatch="bf16")
+    seen = lab.run(tmp_path, model=a, steps=["answers", ["update", dict(source=b)]], flashpatch="bf16", fresh=True)
     assert seen.done, str(seen)
     rows = {role: row for row in lab.rows(seen) for role in row["roles"]}
     assert rows["worker"]["notes"]["policy_version"] == 1
