@@ -3,7 +3,7 @@
     python sglang_job.py FOLDER
 
 reads FOLDER/job.json: ``engine``, keywords of ``sglang.Engine``, and ``steps``, a list of [name, arguments] from
-`STEPS`; writes FOLDER/seen.json: what each step returned, in order, and ``done``.
+`STEPS`, or ``bare`` for steps without an engine; writes FOLDER/seen.json: what each step returned, in order, and ``done``.
 """
 
 from __future__ import annotations
@@ -204,6 +204,51 @@ def pause(engine: Any, seconds: float) -> None:
     time.sleep(seconds)
 
 
+def arguments(given: dict[str, Any]) -> list[Any]:
+    """What SGLang's own resolution makes of arguments: the quantization, or the error's name and message."""
+    from sglang.srt.arg_groups.overrides import resolution_result
+    from sglang.srt.server_args import ServerArgs
+
+    args = ServerArgs(**given)
+    try:
+        args.resolve_once()
+        return [resolution_result(args, "quantization"), ""]
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+
+
+def undo(family: str, framework: str = "sglang") -> dict[str, Any]:
+    """Every target of a family's records before, during and after it is on."""
+    import importlib
+
+    import flashpatch
+    from flashpatch import engine, registry
+
+    def holder(target: str) -> tuple[Any, str]:
+        module, _, name = target.partition(":")
+        place = importlib.import_module(module)
+        *path, last = name.split(".")
+        for part in path:
+            place = getattr(place, part)
+        return place, last
+
+    records = [p for p in registry.families()[family].patches if p.framework == framework]
+    places = [holder(p.targets[0]) for p in records]
+    before = [vars(place)[last] for place, last in places]
+    flashpatch.enable(family)
+    during = [vars(place)[last] for place, last in places]
+    states = {s.state.word for i, s in engine.statuses().items() if i.startswith(f"{family}.{framework}.")}
+    flashpatch.disable(family)
+    after = [vars(place)[last] for place, last in places]
+    return dict(
+        states=sorted(states),
+        count=len(places),
+        replaced=sum(a is not b for a, b in zip(before, during)),
+        restored=sum(a is b for a, b in zip(before, after)),
+    )
+
+
+BARE = {bare.__name__: bare for bare in (arguments, undo)}
 STEPS = {step.__name__: step for step in (answers, tokens, refused, update, disk, distributed, begin, end, bucket, sync, pause)}
 
 
@@ -217,6 +262,10 @@ def main(folder: Path) -> None:
         (folder / "seen.json").write_text(json.dumps(seen))
 
     write()
+    if job["bare"]:
+        seen["steps"] = [BARE[name](**given) for name, given in job["steps"]]
+        seen["done"] = True
+        return write()
     engine = sglang.Engine(**job["engine"])
     try:
         for name, arguments in job["steps"]:

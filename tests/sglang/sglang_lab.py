@@ -128,6 +128,11 @@ def run(folder: Path, **job: Any) -> Seen:
     return together(folder, job)[0]
 
 
+def bare(folder: Path, *steps: Any, **job: Any) -> Seen:
+    """Steps that need SGLang and no engine."""
+    return run(folder, model="", steps=steps, bare=True, **job)
+
+
 def _start(
     where: Path,
     model: str,
@@ -136,6 +141,7 @@ def _start(
     options: dict[str, dict[str, Any]] | None = None,
     env: dict[str, str] | None = None,
     fresh: bool = False,
+    bare: bool = False,
     **engine: Any,
 ) -> _Running:
     """``options`` go into a flashpatch.toml beside the job; ``{where}`` in them is its folder."""
@@ -145,7 +151,7 @@ def _start(
     if lines:
         (where / "flashpatch.toml").write_text("\n".join([*lines, ""]).replace("{where}", str(where)))
     steps = [[step, {}] if isinstance(step, str) else list(step) for step in steps]
-    (where / "job.json").write_text(json.dumps(dict(engine={**ENGINE, "model_path": model, **engine}, steps=steps)))
+    (where / "job.json").write_text(json.dumps(dict(engine={**ENGINE, "model_path": model, **engine}, steps=steps, bare=bare)))
     environ = environment(where, flashpatch, **(env or {}))
     if fresh:
         return _Fresh(where, environ)

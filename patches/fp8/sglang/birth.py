@@ -44,6 +44,7 @@ def on_load_model(original, self, *args: Any, **kwargs: Any):
     model = self.model
     if managed.get(model) is not None and not self.is_draft_worker:
         check_quantized(model, self.model_config.quantization)
+        ledger.note(quantization=self.model_config.quantization)
     return result
 
 
