@@ -27,14 +27,15 @@ ENVIRONMENT = {
 }
 
 
-def target(directory: Path, seed: int = 0, layers: int = 2, chain: bool = False, tied: bool = False) -> Path:
-    """A Llama; its norms are all ones where it is a chain, so that a drafter needs none."""
+def target(directory: Path, seed: int = 0, layers: int = 2, adds: float = 1.0, tied: bool = False) -> Path:
+    """A Llama. ``adds`` scales what its layers add: with 0 it is a chain. Below 1 its norms are all ones, as the
+    drafter has none."""
     noise = torch.Generator().manual_seed(seed)
     tensors = {"model.embed_tokens.weight": _random(noise, VOCAB, HIDDEN, wide=0.5)}
     for layer in range(layers):
-        tensors |= _layer(f"model.layers.{layer}.", noise, 0.0 if chain else 1.0)
+        tensors |= _layer(f"model.layers.{layer}.", noise, adds)
         tensors[f"model.layers.{layer}.input_layernorm.weight"] = 1 + _random(noise, HIDDEN)
-    tensors["model.norm.weight"] = torch.ones(HIDDEN) if chain else 1 + _random(noise, HIDDEN)
+    tensors["model.norm.weight"] = 1 + _random(noise, HIDDEN) if adds == 1 else torch.ones(HIDDEN)
     if not tied:
         tensors["lm_head.weight"] = _random(noise, VOCAB, HIDDEN, wide=0.3)
     return _write(directory, tensors, "LlamaForCausalLM", layers, tie_word_embeddings=tied)

@@ -196,12 +196,45 @@ def sync(at: Path) -> None:
     update(at / "exact2", 4)
     ask("new target, new drafter")
     seen["shared"].append(drafter())
-    llm.llm_engine.engine_core.engine_core.scheduler.shutdown()
+    core.scheduler.shutdown()
+    seen["saved"] = (at / "bandit.json").exists()
     from flashpatch import ledger
 
-    ledger.flush()
     seen["notes"] = ledger.notes()
+    import flashpatch
+
+    seen["wrapped"] = [name for name, found in _targets().items() if found is STOCK[name]]
+    flashpatch.disable("eagle")
+    seen["left behind"] = [name for name, found in _targets().items() if found is not STOCK[name]]
+    seen["unknown then"] = _refusal(lambda: update(at / "exact", 5))
+    controller.policy = Cycle([0])  # nobody asks it any more
+    ask("after disable")
+    seen["lookup"] = core.scheduler.dynamic_sd_lookup
     _leave(at, seen)
+
+
+STOCK: dict[str, Any] = {}
+
+
+def _targets() -> dict[str, Any]:
+    """What stands at each place that the family patches."""
+    from importlib import import_module
+
+    from flashpatch.patches.eagle import vllm as family
+
+    found: dict[str, Any] = {}
+    for patch in family.PATCHES:
+        module, _, path = patch.targets[0].partition(":")
+        if module.startswith("vllm.v1.worker.gpu."):
+            continue  # the second runner needs an accelerator
+        owner: Any = import_module(module)
+        for part in path.split("."):
+            owner, last = getattr(owner, part), owner
+        found[patch.id] = vars(last)[part]
+    worker = found.pop("eagle.vllm.sync")
+    found["methods"] = tuple(name for name in vars(worker) if name.startswith("eagle"))
+    found["methods"] = found["methods"] or None
+    return found
 
 
 def adapt(at: Path) -> None:
@@ -248,6 +281,82 @@ def adapt(at: Path) -> None:
     _leave(at, seen)
 
 
+def ranks(at: Path) -> None:
+    """Two tensor-parallel ranks and an engine core, each in a process of its own, as a server has them."""
+    import time
+
+    from vllm import LLM, SamplingParams
+
+    from flashpatch.patches.eagle import tiny
+
+    llm = LLM(
+        **tiny.engine_arguments(
+            at / "chain",
+            tensor_parallel_size=2,
+            speculative_config=dict(method="eagle", model=str(at / "exact"), num_speculative_tokens=3),
+        )
+    )
+    seen: dict[str, Any] = {"tokens": []}
+    for version in (None, 1):
+        if version:
+            seen["update"] = llm.collective_rpc("eagle_update_drafter", args=(str(at / "exact2"), version))
+            seen["refused"] = _refusal(
+                lambda: llm.collective_rpc("eagle_update_drafter", args=(str(at / "chain"), 2))
+            )
+        found = llm.generate(
+            [{"prompt_token_ids": text} for text in prompts()],
+            SamplingParams(temperature=0, max_tokens=90, ignore_eos=True, detokenize=False),
+            use_tqdm=False,
+        )
+        seen["tokens"].append([list(one.outputs[0].token_ids) for one in found])
+    seen["flush"] = llm.collective_rpc("eagle_flush")
+    time.sleep(2.5)  # rows of the ledger are written once a second
+    _leave(at, seen)
+
+
+def layers(at: Path) -> None:
+    """EAGLE-3: the states of three layers are captured beside the last."""
+    from vllm import LLM, SamplingParams
+
+    from flashpatch.patches.eagle import tiny
+
+    llm = LLM(
+        **tiny.engine_arguments(
+            at / "deep",
+            max_num_batched_tokens=48,
+            speculative_config=dict(method="eagle3", model=str(at / "eagle3"), num_speculative_tokens=3),
+        )
+    )
+    for tokens in (30, 1):  # the second takes the orders that tell of the first
+        llm.generate(
+            [{"prompt_token_ids": text} for text in prompts()],
+            SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False),
+            use_tqdm=False,
+        )
+    [counts] = llm.collective_rpc("eagle_flush")
+    _settle(at / "ring", counts)
+    runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+    _leave(at, {"layers": list(runner.model.model.aux_hidden_state_layers)})
+
+
+def plain(at: Path) -> None:
+    """An engine that does not speculate is captured too: a drafter can start from nothing."""
+    from vllm import LLM, SamplingParams
+
+    from flashpatch.patches.eagle import tiny
+
+    llm = LLM(**tiny.engine_arguments(at / "target"))
+    for tokens in (20, 1):
+        llm.generate(
+            [{"prompt_token_ids": text} for text in prompts()],
+            SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False),
+            use_tqdm=False,
+        )
+    [counts] = llm.collective_rpc("eagle_flush")
+    _settle(at / "ring", counts)
+    _leave(at, {"refused": _refusal(lambda: llm.collective_rpc("eagle_update_drafter", args=("x", 1)))})
+
+
 def _refusal(call: Any) -> str:
     try:
         call()
@@ -280,6 +389,8 @@ def _leave(at: Path, seen: dict[str, Any]) -> None:
 if __name__ == "__main__":
     import flashpatch
 
+    if sys.argv[1] == "sync":
+        STOCK.update(_targets())
     flashpatch.enable(
         *sys.argv[3].split(","), strict=True, ring=f"{sys.argv[2]}/ring", rollback_steps=20, window=60,
         state=f"{sys.argv[2]}/bandit.json",

@@ -81,3 +81,16 @@ def test_what_is_shared_stays_shared_and_follows_the_target(run):
     assert seen["acceptance"]["new target"] > 3.5  # exact only with the new embeddings and head
     assert seen["acceptance"]["new target, new drafter"] > 3.5
     assert seen["notes"]["eagle_policy"] == 1
+
+
+def test_disable_leaves_vllm_as_it_was(run):
+    seen, _, _ = run
+    assert seen["wrapped"] == [] and seen["left behind"] == []
+    assert "eagle_update_drafter" in seen["unknown then"]
+    assert set(seen["lookup"]) == {3}, "what vLLM's own code makes of this schedule"
+    assert seen["acceptance"]["after disable"] == 1.0  # nobody counts
+    assert seen["tokens"]["after disable"] == seen["tokens"]["new target"]
+
+
+def test_what_was_learned_is_saved_when_the_engine_ends(run):
+    assert run[0]["saved"]
