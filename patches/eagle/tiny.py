@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-VOCAB, HIDDEN, INNER, HEADS, KV_HEADS = 32, 64, 128, 4, 2
+VOCAB, HIDDEN, INNER, HEADS, KV_HEADS = 32, 128, 128, 4, 2
 
 #: What makes a tiny engine start quickly and answer the same in any process.
 ENVIRONMENT = {

@@ -58,7 +58,8 @@ def capture(at: Path) -> None:
         **tiny.engine_arguments(
             at / "target",
             max_num_batched_tokens=48,
-            kv_cache_memory_bytes=_blocks(26),
+            block_size=32,
+            kv_cache_memory_bytes=_blocks(14),
             speculative_config=dict(method="draft_model", model=str(at / "noisy"), num_speculative_tokens=MOST),
         )
     )
@@ -376,8 +377,9 @@ def _settle(ring: Path, counts: dict[str, Any]) -> None:
 
 
 def _blocks(count: int) -> int:
-    """Bytes of a key-value cache of so many blocks of 128 tokens, target and draft model together."""
-    return count * 2 * 2 * 2 * 128 * 32 * 4
+    """Bytes of a key-value cache of so many blocks of 32 tokens, target and draft model together."""
+    keys_and_values, layers, heads, width, size = 2, 4, 2, 32, 4
+    return count * 32 * keys_and_values * layers * heads * width * size
 
 
 def _leave(at: Path, seen: dict[str, Any]) -> None:

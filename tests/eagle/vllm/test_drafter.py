@@ -49,7 +49,7 @@ def test_tokens_never_depend_on_the_drafter(run):
         ("target's names", "shares with the target"),
         ("a head", "lm_head.weight, which this drafter shares"),
         ("missing", "lacks fc.weight"),
-        ("shape", r"fc.weight in .* has shape \(3, 3\), not \(64, 128\)"),
+        ("shape", r"fc.weight in .* has shape \(3, 3\), not \(128, 256\)"),
         ("nan", "fc.weight in .* holds NaN"),
         ("cut", "cannot be read"),
         ("gone", "holds no safetensors"),
