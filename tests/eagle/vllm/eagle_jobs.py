@@ -38,6 +38,9 @@ class Cycle:
     def refresh(self) -> None:
         pass
 
+    def state(self) -> dict[str, Any]:
+        return {}
+
 
 def prompts() -> list[list[int]]:
     noise = random.Random(3)
@@ -92,7 +95,7 @@ def capture(at: Path) -> None:
     texts = prompts()
     ask("greedy", texts, temperature=0, max_tokens=40, logprobs=0)
     ask("cached", [texts[5] + texts[0]], temperature=0, max_tokens=20, logprobs=0)
-    ask("sampled", texts, temperature=1.0, max_tokens=30, seed=11, logprobs=0)
+    ask("sampled", texts, temperature=1.0, max_tokens=30, logprobs=0)
     eos = Counter(token for row in seen["greedy"] for token in row["tokens"]).most_common(1)[0][0]
     ask("stopped", texts, temperature=0, max_tokens=40, stop_token_ids=[eos])
     ask("long", [texts[0] + texts[2]], temperature=0, max_tokens=256 - 38, logprobs=0)
@@ -117,10 +120,9 @@ def capture(at: Path) -> None:
     many = [[7, 11, 5]] * 1500
     found = llm.generate(
         [{"prompt_token_ids": text} for text in many],
-        [SamplingParams(temperature=1.0, max_tokens=3, seed=seed, ignore_eos=True, detokenize=False)
-         for seed in range(len(many))],
+        SamplingParams(temperature=1.0, max_tokens=3, ignore_eos=True, detokenize=False),
         use_tqdm=False,
-    )  # fmt: skip
+    )
     seen["many"] = [list(one.outputs[0].token_ids) for one in found]
     _leave(at, seen)
 
