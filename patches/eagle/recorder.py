@@ -60,7 +60,7 @@ class Book:
         self.versions = torch.full((capacity,), -1)
 
     def write(self, at: slice | torch.Tensor, rows: _Rows, version: torch.Tensor | int) -> None:
-        self.ids[at] = rows.ids
+        self.ids[at] = rows.ids.long()
         self.hidden[at] = rows.hidden
         self.versions[at] = version
         if self.auxiliary is not None:

@@ -46,7 +46,7 @@ class Writer:
     """
 
     def __init__(
-        self, directory: str | os.PathLike[str], slots: int = 1024, bytes: int = 1 << 30, waiting: int = 16
+        self, directory: str | os.PathLike[str], slots: int = 1024, bytes: int = 1 << 30, waiting: int = 256
     ) -> None:
         self.directory, self.slots, self.bytes = Path(directory), slots, bytes
         self.counts: Counter[str] = Counter(offered=0, written=0, dropped=0, failed=0, evicted=0)

@@ -73,8 +73,8 @@ class Engine:
             self.recorder.step(
                 names,
                 lengths,
-                torch.tensor(ids + [9]),
-                torch.tensor(positions + [0]),
+                torch.tensor(ids + [9], dtype=torch.int32),
+                torch.tensor(positions + [0], dtype=torch.int32),
                 torch.tensor(hidden + [[9.0] * WIDTH]),
                 [torch.tensor(layer + [[9.0] * WIDTH]) for layer in side] or None,
             )

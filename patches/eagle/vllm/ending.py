@@ -26,13 +26,11 @@ def on_free(original, self, request: Any, *args: Any, **kwargs: Any):
     return original(self, request, *args, **kwargs)
 
 
-def on_schedule(original, self, *args: Any, **kwargs: Any):
-    """Around ``Scheduler.schedule``: tell the workers about those that they are to forget."""
-    output = original(self, *args, **kwargs)
-    ended = _ended.get(self)
+def attach(scheduler: Any, orders: Any) -> None:
+    """Tell the workers about the requests that they are to forget."""
+    ended = _ended.get(scheduler)
     if ended:
-        setattr(output, ATTRIBUTE, {name: ended.pop(name, None) for name in output.finished_req_ids})
-    return output
+        setattr(orders, ATTRIBUTE, {name: ended.pop(name, None) for name in orders.finished_req_ids})
 
 
 def _truth(request: Any) -> tuple[list[int], int] | None:
@@ -41,7 +39,7 @@ def _truth(request: Any) -> tuple[list[int], int] | None:
     return list(request.all_token_ids), request.num_prompt_tokens
 
 
-FREE = Patch(
+PATCH = Patch(
     id="eagle.vllm.ending",
     targets=(f"{SCHEDULER}._free_request",),
     wrapper=on_free,
@@ -57,17 +55,5 @@ FREE = Patch(
     evidence="fault",
     why="Only the scheduler knows which tokens a finished request kept.",
     how="Notes tokens and prompt length of each request as it is freed.",
-    **TEXT,
-)
-
-SCHEDULE = Patch(
-    id="eagle.vllm.orders",
-    targets=(f"{SCHEDULER}.schedule",),
-    wrapper=on_schedule,
-    contract=Contract(exists=("vllm.v1.core.sched.output:SchedulerOutput.finished_req_ids",)),
-    evidence="step",
-    needs=("eagle.vllm.ending",),
-    why="The captured states are in the workers, which may be other processes.",
-    how="Adds the tokens of requests that workers are told to forget to the orders that tell them.",
     **TEXT,
 )
