@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from flashpatch.patches.fp8 import birth, doors, fleet, gate, quantization, refusal, spawn, worker
@@ -45,7 +46,10 @@ def _too_late_vllm() -> str | None:
 
 
 def _probe(nonce: str, workdir: Path) -> list[Proof]:
-    from flashpatch.patches.fp8.probe import probe
+    if find_spec("vllm") is None and find_spec("sglang") is not None:
+        from flashpatch.patches.fp8.sglang.probe import probe
+    else:
+        from flashpatch.patches.fp8.probe import probe
 
     return probe(nonce, workdir)
 

@@ -36,21 +36,24 @@ VOCAB = 512
 PROMPTS = [list(range(5, 40)), list(range(300, 321)), [7, 8, 9, 10, 11, 12]]
 
 
-def answers(engine: Any, tokens: int = 6) -> list[list[float]]:
-    """Logprobs of every prompt, of greedy continuations, and of the alternatives to them; one at a time."""
+def answers(engine: Any, count: int = 5) -> list[list[float]]:
+    """Logprobs of every prompt, then of greedy continuations that may use the prefix cache; one at a time."""
     found = []
     for prompt in PROMPTS:
-        output = engine.generate(
-            input_ids=prompt,
-            sampling_params=dict(temperature=0, max_new_tokens=tokens, ignore_eos=True),
-            return_logprob=True,
-            logprob_start_len=0,
-            top_logprobs_num=20,
-        )
-        info = output["meta_info"]
-        line = [triple[0] for triple in info["input_token_logprobs"][1:] + info["output_token_logprobs"]]
-        for choices in (info["input_top_logprobs"] or [])[1:] + info["output_top_logprobs"]:
-            line += [value for triple in choices for value in (triple[0], float(triple[1]))]
+        line: list[float] = []
+        for more, tokens in ((dict(logprob_start_len=0), 1), ({}, count)):
+            info = engine.generate(
+                input_ids=prompt,
+                sampling_params=dict(temperature=0, max_new_tokens=tokens, ignore_eos=True),
+                return_logprob=True,
+                top_logprobs_num=20,
+                **more,
+            )["meta_info"]
+            line += [triple[0] for triple in info["output_token_logprobs"]]
+            given = [info["input_token_logprobs"], info["input_top_logprobs"]] if more else [[], []]
+            line += [triple[0] for triple in given[0][1:]]
+            for choices in given[1][1:] + info["output_top_logprobs"]:
+                line += [value for triple in choices for value in (triple[0], float(triple[1]))]
         found.append(line)
     return found
 

@@ -45,7 +45,8 @@ class Chooser:
         self.policy, self.clock = policy, clock
         self.ran = Arm.DISABLE  # of the last batch that is done
         self._steps: deque[tuple[int, Arm, float]] = deque()
-        self._done = self._told = 0.0
+        self._done = 0.0
+        self._told = clock()
 
     def choose(self, batch_size: int) -> Arm:
         """The arm for a batch that is about to run."""

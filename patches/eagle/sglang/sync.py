@@ -39,7 +39,7 @@ class Drafter:
         self.trial = Trial(manager.draft_worker.speculative_num_steps, options["rollback_steps"], options["rollback"])
         self.keeps = options["rollback"] < 1
         self._kept: dict[str, torch.Tensor] | None = None
-        self._stamps: dict[str, int] = {}
+        self._was: dict[str, torch.Tensor] = {}
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Its own parameters; embeddings and head that it shares with the target are the target's."""
@@ -49,18 +49,21 @@ class Drafter:
         return {name: p for name, p in drafts if id(p) not in target}
 
     def before(self) -> None:
-        """A session begins. The first of several updates in a row keeps what was judged last."""
-        weights = self.weights()
-        self._stamps = {name: p._version for name, p in weights.items()}
-        if self.keeps and self._kept is None:
-            self._kept = {name: p.detach().clone() for name, p in weights.items()}
+        """A session begins."""
+        self._was = {name: p.detach().clone() for name, p in self.weights().items()}
 
     def after(self) -> bool:
-        """The session is over; whether the drafter has new weights."""
-        if {name: p._version for name, p in self.weights().items()} == self._stamps:
-            if not self.trial.running:
-                self._kept = None
+        """The session is over; whether the drafter has new weights.
+
+        Loaders write through ``.data``, which counts no version: the values themselves are compared.
+        """
+        import torch
+
+        was, self._was = self._was, {}
+        if all(torch.equal(p, was[name]) for name, p in self.weights().items() if name in was):
             return False
+        if self.keeps and self._kept is None:  # the first of several in a row keeps what was judged last
+            self._kept = was
         self.version += 1
         length = self.trial.begin()
         logger.info("drafter version %d; acceptance length before it %.2f", self.version, length)
