@@ -65,7 +65,8 @@ def tokens(engine: Any, count: int = 24, prompts: list[list[int]] | None = None)
         sampling_params=dict(temperature=0, max_new_tokens=count, ignore_eos=True),
     )
     return [
-        dict(ids=output["output_ids"], accept=output["meta_info"].get("spec_accept_length")) for output in outputs
+        dict(ids=output["output_ids"], accept=output["meta_info"].get("spec_accept_length"))
+        for output in outputs
     ]
 
 
@@ -78,13 +79,19 @@ def refused(engine: Any) -> str:
     return ""
 
 
-def update(engine: Any, source: str, how: str = "whole", only: str = "", without: str = "", **more: Any) -> list[Any]:
+def update(
+    engine: Any, source: str, how: str = "whole", only: str = "", without: str = "", **more: Any
+) -> list[Any]:
     """Weights of a checkpoint into the engine, in one session; all the answers that come on the way.
 
     ``how``: whole, split (q of a layer in one bucket, k and v in the next, and so on), single (a tensor a bucket)
     or flattened.
     """
-    items = [(name, tensor) for name, tensor in weights(source) if only in name and (not without or without not in name)]
+    items = [
+        (name, tensor)
+        for name, tensor in weights(source)
+        if only in name and (not without or without not in name)
+    ]
     seen = [list(engine.begin_weight_update(more.get("selector", "all")))]
     for bucket in buckets(items, how):
         seen.append(list(send(engine, bucket, how, **more)))
@@ -92,7 +99,9 @@ def update(engine: Any, source: str, how: str = "whole", only: str = "", without
     return seen
 
 
-def send(engine: Any, bucket: list[Any], how: str, selector: str = "all", load_format: str | None = None) -> Any:
+def send(
+    engine: Any, bucket: list[Any], how: str, selector: str = "all", load_format: str | None = None
+) -> Any:
     from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
 
     if how == "flattened":
@@ -116,7 +125,10 @@ def buckets(items: list[Any], how: str) -> list[list[Any]]:
     if how == "single":
         return [[item] for item in items]
     firsts = ("q_proj", "up_proj", "embed")
-    return [[i for i in items if any(f in i[0] for f in firsts)], [i for i in items if not any(f in i[0] for f in firsts)]]
+    return [
+        [i for i in items if any(f in i[0] for f in firsts)],
+        [i for i in items if not any(f in i[0] for f in firsts)],
+    ]
 
 
 def disk(engine: Any, source: str) -> list[Any]:
@@ -142,9 +154,18 @@ def distributed(engine: Any, source: str) -> list[Any]:
     )
     joiner.start()
     request = InitWeightsUpdateGroupReqInput(
-        master_address="127.0.0.1", master_port=port, rank_offset=1, world_size=2, group_name=name, backend="gloo"
+        master_address="127.0.0.1",
+        master_port=port,
+        rank_offset=1,
+        world_size=2,
+        group_name=name,
+        backend="gloo",
     )
-    seen = [list(engine.loop.run_until_complete(engine.tokenizer_manager.init_weights_update_group(request, None)))]
+    seen = [
+        list(
+            engine.loop.run_until_complete(engine.tokenizer_manager.init_weights_update_group(request, None))
+        )
+    ]
     joiner.join()
     items = list(weights(source))
     seen.append(list(engine.begin_weight_update()))
@@ -252,7 +273,10 @@ def undo(family: str, framework: str = "sglang") -> dict[str, Any]:
 
 
 BARE = {bare.__name__: bare for bare in (arguments, undo)}
-STEPS = {step.__name__: step for step in (answers, tokens, refused, update, disk, distributed, begin, end, bucket, sync, pause)}
+STEPS = {
+    step.__name__: step
+    for step in (answers, tokens, refused, update, disk, distributed, begin, end, bucket, sync, pause)
+}
 
 
 def main(folder: Path) -> None:

@@ -151,7 +151,9 @@ def _start(
     if lines:
         (where / "flashpatch.toml").write_text("\n".join([*lines, ""]).replace("{where}", str(where)))
     steps = [[step, {}] if isinstance(step, str) else list(step) for step in steps]
-    (where / "job.json").write_text(json.dumps(dict(engine={**ENGINE, "model_path": model, **engine}, steps=steps, bare=bare)))
+    (where / "job.json").write_text(
+        json.dumps(dict(engine={**ENGINE, "model_path": model, **engine}, steps=steps, bare=bare))
+    )
     environ = environment(where, flashpatch, **(env or {}))
     if fresh:
         return _Fresh(where, environ)

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import amx_standin  # noqa: F401  before SGLang
 import sglang  # noqa: F401
-import sglang_job
 import sglang.srt.entrypoints.engine  # noqa: F401
 import sglang.srt.managers.detokenizer_manager  # noqa: F401
 import sglang.srt.managers.scheduler  # noqa: F401
 import sglang.srt.model_executor.model_runner  # noqa: F401
 import sglang.srt.models.registry  # noqa: F401  and with it every model
 import sglang.srt.speculative.eagle_worker_v2  # noqa: F401
+import sglang_job
 
 
 def child(folder: Path) -> None:

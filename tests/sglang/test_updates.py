@@ -17,14 +17,19 @@ CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Q
 WENT = [True, "Success"]
 
 
-def there_and_back(folder: Path, a: str, b: str, hows: tuple[Any, Any], name: str = "fp8", **engine: Any) -> list[lab.Seen]:
+def there_and_back(
+    folder: Path, a: str, b: str, hows: tuple[Any, Any], name: str = "fp8", **engine: Any
+) -> list[lab.Seen]:
     """Both engines, each through both updates: to the other model and back."""
 
     def steps(here: str, there: str) -> list[Any]:
         to, back = ([how[0], dict(source=place, **how[1])] for how, place in zip(hows, (there, here)))
         return ["answers", to, "answers", back, "answers"]
 
-    jobs = [dict(model=here, steps=steps(here, there), flashpatch=name, env=AMX, **engine) for here, there in ((a, b), (b, a))]
+    jobs = [
+        dict(model=here, steps=steps(here, there), flashpatch=name, env=AMX, **engine)
+        for here, there in ((a, b), (b, a))
+    ]
     seen = lab.together(folder, *jobs)
     for one in seen:
         assert one.done, str(one)
@@ -66,7 +71,9 @@ def test_fp8(family: str, how: str, models: Path, tmp_path: Path) -> None:
     seen = there_and_back(tmp_path, a, b, HOWS[how])
     check(seen, CLASSES[family.partition("-")[0]])
     [worker] = [row for row in lab.rows(seen[0]) if "worker" in row["roles"]]
-    assert worker["notes"]["quantization"] == "fp8"  # and not one linear layer without it, or the engine is refused
+    assert (
+        worker["notes"]["quantization"] == "fp8"
+    )  # and not one linear layer without it, or the engine is refused
 
 
 @pytest.mark.full
@@ -89,7 +96,12 @@ def test_int8_from_the_trainers_bf16(models: Path, tmp_path: Path) -> None:
     wide = lab.checkpoint(models, "qwen2", 1)
     seen = lab.together(
         tmp_path,
-        dict(model=a, steps=["answers", ["update", dict(source=wide, how="split")], "answers"], flashpatch="fp8", env=AMX),
+        dict(
+            model=a,
+            steps=["answers", ["update", dict(source=wide, how="split")], "answers"],
+            flashpatch="fp8",
+            env=AMX,
+        ),
         dict(model=b, steps=["answers"], flashpatch="fp8", env=AMX),
     )
     assert all(one.done for one in seen), str(seen[0])
@@ -156,11 +168,23 @@ def test_the_native_loader_keeps_its_models(models: Path, tmp_path: Path) -> Non
 
 def test_what_each_process_did_is_in_the_ledger(models: Path, tmp_path: Path) -> None:
     a, b = (lab.checkpoint(models, "llama", seed) for seed in (0, 1))
-    seen = lab.run(tmp_path, model=a, steps=["answers", ["update", dict(source=b)]], flashpatch="bf16", fresh=True)
+    seen = lab.run(
+        tmp_path, model=a, steps=["answers", ["update", dict(source=b)]], flashpatch="bf16", fresh=True
+    )
     assert seen.done, str(seen)
     rows = {role: row for row in lab.rows(seen) for role in row["roles"]}
     assert rows["worker"]["notes"]["policy_version"] == 1
     calls = {id: entry["calls"] for id, entry in rows["engine-core"]["patches"].items()}
-    for due in ("birth", "worker", "begin", "finish", "tensor", "session-begin", "session-end", "scheduler", "gate"):
+    for due in (
+        "birth",
+        "worker",
+        "begin",
+        "finish",
+        "tensor",
+        "session-begin",
+        "session-end",
+        "scheduler",
+        "gate",
+    ):
         assert calls[f"fp8.sglang.{due}"], due
     assert rows["driver"]["patches"]["fp8.sglang.spawn"]["calls"] == 1

@@ -11,15 +11,15 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from flashpatch import engine, ledger
 from flashpatch.patches.eagle.ring import Writer, place
 from flashpatch.patches.eagle.sglang.common import TEXT, WORKER
+
+from flashpatch import engine, ledger
 from flashpatch.record import Contract, Patch
 from flashpatch.wrap import Site
 
 if TYPE_CHECKING:
     import torch
-
     from flashpatch.patches.eagle.recorder import Recorder
 
 logger = logging.getLogger("flashpatch.eagle")
@@ -38,9 +38,8 @@ def recorder(worker: Any = None) -> Recorder | None:
 
 
 def _make(worker: Any) -> Recorder | None:
-    from sglang.srt.runtime_context import get_parallel
-
     from flashpatch.patches.eagle.recorder import Recorder
+    from sglang.srt.runtime_context import get_parallel
 
     options = engine.options("eagle")
     ledger.role("worker", tp=get_parallel().tp_rank)
@@ -114,7 +113,11 @@ def on_prefill(original, self, batch: Any, *args: Any, **kwargs: Any):
     hidden = result.logits_output.hidden_states if result.logits_output is not None else None
     if hidden is not None:
         record.step(
-            [request.rid for request in batch.reqs], lengths, ids, positions_of(starts, lengths, ids.device), hidden
+            [request.rid for request in batch.reqs],
+            lengths,
+            ids,
+            positions_of(starts, lengths, ids.device),
+            hidden,
         )
     return result
 
@@ -144,7 +147,9 @@ def _undo(site: Site) -> None:
     site.unwrap()
 
 
-_WHY = "A drafter learns from the target's hidden states, which SGLang computes at every step and throws away."
+_WHY = (
+    "A drafter learns from the target's hidden states, which SGLang computes at every step and throws away."
+)
 
 VERIFY = Patch(
     id="eagle.sglang.verify",

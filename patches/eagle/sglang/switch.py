@@ -20,11 +20,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flashpatch import engine, ledger
-from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.bandit.arm import Arm, parse_arms
 from flashpatch.patches.eagle.bandit.policy import Policy
 from flashpatch.patches.eagle.sglang.common import DRAFTER, TEXT, WORKER
+
+from flashpatch import engine, ledger
+from flashpatch.errors import PatchError
 from flashpatch.record import Contract, Patch
 from flashpatch.wrap import Site
 
@@ -122,7 +123,9 @@ class Trees:
             state.speculative_num_steps,
             state.speculative_num_draft_tokens,
         ) or worker._draft_worker.draft_attn_backend is not state.draft_attn_backend:
-            worker.speculative_num_steps = -1  # states of equal steps differ here, and would be taken as equal
+            worker.speculative_num_steps = (
+                -1
+            )  # states of equal steps differ here, and would be taken as equal
             worker.apply_runtime_state(state)
 
 
@@ -137,12 +140,11 @@ def chooser_of(worker: Any) -> Chooser | None:
 
 def on_init_graphs(original, self, *args: Any, **kwargs: Any):
     """Around ``EAGLEWorkerV2.init_cuda_graphs``: target and drafter are ready, nothing has run."""
+    from flashpatch.patches.eagle.bandit.agree import Broadcast
     from sglang.srt.distributed.parallel_state import get_tp_group
     from sglang.srt.mem_cache import allocation_sizing
     from sglang.srt.runtime_context import get_parallel
     from sglang.srt.speculative.adaptive_runtime_state import AdaptiveController
-
-    from flashpatch.patches.eagle.bandit.agree import Broadcast
 
     global _reserved
     options = engine.options("eagle")
@@ -203,7 +205,10 @@ def _check(worker: Any, arms: tuple[Arm, ...]) -> None:
         raise PatchError(problem, patch=INIT.id, target=INIT.targets[0], advice=advice)
 
     if get_spec().speculative_adaptive:
-        refuse("speculative_adaptive is SGLang's own choice of steps", "Leave it out, or set eagle's adapt=false.")
+        refuse(
+            "speculative_adaptive is SGLang's own choice of steps",
+            "Leave it out, or set eagle's adapt=false.",
+        )
     if any(arm.topk > 1 for arm in arms) and not get_schedule().disable_overlap_schedule:
         refuse(
             "trees cannot be switched under overlap scheduling, where the next step is laid out before this one ends",
@@ -305,7 +310,10 @@ def _topk(worker: Any, topk: int) -> Iterator[None]:
 @contextmanager
 def _drafting(worker: Any) -> Iterator[None]:
     """The contexts in which SGLang builds its own adaptive states."""
-    from sglang.srt.layers.moe.utils import speculative_moe_a2a_backend_context, speculative_moe_backend_context
+    from sglang.srt.layers.moe.utils import (
+        speculative_moe_a2a_backend_context,
+        speculative_moe_backend_context,
+    )
     from sglang.srt.speculative.spec_utils import draft_tp_context
 
     with (

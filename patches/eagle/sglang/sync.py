@@ -11,11 +11,12 @@ import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from flashpatch import engine, ledger
-from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.sglang import capture, switch
 from flashpatch.patches.eagle.sglang.common import MANAGER, TEXT
 from flashpatch.patches.eagle.vllm.trial import Tally, Trial
+
+from flashpatch import engine, ledger
+from flashpatch.errors import PatchError
 from flashpatch.record import Contract, Patch
 from flashpatch.wrap import Site
 
@@ -36,7 +37,9 @@ class Drafter:
     def __init__(self, manager: Any, options: Any) -> None:
         self._worker = weakref.ref(manager.draft_worker)
         self.version = 0
-        self.trial = Trial(manager.draft_worker.speculative_num_steps, options["rollback_steps"], options["rollback"])
+        self.trial = Trial(
+            manager.draft_worker.speculative_num_steps, options["rollback_steps"], options["rollback"]
+        )
         self.keeps = options["rollback"] < 1
         self._kept: dict[str, torch.Tensor] | None = None
         self._was: dict[str, torch.Tensor] = {}

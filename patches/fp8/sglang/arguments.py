@@ -5,9 +5,10 @@ from __future__ import annotations
 import fnmatch
 from typing import Any
 
+from flashpatch.patches.fp8 import flashrl
+
 from flashpatch import engine, ledger
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8 import flashrl
 from flashpatch.record import Contract, Patch
 
 #: The family's precision to SGLang's name; None: no quantization.
@@ -45,7 +46,9 @@ def _choose(args: Any, options: Any) -> None:
         return
     fields = {"quantization": chosen}
     if args.speculative_draft_model_path and args.speculative_draft_model_quantization is None:
-        fields["speculative_draft_model_quantization"] = "unquant"  # a drafter keeps its precision unless asked
+        fields["speculative_draft_model_quantization"] = (
+            "unquant"  # a drafter keeps its precision unless asked
+        )
     declare_resolution(args, PATCH.id, **fields)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from flashpatch import engine, ledger
 from flashpatch.patches.fp8 import managed
 from flashpatch.patches.fp8.sglang import birth, schedulers
 from flashpatch.patches.fp8.worker import explain
+
+from flashpatch import engine, ledger
 from flashpatch.record import Contract, Patch
 
 SCHEDULER = "sglang.srt.managers.scheduler:Scheduler"
@@ -55,7 +56,9 @@ INIT = Patch(
     id="fp8.sglang.scheduler",
     targets=(f"{SCHEDULER}.__init__",),
     wrapper=on_init,
-    contract=Contract(params=("server_args",), exists=(f"{SCHEDULER}.is_fully_idle", f"{SCHEDULER}.flush_cache")),
+    contract=Contract(
+        params=("server_args",), exists=(f"{SCHEDULER}.is_fully_idle", f"{SCHEDULER}.flush_cache")
+    ),
     evidence="install",
     why="Whether requests run, and whose cache must go, is known to the scheduler alone.",
     how="Remembers the schedulers of this process.",

@@ -15,9 +15,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from flashpatch import ledger
 from flashpatch.patches.fp8 import tiny
 from flashpatch.patches.fp8.sglang import probe_job
+
+from flashpatch import ledger
 from flashpatch.proof import Proof
 
 _PATIENCE = 400.0  # seconds for both processes together
@@ -113,7 +114,9 @@ def _written(nonce: str) -> Proof:
         problems += [f"fp8.sglang.{name} was never called in the {role}" for name in due
                      if not calls.get(f"fp8.sglang.{name}")]  # fmt: skip
         evidence.append(f"{role} {of_role[0].pid}: {sum(calls.values())} calls")
-    return _proof("the ledger shows the calls in driver, scheduler and worker", "; ".join(problems), ", ".join(evidence))
+    return _proof(
+        "the ledger shows the calls in driver, scheduler and worker", "; ".join(problems), ", ".join(evidence)
+    )
 
 
 def _proof(what: str, problem: str, evidence: str = "") -> Proof:

@@ -78,7 +78,9 @@ def _update(engine: Any, checkpoint: str) -> None:
     _check(*engine.begin_weight_update())
     with safe_open(f"{checkpoint}/model.safetensors", framework="pt") as tensors:
         names = sorted(tensors.keys())
-        for bucket in range(_BUCKETS):  # neighbours, as shards of a fused layer are, come in different buckets
+        for bucket in range(
+            _BUCKETS
+        ):  # neighbours, as shards of a fused layer are, come in different buckets
             pairs = [(name, tensors.get_tensor(name)) for name in names[bucket::_BUCKETS]]
             _check(*engine.update_weights_from_tensor(pairs, flush_cache=False))
     _check(*engine.end_weight_update())
@@ -99,5 +101,7 @@ def _answers(engine: Any) -> list[list[float]]:
             return_logprob=True,
             logprob_start_len=0,
         )["meta_info"]
-        found.append([triple[0] for triple in info["input_token_logprobs"][1:] + info["output_token_logprobs"]])
+        found.append(
+            [triple[0] for triple in info["input_token_logprobs"][1:] + info["output_token_logprobs"]]
+        )
     return found

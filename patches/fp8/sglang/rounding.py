@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
-
 from flashpatch.patches.fp8 import quantizer
 from flashpatch.patches.fp8.transaction import ManagedModel
 
@@ -25,7 +24,9 @@ def accepting(owner: ManagedModel, load_weights: Callable) -> Callable:
     return load
 
 
-def _rounded(weights: Iterable[tuple[str, torch.Tensor]], scales: dict[str, str]) -> Iterator[tuple[str, torch.Tensor]]:
+def _rounded(
+    weights: Iterable[tuple[str, torch.Tensor]], scales: dict[str, str]
+) -> Iterator[tuple[str, torch.Tensor]]:
     for name, tensor in weights:
         if name in scales and tensor.dtype.is_floating_point:
             rounded, scale = quantizer.quantized(tensor, "int8")

@@ -7,6 +7,7 @@ from typing import Any
 
 from flashpatch.patches.fp8 import managed
 from flashpatch.patches.fp8.sglang import birth, runner, schedulers
+
 from flashpatch.record import Contract, Patch
 
 logger = logging.getLogger("flashpatch.fp8")
@@ -100,7 +101,10 @@ def _forget(manager: Any, done: bool, message: str) -> tuple[bool, str]:
     """The cache of the old policy goes."""
     if schedulers.flush(manager.scheduler):
         return done, message
-    return False, "the new weights are in place, but the cache of the old ones could not be flushed: requests run"
+    return (
+        False,
+        "the new weights are in place, but the cache of the old ones could not be flushed: requests run",
+    )
 
 
 _COMMON = dict(

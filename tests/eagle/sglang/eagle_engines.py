@@ -10,7 +10,6 @@ from typing import Any
 SGLANG = Path(__file__).resolve().parents[2] / "sglang"
 sys.path.insert(0, str(SGLANG))
 
-import sglang_lab as lab  # noqa: E402
 
 HIDDEN, INNER, KV, VOCAB = 256, 512, 128, 512
 
@@ -69,7 +68,9 @@ def drafter(root: Path, of: str, name: str, exact: bool) -> str:
     quiet = 0.0 if exact else 1.0
     at = "layers.0"
     tensors = {
-        "fc.weight": torch.cat([torch.diag(norm), torch.zeros(HIDDEN, HIDDEN)], 1) if exact else random(HIDDEN, 2 * HIDDEN),
+        "fc.weight": torch.cat([torch.diag(norm), torch.zeros(HIDDEN, HIDDEN)], 1)
+        if exact
+        else random(HIDDEN, 2 * HIDDEN),
         "fc.bias": torch.zeros(HIDDEN),
         f"{at}.self_attn.q_proj.weight": random(HIDDEN, HIDDEN),
         f"{at}.self_attn.k_proj.weight": random(KV, HIDDEN),
@@ -86,7 +87,9 @@ def drafter(root: Path, of: str, name: str, exact: bool) -> str:
     place.mkdir(parents=True)
     save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((Path(of) / "config.json").read_text())
-    config |= dict(architectures=["Qwen2ForCausalLMEagle"], num_hidden_layers=1, torch_dtype="float32", dtype="float32")
+    config |= dict(
+        architectures=["Qwen2ForCausalLMEagle"], num_hidden_layers=1, torch_dtype="float32", dtype="float32"
+    )
     config.pop("layer_types", None)
     (place / "config.json").write_text(json.dumps(config))
     return str(place)

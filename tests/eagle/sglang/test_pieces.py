@@ -6,34 +6,40 @@ import types
 
 import pytest
 import torch
+from flashpatch.patches.eagle.bandit.arm import Arm
+from flashpatch.patches.eagle.bandit.policy import Policy
+from flashpatch.patches.eagle.sglang import capture, switch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.eagle.bandit.arm import Arm
-from flashpatch.patches.eagle.bandit.policy import Policy
-from flashpatch.patches.eagle.sglang import capture, switch
 
 HOME = Arm(3, 2, 6)
 
 
 @settings(deadline=None, max_examples=60)
 @given(
-    st.lists(st.tuples(st.integers(1, 50), st.integers(1, 4)), min_size=1, max_size=5), st.integers(0, 3), st.booleans()
+    st.lists(st.tuples(st.integers(1, 50), st.integers(1, 4)), min_size=1, max_size=5),
+    st.integers(0, 3),
+    st.booleans(),
 )
 def test_rows_of_the_accepted_path(requests: list[tuple[int, int]], wider: int, chain: bool) -> None:
     """Each accepted input comes with its position and the state at it; a state here is (token, position)."""
     depth, nodes = 4, 4 if chain else 4 + wider
     firsts = torch.tensor([first for first, _ in requests])
     counts = [min(count, depth) for _, count in requests]
-    paths = [[100 * r + j for j in range(count + 1)] for r, count in enumerate(counts)]  # inputs, then the bonus token
+    paths = [
+        [100 * r + j for j in range(count + 1)] for r, count in enumerate(counts)
+    ]  # inputs, then the bonus token
     after = torch.full((len(requests), nodes), -7)
     hidden = torch.full((len(requests), nodes, 2), -7.0)
     for r, path in enumerate(paths):
         for j in range(counts[r]):
             after[r, j] = path[j + 1]
             hidden[r, j] = torch.tensor([path[j], int(firsts[r]) + j], dtype=torch.float32)
-    result = types.SimpleNamespace(next_token_ids=after.flatten(), accept_index=torch.zeros(len(requests), depth))
+    result = types.SimpleNamespace(
+        next_token_ids=after.flatten(), accept_index=torch.zeros(len(requests), depth)
+    )
     roots = torch.tensor([[path[0]] for path in paths])
     ids, positions, rows = capture.accepted_rows(roots, firsts, result, hidden.view(-1, 2))
     assert ids.shape == positions.shape == (len(requests), depth) and rows.shape == (len(requests) * depth, 2)

@@ -65,14 +65,16 @@ def test_another_arm_at_every_step_changes_no_token(half: tuple[str, str], tmp_p
 def test_captured_states_are_those_of_a_forward(shape: str, half: tuple[str, str], tmp_path: Path) -> None:
     """Tokens, positions and states against a Hugging Face forward of the same sequence; cached prefixes are masked."""
     import torch
-    from transformers import AutoModelForCausalLM
-
     from flashpatch.patches.eagle.ring import Reader
+    from transformers import AutoModelForCausalLM
 
     target, drafter = half
     shared = list(range(40, 72))
     prompts = [[*shared, 3, 4, 5], list(range(300, 321)), [7, 8, 9]]
-    steps = [["tokens", dict(count=20, prompts=prompts)], ["tokens", dict(count=8, prompts=[[*shared, 6, 7]])]]
+    steps = [
+        ["tokens", dict(count=20, prompts=prompts)],
+        ["tokens", dict(count=8, prompts=[[*shared, 6, 7]])],
+    ]
     shaped = {**eagles.SPECULATIVE, **(TREE if shape == "tree" else {}), "disable_radix_cache": False}
     seen = lab.run(
         tmp_path,
@@ -86,7 +88,11 @@ def test_captured_states_are_those_of_a_forward(shape: str, half: tuple[str, str
     )
     assert seen.done, str(seen)
     reference = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
-    answers = {tuple(p): a["ids"] for step, asked in zip(seen.steps, steps) for p, a in zip(asked[1]["prompts"], step)}
+    answers = {
+        tuple(p): a["ids"]
+        for step, asked in zip(seen.steps, steps)
+        for p, a in zip(asked[1]["prompts"], step)
+    }
     samples = Reader(seen.where / "ring").take(10)
     assert len(samples) == len(answers)
     masked = 0
@@ -106,7 +112,9 @@ def test_captured_states_are_those_of_a_forward(shape: str, half: tuple[str, str
 
 def test_a_drafter_is_exchanged_and_a_worse_one_goes_back(models: Path, tmp_path: Path) -> None:
     target = eagles.target(models, 0.0)
-    exact, random = (eagles.drafter(models, target, name, exact=name == "exact") for name in ("exact", "random"))
+    exact, random = (
+        eagles.drafter(models, target, name, exact=name == "exact") for name in ("exact", "random")
+    )
     many = ["tokens", dict(count=40)]
     common = dict(model=target, speculative_draft_model_path=exact, flashpatch="eagle", **eagles.SPECULATIVE)
     free = dict(common, steps=[many, ["sync", dict(source=random)], many, ["sync", dict(source=exact)], many])

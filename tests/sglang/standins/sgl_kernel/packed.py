@@ -73,7 +73,9 @@ def silu_and_mul(x):
     return F.silu(gate) * up
 
 
-@operator("store_cache_cpu(Tensor k, Tensor v, Tensor(a!) keys, Tensor(b!) values, Tensor slots, int width) -> ()")
+@operator(
+    "store_cache_cpu(Tensor k, Tensor v, Tensor(a!) keys, Tensor(b!) values, Tensor slots, int width) -> ()"
+)
 def store_cache(k, v, keys, values, slots, width):
     """Write keys and values of new tokens into their slots."""
     keys[slots] = k.view(-1, *keys.shape[1:]).to(keys.dtype)
@@ -100,4 +102,6 @@ def rotary(positions, q, k, head_size, table, neox):
 
 
 # Without these names SGLang cannot import its model files, and falls back to another implementation in silence.
-name_only("apply_rotary_pos_emb_cpu", "flash_attn_varlen_func", "fused_sigmoid_mul_cpu", "fused_moe_router_cpu")
+name_only(
+    "apply_rotary_pos_emb_cpu", "flash_attn_varlen_func", "fused_sigmoid_mul_cpu", "fused_moe_router_cpu"
+)
