@@ -209,7 +209,7 @@ def sync(at: Path) -> None:
     import flashpatch
 
     seen["wrapped"] = [name for name, found in _targets().items() if found is STOCK[name]]
-    flashpatch.disable("eagle")
+    flashpatch.disable()
     seen["left behind"] = [name for name, found in _targets().items() if found is not STOCK[name]]
     seen["unknown then"] = _refusal(lambda: update(at / "exact", 5))
     controller.policy = Cycle([0])  # nobody asks it any more
