@@ -1,6 +1,6 @@
 """A tiny world to train in: sums of two digits, a byte tokenizer, a model of a few hundred thousand weights.
 
-    python make.py DIRECTORY [--supervise STEPS] [--stop-at LOSS]
+    python make.py DIRECTORY [--supervise STEPS] [--stop-at LOSS] [--largest DIGIT]
 
 writes ``model/`` (Qwen2, Hugging Face format, with tokenizer and chat template), ``train.parquet`` and
 ``test.parquet`` in verl's format. With ``--supervise`` the model is first taught, so that its answers are
@@ -60,15 +60,15 @@ def model(vocabulary: int, hidden: int = 128, layers: int = 2) -> Qwen2ForCausal
     return Qwen2ForCausalLM(config).to(torch.float32)
 
 
-def problem(draw: random.Random) -> tuple[str, str]:
+def problem(draw: random.Random, largest: int) -> tuple[str, str]:
     """A question and its answer."""
-    a, b = draw.randint(0, 9), draw.randint(0, 9)
+    a, b = draw.randint(0, largest), draw.randint(0, largest)
     return f"{a}+{b}=", str(a + b)
 
 
-def rows(number: int, draw: random.Random) -> pandas.DataFrame:
+def rows(number: int, draw: random.Random, largest: int) -> pandas.DataFrame:
     """``number`` problems in verl's format."""
-    problems = [problem(draw) for _ in range(number)]
+    problems = [problem(draw, largest) for _ in range(number)]
     return pandas.DataFrame(
         {
             "data_source": "sums",
@@ -82,7 +82,12 @@ def rows(number: int, draw: random.Random) -> pandas.DataFrame:
 
 
 def supervise(
-    pupil: Qwen2ForCausalLM, words: PreTrainedTokenizerFast, steps: int, draw: random.Random, stop_at: float
+    pupil: Qwen2ForCausalLM,
+    words: PreTrainedTokenizerFast,
+    steps: int,
+    draw: random.Random,
+    largest: int,
+    stop_at: float,
 ) -> None:
     """Teach the model sums for ``steps`` batches of 64, or until its loss per token is ``stop_at``."""
     optimizer = torch.optim.AdamW(pupil.parameters(), lr=2e-3)
@@ -90,7 +95,7 @@ def supervise(
     for step in range(1, steps + 1):
         texts, prompts = [], []
         for _ in range(64):
-            question, answer = problem(draw)
+            question, answer = problem(draw, largest)
             prompt = words.apply_chat_template(
                 [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
             )
@@ -120,6 +125,7 @@ def main() -> None:
     parser.add_argument("--supervise", type=int, default=0, metavar="STEPS")
     parser.add_argument("--stop-at", type=float, default=0.0, metavar="LOSS")
     parser.add_argument("--problems", type=int, default=512)
+    parser.add_argument("--largest", type=int, default=9, metavar="DIGIT")
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
@@ -128,12 +134,12 @@ def main() -> None:
     words = tokenizer()
     pupil = model(len(words), chosen.hidden)
     if chosen.supervise:
-        supervise(pupil, words, chosen.supervise, draw, chosen.stop_at)
+        supervise(pupil, words, chosen.supervise, draw, chosen.largest, chosen.stop_at)
     chosen.directory.mkdir(parents=True, exist_ok=True)
     pupil.save_pretrained(chosen.directory / "model")
     words.save_pretrained(chosen.directory / "model")
-    rows(chosen.problems, draw).to_parquet(chosen.directory / "train.parquet")
-    rows(64, draw).to_parquet(chosen.directory / "test.parquet")
+    rows(chosen.problems, draw, chosen.largest).to_parquet(chosen.directory / "train.parquet")
+    rows(64, draw, chosen.largest).to_parquet(chosen.directory / "test.parquet")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Show a training job's progress from verl's own log: ``python watch.py PID LOG.jsonl STEPS``."""
+"""Show the progress of training jobs from verl's own logs: ``python watch.py STEPS PID=LOG.jsonl...``."""
 
 from __future__ import annotations
 
@@ -28,24 +28,31 @@ def running(pid: int) -> bool:
         return False
 
 
-def main(pid: int, path: Path, steps: int) -> None:
-    started, shown = time.monotonic(), -1
+def progress(path: Path, steps: int) -> str:
+    """How far one job is, and its reward of late."""
+    rewards = [row[REWARD] for row in read(path) if REWARD in row]
+    late = rewards[-8:]
+    said = f"reward {sum(late) / len(late):.2f}" if late else "starting"
+    return f"{path.stem} step {len(rewards)}/{steps}, {said}"
+
+
+def main(steps: int, jobs: dict[int, Path]) -> None:
+    started, shown, told = time.monotonic(), "", -60.0
     while True:
-        ended = not running(pid)
-        rows = [row for row in read(path) if REWARD in row]
-        if len(rows) != shown:
-            shown = len(rows)
-            last = rows[-8:]
-            reward = f", reward {sum(row[REWARD] for row in last) / len(last):.2f}" if last else ", starting"
-            said = f"   step {shown}/{steps}{reward}, {time.monotonic() - started:.0f} s"
-            end = "\r" if os.isatty(1) else "\n"
-            if end == "\r" or shown % 10 == 0 or ended:
-                print(said, end=end, flush=True)
+        ended = not any(running(pid) for pid in jobs)
+        said = "; ".join(progress(path, steps) for path in jobs.values())
+        now = time.monotonic() - started
+        # One line that is written over on a terminal; a line each half minute in a log.
+        if os.isatty(1):
+            print(f"   {now:.0f} s: {said}", end="\n" if ended else "\r", flush=True)
+        elif ended or (said != shown and now - told >= 30):
+            print(f"   {now:.0f} s: {said}", flush=True)
+            shown, told = said, now
         if ended:
-            print()
             return
         time.sleep(2)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+    pairs = (argument.partition("=") for argument in sys.argv[2:])
+    main(int(sys.argv[1]), {int(pid): Path(path) for pid, _, path in pairs})

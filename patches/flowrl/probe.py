@@ -87,7 +87,7 @@ def _weigh(seen: Mapping[str, Any], seconds: float) -> list[Proof]:
         Proof(
             "flowrl",
             "a Megatron recipe is refused by name",
-            "strategy=megatron" in seen["refused"],
+            "strategy=megatron" in seen["refused"] and "not refused" not in seen["refused"],
             "PatchError before anything started" if seen["refused"] else "it was not",
         ),
     ]

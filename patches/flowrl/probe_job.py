@@ -101,6 +101,7 @@ def refused() -> str:
     from verl.utils.config import validate_config
 
     from flashpatch.errors import PatchError
+    from flashpatch.patches.flowrl import recipe as recipe_patch
 
     recipe = {
         "actor_rollout_ref": {"actor": {"strategy": "megatron"}},
@@ -109,5 +110,5 @@ def refused() -> str:
     try:
         validate_config(OmegaConf.create(recipe), False, False)
     except PatchError as error:
-        return str(error)
+        return str(error) if error.patch == recipe_patch.ID else f"not refused by {recipe_patch.ID}: {error}"
     return ""

@@ -68,24 +68,25 @@ def differencing(sizes: Sequence[int], parts: int, order: Sequence[int] | None =
     ones."""
     if order is None:
         order = sorted(range(len(sizes)), key=lambda item: (-sizes[item], item))
-    # Partial divisions: minus the spread, an age for ties, the parts as (sum, tree of items) ascending.
+    # Partial divisions: minus the spread, and for ties minus the largest sum and an age; then the parts as
+    # (sum, number of items, tree of items) ascending.
     heap: list = []
     for age, item in enumerate(order):
-        empty = [(0, None)] * (parts - 1)
-        heap.append((-sizes[item], age, [*empty, (sizes[item], item)]))
+        empty = [(0, 0, None)] * (parts - 1)
+        heap.append((-sizes[item], -sizes[item], age, [*empty, (sizes[item], 1, item)]))
     heapq.heapify(heap)
     age = len(order)
     while len(heap) > 1:
         *_, one = heapq.heappop(heap)
         *_, two = heapq.heappop(heap)
         joined = [
-            (low + high, _both(few, many))
-            for (low, few), (high, many) in zip(one, reversed(two), strict=True)
+            (low + high, fewer + more, _both(few, many))
+            for (low, fewer, few), (high, more, many) in zip(one, reversed(two), strict=True)
         ]
-        joined.sort(key=_sum)
+        joined.sort(key=_sum_and_number)
         age += 1
-        heapq.heappush(heap, (joined[0][0] - joined[-1][0], age, joined))
-    found = [_items(tree) for _, tree in heap[0][2]]
+        heapq.heappush(heap, (joined[0][0] - joined[-1][0], -joined[-1][0], age, joined))
+    found = [_items(tree) for *_, tree in heap[0][-1]]
     return found if all(found) else longest_first(sizes, parts, order)
 
 
@@ -140,8 +141,8 @@ def _first(candidate: tuple) -> int:
     return candidate[0]
 
 
-def _sum(part: tuple) -> int:
-    return part[0]
+def _sum_and_number(part: tuple) -> tuple[int, int]:
+    return part[:2]
 
 
 def _both(one: object, two: object) -> object:

@@ -162,15 +162,43 @@ def share(batch: list[dict[str, torch.Tensor]], configured: int, split: dict[str
 
 def gradient(engine: Any, data: Any, loss: Any) -> torch.Tensor:
     """What the engine's backward leaves in the parameters of all ranks, flat, as in `wanted`."""
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
     with engine.train_mode():
         engine.optimizer_zero_grad()
         engine.forward_backward_batch(data, loss)
-        if isinstance(engine.module, FullyShardedDataParallel):
-            with FullyShardedDataParallel.summon_full_params(engine.module, with_grads=True):
-                return _flat({name: one.grad.clone() for name, one in engine.module.named_parameters()})
-        return _flat({name: one.grad.full_tensor() for name, one in engine.module.named_parameters()})
+        return _whole(engine)
+
+
+def streamed(
+    engine: Any, batch: list[dict[str, torch.Tensor]], rank: int, world: int, aggregation: str
+) -> tuple[torch.Tensor, int]:
+    """The same when rows arrive one by one and leave for the ranks in rounds; and how many rounds."""
+    from flashpatch.patches.grpo.packing import Packer
+    from flashpatch.patches.grpo.streaming import StreamedStep
+
+    packer = Packer(world, budget=16)
+    rounds = [one for row in (6, 2, 0, 7, 4, 1, 5, 3) for one in packer.add(row, len(batch[row]["input_ids"]))]
+    rounds += [last for last in [packer.flush()] if last is not None]
+    with engine.train_mode():
+        engine.optimizer_zero_grad()
+        step = StreamedStep(engine, aggregation)
+        for one in rounds:
+            mine = [batch[row] for row in one[rank].samples]
+            if one[rank].filler:
+                mine = [{**row, "response_mask": row["response_mask"] * 0} for row in mine]
+            split = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": len(mine)}
+            step.add(share(mine, len(mine), split), loss_function("grpo_exact", aggregation))
+        step.finish()
+        return _whole(engine), step.rounds
+
+
+def _whole(engine: Any) -> torch.Tensor:
+    """The gradient in the parameters of all ranks, flat."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    if isinstance(engine.module, FullyShardedDataParallel):
+        with FullyShardedDataParallel.summon_full_params(engine.module, with_grads=True):
+            return _flat({name: one.grad.clone() for name, one in engine.module.named_parameters()})
+    return _flat({name: one.grad.full_tensor() for name, one in engine.module.named_parameters()})
 
 
 def _flat(gradients: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -211,6 +239,9 @@ def compare(strategy: str, model: Path, rank: int, world: int) -> Iterator[tuple
     for aggregation in AGGREGATIONS:
         for name, split in SPLITS.items():
             yield f"{aggregation}, {name}", away("grpo_exact", aggregation, ROWS, split)
+        found, rounds = streamed(engine, batch, rank, world, aggregation)
+        target = wanted(plain, batch, aggregation)
+        yield f"{aggregation}, in {rounds} rounds", float((found - target).norm() / target.norm())
 
 
 def refused() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -10,63 +9,12 @@ from pathlib import Path
 
 import cpu_lab
 import pytest
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "verl_cpu"
-LIMIT = 1500  # seconds; two cores need 150 to 250
-
-COMMAND = """
-algorithm.adv_estimator=grpo
-data.train_batch_size=8 data.max_prompt_length=32 data.max_response_length=8 data.dataloader_num_workers=0
-actor_rollout_ref.model.use_remove_padding=False actor_rollout_ref.model.enable_gradient_checkpointing=False
-actor_rollout_ref.actor.optim.lr=1e-2 actor_rollout_ref.actor.ppo_mini_batch_size=8
-actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16
-actor_rollout_ref.actor.use_torch_compile=False actor_rollout_ref.actor.fsdp_config.use_torch_compile=False
-actor_rollout_ref.actor.fsdp_config.dtype=bfloat16
-actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.n=4
-actor_rollout_ref.rollout.tensor_model_parallel_size=1 actor_rollout_ref.rollout.gpu_memory_utilization=0.1
-actor_rollout_ref.rollout.enforce_eager=True actor_rollout_ref.rollout.max_model_len=64
-actor_rollout_ref.rollout.max_num_seqs=32 actor_rollout_ref.rollout.max_num_batched_tokens=512
-actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16 actor_rollout_ref.rollout.agent.num_workers=1
-actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=1
-reward.num_workers=1 transfer_queue.backend.SimpleStorage.num_data_storage_units=1
-trainer.n_gpus_per_node=1 trainer.nnodes=1 trainer.logger=[console] trainer.val_before_train=False
-trainer.test_freq=-1 trainer.save_freq=-1 trainer.total_training_steps=2 trainer.total_epochs=1
-+ray_kwargs.ray_init.include_dashboard=False +ray_kwargs.ray_init.object_store_memory=200000000
-""".split()
-
+from verl_job import live, make_world, metrics, train
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tokenizer, data and a model whose weights fill several buckets, cut inside fused layers."""
-    folder = tmp_path_factory.mktemp("world")
-    command = [sys.executable, EXAMPLE / "make.py", folder, "--hidden", "256"]
-    subprocess.run(command, env=cpu_lab.environment(folder), check=True)
-    return folder
-
-
-def train(world: Path, folder: Path, *extra: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run verl's own entry point."""
-    where = (
-        f"data.train_files={world}/train.parquet",
-        f"data.val_files={world}/test.parquet",
-        f"actor_rollout_ref.model.path={world}/model",
-        f"reward.custom_reward_function.path={Path(__file__).with_name('cpu_reward.py')}",
-    )
-    return subprocess.run(
-        [sys.executable, "-m", "verl.trainer.main_ppo", *COMMAND, *where, *extra],
-        env=cpu_lab.environment(folder, VLLM_CPU_KVCACHE_SPACE="1", HYDRA_FULL_ERROR="1", **variables),
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=LIMIT,
-    )
-
-
-def metrics(output: str, name: str) -> list[float]:
-    """One metric, step by step."""
-    return [float(value) for value in re.findall(rf"\b{re.escape(name)}:(-?[\d.e+-]+)", output)]
+    return make_world(tmp_path_factory.mktemp("world"), "--hidden", "256")
 
 
 @pytest.mark.parametrize(
@@ -79,15 +27,7 @@ def test_two_steps_with_updated_rollouts(world, tmp_path, precision, bound):
     assert max(metrics(done.stdout, "training/rollout_probs_diff_max")) < bound
     assert min(metrics(done.stdout, "actor/grad_norm")) > 0
 
-    live = subprocess.run(
-        [Path(sys.executable).with_name("flashpatch-verify"), "--live", "--json"],
-        env=cpu_lab.environment(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert live.returncode == 0, live.stdout + live.stderr
-    processes = json.loads(live.stdout)["processes"]
+    processes = live(tmp_path)
     roles = [role for process in processes for role in process["roles"]]
     assert {"driver", "trainer", "engine-core", "worker"} <= set(roles)
     (worker,) = [process for process in processes if "worker" in process["roles"]]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "cpu"))
 
 NEED_VERL = ("test_checkpoint.py", "test_job.py", "test_parity.py", "test_probe.py", "test_stock.py")
 NEED_TORCH = ("test_objective.py", "test_partition.py")

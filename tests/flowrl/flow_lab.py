@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,26 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cpu_lab import environment
 
 JOB = Path(__file__).with_name("flow_job.py")
-OURS = ("FLASHPATCH", "VERL_", "RAY_", "VLLM_")
 LIMIT = 900  # seconds
-
-
-def environment(folder: Path, **extra: str) -> dict[str, str]:
-    """This process's environment without anything that could help a scenario along, and with ``extra``."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
-    return {
-        **clean,
-        "FLASHPATCH_LEDGER": str(folder / "ledger"),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "TORCH_COMPILE_DISABLE": "1",
-        "RAY_AUTH_MODE": "disabled",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_memory_monitor_refresh_ms": "0",
-        **extra,
-    }
 
 
 def run(folder: Path, cases: Sequence[Mapping[str, Any]], ranks: int = 1, **extra: str) -> None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import cpu_lab
 import pytest
+from verl_job import live, make_world, train
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "verl_cpu"
 VICTIM = "model.layers.1.mlp.down_proj.weight"
 
 TWO_RANKS = """
@@ -24,25 +21,11 @@ actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4 trainer.n_gpus_per
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tokenizer, data and a small model."""
-    folder = tmp_path_factory.mktemp("world")
-    command = [sys.executable, EXAMPLE / "make.py", folder, "--hidden", "128"]
-    subprocess.run(command, env=cpu_lab.environment(folder), check=True)
-    return folder
+    return make_world(tmp_path_factory.mktemp("world"), "--hidden", "128")
 
 
 def strategy(name: str) -> list[str]:
     return [f"actor_rollout_ref.actor.strategy={name}", f"actor_rollout_ref.ref.strategy={name}"]
-
-
-def train(*args: Any, **variables: str) -> subprocess.CompletedProcess[str]:
-    """The command of the family cpu's job tests."""
-    import importlib.util
-
-    path = Path(__file__).parents[1] / "cpu" / "test_job.py"
-    spec = importlib.util.spec_from_file_location("cpu_test_job", path)
-    job = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(job)
-    return job.train(*args, **variables)
 
 
 @pytest.mark.parametrize("name", ["fsdp2", pytest.param("fsdp", marks=pytest.mark.full)])
@@ -50,15 +33,7 @@ def test_two_ranks_and_two_replicas_are_audited_at_each_sync(world, tmp_path, na
     done = train(world, tmp_path, *TWO_RANKS, *strategy(name), FLASHPATCH="cpu,fp8,fsdp")
     assert done.returncode == 0, done.stdout[-8000:]
 
-    live = subprocess.run(
-        [Path(sys.executable).with_name("flashpatch-verify"), "--live", "--json"],
-        env=cpu_lab.environment(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert live.returncode == 0, live.stdout + live.stderr
-    processes = json.loads(live.stdout)["processes"]
+    processes = live(tmp_path)
     receivers = [p for p in processes if p["patches"].get("fsdp.verl.receive", {}).get("calls")]
     senders = [p for p in processes if p["patches"].get("fsdp.verl.export", {}).get("calls")]
     assert len(receivers) == len(senders) == 2

@@ -8,9 +8,7 @@ import textwrap
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "cpu"))
-
-from cpu_lab import environment, python, tail  # noqa: E402, F401
+from cpu_lab import environment, python, tail  # noqa: F401
 
 MEET = """
 import os, torch, torch.distributed as dist

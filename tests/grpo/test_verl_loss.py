@@ -36,6 +36,15 @@ def test_every_split_gives_the_whole_batchs_gradient(seen, kind, wrapper):
 
 
 @pytest.mark.parametrize("kind", ["fsdp", "fsdp2"])
+def test_a_stream_of_rounds_gives_the_whole_batchs_gradient(seen, kind):
+    """Both ranks run the same number of forwards, or the collectives of FSDP would never have matched."""
+    for aggregation in probe_job.AGGREGATIONS:
+        (name,) = (name for name in seen[0][kind] if name.startswith(f"{aggregation}, in "))
+        assert int(name.split()[-2]) > 2
+        assert all(rank[kind][name] < 1e-6 for rank in seen), name
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "fsdp2"])
 def test_stock_verl_divides_by_the_configured_number(seen, kind):
     """Eight rows are configured and five have an output, or three are configured; only five is right."""
     found = seen[0][kind]

@@ -11,9 +11,15 @@ import pytest
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "cpu"))
 
-from test_job import metrics, train, world  # noqa: E402, F401
+from verl_job import make_world, metrics, train  # noqa: E402
 
 FAULTY = "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls=transfer_fault.Faulty"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tokenizer, data and a model whose weights fill several buckets, cut inside fused layers."""
+    return make_world(tmp_path_factory.mktemp("world"), "--hidden", "256")
 
 
 @pytest.mark.full
@@ -24,7 +30,7 @@ FAULTY = "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls=tra
         ("kill", ("the rollout",)),
     ],
 )
-def test_the_driver_ends_and_says_why(world, tmp_path, fault, words):  # noqa: F811
+def test_the_driver_ends_and_says_why(world, tmp_path, fault, words):
     done = train(world, tmp_path, FAULTY, FLASHPATCH="cpu,bf16", TRANSFER_FAULT=fault, PYTHONPATH=str(HERE))
     assert done.returncode not in (0, None)
     assert metrics(done.stdout, "training/global_step") == []
@@ -33,7 +39,7 @@ def test_the_driver_ends_and_says_why(world, tmp_path, fault, words):  # noqa: F
 
 
 @pytest.mark.full
-def test_the_parts_of_a_sync_are_logged(world, tmp_path):  # noqa: F811
+def test_the_parts_of_a_sync_are_logged(world, tmp_path):
     done = train(world, tmp_path, "trainer.v1.trainer_mode=colocate_async", FLASHPATCH="cpu,bf16")
     assert done.returncode == 0, done.stdout[-8000:]
     for part in ("gather", "transfer", "load", "process", "total"):

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from flashpatch.patches.eagle.vllm import capture, ending, orders, speculate, sync
+from flashpatch.patches.eagle.vllm import capture, ending, expand, orders, speculate, sync
 
-PATCHES = (ending.PATCH, orders.PATCH, *capture.PATCHES, *speculate.PATCHES, *sync.PATCHES)
+PATCHES = (ending.PATCH, orders.PATCH, *capture.PATCHES, *speculate.PATCHES, *sync.PATCHES, expand.PATCH)

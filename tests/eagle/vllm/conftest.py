@@ -16,8 +16,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-NEED_VLLM = ("test_engine.py", "test_drafter.py", "test_adapt.py", "test_processes.py", "test_stock.py")
-NEED_TORCH = (*NEED_VLLM, "test_weights.py", "test_capture.py")
+NEED_VLLM = ("test_engine.py", "test_drafter.py", "test_adapt.py", "test_processes.py", "test_probe.py")
+NEED_TORCH = (*NEED_VLLM, "test_weights.py", "test_expand.py")
 
 
 def _old() -> bool:

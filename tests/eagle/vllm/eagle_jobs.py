@@ -61,8 +61,6 @@ def capture(at: Path) -> None:
         **tiny.engine_arguments(
             at / "target",
             max_num_batched_tokens=48,
-            block_size=32,
-            kv_cache_memory_bytes=_blocks(14),
             speculative_config=dict(method="draft_model", model=str(at / "noisy"), num_speculative_tokens=MOST),
         )
     )
@@ -100,6 +98,16 @@ def capture(at: Path) -> None:
     ask("stopped", texts, temperature=0, max_tokens=40, stop_token_ids=[eos])
     ask("long", [texts[0] + texts[2]], temperature=0, max_tokens=256 - 38, logprobs=0)
     one = llm.llm_engine
+    for number, text in enumerate(texts[:4]):
+        one.add_request(f"again-{number}", {"prompt_token_ids": text},
+                        SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, detokenize=False))  # fmt: skip
+    for _ in range(9):
+        one.step()
+    core.scheduler.reset_prefix_cache(reset_running_requests=True)  # preempts all of them
+    done: dict[str, list[int]] = {}
+    while one.has_unfinished_requests():
+        done |= {output.request_id: list(output.outputs[0].token_ids) for output in one.step() if output.finished}
+    seen["again"] = [done[f"again-{number}"] for number in range(4)]
     for number, text in enumerate(texts[:3]):
         one.add_request(f"abort-{number}", {"prompt_token_ids": text},
                         SamplingParams(temperature=0, max_tokens=100, ignore_eos=True, detokenize=False))  # fmt: skip
@@ -117,13 +125,7 @@ def capture(at: Path) -> None:
     for number, sample in enumerate(samples):
         sample.save(at / f"sample-{number}.safetensors")
     controller.policy = Cycle([3, 1, 4, 0])
-    many = [[7, 11, 5]] * 1500
-    found = llm.generate(
-        [{"prompt_token_ids": text} for text in many],
-        SamplingParams(temperature=1.0, max_tokens=3, ignore_eos=True, detokenize=False),
-        use_tqdm=False,
-    )
-    seen["many"] = [list(one.outputs[0].token_ids) for one in found]
+    seen["many"] = many(llm)
     _leave(at, seen)
 
 
@@ -193,7 +195,7 @@ def sync(at: Path) -> None:
     update(at / "noise", 3)
     ask("worse", 120)  # judged while it runs
     ask("rolled back")
-    seen["log"] = syncs.of(core).log
+    seen["log"] = list(syncs.of(core).log)
     llm.collective_rpc("reload_weights", kwargs=dict(weights_path=str(at / "chain2")))
     ask("new target")
     update(at / "exact2", 4)
@@ -207,7 +209,7 @@ def sync(at: Path) -> None:
     import flashpatch
 
     seen["wrapped"] = [name for name, found in _targets().items() if found is STOCK[name]]
-    flashpatch.disable("eagle")
+    flashpatch.disable()
     seen["left behind"] = [name for name, found in _targets().items() if found is not STOCK[name]]
     seen["unknown then"] = _refusal(lambda: update(at / "exact", 5))
     controller.policy = Cycle([0])  # nobody asks it any more
@@ -282,6 +284,34 @@ def adapt(at: Path) -> None:
 
     seen["notes"] = ledger.notes()
     _leave(at, seen)
+
+
+def many(llm: Any) -> list[list[int]]:
+    """Short sampled answers to one prompt."""
+    from vllm import SamplingParams
+
+    found = llm.generate(
+        [{"prompt_token_ids": [7, 11, 5]}] * 800,
+        SamplingParams(temperature=1.0, max_tokens=3, ignore_eos=True, detokenize=False),
+        use_tqdm=False,
+    )
+    return [list(one.outputs[0].token_ids) for one in found]
+
+
+def stock(at: Path) -> None:
+    """vLLM alone, with a fixed number of tokens."""
+    from vllm import LLM
+
+    from flashpatch.patches.eagle import tiny
+
+    llm = LLM(
+        **tiny.engine_arguments(
+            at / "target",
+            max_num_batched_tokens=48,
+            speculative_config=dict(method="draft_model", model=str(at / "noisy"), num_speculative_tokens=3),
+        )
+    )
+    _leave(at, {"many": many(llm)})
 
 
 def ranks(at: Path) -> None:
@@ -378,12 +408,6 @@ def _settle(ring: Path, counts: dict[str, Any]) -> None:
         time.sleep(0.05)
 
 
-def _blocks(count: int) -> int:
-    """Bytes of a key-value cache of so many blocks of 32 tokens, target and draft model together."""
-    keys_and_values, layers, heads, width, size = 2, 4, 2, 32, 4
-    return count * 32 * keys_and_values * layers * heads * width * size
-
-
 def _leave(at: Path, seen: dict[str, Any]) -> None:
     (at / "seen.json").write_text(json.dumps(seen))
     sys.stdout.flush()
@@ -395,6 +419,8 @@ if __name__ == "__main__":
 
     if sys.argv[1] == "sync":
         STOCK.update(_targets())
+    if sys.argv[1] == "stock":
+        stock(Path(sys.argv[2]))
     flashpatch.enable(
         *sys.argv[3].split(","), strict=True, ring=f"{sys.argv[2]}/ring", rollback_steps=20, window=60,
         state=f"{sys.argv[2]}/bandit.json",

@@ -51,7 +51,7 @@ def test_captured_states_equal_a_forward_of_the_same_tokens(run, samples):
         gap = (one.hidden - wanted).abs().amax(-1)
         worst, rows = max(worst, float(gap[one.known].max())), rows + int(one.known.sum())
         assert one.hidden[~one.known].abs().sum() == 0
-    assert rows > 2000 and worst < CLOSE, (rows, worst)
+    assert rows > 1500 and worst < CLOSE, (rows, worst)
 
 
 def test_what_is_not_known_is_a_cached_prefix_or_the_last_token(run, samples):
@@ -69,7 +69,10 @@ def test_what_is_not_known_is_a_cached_prefix_or_the_last_token(run, samples):
 
 def test_preempted_and_aborted_requests_are_captured_too(run, samples):
     seen, _ = run
-    assert seen["preempted"] > 0, "nothing was preempted: the test is empty"
+    assert seen["preempted"] >= 3, "nothing was preempted: the test is empty"
+    assert seen["again"] == [row["tokens"] for row in seen["plain"][:4]]
+    again = [one for one in samples if one.request.startswith("again-")]
+    assert len(again) == 4 and all(one.known[:-1].all() for one in again)
     cut = [one for one in samples if one.request.startswith("abort-")]
     assert len(cut) == 3 and all(one.known.any() for one in cut)
 
