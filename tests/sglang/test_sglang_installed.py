@@ -18,8 +18,8 @@ def test_all_is_installed_and_undone_without_a_trace(family: str, least: int, tm
 
 
 @pytest.mark.parametrize(("name", "quantization", "says"), [
-    ("fp8", "fp8", ""),
-    ("bf16", None, ""),
+    pytest.param("fp8", "fp8", "", marks=pytest.mark.full),
+    pytest.param("bf16", None, "", marks=pytest.mark.full),
     ("fp8_channel", "PatchError", "not available on SGLang"),
 ])  # fmt: skip
 def test_the_precision_is_the_engines_where_none_was_asked_for(

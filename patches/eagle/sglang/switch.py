@@ -230,8 +230,8 @@ def on_complete(original, self, num_correct_drafts_per_req: list[int], batch_siz
     trees = _trees.get(self)
     if trees is not None:
         trees.chooser.learn(num_correct_drafts_per_req, batch_size)
+    original(self, num_correct_drafts_per_req, batch_size)  # the controller's turn to learn, where there is one
     _watch(self, num_correct_drafts_per_req)
-    return original(self, num_correct_drafts_per_req, batch_size)
 
 
 def _watch(worker: Any, accepted: list[int]) -> None:

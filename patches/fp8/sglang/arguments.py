@@ -53,7 +53,12 @@ def _choose(args: Any, options: Any) -> None:
 
 
 def _has_own_quantization(args: Any) -> bool:
-    """Whether the checkpoint is quantized already (SGLang then follows its configuration)."""
+    """Whether the checkpoint is quantized already (SGLang then follows its configuration).
+
+    Without a configuration to read (SGLang's ``dummy`` and ``none``) there is nothing to quantize either.
+    """
+    if str(args.model_path).lower() in ("none", "dummy"):
+        return True
     from sglang.srt.utils.hf_transformers_utils import get_config
 
     config = get_config(args.model_path, trust_remote_code=args.trust_remote_code, revision=args.revision)
