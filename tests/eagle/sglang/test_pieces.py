@@ -92,3 +92,48 @@ def test_the_controllers_protocol() -> None:
     assert chains.cuda_graph_bs_for_step(3) == [1, 2]
     assert chains.get_steps_for_batch(4) in (1, 3)
     assert chains.on_verify_complete([1, 0, 2, 1], 4) is None
+
+
+def test_worse_weights_go_back_and_better_ones_stay() -> None:
+    """Written as SGLang's loaders write, through ``.data``; what the target shares with its drafter is let alone."""
+    from flashpatch.patches.eagle.sglang import sync
+
+    target, draft = torch.nn.Linear(2, 2), torch.nn.Module()
+    draft.head = torch.nn.Parameter(torch.zeros(1))
+    draft.embed = target.weight
+    worker = types.SimpleNamespace(speculative_num_steps=3)
+    worker._target_worker = types.SimpleNamespace(model_runner=types.SimpleNamespace(model=target))
+    worker._draft_worker = types.SimpleNamespace(draft_runner=types.SimpleNamespace(model=draft))
+
+    class Worker(types.SimpleNamespace):
+        __hash__ = object.__hash__
+
+    worker = Worker(**vars(worker))
+    manager = types.SimpleNamespace(draft_worker=worker)
+    drafter = sync.Drafter(manager, dict(rollback=0.2, rollback_steps=4))
+    assert list(drafter.weights()) == ["head"]
+
+    def send(value: float) -> bool:
+        drafter.before()
+        draft.head.data.copy_(torch.tensor([value]))
+        return drafter.after()
+
+    def steps(accepted: int, count: int = 4) -> None:
+        for _ in range(count):
+            drafter.observe([accepted, accepted], 3)
+
+    steps(2)
+    assert not send(0.0) and drafter.version == 0, "the same weights are no update"
+    assert send(1.0) and drafter.version == 1
+    steps(0)
+    assert draft.head.item() == 0.0 and drafter.version == 0, "worse: taken back"
+    steps(2)
+    assert send(2.0)
+    steps(3)
+    assert draft.head.item() == 2.0 and drafter.version == 1, "better: kept"
+    assert send(3.0) and send(4.0) and drafter.version == 3
+    steps(0)
+    assert draft.head.item() == 2.0, "several in a row go back to what was judged last"
+    steps(3)
+    drafter.observe([0, 0], 0)  # a step that drafted nothing says nothing
+    assert drafter.trial.length > 3
