@@ -271,18 +271,20 @@ class Recorder:
         return steps, item, item is not None
 
     def _file(self, steps: list[_Step]) -> None:
-        pieces: dict[int, tuple[_Request, list[tuple[_Step, int, int]]]] = {}
-        for step in steps:
-            if step.arrive is not None:
-                step.arrive()
-            for request, start, end in step.spans:
-                pieces.setdefault(id(request), (request, []))[1].append((step, start, end))
-        for request, parts in pieces.values():
-            if not request.lost:
-                self._write(request, parts)
-        for step in steps:
-            if step.release is not None:
-                step.release()
+        try:
+            pieces: dict[int, tuple[_Request, list[tuple[_Step, int, int]]]] = {}
+            for step in steps:
+                if step.arrive is not None:
+                    step.arrive()
+                for request, start, end in step.spans:
+                    pieces.setdefault(id(request), (request, []))[1].append((step, start, end))
+            for request, parts in pieces.values():
+                if not request.lost:
+                    self._write(request, parts)
+        finally:
+            for step in steps:
+                if step.release is not None:
+                    step.release()
 
     def _write(self, request: _Request, parts: list[tuple[_Step, int, int]]) -> None:
         positions = numpy.concatenate([step.rows.positions[start:end].numpy() for step, start, end in parts])

@@ -117,7 +117,7 @@ def _load(runner: Any, drafter: Any, config: Any, tensors: Mapping[str, torch.Te
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
     from vllm.utils.torch_utils import set_default_torch_dtype
 
-    if engine.enabled("fp8"):
+    if engine.enabled("fp8") and "load_weights" in vars(drafter):
         drafter.load_weights(iter(tensors.items()), partial=True)
         return
     with set_current_vllm_config(runner.vllm_config), set_default_torch_dtype(config.dtype):

@@ -84,7 +84,7 @@ def job(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
         script = Path(__file__).parent / "eagle_jobs.py"
         done = subprocess.run(
             [sys.executable, "-P", str(script), name, str(at), names],
-            env=environment, cwd=at, capture_output=True, text=True, timeout=400,
+            env=environment, cwd=at, capture_output=True, text=True, timeout=580,
         )  # fmt: skip
         said = f"exit {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-8000:]}"
         assert (at / "seen.json").exists(), said

@@ -291,7 +291,7 @@ def many(llm: Any) -> list[list[int]]:
     from vllm import SamplingParams
 
     found = llm.generate(
-        [{"prompt_token_ids": [7, 11, 5]}] * 800,
+        [{"prompt_token_ids": [7, 11, 5]}] * 500,
         SamplingParams(temperature=1.0, max_tokens=3, ignore_eos=True, detokenize=False),
         use_tqdm=False,
     )
