@@ -96,7 +96,8 @@ def paper(
 
 
 def refused() -> str:
-    """What the driver's first check says to a recipe for Megatron."""
+    """What the driver's first check says to a recipe for Megatron. The last thing to ask here: ``cpu``, which
+    refuses it as well, is off afterwards."""
     from omegaconf import OmegaConf
     from verl.utils.config import validate_config
 
@@ -107,6 +108,7 @@ def refused() -> str:
         "actor_rollout_ref": {"actor": {"strategy": "megatron"}},
         "algorithm": {"adv_estimator": "grpo"},
     }
+    flashpatch.disable("cpu")
     try:
         validate_config(OmegaConf.create(recipe), False, False)
     except PatchError as error:

@@ -85,11 +85,12 @@ def test_a_loss_that_forgets_the_reference_is_caught_though_every_patch_is_live(
             "(means * 0).detach()",
             "log Z is that",
         ),
+        # unrefused, the recipe goes on to verl, which stumbles over what it lacks
         (
             "recipe.py",
             'if strategy not in (None, "fsdp", "fsdp2"):',
             "if False:",
-            "a Megatron recipe is refused",
+            "verl's worker updates an actor",
         ),
         ("forward.py", "if held is not None:", "if False:", "verl's worker updates an actor"),
     ],
