@@ -1,6 +1,7 @@
 # make demo       stock vLLM against FlashPatch, in an environment of its own
 # make demo-verl  verl trains on this machine, bf16 against fp8 rollouts, and what was live; some ten minutes
-# make test       the whole suite on the newest vLLM; beside it the verl tests, on the vLLM that verl runs on
+# make test       the whole suite on the newest vLLM; beside it the verl tests, on the vLLM that verl runs on, and
+#                 those on SGLang, which has an environment of its own
 # make test-full  the same with the long matrix, and on the oldest supported vLLM as well
 # make clean      removes what builds and tests leave behind; environments stay (rm -r .venv*)
 #
@@ -14,6 +15,7 @@ VENV   ?= .venv
 NEWEST := $(VENV)
 PAIRED := $(VENV)-0.31
 OLDEST := $(VENV)-0.28
+SGLANG := $(VENV)-sglang
 
 $(NEWEST)/.vllm: VLLM := 0.32.0
 $(PAIRED)/.vllm: VLLM := 0.31.0
@@ -26,9 +28,10 @@ UNWANTED := torchvision torchaudio torchcodec
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo demo-verl test test-newest test-paired test-full clean $(NEWEST) $(PAIRED) $(OLDEST)
+.PHONY: demo demo-verl test test-newest test-paired test-sglang test-full clean \
+	$(NEWEST) $(PAIRED) $(OLDEST) $(SGLANG)
 # A stamp is the last thing a recipe writes: an interrupted set-up is taken up again.
-.PRECIOUS: %/.vllm %/.verl %/.ready
+.PRECIOUS: %/.vllm %/.verl %/.sglang %/.ready
 
 demo: $(NEWEST)
 	$(NEWEST)/bin/python examples/demo.py
@@ -37,8 +40,8 @@ demo-verl: $(PAIRED)
 	PYTHON=$(abspath $(PAIRED))/bin/python bash examples/verl_grpo_cpu.sh --quick .demo
 
 # Side by side: most of the time one of them waits for an engine to start.
-test: $(NEWEST) $(PAIRED)
-	$(MAKE) -j2 --output-sync=none test-newest test-paired
+test: $(NEWEST) $(PAIRED) $(SGLANG)
+	$(MAKE) -j2 --output-sync=none test-newest test-paired test-sglang
 
 test-newest: $(NEWEST)
 	$(NEWEST)/bin/pytest
@@ -49,16 +52,20 @@ test-paired: $(PAIRED)
 	$(PAIRED)/bin/pytest -m "vllm and not full" tests/verify/test_fp8_probe.py \
 		tests/vllm/test_update_matrix.py tests/vllm/test_update_doors.py
 
-test-full: $(NEWEST) $(PAIRED) $(OLDEST)
+test-sglang: $(SGLANG)
+	$(SGLANG)/bin/pytest -m "sglang and not full"
+
+test-full: $(NEWEST) $(PAIRED) $(OLDEST) $(SGLANG)
 	$(NEWEST)/bin/pytest -m "full or not full"
 	$(PAIRED)/bin/pytest -m "vllm or verl"
 	$(OLDEST)/bin/pytest -m vllm
+	$(SGLANG)/bin/pytest -m sglang
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .hypothesis .demo
 	find flashpatch patches verify examples tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
-$(NEWEST) $(PAIRED) $(OLDEST): %: %/.ready
+$(NEWEST) $(PAIRED) $(OLDEST) $(SGLANG): %: %/.ready
 
 %/.vllm:
 	@echo "[$*] 1/4 new environment from $(PYTHON)"
@@ -80,6 +87,21 @@ $(PAIRED)/.verl: $(PAIRED)/.vllm tests/cpu/requirements.txt
 	@touch $@
 
 $(PAIRED)/.ready: $(PAIRED)/.verl
+
+# SGLang wants other builds than vLLM. What it imports and no CPU has is in tests/sglang/standins.
+$(SGLANG)/.sglang: tests/sglang/requirements.txt
+	@echo "[$(SGLANG)] 1/2 new environment from $(PYTHON)"
+	@test -x $(SGLANG)/bin/pip || $(PYTHON) -m venv $(SGLANG)
+	@echo "[$(SGLANG)] 2/2 $(TORCH), sglang==0.5.23 and what it needs: 2.5 GB on disk, some minutes"
+	@$(SGLANG)/bin/pip install -qq $(TORCH)
+	@$(SGLANG)/bin/pip install -qq -r tests/sglang/requirements.txt
+	@$(SGLANG)/bin/pip install -qq --no-deps sglang==0.5.23 xgrammar==0.2.7
+	@$(SGLANG)/bin/pip uninstall -qq -y $(UNWANTED)
+	@touch $@
+
+$(SGLANG)/.ready: $(SGLANG)/.sglang setup.cfg setup.py pyproject.toml flashpatch.pth flashpatch.start
+	@$(SGLANG)/bin/pip install -qq -e '.[dev]'
+	@touch $@
 
 %/.ready: %/.vllm setup.cfg setup.py pyproject.toml flashpatch.pth flashpatch.start
 	@echo "[$*] 4/4 flashpatch, editable, with what its tests need"

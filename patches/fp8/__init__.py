@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from flashpatch.patches.fp8 import birth, doors, fleet, gate, quantization, refusal, spawn, worker
+from flashpatch.patches.fp8.sglang import PATCHES as SGLANG
 from flashpatch.patches.fp8.verl import PATCHES as VERL
 from flashpatch.proof import Proof
 from flashpatch.record import Family, Option
@@ -13,6 +15,24 @@ from flashpatch.record import Family, Option
 
 def _too_late() -> str | None:
     """A sentence when an engine was built before the family was enabled."""
+    return _too_late_sglang() or _too_late_vllm()
+
+
+def _too_late_sglang() -> str | None:
+    module = sys.modules.get("sglang.srt.managers.scheduler")
+    if module is None:
+        return None
+    import gc
+
+    from flashpatch.patches.fp8.sglang import schedulers
+
+    unknown = [o for o in gc.get_objects() if isinstance(o, module.Scheduler) and o not in schedulers.known()]
+    if not unknown:
+        return None
+    return f"{len(unknown)} SGLang scheduler(s) exist already and stay as they are; build engines after enabling."
+
+
+def _too_late_vllm() -> str | None:
     module = sys.modules.get("vllm.v1.engine.core")
     if module is None:
         return None
@@ -26,7 +46,10 @@ def _too_late() -> str | None:
 
 
 def _probe(nonce: str, workdir: Path) -> list[Proof]:
-    from flashpatch.patches.fp8.probe import probe
+    if find_spec("vllm") is None and find_spec("sglang") is not None:
+        from flashpatch.patches.fp8.sglang.probe import probe
+    else:
+        from flashpatch.patches.fp8.probe import probe
 
     return probe(nonce, workdir)
 
@@ -52,6 +75,7 @@ FAMILY = Family(
         spawn.CORES,
         spawn.WORKERS,
         *VERL,
+        *SGLANG,
     ),
     names={precision: {"precision": precision} for precision in fleet.SCHEMES},
     options={
@@ -95,5 +119,10 @@ FAMILY = Family(
         "profile": "flashpatch.patches.fp8.profile.command",
         "advise": "flashpatch.patches.fp8.advise.command",
     },
-    refuses=("vllm.engine.arg_utils:EngineArgs.create_engine_config", "vllm.v1.engine.core:EngineCore.__init__"),
+    refuses=(
+        "vllm.engine.arg_utils:EngineArgs.create_engine_config",
+        "vllm.v1.engine.core:EngineCore.__init__",
+        "sglang.srt.arg_groups.pipeline:run_resolution_pipeline",
+        "sglang.srt.managers.scheduler:Scheduler.__init__",
+    ),
 )

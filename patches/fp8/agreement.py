@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch.distributed as dist
 
@@ -17,13 +18,23 @@ TIMEOUT = 120.0  # seconds to wait for the slowest rank
 _POLL = 0.002
 
 
+def _vllm_group() -> Any:
+    from vllm.distributed.parallel_state import get_tp_group
+
+    return get_tp_group()
+
+
 class Voice:
-    """This rank's part in agreements among ``ranks`` tensor-parallel ranks; one per model."""
+    """This rank's part in agreements among ``ranks`` tensor-parallel ranks; one per model.
+
+    ``group`` gives the engine's tensor-parallel group: an object with ``ranks`` and ``rank_in_group``.
+    """
 
     _models = 0
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, group: Callable[[], Any] = _vllm_group) -> None:
         self._ranks = ranks
+        self._group = group
         self._model = Voice._models
         self._update = self._round = 0
         Voice._models += 1
@@ -72,9 +83,7 @@ class Voice:
 
     def _answer(self, text: str) -> tuple[dist.Store, str, list[str]]:
         """Write this rank's answer to the next round; the store, the round's prefix, the keys of all answers."""
-        from vllm.distributed.parallel_state import get_tp_group
-
-        group = get_tp_group()
+        group = self._group()
         store = dist.distributed_c10d._get_default_store()
         self._round += 1
         name = "-".join(map(str, group.ranks))

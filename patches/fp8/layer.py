@@ -107,7 +107,7 @@ class Layer:
             if slot.live() is not shown or shown.untyped_storage()._cdata != slot.storage.get()._cdata:
                 raise PatchError(
                     f"{slot.name} was replaced by the weight loader instead of written to",
-                    patch="fp8.vllm.update",
+                    patch="fp8.update",
                     advice="Report this model; until then update it by restarting the engine.",
                 )
 
@@ -155,7 +155,7 @@ class Layer:
         except LayoutChanged as error:
             raise PatchError(
                 f"the new weights cannot take the place of the old ones: {error}.",
-                patch="fp8.vllm.update",
+                patch="fp8.update",
                 advice="Open a new engine on them, or report this layer.",
             ) from error
         self._keep_alive(plan, after)
@@ -193,7 +193,7 @@ class Layer:
             if slot.touched and not _finite(slot.stage()):
                 raise PatchError(
                     f"{slot.name} holds NaN or Inf values",
-                    patch="fp8.vllm.update",
+                    patch="fp8.update",
                     advice="The update is abandoned: find where the trainer's weights diverged.",
                 )
 

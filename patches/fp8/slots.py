@@ -101,7 +101,7 @@ class Slot:
         if source is None or source.shape != tensor.shape or source.dtype != tensor.dtype:
             raise PatchError(
                 f"{self.name} is not in the checkpoint and its initial values are gone",
-                patch="fp8.vllm.update",
+                patch="fp8.update",
                 advice="Report this model; until then update it by restarting the engine.",
             )
         tensor.copy_(source)

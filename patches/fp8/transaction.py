@@ -32,7 +32,7 @@ from flashpatch.patches.fp8.watch import Names, Watch
 
 logger = logging.getLogger("flashpatch.fp8")
 
-PATCH = "fp8.vllm.update"
+PATCH = "fp8.update"
 _TOGETHER = 8  # complete layers that several ranks process after one agreement
 _SHOWN = 6  # names listed in a message before "and N more"
 _changes = itertools.count(1)  # of state, of all models: no number comes twice
@@ -226,6 +226,15 @@ class ManagedModel:
         self.version = self._number or self.version + 1
         self.state, self.error = "ready", ""
 
+    def withdraw(self) -> bool:
+        """Close an open update that has written nothing; whether there was such a one."""
+        with self._alone():
+            idle = self.state == "open" and not any(layer.touched or layer.processed_in for layer in self.layers)
+            if idle:
+                self._drop()
+                self.state = "broken" if self.error else "ready"
+            return idle
+
     def settle(self) -> None:
         """Before a step: commit an update that is complete but was never finished by its sender."""
         if self.state == "open" and not self._inside and not self._missing(self.options["partial"]):
@@ -235,7 +244,7 @@ class ManagedModel:
         """The weights are gone (sleep level 2): nothing may be generated before a complete update."""
         self._drop()
         self._discarded = True
-        self.state, self.error = "broken", "sleep level 2 discarded the weights and no complete update has come since"
+        self.state, self.error = "broken", "the weights were discarded (sleep level 2) and no complete update has come since"
 
     def policy(self) -> Policy:
         missing = self._missing(self.options["partial"]) if self.state == "open" else []

@@ -17,7 +17,7 @@ class Worker:
 
     def load(self, factor: int, plus: int = 0) -> int:
         if self.rank == 1 and factor == 0:
-            raise PatchError("layers.0.down.weight did not come", patch="fp8.vllm.update")
+            raise PatchError("layers.0.down.weight did not come", patch="fp8.update")
         return self.rank * factor + plus
 
 

@@ -600,3 +600,12 @@ def test_an_engine_that_is_gone_is_forgotten():
     del model
     toys.tensors()
     assert len(managed.all_models()) == before
+
+
+def test_an_update_that_wrote_nothing_can_be_withdrawn(atomic):
+    engine = toys.engine("bare", atomic=atomic)
+    engine.managed.begin()
+    assert engine.managed.withdraw() and engine.managed.may_generate and engine.managed.version == 0
+    engine.managed.begin()
+    engine.load(list(B)[:1])
+    assert not engine.managed.withdraw() and engine.managed.state == "open"

@@ -1,0 +1,204 @@
+"""Hidden states of the target, taken where SGLang hands them to its drafter: no forward of its own.
+
+After a verification the accepted path lies at the front of each request's rows, in trees too, since SGLang moves
+it there; row ``j`` holds the state at the ``j``-th accepted input. Rows behind the accepted ones hold rejected
+drafts: they are fed again by a later step or lie past the request's end, so that `Recorder` drops them, and no
+step waits to learn how many were accepted.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from flashpatch.patches.eagle.ring import Writer, place
+from flashpatch.patches.eagle.sglang.common import TEXT, WORKER
+
+from flashpatch import engine, ledger
+from flashpatch.record import Contract, Patch
+from flashpatch.wrap import Site
+
+if TYPE_CHECKING:
+    import torch
+    from flashpatch.patches.eagle.recorder import Recorder
+
+logger = logging.getLogger("flashpatch.eagle")
+
+_recorder: Recorder | None = None
+_asked = False
+
+
+def recorder(worker: Any = None) -> Recorder | None:
+    """This process's recorder; made when a ``worker`` first asks, None where another rank captures."""
+    global _recorder, _asked
+    if worker is not None and not _asked:
+        _asked = True
+        _recorder = _make(worker)
+    return _recorder
+
+
+def _make(worker: Any) -> Recorder | None:
+    from flashpatch.patches.eagle.recorder import Recorder
+    from sglang.srt.runtime_context import get_parallel
+
+    options = engine.options("eagle")
+    ledger.role("worker", tp=get_parallel().tp_rank)
+    if not options["capture"] or get_parallel().tp_rank != 0:
+        return None
+    if not worker.speculative_algorithm.is_eagle() or worker.speculative_algorithm.is_eagle3():
+        # EAGLE-3 drafters get three inner layers of the target; the last one, which a sample needs, is not there.
+        logger.warning("hidden states are not captured under %s", worker.speculative_algorithm.name)
+        ledger.note(eagle_capture=f"not under {worker.speculative_algorithm.name}")
+        return None
+    ring = place(options["ring"])
+    ledger.note(eagle_ring=str(ring))
+    return Recorder(
+        Writer(ring, options["ring_slots"], options["ring_bytes"]),
+        options["capture_rate"],
+        options["capture_budget"],
+        options["capture_tokens"],
+        options["seed"],
+        lambda counts: ledger.note(eagle_capture=dict(counts)),
+    )
+
+
+def on_verify(original, self, batch: Any, *args: Any, **kwargs: Any):
+    """Around ``EAGLEWorkerV2.verify``."""
+    record = recorder(self)
+    if record is None or batch.forward_mode.is_idle():
+        return original(self, batch, *args, **kwargs)
+    roots = batch.spec_info.draft_token.view(len(batch.reqs), -1)[:, :1]
+    first = batch.seq_lens  # position of each root
+    result = original(self, batch, *args, **kwargs)
+    hidden = result.logits_output.hidden_states
+    if hidden is not None:
+        ids, positions, rows = accepted_rows(roots, first, result, hidden)
+        names = [request.rid for request in batch.reqs]
+        record.step(names, [ids.shape[1]] * len(names), ids.reshape(-1), positions.reshape(-1), rows)
+    return result
+
+
+def accepted_rows(
+    roots: torch.Tensor, first: torch.Tensor, result: Any, hidden: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Inputs and states of the path a verification has accepted, and of what lies behind it.
+
+    Args:
+        roots: [requests, 1], the last token accepted before this step, the root of each tree.
+        first: [requests], the position of each root.
+        result: SGLang's ``GenerationBatchResult``: ``next_token_ids`` [requests * nodes], accepted tokens in
+            front; ``accept_index`` [requests, steps + 1].
+        hidden: [requests * nodes, H].
+
+    Returns:
+        ids and positions, [requests, steps + 1], and states, [requests * (steps + 1), H], a copy.
+    """
+    import torch
+
+    count, depth = result.accept_index.shape
+    after = result.next_token_ids.view(count, -1)
+    ids = torch.cat([roots.to(after.dtype), after[:, : depth - 1]], dim=1)
+    positions = first[:, None] + torch.arange(depth, device=first.device)
+    rows = hidden.view(count, -1, hidden.shape[-1])[:, :depth].reshape(count * depth, -1)
+    return ids, positions, rows.clone() if rows.data_ptr() == hidden.data_ptr() else rows
+
+
+def on_prefill(original, self, batch: Any, *args: Any, **kwargs: Any):
+    """Around ``EAGLEWorkerV2._forward_prefill_batch``, which shifts the inputs by one for its drafter."""
+    record = recorder(self)
+    if record is None or batch.forward_mode.is_idle():
+        return original(self, batch, *args, **kwargs)
+    ids, lengths, starts = batch.input_ids, list(batch.extend_lens), list(batch.prefix_lens)
+    result = original(self, batch, *args, **kwargs)
+    hidden = result.logits_output.hidden_states if result.logits_output is not None else None
+    if hidden is not None:
+        record.step(
+            [request.rid for request in batch.reqs],
+            lengths,
+            ids,
+            positions_of(starts, lengths, ids.device),
+            hidden,
+        )
+    return result
+
+
+def positions_of(starts: list[int], lengths: list[int], device: Any) -> torch.Tensor:
+    """int64 [sum of lengths]: consecutive positions of each request, from its start; a cached prefix lies before."""
+    import torch
+
+    spans = [torch.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
+    return torch.cat(spans).to(device)
+
+
+def on_release(original, req: Any, *args: Any, **kwargs: Any):
+    """Around ``release_kv_cache``: a request that gives its cache back is over, unless it was retracted."""
+    record = recorder()
+    if record is not None and req.finished():
+        tokens = [*req.origin_input_ids, *req.output_ids_through_stop]
+        record.finish({req.rid: (tokens, len(req.origin_input_ids))})
+    return original(req, *args, **kwargs)
+
+
+def _undo(site: Site) -> None:
+    global _recorder, _asked
+    if _recorder is not None:
+        _recorder.close()
+    _recorder, _asked = None, False
+    site.unwrap()
+
+
+_WHY = (
+    "A drafter learns from the target's hidden states, which SGLang computes at every step and throws away."
+)
+
+VERIFY = Patch(
+    id="eagle.sglang.verify",
+    targets=(f"{WORKER}.verify",),
+    wrapper=on_verify,
+    undo=_undo,
+    contract=Contract(
+        params=("batch",),
+        mentions=("run_eagle_verify",),
+        exists=(
+            "sglang.srt.managers.utils:GenerationBatchResult.accept_lens",
+            "sglang.srt.speculative.eagle_worker_common:_finalize_accept_tree_path",
+            "sglang.srt.runtime_context:get_parallel",
+        ),
+    ),
+    evidence="fault",  # an engine without speculation verifies nothing
+    needs=("eagle.sglang.finished",),
+    why=_WHY,
+    how="Notes tokens, positions and states of the accepted path after each verification.",
+    **TEXT,
+)
+
+PREFILL = Patch(
+    id="eagle.sglang.prefill",
+    targets=(f"{WORKER}._forward_prefill_batch",),
+    wrapper=on_prefill,
+    contract=Contract(params=("batch",), mentions=("batch_output.logits_output.hidden_states",)),
+    evidence="fault",
+    needs=("eagle.sglang.verify",),
+    why=_WHY,
+    how="Notes tokens, positions and states of prompts, chunk by chunk; cached prefixes stay unknown.",
+    **TEXT,
+)
+
+FINISHED = Patch(
+    id="eagle.sglang.finished",
+    targets=("sglang.srt.mem_cache.common:release_kv_cache",),
+    wrapper=on_release,
+    contract=Contract(
+        params=("req",),
+        exists=(
+            "sglang.srt.managers.schedule_batch:Req.output_ids_through_stop",
+            "sglang.srt.managers.schedule_batch:Req.finished",
+        ),
+    ),
+    evidence="fault",
+    why="Only the scheduler knows which tokens a request kept.",
+    how="Hands finished requests over with their tokens when their cache is released.",
+    **TEXT,
+)
+
+PATCHES = (VERIFY, PREFILL, FINISHED)

@@ -1,0 +1,233 @@
+"""Hidden states of the target, seen where a step's tokens are sampled: no forward of its own.
+
+The hook is ``sample_tokens``, in which both runners also propose drafts: there the step's input tokens, their
+positions and the final hidden states lie side by side, whether or not the drafter gets to run in that step and
+whether or not the engine speculates at all. See `flashpatch.patches.eagle.recorder` for what is kept of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from flashpatch import engine, ledger
+from flashpatch.patches.eagle.ring import Writer, place
+from flashpatch.patches.eagle.vllm import ending
+from flashpatch.patches.eagle.vllm.common import RUNNER, RUNNER_V2, WORKERS
+from flashpatch.record import Contract, Patch
+from flashpatch.wrap import Site
+
+if TYPE_CHECKING:
+    from flashpatch.patches.eagle.recorder import Recorder
+
+logger = logging.getLogger("flashpatch.eagle")
+
+
+class Capture:
+    """One runner's recorder, and the policy version it records under.
+
+    Attributes:
+        recorder: None in ranks that leave it to another, and when capturing is off.
+        version: 0 for the weights the engine was opened with, one more after each update.
+    """
+
+    def __init__(self, model: Any, recorder: Recorder | None) -> None:
+        self.recorder = recorder
+        self.version = 0
+        self._changed = False
+        self._model = weakref.ref(model)
+        self._original = vars(model).get("load_weights")
+        loaded = model.load_weights
+
+        def load_weights(*args: Any, **kwargs: Any) -> Any:
+            """Load weights, and remember that the policy has changed."""
+            self._changed = True
+            return loaded(*args, **kwargs)
+
+        self._shadow = model.load_weights = load_weights
+
+    def before_step(self) -> None:
+        """The weights are those of the next step now."""
+        if self._changed:
+            self._changed = False
+            self.version += 1
+            ledger.note(eagle_policy=self.version)
+            if self.recorder is not None:
+                self.recorder.version = self.version
+
+    def close(self) -> None:
+        model = self._model()
+        if model is not None and vars(model).get("load_weights") is self._shadow:
+            if self._original is None:
+                del model.load_weights
+            else:
+                model.load_weights = self._original
+        if self.recorder is not None:
+            self.recorder.close()
+
+
+_captures: weakref.WeakKeyDictionary[Any, Capture | None] = weakref.WeakKeyDictionary()
+
+
+def of(runner: Any) -> Capture | None:
+    """The runner's `Capture`, made when first asked for; None for a model that generates nothing."""
+    try:
+        return _captures[runner]
+    except KeyError:
+        _captures[runner] = capture = _make(runner)
+        return capture
+
+
+def _make(runner: Any) -> Capture | None:
+    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+
+    if getattr(runner, "is_pooling_model", False):
+        return None
+    ledger.role("worker", tp=get_tp_group().rank_in_group)
+    options = engine.options("eagle")
+    recorder = None
+    if options["capture"] and get_pp_group().is_last_rank and get_tp_group().rank_in_group == 0:
+        from flashpatch.patches.eagle.recorder import Recorder
+
+        ring = place(options["ring"])
+        recorder = Recorder(
+            Writer(ring, options["ring_slots"], options["ring_bytes"]),
+            options["capture_rate"],
+            options["capture_budget"],
+            options["capture_tokens"],
+            options["seed"],
+            lambda counts: ledger.note(eagle_capture=dict(counts)),
+        )
+        ledger.note(eagle_ring=str(ring))
+    return Capture(runner.get_model(), recorder)
+
+
+def on_execute(original, self, scheduler_output: Any, *args: Any, **kwargs: Any):
+    """Around ``execute_model``: requests that are over are filed before their names may come again."""
+    capture = of(self)
+    if capture is not None:
+        if capture.recorder is not None and scheduler_output.finished_req_ids:
+            truths = getattr(scheduler_output, ending.ATTRIBUTE, {})
+            capture.recorder.finish({name: truths.get(name) for name in scheduler_output.finished_req_ids})
+        if scheduler_output.total_num_scheduled_tokens:
+            capture.before_step()
+    return original(self, scheduler_output, *args, **kwargs)
+
+
+def on_sample(original, self, *args: Any, **kwargs: Any):
+    """Around V1's ``sample_tokens``."""
+    state, capture = self.execute_model_state, _captures.get(self)
+    if state is not None and capture is not None and capture.recorder is not None:
+        names, scheduled = self.input_batch.req_ids, state.scheduler_output.num_scheduled_tokens
+        _step(
+            capture.recorder,
+            names,
+            [scheduled[name] for name in names],
+            self.input_ids.gpu,
+            self.positions,
+            state,
+        )
+    return original(self, *args, **kwargs)
+
+
+def on_sample_v2(original, self, *args: Any, **kwargs: Any):
+    """Around V2's ``sample_tokens``."""
+    state, capture = self.execute_model_state, _captures.get(self)
+    if state is not None and state.hidden_states is not None and capture is not None and capture.recorder is not None:
+        batch = state.input_batch
+        lengths = batch.num_scheduled_tokens.tolist()
+        _step(capture.recorder, batch.req_ids, lengths, batch.input_ids, batch.positions, state)
+    return original(self, *args, **kwargs)
+
+
+def _step(recorder: Recorder, names: Iterable[str], lengths: list[int], ids: Any, positions: Any, state: Any) -> None:
+    recorder.step(names, lengths, ids, positions, state.hidden_states, state.aux_hidden_states)
+
+
+def _undo(site: Site) -> None:
+    for capture in list(_captures.values()):
+        if capture is not None:
+            capture.close()
+    _captures.clear()
+    site.unwrap()
+
+
+_WHY = "A drafter learns from the target's hidden states, which vLLM computes at every step and throws away."
+_STATE = ("{}:ExecuteModelState.hidden_states", "{}:ExecuteModelState.aux_hidden_states")
+
+
+def _in(runner: str) -> tuple[str, ...]:
+    module = runner.partition(":")[0]
+    return tuple(text.format(module) for text in _STATE)
+
+
+def _ends(id: str, runner: str) -> Patch:
+    return Patch(
+        id=id,
+        targets=(f"{runner}.execute_model",),
+        wrapper=on_execute,
+        undo=_undo,
+        contract=Contract(
+            params=("scheduler_output",),
+            exists=(
+                f"{runner}.get_model",
+                "vllm.distributed.parallel_state:get_tp_group",
+                "vllm.distributed.parallel_state:get_pp_group",
+                "vllm.v1.core.sched.output:SchedulerOutput.total_num_scheduled_tokens",
+            ),
+        ),
+        evidence="fault",
+        needs=("eagle.vllm.orders",),
+        why=_WHY,
+        how="Closes the books on requests that the scheduler says are over, and counts policy versions.",
+        **WORKERS,
+    )
+
+
+EXECUTE = _ends("eagle.vllm.ends", RUNNER)
+EXECUTE_V2 = _ends("eagle.vllm.ends-v2", RUNNER_V2)
+
+SAMPLE = Patch(
+    id="eagle.vllm.capture",
+    targets=(f"{RUNNER}.sample_tokens",),
+    wrapper=on_sample,
+    contract=Contract(
+        mentions=("self.execute_model_state", "self.propose_draft_token_ids"),
+        exists=(
+            *_in(RUNNER),
+            f"{RUNNER.partition(':')[0]}:ExecuteModelState.scheduler_output",
+            "vllm.v1.core.sched.output:SchedulerOutput.num_scheduled_tokens",
+        ),
+    ),
+    evidence="fault",
+    needs=("eagle.vllm.ends",),
+    why=_WHY,
+    how="Notes input tokens, positions and states before the step's tokens are sampled and drafts proposed.",
+    **WORKERS,
+)
+
+SAMPLE_V2 = Patch(
+    id="eagle.vllm.capture-v2",
+    targets=(f"{RUNNER_V2}.sample_tokens",),
+    wrapper=on_sample_v2,
+    contract=Contract(
+        mentions=("self.execute_model_state", "self.speculator.propose"),
+        exists=(
+            *_in(RUNNER_V2),
+            f"{RUNNER_V2.partition(':')[0]}:ExecuteModelState.input_batch",
+            "vllm.v1.worker.gpu.input_batch:InputBatch.num_scheduled_tokens",
+            "vllm.v1.worker.gpu.input_batch:InputBatch.input_ids",
+            "vllm.v1.worker.gpu.input_batch:InputBatch.positions",
+            "vllm.v1.worker.gpu.input_batch:InputBatch.req_ids",
+        ),
+    ),
+    evidence="fault",
+    needs=("eagle.vllm.ends-v2",),
+    why=_WHY,
+    how="The same in vLLM's second model runner. Checked by contract only: that runner needs an accelerator.",
+    **{**WORKERS, "tested": ()},
+)
+
+PATCHES = (EXECUTE, SAMPLE, EXECUTE_V2, SAMPLE_V2)

@@ -1,0 +1,20 @@
+"""What the records of this folder have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
+CORE = "vllm.v1.engine.core:EngineCore"
+WORKER = "vllm.v1.worker.gpu_worker:Worker"
+RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
+RUNNER_V2 = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
+
+_COMMON: dict[str, Any] = dict(
+    requires="vllm>=0.31",
+    tested=("0.31.0", "0.32.0"),
+    remove_when="vLLM hands out hidden states, chooses its number of speculative tokens by what they bring, and "
+    "updates its drafter.",
+)
+TEXT = dict(_COMMON, scope=frozenset({"engine-core"}))
+WORKERS = dict(_COMMON, scope=frozenset({"worker"}))

@@ -1,0 +1,191 @@
+"""New drafter weights into a running engine: ``collective_rpc("eagle_update_drafter", args=(path, version))``.
+
+Any client of vLLM can make this call, verl's servers too. Every worker loads the file itself; the engine core
+notes acceptance before and after, tells the bandit, and has the last good weights loaded again when the new
+ones turn out worse.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from pathlib import Path
+from typing import Any
+
+from flashpatch import engine, ledger
+from flashpatch.patches.eagle.vllm import capture, speculate, weights
+from flashpatch.patches.eagle.vllm.common import CORE, TEXT, WORKER, WORKERS
+from flashpatch.patches.eagle.vllm.trial import Trial
+from flashpatch.record import Contract, Patch
+from flashpatch.wrap import Site
+
+logger = logging.getLogger("flashpatch.eagle")
+
+UPDATE = "eagle_update_drafter"
+FLUSH = "eagle_flush"
+
+
+class Sync:
+    """Drafter versions of one engine core.
+
+    Attributes:
+        good: path and version of the weights to go back to.
+        current: path and version of the weights that are in use.
+        log: one entry per event, newest last.
+    """
+
+    def __init__(self, core: Any, controller: speculate.Controller) -> None:
+        options = engine.options("eagle")
+        own = core.vllm_config.speculative_config.model or ""
+        self._core = weakref.ref(core)
+        self.controller = controller
+        self.good = self.current = (str(own), 0)
+        self.log: list[dict[str, Any]] = []
+        self.trial = Trial(controller.most, options["rollback_steps"], options["rollback"])
+        self._returning = False
+        controller.on_drafts = self.step
+
+    def updated(self, path: str, version: int) -> None:
+        """All workers have the weights at ``path`` now."""
+        self.controller.policy.refresh()
+        self.current = (path, version)
+        if self._returning:
+            self.trial.abandon()
+            return
+        self.controller.pending = None
+        self._note(event="update", version=version, path=path, before=self.trial.begin())
+
+    def step(self, tally: Any) -> None:
+        verdict = self.trial.step(tally)
+        if verdict is None:
+            return
+        before, after, keep = verdict
+        self._note(event="kept" if keep else "worse", version=self.current[1], before=before, after=after)
+        if keep:
+            self.good = self.current
+        else:
+            logger.warning(
+                "drafter %s made acceptance worse, %.2f after %.2f tokens per step: going back to %s",
+                self.current[1], after, before, self.good[1],
+            )  # fmt: skip
+            self.controller.pending = self.go_back
+
+    def go_back(self) -> None:
+        """Load the last good weights again; raises what the workers raise."""
+        core = self._core()
+        if core is None:
+            return
+        self._returning = True
+        try:
+            core.collective_rpc(UPDATE, None, self.good)
+        finally:
+            self._returning = False
+        self._note(event="rollback", version=self.good[1], path=self.good[0])
+
+    def _note(self, **event: Any) -> None:
+        self.log.append(event)
+        del self.log[:-32]
+        logger.info("drafter: %s", event)
+        ledger.note(eagle_drafter={"version": self.current[1], "path": self.current[0], "log": self.log[-8:]})
+
+
+_syncs: weakref.WeakKeyDictionary[Any, Sync] = weakref.WeakKeyDictionary()
+
+
+def of(core: Any) -> Sync | None:
+    """The engine core's `Sync`; None where speculation is not adapted, so that acceptance is not followed."""
+    if core not in _syncs:
+        controller = speculate.of(core.scheduler)
+        if controller is None:
+            return None
+        _syncs[core] = Sync(core, controller)
+    return _syncs[core]
+
+
+def on_rpc(original, self, method: Any, timeout: float | None = None, args: tuple = (), kwargs: Any = None):
+    """Around ``EngineCore.collective_rpc``."""
+    if method != UPDATE:
+        return original(self, method, timeout, args, kwargs)
+    path, version = _arguments(*args, **(kwargs or {}))
+    sync = of(self)
+    result = original(self, method, timeout, (path, version), None)
+    if sync is not None:
+        sync.updated(path, version)
+    return result
+
+
+def _arguments(path: Any, version: int) -> tuple[str, int]:
+    return str(path), int(version)
+
+
+def update_drafter(self, path: str, version: int) -> dict[str, Any]:
+    """Worker method: load drafter weights.
+
+    Args:
+        path: a safetensors file or a directory of them, readable by every worker.
+        version: of the weights, for the ledger.
+
+    Returns:
+        ``version`` and the number of ``tensors``.
+
+    Raises:
+        PatchError: the checkpoint is not one of this drafter; nothing has changed then.
+    """
+    tensors = weights.update(self.model_runner, Path(path))
+    engine.record_call(METHODS.id)
+    ledger.note(eagle_drafter_loaded={"version": version, "path": str(path), "tensors": tensors})
+    return {"version": version, "tensors": tensors}
+
+
+def flush(self) -> dict[str, Any]:
+    """Worker method: wait until what was captured of finished requests is filed; what was counted."""
+    held = capture.of(self.model_runner)
+    if held is None or held.recorder is None:
+        return {}
+    held.recorder.flush()
+    return {**held.recorder.counts, "ring": str(held.recorder.writer.directory)}
+
+
+def _apply(site: Site) -> None:
+    setattr(site.original, UPDATE, update_drafter)
+    setattr(site.original, FLUSH, flush)
+
+
+def _undo(site: Site) -> None:
+    for name, method in ((UPDATE, update_drafter), (FLUSH, flush)):
+        if vars(site.original).get(name) is method:
+            delattr(site.original, name)
+
+
+METHODS = Patch(
+    id="eagle.vllm.sync",
+    targets=(WORKER,),
+    apply=_apply,
+    undo=_undo,
+    contract=Contract(
+        exists=(
+            "vllm.model_executor.model_loader.reload.layerwise:initialize_layerwise_reload",
+            "vllm.model_executor.model_loader.reload.layerwise:finalize_layerwise_reload",
+            "vllm.utils.torch_utils:set_default_torch_dtype",
+            "vllm.config:set_current_vllm_config",
+        ),
+    ),
+    evidence="fault",
+    why="vLLM updates its target and never its drafter, which falls behind a policy that is trained.",
+    how="Gives workers two methods that collective_rpc can call.",
+    **WORKERS,
+)
+
+RPC = Patch(
+    id="eagle.vllm.versions",
+    targets=(f"{CORE}.collective_rpc",),
+    wrapper=on_rpc,
+    contract=Contract(params=("method", "timeout", "args", "kwargs"), mentions=("self.model_executor.collective_rpc",)),
+    evidence="fault",
+    needs=("eagle.vllm.sync", "eagle.vllm.reward"),
+    why="Acceptance is seen in the scheduler, the weights are in the workers.",
+    how="Follows acceptance around each update of the drafter, and goes back when it has fallen.",
+    **TEXT,
+)
+
+PATCHES = (METHODS, RPC)

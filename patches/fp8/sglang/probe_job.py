@@ -1,0 +1,107 @@
+"""What the processes of SGLang's probe do: a user's program around an engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+_BUCKETS = 5
+_LAST_ROW = 1.5  # seconds until every process has surely written its last row
+_PROMPTS = tuple(list(range(start, 512, 9)) for start in range(3))
+
+
+def main() -> None:
+    """``python -c ... NAME WORKDIR``: ``job`` opens model a and updates it, ``fresh`` opens b and answers."""
+    name, workdir = sys.argv[1], Path(sys.argv[2])
+    seen: dict[str, Any] = {"answers": {}}
+    try:
+        _run(name, workdir, seen)
+    except BaseException as error:
+        seen["failed"] = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        (workdir / f"{name}.json").write_text(json.dumps(seen))
+    time.sleep(_LAST_ROW)
+    os._exit(0)  # the probe ends what is left of this session
+
+
+def _run(name: str, workdir: Path, seen: dict[str, Any]) -> None:
+    import sglang
+
+    a, b = str(workdir / "a"), str(workdir / "b")
+    arguments: dict[str, Any] = dict(
+        model_path=a if name == "job" else b,
+        dtype="bfloat16",
+        skip_tokenizer_init=True,
+        disable_cuda_graph=True,
+        max_total_tokens=4096,
+        max_running_requests=4,
+        mem_fraction_static=0.3,
+        grammar_backend="none",
+        skip_server_warmup=True,
+        random_seed=0,
+        log_level="warning",
+    )
+    if name == "fresh":
+        wanted = workdir / "quantization"
+        deadline = time.monotonic() + 300
+        while not wanted.exists() and time.monotonic() < deadline:
+            time.sleep(0.2)
+        arguments["quantization"] = wanted.read_text() or None
+    engine = sglang.Engine(**arguments)
+    if name == "job":
+        from flashpatch import ledger
+
+        precision = ledger.notes().get("precision", "")
+        chosen = "" if precision in ("", "bf16") else "fp8"
+        draft = workdir / ".quantization"
+        draft.write_text(chosen)
+        draft.replace(workdir / "quantization")
+    seen["answers"]["before"] = _answers(engine)
+    if name == "fresh":
+        return
+    _update(engine, a)
+    seen["answers"]["identity"] = _answers(engine)
+    _update(engine, b)
+    seen["answers"]["perturbation"] = _answers(engine)
+    _check(*engine.update_weights_from_disk(a)[:2])
+    seen["answers"]["return"] = _answers(engine)
+
+
+def _update(engine: Any, checkpoint: str) -> None:
+    from safetensors import safe_open
+
+    _check(*engine.begin_weight_update())
+    with safe_open(f"{checkpoint}/model.safetensors", framework="pt") as tensors:
+        names = sorted(tensors.keys())
+        for bucket in range(
+            _BUCKETS
+        ):  # neighbours, as shards of a fused layer are, come in different buckets
+            pairs = [(name, tensors.get_tensor(name)) for name in names[bucket::_BUCKETS]]
+            _check(*engine.update_weights_from_tensor(pairs, flush_cache=False))
+    _check(*engine.end_weight_update())
+
+
+def _check(done: bool, message: str) -> None:
+    if not done:
+        raise RuntimeError(message)
+
+
+def _answers(engine: Any) -> list[list[float]]:
+    """Logprobs of prompts and of greedy continuations that may use the prefix cache; one request at a time."""
+    found = []
+    for prompt in _PROMPTS:
+        info = engine.generate(
+            input_ids=prompt,
+            sampling_params=dict(temperature=0, max_new_tokens=6, ignore_eos=True),
+            return_logprob=True,
+            logprob_start_len=0,
+        )["meta_info"]
+        found.append(
+            [triple[0] for triple in info["input_token_logprobs"][1:] + info["output_token_logprobs"]]
+        )
+    return found

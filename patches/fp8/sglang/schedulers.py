@@ -1,0 +1,41 @@
+"""The schedulers of this process. On SGLang scheduler and model share one."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+_known: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def watch(scheduler: Any) -> None:
+    """A scheduler lives in this process."""
+    _known.add(scheduler)
+
+
+def known() -> list[Any]:
+    return list(_known)
+
+
+def busy() -> bool:
+    """Whether requests are running; those that wait, while the engine is paused, hold nothing computed."""
+    return any(not idle(scheduler) for scheduler in known())
+
+
+def idle(scheduler: Any) -> bool:
+    """Whether nothing of the cache is in use."""
+    return scheduler.is_fully_idle(ignore_waiting=True)
+
+
+def flush(scheduler: Any) -> bool:
+    """Forget the cache although requests wait; False, and nothing, while some run.
+
+    SGLang refuses that for fear of what waiting requests hold; `idle` has looked.
+    """
+    if not idle(scheduler):
+        return False
+    waiting, scheduler.waiting_queue = scheduler.waiting_queue, []
+    try:
+        return bool(scheduler.flush_cache())
+    finally:
+        scheduler.waiting_queue = waiting

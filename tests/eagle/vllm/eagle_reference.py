@@ -1,0 +1,31 @@
+"""Hugging Face's answers on the same checkpoints, in float32."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import torch
+
+
+@cache
+def model(path: Path):
+    from transformers import LlamaForCausalLM
+
+    return LlamaForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+
+@torch.no_grad()
+def states(path: Path, tokens: list[int], layers: tuple[int, ...] = ()) -> tuple[torch.Tensor, torch.Tensor]:
+    """[n, H] after the final norm, and logprobs [n, V]; with ``layers``, their outputs side by side instead."""
+    found = model(path)(torch.tensor([tokens]), output_hidden_states=True)
+    if layers:
+        side = torch.cat([found.hidden_states[layer][0] for layer in layers], dim=-1)
+        return side, found.logits[0].log_softmax(-1)
+    return found.hidden_states[-1][0], found.logits[0].log_softmax(-1)
+
+
+@torch.no_grad()
+def probabilities(path: Path, prompts: list[list[int]]) -> torch.Tensor:
+    """float64 [prompts, V]: of the next token, for prompts of one length."""
+    return model(path)(torch.tensor(prompts)).logits[:, -1].double().softmax(-1)

@@ -1,0 +1,33 @@
+"""The real bandit in a real engine, on a clock that makes drafts cost what we say."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytestmark = pytest.mark.full
+
+
+@pytest.fixture(scope="module")
+def run(job):
+    return job("adapt")
+
+
+def test_it_speculates_while_it_pays_and_ends_up_disabled_when_it_does_not(run):
+    seen, _ = run
+    late = {name: numbers[-32:] for name, numbers in seen["recent"].items()}
+    assert sum(number == 3 for number in late["exact"]) > 24
+    assert sum(number == 0 for number in late["noise still"]) > 24
+
+
+def test_decisions_and_rewards_are_in_the_ledger(run):
+    seen, _ = run
+    told = seen["notes"]["eagle_speculation"]
+    assert told["counted"] > 100 and told["recent"][-1] in (0, 1, 2, 3)
+    assert any(name.endswith("/disable/pulls") and count > 20 for name, count in told.items())
+
+
+def test_what_was_learned_is_saved(run):
+    _, at = run
+    assert json.loads((at / "bandit.json").read_text())["arms"] == ["disable", "1_1_2", "2_1_3", "3_1_4"]
