@@ -39,9 +39,9 @@ demo: $(NEWEST)
 demo-verl: $(PAIRED)
 	PYTHON=$(abspath $(PAIRED))/bin/python bash examples/verl_grpo_cpu.sh --quick .demo
 
-# Side by side: most of the time one of them waits for an engine to start.
-test: $(NEWEST) $(PAIRED) $(SGLANG)
-	$(MAKE) -j2 --output-sync=none test-newest test-paired test-sglang
+# Side by side, set-up included: most of the time one of them waits for an engine to start.
+test:
+	$(MAKE) -j3 --output-sync=none test-newest test-paired test-sglang
 
 test-newest: $(NEWEST)
 	$(NEWEST)/bin/pytest
