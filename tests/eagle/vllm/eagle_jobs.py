@@ -61,6 +61,7 @@ def capture(at: Path) -> None:
         **tiny.engine_arguments(
             at / "target",
             max_num_batched_tokens=48,
+            block_size=32,
             speculative_config=dict(method="draft_model", model=str(at / "noisy"), num_speculative_tokens=MOST),
         )
     )
