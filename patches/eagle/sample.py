@@ -1,0 +1,124 @@
+"""One captured request: the tokens and the target's hidden states where each of them was the input."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flashpatch.errors import PatchError
+
+if TYPE_CHECKING:
+    import torch
+
+FORMAT = "flashpatch-eagle-1"
+
+# dtypes a sample may hold, by their name in a safetensors header (format: huggingface.co/docs/safetensors).
+_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "bool": "BOOL"}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one request teaches a drafter. All tensors are on the CPU.
+
+    Attributes:
+        request: the engine's request id.
+        input_ids: int64 [n], the prompt and the accepted tokens.
+        hidden: [n, H], the target's last hidden state (after the final norm: what ``lm_head`` reads) where
+            ``input_ids[i]`` was the input; 0 where not `known`.
+        known: bool [n], False where no state was seen: a prefix-cache hit, the last token of a request.
+        response: bool [n], True for generated tokens.
+        version: of the policy that made every known state.
+        auxiliary: [n, k*H], the layers EAGLE-3 reads, side by side, or None.
+    """
+
+    request: str
+    input_ids: torch.Tensor
+    hidden: torch.Tensor
+    known: torch.Tensor
+    response: torch.Tensor
+    version: int
+    auxiliary: torch.Tensor | None = None
+
+    def __len__(self) -> int:
+        return self.input_ids.shape[0]
+
+    @property
+    def bytes(self) -> int:
+        """Size of the tensors."""
+        return sum(tensor.nbytes for tensor in self._tensors().values())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a safetensors file, straight from the tensors' memory. Raises OSError."""
+        header: dict[str, Any] = {
+            "__metadata__": {"format": FORMAT, "request": self.request, "version": str(self.version)}
+        }
+        pieces, at = [], 0
+        for name, tensor in self._tensors().items():
+            data = _raw(tensor)
+            kind = _DTYPES[str(tensor.dtype).removeprefix("torch.")]
+            header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [at, at + len(data)]}
+            pieces.append(data)
+            at += len(data)
+        head = json.dumps(header).encode()
+        head += b" " * (-len(head) % 8)
+        with open(path, "wb") as file:
+            file.write(len(head).to_bytes(8, "little") + head)
+            for data in pieces:
+                file.write(data)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Sample:
+        """Read a sample back.
+
+        Raises:
+            PatchError: the file is missing, cut short, or is not a sample; it names the path.
+        """
+        from safetensors import safe_open
+
+        try:
+            with safe_open(os.fspath(path), framework="pt") as file:
+                facts = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}
+            if facts.get("format") != FORMAT:
+                raise ValueError(f"its format is {facts.get('format')!r}, not {FORMAT!r}")
+            sample = cls(request=facts["request"], version=int(facts["version"]), **tensors)
+            sample.check()
+        except Exception as error:  # safetensors raises its own errors, OSError, or a panic's RuntimeError
+            raise PatchError(
+                f"{Path(path)} cannot be read as a sample: {error}", patch="eagle", advice="Delete it."
+            ) from error
+        return sample
+
+    def check(self) -> None:
+        """Raises ValueError when shapes or dtypes are not those of a sample."""
+        import torch
+
+        n = len(self)
+        wanted = {"input_ids": torch.int64, "known": torch.bool, "response": torch.bool}
+        for name, tensor in self._tensors().items():
+            if tensor.shape[0] != n or tensor.dim() != (1 if name in wanted else 2):
+                raise ValueError(f"{name} has shape {tuple(tensor.shape)} for {n} tokens")
+            if name in wanted and tensor.dtype != wanted[name]:
+                raise ValueError(f"{name} is {tensor.dtype}")
+            if name not in wanted and not tensor.is_floating_point():
+                raise ValueError(f"{name} is {tensor.dtype}")
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        tensors = {
+            "hidden": self.hidden,
+            "auxiliary": self.auxiliary,
+            "input_ids": self.input_ids,
+            "known": self.known,
+            "response": self.response,
+        }
+        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+
+def _raw(tensor: torch.Tensor) -> memoryview:
+    """The tensor's memory as bytes, without a copy where it is contiguous."""
+    import torch
+
+    return memoryview(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())
