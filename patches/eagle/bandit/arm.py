@@ -1,0 +1,79 @@
+"""An arm: one speculative configuration, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from flashpatch.errors import PatchError
+
+OFF = "disable"
+
+
+@dataclass(frozen=True, order=True)
+class Arm:
+    """A speculative configuration.
+
+    Attributes:
+        steps: draft steps; a row gains between 1 and ``steps + 1`` tokens.
+        topk: branches kept per step; 1 drafts a chain.
+        draft_tokens: tokens per row that the target verifies, the last accepted one included.
+    """
+
+    steps: int
+    topk: int
+    draft_tokens: int
+
+    DISABLE: ClassVar[Arm]
+
+    def __str__(self) -> str:
+        return f"{self.steps}_{self.topk}_{self.draft_tokens}" if self.steps else OFF
+
+    @classmethod
+    def parse(cls, text: str | Arm) -> Arm:
+        """Read ``"{steps}_{topk}_{draft_tokens}"`` or ``"disable"``.
+
+        Raises:
+            PatchError: the text is no arm, or one that no engine could draft.
+        """
+        if isinstance(text, Arm):
+            return text
+        if text == OFF:
+            return cls.DISABLE
+        parts = text.split("_") if isinstance(text, str) else []
+        if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) < 7 for part in parts):
+            _refuse(text, "is not steps_topk_tokens", "Write it as 3_1_4 (3 steps, top-1, 4 tokens) or disable.")
+        steps, topk, draft_tokens = map(int, parts)
+        if steps < 1 or topk < 1 or draft_tokens < 2:
+            _refuse(text, "drafts nothing", f"Steps and top-k start at 1, tokens at 2; to draft nothing write {OFF}.")
+        most = 1 + topk + (steps - 1) * topk * topk
+        if draft_tokens > most:
+            _refuse(text, f"verifies more tokens than its tree has, {most}", f"Write {steps}_{topk}_{most} or less.")
+        if topk == 1 and draft_tokens != most:
+            _refuse(text, "leaves drafted tokens of a chain unverified", f"Write {steps}_1_{most}.")
+        return cls(steps, topk, draft_tokens)
+
+
+Arm.DISABLE = Arm(0, 0, 0)
+
+
+def parse_arms(arms: Iterable[str | Arm]) -> tuple[Arm, ...]:
+    """Read a list of arms, kept in its order.
+
+    Raises:
+        PatchError: the list is empty, names an arm twice, or one of them is no arm.
+    """
+    if isinstance(arms, str):
+        arms = [part.strip() for part in arms.split(",")]
+    found = tuple(Arm.parse(arm) for arm in arms)
+    if not found:
+        raise PatchError("no arm is given.", patch="eagle", target="arms", advice="Give for example 3_1_4,disable.")
+    twice = sorted({str(arm) for arm in found if found.count(arm) > 1})
+    if twice:
+        raise PatchError(f"arms are given twice: {', '.join(twice)}.", patch="eagle", target="arms")
+    return found
+
+
+def _refuse(text: object, problem: str, advice: str) -> None:
+    raise PatchError(f"arm {text!r} {problem}.", patch="eagle", target="arms", advice=advice)

@@ -1,0 +1,300 @@
+"""The policy an engine asks before each decode step: one bandit per group of batch sizes."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.bandit.arm import Arm, parse_arms
+from flashpatch.patches.eagle.bandit.groups import Groups
+from flashpatch.patches.eagle.bandit.noise import Noise
+from flashpatch.patches.eagle.bandit.rules import DEFAULT, rule_class
+from flashpatch.patches.eagle.bandit.rules.base import Setting
+
+FORMAT = 1
+RECENT = 256
+LONGEST = 1e6  # seconds of a step; a longer one is a clock that jumped
+
+
+class Agree(Protocol):
+    """How several ranks come to the same arm, see `flashpatch.patches.eagle.bandit.agree`."""
+
+    leads: bool
+    """Whether this rank's choice counts."""
+
+    def __call__(self, turn: int, batch_size: int, arm: int) -> int:
+        """The leader's arm for this turn."""
+
+
+class Policy:
+    """Chooses the arm of each decode step.
+
+    `select` and `update` cost a few microseconds and do not grow with the steps seen. An observation that cannot
+    be true is counted and otherwise ignored.
+
+    Args:
+        arms: arms or their texts, e.g. ``["3_1_4", "5_1_6", "disable"]``.
+        rule: one of `flashpatch.patches.eagle.bandit.rules.RULES`; None for the default.
+        groups: largest batch size of each group, see `Groups`.
+        guard: most tokens that a step may verify over the batch. An arm beyond it is never chosen; where it
+            leaves none, the choice is ``disable``.
+        window: steps after which an observation weighs little or nothing.
+        seed: of the rule's random draws.
+        hold: steps for which a choice is kept (unless the guard forbids it by then); None for the rule's own.
+        table: ``{largest batch size: arm}`` for the rule ``predefined``.
+        clock: seconds, for `begin` and `end`.
+        agree: for engines of several ranks, which must all run the same arm.
+
+    Raises:
+        PatchError: an unknown rule, a malformed arm, or a number that makes no sense.
+    """
+
+    def __init__(
+        self,
+        arms: Iterable[str | Arm],
+        rule: str | None = None,
+        groups: Sequence[int] | None = None,
+        guard: int = 2048,
+        window: int = 300,
+        seed: int = 0,
+        hold: int | None = None,
+        table: Mapping[int, str | Arm] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        agree: Agree | None = None,
+    ) -> None:
+        self.arms = parse_arms(arms)
+        self.rule_name = DEFAULT if rule is None else rule
+        kind = rule_class(self.rule_name)
+        self.groups = Groups(groups)
+        self.guard = _at_least("guard", guard, 1)
+        self.window = _at_least("window", window, 2)
+        self._noise = Noise(seed)
+        self._place = {arm: place for place, arm in enumerate(self.arms)}
+        self.rule = kind(
+            Setting(self.arms, self.groups, self.window, self._noise, self._rows(table, self.rule_name))
+        )
+        self.hold = _at_least("hold", kind.hold if hold is None else hold, 1)
+        self._off = self._place.get(Arm.DISABLE, -1)
+        self._allowed: dict[int, tuple[int, ...]] = {}
+        self._index = self.groups.index
+        self._agree = agree
+        self._clock = clock
+        self._began = self._batch = 0
+        self._turn = 0
+        self._left = 0
+        self._current = -1  # place of the arm the engine runs, -1 before the first
+        self._ran = -1  # place of the arm of the last update
+        self._best = [0.0] * len(self.groups)
+        self._pulls = [[0] * len(self.arms) for _ in range(len(self.groups))]
+        self._tokens, self._seconds, self._lost = 0.0, 0.0, 0.0
+        self._switches = self._ignored = self._guarded = 0
+        self.recent: deque[tuple[int, int, Arm]] = deque(maxlen=RECENT)
+        """The last decisions: turn, batch size, arm."""
+        self.record: Callable[[int, int, Arm], None] | None = None
+        """Called with turn, batch size and arm of every decision, if set."""
+
+    def select(self, batch_size: int) -> Arm:
+        """The arm for the next step over ``batch_size`` rows; ``disable`` for an empty batch.
+
+        Raises:
+            PatchError: the batch size is no integer, or the ranks of `agree` have come apart.
+        """
+        self._turn += 1
+        allowed = self._allowed.get(batch_size)
+        if allowed is None:
+            allowed = self._allow(batch_size)
+        current = self._current
+        if self._left > 0 and current in allowed:
+            self._left -= 1
+            return self.arms[current]
+        if len(allowed) > 1:
+            chosen = -1
+            if self._agree is None or self._agree.leads:
+                group = self._index(batch_size)
+                chosen = self.rule.choose(group, batch_size, allowed, current)
+                rates = self.rule.rates(group)
+                self._best[group] = max(rates) if rates else 0.0
+            if self._agree is not None:
+                chosen = self._agree(self._turn, batch_size, chosen)
+            self._left = self.hold - 1
+        else:
+            chosen = allowed[0] if allowed else -1
+            self._left = 0
+            self._guarded += 1
+        arm = self.arms[chosen] if chosen >= 0 else Arm.DISABLE
+        if chosen != current:
+            self._switches += 1
+            self._current = chosen
+        self.recent.append((self._turn, batch_size, arm))
+        if self.record is not None:
+            self.record(self._turn, batch_size, arm)
+        return arm
+
+    def update(self, batch_size: int, arm: Arm, accepted_tokens: float, seconds: float) -> None:
+        """Take in a step.
+
+        Args:
+            batch_size: rows of the step.
+            arm: the arm that ran.
+            accepted_tokens: tokens that the step gave over all rows, between 1 and ``rows * (steps + 1)``.
+            seconds: what the step took, with the switch if there was one.
+        """
+        place = self._place.get(arm, -1)
+        if place < 0 and arm == Arm.DISABLE:  # the guard's choice, which is no arm of this policy
+            self._ran = -1
+            return
+        try:
+            sound = (
+                place >= 0
+                and 1 <= batch_size <= 1_000_000
+                and 0.0 < accepted_tokens <= batch_size * (arm.steps + 1)
+                and 1e-9 < seconds < LONGEST
+            )
+        except TypeError:
+            sound = False
+        if not sound:  # NaN compares false with everything, so it ends here too
+            self._ignored += 1
+            return
+        group = self._index(batch_size)
+        self.rule.learn(group, batch_size, place, accepted_tokens, seconds, place != self._ran)
+        self._ran = place
+        self._pulls[group][place] += 1
+        self._tokens += accepted_tokens
+        self._seconds += seconds
+        best = self._best[group]
+        if best:
+            self._lost += seconds - accepted_tokens / best
+
+    def begin(self, batch_size: int) -> Arm:
+        """`select`, and note the time."""
+        self._batch, self._began = batch_size, self._clock()
+        return self.select(batch_size)
+
+    def end(self, accepted_tokens: float) -> None:
+        """`update` with the time since `begin`."""
+        arm = self.arms[self._current] if self._current >= 0 else Arm.DISABLE
+        self.update(self._batch, arm, accepted_tokens, self._clock() - self._began)
+
+    def refresh(self) -> None:
+        """Tell that the drafter has new weights: what was seen of the old ones counts for less."""
+        self.rule.refresh()
+        self._left = 0
+
+    def allowed(self, batch_size: int) -> tuple[Arm, ...]:
+        """The arms that the guard leaves for a batch size."""
+        return tuple(self.arms[place] for place in self._allow(batch_size))
+
+    def metrics(self) -> dict[str, float]:
+        """What an operator wants to see, flat: totals, and per group met the pulls and believed rates per arm.
+
+        ``regret_seconds`` is an estimate: the time beyond what the arm believed best would have taken.
+        """
+        found: dict[str, float] = {
+            "steps": float(sum(map(sum, self._pulls))),
+            "tokens": self._tokens,
+            "seconds": self._seconds,
+            "regret_seconds": self._lost,
+            "regret_share": self._lost / self._seconds if self._seconds else 0.0,
+            "switches": float(self._switches),
+            "ignored": float(self._ignored),
+            "guarded": float(self._guarded),
+        }
+        for group, pulls in enumerate(self._pulls):
+            if any(pulls):
+                rates = self.rule.rates(group)
+                for place, arm in enumerate(self.arms):
+                    found[f"batch_{self.groups.edges[group]}/{arm}/pulls"] = float(pulls[place])
+                    found[f"batch_{self.groups.edges[group]}/{arm}/tokens_per_second"] = rates[place]
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """Everything learned, fit for JSON; `restore` goes on from it as if nothing had happened."""
+        return {
+            "format": FORMAT,
+            "rule": self.rule_name,
+            "arms": [str(arm) for arm in self.arms],
+            "groups": list(self.groups.edges),
+            "window": self.window,
+            "learned": self.rule.state(),
+            "noise": self._noise.at,
+            "pulls": [list(pulls) for pulls in self._pulls],
+            "best": list(self._best),
+            "place": [self._turn, self._left, self._current, self._ran],
+            "sums": [self._tokens, self._seconds, self._lost],
+            "counts": [self._switches, self._ignored, self._guarded],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up a `state` of a policy made with the same arms, rule, groups and window.
+
+        Raises:
+            PatchError: it is the state of another policy, or none; this one is as before then.
+        """
+        mine = {"format": FORMAT, "rule": self.rule_name, "window": self.window}
+        mine |= {"arms": [str(arm) for arm in self.arms], "groups": list(self.groups.edges)}
+        for name, value in mine.items():
+            theirs = state.get(name) if isinstance(state, Mapping) else None
+            if theirs != value:
+                raise PatchError(
+                    f"a bandit state with {name} {theirs!r} does not fit a policy with {value!r}.",
+                    patch="eagle",
+                    target="bandit state",
+                    advice="Start it anew, or make the policy as it was.",
+                )
+        before = self.state()
+        try:
+            self._take(state)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            self._take(before)
+            raise PatchError(
+                f"a bandit state is damaged: {type(error).__name__}: {error}.",
+                patch="eagle",
+                target="bandit state",
+                advice="Start the policy anew.",
+            ) from error
+
+    def _take(self, state: Mapping[str, Any]) -> None:
+        self.rule.restore(state["learned"])
+        self._noise.at = int(state["noise"])
+        self._pulls = [list(pulls) for pulls in state["pulls"]]
+        self._best = list(state["best"])
+        self._turn, self._left, self._current, self._ran = state["place"]
+        self._tokens, self._seconds, self._lost = state["sums"]
+        self._switches, self._ignored, self._guarded = state["counts"]
+
+    def _allow(self, batch_size: int) -> tuple[int, ...]:
+        """Places of the arms within the guard, kept per batch size; beyond the guard there is nothing to keep."""
+        if not isinstance(batch_size, int):
+            raise PatchError(
+                f"a batch size is {batch_size!r}.", patch="eagle", target="select", advice="Give a number of rows."
+            )
+        if batch_size < 1 or 2 * batch_size > self.guard:  # the smallest draft verifies two tokens
+            return (self._off,) if self._off >= 0 else ()
+        found = tuple(
+            place for place, arm in enumerate(self.arms) if arm.draft_tokens * batch_size <= self.guard
+        )
+        self._allowed[batch_size] = found
+        return found
+
+    def _rows(self, table: Mapping[int, str | Arm] | None, rule: str) -> tuple[tuple[int, int], ...] | None:
+        if table is None:
+            return None
+        rows = {size: Arm.parse(arm) for size, arm in table.items()}
+        for size, arm in rows.items():
+            if rule != "predefined" or type(size) is not int or size < 1 or arm not in self._place:
+                raise PatchError(
+                    f"table row {size!r}: {arm} does not go with rule {rule} and arms {', '.join(map(str, self.arms))}.",
+                    patch="eagle",
+                    target="table",
+                    advice="Give rule predefined a table {largest batch size: arm} of its arms.",
+                )
+        return tuple(sorted((size, self._place[arm]) for size, arm in rows.items()))
+
+
+def _at_least(name: str, value: int, least: int) -> int:
+    if type(value) is not int or value < least:
+        raise PatchError(f"{name} is {value!r}.", patch="eagle", target=name, advice=f"Give an integer from {least}.")
+    return value

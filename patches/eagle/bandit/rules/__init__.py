@@ -1,0 +1,38 @@
+"""The rules that choose among arms, by the name a user types."""
+
+from __future__ import annotations
+
+from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.bandit.rules.base import Rule
+from flashpatch.patches.eagle.bandit.rules.bucketed import BucketedGreedy
+from flashpatch.patches.eagle.bandit.rules.greedy import Greedy
+from flashpatch.patches.eagle.bandit.rules.predefined import Predefined
+from flashpatch.patches.eagle.bandit.rules.thompson import Thompson
+from flashpatch.patches.eagle.bandit.rules.ucb1 import Ucb1
+from flashpatch.patches.eagle.bandit.rules.window_ucb import WindowUcb
+
+RULES: dict[str, type[Rule]] = {
+    "eg": Greedy,
+    "ucb1": Ucb1,
+    "beg": BucketedGreedy,
+    "predefined": Predefined,
+    "swucb": WindowUcb,
+    "thompson": Thompson,
+}
+DEFAULT = "thompson"
+
+
+def rule_class(name: str) -> type[Rule]:
+    """The class of a rule's name.
+
+    Raises:
+        PatchError: there is no such rule; the message names those there are.
+    """
+    if name not in RULES:
+        raise PatchError(
+            f"there is no bandit rule {name!r}.",
+            patch="eagle",
+            target="rule",
+            advice=f"Choose one of {', '.join(sorted(RULES))}.",
+        )
+    return RULES[name]

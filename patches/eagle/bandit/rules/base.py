@@ -1,0 +1,66 @@
+"""What every rule offers to the policy."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flashpatch.patches.eagle.bandit.arm import Arm
+from flashpatch.patches.eagle.bandit.groups import Groups
+from flashpatch.patches.eagle.bandit.noise import Noise
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a rule is made for.
+
+    Attributes:
+        arms: all arms; a rule speaks of them by their place here.
+        groups: the batch-size groups.
+        window: steps after which an observation should weigh little or nothing.
+        noise: the policy's random numbers.
+        table: arms by largest batch size, for the rules that go by one; None for a table made from the arms.
+    """
+
+    arms: tuple[Arm, ...]
+    groups: Groups
+    window: int
+    noise: Noise
+    table: tuple[tuple[int, int], ...] | None = None
+
+
+class Rule(ABC):
+    """Chooses among arms, group by group. Subclasses are made with a `Setting`."""
+
+    hold = 1
+    """Steps for which the policy keeps what was chosen."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+
+    @abstractmethod
+    def choose(self, group: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
+        """Choose one of ``allowed`` (never empty); ``current`` is the engine's present arm, or -1."""
+
+    @abstractmethod
+    def learn(
+        self, group: int, batch: int, arm: int, tokens: float, seconds: float, switched: bool
+    ) -> None:
+        """Take in a step; ``switched`` when the step before ran another arm, so that its time has the cost."""
+
+    @abstractmethod
+    def rates(self, group: int) -> Sequence[float]:
+        """Tokens per second that each arm is believed to give in a group, 0 where nothing is known."""
+
+    def refresh(self) -> None:
+        """The drafter changed: what was seen of it counts for less. Does nothing unless a rule can use it."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """All that was learned, fit for JSON."""
+
+    @abstractmethod
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take up a `state` of the same rule and setting."""

@@ -1,0 +1,20 @@
+"""Epsilon-greedy over a sliding window (FastRL's ``EG``, with the mean of the window for its median)."""
+
+from __future__ import annotations
+
+from flashpatch.patches.eagle.bandit.rules.windowed import Windowed
+
+
+class Greedy(Windowed):
+    """The arm with the highest rate, and one at random in a share ``epsilon`` of the steps."""
+
+    epsilon = 0.1
+
+    def choose(self, group: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
+        cold = self.cold(allowed)
+        if cold >= 0:
+            return cold
+        noise = self.setting.noise
+        if noise.uniform() < self.epsilon:
+            return allowed[noise.below(len(allowed))]
+        return max(allowed, key=self.window(group).rate.__getitem__)

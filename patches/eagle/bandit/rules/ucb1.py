@@ -1,0 +1,31 @@
+"""UCB1 over a sliding window, on rewards between 0 and 1 (FastRL's has tokens per second, where the bonus is
+lost)."""
+
+from __future__ import annotations
+
+from math import log, sqrt
+
+from flashpatch.patches.eagle.bandit.rules.windowed import Windowed
+
+
+class Ucb1(Windowed):
+    """The arm with the highest rate, as a share of the best one's, plus ``scale * sqrt(2 ln N / n)``."""
+
+    scale = 0.1
+
+    def choose(self, group: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
+        cold = self.cold(allowed)
+        if cold >= 0:
+            return cold
+        window = self.window(group)
+        rate, pulls = window.rate, window.pulls
+        best = max([rate[arm] for arm in allowed])
+        if best <= 0.0:
+            return allowed[0]
+        wide = self.scale * sqrt(2.0 * log(min(window.seen, window.length) + 1.0))
+        top, chosen = -1.0, allowed[0]
+        for arm in allowed:
+            index = rate[arm] / best + wide / sqrt(pulls[arm] or 0.5)
+            if index > top:
+                top, chosen = index, arm
+        return chosen
