@@ -115,8 +115,7 @@ class Policy:
             if self._agree is None or self._agree.leads:
                 group = self._index(batch_size)
                 chosen = self.rule.choose(group, batch_size, allowed, current)
-                rates = self.rule.rates(group)
-                self._best[group] = max(rates) if rates else 0.0
+                self._best[group] = self.rule.best
             if self._agree is not None:
                 chosen = self._agree(self._turn, batch_size, chosen)
             self._left = self.hold - 1

@@ -36,6 +36,8 @@ class Rule(ABC):
 
     hold = 1
     """Steps for which the policy keeps what was chosen."""
+    best = 0.0
+    """Tokens per second that the last `choose` believed the best allowed arm gives; 0 where nothing is known."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting

@@ -17,4 +17,7 @@ class Greedy(Windowed):
         noise = self.setting.noise
         if noise.uniform() < self.epsilon:
             return allowed[noise.below(len(allowed))]
-        return max(allowed, key=self.window(group).rate.__getitem__)
+        rate = self.window(group).rate
+        best = max(allowed, key=rate.__getitem__)
+        self.best = rate[best]
+        return best

@@ -34,7 +34,7 @@ class Thompson(Rule):
     with the spread seen. Both forget exponentially over ``window`` steps.
     """
 
-    hold = 4
+    hold = 2
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -62,7 +62,7 @@ class Thompson(Rule):
         stay = 1.0
         if current >= 0 and weights[current]:
             stay = self.cost.factor(seconds[current], self.hold)
-        top, chosen = -1.0, allowed[0]
+        top, chosen, best = -1.0, allowed[0], 0.0
         for arm in allowed:
             if not mean[arm] or not weights[arm]:  # never run: nothing to draw from
                 chosen = arm
@@ -71,12 +71,16 @@ class Thompson(Rule):
             if at >= LENGTH:
                 at = 0
             wide = sqrt(doubt[arm] * weight + grown / weights[arm])
-            draw = mean[arm] / seconds[arm] * (1.0 + (wide if wide < WIDEST else WIDEST) * normals[at])
+            draw = mean[arm] / seconds[arm]
+            if draw > best:
+                best = draw
+            draw *= 1.0 + (wide if wide < WIDEST else WIDEST) * normals[at]
             if arm != current:
                 draw *= stay
             if draw > top:
                 top, chosen = draw, arm
         noise.at = at
+        self.best = best * batch
         return chosen
 
     def learn(
@@ -102,6 +106,8 @@ class Thompson(Rule):
             elif seconds > 4.0 * usual:
                 seconds = 4.0 * usual
             times.add(arm, seconds, 1.0)
+        elif usual and seconds > 1.5 * usual:  # a slow step must not condemn an arm of which little is known
+            times.add(arm, 1.5 * usual, BORROWED)
         else:
             times.add(arm, seconds, 0.25 if switched else 1.0)
         if weight > LARGE:

@@ -17,7 +17,7 @@ from flashpatch.patches.eagle.bandit.rules.windowed import Windowed
 class WindowUcb(Windowed):
     """The arm with the highest bound on its rate, less what it costs to switch to it."""
 
-    hold = 4
+    hold = 2
     scale = 0.5
 
     def __init__(self, setting: Setting) -> None:
@@ -30,6 +30,7 @@ class WindowUcb(Windowed):
             return cold
         window = self.window(group)
         rate, pulls = window.rate, window.pulls
+        self.best = max([rate[arm] for arm in allowed])
         wide = self.scale * sqrt(window.spread * 2.0 * log(min(window.seen, window.length) + 1.0))
         stay = 1.0
         if current >= 0 and pulls[current]:
