@@ -114,6 +114,7 @@ class Policy:
             chosen = -1
             if self._agree is None or self._agree.leads:
                 group = self._index(batch_size)
+                self.rule.best = 0.0
                 chosen = self.rule.choose(group, batch_size, allowed, current)
                 self._best[group] = self.rule.best
             if self._agree is not None:

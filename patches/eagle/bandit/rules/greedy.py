@@ -14,10 +14,8 @@ class Greedy(Windowed):
         cold = self.cold(allowed)
         if cold >= 0:
             return cold
-        noise = self.setting.noise
-        if noise.uniform() < self.epsilon:
-            return allowed[noise.below(len(allowed))]
         rate = self.window(group).rate
         best = max(allowed, key=rate.__getitem__)
         self.best = rate[best]
-        return best
+        noise = self.setting.noise
+        return allowed[noise.below(len(allowed))] if noise.uniform() < self.epsilon else best

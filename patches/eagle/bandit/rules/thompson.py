@@ -23,6 +23,8 @@ TIME_SPREAD = 0.03
 """Relative spread of one step's seconds that is assumed at least."""
 BORROWED = 0.05
 """Weight in steps of a time that another group lent; its spread is then some 13 %."""
+FEW = 4.0
+"""Rows that what was seen counts for after `refresh`."""
 WIDEST = 0.5
 """Relative uncertainty beyond which a draw is not spread further."""
 
@@ -126,10 +128,10 @@ class Thompson(Rule):
     def refresh(self) -> None:
         for arm, kind in enumerate(self.setting.arms):
             if kind.steps and self._rows[arm]:
-                keep = 4.0 * self._weight / max(self._pulls[arm], 4.0 * self._weight)
+                keep = min(1.0, FEW * self._weight / self._rows[arm])
                 for sums in (self._rows, self._tokens, self._pulls, self._squares):
                     sums[arm] *= keep
-                self._doubt[arm] /= keep
+                self._doubt[arm] = self._guess[arm] / (self._rows[arm] * self._mean[arm] ** 2)
 
     def _open(self, group: int) -> _Times:
         self._times[group] = times = _Times(len(self._mean), self._growth)

@@ -15,7 +15,10 @@ from flashpatch.patches.eagle.bandit.rules.windowed import Windowed
 
 
 class WindowUcb(Windowed):
-    """The arm with the highest bound on its rate, less what it costs to switch to it."""
+    """The arm with the highest bound on its rate, less what it costs to switch to it.
+
+    An arm that was not run within the window is run once more.
+    """
 
     hold = 2
     scale = 0.5
@@ -37,7 +40,9 @@ class WindowUcb(Windowed):
             stay = self.cost.factor(window.seconds[current] / pulls[current], self.hold)
         top, chosen = -1.0, allowed[0]
         for arm in allowed:
-            index = rate[arm] * (1.0 + wide / sqrt(pulls[arm] or 0.5))
+            if not pulls[arm]:  # out of the window: a look per window keeps a recovery from being missed
+                return arm
+            index = rate[arm] * (1.0 + wide / sqrt(pulls[arm]))
             if arm != current:
                 index *= stay
             if index > top:
