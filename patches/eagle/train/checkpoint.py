@@ -13,11 +13,13 @@ from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 
 from flashpatch.errors import PatchError
 
 logger = logging.getLogger("flashpatch.eagle")
 
+_FAULTS = (Exception, CheckpointException)  # torch derives the second from BaseException
 _DONE = re.compile(r"step-(\d+)")
 
 
@@ -58,7 +60,7 @@ class Checkpoints:
             )
             future = getattr(saving, "upload_completion", saving)
             self._running = future, part, final
-        except Exception as error:  # no room for the copy, or a folder that cannot be made
+        except _FAULTS as error:  # no room for the copy, or a folder that cannot be made
             self._fault(error, part)
 
     def settle(self) -> None:
@@ -75,7 +77,7 @@ class Checkpoints:
                 for old in self._whole()[: -self.keep]:
                     shutil.rmtree(self.folder / f"step-{old}", ignore_errors=True)
             self.problem = ""
-        except Exception as error:  # torch wraps what went wrong on any rank in an error of its own
+        except _FAULTS as error:  # torch wraps what went wrong on any rank in an error of its own
             self._fault(error, part)
 
     def done(self) -> bool:
@@ -99,15 +101,21 @@ class Checkpoints:
         state = trainer.state()
         try:
             dcp.load(state, checkpoint_id=path, process_group=self._group, no_dist=self._group is None)
-        except Exception as error:
+        except _FAULTS as error:
             raise PatchError(
-                f"{path} cannot be resumed from: {error}",
+                f"{path} cannot be resumed from: {str(error).strip().splitlines()[-1]}",
                 patch="eagle",
                 target="drafter checkpoint",
                 advice="Delete it; the one before, or a fresh start, is taken then.",
             ) from error
         trainer.restore(state)
         return True
+
+    def discard(self) -> None:
+        """Delete the newest, which turned out to be damaged."""
+        path = self.newest()
+        if path is not None and self._leads:
+            shutil.rmtree(path)
 
     def _whole(self) -> list[int]:
         found: list[int] = []
@@ -117,7 +125,7 @@ class Checkpoints:
                     found.append(int(match[1]))
         return sorted(found)
 
-    def _fault(self, error: Exception, part: Path) -> None:
+    def _fault(self, error: BaseException, part: Path) -> None:
         self.failed += 1
         self.problem = f"{type(error).__name__}: {error}"
         logger.warning("a drafter checkpoint was not written: %s", self.problem)

@@ -63,16 +63,26 @@ class Worker:
         self.settings, self._say, self._orders = settings, say, orders
         self.device = torch.device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.config = drafter_config(AutoConfig.from_pretrained(settings.target), settings.kind, settings.auxiliary)
-        drafter = make_drafter(self.config, settings.seed)
-        if settings.drafter:
-            load_weights(drafter, settings.drafter)
-        recipe = Recipe(rate=settings.rate, clip=settings.clip, states=settings.states, tokens=settings.tokens)
-        self.trainer = Trainer(drafter.to(self.device), self._frozen(settings.target), recipe)
         self.checkpoints = Checkpoints(Path(settings.folder) / "checkpoints")
-        self.resumed = self.checkpoints.resume(self.trainer)
+        self.trainer, self.resumed = self._resume()
         self.reader = Reader(settings.ring)
         self.buffer = Buffer(settings.samples, settings.bytes, settings.keep, settings.versions, settings.seed)
         self._unsuitable = 0
+
+    def _resume(self) -> tuple[Trainer, bool]:
+        """A trainer as of the last checkpoint that can be read, else as the settings say."""
+        settings = self.settings
+        recipe = Recipe(rate=settings.rate, clip=settings.clip, states=settings.states, tokens=settings.tokens)
+        while True:
+            drafter = make_drafter(self.config, settings.seed)
+            if settings.drafter:
+                load_weights(drafter, settings.drafter)
+            trainer = Trainer(drafter.to(self.device), self._frozen(settings.target), recipe)
+            try:
+                return trainer, self.checkpoints.resume(trainer)
+            except PatchError as error:  # it may have been read half into this trainer
+                self._say({"event": "error", "order": "resume", "problem": str(error)})
+                self.checkpoints.discard()
 
     def run(self) -> None:
         """Follow orders until told to exit."""
