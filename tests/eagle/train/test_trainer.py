@@ -128,58 +128,11 @@ def test_nothing_to_learn_is_no_step(lesson):
     assert trainer.count == 0
 
 
-RANKS = """
-import os, sys, torch, torch.distributed as dist
-from pathlib import Path
-rank, world, folder, lab = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
-sys.path.insert(0, lab)
-from drafter_lab import capture, cut, make_target
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
-from flashpatch.patches.eagle.train.checkpoint import Checkpoints
-from flashpatch.patches.eagle.train.drafter import make_drafter
-from flashpatch.patches.eagle.train.frozen import Frozen
-from flashpatch.patches.eagle.train.pack import pack
-from flashpatch.patches.eagle.train.shape import drafter_config
-from flashpatch.patches.eagle.train.trainer import Recipe, Trainer
-
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
-mesh = init_device_mesh("cpu", (world,))
-target = make_target()
-parts = cut(capture(target, 6))
-rows = [pack(parts[:1], 60), pack(parts[1:], 60)]  # unequal shares
-
-def make():
-    frozen = Frozen(target.model.embed_tokens.weight, target.lm_head.weight)
-    return Trainer(make_drafter(drafter_config(target.config)), frozen, Recipe(rate=1e-2, clip=0.1), mesh)
-
-trainer = make()
-found = trainer.backward(rows[rank])
-gradients = {name: p.grad.full_tensor() for name, p in trainer.drafter.named_parameters()}
-assert all(isinstance(p, DTensor) for p in trainer.drafter.parameters())
-saved = Checkpoints(folder / "sharded")
-steps = [trainer.step(rows[rank])]
-saved.save(trainer)
-steps.append(trainer.step(rows[rank] if rank == 0 else []))  # a rank without data
-saved.settle()
-assert saved.failed == 0, saved.problem
-other = make()
-assert saved.resume(other) and other.count == 1
-assert other.step(rows[rank] if rank == 0 else []) == steps[1]
-weights = trainer.weights()
-if rank == 0:
-    torch.save({"found": found, "gradients": gradients, "steps": steps, "weights": weights}, folder / "out.pt")
-dist.barrier()
-dist.destroy_process_group()
-"""
-
-
 def test_two_ranks_have_the_gradient_of_one_and_resume_alike(tmp_path):
-    lab = str(Path(__file__).parent)
+    script = Path(__file__).with_name("two_ranks.py")
     running = [
         subprocess.Popen(
-            [sys.executable, "-c", RANKS, str(rank), "2", str(tmp_path), lab],
+            [sys.executable, str(script), str(rank), "2", str(tmp_path)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

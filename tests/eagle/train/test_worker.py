@@ -96,6 +96,7 @@ def test_training_survives_what_happens_to_a_trainer(target, tmp_path):
         os.kill(pid, 0)
 
 
+@pytest.mark.full
 def test_a_worker_without_a_target_says_why(tmp_path):
     one = Coordinator(
         {"target": str(tmp_path / "none"), "ring": str(tmp_path), "folder": str(tmp_path)}, start_limit=240.0
