@@ -142,7 +142,9 @@ class Policy:
             accepted_tokens: tokens that the step gave over all rows, between 1 and ``rows * (steps + 1)``.
             seconds: what the step took, with the switch if there was one.
         """
-        place = self._place.get(arm, -1)
+        place = self._current
+        if place < 0 or arm is not self.arms[place]:  # mostly it is the arm of the last choice, found without a hash
+            place = self._place.get(arm, -1)
         if place < 0 and arm == Arm.DISABLE:  # the guard's choice, which is no arm of this policy
             self._ran = -1
             return
