@@ -2,13 +2,14 @@
 
     python benchmarks/bandit.py [--trace FILE ...] [--seeds 3] [--rules thompson,swucb] [--json]
 
-A rule sees only the arm it chose, pays the trace's cost of each switch in seconds, and is told step times that
-include it. Columns:
+A rule sees only the arm it chose, pays the trace's cost of each switch in seconds, and is told step times
+that include it. Columns:
 
     of best    tokens per second against the best fixed arm in hindsight on that trace, which never switches
     of none    tokens per second against no speculation
     switches   share of the steps that began with a switch
-    us         select and update together, microseconds per step: mean without the slowest 1 % of the steps, which
+    us         select and update together, microseconds per step: mean without the slowest 1 % of the steps,
+    which
                on a busy machine are those it was taken away from
 
 ``fastrl_eg`` and ``fastrl_beg`` are FastRL's rules as published (`bandit_fastrl.py`). Without ``--trace`` the
@@ -34,7 +35,8 @@ from flashpatch.report import Table, emit
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a rule got out of a trace: tokens per simulated second, share of switches, own microseconds per step."""
+    """What a rule got out of a trace: tokens per simulated second, share of switches, own microseconds per
+    step."""
 
     rate: float
     switches: float
@@ -50,7 +52,9 @@ def replay(trace: Trace, rule: str, seed: int) -> Outcome:
     return run(trace, policy.select, policy.update)
 
 
-def run(trace: Trace, select: Callable[[int], Arm], update: Callable[[int, Arm, float, float], None]) -> Outcome:
+def run(
+    trace: Trace, select: Callable[[int], Arm], update: Callable[[int, Arm, float, float], None]
+) -> Outcome:
     """Go through the job; a step moves on by the tokens per row that it gave."""
     clock, steps = time.perf_counter, trace.steps
     got = spent = at = 0.0
@@ -88,7 +92,9 @@ def fixed(trace: Trace) -> dict[Arm, float]:
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--trace", nargs="+", default=[], metavar="FILE")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rules", default=",".join([*RULES, *PUBLISHED]))
@@ -101,7 +107,9 @@ def main() -> None:
         rates = fixed(trace)
         best = max(rates, key=lambda arm: rates[arm])
         none = rates.get(Arm.DISABLE, float("nan"))
-        rows.append([trace.name, trace.source, f"fixed: {best}", "x1.000", f"x{rates[best] / none:.3f}", "", ""])
+        rows.append(
+            [trace.name, trace.source, f"fixed: {best}", "x1.000", f"x{rates[best] / none:.3f}", "", ""]
+        )
         for rule in options.rules.split(","):
             runs = [replay(trace, rule, seed) for seed in range(options.seeds)]
             rate, switches = fmean(run.rate for run in runs), fmean(run.switches for run in runs)
@@ -110,7 +118,12 @@ def main() -> None:
             one = {"trace": trace.name, "source": trace.source, "rule": rule, "of_best": rate / rates[best]}
             data.append({**one, "of_none": rate / none, "switches": switches, "us": micros})
             name = f"{rule} (default)" if rule == DEFAULT else rule
-            figures = [f"x{rate / rates[best]:.3f}", f"x{rate / none:.3f}", f"{switches:.1%}", f"{micros:.1f}"]
+            figures = [
+                f"x{rate / rates[best]:.3f}",
+                f"x{rate / none:.3f}",
+                f"{switches:.1%}",
+                f"{micros:.1f}",
+            ]
             rows.append([trace.name, trace.source, name, *figures])
     order = sorted(shares, key=lambda rule: -fmean(shares[rule]))
     whole = [[rule, f"x{fmean(shares[rule]):.3f}", f"x{min(shares[rule]):.3f}"] for rule in order]

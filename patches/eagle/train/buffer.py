@@ -24,8 +24,8 @@ class Buffer:
         seed: of the draws.
 
     Attributes:
-        counts: ``added``, ``evicted``, ``refused`` (a reservoir's draw, or larger than the buffer) and ``stale``
-            (of too old a version).
+        counts: ``added``, ``evicted``, ``refused`` (a reservoir's draw, or larger than the buffer) and
+            ``stale`` (of too old a version).
 
     Raises:
         PatchError: a bound below 1, or an unknown way to keep.
@@ -41,7 +41,8 @@ class Buffer:
     ) -> None:
         if samples < 1 or bytes < 1 or versions < 0 or keep not in KEEP:
             raise PatchError(
-                f"a buffer of {samples} samples, {bytes} bytes, {versions} versions by {keep!r} makes no sense.",
+                f"a buffer of {samples} samples, {bytes} bytes, {versions} versions "
+                f"by {keep!r} makes no sense.",
                 patch="eagle",
                 target="buffer",
                 advice=f"Give positive bounds and one of {', '.join(KEEP)}.",

@@ -26,8 +26,8 @@ _DONE = re.compile(r"step-(\d+)")
 class Checkpoints:
     """Checkpoints of a trainer in one folder; one counts once it is whole, under its final name.
 
-    With several ranks all of them call the same methods. Collectives of the writer run on a process group of their
-    own, so that they cannot meet those of training.
+    With several ranks all of them call the same methods. Collectives of the writer run on a process group of
+    their own, so that they cannot meet those of training.
 
     Args:
         folder: made if missing, shared by the ranks.

@@ -1,7 +1,7 @@
 """The training process, seen from the engine's side: started, given slices of time, stopped, outlived.
 
-Nothing here blocks, `wait_idle` and `close` apart, which end in time; nothing raises because the worker is slow,
-dead or full of errors. Without torch.
+Nothing here blocks, `wait_idle` and `close` apart, which end in time; nothing raises because the worker is
+slow, dead or full of errors. Without torch.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Coordinator:
         start_limit: seconds until the worker must be ready.
         stop_limit: seconds until it must be idle after `stop`, or after its slice.
         silence_limit: seconds without a sign of life while training.
-        restarts: how often a dead worker is started again, after 1, 2, 4 ... seconds; its last checkpoint is taken
-            up. Reset by every drafter that comes.
+        restarts: how often a dead worker is started again, after 1, 2, 4 ... seconds; its last checkpoint is
+            taken up. Reset by every drafter that comes.
         environment: added to the worker's.
         clock: seconds.
 
@@ -46,8 +46,8 @@ class Coordinator:
         state: one of `State`.
         drafter: folder of the newest drafter, or None.
         figures: what the worker said last.
-        counts: ``started``, ``died``, ``killed``, ``drafters``, ``errors``, ``unheard`` (orders that could not be
-            given).
+        counts: ``started``, ``died``, ``killed``, ``drafters``, ``errors``, ``unheard`` (orders that could
+            not be given).
         problem: the last one, or "".
     """
 
@@ -63,7 +63,9 @@ class Coordinator:
     ) -> None:
         self.settings = settings if isinstance(settings, WorkerSettings) else WorkerSettings.of(settings)
         if min(start_limit, stop_limit, silence_limit) <= 0 or restarts < 0:
-            raise PatchError("time limits of a trainer must be positive.", patch="eagle", target="coordinator")
+            raise PatchError(
+                "time limits of a trainer must be positive.", patch="eagle", target="coordinator"
+            )
         self.state: State = "down"
         self.drafter: Path | None = None
         self.figures: dict[str, Any] = {}
@@ -86,7 +88,8 @@ class Coordinator:
         return self._process.pid if self._process else None
 
     def start(self) -> bool:
-        """Start the worker if it is down; `poll` says when it is ready. False when it could not be started."""
+        """Start the worker if it is down; `poll` says when it is ready. False when it could not be
+        started."""
         with self._lock:
             if self._process is not None:
                 return True
@@ -101,7 +104,7 @@ class Coordinator:
                     text=True,
                     bufsize=1,
                     env={**os.environ, **self._environment},
-                    start_new_session=True,  # a terminal's Ctrl-C reaches the engine only, which then tells us
+                    start_new_session=True,  # a terminal's Ctrl-C reaches the engine only
                 )
             except OSError as error:
                 self._trouble(f"the trainer cannot be started: {error}")
@@ -113,13 +116,18 @@ class Coordinator:
             self.counts["started"] += 1
             self._enter("starting")
             for target in (self._listen, self._overhear):
-                threading.Thread(target=target, args=(process,), name="flashpatch-trainer", daemon=True).start()
+                threading.Thread(
+                    target=target, args=(process,), name="flashpatch-trainer", daemon=True
+                ).start()
             return True
 
     def train(self, seconds: float) -> bool:
-        """Give the worker a slice of time; it is started first if need be. False when it cannot have it now."""
+        """Give the worker a slice of time; it is started first if need be. False when it cannot have it
+        now."""
         if not 0.0 < seconds < float("inf"):
-            raise PatchError(f"a slice of {seconds} seconds makes no sense.", patch="eagle", target="coordinator")
+            raise PatchError(
+                f"a slice of {seconds} seconds makes no sense.", patch="eagle", target="coordinator"
+            )
         with self._lock:
             self.poll()
             if self.state == "down" and self._clock() >= self._again_at:
@@ -132,7 +140,8 @@ class Coordinator:
             return self._begin(seconds)
 
     def stop(self) -> bool:
-        """Ask the worker to end its slice and write what it learned; `poll` sees it idle, or kills it in time."""
+        """Ask the worker to end its slice and write what it learned; `poll` sees it idle, or kills it in
+        time."""
         with self._lock:
             self.poll()
             self._wanted = 0.0
@@ -146,11 +155,13 @@ class Coordinator:
         return self._tell({"do": "load", "folder": os.fspath(folder)})
 
     def target(self, folder: str | os.PathLike[str]) -> bool:
-        """Tell it where the policy's present embedding and head are. False when it is not there to hear it."""
+        """Tell it where the policy's present embedding and head are. False when it is not there to hear
+        it."""
         return self._tell({"do": "target", "folder": os.fspath(folder)})
 
     def poll(self) -> list[dict[str, Any]]:
-        """Notice what happened since the last call; returns the worker's events. Never blocks, never raises."""
+        """Notice what happened since the last call; returns the worker's events. Never blocks, never
+        raises."""
         with self._lock:
             found = []
             while True:
@@ -165,7 +176,8 @@ class Coordinator:
             return found
 
     def wait_idle(self, limit: float) -> bool:
-        """Stop the slice and wait until the worker holds nothing up, at most ``limit`` seconds; then it is killed.
+        """Stop the slice and wait until the worker holds nothing up, at most ``limit`` seconds; then it is
+        killed.
 
         True when it became idle by itself, or was not running.
         """
@@ -241,7 +253,9 @@ class Coordinator:
         if code is not None:
             self.counts["died"] += 1
             last = f": {self._errors[-1]}" if self._errors else ""
-            self._trouble(self.problem if code == 2 and self._left == 0 else f"the trainer died, exit {code}{last}")
+            self._trouble(
+                self.problem if code == 2 and self._left == 0 else f"the trainer died, exit {code}{last}"
+            )
             self._gone()
         elif self.state in self._limits and now - self._since > self._limits[self.state]:
             self._kill(f"the trainer was {self.state} for more than {self._limits[self.state]} seconds")
@@ -289,7 +303,9 @@ class Coordinator:
                 self.counts["unheard"] += 1
                 return False
             try:
-                os.write(process.stdin.fileno(), (json.dumps(order) + "\n").encode())  # below PIPE_BUF: all or none
+                os.write(
+                    process.stdin.fileno(), (json.dumps(order) + "\n").encode()
+                )  # below PIPE_BUF: all or none
                 return True
             except (OSError, ValueError):  # it is gone, or does not read and the pipe is full
                 self.counts["unheard"] += 1

@@ -1,9 +1,9 @@
 """The drafter: one decoder layer behind a linear map of the target's state and the next token's embedding.
 
-EAGLE-1 (Li et al., arXiv 2401.15077): ``fc`` over [embedding, state] of width 2H, then a decoder layer without its
-input norm. EAGLE-3 (arXiv 2503.01840): ``fc`` over k of the target's layers, then a layer that attends over
-[normed embedding, normed state]. Parameters carry the names that vLLM's ``llama_eagle.py`` and ``llama_eagle3.py``
-and SGLang's files of the same names read.
+EAGLE-1 (Li et al., arXiv 2401.15077): ``fc`` over [embedding, state] of width 2H, then a decoder layer
+without its input norm. EAGLE-3 (arXiv 2503.01840): ``fc`` over k of the target's layers, then a layer that
+attends over [normed embedding, normed state]. Parameters carry the names that vLLM's ``llama_eagle.py`` and
+``llama_eagle3.py`` and SGLang's files of the same names read.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ class Drafter(nn.Module):
         states = self.fc(torch.cat((embedded, states), dim=-1))
         for layer in self.layers:
             states = layer(
-                states, attention_mask=mask, position_ids=positions, position_embeddings=self.rotary(states, positions)
+                states,
+                attention_mask=mask,
+                position_ids=positions,
+                position_embeddings=self.rotary(states, positions),
             )
         return states
 
@@ -92,7 +95,9 @@ class _Layer3(nn.Module):
         self.self_attn = LlamaAttention(config, 0)
         for name in ("q_proj", "k_proj", "v_proj"):
             narrow = getattr(self.self_attn, name)
-            setattr(self.self_attn, name, nn.Linear(2 * size, narrow.out_features, bias=narrow.bias is not None))
+            setattr(
+                self.self_attn, name, nn.Linear(2 * size, narrow.out_features, bias=narrow.bias is not None)
+            )
         self.mlp = LlamaMLP(config)
         self.input_layernorm = LlamaRMSNorm(size, eps=eps)
         self.hidden_norm = LlamaRMSNorm(size, eps=eps)
@@ -104,7 +109,9 @@ class _Layer3(nn.Module):
         return states + self.mlp(self.post_attention_layernorm(states))
 
 
-def make_drafter(config: PretrainedConfig, seed: int = 0, dtype: torch.dtype = torch.float32) -> Drafter | Drafter3:
+def make_drafter(
+    config: PretrainedConfig, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> Drafter | Drafter3:
     """A drafter from scratch, its matrices drawn with the target's ``initializer_range``.
 
     An EAGLE-1 drafter starts near the map that keeps the state, so that its first guesses are sane.

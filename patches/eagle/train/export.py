@@ -28,21 +28,26 @@ def engine_weights(
 ) -> dict[str, Tensor]:
     """The drafter's weights under the names, and with the extras, that an engine's loader expects.
 
-    SGLang's EAGLE-1 model has a bias on ``fc`` that stays random when the checkpoint lacks it, so it is written as
-    zeros; vLLM's has none and refuses it. An EAGLE-3 checkpoint carries the head, which is ``frozen``'s.
+    SGLang's EAGLE-1 model has a bias on ``fc`` that stays random when the checkpoint lacks it, so it is
+    written as zeros; vLLM's has none and refuses it. An EAGLE-3 checkpoint carries the head, which is
+    ``frozen``'s.
 
     Raises:
         PatchError: an unknown engine, or an EAGLE-3 drafter without the target's head.
     """
     if engine not in ENGINES:
         raise PatchError(
-            f"no drafter format is known for {engine!r}.", patch="eagle", advice=f"Choose {' or '.join(ENGINES)}."
+            f"no drafter format is known for {engine!r}.",
+            patch="eagle",
+            advice=f"Choose {' or '.join(ENGINES)}.",
         )
     found = {name: tensor.detach() for name, tensor in weights.items()}
     dtype = found["fc.weight"].dtype
     if config.eagle_kind == "eagle3":
         if frozen is None:
-            raise PatchError("an EAGLE-3 drafter is written with the target's head.", patch="eagle", target="drafter")
+            raise PatchError(
+                "an EAGLE-3 drafter is written with the target's head.", patch="eagle", target="drafter"
+            )
         found["lm_head.weight"] = frozen.head.to("cpu", dtype)
     elif engine == "sglang":
         found["fc.bias"] = torch.zeros(config.hidden_size, dtype=dtype)

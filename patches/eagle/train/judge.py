@@ -64,7 +64,8 @@ class Judge:
         self._recent.clear()
 
     def verdict(self) -> Verdict:
-        """``wait`` until enough steps came; then, once, ``keep`` or ``roll back``; ``keep`` without a change."""
+        """``wait`` until enough steps came; then, once, ``keep`` or ``roll back``; ``keep`` without a
+        change."""
         if not self.waiting:
             return "keep"
         if len(self._recent) < self.steps:

@@ -1,7 +1,7 @@
 """Samples as the drafter trains on them: windows packed into one row that cannot see each other.
 
-Position j of a sample pairs the state of token j with token j + 1; its target is the state of token j + 1. So a
-window of n positions spans n + 1 tokens, and no position has a target in another window.
+Position j of a sample pairs the state of token j with token j + 1; its target is the state of token j + 1. So
+a window of n positions spans n + 1 tokens, and no position has a target in another window.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def join(parts: Sequence[Pack]) -> Pack:
 
 
 def pack(parts: Iterable[Pack], budget: int) -> list[Pack]:
-    """Rows of at most ``budget`` positions, filled best fit with the longest first; a longer part is a row of its
-    own."""
+    """Rows of at most ``budget`` positions, filled best fit with the longest first; a longer part is a row of
+    its own."""
     rows: list[tuple[int, list[Pack]]] = []
     for part in sorted(parts, key=len, reverse=True):
         room = [(budget - used - len(part), place) for place, (used, _) in enumerate(rows)]

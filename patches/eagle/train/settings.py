@@ -71,12 +71,15 @@ class WorkerSettings:
         """Read `dump`.
 
         Raises:
-            PatchError: it is not such JSON, or has a setting that does not exist; the message has the known ones.
+            PatchError: it is not such JSON, or has a setting that does not exist; the message has the known
+            ones.
         """
         try:
             given = json.loads(text)
         except ValueError as error:
-            raise PatchError(f"worker settings are no JSON: {error}.", patch="eagle", target="trainer") from error
+            raise PatchError(
+                f"worker settings are no JSON: {error}.", patch="eagle", target="trainer"
+            ) from error
         return cls.of(given)
 
     @classmethod

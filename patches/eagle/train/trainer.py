@@ -52,8 +52,8 @@ class Recipe:
 class Trainer:
     """Trains a drafter against a frozen head.
 
-    On a mesh all ranks call the same methods; each gives its own rows to `step`. The gradient is that of the mean
-    over the positions of all ranks, however they are divided.
+    On a mesh all ranks call the same methods; each gives its own rows to `step`. The gradient is that of the
+    mean over the positions of all ranks, however they are divided.
 
     Args:
         drafter: sharded in place when ``mesh`` is given.
@@ -67,7 +67,11 @@ class Trainer:
     """
 
     def __init__(
-        self, drafter: Drafter | Drafter3, frozen: Frozen, recipe: Recipe | None = None, mesh: DeviceMesh | None = None
+        self,
+        drafter: Drafter | Drafter3,
+        frozen: Frozen,
+        recipe: Recipe | None = None,
+        mesh: DeviceMesh | None = None,
     ) -> None:
         self.drafter, self.frozen, self.recipe, self.mesh = drafter, frozen, recipe or Recipe(), mesh
         self.count = self.skipped = 0
@@ -81,9 +85,9 @@ class Trainer:
     def step(self, rows: Sequence[Pack]) -> dict[str, float]:
         """One optimizer step over rows; a rank may have none. Returns means per position over all ranks.
 
-        The keys are ``loss``, ``states``, ``tokens``, ``agreement`` (positions where drafter and target have the
-        same first choice), ``norm`` of the gradient before clipping and ``positions``; nothing happens, and
-        positions is 0, when no rank has anything to learn.
+        The keys are ``loss``, ``states``, ``tokens``, ``agreement`` (positions where drafter and target have
+        the same first choice), ``norm`` of the gradient before clipping and ``positions``; nothing happens,
+        and positions is 0, when no rank has anything to learn.
         """
         self.optimizer.zero_grad(set_to_none=True)
         found = self.backward(rows)
@@ -104,13 +108,17 @@ class Trainer:
         """Gradients of the mean loss, without a step."""
         parameter = next(self.drafter.parameters())
         device, ranks = parameter.device, self.mesh.size() if self.mesh is not None else 1
-        mine = torch.tensor([float(sum(int(row.learn.sum()) for row in rows)), float(len(rows))], device=device)
+        mine = torch.tensor(
+            [float(sum(int(row.learn.sum()) for row in rows)), float(len(rows))], device=device
+        )
         positions = self._over_ranks(mine[:1].clone()).item()
         number = int(self._over_ranks(mine[1:].clone(), dist.ReduceOp.MAX).item())
         totals = torch.zeros(3, device=device, dtype=torch.float64)
         if not positions:
             return {"positions": 0.0}
-        rows = list(rows) + [filler(self.drafter.width, self.drafter.config.hidden_size)] * (number - len(rows))
+        rows = list(rows) + [filler(self.drafter.width, self.drafter.config.hidden_size)] * (
+            number - len(rows)
+        )
         dtype = self.recipe.compute if self.mesh is not None else parameter.dtype
         for place, row in enumerate(rows):
             if self.mesh is not None:

@@ -1,11 +1,12 @@
 """The process that trains: ``python -m flashpatch.patches.eagle.train.worker SETTINGS-JSON``.
 
-It reads orders as JSON lines from standard input and says what happens as JSON lines on standard output; anything
-that libraries print goes to standard error. When its input ends, the parent is gone and it leaves too.
+It reads orders as JSON lines from standard input and says what happens as JSON lines on standard output;
+anything that libraries print goes to standard error. When its input ends, the parent is gone and it leaves
+too.
 
-Orders: ``{"do": "train", "seconds": s}``, ``{"do": "stop"}``, ``{"do": "load", "folder": f}`` (go on from these
-weights, as after a rollback), ``{"do": "target", "folder": f}`` (the policy moved: its embedding and head),
-``{"do": "exit"}``.
+Orders: ``{"do": "train", "seconds": s}``, ``{"do": "stop"}``, ``{"do": "load", "folder": f}`` (go on from
+these weights, as after a rollback), ``{"do": "target", "folder": f}`` (the policy moved: its embedding and
+head), ``{"do": "exit"}``.
 
 Events: ``ready``, ``training`` (a sign of life with the last step's figures), ``drafter`` (new weights are in
 ``folder``), ``idle``, ``error`` (an order failed; the worker goes on), ``bye``.
@@ -62,17 +63,23 @@ class Worker:
     ) -> None:
         self.settings, self._say, self._orders = settings, say, orders
         self.device = torch.device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self.config = drafter_config(AutoConfig.from_pretrained(settings.target), settings.kind, settings.auxiliary)
+        self.config = drafter_config(
+            AutoConfig.from_pretrained(settings.target), settings.kind, settings.auxiliary
+        )
         self.checkpoints = Checkpoints(Path(settings.folder) / "checkpoints")
         self.trainer, self.resumed = self._resume()
         self.reader = Reader(settings.ring)
-        self.buffer = Buffer(settings.samples, settings.bytes, settings.keep, settings.versions, settings.seed)
+        self.buffer = Buffer(
+            settings.samples, settings.bytes, settings.keep, settings.versions, settings.seed
+        )
         self._unsuitable = 0
 
     def _resume(self) -> tuple[Trainer, bool]:
         """A trainer as of the last checkpoint that can be read, else as the settings say."""
         settings = self.settings
-        recipe = Recipe(rate=settings.rate, clip=settings.clip, states=settings.states, tokens=settings.tokens)
+        recipe = Recipe(
+            rate=settings.rate, clip=settings.clip, states=settings.states, tokens=settings.tokens
+        )
         while True:
             drafter = make_drafter(self.config, settings.seed)
             if settings.drafter:
@@ -96,7 +103,13 @@ class Worker:
                     return
                 self._follow(order)
             except Exception as error:  # a full disk or a damaged file must not end the worker
-                self._say({"event": "error", "order": order.get("do"), "problem": f"{type(error).__name__}: {error}"})
+                self._say(
+                    {
+                        "event": "error",
+                        "order": order.get("do"),
+                        "problem": f"{type(error).__name__}: {error}",
+                    }
+                )
             self._say({"event": "idle", **self._figures()})
 
     def _follow(self, order: dict[str, Any]) -> None:
@@ -136,7 +149,11 @@ class Worker:
                 self.config.vocab_size
             )
             if self.settings.kind == "eagle3":
-                fits = fits and sample.auxiliary is not None and sample.auxiliary.shape[1] == self.trainer.drafter.width
+                fits = (
+                    fits
+                    and sample.auxiliary is not None
+                    and sample.auxiliary.shape[1] == self.trainer.drafter.width
+                )
             if fits:
                 self.buffer.add(sample)
             else:
@@ -159,8 +176,8 @@ class Worker:
         dtype = getattr(torch, self.settings.dtype)
         weights = {name: tensor.to(dtype) for name, tensor in self.trainer.weights().items()}
         path = save_drafter(
-            folder / f"drafter-{self.trainer.count}", weights, self.config, self.settings.engine, self.trainer.frozen,
-            self.settings.target,
+            folder / f"drafter-{self.trainer.count}", weights, self.config, self.settings.engine,
+            self.trainer.frozen, self.settings.target,
         )  # fmt: skip
         self._say({"event": "drafter", "folder": str(path), **self._figures(), **found})
         old = sorted(folder.glob("drafter-*"), key=lambda one: int(one.name.partition("-")[2]))

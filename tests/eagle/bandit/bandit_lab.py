@@ -12,7 +12,8 @@ ARMS = ("disable", "1_1_2", "3_1_4", "5_1_6")
 
 
 class Engine:
-    """Accepts each draft with probability `p`; a step costs 1 plus ``cost`` per draft step, with 2 % noise."""
+    """Accepts each draft with probability `p`; a step costs 1 plus ``cost`` per draft step, with 2 %
+    noise."""
 
     def __init__(self, p: float, cost: float = 0.1, seed: int = 0) -> None:
         self.p, self.cost, self._random = p, cost, random.Random(seed)

@@ -16,7 +16,8 @@ def test_the_parts_of_an_arm():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "3_1", "3_1_4_5", "a_1_2", "0_1_2", "1_0_2", "3_1_1", "3_1_9", "3_1_3", "-1_1_2", "٣_1_4", 3, None]
+    "text",
+    ["", "3_1", "3_1_4_5", "a_1_2", "0_1_2", "1_0_2", "3_1_1", "3_1_9", "3_1_3", "-1_1_2", "٣_1_4", 3, None],
 )
 def test_a_malformed_arm_is_refused_with_the_way_to_write_it(text):
     with pytest.raises(PatchError, match="arms.*(Write|start|disable)"):
@@ -33,7 +34,8 @@ def test_lists_are_refused_when_empty_or_when_an_arm_is_there_twice():
 
 def test_default_groups_follow_the_recorded_graph_sizes():
     groups = Groups()
-    assert [groups.edges[groups.index(size)] for size in (1, 17, 31, 32, 33, 40, 121, 129, 256, 257, 10**9)] == [
+    sizes = (1, 17, 31, 32, 33, 40, 121, 129, 256, 257, 10**9)
+    assert [groups.edges[groups.index(size)] for size in sizes] == [
         1, 17, 31, 32, 40, 40, 128, 160, 256, 256, 256,
     ]  # fmt: skip
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from flashpatch.patches.eagle.sample import Sample
 from flashpatch.patches.eagle.train.pack import windows
@@ -49,8 +56,11 @@ def save_target(folder: Path, family: str = "llama", markov: bool = True) -> Pat
 
 
 @torch.no_grad()
-def capture(target: torch.nn.Module, prompts: int, length: int = 24, seed: int = 0, version: int = 1) -> list[Sample]:
-    """Greedy continuations of random prompts with the states that made them; the last token's is not known."""
+def capture(
+    target: torch.nn.Module, prompts: int, length: int = 24, seed: int = 0, version: int = 1
+) -> list[Sample]:
+    """Greedy continuations of random prompts with the states that made them; the last token's is not
+    known."""
     generator = torch.Generator().manual_seed(seed)
     samples = []
     for number in range(prompts):

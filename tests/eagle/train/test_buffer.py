@@ -12,7 +12,9 @@ from flashpatch.patches.eagle.train.buffer import Buffer
 
 def sample(number: int, version: int = 1, length: int = 4) -> Sample:
     flags = torch.ones(length, dtype=torch.bool)
-    return Sample(str(number), torch.zeros(length, dtype=torch.int64), torch.zeros(length, 8), flags, flags, version)
+    return Sample(
+        str(number), torch.zeros(length, dtype=torch.int64), torch.zeros(length, 8), flags, flags, version
+    )
 
 
 def names(buffer: Buffer) -> set[int]:

@@ -29,7 +29,9 @@ def test_a_drafter_that_made_acceptance_worse_goes_back_once():
     assert judge.verdict() == "wait"
     feed(judge, 1.5, 1)
     assert judge.verdict() == "roll back"
-    assert judge.before.mean == pytest.approx(3.0, abs=0.2) and judge.after.mean == pytest.approx(1.5, abs=0.2)
+    assert judge.before.mean == pytest.approx(3.0, abs=0.2) and judge.after.mean == pytest.approx(
+        1.5, abs=0.2
+    )
     assert judge.verdict() == "keep"
 
 

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
@@ -27,16 +26,18 @@ import json, sys
 from vllm import LLM, SamplingParams
 target, method, drafter, prompts, steps = sys.argv[1], sys.argv[2], sys.argv[3], json.loads(sys.argv[4]), 2
 llm = LLM(
-    model=target, dtype="float32", max_model_len=128, max_num_seqs=4, enforce_eager=True, disable_log_stats=False,
-    enable_prefix_caching=False, kv_cache_memory_bytes=64 << 20, skip_tokenizer_init=True,
-    speculative_config={"method": method, "model": drafter, "num_speculative_tokens": steps},
+    model=target, dtype="float32", max_model_len=128, max_num_seqs=4, enforce_eager=True,
+    disable_log_stats=False, enable_prefix_caching=False, kv_cache_memory_bytes=64 << 20,
+    skip_tokenizer_init=True, speculative_config={"method": method, "model": drafter,
+    "num_speculative_tokens": steps},
 )
 sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, detokenize=False)
 done = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
 found = {metric.name: metric for metric in llm.get_metrics() if "spec_decode" in metric.name}
 drafts = found["vllm:spec_decode_num_drafts"].value
 first = found["vllm:spec_decode_num_accepted_tokens_per_pos"].values[0]
-print("FOUND " + json.dumps({"first": first / drafts, "tokens": [list(one.outputs[0].token_ids) for one in done]}))
+print("FOUND " + json.dumps({"first": first / drafts, "tokens": [list(one.outputs[0].token_ids) for one in
+done]}))
 """
 
 

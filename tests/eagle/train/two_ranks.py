@@ -27,9 +27,11 @@ target = make_target()
 parts = cut(capture(target, 6))
 rows = [pack(parts[:1], 60), pack(parts[1:], 60)]  # unequal shares
 
+
 def make():
     frozen = Frozen(target.model.embed_tokens.weight, target.lm_head.weight)
     return Trainer(make_drafter(drafter_config(target.config)), frozen, Recipe(rate=1e-2, clip=0.1), mesh)
+
 
 trainer = make()
 found = trainer.backward(rows[rank])
@@ -46,6 +48,8 @@ assert saved.resume(other) and other.count == 1
 assert other.step(rows[rank] if rank == 0 else []) == steps[1]
 weights = trainer.weights()
 if rank == 0:
-    torch.save({"found": found, "gradients": gradients, "steps": steps, "weights": weights}, folder / "out.pt")
+    torch.save(
+        {"found": found, "gradients": gradients, "steps": steps, "weights": weights}, folder / "out.pt"
+    )
 dist.barrier()
 dist.destroy_process_group()

@@ -1,10 +1,10 @@
 """Discounted Thompson sampling on acceptance and time apart, with the cost of switching.
 
-A step's rate is tokens per row times rows over seconds. How many tokens a row gains depends on the drafter and
-hardly on the batch; how long a step takes depends on the batch and hardly on the drafter. So the first is learned
-once for all groups and forgets, and the second is learned per group. A drafter that drifts in one group is then
-known in all, and a group met for the first time has little to learn. Discounting follows Raj and Kalyani, "Taming
-Non-stationary Bandits: A Bayesian Approach" (2017).
+A step's rate is tokens per row times rows over seconds. How many tokens a row gains depends on the drafter
+and hardly on the batch; how long a step takes depends on the batch and hardly on the drafter. So the first is
+learned once for all groups and forgets, and the second is learned per group. A drafter that drifts in one
+group is then known in all, and a group met for the first time has little to learn. Discounting follows Raj
+and Kalyani, "Taming Non-stationary Bandits: A Bayesian Approach" (2017).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ WIDEST = 0.5
 class Thompson(Rule):
     """Draws a rate for each arm from what is believed of it and takes the arm of the highest draw.
 
-    The state of a group is the seconds of a step per arm; the state of the rule is the tokens per row of each arm,
-    with the spread seen. Both forget exponentially over ``window`` steps.
+    The state of a group is the seconds of a step per arm; the state of the rule is the tokens per row of each
+    arm, with the spread seen. Both forget exponentially over ``window`` steps.
     """
 
     hold = 2
@@ -85,9 +85,7 @@ class Thompson(Rule):
         self.best = best * batch
         return chosen
 
-    def learn(
-        self, group: int, batch: int, arm: int, tokens: float, seconds: float, switched: bool
-    ) -> None:
+    def learn(self, group: int, batch: int, arm: int, tokens: float, seconds: float, switched: bool) -> None:
         weight = self._weight = self._weight * self._growth
         rows = self._rows[arm] = self._rows[arm] + weight * batch
         total = self._tokens[arm] = self._tokens[arm] + weight * tokens
@@ -152,7 +150,9 @@ class Thompson(Rule):
 
     def state(self) -> dict[str, Any]:
         lists = ("_rows", "_tokens", "_pulls", "_squares", "_mean", "_doubt")
-        times = {str(group): [*map(list, (seen.mean, seen.weight)), seen.grown] for group, seen in self._met()}
+        times = {
+            str(group): [*map(list, (seen.mean, seen.weight)), seen.grown] for group, seen in self._met()
+        }
         return {
             **{name: list(getattr(self, name)) for name in lists},
             "weight": self._weight,

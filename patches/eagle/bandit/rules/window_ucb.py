@@ -49,9 +49,7 @@ class WindowUcb(Windowed):
                 top, chosen = index, arm
         return chosen
 
-    def learn(
-        self, group: int, batch: int, arm: int, tokens: float, seconds: float, switched: bool
-    ) -> None:
+    def learn(self, group: int, batch: int, arm: int, tokens: float, seconds: float, switched: bool) -> None:
         window = self.window(group)
         pulls = window.pulls[arm]
         if pulls:
