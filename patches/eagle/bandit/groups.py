@@ -30,7 +30,7 @@ class Groups:
                 f"batch-size groups are {list(self.edges)}.",
                 patch="eagle",
                 target="groups",
-                advice="Give the largest batch size of each group, ascending from 1, for example 1,2,4,8,16,32.",
+                advice="Give the largest batch size of each group, ascending, for example 1,2,4,8,16,32.",
             )
         self.last = len(self.edges) - 1
         self.table = [bisect_left(self.edges, size) for size in range(min(self.edges[-1], 65536) + 1)]
