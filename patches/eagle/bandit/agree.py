@@ -53,7 +53,8 @@ class Broadcast:
         theirs = buffer.tolist()
         if theirs[:2] != [turn, batch_size]:
             raise PatchError(
-                f"this rank is at step {turn} with batch {batch_size}, the leader at {theirs[0]} with {theirs[1]}.",
+                f"this rank is at step {turn} with batch {batch_size}, "
+                f"the leader at {theirs[0]} with {theirs[1]}.",
                 patch="eagle",
                 target="agree",
                 advice="Every rank has to ask the policy for the same steps.",

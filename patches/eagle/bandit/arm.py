@@ -43,13 +43,23 @@ class Arm:
             return cls.DISABLE
         parts = text.split("_") if isinstance(text, str) else []
         if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) < 7 for part in parts):
-            _refuse(text, "is not steps_topk_tokens", "Write it as 3_1_4 (3 steps, top-1, 4 tokens) or disable.")
+            _refuse(
+                text, "is not steps_topk_tokens", "Write it as 3_1_4 (3 steps, top-1, 4 tokens) or disable."
+            )
         steps, topk, draft_tokens = map(int, parts)
         if steps < 1 or topk < 1 or draft_tokens < 2:
-            _refuse(text, "drafts nothing", f"Steps and top-k start at 1, tokens at 2; to draft nothing write {OFF}.")
+            _refuse(
+                text,
+                "drafts nothing",
+                f"Steps and top-k start at 1, tokens at 2; to draft nothing write {OFF}.",
+            )
         most = 1 + topk + (steps - 1) * topk * topk
         if draft_tokens > most:
-            _refuse(text, f"verifies more tokens than its tree has, {most}", f"Write {steps}_{topk}_{most} or less.")
+            _refuse(
+                text,
+                f"verifies more tokens than its tree has, {most}",
+                f"Write {steps}_{topk}_{most} or less.",
+            )
         if topk == 1 and draft_tokens != most:
             _refuse(text, "leaves drafted tokens of a chain unverified", f"Write {steps}_1_{most}.")
         return cls(steps, topk, draft_tokens)
@@ -68,7 +78,9 @@ def parse_arms(arms: Iterable[str | Arm]) -> tuple[Arm, ...]:
         arms = [part.strip() for part in arms.split(",")]
     found = tuple(Arm.parse(arm) for arm in arms)
     if not found:
-        raise PatchError("no arm is given.", patch="eagle", target="arms", advice="Give for example 3_1_4,disable.")
+        raise PatchError(
+            "no arm is given.", patch="eagle", target="arms", advice="Give for example 3_1_4,disable."
+        )
     twice = sorted({str(arm) for arm in found if found.count(arm) > 1})
     if twice:
         raise PatchError(f"arms are given twice: {', '.join(twice)}.", patch="eagle", target="arms")

@@ -14,7 +14,8 @@ class Groups:
     """Groups of batch sizes, each named by its largest member; the last takes everything above as well.
 
     Args:
-        edges: the largest batch size of each group, ascending. The default follows the sizes for which engines
+        edges: the largest batch size of each group, ascending. The default follows the sizes for which
+            engines
             record CUDA graphs: each size up to 31, by 8 up to 120, by 32 up to 256.
 
     Raises:
@@ -29,10 +30,9 @@ class Groups:
                 f"batch-size groups are {list(self.edges)}.",
                 patch="eagle",
                 target="groups",
-                advice="Give the largest batch size of each group, ascending from 1, for example 1,2,4,8,16,32.",
+                advice="Give the largest batch size of each group, ascending, for example 1,2,4,8,16,32.",
             )
         self.last = len(self.edges) - 1
-        # One look-up per step instead of a search; beyond the table the last group answers.
         self.table = [bisect_left(self.edges, size) for size in range(min(self.edges[-1], 65536) + 1)]
 
     def __len__(self) -> int:

@@ -32,8 +32,8 @@ class Agree(Protocol):
 class Policy:
     """Chooses the arm of each decode step.
 
-    `select` and `update` cost a few microseconds and do not grow with the steps seen. An observation that cannot
-    be true is counted and otherwise ignored.
+    `select` and `update` cost a few microseconds and do not grow with the steps seen. An observation that
+    cannot be true is counted and otherwise ignored.
 
     Args:
         arms: arms or their texts, e.g. ``["3_1_4", "5_1_6", "disable"]``.
@@ -114,9 +114,9 @@ class Policy:
             chosen = -1
             if self._agree is None or self._agree.leads:
                 group = self._index(batch_size)
+                self.rule.best = 0.0
                 chosen = self.rule.choose(group, batch_size, allowed, current)
-                rates = self.rule.rates(group)
-                self._best[group] = max(rates) if rates else 0.0
+                self._best[group] = self.rule.best
             if self._agree is not None:
                 chosen = self._agree(self._turn, batch_size, chosen)
             self._left = self.hold - 1
@@ -142,7 +142,11 @@ class Policy:
             accepted_tokens: tokens that the step gave over all rows, between 1 and ``rows * (steps + 1)``.
             seconds: what the step took, with the switch if there was one.
         """
-        place = self._place.get(arm, -1)
+        place = self._current
+        if (
+            place < 0 or arm is not self.arms[place]
+        ):  # mostly it is the arm of the last choice, found without a hash
+            place = self._place.get(arm, -1)
         if place < 0 and arm == Arm.DISABLE:  # the guard's choice, which is no arm of this policy
             self._ran = -1
             return
@@ -188,7 +192,8 @@ class Policy:
         return tuple(self.arms[place] for place in self._allow(batch_size))
 
     def metrics(self) -> dict[str, float]:
-        """What an operator wants to see, flat: totals, and per group met the pulls and believed rates per arm.
+        """What an operator wants to see, flat: totals, and per group met the pulls and believed rates per
+        arm.
 
         ``regret_seconds`` is an estimate: the time beyond what the arm believed best would have taken.
         """
@@ -266,10 +271,14 @@ class Policy:
         self._switches, self._ignored, self._guarded = state["counts"]
 
     def _allow(self, batch_size: int) -> tuple[int, ...]:
-        """Places of the arms within the guard, kept per batch size; beyond the guard there is nothing to keep."""
+        """Places of the arms within the guard, kept per batch size; beyond the guard there is nothing to
+        keep."""
         if not isinstance(batch_size, int):
             raise PatchError(
-                f"a batch size is {batch_size!r}.", patch="eagle", target="select", advice="Give a number of rows."
+                f"a batch size is {batch_size!r}.",
+                patch="eagle",
+                target="select",
+                advice="Give a number of rows.",
             )
         if batch_size < 1 or 2 * batch_size > self.guard:  # the smallest draft verifies two tokens
             return (self._off,) if self._off >= 0 else ()
@@ -286,7 +295,8 @@ class Policy:
         for size, arm in rows.items():
             if rule != "predefined" or type(size) is not int or size < 1 or arm not in self._place:
                 raise PatchError(
-                    f"table row {size!r}: {arm} does not go with rule {rule} and arms {', '.join(map(str, self.arms))}.",
+                    f"table row {size!r}: {arm} does not go with rule {rule} "
+                    f"and arms {', '.join(map(str, self.arms))}.",
                     patch="eagle",
                     target="table",
                     advice="Give rule predefined a table {largest batch size: arm} of its arms.",
@@ -296,5 +306,7 @@ class Policy:
 
 def _at_least(name: str, value: int, least: int) -> int:
     if type(value) is not int or value < least:
-        raise PatchError(f"{name} is {value!r}.", patch="eagle", target=name, advice=f"Give an integer from {least}.")
+        raise PatchError(
+            f"{name} is {value!r}.", patch="eagle", target=name, advice=f"Give an integer from {least}."
+        )
     return value

@@ -9,8 +9,8 @@ from typing import Any
 class Window:
     """Per arm the tokens, seconds and pulls among the last ``length`` steps.
 
-    Sums are kept running; they are made anew once per lap, so that rounding cannot pile up. An arm that left the
-    window keeps the rate it had.
+    Sums are kept running; they are made anew once per lap, so that rounding cannot pile up. An arm that left
+    the window keeps the rate it had.
 
     Attributes:
         pulls: steps of each arm in the window.

@@ -36,6 +36,9 @@ class Rule(ABC):
 
     hold = 1
     """Steps for which the policy keeps what was chosen."""
+    best = 0.0
+    """Tokens per second that the last `choose` believed the best allowed arm gives; 0 where nothing is
+    known."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -45,16 +48,15 @@ class Rule(ABC):
         """Choose one of ``allowed`` (never empty); ``current`` is the engine's present arm, or -1."""
 
     @abstractmethod
-    def learn(
-        self, group: int, batch: int, arm: int, tokens: float, seconds: float, switched: bool
-    ) -> None:
-        """Take in a step; ``switched`` when the step before ran another arm, so that its time has the cost."""
+    def learn(self, group: int, batch: int, arm: int, tokens: float, seconds: float, switched: bool) -> None:
+        """Take in a step; ``switched`` when the step before ran another arm, so that its time has the
+        cost."""
 
     @abstractmethod
     def rates(self, group: int) -> Sequence[float]:
         """Tokens per second that each arm is believed to give in a group, 0 where nothing is known."""
 
-    def refresh(self) -> None:
+    def refresh(self) -> None:  # noqa: B027
         """The drafter changed: what was seen of it counts for less. Does nothing unless a rule can use it."""
 
     @abstractmethod

@@ -11,9 +11,11 @@ from flashpatch.patches.eagle.bandit.rules.predefined import THRESHOLDS
 
 
 class BucketedGreedy(Greedy):
-    """Arms by falling draft size over buckets of rising batch size; each bucket has neighbouring arms to learn of.
+    """Arms by falling draft size over buckets of rising batch size; each bucket has neighbouring arms to
+    learn of.
 
-    Every bucket has at least ``width`` drafting arms where there are as many, and ``disable`` if it is an arm.
+    Every bucket has at least ``width`` drafting arms where there are as many, and ``disable`` if it is an
+    arm.
     """
 
     width = 3
@@ -22,7 +24,9 @@ class BucketedGreedy(Greedy):
         super().__init__(setting)
         arms = setting.arms
         drafting = sorted(
-            (arm for arm in range(len(arms)) if arms[arm].steps), key=lambda arm: arms[arm].draft_tokens, reverse=True
+            (arm for arm in range(len(arms)) if arms[arm].steps),
+            key=lambda arm: arms[arm].draft_tokens,
+            reverse=True,
         )
         off = [arm for arm in range(len(arms)) if not arms[arm].steps]
         buckets = len(THRESHOLDS)

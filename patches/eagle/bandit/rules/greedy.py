@@ -14,7 +14,8 @@ class Greedy(Windowed):
         cold = self.cold(allowed)
         if cold >= 0:
             return cold
+        rate = self.window(group).rate
+        best = max(allowed, key=rate.__getitem__)
+        self.best = rate[best]
         noise = self.setting.noise
-        if noise.uniform() < self.epsilon:
-            return allowed[noise.below(len(allowed))]
-        return max(allowed, key=self.window(group).rate.__getitem__)
+        return allowed[noise.below(len(allowed))] if noise.uniform() < self.epsilon else best

@@ -20,6 +20,7 @@ class SwitchCost:
         self.seconds = max(0.0, self.seconds + 0.1 * (excess - self.seconds))
 
     def factor(self, step_seconds: float, steps: int) -> float:
-        """What is left of another arm's rate over ``steps`` steps that begin with a switch, between 0.5 and 1."""
+        """What is left of another arm's rate over ``steps`` steps that begin with a switch, between 0.5 and
+        1."""
         spent = steps * step_seconds
         return max(0.5, spent / (spent + self.seconds))

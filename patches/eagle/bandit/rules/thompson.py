@@ -1,10 +1,10 @@
 """Discounted Thompson sampling on acceptance and time apart, with the cost of switching.
 
-A step's rate is tokens per row times rows over seconds. How many tokens a row gains depends on the drafter and
-hardly on the batch; how long a step takes depends on the batch and hardly on the drafter. So the first is learned
-once for all groups and forgets, and the second is learned per group. A drafter that drifts in one group is then
-known in all, and a group met for the first time has little to learn. Discounting follows Raj and Kalyani, "Taming
-Non-stationary Bandits: A Bayesian Approach" (2017).
+A step's rate is tokens per row times rows over seconds. How many tokens a row gains depends on the drafter
+and hardly on the batch; how long a step takes depends on the batch and hardly on the drafter. So the first is
+learned once for all groups and forgets, and the second is learned per group. A drafter that drifts in one
+group is then known in all, and a group met for the first time has little to learn. Discounting follows Raj
+and Kalyani, "Taming Non-stationary Bandits: A Bayesian Approach" (2017).
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ TIME_SPREAD = 0.03
 """Relative spread of one step's seconds that is assumed at least."""
 BORROWED = 0.05
 """Weight in steps of a time that another group lent; its spread is then some 13 %."""
+FEW = 4.0
+"""Rows that what was seen counts for after `refresh`."""
 WIDEST = 0.5
 """Relative uncertainty beyond which a draw is not spread further."""
 
@@ -30,11 +32,11 @@ WIDEST = 0.5
 class Thompson(Rule):
     """Draws a rate for each arm from what is believed of it and takes the arm of the highest draw.
 
-    The state of a group is the seconds of a step per arm; the state of the rule is the tokens per row of each arm,
-    with the spread seen. Both forget exponentially over ``window`` steps.
+    The state of a group is the seconds of a step per arm; the state of the rule is the tokens per row of each
+    arm, with the spread seen. Both forget exponentially over ``window`` steps.
     """
 
-    hold = 4
+    hold = 2
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -62,7 +64,7 @@ class Thompson(Rule):
         stay = 1.0
         if current >= 0 and weights[current]:
             stay = self.cost.factor(seconds[current], self.hold)
-        top, chosen = -1.0, allowed[0]
+        top, chosen, best = -1.0, allowed[0], 0.0
         for arm in allowed:
             if not mean[arm] or not weights[arm]:  # never run: nothing to draw from
                 chosen = arm
@@ -71,17 +73,19 @@ class Thompson(Rule):
             if at >= LENGTH:
                 at = 0
             wide = sqrt(doubt[arm] * weight + grown / weights[arm])
-            draw = mean[arm] / seconds[arm] * (1.0 + (wide if wide < WIDEST else WIDEST) * normals[at])
+            draw = mean[arm] / seconds[arm]
+            if draw > best:
+                best = draw
+            draw *= 1.0 + (wide if wide < WIDEST else WIDEST) * normals[at]
             if arm != current:
                 draw *= stay
             if draw > top:
                 top, chosen = draw, arm
         noise.at = at
+        self.best = best * batch
         return chosen
 
-    def learn(
-        self, group: int, batch: int, arm: int, tokens: float, seconds: float, switched: bool
-    ) -> None:
+    def learn(self, group: int, batch: int, arm: int, tokens: float, seconds: float, switched: bool) -> None:
         weight = self._weight = self._weight * self._growth
         rows = self._rows[arm] = self._rows[arm] + weight * batch
         total = self._tokens[arm] = self._tokens[arm] + weight * tokens
@@ -102,6 +106,8 @@ class Thompson(Rule):
             elif seconds > 4.0 * usual:
                 seconds = 4.0 * usual
             times.add(arm, seconds, 1.0)
+        elif usual and seconds > 1.5 * usual:  # a slow step must not condemn an arm of which little is known
+            times.add(arm, 1.5 * usual, BORROWED)
         else:
             times.add(arm, seconds, 0.25 if switched else 1.0)
         if weight > LARGE:
@@ -120,10 +126,10 @@ class Thompson(Rule):
     def refresh(self) -> None:
         for arm, kind in enumerate(self.setting.arms):
             if kind.steps and self._rows[arm]:
-                keep = 4.0 * self._weight / max(self._pulls[arm], 4.0 * self._weight)
+                keep = min(1.0, FEW * self._weight / self._rows[arm])
                 for sums in (self._rows, self._tokens, self._pulls, self._squares):
                     sums[arm] *= keep
-                self._doubt[arm] /= keep
+                self._doubt[arm] = self._guess[arm] / (self._rows[arm] * self._mean[arm] ** 2)
 
     def _open(self, group: int) -> _Times:
         self._times[group] = times = _Times(len(self._mean), self._growth)
@@ -144,7 +150,9 @@ class Thompson(Rule):
 
     def state(self) -> dict[str, Any]:
         lists = ("_rows", "_tokens", "_pulls", "_squares", "_mean", "_doubt")
-        times = {str(group): [*map(list, (seen.mean, seen.weight)), seen.grown] for group, seen in self._met()}
+        times = {
+            str(group): [*map(list, (seen.mean, seen.weight)), seen.grown] for group, seen in self._met()
+        }
         return {
             **{name: list(getattr(self, name)) for name in lists},
             "weight": self._weight,

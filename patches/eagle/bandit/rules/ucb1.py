@@ -19,7 +19,7 @@ class Ucb1(Windowed):
             return cold
         window = self.window(group)
         rate, pulls = window.rate, window.pulls
-        best = max([rate[arm] for arm in allowed])
+        best = self.best = max([rate[arm] for arm in allowed])
         if best <= 0.0:
             return allowed[0]
         wide = self.scale * sqrt(2.0 * log(min(window.seen, window.length) + 1.0))

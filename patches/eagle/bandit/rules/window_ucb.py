@@ -15,9 +15,12 @@ from flashpatch.patches.eagle.bandit.rules.windowed import Windowed
 
 
 class WindowUcb(Windowed):
-    """The arm with the highest bound on its rate, less what it costs to switch to it."""
+    """The arm with the highest bound on its rate, less what it costs to switch to it.
 
-    hold = 4
+    An arm that was not run within the window is run once more.
+    """
+
+    hold = 2
     scale = 0.5
 
     def __init__(self, setting: Setting) -> None:
@@ -30,22 +33,23 @@ class WindowUcb(Windowed):
             return cold
         window = self.window(group)
         rate, pulls = window.rate, window.pulls
+        self.best = max([rate[arm] for arm in allowed])
         wide = self.scale * sqrt(window.spread * 2.0 * log(min(window.seen, window.length) + 1.0))
         stay = 1.0
         if current >= 0 and pulls[current]:
             stay = self.cost.factor(window.seconds[current] / pulls[current], self.hold)
         top, chosen = -1.0, allowed[0]
         for arm in allowed:
-            index = rate[arm] * (1.0 + wide / sqrt(pulls[arm] or 0.5))
+            if not pulls[arm]:  # out of the window: a look per window keeps a recovery from being missed
+                return arm
+            index = rate[arm] * (1.0 + wide / sqrt(pulls[arm]))
             if arm != current:
                 index *= stay
             if index > top:
                 top, chosen = index, arm
         return chosen
 
-    def learn(
-        self, group: int, batch: int, arm: int, tokens: float, seconds: float, switched: bool
-    ) -> None:
+    def learn(self, group: int, batch: int, arm: int, tokens: float, seconds: float, switched: bool) -> None:
         window = self.window(group)
         pulls = window.pulls[arm]
         if pulls:

@@ -10,7 +10,8 @@ from flashpatch.patches.eagle.bandit.window import Window
 
 
 class Windowed(Rule):
-    """A window per group. A group met for the first time takes one step per arm over from the nearest known one.
+    """A window per group. A group met for the first time takes one step per arm over from the nearest known
+    one.
 
     Only arms that no group ever ran are warmed up by running them, ``warm_up`` steps each.
     """
@@ -33,9 +34,7 @@ class Windowed(Rule):
                 return arm
         return -1
 
-    def learn(
-        self, group: int, batch: int, arm: int, tokens: float, seconds: float, switched: bool
-    ) -> None:
+    def learn(self, group: int, batch: int, arm: int, tokens: float, seconds: float, switched: bool) -> None:
         self._run[arm] += 1
         (self._windows[group] or self._open(group)).add(arm, tokens, seconds)
 

@@ -1,0 +1,133 @@
+"""Checkpoints written while training goes on, by ``torch.distributed.checkpoint``."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import shutil
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+
+from flashpatch.errors import PatchError
+
+logger = logging.getLogger("flashpatch.eagle")
+
+_FAULTS = (Exception, CheckpointException)  # torch derives the second from BaseException
+_DONE = re.compile(r"step-(\d+)")
+
+
+class Checkpoints:
+    """Checkpoints of a trainer in one folder; one counts once it is whole, under its final name.
+
+    With several ranks all of them call the same methods. Collectives of the writer run on a process group of
+    their own, so that they cannot meet those of training.
+
+    Args:
+        folder: made if missing, shared by the ranks.
+        keep: how many whole ones stay.
+
+    Attributes:
+        failed: checkpoints that could not be written, as when the disk is full; training is not told.
+        problem: why the last one failed, or "".
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], keep: int = 2) -> None:
+        self.folder, self.keep = Path(folder), keep
+        self.failed, self.problem = 0, ""
+        self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
+        self._leads = not dist.is_initialized() or dist.get_rank() == 0
+        self._running: tuple[Future, Path, Path] | None = None
+        if self._leads:
+            self.folder.mkdir(parents=True, exist_ok=True)
+
+    def save(self, trainer: Any) -> None:
+        """Start a checkpoint of a trainer's present state; waits for the one before only."""
+        self.settle()
+        step = trainer.count
+        part, final = self.folder / f".step-{step}", self.folder / f"step-{step}"
+        if self._leads:
+            shutil.rmtree(part, ignore_errors=True)
+        try:
+            saving = dcp.async_save(
+                trainer.state(), checkpoint_id=part, process_group=self._group, no_dist=self._group is None
+            )
+            future = getattr(saving, "upload_completion", saving)
+            self._running = future, part, final
+        except _FAULTS as error:  # no room for the copy, or a folder that cannot be made
+            self._fault(error, part)
+
+    def settle(self) -> None:
+        """Wait until the checkpoint under way is whole, or has failed."""
+        if self._running is None:
+            return
+        future, part, final = self._running
+        self._running = None
+        try:
+            future.result()
+            if self._leads:
+                shutil.rmtree(final, ignore_errors=True)
+                os.replace(part, final)
+                for old in self._whole()[: -self.keep]:
+                    shutil.rmtree(self.folder / f"step-{old}", ignore_errors=True)
+            self.problem = ""
+        except _FAULTS as error:  # torch wraps what went wrong on any rank in an error of its own
+            self._fault(error, part)
+
+    def done(self) -> bool:
+        """Whether none is under way."""
+        return self._running is None or self._running[0].done()
+
+    def newest(self) -> Path | None:
+        """The last whole checkpoint."""
+        whole = self._whole()
+        return self.folder / f"step-{whole[-1]}" if whole else None
+
+    def resume(self, trainer: Any) -> bool:
+        """Put a trainer where the last whole checkpoint was taken; False when there is none.
+
+        Raises:
+            PatchError: the checkpoint cannot be read or is not of such a trainer.
+        """
+        path = self.newest()
+        if path is None:
+            return False
+        state = trainer.state()
+        try:
+            dcp.load(state, checkpoint_id=path, process_group=self._group, no_dist=self._group is None)
+        except _FAULTS as error:
+            raise PatchError(
+                f"{path} cannot be resumed from: {str(error).strip().splitlines()[-1]}",
+                patch="eagle",
+                target="drafter checkpoint",
+                advice="Delete it; the one before, or a fresh start, is taken then.",
+            ) from error
+        trainer.restore(state)
+        return True
+
+    def discard(self) -> None:
+        """Delete the newest, which turned out to be damaged."""
+        path = self.newest()
+        if path is not None and self._leads:
+            shutil.rmtree(path)
+
+    def _whole(self) -> list[int]:
+        found: list[int] = []
+        with contextlib.suppress(FileNotFoundError):
+            for entry in self.folder.iterdir():
+                if (match := _DONE.fullmatch(entry.name)) and (entry / ".metadata").exists():
+                    found.append(int(match[1]))
+        return sorted(found)
+
+    def _fault(self, error: BaseException, part: Path) -> None:
+        self.failed += 1
+        self.problem = f"{type(error).__name__}: {error}"
+        logger.warning("a drafter checkpoint was not written: %s", self.problem)
+        if self._leads:
+            shutil.rmtree(part, ignore_errors=True)

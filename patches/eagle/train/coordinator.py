@@ -1,0 +1,326 @@
+"""The training process, seen from the engine's side: started, given slices of time, stopped, outlived.
+
+Nothing here blocks, `wait_idle` and `close` apart, which end in time; nothing raises because the worker is
+slow, dead or full of errors. Without torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.train.settings import WorkerSettings
+
+logger = logging.getLogger("flashpatch.eagle")
+
+State = Literal["down", "starting", "idle", "training", "stopping", "given up"]
+MODULE = "flashpatch.patches.eagle.train.worker"
+
+
+class Coordinator:
+    """Runs one training process.
+
+    Args:
+        settings: of the worker.
+        start_limit: seconds until the worker must be ready.
+        stop_limit: seconds until it must be idle after `stop`, or after its slice.
+        silence_limit: seconds without a sign of life while training.
+        restarts: how often a dead worker is started again, after 1, 2, 4 ... seconds; its last checkpoint is
+            taken up. Reset by every drafter that comes.
+        environment: added to the worker's.
+        clock: seconds.
+
+    Attributes:
+        state: one of `State`.
+        drafter: folder of the newest drafter, or None.
+        figures: what the worker said last.
+        counts: ``started``, ``died``, ``killed``, ``drafters``, ``errors``, ``unheard`` (orders that could
+            not be given).
+        problem: the last one, or "".
+    """
+
+    def __init__(
+        self,
+        settings: WorkerSettings | Mapping[str, Any],
+        start_limit: float = 180.0,
+        stop_limit: float = 30.0,
+        silence_limit: float = 60.0,
+        restarts: int = 3,
+        environment: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings = settings if isinstance(settings, WorkerSettings) else WorkerSettings.of(settings)
+        if min(start_limit, stop_limit, silence_limit) <= 0 or restarts < 0:
+            raise PatchError(
+                "time limits of a trainer must be positive.", patch="eagle", target="coordinator"
+            )
+        self.state: State = "down"
+        self.drafter: Path | None = None
+        self.figures: dict[str, Any] = {}
+        self.counts: Counter[str] = Counter(started=0, died=0, killed=0, drafters=0, errors=0, unheard=0)
+        self.problem = ""
+        self._limits = {"starting": start_limit, "stopping": stop_limit}
+        self._silence, self._stop_limit = silence_limit, stop_limit
+        self._restarts, self._left, self._again_at = restarts, restarts, 0.0
+        self._environment, self._clock = dict(environment or {}), clock
+        self._process: subprocess.Popen[str] | None = None
+        self._events: queue.Queue[tuple[int, dict[str, Any]]] = queue.Queue()
+        self._errors: deque[str] = deque(maxlen=20)
+        self._since = self._heard = self._slice_ends = 0.0
+        self._wanted = 0.0  # seconds of a slice asked for while the worker was starting
+        self._lock = threading.RLock()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the worker, while there is one."""
+        return self._process.pid if self._process else None
+
+    def start(self) -> bool:
+        """Start the worker if it is down; `poll` says when it is ready. False when it could not be
+        started."""
+        with self._lock:
+            if self._process is not None:
+                return True
+            command = [sys.executable, "-m", MODULE, self.settings.dump()]
+            try:
+                Path(self.settings.folder).mkdir(parents=True, exist_ok=True)
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    bufsize=1,
+                    env={**os.environ, **self._environment},
+                    start_new_session=True,  # a terminal's Ctrl-C reaches the engine only
+                )
+            except OSError as error:
+                self._trouble(f"the trainer cannot be started: {error}")
+                self._failed()
+                return False
+            os.set_blocking(process.stdin.fileno(), False)
+            self._process = process
+            self._errors.clear()
+            self.counts["started"] += 1
+            self._enter("starting")
+            for target in (self._listen, self._overhear):
+                threading.Thread(
+                    target=target, args=(process,), name="flashpatch-trainer", daemon=True
+                ).start()
+            return True
+
+    def train(self, seconds: float) -> bool:
+        """Give the worker a slice of time; it is started first if need be. False when it cannot have it
+        now."""
+        if not 0.0 < seconds < float("inf"):
+            raise PatchError(
+                f"a slice of {seconds} seconds makes no sense.", patch="eagle", target="coordinator"
+            )
+        with self._lock:
+            self.poll()
+            if self.state == "down" and self._clock() >= self._again_at:
+                self.start()
+            if self.state == "starting":
+                self._wanted = seconds
+                return True
+            if self.state != "idle":
+                return False
+            return self._begin(seconds)
+
+    def stop(self) -> bool:
+        """Ask the worker to end its slice and write what it learned; `poll` sees it idle, or kills it in
+        time."""
+        with self._lock:
+            self.poll()
+            self._wanted = 0.0
+            if self.state != "training":
+                return self.state in ("idle", "stopping")
+            self._enter("stopping")
+            return self._tell({"do": "stop"})
+
+    def load(self, folder: str | os.PathLike[str]) -> bool:
+        """Have it go on from other weights, as after a rollback. False when it is not there to hear it."""
+        return self._tell({"do": "load", "folder": os.fspath(folder)})
+
+    def target(self, folder: str | os.PathLike[str]) -> bool:
+        """Tell it where the policy's present embedding and head are. False when it is not there to hear
+        it."""
+        return self._tell({"do": "target", "folder": os.fspath(folder)})
+
+    def poll(self) -> list[dict[str, Any]]:
+        """Notice what happened since the last call; returns the worker's events. Never blocks, never
+        raises."""
+        with self._lock:
+            found = []
+            while True:
+                try:
+                    pid, event = self._events.get_nowait()
+                except queue.Empty:
+                    break
+                if pid == self.pid:  # not the words of a worker that is gone
+                    found.append(event)
+                    self._hear(event)
+            self._watch()
+            return found
+
+    def wait_idle(self, limit: float) -> bool:
+        """Stop the slice and wait until the worker holds nothing up, at most ``limit`` seconds; then it is
+        killed.
+
+        True when it became idle by itself, or was not running.
+        """
+        self.stop()
+        end = self._clock() + limit
+        while True:
+            self.poll()
+            if self.state not in ("training", "stopping"):
+                return self.state in ("idle", "starting", "down", "given up")
+            if self._clock() >= end:
+                break
+            time.sleep(0.01)
+        with self._lock:
+            self._kill(f"the trainer was not idle within {limit} seconds")
+        return False
+
+    def close(self, patience: float = 10.0) -> None:
+        """End the worker: by an order, and when that takes longer than ``patience`` seconds by killing it."""
+        with self._lock:
+            process = self._process
+            if process is None:
+                return
+            self._tell({"do": "exit"})
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+        try:
+            process.wait(patience)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            self.counts["killed"] += 1
+        with self._lock:
+            self.poll() if self._process is process and self._events.qsize() else None
+            self._process = None
+            self._enter("down")
+
+    def _begin(self, seconds: float) -> bool:
+        self._slice_ends = self._clock() + seconds
+        if self._tell({"do": "train", "seconds": seconds}):
+            self._enter("training")
+            return True
+        return False
+
+    def _hear(self, event: dict[str, Any]) -> None:
+        self._heard = self._clock()
+        name = event.get("event")
+        if name in ("training", "idle", "drafter"):
+            self.figures = event
+        if name in ("ready", "idle"):
+            self._enter("idle")
+            if self._wanted:
+                seconds, self._wanted = self._wanted, 0.0
+                self._begin(seconds)
+        elif name == "drafter":
+            self.drafter = Path(event["folder"])
+            self.counts["drafters"] += 1
+            self._left = self._restarts
+        elif name == "error":
+            self.counts["errors"] += 1
+            self._trouble(f"the trainer could not {event.get('order')}: {event.get('problem')}")
+        elif name == "refused":
+            self._left = 0  # it would be refused again
+            self._trouble(f"the trainer refused its settings: {event.get('problem')}")
+
+    def _watch(self) -> None:
+        """Deaths and time limits."""
+        process, now = self._process, self._clock()
+        if process is None:
+            if self.state == "down" and self._wanted and now >= self._again_at:
+                self.start()
+            return
+        code = process.poll()
+        if code is not None:
+            self.counts["died"] += 1
+            last = f": {self._errors[-1]}" if self._errors else ""
+            self._trouble(
+                self.problem if code == 2 and self._left == 0 else f"the trainer died, exit {code}{last}"
+            )
+            self._gone()
+        elif self.state in self._limits and now - self._since > self._limits[self.state]:
+            self._kill(f"the trainer was {self.state} for more than {self._limits[self.state]} seconds")
+        elif self.state == "training" and now > self._slice_ends + self._stop_limit:
+            self._kill(f"the trainer did not end its slice within {self._stop_limit} seconds")
+        elif self.state == "training" and now - max(self._heard, self._since) > self._silence:
+            self._kill(f"the trainer was silent for more than {self._silence} seconds")
+
+    def _kill(self, why: str) -> None:
+        self._trouble(why)
+        self.counts["killed"] += 1
+        if self._process is not None:
+            self._process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1.0)  # SIGKILL takes no longer, unless the kernel itself is stuck
+        self._gone()
+
+    def _gone(self) -> None:
+        process, self._process = self._process, None
+        if process is not None and process.stdin is not None:
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+        self._failed()
+
+    def _failed(self) -> None:
+        if self._left > 0:
+            self._again_at = self._clock() + 2.0 ** (self._restarts - self._left)
+            self._left -= 1
+            self._enter("down")
+        else:
+            self._enter("given up")
+
+    def _enter(self, state: State) -> None:
+        self.state, self._since = state, self._clock()
+
+    def _trouble(self, problem: str) -> None:
+        if problem != self.problem:
+            logger.warning("%s", problem)
+        self.problem = problem
+
+    def _tell(self, order: dict[str, Any]) -> bool:
+        with self._lock:
+            process = self._process
+            if process is None or process.stdin is None:
+                self.counts["unheard"] += 1
+                return False
+            try:
+                os.write(
+                    process.stdin.fileno(), (json.dumps(order) + "\n").encode()
+                )  # below PIPE_BUF: all or none
+                return True
+            except (OSError, ValueError):  # it is gone, or does not read and the pipe is full
+                self.counts["unheard"] += 1
+                return False
+
+    def _listen(self, process: subprocess.Popen[str]) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            for line in process.stdout:
+                with contextlib.suppress(ValueError):
+                    event = json.loads(line)
+                    if isinstance(event, dict):
+                        self._events.put((process.pid, event))
+
+    def _overhear(self, process: subprocess.Popen[str]) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            for line in process.stderr:
+                if line.strip():
+                    self._errors.append(line.strip()[:500])

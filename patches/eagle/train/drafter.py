@@ -1,0 +1,130 @@
+"""The drafter: one decoder layer behind a linear map of the target's state and the next token's embedding.
+
+EAGLE-1 (Li et al., arXiv 2401.15077): ``fc`` over [embedding, state] of width 2H, then a decoder layer
+without its input norm. EAGLE-3 (arXiv 2503.01840): ``fc`` over k of the target's layers, then a layer that
+attends over [normed embedding, normed state]. Parameters carry the names that vLLM's ``llama_eagle.py`` and
+``llama_eagle3.py`` and SGLang's files of the same names read.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaDecoderLayer,
+    LlamaMLP,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+)
+from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RotaryEmbedding
+
+
+class Drafter(nn.Module):
+    """EAGLE-1: predicts the target's next state from its present one and the token in between.
+
+    Args:
+        config: of `shape.drafter_config`.
+    """
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        super().__init__()
+        self.config = config
+        qwen = config.model_type == "qwen2"
+        layer = (Qwen2DecoderLayer if qwen else LlamaDecoderLayer)(config, 0)
+        layer.input_layernorm = nn.Identity()
+        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
+        self.layers = nn.ModuleList([layer])
+        self.rotary = (Qwen2RotaryEmbedding if qwen else LlamaRotaryEmbedding)(config)
+
+    @property
+    def width(self) -> int:
+        """Width of the target's states it reads."""
+        return self.config.hidden_size
+
+    def forward(self, states: Tensor, embedded: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+        """Predict.
+
+        Args:
+            states: [1, T, width], the target's state where each token was the input.
+            embedded: [1, T, H], embedding of the token after it.
+            positions: int64 [1, T].
+            mask: bool [1, 1, T, T], True where a row may look.
+
+        Returns:
+            [1, T, H], what the target's head reads: the state one position on.
+        """
+        states = self.fc(torch.cat((embedded, states), dim=-1))
+        for layer in self.layers:
+            states = layer(
+                states,
+                attention_mask=mask,
+                position_ids=positions,
+                position_embeddings=self.rotary(states, positions),
+            )
+        return states
+
+
+class Drafter3(nn.Module):
+    """EAGLE-3: the same interface, reading ``num_aux_hidden_states`` layers side by side."""
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.fc = nn.Linear(self.width, config.hidden_size, bias=False)
+        self.midlayer = _Layer3(config)
+        self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.rotary = LlamaRotaryEmbedding(config)
+
+    @property
+    def width(self) -> int:
+        """Width of the target's states it reads."""
+        return self.config.num_aux_hidden_states * self.config.hidden_size
+
+    def forward(self, states: Tensor, embedded: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+        """As `Drafter.forward`; the result is normed, as the target's head wants it."""
+        states = self.fc(states)
+        return self.norm(self.midlayer(embedded, states, mask, self.rotary(states, positions)))
+
+
+class _Layer3(nn.Module):
+    def __init__(self, config: PretrainedConfig) -> None:
+        super().__init__()
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.self_attn = LlamaAttention(config, 0)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            narrow = getattr(self.self_attn, name)
+            setattr(
+                self.self_attn, name, nn.Linear(2 * size, narrow.out_features, bias=narrow.bias is not None)
+            )
+        self.mlp = LlamaMLP(config)
+        self.input_layernorm = LlamaRMSNorm(size, eps=eps)
+        self.hidden_norm = LlamaRMSNorm(size, eps=eps)
+        self.post_attention_layernorm = LlamaRMSNorm(size, eps=eps)
+
+    def forward(self, embedded: Tensor, states: Tensor, mask: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
+        both = torch.cat((self.input_layernorm(embedded), self.hidden_norm(states)), dim=-1)
+        states = states + self.self_attn(both, position_embeddings=turns, attention_mask=mask)[0]
+        return states + self.mlp(self.post_attention_layernorm(states))
+
+
+def make_drafter(
+    config: PretrainedConfig, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> Drafter | Drafter3:
+    """A drafter from scratch, its matrices drawn with the target's ``initializer_range``.
+
+    An EAGLE-1 drafter starts near the map that keeps the state, so that its first guesses are sane.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    drafter = (Drafter3 if config.eagle_kind == "eagle3" else Drafter)(config)
+    with torch.no_grad():
+        for name, parameter in drafter.named_parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, config.initializer_range, generator=generator)
+            elif name.endswith("bias"):
+                parameter.zero_()
+        if isinstance(drafter, Drafter):
+            size = config.hidden_size
+            drafter.fc.weight[:, size:] += torch.eye(size)
+    return drafter.to(dtype)

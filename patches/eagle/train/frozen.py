@@ -1,0 +1,75 @@
+"""What a drafter takes from the target and never trains: token embeddings and output head."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from flashpatch.errors import PatchError
+
+EMBEDDING = ("model.embed_tokens.weight", "embed_tokens.weight")
+HEAD = ("lm_head.weight",)
+
+
+class Frozen:
+    """Embeddings and head of the target, both [vocabulary, hidden]; one tensor where the target ties them."""
+
+    def __init__(self, embedding: Tensor, head: Tensor | None = None) -> None:
+        self.embedding = embedding.detach()
+        self.head = self.embedding if head is None else head.detach()
+        if self.embedding.shape != self.head.shape:
+            raise PatchError(
+                f"the target embeds {tuple(self.embedding.shape)} and its head is {tuple(self.head.shape)}.",
+                patch="eagle",
+                target="drafter",
+                advice="A drafter shares both, so they must have one shape.",
+            )
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> Frozen:
+        """Read both from a target's safetensors checkpoint.
+
+        Raises:
+            PatchError: no safetensors checkpoint is there, or it has no embeddings.
+        """
+        from safetensors import safe_open
+
+        place, where = Path(folder), {}
+        index = place / "model.safetensors.index.json"
+        if index.exists():
+            where = json.loads(index.read_text())["weight_map"]
+        elif (place / "model.safetensors").exists():
+            with safe_open(place / "model.safetensors", framework="pt") as file:
+                where = dict.fromkeys(file.keys(), "model.safetensors")
+        found = {}
+        for part, names in (("embedding", EMBEDDING), ("head", HEAD)):
+            for name in names:
+                if name in where and part not in found:
+                    with safe_open(place / where[name], framework="pt") as file:
+                        found[part] = file.get_tensor(name)
+        if "embedding" not in found:
+            raise PatchError(
+                f"{place} has no {EMBEDDING[0]} in safetensors files.",
+                patch="eagle",
+                target="drafter",
+                advice="Give the folder of the target's checkpoint.",
+            )
+        return cls(found["embedding"], found.get("head"))
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Frozen:
+        """The same elsewhere or in another precision."""
+        embedding = self.embedding.to(device, dtype)
+        return Frozen(embedding, None if self.head is self.embedding else self.head.to(device, dtype))
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """[..., hidden] for integer ids."""
+        return F.embedding(ids, self.embedding)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[..., vocabulary] for states [..., hidden]."""
+        return F.linear(states.to(self.head.dtype), self.head)

@@ -1,0 +1,64 @@
+"""What a drafter is trained to: the target's states, and the distribution the target's head makes of them.
+
+EAGLE's objective (arXiv 2401.15077, section 4.2): SmoothL1 between states plus cross entropy between the
+distributions that the frozen head gives for both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from flashpatch.patches.eagle.train.frozen import Frozen
+from flashpatch.patches.eagle.train.pack import Pack
+
+CHUNK = 1024
+"""Positions whose logits are held at a time."""
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums over the positions that teach: divide by how many there are over all rows and ranks.
+
+    Attributes:
+        states: SmoothL1 per position, the mean over the width; zero for EAGLE-3, whose states are its own.
+        tokens: soft cross entropy per position.
+        agreed: positions where both distributions have the same highest token.
+        count: positions.
+    """
+
+    states: Tensor
+    tokens: Tensor
+    agreed: Tensor
+    count: Tensor
+
+
+def sums(drafter: torch.nn.Module, frozen: Frozen, pack: Pack) -> Sums:
+    """Run a drafter over a row and sum its losses."""
+    embedded = frozen.embed(pack.next_ids)[None].to(pack.states.dtype)
+    predicted = drafter(pack.states[None], embedded, pack.positions[None], pack.mask())[0]
+    learn = pack.learn.nonzero()[:, 0]
+    predicted, targets = predicted[learn], pack.targets[learn]
+    regress = getattr(drafter.config, "eagle_kind", "eagle") == "eagle"
+    # Multiplying by zero keeps every rank's graph, and so its collectives, the same.
+    states = F.smooth_l1_loss(predicted, targets, reduction="none").mean(-1).sum() * (1.0 if regress else 0.0)
+    tokens, agreed = predicted.sum() * 0.0, torch.zeros((), device=predicted.device)
+    for start in range(0, len(learn), CHUNK):
+        one, two = predicted[start : start + CHUNK], targets[start : start + CHUNK]
+        part, same = checkpoint(_cross_entropy, one, two, frozen, use_reentrant=False)
+        tokens, agreed = tokens + part, agreed + same
+    return Sums(states, tokens, agreed, pack.learn.sum())
+
+
+def _cross_entropy(predicted: Tensor, targets: Tensor, frozen: Frozen) -> tuple[Tensor, Tensor]:
+    precise = torch.promote_types(predicted.dtype, torch.float32)
+    ours = frozen.logits(predicted).to(precise)
+    with torch.no_grad():
+        theirs = frozen.logits(targets).to(precise)
+        same = (theirs.argmax(-1) == ours.argmax(-1)).sum()
+        theirs = theirs.softmax(-1)
+    return -(theirs * ours.log_softmax(-1)).sum(), same

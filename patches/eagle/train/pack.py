@@ -1,0 +1,129 @@
+"""Samples as the drafter trains on them: windows packed into one row that cannot see each other.
+
+Position j of a sample pairs the state of token j with token j + 1; its target is the state of token j + 1. So
+a window of n positions spans n + 1 tokens, and no position has a target in another window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.sample import Sample
+
+
+@dataclass(frozen=True)
+class Pack:
+    """A row of T positions.
+
+    Attributes:
+        next_ids: int64 [T], the token after each position's.
+        states: [T, width], what the drafter reads.
+        targets: [T, H], the target's state one position on.
+        positions: int64 [T], places in the request.
+        segment: int64 [T], the window each position belongs to.
+        seen: bool [T], False where the state was not captured: no position looks there.
+        learn: bool [T], where there is something to learn.
+    """
+
+    next_ids: Tensor
+    states: Tensor
+    targets: Tensor
+    positions: Tensor
+    segment: Tensor
+    seen: Tensor
+    learn: Tensor
+
+    def __len__(self) -> int:
+        return self.next_ids.shape[0]
+
+    def mask(self) -> Tensor:
+        """bool [1, 1, T, T]: a row sees its own window's captured past and itself."""
+        index = torch.arange(len(self), device=self.segment.device)
+        past = index[:, None] >= index[None, :]
+        same = self.segment[:, None] == self.segment[None, :]
+        own = index[:, None] == index[None, :]
+        return (past & same & (self.seen[None, :] | own))[None, None]
+
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> Pack:
+        """The same on a device, states and targets in a precision."""
+        return Pack(
+            self.next_ids.to(device),
+            self.states.to(device, dtype),
+            self.targets.to(device, dtype),
+            *(tensor.to(device) for tensor in (self.positions, self.segment, self.seen, self.learn)),
+        )
+
+
+def windows(sample: Sample, longest: int, auxiliary: bool = False, prompts: bool = False) -> Iterator[Pack]:
+    """Cut a sample into windows of at most ``longest`` positions; those with nothing to learn are left out.
+
+    Args:
+        auxiliary: read the EAGLE-3 layers instead of the last state.
+        prompts: learn from prompt tokens too, not from generated ones only.
+
+    Raises:
+        PatchError: the sample lacks the layers, or a window would be empty.
+    """
+    if longest < 1:
+        raise PatchError(f"a window has {longest} positions.", patch="eagle", target="window")
+    if auxiliary and sample.auxiliary is None:
+        raise PatchError(
+            f"sample {sample.request} has no auxiliary states, which an EAGLE-3 drafter reads.",
+            patch="eagle",
+            target="drafter",
+            advice="Capture them: run the engine with an EAGLE-3 drafter.",
+        )
+    states = sample.auxiliary if auxiliary else sample.hidden
+    learn = sample.known[:-1] & sample.known[1:]
+    if not prompts:
+        learn = learn & sample.response[1:]
+    for start in range(0, len(sample) - 1, longest):
+        stop = min(start + longest, len(sample) - 1)
+        if learn[start:stop].any():
+            yield Pack(
+                sample.input_ids[start + 1 : stop + 1],
+                states[start:stop],
+                sample.hidden[start + 1 : stop + 1],
+                torch.arange(start, stop),
+                torch.zeros(stop - start, dtype=torch.int64),
+                sample.known[start:stop],
+                learn[start:stop],
+            )
+
+
+def join(parts: Sequence[Pack]) -> Pack:
+    """One row from several; each part's segments become its own."""
+    segments, first = [], 0
+    for part in parts:
+        segments.append(part.segment + first)
+        first += int(part.segment.max()) + 1
+    names = ("next_ids", "states", "targets", "positions", "seen", "learn")
+    joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+    return Pack(segment=torch.cat(segments), **joined)
+
+
+def pack(parts: Iterable[Pack], budget: int) -> list[Pack]:
+    """Rows of at most ``budget`` positions, filled best fit with the longest first; a longer part is a row of
+    its own."""
+    rows: list[tuple[int, list[Pack]]] = []
+    for part in sorted(parts, key=len, reverse=True):
+        room = [(budget - used - len(part), place) for place, (used, _) in enumerate(rows)]
+        fit = min((pair for pair in room if pair[0] >= 0), default=None)
+        if fit is None:
+            rows.append((len(part), [part]))
+        else:
+            used, inside = rows[fit[1]]
+            inside.append(part)
+            rows[fit[1]] = used + len(part), inside
+    return [join(inside) for _, inside in rows]
+
+
+def filler(width: int, hidden: int) -> Pack:
+    """A row of one position that teaches nothing, for a rank without data."""
+    one, flag = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.bool)
+    return Pack(one, torch.zeros(1, width), torch.zeros(1, hidden), one, one, flag, flag)

@@ -1,0 +1,98 @@
+"""What a training worker is told, as JSON, since it is another process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from flashpatch.errors import PatchError
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """Settings of `worker`.
+
+    Attributes:
+        target: folder of the target's checkpoint (config and safetensors), for embeddings and head.
+        ring: directory of captured samples.
+        folder: where checkpoints and drafters are written.
+        engine: ``vllm`` or ``sglang``, whose format drafters get.
+        drafter: folder of a drafter to go on from; "" for one from scratch.
+        kind: ``eagle`` or ``eagle3``.
+        auxiliary: layers of the target that an EAGLE-3 drafter reads.
+        dtype: of the drafters written; training is in float32.
+        device: torch's name for it; "" for the first accelerator, else the CPU.
+        rate, clip, states, tokens: see `trainer.Recipe`.
+        window: longest window of a sample, in positions.
+        batch: positions of a step, over all its windows.
+        samples, bytes, keep, versions: see `buffer.Buffer`.
+        prompts: learn from prompt tokens too.
+        least: samples in the buffer before training starts.
+        checkpoint: steps between checkpoints; 0 for none.
+        seed: of the weights from scratch and of the draws.
+        niceness: added to the process's, so that engines go first.
+        threads: torch's on the CPU; 0 for its own choice.
+    """
+
+    target: str
+    ring: str
+    folder: str
+    engine: str = "vllm"
+    drafter: str = ""
+    kind: str = "eagle"
+    auxiliary: int = 3
+    dtype: str = "bfloat16"
+    device: str = ""
+    rate: float = 1e-4
+    clip: float = 0.5
+    states: float = 1.0
+    tokens: float = 0.1
+    window: int = 512
+    batch: int = 4096
+    samples: int = 10_000
+    bytes: int = 4 << 30
+    keep: str = "recency"
+    versions: int = 2
+    prompts: bool = False
+    least: int = 8
+    checkpoint: int = 100
+    seed: int = 0
+    niceness: int = 5
+    threads: int = 0
+
+    def dump(self) -> str:
+        """As JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def parse(cls, text: str) -> WorkerSettings:
+        """Read `dump`.
+
+        Raises:
+            PatchError: it is not such JSON, or has a setting that does not exist; the message has the known
+            ones.
+        """
+        try:
+            given = json.loads(text)
+        except ValueError as error:
+            raise PatchError(
+                f"worker settings are no JSON: {error}.", patch="eagle", target="trainer"
+            ) from error
+        return cls.of(given)
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> WorkerSettings:
+        """Make them from a mapping; raises as `parse` does."""
+        known = {field.name for field in fields(cls)}
+        odd = sorted(set(given) - known) if isinstance(given, Mapping) else [repr(given)]
+        missing = [name for name in ("target", "ring", "folder") if name not in given]
+        if odd or missing:
+            raise PatchError(
+                f"worker settings: {', '.join(odd)} unknown, {', '.join(missing) or 'none'} missing.",
+                patch="eagle",
+                target="trainer",
+                advice=f"Known are {', '.join(sorted(known))}.",
+            )
+        return cls(**given)

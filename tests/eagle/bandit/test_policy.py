@@ -1,0 +1,224 @@
+import itertools
+import json
+import math
+
+import pytest
+from bandit_lab import ARMS, Engine, drive
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.bandit.arm import Arm
+from flashpatch.patches.eagle.bandit.policy import Policy
+from flashpatch.patches.eagle.bandit.rules import DEFAULT, RULES
+
+LEARNING = sorted(set(RULES) - {"predefined"})
+BEST = ("swucb", DEFAULT)
+
+steps = st.lists(
+    st.tuples(st.integers(1, 600), st.floats(0.01, 1.0), st.floats(1e-4, 10.0)), min_size=1, max_size=50
+)
+
+
+def replay(policy, trace):
+    chosen = []
+    for batch, share, seconds in trace:
+        arm = policy.select(batch)
+        policy.update(batch, arm, share * batch * (arm.steps + 1), seconds)
+        chosen.append(arm)
+    return chosen
+
+
+@pytest.mark.parametrize("rule", RULES)
+@settings(max_examples=12, deadline=None)
+@given(trace=steps, guard=st.integers(1, 3000))
+def test_the_guard_holds_for_every_rule_and_batch(rule, trace, guard):
+    policy = Policy(ARMS, rule=rule, guard=guard, window=20)
+    for arm, (batch, *_) in zip(replay(policy, trace), trace, strict=True):
+        assert arm is Arm.DISABLE or arm.draft_tokens * batch <= guard
+
+
+@pytest.mark.parametrize("rule", RULES)
+@settings(max_examples=12, deadline=None)
+@given(trace=steps, more=steps)
+def test_a_restored_policy_goes_on_exactly_as_the_saved_one(rule, trace, more):
+    policy = Policy(ARMS, rule=rule, window=20, seed=3)
+    replay(policy, trace)
+    other = Policy(ARMS, rule=rule, window=20, seed=3)
+    other.restore(json.loads(json.dumps(policy.state())))
+    assert replay(other, more) == replay(policy, more)
+    assert other.state() == policy.state()
+    assert other.metrics() == policy.metrics()
+
+
+@pytest.mark.parametrize("rule", LEARNING)
+@pytest.mark.parametrize("p", [0.1, 0.6, 0.9])
+def test_on_a_stationary_engine_little_is_lost(rule, p):
+    engine = Engine(p)
+    best = max(map(engine.rate, map(Arm.parse, ARMS)))
+    ran = drive(Policy(ARMS, rule=rule), engine, 2000)
+    share = sum(count * engine.rate(arm) for arm, count in ran.items()) / 2000 / best
+    assert share > (0.96 if rule in BEST else 0.9), (share, ran)
+
+
+def test_what_a_policy_cannot_believe_is_counted_and_forgotten():
+    policy, clean = Policy(ARMS), Policy(ARMS)
+    bad = (math.nan, math.inf, -math.inf, 0.0, -1.0, 1e300, None, "x")
+    for batch in (1, 4, 4):
+        for one in (policy, clean):
+            arm = one.select(batch)
+            one.update(batch, arm, batch, 0.01)
+    before = policy.state()["learned"]
+    for value in bad:
+        policy.update(4, arm, value, 0.01)
+        policy.update(4, arm, 4.0, value)
+    policy.update(0, arm, 1.0, 1.0)
+    policy.update(4, Arm(9, 1, 10), 4.0, 0.01)
+    policy.update(4, Arm.parse("1_1_2"), 9.0, 0.01)  # more than two tokens a row
+    assert policy.metrics()["ignored"] == 2 * len(bad) + 3
+    assert policy.state()["learned"] == before == clean.state()["learned"]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@settings(max_examples=10, deadline=None)
+@given(values=st.lists(st.tuples(st.floats(), st.floats()), max_size=60))
+def test_no_observation_poisons_a_rule(rule, values):
+    policy = Policy(ARMS, rule=rule, window=10)
+    for tokens, seconds in values:
+        policy.update(8, policy.select(8), tokens, seconds)
+    policy.select(8)
+    json.dumps(policy.state(), allow_nan=False)
+    assert all(math.isfinite(value) for value in policy.metrics().values())
+
+
+@pytest.mark.parametrize("rule", BEST)
+def test_speculation_that_does_not_pay_ends_disabled_and_comes_back_with_the_drafter(rule):
+    engine, policy = Engine(p=0.02), Policy(ARMS, rule=rule, window=200)
+    drive(policy, engine, 600)
+    assert drive(policy, engine, 1000)[Arm.DISABLE] > 850
+    engine.p = 0.9
+    drive(policy, engine, 1500)  # nobody tells it: a rare look has to notice
+    assert drive(policy, engine, 500)[Arm.DISABLE] < 50
+
+
+def test_after_a_refresh_a_drafter_that_recovered_is_found_sooner():
+    found = {}
+    for told in (True, False):
+        engine, policy = Engine(p=0.02), Policy(ARMS, window=1000)
+        drive(policy, engine, 2000, batch=16)
+        engine.p = 0.9
+        if told:
+            policy.refresh()
+        found[told] = drive(policy, engine, 600, batch=16)[Arm.DISABLE]
+    assert found[True] < 0.5 * found[False], found
+
+
+def test_what_is_learned_of_the_drafter_in_one_group_serves_the_others():
+    engine, policy = Engine(p=0.9), Policy(ARMS)
+    drive(policy, engine, 300, batch=8)
+    assert drive(policy, engine, 40, batch=9)[Arm.parse("5_1_6")] > 32
+
+
+def test_every_arm_is_warmed_up():
+    for rule in LEARNING:
+        ran = drive(Policy(ARMS, rule=rule), Engine(0.5), 40, batch=1)
+        assert set(ran) == set(map(Arm.parse, ARMS)), rule
+
+
+def test_an_outlier_does_not_condemn_an_arm():
+    engine, policy = Engine(p=0.9), Policy(ARMS)
+    drive(policy, engine, 400)
+    policy.update(4, Arm.parse("5_1_6"), 24.0, 500.0)
+    assert drive(policy, engine, 100)[Arm.parse("5_1_6")] > 80
+
+
+def test_a_cost_of_switching_makes_switches_rare():
+    shares = {}
+    for cost in (0.0, 3.0):
+        policy, engine, before, switches = Policy(ARMS), Engine(0.65, cost=0.25), None, 0
+        for _ in range(1500):
+            arm = policy.select(4)
+            tokens, seconds = engine.step(arm, 4)
+            switches += arm != before
+            policy.update(4, arm, tokens, seconds + cost * (before is not None and arm != before))
+            before = arm
+        shares[cost] = switches / 1500
+        assert policy.metrics()["switches"] == switches
+    assert shares[3.0] < 0.5 * shares[0.0], shares
+
+
+def test_buckets_of_beg_differ_inside():
+    rule = Policy(ARMS, rule="beg").rule
+    for batch in (1, 3, 8, 64):
+        assert len(rule.bucket(batch)) >= 3
+
+
+def test_predefined_follows_its_table_and_the_guard():
+    policy = Policy(ARMS, rule="predefined", table={2: "5_1_6", 8: "3_1_4", 16: "disable"}, guard=30)
+    chosen = [str(policy.select(batch)) for batch in (1, 2, 3, 7, 8, 9, 100)]
+    assert chosen == ["5_1_6", "5_1_6", "3_1_4", "3_1_4", "1_1_2", "disable", "disable"]
+    standard = Policy(ARMS, rule="predefined")
+    assert [str(standard.select(batch)) for batch in (1, 33)] == ["5_1_6", "disable"]
+
+
+def test_an_empty_batch_and_one_beyond_the_guard_are_not_speculated_on():
+    policy = Policy(["3_1_4"], guard=100)
+    assert policy.select(0) is policy.select(26) is policy.select(10**12) is Arm.DISABLE
+    policy.update(26, Arm.DISABLE, 26.0, 0.1)
+    assert policy.metrics()["ignored"] == 0
+    assert str(policy.select(25)) == "3_1_4"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"rule": "best"}, "no bandit rule 'best'.*Choose one of .*thompson"),
+        ({"arms": ["3-1-4"]}, "3-1-4.*Write it as"),
+        ({"guard": 0}, "guard"),
+        ({"window": 1}, "window"),
+        ({"hold": 0}, "hold"),
+        ({"groups": [3, 2]}, "groups"),
+        ({"table": {1: "3_1_4"}}, "predefined"),
+        ({"rule": "predefined", "table": {1: "9_1_10"}}, "9_1_10"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(wrong, says):
+    with pytest.raises(PatchError, match=says):
+        Policy(**{"arms": ARMS, **wrong})
+
+
+def test_a_state_of_another_policy_or_a_damaged_one_changes_nothing():
+    policy = Policy(ARMS)
+    drive(policy, Engine(0.5), 50)
+    before = policy.state()
+    damaged = json.loads(json.dumps(before))
+    del damaged["learned"]["_rows"]
+    other = Policy(ARMS, rule="eg").state()
+    for wrong in (other, Policy(["3_1_4"]).state(), {}, None, damaged, {**before, "place": [1, 2]}):
+        with pytest.raises(PatchError, match="bandit state"):
+            policy.restore(wrong)
+        assert policy.state() == before
+
+
+def test_decisions_can_be_recorded_and_timed():
+    ticks = itertools.count()
+    policy, seen = Policy(ARMS, clock=lambda: next(ticks) * 0.5), []
+    policy.record = lambda *decision: seen.append(decision)
+    for _ in range(10):
+        policy.begin(2)
+        policy.end(2.0)
+    assert [turn for turn, _, _ in seen] == sorted({turn for turn, _, _ in seen})
+    assert list(policy.recent) == seen
+    assert policy.metrics()["seconds"] == 5.0 and policy.metrics()["tokens"] == 20.0
+
+
+def test_the_regret_estimate_is_near_the_truth():
+    engine, policy = Engine(0.9), Policy(ARMS, rule="eg")
+    lost = total = 0.0
+    best = max(map(engine.rate, map(Arm.parse, ARMS)))
+    for _ in range(3000):
+        arm = policy.select(8)
+        tokens, seconds = engine.step(arm, 8)
+        policy.update(8, arm, tokens, seconds)
+        lost, total = lost + seconds - tokens / (8 * best), total + seconds
+    assert policy.metrics()["regret_seconds"] / total == pytest.approx(lost / total, abs=0.01)

@@ -1,0 +1,152 @@
+"""The coordinator against a worker that misbehaves in every way; the real worker is in test_worker.py."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.train import coordinator
+from flashpatch.patches.eagle.train.coordinator import Coordinator
+
+SLOW = 0.25  # seconds: what no call may take, on a busy machine
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Make a coordinator of the fake worker; ended after the test."""
+    monkeypatch.setattr(coordinator, "MODULE", "fake_trainer")
+    made = []
+
+    def make(faults="", **limits):
+        settings = {"target": "t", "ring": "r", "folder": str(tmp_path / "out")}
+        environment = {"PYTHONPATH": str(Path(__file__).parent), "FAKE": faults}
+        made.append(Coordinator(settings, environment=environment, **limits))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close(0.1)
+
+
+def until(condition, one, limit=30.0):
+    """Poll until a condition holds; every poll must be short."""
+    end, events = time.monotonic() + limit, []
+    while not condition():
+        assert time.monotonic() < end, (one.state, one.problem, events)
+        events += one.poll()
+        time.sleep(0.005)
+    return events
+
+
+def test_a_slice_gives_a_drafter_and_the_worker_leaves_when_told(run):
+    one = run()
+    assert one.train(5.0)  # started on the way
+    until(lambda: one.counts["drafters"] == 1 and one.state == "idle", one)
+    assert one.drafter == Path("/some/drafter-1")
+    assert one.figures["step"] == 1
+    pid = one.pid
+    one.close()
+    assert one.state == "down" and one.counts["killed"] == 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_killed_worker_is_noticed_and_started_again(run):
+    one = run("hang")
+    one.train(60.0)
+    until(lambda: one.state == "training", one)
+    os.kill(one.pid, signal.SIGKILL)
+    until(lambda: one.state == "down", one)
+    assert one.counts["died"] == 1 and "exit -9" in one.problem
+    assert one.train(60.0) in (True, False)
+    until(lambda: one.train(60.0) or one.state == "training", one)
+    until(lambda: one.state == "training", one)
+    assert one.counts["started"] == 2
+
+
+def test_a_worker_that_keeps_dying_is_given_up(run):
+    one = run("crash", restarts=1)
+    one.train(1.0)
+    until(lambda: one.train(1.0) is False and one.state == "given up", one)
+    assert one.counts["died"] == 2 and "the reason" in one.problem
+    assert one.train(1.0) is False and one.stop() is False
+
+
+def test_refused_settings_are_not_tried_again(run):
+    one = run("refuse")
+    one.start()
+    until(lambda: one.state == "given up", one)
+    assert "no target at /nowhere" in one.problem and one.counts["started"] == 1
+
+
+@pytest.mark.parametrize(
+    ("faults", "limits", "says"),
+    [
+        ("mute", {"start_limit": 0.5}, "starting for more than"),
+        ("hang", {"silence_limit": 0.5}, "silent for more than"),
+        ("hang", {"stop_limit": 0.5}, "did not end its slice"),
+    ],
+)
+def test_a_worker_over_its_time_limit_is_killed(run, faults, limits, says):
+    one = run(faults, **limits)
+    one.train(0.1 if "stop_limit" in limits else 60.0)
+    until(lambda: one.counts["killed"] == 1, one)
+    assert says in one.problem and one.pid is None and one.state == "down"
+
+
+def test_waiting_for_idleness_ends_in_time(run):
+    one = run("hang")
+    one.train(60.0)
+    until(lambda: one.state == "training", one)
+    began = time.monotonic()
+    assert one.wait_idle(0.3) is False
+    assert time.monotonic() - began < 3.0
+    assert one.counts["killed"] == 1
+    assert one.wait_idle(0.3) is True
+
+
+def test_closing_ends_in_time_too(run):
+    one = run("stay")
+    one.start()
+    until(lambda: one.state == "idle", one)
+    began = time.monotonic()
+    one.close(0.3)
+    assert time.monotonic() - began < 3.0 and one.counts["killed"] == 1
+
+
+def test_orders_to_a_deaf_or_missing_worker_are_lost_at_once(run):
+    one = run("deaf")
+    assert one.load("/some/drafter") is False
+    one.start()
+    until(lambda: one.state == "idle", one)
+    for _ in range(3000):  # more than a pipe holds
+        one.load("/some/drafter-with-a-long-name")
+    began = time.monotonic()
+    assert one.load("/some/drafter") is False
+    assert time.monotonic() - began < SLOW
+    assert one.counts["unheard"] > 1
+
+
+def test_an_error_of_the_worker_is_told_and_it_goes_on(run):
+    one = run("error")
+    one.train(1.0)
+    until(lambda: one.counts["errors"] == 1 and one.state == "idle", one)
+    assert "No space left" in one.problem and one.drafter is None
+    assert one.train(1.0) is True
+
+
+def test_a_folder_that_cannot_be_made_is_a_problem_and_no_exception(run, tmp_path):
+    (tmp_path / "out").write_text("in the way")
+    one = run(restarts=0)
+    assert one.start() is False
+    assert one.state == "given up" and "cannot be started" in one.problem
+
+
+def test_settings_that_make_no_sense_are_refused():
+    with pytest.raises(PatchError, match="speed unknown, folder missing.*window"):
+        Coordinator({"target": "t", "ring": "r", "speed": 3})
+    with pytest.raises(PatchError, match="time limits"):
+        Coordinator({"target": "t", "ring": "r", "folder": "f"}, start_limit=0)
