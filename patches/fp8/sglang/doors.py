@@ -60,6 +60,7 @@ def on_postprocess(original, model: torch.nn.Module, target_device: Any):
         owner.finish()
     finally:
         note(owner)
+        ledger.flush()  # SGLang ends its processes by SIGKILL
     return None
 
 
