@@ -84,7 +84,8 @@ def test_after_twenty_updates_rollouts_differ_as_a_fresh_engines_would(world, tm
     done = train(world, tmp_path, *settings, FLASHPATCH=f"cpu,{precision}")
     assert done.returncode == 0, done.stdout[-8000:]
     assert metrics(done.stdout, "training/global_step") == list(range(1, 21))
-    updated = metrics(done.stdout, "training/rollout_probs_diff_mean")[-1]
+    last = metrics(done.stdout, "training/rollout_probs_diff_mean")[-5:]
+    updated = sum(last) / len(last)
 
     saved = tmp_path / "saved" / "global_step_19" / "actor" / "huggingface"
     fresh = subprocess.run(
@@ -96,8 +97,11 @@ def test_after_twenty_updates_rollouts_differ_as_a_fresh_engines_would(world, tm
     )
     assert fresh.returncode == 0, cpu_lab.tail(fresh)
     (expected,) = map(float, re.findall(r"mismatch=([\d.e-]+)", fresh.stdout))
-    # the tokens are other samples: some 250 in the job
-    assert expected / 2 < updated < expected * 2, (updated, expected)
+    # other samples, some 250 in a step: in fp8 neighbouring steps differ by a factor of 2 to 3
+    assert expected / 3 < updated < expected * 3, (last, expected)
+    # and in what matters to the gradient, the divergence per token, nothing grows
+    gaps = metrics(done.stdout, "mismatch/k3")
+    assert sum(gaps[-5:]) < 2 * sum(gaps[:5]), gaps
 
 
 @pytest.mark.full
