@@ -154,7 +154,7 @@ class Policy:
             sound = (
                 place >= 0
                 and 1 <= batch_size <= 1_000_000
-                and 0.0 < accepted_tokens <= batch_size * (arm.steps + 1)
+                and 1.0 <= accepted_tokens <= batch_size * (arm.steps + 1)
                 and 1e-9 < seconds < LONGEST
             )
         except TypeError:

@@ -75,7 +75,8 @@ def test_what_a_policy_cannot_believe_is_counted_and_forgotten():
     policy.update(0, arm, 1.0, 1.0)
     policy.update(4, Arm(9, 1, 10), 4.0, 0.01)
     policy.update(4, Arm.parse("1_1_2"), 9.0, 0.01)  # more than two tokens a row
-    assert policy.metrics()["ignored"] == 2 * len(bad) + 3
+    policy.update(4, arm, 1e-200, 0.01)  # less than a token: its square is 0
+    assert policy.metrics()["ignored"] == 2 * len(bad) + 4
     assert policy.state()["learned"] == before == clean.state()["learned"]
 
 
