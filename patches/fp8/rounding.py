@@ -22,7 +22,7 @@ from flashpatch.patches.fp8 import quantizer
 if TYPE_CHECKING:
     from flashpatch.patches.fp8.profile.store import Profile
 
-PATCH = "fp8.vllm.update"
+PATCH = "fp8.update"
 _FORMS = {dtype: form for form, dtype in quantizer.DTYPES.items()}
 _ROWS = 64  # of a weight, in which its error is measured
 

@@ -244,7 +244,8 @@ class ManagedModel:
         """The weights are gone (sleep level 2): nothing may be generated before a complete update."""
         self._drop()
         self._discarded = True
-        self.state, self.error = "broken", "the weights were discarded (sleep level 2) and no complete update has come since"
+        self.state = "broken"
+        self.error = "the weights were discarded (sleep level 2) and no complete update has come since"
 
     def policy(self) -> Policy:
         missing = self._missing(self.options["partial"]) if self.state == "open" else []

@@ -11,15 +11,15 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from flashpatch import engine, ledger
 from flashpatch.patches.eagle.ring import Writer, place
 from flashpatch.patches.eagle.sglang.common import TEXT, WORKER
-
-from flashpatch import engine, ledger
 from flashpatch.record import Contract, Patch
 from flashpatch.wrap import Site
 
 if TYPE_CHECKING:
     import torch
+
     from flashpatch.patches.eagle.recorder import Recorder
 
 logger = logging.getLogger("flashpatch.eagle")
@@ -38,8 +38,9 @@ def recorder(worker: Any = None) -> Recorder | None:
 
 
 def _make(worker: Any) -> Recorder | None:
-    from flashpatch.patches.eagle.recorder import Recorder
     from sglang.srt.runtime_context import get_parallel
+
+    from flashpatch.patches.eagle.recorder import Recorder
 
     options = engine.options("eagle")
     ledger.role("worker", tp=get_parallel().tp_rank)

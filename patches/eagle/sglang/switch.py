@@ -20,12 +20,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from flashpatch import engine, ledger
+from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.bandit.arm import Arm, parse_arms
 from flashpatch.patches.eagle.bandit.policy import Policy
 from flashpatch.patches.eagle.sglang.common import DRAFTER, TEXT, WORKER
-
-from flashpatch import engine, ledger
-from flashpatch.errors import PatchError
 from flashpatch.record import Contract, Patch
 from flashpatch.wrap import Site
 
@@ -140,11 +139,12 @@ def chooser_of(worker: Any) -> Chooser | None:
 
 def on_init_graphs(original, self, *args: Any, **kwargs: Any):
     """Around ``EAGLEWorkerV2.init_cuda_graphs``: target and drafter are ready, nothing has run."""
-    from flashpatch.patches.eagle.bandit.agree import Broadcast
     from sglang.srt.distributed.parallel_state import get_tp_group
     from sglang.srt.mem_cache import allocation_sizing
     from sglang.srt.runtime_context import get_parallel
     from sglang.srt.speculative.adaptive_runtime_state import AdaptiveController
+
+    from flashpatch.patches.eagle.bandit.agree import Broadcast
 
     global _reserved
     options = engine.options("eagle")

@@ -11,12 +11,11 @@ import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from flashpatch import engine, ledger
+from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.sglang import capture, switch
 from flashpatch.patches.eagle.sglang.common import MANAGER, TEXT
 from flashpatch.patches.eagle.vllm.trial import Tally, Trial
-
-from flashpatch import engine, ledger
-from flashpatch.errors import PatchError
 from flashpatch.record import Contract, Patch
 from flashpatch.wrap import Site
 

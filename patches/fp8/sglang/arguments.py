@@ -5,10 +5,9 @@ from __future__ import annotations
 import fnmatch
 from typing import Any
 
-from flashpatch.patches.fp8 import flashrl
-
 from flashpatch import engine, ledger
 from flashpatch.errors import PatchError
+from flashpatch.patches.fp8 import flashrl
 from flashpatch.record import Contract, Patch
 
 #: The family's precision to SGLang's name; None: no quantization.

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from flashpatch.patches.fp8 import managed
-
 from flashpatch import engine, ledger
 from flashpatch.errors import PatchError
+from flashpatch.patches.fp8 import managed
 from flashpatch.record import Contract, Patch
 from flashpatch.wrap import Site
 

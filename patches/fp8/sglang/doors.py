@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from flashpatch.patches.fp8 import managed
-from flashpatch.patches.fp8.sglang import birth
-
 from flashpatch import ledger
 from flashpatch.errors import PatchError
+from flashpatch.patches.fp8 import managed
+from flashpatch.patches.fp8.sglang import birth
 from flashpatch.record import Contract, Patch
 
 if TYPE_CHECKING:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from flashpatch import engine, ledger
 from flashpatch.patches.fp8 import managed
 from flashpatch.patches.fp8.sglang import birth, schedulers
 from flashpatch.patches.fp8.worker import explain
-
-from flashpatch import engine, ledger
 from flashpatch.record import Contract, Patch
 
 SCHEDULER = "sglang.srt.managers.scheduler:Scheduler"

@@ -6,11 +6,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+from flashpatch import engine
 from flashpatch.patches.fp8 import agreement
 from flashpatch.patches.fp8.sglang import schedulers
 from flashpatch.patches.fp8.transaction import Host
-
-from flashpatch import engine
 
 
 def for_model(model: torch.nn.Module, model_config: Any) -> Host:

@@ -15,10 +15,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from flashpatch import ledger
 from flashpatch.patches.fp8 import tiny
 from flashpatch.patches.fp8.sglang import probe_job
-
-from flashpatch import ledger
 from flashpatch.proof import Proof
 
 _PATIENCE = 400.0  # seconds for both processes together

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
+
 from flashpatch.patches.fp8 import quantizer
 from flashpatch.patches.fp8.transaction import ManagedModel
 

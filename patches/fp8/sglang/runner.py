@@ -6,10 +6,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from flashpatch.errors import PatchError
 from flashpatch.patches.fp8 import managed
 from flashpatch.patches.fp8.sglang import birth, doors
-
-from flashpatch.errors import PatchError
 from flashpatch.record import Contract, Patch
 
 logger = logging.getLogger("flashpatch.fp8")

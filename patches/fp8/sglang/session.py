@@ -7,7 +7,6 @@ from typing import Any
 
 from flashpatch.patches.fp8 import managed
 from flashpatch.patches.fp8.sglang import birth, runner, schedulers
-
 from flashpatch.record import Contract, Patch
 
 logger = logging.getLogger("flashpatch.fp8")
