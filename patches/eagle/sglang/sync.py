@@ -69,7 +69,7 @@ class Drafter:
         self.version += 1
         length = self.trial.begin()
         logger.info("drafter version %d; acceptance length before it %.2f", self.version, length)
-        ledger.note(eagle_drafter=self.version, eagle_sync={"before": round(length, 3)})
+        _record(eagle_drafter=self.version, eagle_sync={"before": round(length, 3)})
         self._refresh()
         return True
 
@@ -89,7 +89,7 @@ class Drafter:
         self._kept = None
         word = "kept" if good else "taken back"
         logger.info("drafter: acceptance length %.2f, before %.2f: %s", after, before, word)
-        ledger.note(eagle_sync={"before": round(before, 3), "after": round(after, 3), "verdict": word})
+        _record(eagle_sync={"before": round(before, 3), "after": round(after, 3), "verdict": word})
 
     def _take_back(self) -> None:
         import torch
@@ -102,7 +102,7 @@ class Drafter:
             for name, kept in self._kept.items():
                 weights[name].copy_(kept)
         self.version -= 1
-        ledger.note(eagle_drafter=self.version)
+        _record(eagle_drafter=self.version)
         self._refresh()
 
     def _refresh(self) -> None:
@@ -175,7 +175,12 @@ def _changed(manager: Any, selector: str, success: bool) -> None:
         record = capture.recorder()
         if record is not None:
             record.version = _policy
-        ledger.note(eagle_policy=_policy)
+        _record(eagle_policy=_policy)
+
+
+def _record(**values: Any) -> None:
+    ledger.note(**values)
+    ledger.flush()  # SGLang ends its processes by SIGKILL
 
 
 def send(llm: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
