@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
+from flashpatch.patches.eagle.verl import PATCHES as VERL
 from flashpatch.patches.eagle.vllm import PATCHES as VLLM
 from flashpatch.proof import Proof
 from flashpatch.record import Family, Option, Patch
@@ -27,7 +28,7 @@ def _probe(nonce: str, workdir: Path) -> list[Proof]:
 FAMILY = Family(
     name="eagle",
     summary="speculative rollouts that adapt: hidden states captured, tokens per step chosen, drafter kept up",
-    patches=(*VLLM, *_sglang()),
+    patches=(*VLLM, *_sglang(), *VERL),
     options={
         "capture": Option(True, "keep hidden states of finished requests for the drafter", kind=bool),
         "capture_rate": Option(1.0, "share of requests that are captured, 0 to 1", kind=float),
@@ -43,6 +44,12 @@ FAMILY = Family(
         "guard": Option(2048, "most draft tokens times batch size that an arm may ask for", kind=int),
         "seed": Option(0, "seed of the bandit's and of the capture's choices", kind=int),
         "state": Option("", "file that keeps what the bandit learned from one run to the next; empty: nowhere"),
+        "drafter": Option("", "under verl: folder of the rollout engine's drafter, or new; empty: the recipe's own"),
+        "draft_tokens": Option(3, "under verl: tokens that this drafter may draft per step", kind=int),
+        "cotrain": Option(True, "under verl: train the drafter while rollouts rest", kind=bool),
+        "slice": Option(60.0, "seconds of training between two rollouts, at most", kind=float),
+        "patience": Option(30.0, "seconds that a rollout waits for the trainer before it is killed", kind=float),
+        "trainer": Option([], "settings of the training process, such as rate=1e-3 and least=4", kind=list),
         "rollback": Option(
             0.2, "share of the acceptance length that new drafter weights may cost before they go back; 1: any",
             kind=float,

@@ -3,7 +3,8 @@
     python sglang_job.py FOLDER
 
 reads FOLDER/job.json: ``engine``, keywords of ``sglang.Engine``, and ``steps``, a list of [name, arguments] from
-`STEPS`, or ``bare`` for steps without an engine; writes FOLDER/seen.json: what each step returned, in order, and ``done``.
+`STEPS`, or ``bare`` for steps without an engine; writes FOLDER/seen.json: what each step returned, in order, and
+``done``.
 """
 
 from __future__ import annotations

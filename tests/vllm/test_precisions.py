@@ -238,7 +238,8 @@ def layers_against_the_trainer(a: str, b: str) -> dict[str, Any]:
                 x = x.float()
                 want = x @ w.t() + (0 if bias is None else bias)
                 sx = x.abs().amax(1, keepdim=True) / 127
-                bound = x.abs().sum(1, keepdim=True) * sw.t() / 2 + sx / 2 * w.abs().sum(1) + w.shape[1] * sx * sw.t() / 4
+                from_w, from_x = x.abs().sum(1, keepdim=True) * sw.t() / 2, sx / 2 * w.abs().sum(1)
+                bound = from_w + from_x + w.shape[1] * sx * sw.t() / 4
                 bound = bound * (1 + 2**-8) + want.abs() * 2**-8
                 found["layers"][path] = dict(
                     weight=float(((q.float() * sw - w).abs() / (sw / 2)).max()),
@@ -421,7 +422,8 @@ def sampled(name: str, model: str, **options: Any) -> dict[str, Any]:
         dtype = str(engines.inner_model(llm).logits_processor.head_dtype)
     notes = ledger.notes()
     flashpatch.disable(name)
-    return dict(rows=[sorted(row)[-4:] for row in steps], head=dtype, mode=notes["logprobs"], lm_head=notes.get("lm_head"))
+    rows = [sorted(row)[-4:] for row in steps]
+    return dict(rows=rows, head=dtype, mode=notes["logprobs"], lm_head=notes.get("lm_head"))
 
 
 def test_logprobs_are_those_that_tokens_were_drawn_with(runner: scenario.Runner) -> None:

@@ -225,7 +225,7 @@ class Coordinator:
         self._heard = self._clock()
         name = event.get("event")
         if name in ("training", "idle", "drafter"):
-            self.figures = event
+            self.figures = {**self.figures, **event}
         if name in ("ready", "idle"):
             self._enter("idle")
             if self._wanted:

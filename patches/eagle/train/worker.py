@@ -29,6 +29,7 @@ from typing import Any, TextIO
 import torch
 from transformers import AutoConfig
 
+from flashpatch import ledger
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.ring import Reader
 from flashpatch.patches.eagle.train.buffer import Buffer
@@ -180,6 +181,7 @@ class Worker:
             self.trainer.frozen, self.settings.target,
         )  # fmt: skip
         self._say({"event": "drafter", "folder": str(path), **self._figures(), **found})
+        ledger.note(eagle_training={"drafter": str(path), **self._figures()})
         old = sorted(folder.glob("drafter-*"), key=lambda one: int(one.name.partition("-")[2]))
         for one in old[:-KEEP]:
             shutil.rmtree(one, ignore_errors=True)

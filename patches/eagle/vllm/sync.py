@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flashpatch import engine, ledger
-from flashpatch.patches.eagle.vllm import capture, speculate, weights
+from flashpatch.patches.eagle.vllm import capture, shared, speculate, weights
 from flashpatch.patches.eagle.vllm.common import CORE, TEXT, WORKER, WORKERS
 from flashpatch.patches.eagle.vllm.trial import Trial
 from flashpatch.record import Contract, Patch
@@ -23,6 +23,7 @@ logger = logging.getLogger("flashpatch.eagle")
 
 UPDATE = "eagle_update_drafter"
 FLUSH = "eagle_flush"
+SHARED = "eagle_save_shared"
 
 
 class Sync:
@@ -54,6 +55,10 @@ class Sync:
             return
         self.controller.pending = None
         self._note(event="update", version=version, path=path, before=self.trial.begin())
+
+    def state(self) -> dict[str, Any]:
+        """The weights in use, and tokens per step over the last ``rollback_steps`` speculative steps."""
+        return {"drafter": self.current[1], "drafter_path": self.current[0], "acceptance": self.trial.length}
 
     def step(self, tally: Any) -> None:
         verdict = self.trial.step(tally)
@@ -103,11 +108,13 @@ def of(core: Any) -> Sync | None:
 
 
 def on_rpc(original, self, method: Any, timeout: float | None = None, args: tuple = (), kwargs: Any = None):
-    """Around ``EngineCore.collective_rpc``."""
+    """Around ``EngineCore.collective_rpc``: what the engine core knows is added to what its workers do."""
+    sync = of(self) if method in (UPDATE, FLUSH) else None
+    if method == FLUSH and sync is not None:
+        return [{**counts, **sync.state()} for counts in original(self, method, timeout, args, kwargs)]
     if method != UPDATE:
         return original(self, method, timeout, args, kwargs)
     path, version = _arguments(*args, **(kwargs or {}))
-    sync = of(self)
     result = original(self, method, timeout, (path, version), None)
     if sync is not None:
         sync.updated(path, version)
@@ -138,7 +145,12 @@ def update_drafter(self, path: str, version: int) -> dict[str, Any]:
 
 
 def flush(self) -> dict[str, Any]:
-    """Worker method: wait until what was captured of finished requests is filed; what was counted."""
+    """Worker method: wait until what was captured of finished requests is filed.
+
+    Returns:
+        What was counted, and ``ring``, the directory; nothing from a rank that does not capture. The engine core
+        adds ``drafter`` (version), ``drafter_path`` and ``acceptance`` where speculation is adapted.
+    """
     held = capture.of(self.model_runner)
     if held is None or held.recorder is None:
         return {}
@@ -146,13 +158,33 @@ def flush(self) -> dict[str, Any]:
     return {**held.recorder.counts, "ring": str(held.recorder.writer.directory)}
 
 
+def save_shared(self, folder: str) -> int:
+    """Worker method: write what a drafter shares with the target, as the policy has it now.
+
+    Args:
+        folder: gets ``model.safetensors`` with the token embeddings and, unless they are tied, the head, both
+            [vocabulary, hidden].
+
+    Returns:
+        Tensors written; 0 in ranks that leave it to the first.
+
+    Raises:
+        PatchError: the target has no plain embeddings.
+    """
+    return shared.save(self.model_runner.get_model(), Path(folder))
+
+
+_METHODS = {UPDATE: update_drafter, FLUSH: flush, SHARED: save_shared}
+METHOD_NAMES = tuple(_METHODS)
+
+
 def _apply(site: Site) -> None:
-    setattr(site.original, UPDATE, update_drafter)
-    setattr(site.original, FLUSH, flush)
+    for name, method in _METHODS.items():
+        setattr(site.original, name, method)
 
 
 def _undo(site: Site) -> None:
-    for name, method in ((UPDATE, update_drafter), (FLUSH, flush)):
+    for name, method in _METHODS.items():
         if vars(site.original).get(name) is method:
             delattr(site.original, name)
 
@@ -172,7 +204,7 @@ METHODS = Patch(
     ),
     evidence="fault",
     why="vLLM updates its target and never its drafter, which falls behind a policy that is trained.",
-    how="Gives workers two methods that collective_rpc can call.",
+    how="Gives workers methods that collective_rpc can call.",
     **WORKERS,
 )
 

@@ -88,6 +88,7 @@ PATCH = Patch(
     conflicts=(flashrl.MODULE,),
     tested=("0.5.23",),
     why="Rollout scripts open their engine in bf16; asking for online fp8 means editing each of them.",
-    how="Declares quantization, as SGLang's own resolvers do, where it is unset, the checkpoint is not quantized and the model is not excluded.",
+    how="Declares quantization, as SGLang's own resolvers do, where it is unset, the checkpoint is not quantized "
+    "and the model is not excluded.",
     remove_when="never: this is the switch itself.",
 )

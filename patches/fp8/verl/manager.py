@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from typing import Any
 
 from flashpatch import ledger
+from flashpatch.awaits import caller_awaits
 from flashpatch.patches.fp8.verl import mismatch, receipts
 from flashpatch.record import Contract, Patch
 
@@ -27,7 +27,7 @@ def on_update(original, self, global_steps: int | None = None, *args: Any, **kwa
             _settle(global_steps, [await call for call in _ask(self)])
         return result
 
-    if _caller_awaits():
+    if caller_awaits():
         return awaited()
     result = original(self, global_steps, *args, **kwargs)
     if judged:
@@ -48,14 +48,6 @@ def _uses_vllm(manager: Any) -> bool:
     """Whether rollouts are vLLM's: others have transfers of their own, which leave no receipts."""
     kinds = [kind.__module__ for replica in manager.replicas for kind in type(replica).__mro__]
     return any(module.startswith("verl.workers.rollout.vllm_rollout") for module in kinds)
-
-
-def _caller_awaits() -> bool:
-    """Whether a coroutine called us; verl's ``auto_await`` tells in the same way, by its caller's frame."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("flashpatch."):
-        frame = frame.f_back
-    return frame is not None and bool(frame.f_code.co_flags & inspect.CO_COROUTINE)
 
 
 def _ask(manager: Any) -> list[Any]:

@@ -122,7 +122,8 @@ SOCKET = Patch(
     needs=("fp8.verl.sender-end",),
     why="The sender blocks for ever in recv when the rollout worker failed, died, or never came. Two jobs on one "
     "host that each start a Ray of their own use the same socket, and exchange weights.",
-    how="A socket of this job's own name that polls, watches the connection and the call to the workers, and raises what they say.",
+    how="A socket of this job's own name that polls, watches the connection and the call to the workers, and "
+    "raises what they say.",
     **_COMMON,
 )
 

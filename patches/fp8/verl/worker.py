@@ -23,7 +23,7 @@ def on_update(original, self, *args: Any, **kwargs: Any) -> dict[str, Any]:
 
     Returns:
         The receipt, of plain values: ``id`` and ``step`` of the sync; ``rank``, ``world``, ``host``, ``pid``;
-        ``before`` and ``after``, the policy version of each model of this worker; ``states``; ``adapter``,
+        ``before`` and ``after``, the policy version of each model that verl updates; ``states``; ``adapter``,
         whether only LoRA adapters came; ``retry``, whether the update before failed; seconds ``receive``,
         ``load`` (part of it) and ``process`` (before and after it); ``bytes`` and ``tensors``; ``errors``, the
         relative error with which each quantized layer was rounded.
@@ -34,7 +34,8 @@ def on_update(original, self, *args: Any, **kwargs: Any) -> dict[str, Any]:
     global _failed
     receiving = Receiving(kwargs.pop(KEY, None) or {})
     token = RECEIVING.set(receiving)
-    before, began = _versions(), time.perf_counter()
+    models = _updated(self)
+    before, began = [model.version for model in models], time.perf_counter()
     try:
         original(self, *args, **kwargs)
     except Exception as error:
@@ -56,8 +57,8 @@ def on_update(original, self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         "host": ledger_files.host(),
         "pid": os.getpid(),
         "before": before,
-        "after": _versions(),
-        "states": [model.state for model in managed.all_models()],
+        "after": [model.version for model in models],
+        "states": [model.state for model in models],
         "adapter": bool(kwargs.get("peft_config") and kwargs.get("base_sync_done")),
         "retry": retry,
         "receive": receiving.receive,
@@ -65,12 +66,14 @@ def on_update(original, self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         "process": seconds - receiving.receive,
         "bytes": receiving.bytes,
         "tensors": receiving.tensors,
-        "errors": {layer: error for model in managed.all_models() for layer, error in model.errors.items()},
+        "errors": {layer: error for model in models for layer, error in model.errors.items()},
     }
 
 
-def _versions() -> list[int]:
-    return [model.version for model in managed.all_models()]
+def _updated(worker: Any) -> list[managed.ManagedModel]:
+    """The models that verl's update is for: the policy, and a drafter only where verl brings its weights too."""
+    found = [managed.get(model) for model in worker._iter_all_models()]
+    return [model for model in found if model is not None]
 
 
 PATCH = Patch(
@@ -81,6 +84,7 @@ PATCH = Patch(
     contract=Contract(
         params=("peft_config", "base_sync_done", "use_shm"),
         mentions=("BucketedWeightReceiver", "process_weights_after_loading"),
+        exists=(f"{EXTENSION}._iter_all_models",),
     ),
     evidence="fault",  # a job may have other engines, updated otherwise
     scope=frozenset({"worker"}),

@@ -78,8 +78,8 @@ def test_quantized_rollouts_are_corrected_and_measured(tmp_path):
         weights = held.batch["rollout_is_weights"]
         assert weights.max() == 2.0 and (weights[:2] == 1).all() and weights[2:].std() > 0.1
 
-        assert validated("algorithm.rollout_correction.rollout_is=sequence").algorithm.rollout_correction.rollout_is == \\
-            "sequence"
+        chosen = validated("algorithm.rollout_correction.rollout_is=sequence")
+        assert chosen.algorithm.rollout_correction.rollout_is == "sequence"
         assert "sets algorithm.rollout_correction.rollout_is" in ledger.notes()["tis"]["why"]
         assert engine.statuses()["fp8.verl.logprobs"].state.word == "superseded"
         assert "processed_logprobs" in engine.statuses()["fp8.verl.logprobs"].state.detail

@@ -1,0 +1,17 @@
+"""Whether a wrapper must answer with a coroutine, for targets that serve both kinds of callers."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+
+
+def caller_awaits() -> bool:
+    """Whether a coroutine called the patched function, FlashPatch's own frames left out.
+
+    verl's ``auto_await`` (verl/utils/ray_utils.py) tells in the same way, by its caller's frame.
+    """
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("flashpatch."):
+        frame = frame.f_back
+    return frame is not None and bool(frame.f_code.co_flags & inspect.CO_COROUTINE)
