@@ -46,10 +46,10 @@ test:
 test-newest: $(NEWEST)
 	$(NEWEST)/bin/pytest
 
-# All that needs verl; of what needs vLLM alone the probe and the doors, as this is another vLLM.
+# All that needs verl; of what needs vLLM alone the probe, which updates an engine, as this is another vLLM.
 test-paired: $(PAIRED)
 	$(PAIRED)/bin/pytest -m "verl and not full"
-	$(PAIRED)/bin/pytest -m "vllm and not full" tests/verify/test_fp8_probe.py tests/vllm/test_update_doors.py
+	$(PAIRED)/bin/pytest -m "vllm and not full" tests/verify/test_fp8_probe.py
 
 test-sglang: $(SGLANG)
 	$(SGLANG)/bin/pytest -m "sglang and not full"

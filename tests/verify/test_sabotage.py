@@ -74,7 +74,11 @@ def failed(report: dict) -> set[str]:
 @pytest.mark.parametrize(
     ("sabotage", "said"),
     [
-        ("removed", ["fp8.vllm.step is displaced: nobody: the original was put back"]),
+        pytest.param(
+            "removed",
+            ["fp8.vllm.step is displaced: nobody: the original was put back"],
+            marks=pytest.mark.full,
+        ),
         ("displaced", ["fp8.vllm.rpc is displaced: sitecustomize.displaced.<locals>."]),
         ("never_called", ["fp8.vllm.step was never called in worker"]),
         ("worker_without_environment", ["wrote no row, though process", "the environment did not reach it"]),
@@ -97,12 +101,14 @@ def test_sabotage_is_caught(verify, tmp_path, sabotage, said):
     assert live.returncode == 1, f"--live does not see it:\n{live.stdout}{live.stderr}"
 
 
+@pytest.mark.full
 def test_a_wrapper_on_the_wrong_class_is_caught(verify, doctored):
     right, wrong = 'f"{WORKER}.execute_model"', '"vllm.v1.worker.worker_base:WorkerBase.execute_model"'
     site = doctored("patches/fp8/worker.py", f"targets=({right},)", f"targets=({wrong},)")
     caught(verify("fp8", "--json", path=site), "fp8.vllm.step was never called in worker")
 
 
+@pytest.mark.full
 def test_a_hook_that_raises_is_caught(verify, doctored):
     healthy, broken = "    undo=_undo,\n", "    undo=_undo,\n    apply=lambda site: 1 / 0,\n"
     site = doctored("patches/fp8/birth.py", healthy, broken)

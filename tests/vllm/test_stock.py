@@ -48,6 +48,8 @@ CASES = {
     "ct-w4a16": Case("qwen2", "exact", "RuntimeError: start", scheme="w4a16"),
 }
 
+LONG = ("fp32", "bf16-moe", "ct-fp8")
+
 needs_avx512 = pytest.mark.skipif(
     not environment.avx512(), reason="without AVX-512 vLLM packs no bf16 weights and has no 4-bit kernel"
 )
@@ -55,7 +57,10 @@ needs_avx512 = pytest.mark.skipif(
 
 def cases(*packed: str) -> list[Any]:
     """All cases; those named show what they show only where vLLM packs bf16 weights."""
-    return [pytest.param(name, marks=[needs_avx512] if name in packed else []) for name in CASES]
+    return [
+        pytest.param(name, marks=[needs_avx512] * (name in packed) + [pytest.mark.full] * (name in LONG))
+        for name in CASES
+    ]
 
 
 # --- what runs in the engine's process

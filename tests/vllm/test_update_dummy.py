@@ -20,7 +20,7 @@ CASES: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "tied-fp8": ("gemma3", None, dict(quantization="fp8_per_channel")),
     "ct-int8": ("qwen2", "int8", {}),
 }
-LONG = ("tied-fp8", "ct-int8")
+LONG = ("bf16", "moe", "tied-fp8", "ct-int8")
 
 
 def first_weights(a: str, b: str, cut: int, kw: dict[str, Any]) -> dict[str, Any]:

@@ -56,10 +56,8 @@ if not environment.avx512():
 QUICK = {
     ("qwen2", "bf16"),
     ("qwen2", "ct-int8"),
-    ("qwen2-tied", "bf16"),
     ("qwen3-moe", "bf16"),
     ("llama", "fp8_per_channel"),
-    ("phi3", "bf16"),
 }
 
 WORDS: dict[tuple[str, str], str] = {}

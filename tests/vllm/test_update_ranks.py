@@ -110,6 +110,7 @@ def test_ranks_update_together_or_not_at_all(kw: dict[str, Any]) -> None:
     assert got["failed call"]["next"] == [[2, 0], [2, 1]], "the failed call has left an answer behind"
 
 
+@pytest.mark.full
 @pytest.mark.skipif(_older_than_0_32(), reason="stock vLLM before 0.32 can hang in its own shutdown after this")
 def test_stock_reads_the_answer_to_the_call_before() -> None:
     got = scenario.run(calls, updates.checkpoint("qwen2", 0))

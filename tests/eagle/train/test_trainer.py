@@ -30,7 +30,7 @@ def make(target, kind="eagle", **recipe):
     return Trainer(drafter, frozen, Recipe(**recipe))
 
 
-@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+@pytest.mark.parametrize("kind", ["eagle", pytest.param("eagle3", marks=pytest.mark.full)])
 def test_a_drafter_from_scratch_learns_what_was_captured(kind):
     target = make_target()
     rows = pack(cut(capture(target, 12), auxiliary=kind == "eagle3"), 400)

@@ -80,6 +80,7 @@ def test_packed_int4_is_what_compressed_tensors_unpacks() -> None:
     assert ((back - weight).abs() <= scale * 0.51).all()
 
 
+@pytest.mark.full
 def test_answers_repeat_and_differences_are_counted() -> None:
     model = models.checkpoint(environment.store() / "models", "qwen2")
     a, b = oracle.answers(model), oracle.answers(model, env={"NOT": "cached"})
