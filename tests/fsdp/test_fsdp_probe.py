@@ -15,7 +15,7 @@ SABOTAGE = """
 import sys
 if "FLASHPATCH" in __import__("os").environ:
     import flashpatch.patches.fsdp.fingerprint as fingerprint
-    fingerprint.of = lambda *args, **kwargs: (1, 2)
+    fingerprint.of = lambda *args, **kwargs: (0, 0)  # which add up to what they are, over any ranks
 """
 
 

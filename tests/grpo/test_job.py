@@ -46,12 +46,13 @@ def test_two_steps_with_this_loss_and_router(world, tmp_path):
 
 
 def test_an_equal_seed_gives_the_curve_of_stock_grpo(world, tmp_path):
-    """No sample is missing here, so the counts agree with the configuration, and the losses with one
-    another."""
-    same = "actor_rollout_ref.rollout.full_determinism=True"
-    stock = learn(world, tmp_path / "stock", "cpu,bf16", same)
-    ours = learn(world, tmp_path / "ours", "cpu,bf16,grpo", same)
-    assert "grpo leaves routing to verl: full_determinism" in ours
+    """No sample is missing here, so the counts agree with the configuration, and the losses with one another.
+
+    Each group is one response of the likeliest tokens: vLLM's reproducible sampling needs Triton.
+    """
+    same = ("actor_rollout_ref.rollout.top_k=1", "actor_rollout_ref.rollout.n=1")
+    stock = learn(world, tmp_path / "stock", "cpu,bf16", *same)
+    ours = learn(world, tmp_path / "ours", "cpu,bf16,grpo", *same)
     for name in ("critic/rewards/mean", "response_length/mean", "actor/grad_norm", "actor/pg_loss"):
         wanted, found = metrics(stock, name), metrics(ours, name)
         assert len(wanted) == 2 and found == pytest.approx(wanted, rel=1e-3, abs=1e-5), name

@@ -9,9 +9,15 @@ def stale_binding():
     """The counting wrapper is in place, but the engine calls the original under a name of its own."""
 
     def keep(module):
-        import verl.workers.engine.utils as utils
+        honest = module.FSDPEngine.forward_backward_batch
 
-        module.prepare_micro_batches = utils.prepare_micro_batches.__wrapped__
+        def forward_backward_batch(self, *args, **kwargs):
+            import verl.workers.engine.utils as utils
+
+            module.prepare_micro_batches = utils.prepare_micro_batches.__wrapped__  # whoever has mended it since
+            return honest(self, *args, **kwargs)
+
+        module.FSDPEngine.forward_backward_batch = forward_backward_batch
 
     wrapt.register_post_import_hook(keep, "verl.workers.engine.fsdp.transformer_impl")
 
