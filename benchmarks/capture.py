@@ -1,6 +1,6 @@
 """What capturing hidden states costs a decode step of vLLM, in one engine that captures every other round.
 
-    python benchmarks/capture.py [--rounds 12] [--batch 8] [--tokens 96] [--hidden 512] [--layers 8] [--json]
+    python benchmarks/capture.py [--rounds 12] [--batch 8] [--tokens 96] [--hidden 512] [--layers 8] [--dtype float32]
 
 Every request is captured (rate 1) and written to a ring in a temporary directory. Two measures:
 
@@ -29,6 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in dict(rounds=12, batch=8, tokens=96, hidden=512, layers=8).items():
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--dtype", default="float32", help="bfloat16 crawls on a CPU without kernels for it")
     parser.add_argument("--json", action="store_true")
     wanted = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="flashpatch-capture-"))
@@ -58,7 +59,7 @@ def measure(folder: Path, wanted: argparse.Namespace) -> dict[str, float]:
     llm = LLM(
         **tiny.engine_arguments(
             folder / "target",
-            dtype="bfloat16",
+            dtype=wanted.dtype,
             max_num_seqs=wanted.batch,
             enable_prefix_caching=False,
             kv_cache_memory_bytes=256 << 20,
