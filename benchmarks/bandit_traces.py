@@ -67,7 +67,7 @@ def read(path: str | Path) -> Trace:
                 if not sound or (steps and pairs.keys() != steps[0][1].keys()) or int(row["batch"]) < 1:
                     raise ValueError("a number is not positive, or the arms are not those of the first step")
                 steps.append((int(row["batch"]), pairs))
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+            except (PatchError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise PatchError(f"{path}, line {number}: {error}", patch="eagle", target="trace") from error
     if not steps:
         raise PatchError(f"{path} has no step.", patch="eagle", target="trace")

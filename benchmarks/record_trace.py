@@ -10,8 +10,8 @@ that drifts, with its ``co-trained`` drafter or a ``frozen`` one, which is excha
 
 Each part runs at several batch sizes, the largest first. It runs once per fixed arm, greedy, so that every arm
 generates the same tokens; `bandit_traces.py` says how the steps are lined up. Times are medians over the repeats, as
-the machine may be shared. What a switch costs is measured in a run that changes the arm after every other step: what
-its steps take beyond the mean of both arms'.
+the machine may be shared. What a switch costs is measured in runs that change the arm after every other step: what
+their steps take beyond the mean of both arms', as medians over four steps each.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-BATCHES = (32, 16, 4, 1)
+BATCHES = (32, 8, 1)
 Part = tuple[Path, Path, list[list[int]]]  # target, drafter, prompts for the largest batch
 Row = tuple[float, float]  # tokens per row, seconds
 
@@ -136,18 +136,22 @@ def record(folder: Path, wanted: argparse.Namespace) -> None:
         for batch in BATCHES:
             asked = prompts[:batch]
             run(Fixed(arms[-1]), asked)  # warm
+            low, high = arms[0], arms[-1]
             runs: dict[Any, list[list[Row]]] = {arm: [] for arm in arms}
+            steady: dict[Any, list[float]] = {low: [], high: []}
+            changing: list[float] = []
             for _ in range(wanted.repeat):
                 for arm in arms:
                     runs[arm].append(run(Fixed(arm), asked))
+                    if arm in steady:
+                        steady[arm] += fours(spent)
+                run(Fixed(low, low, high, high), asked)
+                changing += fours(spent)
             series = {arm: middle(rows) for arm, rows in runs.items()}
             lines += line_up(series, batch)
-            low, high = arms[0], arms[-1]
-            usual = statistics.fmean(statistics.median(s for _, s in series[arm]) for arm in (low, high))
-            run(Fixed(low, low, high, high), asked)
-            pairs = [sum(spent[at : at + 4]) / 4 for at in range(0, len(spent) - 3, 4)]
-            if pairs:
-                extra.append(2 * (statistics.median(pairs) - usual))  # one change in two steps
+            if changing and all(steady.values()):
+                usual = statistics.fmean(statistics.median(each) for each in steady.values())
+                extra.append(2 * (statistics.median(changing) - usual))  # one change in two steps
             rates = {arm: sum(t for t, _ in rows) * batch / sum(s for _, s in rows) for arm, rows in series.items()}
             shown = ", ".join(f"{arm} {rate:.0f}" for arm, rate in rates.items())
             print(f"part {number + 1}/{len(parts)}, batch {batch}: tokens/s {shown}", flush=True)
@@ -157,6 +161,11 @@ def record(folder: Path, wanted: argparse.Namespace) -> None:
         for row in (head, *lines):
             file.write(json.dumps(row) + "\n")
     print(f"{len(lines)} places, {len(arms)} arms, a switch costs {1e3 * switch:.3f} ms: {wanted.out}")
+
+
+def fours(spent: list[float]) -> list[float]:
+    """Seconds of a step, over four steps each: so that steady steps and changing ones have the same kind of noise."""
+    return [sum(spent[at : at + 4]) / 4 for at in range(0, len(spent) - 3, 4)]
 
 
 def noise(folder: Path, wanted: argparse.Namespace) -> tuple[list[Part], str]:

@@ -106,7 +106,7 @@ def arms(runs: dict[str, list[Row]], out: Path) -> None:
     x = 60
     for arm, colour in SHADES.items():
         draw.rectangle((x, picture.height - 20, x + 12, picture.height - 8), fill=colour)
-        draw.text((x + 18, picture.height - 20), "no drafts" if arm == "disable" else f"{arm[0]} drafts", fill=INK)
+        draw.text((x + 18, picture.height - 20), "no drafts" if arm == "disable" else f"{arm[0]} draft{'s'[: arm[0] != '1']}", fill=INK)
         x += 110
     picture.save(out)
 
@@ -133,8 +133,8 @@ def speed(rows: list[Row], out: Path) -> None:
     x = panel.x0
     for name in names:
         draw.rectangle((x, HIGH - 18, x + 12, HIGH - 6), fill=SHADES.get(name, COLOURS["bandit"]))
-        says = {"disable": "no speculation", "bandit": "bandit, its learning included"}
-        draw.text((x + 18, HIGH - 18), says.get(name, f"{name[0]} drafts"), fill=INK)
+        says = {"disable": "no speculation", "bandit": "the bandit"}
+        draw.text((x + 18, HIGH - 18), says.get(name, f"{name[0]} draft{'s'[: name[0] != '1']}"), fill=INK)
         x += 120
     picture.save(out)
 

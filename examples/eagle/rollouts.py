@@ -19,8 +19,9 @@ import os
 import shutil
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from language import Drift
@@ -138,27 +139,33 @@ def main(out: Path, arm: str, rounds: int, pause: float, batches: list[int], war
 
 
 def sweep(engine: Engine, prompts: list[list[int]], batches: list[int], repeats: int) -> list[dict[str, Any]]:
-    """Greedy answers by no speculation, every fixed arm, and a bandit that starts from nothing, in turns."""
+    """Greedy answers by no speculation, every fixed arm, and a bandit that starts from nothing, in turns.
+
+    Tokens per second are medians over the turns, as a machine may be shared; ``first`` is the first turn, in which the
+    bandit knew nothing.
+    """
     from flashpatch import engine as flashpatch
     from flashpatch.patches.eagle.vllm import speculate
 
     bandit = speculate.policy(flashpatch.options("eagle"), MOST)
     names = ["disable", *(f"{k}_1_{k + 1}" for k in range(1, MOST + 1)), "bandit"]
     plain: dict[int, list[list[int]]] = {}
-    rows: dict[tuple[int, str], dict[str, Any]] = {}
+    rates: dict[tuple[int, str], list[float]] = defaultdict(list)
+    unlike: Counter[tuple[int, str]] = Counter()
     for repeat in range(repeats):
         for batch in batches:
             for name in names:
                 asked = dict(bandit=bandit) if name == "bandit" else dict(arm=name)
                 found = engine.roll(prompts[:batch], temperature=0.0, **asked)
                 wanted = plain.setdefault(batch, found["answers"])  # those of no speculation, which is the first
-                row = rows.setdefault((batch, name), {"batch": batch, "arm": name, "tokens": 0, "seconds": 0.0})
-                row["tokens"] += batch * TOKENS
-                row["seconds"] += found["seconds"]
-                row["answers"] = row.get("answers", 0) + batch
-                row["unlike"] = row.get("unlike", 0) + sum(a != b for a, b in zip(wanted, found["answers"], strict=True))
+                rates[batch, name].append(found["rate"])
+                unlike[batch, name] += sum(a != b for a, b in zip(wanted, found["answers"], strict=True))
         print(f"   speed: {repeat + 1}/{repeats}", flush=True)
-    return [{**row, "rate": row["tokens"] / row["seconds"]} for row in rows.values()]
+    return [
+        {"batch": batch, "arm": name, "rate": median(each), "first": each[0], "answers": batch * len(each),
+         "unlike": unlike[batch, name]}
+        for (batch, name), each in rates.items()
+    ]  # fmt: skip
 
 
 class Trainer:
