@@ -9,8 +9,8 @@ was trained). With it, DIRECTORY is where `examples/eagle_cotrain.py` was run: a
 that drifts, with its ``co-trained`` drafter or a ``frozen`` one, which is exchanged for the co-trained one in the end.
 
 Each part runs at several batch sizes, the largest first. It runs once per fixed arm, greedy, so that every arm
-generates the same tokens; `bandit_traces.py` says how the steps are lined up. Times are medians over the repeats, as
-the machine may be shared. What a switch costs is measured in runs that change the arm after every other step: what
+generates the same tokens; `bandit_traces.py` says how the steps are lined up. Times are medians over the repeats, of
+processor seconds: the engine is one thread, and a machine may be shared (``--clock perf_counter`` for the wall's). What a switch costs is measured in runs that change the arm after every other step: what
 their steps take beyond the mean of both arms', as medians over four steps each.
 """
 
@@ -25,6 +25,7 @@ import shutil
 import statistics
 import sys
 import tempfile
+import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     for name, value in dict(tokens=96, most=4, repeat=3, hidden=256, layers=6).items():
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--clock", choices=("process_time", "perf_counter"), default="process_time")
     parser.add_argument("--drift", type=Path, metavar="DIRECTORY")
     parser.add_argument("--drafter", choices=("frozen", "co-trained"), default="frozen")
     parser.add_argument("--rounds", default="0,2,4,6,8,10")
@@ -107,7 +109,7 @@ def record(folder: Path, wanted: argparse.Namespace) -> None:
         if orders.num_scheduled_tokens and max(orders.num_scheduled_tokens.values()) <= wanted.most + 1:
             spent.append(last - began)
 
-    controller.end = timed
+    controller.end, controller.clock = timed, getattr(time, wanted.clock)
     full = 0
 
     def whole(batch: int, arm: Any, tokens: int, seconds: float) -> None:
@@ -156,7 +158,7 @@ def record(folder: Path, wanted: argparse.Namespace) -> None:
             shown = ", ".join(f"{arm} {rate:.0f}" for arm, rate in rates.items())
             print(f"part {number + 1}/{len(parts)}, batch {batch}: tokens/s {shown}", flush=True)
     switch = max(0.0, statistics.median(extra))
-    head = {"source": f"vllm {_version()} on a CPU, {what}", "switch_seconds": round(switch, 6)}
+    head = {"source": f"vllm {_version()} on a CPU, {what}, {wanted.clock}", "switch_seconds": round(switch, 6)}
     with (gzip.open if wanted.out.suffix == ".gz" else open)(wanted.out, "wt") as file:
         for row in (head, *lines):
             file.write(json.dumps(row) + "\n")

@@ -36,7 +36,7 @@ def main() -> None:
     out = chosen.directory.resolve()
     out.mkdir(parents=True, exist_ok=True)
     quick, began = chosen.quick, time.monotonic()
-    rounds, lessons, more, pause, warm, repeats = (4, 120, 20, 6, 2, 1) if quick else (10, 200, 20, 8, 4, 5)
+    rounds, lessons, more, pause, warm, repeats = (3, 100, 20, 6, 2, 1) if quick else (10, 200, 20, 8, 4, 5)
     batches = "1,4,16,32"
     asked = [str(value) for value in (rounds, pause, batches, warm, repeats)]
     if not chosen.plot_only:

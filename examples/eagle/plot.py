@@ -66,7 +66,7 @@ def acceptance(runs: dict[str, list[Row]], out: Path) -> None:
     none = _mean(runs, "none", batch)
     rates = {name: _at(runs[name], "bandit", batch) for name in runs}
     most = max(y for points in (*rates.values(), none) for _, y in points)
-    speeds = Panel(draw, WIDE, 0, f"tokens per second, batch {batch}, with the bandit", most * 1.3)
+    speeds = Panel(draw, WIDE, 0, f"tokens per processor second, batch {batch}, with the bandit", most * 1.3)
     for line, name in enumerate(measured):
         points = [(row["round"], row["length"]) for row in measured[name]]
         lengths.curve(points, first, last, COLOURS[name], name, line)
@@ -112,7 +112,7 @@ def arms(runs: dict[str, list[Row]], out: Path) -> None:
 
 
 def speed(rows: list[Row], out: Path) -> None:
-    """Tokens per second by batch size: no speculation, every fixed arm, the bandit."""
+    """Tokens per processor second by batch size: no speculation, every fixed arm, the bandit."""
     found = [row for row in rows if row["what"] == "speed"]
     batches = sorted({row["batch"] for row in found})
     names = list(dict.fromkeys(row["arm"] for row in found))
@@ -120,7 +120,7 @@ def speed(rows: list[Row], out: Path) -> None:
     picture = Image.new("RGB", (2 * WIDE, HIGH), "white")
     draw = ImageDraw.Draw(picture)
     top = max(row["rate"] / none[row["batch"]] for row in found) * 1.15
-    panel = Panel(draw, 0, 0, "tokens per second over those without speculation", top, 2 * WIDE)
+    panel = Panel(draw, 0, 0, "tokens per processor second, over those without speculation", top, 2 * WIDE)
     group = (panel.x1 - panel.x0) / len(batches)
     each = group / (len(names) + 1.5)
     for row in found:
@@ -161,7 +161,7 @@ def said(runs: dict[str, list[Row]]) -> None:
         rates = {row["arm"]: row["rate"] for row in speeds if row["batch"] == batch}
         best = max(rate for name, rate in rates.items() if name != "bandit")
         lines.append([str(batch), *(f"{rates[name]:.0f}" for name in names), f"{rates['bandit'] / best:.3f}"])
-    tables.append(Table("tokens per second, greedy, last policy", ["batch", *names, "bandit of best"], lines))
+    tables.append(Table("tokens per processor second, greedy, last policy", ["batch", *names, "bandit of best"], lines))
     emit(None, tables, False)
     unlike, total = (sum(row[name] for row in speeds) for name in ("unlike", "answers"))
     print(f"   {unlike} of {total} greedy answers unlike those without speculation")

@@ -10,6 +10,9 @@ the same rounds with ``drafter-start`` throughout. A line of JSON per rollout go
 The target's weights go in through vLLM's own ``reload_weights``: they are float32, so no other family of FlashPatch
 has anything to put right, and the drafter shares embedding and head with the target by being handed the same
 modules. Cached prefixes would be the old policy's, so the cache of prefixes is off.
+
+Seconds are processor seconds of the engine's process, here and for the bandit: the engine computes in one thread, and
+a machine that others use too would otherwise tell more about them than about the arms.
 """
 
 from __future__ import annotations
@@ -55,6 +58,7 @@ class Engine:
             )
         )
         self._controller = speculate.of(self.llm.llm_engine.engine_core.engine_core.scheduler)
+        self._controller.clock = time.process_time
         self.bandit = self._controller.policy
         self._chosen: Counter[str] = Counter()
         self._controller.listeners.append(lambda batch, arm, tokens, seconds: self._chosen.update([str(arm)]))
@@ -75,9 +79,9 @@ class Engine:
         drafts, accepted = controller.drafts, controller.accepted
         self._chosen.clear()
         sampling = SamplingParams(temperature=temperature, max_tokens=tokens, ignore_eos=True, detokenize=False)
-        began = time.perf_counter()
+        began = time.process_time()
         found = self.llm.generate([{"prompt_token_ids": one} for one in prompts], sampling, use_tqdm=False)
-        seconds = time.perf_counter() - began
+        seconds = time.process_time() - began
         controller.policy = self.bandit
         drafts = controller.drafts - drafts
         return {
@@ -141,7 +145,7 @@ def main(out: Path, arm: str, rounds: int, pause: float, batches: list[int], war
 def sweep(engine: Engine, prompts: list[list[int]], batches: list[int], repeats: int) -> list[dict[str, Any]]:
     """Greedy answers by no speculation, every fixed arm, and a bandit that starts from nothing, in turns.
 
-    Tokens per second are medians over the turns, as a machine may be shared; ``first`` is the first turn, in which the
+    Tokens per second are medians over the turns; ``first`` is the first turn, in which the
     bandit knew nothing.
     """
     from flashpatch import engine as flashpatch
