@@ -2,6 +2,7 @@
 
     python benchmarks/record_trace.py OUT.jsonl[.gz] [--tokens 96] [--most 4] [--repeat 3] [--hidden 256] [--layers 6]
     python benchmarks/record_trace.py OUT.jsonl[.gz] --drift DIRECTORY [--drafter frozen] [--rounds 0,2,4,6,8,10]
+        [--batches 32,16,4,1]
 
 A job is a rollout in parts over the same engine. Without ``--drift`` they are three, of one random target: a drafter
 that is nearly always right, then one that is noise (the policy has moved away from it), then a right one again (it
@@ -30,7 +31,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-BATCHES = (32, 8, 1)
 Part = tuple[Path, Path, list[list[int]]]  # target, drafter, prompts for the largest batch
 Row = tuple[float, float]  # tokens per row, seconds
 
@@ -58,11 +58,13 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     for name, value in dict(tokens=96, most=4, repeat=3, hidden=256, layers=6).items():
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--batches", default="32,16,4,1")
     parser.add_argument("--clock", choices=("process_time", "perf_counter"), default="process_time")
     parser.add_argument("--drift", type=Path, metavar="DIRECTORY")
     parser.add_argument("--drafter", choices=("frozen", "co-trained"), default="frozen")
     parser.add_argument("--rounds", default="0,2,4,6,8,10")
     wanted = parser.parse_args()
+    wanted.batches = sorted(map(int, wanted.batches.split(",")), reverse=True)
     folder = Path(tempfile.mkdtemp(prefix="flashpatch-trace-"))
     try:
         record(folder, wanted)
@@ -90,7 +92,7 @@ def record(folder: Path, wanted: argparse.Namespace) -> None:
     llm = LLM(
         **tiny.engine_arguments(
             target,
-            max_num_seqs=max(BATCHES),
+            max_num_seqs=wanted.batches[0],
             enable_prefix_caching=False,
             kv_cache_memory_bytes=128 << 20,
             speculative_config=dict(method="eagle", model=str(drafter), num_speculative_tokens=wanted.most),
@@ -135,7 +137,7 @@ def record(folder: Path, wanted: argparse.Namespace) -> None:
     for number, (target, drafter, prompts) in enumerate(parts):
         llm.collective_rpc("reload_weights", kwargs={"weights_path": str(target)})
         llm.collective_rpc("eagle_update_drafter", args=(str(drafter), number))
-        for batch in BATCHES:
+        for batch in wanted.batches:
             asked = prompts[:batch]
             run(Fixed(arms[-1]), asked)  # warm
             low, high = arms[0], arms[-1]
@@ -157,12 +159,17 @@ def record(folder: Path, wanted: argparse.Namespace) -> None:
             rates = {arm: sum(t for t, _ in rows) * batch / sum(s for _, s in rows) for arm, rows in series.items()}
             shown = ", ".join(f"{arm} {rate:.0f}" for arm, rate in rates.items())
             print(f"part {number + 1}/{len(parts)}, batch {batch}: tokens/s {shown}", flush=True)
-    switch = max(0.0, statistics.median(extra))
-    head = {"source": f"vllm {_version()} on a CPU, {what}, {wanted.clock}", "switch_seconds": round(switch, 6)}
-    with (gzip.open if wanted.out.suffix == ".gz" else open)(wanted.out, "wt") as file:
+        switch = max(0.0, statistics.median(extra))
+        write(wanted.out, f"vllm {_version()} on a CPU, {what}, {wanted.clock}", switch, lines)  # so far
+    print(f"{len(lines)} places, {len(arms)} arms, a switch costs {1e3 * switch:.3f} ms: {wanted.out}")
+
+
+def write(out: Path, source: str, switch: float, lines: list[dict[str, Any]]) -> None:
+    """Write what there is of a trace."""
+    head = {"source": source, "switch_seconds": round(switch, 6)}
+    with (gzip.open if out.suffix == ".gz" else open)(out, "wt") as file:
         for row in (head, *lines):
             file.write(json.dumps(row) + "\n")
-    print(f"{len(lines)} places, {len(arms)} arms, a switch costs {1e3 * switch:.3f} ms: {wanted.out}")
 
 
 def fours(spent: list[float]) -> list[float]:
@@ -177,7 +184,7 @@ def noise(folder: Path, wanted: argparse.Namespace) -> tuple[list[Part], str]:
     tiny.HIDDEN, tiny.INNER, tiny.VOCAB, tiny.HEADS, tiny.KV_HEADS = wanted.hidden, 2 * wanted.hidden, 1024, 8, 4
     target = tiny.target(folder / "target", seed=1, layers=wanted.layers, adds=0.03)
     right, wrong = tiny.drafter(folder / "right"), tiny.drafter(folder / "noise", exact=False)
-    prompts = [[3 + (5 * n + i) % 1000 for i in range(12)] for n in range(max(BATCHES))]
+    prompts = [[3 + (5 * n + i) % 1000 for i in range(12)] for n in range(wanted.batches[0])]
     parts = [(target, drafter, prompts) for drafter in (right, wrong, right)]
     return parts, f"random Llama of {wanted.layers} layers of {wanted.hidden}; drafter right, noise, right"
 
@@ -191,7 +198,7 @@ def drift(wanted: argparse.Namespace) -> tuple[list[Part], str]:
     last = len(list(at.glob("policy-*"))) - 1
 
     def part(number: int, drafter: str) -> Part:
-        prompts = Drift().prompts(number / last, max(BATCHES), 2000 + number)
+        prompts = Drift().prompts(number / last, wanted.batches[0], 2000 + number)
         return at / f"policy-{number:02}", at / drafter, prompts
 
     start = "drafter-start"
