@@ -11,8 +11,9 @@ that drifts, with its ``co-trained`` drafter or a ``frozen`` one, which is excha
 
 Each part runs at several batch sizes, the largest first. It runs once per fixed arm, greedy, so that every arm
 generates the same tokens; `bandit_traces.py` says how the steps are lined up. Times are medians over the repeats, of
-processor seconds: the engine is one thread, and a machine may be shared (``--clock perf_counter`` for the wall's). What a switch costs is measured in runs that change the arm after every other step: what
-their steps take beyond the mean of both arms', as medians over four steps each.
+processor seconds: the engine is one thread, and a machine may be shared (``--clock perf_counter`` for the wall's).
+What a switch costs is measured in runs that change the arm after every other step: what their steps take beyond the
+mean of both arms', as medians over four steps each.
 """
 
 from __future__ import annotations

@@ -23,7 +23,9 @@ Points = list[tuple[float, float]]
 class Panel:
     """A pair of axes in a picture, the upper one from 0 to ``top``."""
 
-    def __init__(self, draw: ImageDraw.ImageDraw, left: int, up: int, title: str, top: float, wide: int = WIDE) -> None:
+    def __init__(
+        self, draw: ImageDraw.ImageDraw, left: int, up: int, title: str, top: float, wide: int = WIDE
+    ) -> None:
         self.draw, self.top = draw, top
         self.x0, self.y0, self.x1, self.y1 = left + 55, up + 40, left + wide - 20, up + HIGH - 45
         draw.text((self.x0, up + 14), title, fill=INK)
@@ -106,7 +108,7 @@ def arms(runs: dict[str, list[Row]], out: Path) -> None:
     x = 60
     for arm, colour in SHADES.items():
         draw.rectangle((x, picture.height - 20, x + 12, picture.height - 8), fill=colour)
-        draw.text((x + 18, picture.height - 20), "no drafts" if arm == "disable" else f"{arm[0]} draft{'s'[: arm[0] != '1']}", fill=INK)
+        draw.text((x + 18, picture.height - 20), _name(arm), fill=INK)
         x += 110
     picture.save(out)
 
@@ -133,8 +135,7 @@ def speed(rows: list[Row], out: Path) -> None:
     x = panel.x0
     for name in names:
         draw.rectangle((x, HIGH - 18, x + 12, HIGH - 6), fill=SHADES.get(name, COLOURS["bandit"]))
-        says = {"disable": "no speculation", "bandit": "the bandit"}
-        draw.text((x + 18, HIGH - 18), says.get(name, f"{name[0]} draft{'s'[: name[0] != '1']}"), fill=INK)
+        draw.text((x + 18, HIGH - 18), _name(name), fill=INK)
         x += 120
     picture.save(out)
 
@@ -161,10 +162,17 @@ def said(runs: dict[str, list[Row]]) -> None:
         rates = {row["arm"]: row["rate"] for row in speeds if row["batch"] == batch}
         best = max(rate for name, rate in rates.items() if name != "bandit")
         lines.append([str(batch), *(f"{rates[name]:.0f}" for name in names), f"{rates['bandit'] / best:.3f}"])
-    tables.append(Table("tokens per processor second, greedy, last policy", ["batch", *names, "bandit of best"], lines))
+    columns = ["batch", *names, "bandit of best"]
+    tables.append(Table("tokens per processor second, greedy, last policy", columns, lines))
     emit(None, tables, False)
     unlike, total = (sum(row[name] for row in speeds) for name in ("unlike", "answers"))
     print(f"   {unlike} of {total} greedy answers unlike those without speculation")
+
+
+def _name(arm: str) -> str:
+    if arm in ("disable", "bandit"):
+        return {"disable": "no speculation", "bandit": "the bandit"}[arm]
+    return f"{arm[0]} draft" if arm[0] == "1" else f"{arm[0]} drafts"
 
 
 def _at(rows: list[Row], what: str, batch: int) -> Points:

@@ -64,7 +64,12 @@ class Engine:
         self._controller.listeners.append(lambda batch, arm, tokens, seconds: self._chosen.update([str(arm)]))
 
     def roll(
-        self, prompts: list[list[int]], arm: str = "", temperature: float = 1.0, tokens: int = TOKENS, bandit: Any = None
+        self,
+        prompts: list[list[int]],
+        arm: str = "",
+        temperature: float = 1.0,
+        tokens: int = TOKENS,
+        bandit: Any = None,
     ) -> dict[str, Any]:
         """Answers of ``tokens`` tokens, with a fixed arm, or without one with the engine's bandit (or another).
 
@@ -228,7 +233,8 @@ def notes(engine: Engine, out: Path, arm: str) -> None:
 
 
 if __name__ == "__main__":
-    directory, name, rounds, pause, batches, warm, repeats = sys.argv[1:]
-    main(Path(directory), name, int(rounds), float(pause), [int(one) for one in batches.split(",")], int(warm), int(repeats))
+    directory, name, number, pause, sizes, warm, repeats = sys.argv[1:]
+    batches = [int(size) for size in sizes.split(",")]
+    main(Path(directory), name, int(number), float(pause), batches, int(warm), int(repeats))
     sys.stdout.flush()
     os._exit(0)  # all is said; vLLM's shutdown takes seconds
