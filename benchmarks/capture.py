@@ -1,14 +1,16 @@
 """What capturing hidden states costs a decode step of vLLM, in one engine that captures every other round.
 
-    python benchmarks/capture.py [--rounds 12] [--batch 8] [--tokens 96] [--hidden 512] [--layers 8] [--json]
+    python benchmarks/capture.py [--rounds 12] [--batch 8] [--tokens 96] [--hidden 512] [--layers 8] [--dtype float32]
 
-Every request is captured (rate 1) and written to a ring in a temporary directory. Two measures:
+Every request is captured (rate 1) and written to a ring in a temporary directory. Measures:
 
     hook         seconds the engine's thread spends in the capture hooks, as share of the steps' time; it holds on a
                  busy machine too
     background   processor seconds of the recorder's and the writer's threads, as share of the steps' time: what is
                  lost at most where no core is free for them
-    ratio        time of a captured round over that of the round without beside it; median, and its spread
+    processor    processor seconds of the whole process in a captured round over those in the round without beside it:
+                 as hook and background together, but with what they cost the engine's own thread; median, and spread
+    ratio        wall time of a captured round over that of the round without beside it; median, and its spread
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in dict(rounds=12, batch=8, tokens=96, hidden=512, layers=8).items():
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--dtype", default="float32", help="bfloat16 crawls on a CPU without kernels for it")
     parser.add_argument("--json", action="store_true")
     wanted = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="flashpatch-capture-"))
@@ -58,7 +61,7 @@ def measure(folder: Path, wanted: argparse.Namespace) -> dict[str, float]:
     llm = LLM(
         **tiny.engine_arguments(
             folder / "target",
-            dtype="bfloat16",
+            dtype=wanted.dtype,
             max_num_seqs=wanted.batch,
             enable_prefix_caching=False,
             kv_cache_memory_bytes=256 << 20,
@@ -80,34 +83,39 @@ def measure(folder: Path, wanted: argparse.Namespace) -> dict[str, float]:
     prompts = [{"prompt_token_ids": [3 + (7 * n + i) % 2000 for i in range(16)]} for n in range(wanted.batch)]
     sampling = SamplingParams(temperature=0, max_tokens=wanted.tokens, ignore_eos=True, detokenize=False)
 
-    def one(on: bool) -> float:
+    def one(on: bool) -> tuple[float, float]:
         recorder.rate = 1.0 if on else 0.0
-        began = time.perf_counter()
+        began, busy = time.perf_counter(), time.process_time()
         llm.generate(prompts, sampling, use_tqdm=False)
-        return time.perf_counter() - began
+        return time.perf_counter() - began, time.process_time() - busy
 
     for on in (True, False, True):
         one(on)
     recorder.flush()
     hook.seconds = 0.0
-    ratios, captured, plain = [], 0.0, 0.0
+    ratios, processor, captured = [], [], 0.0
     captured_steps = 0
     busy = background.seconds()
     for number in range(wanted.rounds):
-        times: dict[bool, float] = {}
+        times: dict[bool, tuple[float, float]] = {}
         for on in (True, False) if number % 2 else (False, True):
             before = steps[0]
             times[on] = one(on)
             captured_steps += (steps[0] - before) if on else 0
         recorder.flush()
-        captured, plain = captured + times[True], plain + times[False]
-        ratios.append(times[True] / times[False])
+        captured += times[True][0]
+        ratios.append(times[True][0] / times[False][0])
+        processor.append(times[True][1] / times[False][1])
     ratios.sort()
+    processor.sort()
     return {
         "step_ms": 1e3 * captured / captured_steps,
         "hook_us_per_step": 1e6 * hook.seconds / captured_steps,
         "hook_share": hook.seconds / captured,
         "background_share": (background.seconds() - busy) / captured,
+        "processor": statistics.median(processor),
+        "processor_low": processor[len(processor) // 4],
+        "processor_high": processor[-1 - len(processor) // 4],
         "ratio": statistics.median(ratios),
         "ratio_low": ratios[len(ratios) // 4],
         "ratio_high": ratios[-1 - len(ratios) // 4],
@@ -153,7 +161,11 @@ def _print(found: dict[str, float], wanted: argparse.Namespace) -> None:
         ("hook on the engine's thread", f"{found['hook_us_per_step']:.0f} us a step, {found['hook_share']:.2%}"),
         ("threads behind it", f"{found['background_share']:.2%} of the steps' time"),
         (
-            "captured round over plain round",
+            "processor time, captured round over plain round",
+            f"{found['processor']:.3f} (quartiles {found['processor_low']:.3f} to {found['processor_high']:.3f})",
+        ),
+        (
+            "wall time, captured round over plain round",
             f"{found['ratio']:.3f} (quartiles {found['ratio_low']:.3f} to {found['ratio_high']:.3f})",
         ),
         ("samples, of which lost", f"{found['samples']:.0f}, {found['lost']:.0f}"),

@@ -100,9 +100,10 @@ def _random(noise: torch.Generator, *shape: int, wide: float = 0.08) -> torch.Te
     return wide * torch.randn(shape, generator=noise)
 
 
-def _layer(at: str, noise: torch.Generator, weight: float, inputs: int = HIDDEN) -> dict[str, torch.Tensor]:
-    """The linear layers and the second norm of a decoder layer; ``weight`` scales what it adds."""
-    kv = HIDDEN // HEADS * KV_HEADS
+def _layer(at: str, noise: torch.Generator, weight: float, inputs: int = 0) -> dict[str, torch.Tensor]:
+    """The linear layers and the second norm of a decoder layer; ``weight`` scales what it adds. Its attention reads
+    ``inputs`` values, `HIDDEN` if not said."""
+    inputs, kv = inputs or HIDDEN, HIDDEN // HEADS * KV_HEADS
     return {
         f"{at}self_attn.q_proj.weight": _random(noise, HIDDEN, inputs, wide=0.2),
         f"{at}self_attn.k_proj.weight": _random(noise, kv, inputs, wide=0.2),

@@ -20,11 +20,14 @@ from flashpatch.patches.eagle.bandit.rules.switching import SwitchCost
 LARGE = 1e60
 """New observations weigh ever more instead of old ones ever less; at this weight all are scaled back."""
 TIME_SPREAD = 0.03
-"""Relative spread of one step's seconds that is assumed at least."""
+"""Relative spread of one step's seconds that is assumed at least, and before any is seen."""
+SPREAD_STEPS = 50.0
+"""Steps over which the spread of seconds is learned."""
 BORROWED = 0.05
 """Weight in steps of a time that another group lent; its spread is then some 13 %."""
 FEW = 4.0
 """Rows that what was seen counts for after `refresh`."""
+_LEAST = TIME_SPREAD * TIME_SPREAD
 WIDEST = 0.5
 """Relative uncertainty beyond which a draw is not spread further."""
 
@@ -33,7 +36,8 @@ class Thompson(Rule):
     """Draws a rate for each arm from what is believed of it and takes the arm of the highest draw.
 
     The state of a group is the seconds of a step per arm; the state of the rule is the tokens per row of each
-    arm, with the spread seen. Both forget exponentially over ``window`` steps.
+    arm, with the spread seen, and how much the seconds of one arm spread: on a machine that others use too, one
+    slow measurement must not be believed for long. Both forget exponentially over ``window`` steps.
     """
 
     hold = 2
@@ -52,6 +56,7 @@ class Thompson(Rule):
         self._doubt = [0.0] * count  # variance of the mean over its square, per unit of weight
         self._guess = [0.1 + 0.1 * arm.steps * arm.steps for arm in arms]  # variance before any is seen
         self._times: list[_Times | None] = [None] * len(setting.groups)
+        self._spread = _LEAST  # of a step's seconds, squared
         self.cost = SwitchCost()
 
     def choose(self, group: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
@@ -60,7 +65,7 @@ class Thompson(Rule):
         seconds, weights = times.mean, times.weight
         noise = self.setting.noise
         normals, at = noise.normals, noise.at
-        doubt, weight, grown = self._doubt, self._weight, times.grown * TIME_SPREAD * TIME_SPREAD
+        doubt, weight, grown = self._doubt, self._weight, times.grown * self._spread
         stay = 1.0
         if current >= 0 and weights[current]:
             stay = self.cost.factor(seconds[current], self.hold)
@@ -103,8 +108,12 @@ class Thompson(Rule):
             if switched:
                 self.cost.saw(seconds - usual)
                 seconds = min(seconds, usual)
-            elif seconds > 4.0 * usual:
-                seconds = 4.0 * usual
+            else:
+                if seconds > 4.0 * usual:
+                    seconds = 4.0 * usual
+                off = seconds / usual - 1.0
+                spread = self._spread + (off * off - self._spread) / SPREAD_STEPS
+                self._spread = spread if spread > _LEAST else _LEAST
             times.add(arm, seconds, 1.0)
         elif usual and seconds > 1.5 * usual:  # a slow step must not condemn an arm of which little is known
             times.add(arm, 1.5 * usual, BORROWED)
@@ -158,12 +167,13 @@ class Thompson(Rule):
             "weight": self._weight,
             "times": times,
             "cost": self.cost.seconds,
+            "spread": self._spread,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         for name in ("_rows", "_tokens", "_pulls", "_squares", "_mean", "_doubt"):
             setattr(self, name, list(state[name]))
-        self._weight, self.cost.seconds = state["weight"], state["cost"]
+        self._weight, self.cost.seconds, self._spread = state["weight"], state["cost"], state["spread"]
         self._times = [None] * len(self.setting.groups)
         for group, (mean, weight, grown) in state["times"].items():
             self._times[int(group)] = times = _Times(len(self._mean), self._growth)

@@ -1,0 +1,43 @@
+"""Traces that `benchmarks/bandit.py` replays: read back as written, and what a damaged one is told."""
+
+from __future__ import annotations
+
+import gzip
+import sys
+from pathlib import Path
+
+import pytest
+
+from flashpatch.errors import PatchError
+
+_BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+sys.path.insert(0, str(_BENCHMARKS))
+
+import bandit  # noqa: E402
+import bandit_traces  # noqa: E402
+
+RECORDED = sorted((_BENCHMARKS / "traces").glob("*.jsonl.gz"))
+HEAD = '{"source": "test", "switch_seconds": 0.001}\n'
+STEP = '{"batch": 2, "arms": {"disable": [2, 0.01], "1_1_2": [3, 0.012]}}\n'
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name)
+def test_recorded_traces_are_whole_and_speculation_matters_there(path):
+    trace = bandit_traces.read(path)
+    rates = bandit.fixed(trace)
+    assert len(trace.steps) > 500 and len(rates) > 3
+    assert max(rates.values()) > 1.1 * min(rates.values())
+
+
+def test_a_packed_trace_is_read_as_a_plain_one(tmp_path):
+    (tmp_path / "a.jsonl").write_text(HEAD + STEP)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress((HEAD + STEP).encode()))
+    assert bandit_traces.read(tmp_path / "a.jsonl") == bandit_traces.read(tmp_path / "a.jsonl.gz")
+
+
+@pytest.mark.parametrize("line", [STEP.replace("0.012", "0"), STEP.replace('"1_1_2"', '"1_1_x"'), "{", "[]"])
+def test_a_damaged_line_is_named(tmp_path, line):
+    path = tmp_path / "bad.jsonl"
+    path.write_text(HEAD + STEP + line + "\n")
+    with pytest.raises(PatchError, match="line 3"):
+        bandit_traces.read(path)
