@@ -9,7 +9,8 @@ engine in bf16. Memory is the highest resident size during an update above that 
 Without, only the arithmetic is timed. The peer, in the same rounds, is a plain bf16 copy of the same weights: what
 an update costs at the least. A ratio of 3 says that rounding a model takes three times as long as copying it. Memory
 is the highest resident size while one stream is consumed tensor by tensor, above that of the copy; in the largest
-weight's float32 copies, since the stream holds one tensor at a time. Where flash_rl is installed and a GPU is present, its own function is timed too.
+weight's float32 copies, since the stream holds one tensor at a time. Where flash_rl is installed and a GPU is present,
+its own function is timed too.
 """
 
 from __future__ import annotations

@@ -226,7 +226,7 @@ class Coordinator:
         name = event.get("event")
         if name in ("training", "idle", "drafter"):
             self.figures = {**self.figures, **event}
-        if name in ("ready", "idle"):
+        if name == "ready" or (name == "idle" and event.get("order", "train") == "train"):
             self._enter("idle")
             if self._wanted:
                 seconds, self._wanted = self._wanted, 0.0

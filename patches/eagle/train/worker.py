@@ -9,7 +9,7 @@ these weights, as after a rollback), ``{"do": "target", "folder": f}`` (the poli
 head), ``{"do": "exit"}``.
 
 Events: ``ready``, ``training`` (a sign of life with the last step's figures), ``drafter`` (new weights are in
-``folder``), ``idle``, ``error`` (an order failed; the worker goes on), ``bye``.
+``folder``), ``idle`` (after each order, which it names), ``error`` (an order failed; the worker goes on), ``bye``.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Worker:
                         "problem": f"{type(error).__name__}: {error}",
                     }
                 )
-            self._say({"event": "idle", **self._figures()})
+            self._say({"event": "idle", "order": order.get("do"), **self._figures()})
 
     def _follow(self, order: dict[str, Any]) -> None:
         if order["do"] == "train":
