@@ -24,7 +24,7 @@ from flashpatch.proof import Proof
 _PATIENCE = 300.0
 _TAIL = 700
 _CLOSE = 2e-4  # between float32 kernels that add up in another order; values are of order 1
-_ADDS = 0.05  # what the target's layers add, for states to depend on the context and drafts to be right
+_ADDS = 0.02  # what the target's layers add, for states to depend on the context and drafts to be right
 
 
 def probe(nonce: str, workdir: Path) -> list[Proof]:
@@ -97,13 +97,16 @@ def _switched(told: Any) -> Proof:
 
 
 def _synced(told: Any) -> Proof:
-    what = "new drafter weights arrive: acceptance falls with noise and comes back"
-    updates = [event for event in (told or {}).get("log", ()) if event["event"] == "update"]
+    what = "new drafter weights arrive: acceptance falls with noise, which goes back, and rises with better ones"
+    log = (told or {}).get("log", ())
+    updates = [event for event in log if event["event"] == "update"]
     if len(updates) != len(probe_job.ROUNDS):
         return _proof(what, f"the ledger shows {len(updates)} of {len(probe_job.ROUNDS)} updates")
-    exact, noise, again = (event["before"] for event in updates)
-    evidence = f"tokens per step {exact:.2f}, {noise:.2f} with noise, {again:.2f} after"
-    return _proof(what, "" if exact > 2 * noise and again > 2 * noise else evidence, evidence)
+    judged = {event["version"]: event["after"] for event in log if event["event"] in ("kept", "worse")}
+    exact, noise, again = updates[0]["before"], judged.get(1, 0.0), judged.get(2, updates[2]["before"])
+    back = [event["version"] for event in log if event["event"] == "rollback"][:1] == [0]
+    evidence = f"tokens per step {exact:.2f}, {noise:.2f} with noise, {again:.2f} after; went back: {back}"
+    return _proof(what, "" if back and exact > 2 * noise > 0 and again > 2 * noise else evidence, evidence)
 
 
 def _called(nonce: str) -> Proof:

@@ -50,7 +50,12 @@ def test_an_equal_seed_gives_the_curve_of_stock_grpo(world, tmp_path):
 
     Each group is one response of the likeliest tokens: vLLM's reproducible sampling needs Triton.
     """
-    same = ("actor_rollout_ref.rollout.top_k=1", "actor_rollout_ref.rollout.n=1")
+    same = (
+        "actor_rollout_ref.rollout.top_k=1",
+        "actor_rollout_ref.rollout.n=1",
+        "data.train_batch_size=16",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=16",
+    )
     stock = learn(world, tmp_path / "stock", "cpu,bf16", *same)
     ours = learn(world, tmp_path / "ours", "cpu,bf16,grpo", *same)
     for name in ("critic/rewards/mean", "response_length/mean", "actor/grad_norm", "actor/pg_loss"):

@@ -25,7 +25,7 @@ from typing import Any
 from flashpatch import engine, ledger
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.vllm.common import SCHEDULER, TEXT
-from flashpatch.patches.eagle.vllm.trial import Tally
+from flashpatch.patches.eagle.vllm.trial import Tally, Trial
 from flashpatch.record import Contract, Patch
 
 logger = logging.getLogger("flashpatch.eagle")
@@ -70,6 +70,7 @@ class Controller:
         listeners: called with (batch size, arm, tokens, seconds) of every step that counts.
         pending: to be done once, before the next step is scheduled, or when that is refused, once all requests
             are over.
+        trial: follows acceptance from the first step on, or None.
         on_drafts: called with the `Tally` of every step that verified drafts.
     """
 
@@ -83,7 +84,8 @@ class Controller:
         self.steps = self.counted = 0
         self.listeners: list[Callable[[int, Any, int, float], None]] = []
         self.pending: Callable[[], None] | None = None
-        self.on_drafts: Callable[[Tally], None] | None = None
+        self.trial: Trial | None = None
+        self.on_drafts: Callable[[Tally], Any] | None = None
         self._refused: Callable[[], None] | None = None
         self.recent: deque[int] = deque(maxlen=64)
         self._arms = [Arm.DISABLE, *(Arm(k, 1, k + 1) for k in range(1, most + 1))]
@@ -279,6 +281,8 @@ def on_scheduler(original, self, *args: Any, **kwargs: Any):
         return
     state = Path(options["state"]).expanduser() if options["state"] else None
     controller = Controller(policy(options, self.num_spec_tokens), self.num_spec_tokens, state)
+    controller.trial = Trial(controller.most, options["rollback_steps"], options["rollback"])
+    controller.on_drafts = controller.trial.step
     _controllers[self] = controller
     self.dynamic_sd_lookup = Choice(controller)
     controller.note()

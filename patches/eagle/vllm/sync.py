@@ -15,7 +15,6 @@ from typing import Any
 from flashpatch import engine, ledger
 from flashpatch.patches.eagle.vllm import capture, shared, speculate, weights
 from flashpatch.patches.eagle.vllm.common import CORE, TEXT, WORKER, WORKERS
-from flashpatch.patches.eagle.vllm.trial import Trial
 from flashpatch.record import Contract, Patch
 from flashpatch.wrap import Site
 
@@ -36,13 +35,12 @@ class Sync:
     """
 
     def __init__(self, core: Any, controller: speculate.Controller) -> None:
-        options = engine.options("eagle")
         own = core.vllm_config.speculative_config.model or ""
         self._core = weakref.ref(core)
         self.controller = controller
         self.good = self.current = (str(own), 0)
         self.log: list[dict[str, Any]] = []
-        self.trial = Trial(controller.most, options["rollback_steps"], options["rollback"])
+        self.trial = controller.trial
         self._returning = False
         controller.on_drafts = self.step
 

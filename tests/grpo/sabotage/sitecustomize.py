@@ -14,7 +14,8 @@ def stale_binding():
         def forward_backward_batch(self, *args, **kwargs):
             import verl.workers.engine.utils as utils
 
-            module.prepare_micro_batches = utils.prepare_micro_batches.__wrapped__  # whoever has mended it since
+            found = utils.prepare_micro_batches  # patched or not: whoever has mended the name since
+            module.prepare_micro_batches = getattr(found, "__wrapped__", found)
             return honest(self, *args, **kwargs)
 
         module.FSDPEngine.forward_backward_batch = forward_backward_batch
