@@ -67,7 +67,7 @@ def _idle() -> None:
 def _updated(manager: Any, step: int | None) -> None:
     global _job
     if _job is None:
-        settings = recipe.settings(manager.replicas[0].config)
+        settings = recipe.settings(manager.replicas[0].config) if manager.replicas else None
         if settings is None:
             return
         ledger.role("driver")
