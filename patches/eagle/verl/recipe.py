@@ -94,7 +94,10 @@ def speculation(get: Any) -> dict[str, Any]:
 
 
 def refusals(get: Any, options: Mapping[str, Any], speculative: Mapping[str, Any]) -> Iterator[str]:
-    """Settings that contradict the option ``drafter``, each with the reason."""
+    """Options that make no sense, and settings that contradict the option ``drafter``, each with the reason."""
+    for name in ("slice", "patience"):
+        if options[name] <= 0:
+            yield f"eagle's option {name}={options[name]} (more than 0 seconds)"
     if not options["drafter"]:
         return
     if get(f"{ROLLOUT}.name") != "vllm":

@@ -45,6 +45,12 @@ def test_a_drafter_by_option_and_a_recipe_against_it(settings, options, said):
     assert not list(recipe.refusals(reader(settings), OFF, {}))
 
 
+@pytest.mark.parametrize("name", ["slice", "patience"])
+def test_no_time_at_all_is_refused(name):
+    (reason,) = recipe.refusals(reader(ROLLOUT), {**OFF, name: 0.0}, {})
+    assert f"{name}=0.0" in reason
+
+
 def test_two_drafters_are_one_too_many():
     (reason,) = recipe.refusals(reader(ROLLOUT), {**OFF, "drafter": recipe.NEW}, {"method": "ngram"})
     assert "ngram" in reason and "drafter=new" in reason
