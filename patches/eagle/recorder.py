@@ -19,21 +19,20 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy
 import torch
 
+from flashpatch.patches.eagle.books import Book, Request, Rows, Shelf, cut
 from flashpatch.patches.eagle.ring import Writer
 from flashpatch.patches.eagle.sample import Sample
+from flashpatch.patches.eagle.staging import Staging, Step
 
 logger = logging.getLogger("flashpatch.eagle")
 
 _TOGETHER = 32  # steps that are filed at once where rows need no copying
 _LINGER = 0.05  # seconds that a step may wait for others
 _BACKLOG = 256  # steps that may wait; then the requests in the next one are given up
-_PINNED = 16  # pinned buffers for steps on their way from an accelerator
-_SMALLEST = 128  # tokens of the smallest book
 
 
 def chosen(request: str, rate: float, seed: int = 0) -> bool:
@@ -41,61 +40,11 @@ def chosen(request: str, rate: float, seed: int = 0) -> bool:
     return rate >= 1 or zlib.crc32(f"{seed}:{request}".encode()) < rate * 2**32
 
 
-class Book:
-    """Host memory for one request at a time.
-
-    Attributes:
-        ids: int64 [capacity], the token that was the input at each position.
-        hidden: [capacity, H]; auxiliary: [capacity, k*H] or None.
-        versions: int64 [capacity], the policy that made the row, -1 where there is none.
-    """
-
-    def __init__(self, capacity: int, hidden: torch.Tensor, auxiliary: torch.Tensor | None) -> None:
-        self.capacity = capacity
-        self.ids = torch.zeros(capacity, dtype=torch.int64)
-        self.hidden = torch.empty(capacity, hidden.shape[1], dtype=hidden.dtype)
-        self.auxiliary = None
-        if auxiliary is not None:
-            self.auxiliary = torch.empty(capacity, auxiliary.shape[1], dtype=auxiliary.dtype)
-        self.versions = torch.full((capacity,), -1)
-
-    def write(self, at: slice | torch.Tensor, rows: _Rows, version: torch.Tensor | int) -> None:
-        self.ids[at] = rows.ids.long()
-        self.hidden[at] = rows.hidden
-        self.versions[at] = version
-        if self.auxiliary is not None:
-            self.auxiliary[at] = rows.auxiliary
-
-
-@dataclass
-class _Rows:
-    ids: torch.Tensor
-    positions: torch.Tensor
-    hidden: torch.Tensor
-    auxiliary: torch.Tensor | None
-
-
-@dataclass
-class _Request:
-    name: str
-    lost: str = ""
-    book: Book | None = None
-
-
-@dataclass
-class _Step:
-    rows: _Rows
-    spans: list[tuple[_Request, int, int]]
-    version: int
-    arrive: Callable[[], None] | None = None  # blocks until the rows are on the host
-    release: Callable[[], None] | None = None
-
-
 @dataclass
 class _End:
     """Requests that are over, with their tokens and prompt lengths; or a barrier."""
 
-    requests: list[tuple[_Request, Sequence[int], int]] = field(default_factory=list)
+    requests: list[tuple[Request, Sequence[int], int]] = field(default_factory=list)
     passed: threading.Event | None = None
 
 
@@ -131,11 +80,11 @@ class Recorder:
         self.version = 0
         self.counts: Counter[str] = Counter(rows=0, requests=0, skipped=0, lost=0, empty=0, mismatched=0)
         self.problem = ""
-        self._running: dict[str, _Request | None] = {}
+        self._running: dict[str, Request | None] = {}
         self._spent: Counter[int] = Counter()
-        self._queue: queue.SimpleQueue[_Step | _End | None] = queue.SimpleQueue()
-        self._shelf = _Shelf(tokens)
-        self._staging = _Staging()
+        self._queue: queue.SimpleQueue[Step | _End | None] = queue.SimpleQueue()
+        self._shelf = Shelf(tokens)
+        self._staging = Staging()
         self._thread: threading.Thread | None = None
         self._reported = 0.0
 
@@ -158,7 +107,7 @@ class Recorder:
             hidden: [rows or more, H], final states, which on a CPU must stay as they are.
             auxiliary: tensors [rows or more, H], the layers EAGLE-3 reads.
         """
-        spans: list[tuple[_Request, int, int]] = []
+        spans: list[tuple[Request, int, int]] = []
         try:
             at = 0
             running = self._running
@@ -210,21 +159,21 @@ class Recorder:
             thread.join(patience)
         self.writer.close(patience)
 
-    def _meet(self, name: str) -> _Request | None:
+    def _meet(self, name: str) -> Request | None:
         full = self.budget and self._spent[self.version] >= self.budget
-        request = None if full or not chosen(name, self.rate, self.seed) else _Request(name)
+        request = None if full or not chosen(name, self.rate, self.seed) else Request(name)
         self._running[name] = request
         if request is None:
             self.counts["skipped"] += 1
         return request
 
-    def _put(self, item: _Step | _End) -> None:
+    def _put(self, item: Step | _End) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="flashpatch-recorder", daemon=True)
             self._thread.start()
         self._queue.put(item)
 
-    def _give_up(self, request: _Request, why: str) -> None:
+    def _give_up(self, request: Request, why: str) -> None:
         if not request.lost:
             request.lost = why
             self.counts["lost"] += 1
@@ -255,12 +204,12 @@ class Recorder:
                 end.passed.set()
             self._tell(now=not going)
 
-    def _collect(self) -> tuple[list[_Step], _End | None, bool]:
+    def _collect(self) -> tuple[list[Step], _End | None, bool]:
         """Steps to be filed together, and what came behind them."""
-        steps: list[_Step] = []
+        steps: list[Step] = []
         item = self._queue.get()
         deadline = time.monotonic() + _LINGER
-        while isinstance(item, _Step):
+        while isinstance(item, Step):
             steps.append(item)
             if item.arrive is not None or len(steps) >= _TOGETHER:
                 return steps, None, True
@@ -270,9 +219,9 @@ class Recorder:
                 return steps, None, True
         return steps, item, item is not None
 
-    def _file(self, steps: list[_Step]) -> None:
+    def _file(self, steps: list[Step]) -> None:
         try:
-            pieces: dict[int, tuple[_Request, list[tuple[_Step, int, int]]]] = {}
+            pieces: dict[int, tuple[Request, list[tuple[Step, int, int]]]] = {}
             for step in steps:
                 if step.arrive is not None:
                     step.arrive()
@@ -286,14 +235,14 @@ class Recorder:
                 if step.release is not None:
                     step.release()
 
-    def _write(self, request: _Request, parts: list[tuple[_Step, int, int]]) -> None:
+    def _write(self, request: Request, parts: list[tuple[Step, int, int]]) -> None:
         positions = numpy.concatenate([step.rows.positions[start:end].numpy() for step, start, end in parts])
         book = self._room(request, int(positions.max()) + 1, parts[0][0].rows)
         if book is None:
             return
         if len(parts) == 1:  # one forward never has a position twice
             step, start, end = parts[0]
-            rows = _cut(step.rows, start, end)
+            rows = cut(step.rows, start, end)
             first = int(positions[0])
             straight = positions[-1] - first == len(positions) - 1
             at = slice(first, first + len(positions)) if straight else torch.from_numpy(positions).long()
@@ -301,9 +250,9 @@ class Recorder:
             return
         _, last = numpy.unique(positions[::-1], return_index=True)
         keep = torch.from_numpy(len(positions) - 1 - last)
-        cuts = [_cut(step.rows, start, end) for step, start, end in parts]
+        cuts = [cut(step.rows, start, end) for step, start, end in parts]
         versions = numpy.concatenate([numpy.full(end - start, step.version) for step, start, end in parts])
-        rows = _Rows(
+        rows = Rows(
             torch.cat([cut.ids for cut in cuts])[keep],
             torch.from_numpy(positions).long()[keep],
             torch.cat([cut.hidden for cut in cuts])[keep],
@@ -311,7 +260,7 @@ class Recorder:
         )
         book.write(rows.positions, rows, torch.from_numpy(versions)[keep])
 
-    def _room(self, request: _Request, length: int, like: _Rows) -> Book | None:
+    def _room(self, request: Request, length: int, like: Rows) -> Book | None:
         """The request's book, with space for ``length`` tokens."""
         book = request.book
         if book is not None and book.capacity >= length:
@@ -321,13 +270,13 @@ class Recorder:
             self._give_up(request, "no memory is left for it")
         elif book is not None:
             n = book.capacity
-            old = _Rows(book.ids, book.ids, book.hidden, book.auxiliary)
+            old = Rows(book.ids, book.ids, book.hidden, book.auxiliary)
             larger.write(slice(0, n), old, book.versions)
         self._shelf.give(book)
         request.book = larger
         return larger
 
-    def _end(self, request: _Request, tokens: Sequence[int], prompt: int) -> None:
+    def _end(self, request: Request, tokens: Sequence[int], prompt: int) -> None:
         book, n = request.book, len(tokens)
         request.book = None
         if request.lost or book is None or n < 2:
@@ -347,7 +296,7 @@ class Recorder:
             return
         if book.capacity < n:  # by one: the last token
             request.book = book
-            book = self._room(request, n, _Rows(book.ids, book.ids, book.hidden, book.auxiliary))
+            book = self._room(request, n, Rows(book.ids, book.ids, book.hidden, book.auxiliary))
             request.book = None
             if book is None:
                 return
@@ -368,117 +317,3 @@ class Recorder:
                 self.report({**self.counts, **{f"ring_{name}": n for name, n in self.writer.counts.items()}})
             except Exception as error:
                 self._fault(error)
-
-
-class _Shelf:
-    """Books, used again and again; their capacities together are bounded."""
-
-    def __init__(self, tokens: int) -> None:
-        self.tokens = tokens
-        self.held = 0
-        self._free: list[Book] = []
-        self._lock = threading.Lock()
-
-    def take(self, length: int, like: _Rows) -> Book | None:
-        capacity = max(_SMALLEST, 1 << (length - 1).bit_length())
-        with self._lock:
-            for index, book in enumerate(self._free):
-                if capacity <= book.capacity <= 2 * capacity:
-                    del self._free[index]
-                    book.versions.fill_(-1)
-                    return book
-            while self._free and self.held + capacity > self.tokens:
-                self.held -= self._free.pop().capacity
-            if self.held + capacity > self.tokens:
-                return None
-            self.held += capacity
-        return Book(capacity, like.hidden, like.auxiliary)
-
-    def give(self, book: Book | None) -> None:
-        if book is not None:
-            with self._lock:
-                self._free.append(book)
-
-
-class _Staging:
-    """Rows on their way to the host.
-
-    On a CPU nothing is copied but the small inputs, which the engine overwrites. From an accelerator rows are
-    cloned on the engine's stream, which is quick, and copied on a stream of their own into pinned memory that
-    is used again.
-    """
-
-    def __init__(self) -> None:
-        self._stream: Any = None
-        self._pinned: list[dict[str, torch.Tensor]] = []
-        self._made = 0
-
-    def take(
-        self,
-        spans: list[tuple[_Request, int, int]],
-        total: int,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
-        hidden: torch.Tensor,
-        auxiliary: Sequence[torch.Tensor] | None,
-        version: int,
-    ) -> _Step:
-        if hidden.device.type == "cpu":
-            side = torch.cat([layer[:total] for layer in auxiliary], dim=-1) if auxiliary else None
-            rows = _Rows(ids[:total].clone(), positions[:total].clone(), hidden[:total], side)
-            return _Step(rows, spans, version)
-        return self._from_device(spans, total, ids, positions, hidden, auxiliary, version)
-
-    def _from_device(self, spans, total, ids, positions, hidden, auxiliary, version) -> _Step:
-        parts = {"ids": ids, "positions": positions, "hidden": hidden}
-        for number, layer in enumerate(auxiliary or ()):
-            parts[f"auxiliary{number}"] = layer
-        if spans[-1][2] - spans[0][1] < total:  # the chosen requests lie within these rows
-            first = spans[0][1]
-            total = spans[-1][2] - first
-            spans = [(request, start - first, end - first) for request, start, end in spans]
-            parts = {name: tensor[first:] for name, tensor in parts.items()}
-        clones = {name: tensor[:total].clone() for name, tensor in parts.items()}
-        device = torch.get_device_module(hidden.device)
-        if self._stream is None:
-            self._stream = device.Stream()
-        self._stream.wait_stream(device.current_stream())
-        held = self._pinned_for(total, clones)
-        with device.stream(self._stream):
-            for name, clone in clones.items():
-                held[name][:total].copy_(clone, non_blocking=True)
-                clone.record_stream(self._stream)
-            event = device.Event()
-            event.record()
-        rows = _Rows(held["ids"][:total], held["positions"][:total], held["hidden"][:total], None)
-        step = _Step(rows, spans, version)
-
-        def arrive() -> None:
-            event.synchronize()
-            if auxiliary:
-                layers = [held[f"auxiliary{number}"][:total] for number in range(len(auxiliary))]
-                rows.auxiliary = torch.cat(layers, dim=-1)
-
-        step.arrive, step.release = arrive, lambda: self._pinned.append(held)
-        return step
-
-    def _pinned_for(self, total: int, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        for index, held in enumerate(self._pinned):
-            if held["ids"].shape[0] >= total and held.keys() == like.keys():
-                return self._pinned.pop(index)
-        if self._pinned:  # too small: a larger one takes its place
-            self._pinned.pop(0)
-            self._made -= 1
-        if self._made >= _PINNED:
-            raise RuntimeError("captured rows come faster than they can be filed")
-        self._made += 1
-        size = max(64, 1 << (total - 1).bit_length())
-        return {
-            name: torch.empty(size, *tensor.shape[1:], dtype=tensor.dtype, pin_memory=True)
-            for name, tensor in like.items()
-        }
-
-
-def _cut(rows: _Rows, start: int, end: int) -> _Rows:
-    side = rows.auxiliary[start:end] if rows.auxiliary is not None else None
-    return _Rows(rows.ids[start:end], rows.positions[start:end], rows.hidden[start:end], side)

@@ -14,7 +14,7 @@ from flashpatch.patches.eagle.bandit.noise import Noise
 from flashpatch.patches.eagle.bandit.rules import DEFAULT, rule_class
 from flashpatch.patches.eagle.bandit.rules.base import Setting
 
-FORMAT = 1
+FORMAT = 2
 RECENT = 256
 LONGEST = 1e6  # seconds of a step; a longer one is a clock that jumped
 
@@ -79,7 +79,7 @@ class Policy:
         self.hold = _at_least("hold", kind.hold if hold is None else hold, 1)
         self._off = self._place.get(Arm.DISABLE, -1)
         self._allowed: dict[int, tuple[int, ...]] = {}
-        self._index = self.groups.index
+        self._index, self._table = self.groups.index, self.groups.table
         self._agree = agree
         self._clock = clock
         self._began = self._batch = 0
@@ -162,7 +162,8 @@ class Policy:
         if not sound:  # NaN compares false with everything, so it ends here too
             self._ignored += 1
             return
-        group = self._index(batch_size)
+        table = self._table
+        group = table[batch_size] if batch_size < len(table) else self._index(batch_size)
         self.rule.learn(group, batch_size, place, accepted_tokens, seconds, place != self._ran)
         self._ran = place
         self._pulls[group][place] += 1

@@ -4,17 +4,12 @@ Where every arm is a chain (top-k 1) SGLang's own adaptive controller does the s
 Trees it does not know; for these the same runtime states are built and applied here, and two things are kept at
 the engine's own, largest top-k: what the drafter proposes for the next step, whatever arm that will run, and the
 cache slots reserved for a step.
-
-The reward of a step is known when its accepted counts reach the host, which SGLang reports without waiting for
-the device: tokens by the time since the step began, or since the step before was done.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 import weakref
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,80 +19,12 @@ from flashpatch import engine, ledger
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.bandit.arm import Arm, parse_arms
 from flashpatch.patches.eagle.bandit.policy import Policy
+from flashpatch.patches.eagle.sglang.chooser import Chains, Chooser
 from flashpatch.patches.eagle.sglang.common import DRAFTER, TEXT, WORKER
 from flashpatch.record import Contract, Patch
 from flashpatch.wrap import Site
 
 logger = logging.getLogger("flashpatch.eagle")
-
-_TELL = 1.0  # seconds between two reports to the ledger
-
-
-class Chooser:
-    """One worker's bandit, and the steps whose reward is not known yet.
-
-    Args:
-        policy: the bandit.
-        clock: seconds.
-    """
-
-    def __init__(self, policy: Policy, clock: Any = time.perf_counter) -> None:
-        self.policy, self.clock = policy, clock
-        self.ran = Arm.DISABLE  # of the last batch that is done
-        self._steps: deque[tuple[int, Arm, float]] = deque()
-        self._done = 0.0
-        self._told = clock()
-
-    def choose(self, batch_size: int) -> Arm:
-        """The arm for a batch that is about to run."""
-        began = self.clock()
-        arm = self.policy.select(batch_size)
-        self._steps.append((batch_size, arm, began))
-        return arm
-
-    def learn(self, accepted: list[int], batch_size: int) -> None:
-        """A batch is done: drafts accepted per request, the target's own token not counted."""
-        if not self._steps:
-            return
-        size, arm, began = self._steps.popleft()
-        now, self.ran = self.clock(), arm
-        if size == batch_size:
-            self.policy.update(size, arm, sum(accepted) + len(accepted), now - max(began, self._done))
-        self._done = now
-        if now - self._told > _TELL:
-            self._told = now
-            self.tell()
-
-    def tell(self) -> None:
-        """Where the bandit stands, into the ledger and its file."""
-        current = self.policy.recent[-1][2] if self.policy.recent else None
-        ledger.note(eagle_arm=str(current), eagle_bandit=self.policy.metrics())
-        _save(self.policy)
-
-
-class Chains:
-    """SGLang's ``AdaptiveSpecPolicy``, answered by the bandit: the arms are numbers of steps."""
-
-    def __init__(self, chooser: Chooser) -> None:
-        self._chooser = chooser
-
-    @property
-    def candidate_steps(self) -> list[int]:
-        return sorted({arm.steps for arm in (*self._chooser.policy.arms, Arm.DISABLE)})
-
-    def set_cuda_graph_bs(self, cuda_graph_bs: list[int] | None) -> None:
-        """Every state is captured for every batch size."""
-        self._sizes = cuda_graph_bs
-
-    def cuda_graph_bs_for_step(self, step: int) -> list[int] | None:
-        return self._sizes
-
-    def get_steps_for_batch(self, batch_size: int) -> int:
-        return self._chooser.choose(batch_size).steps
-
-    def on_verify_complete(self, num_correct_drafts_per_req: list[int], batch_size: int) -> int | None:
-        self._chooser.learn(num_correct_drafts_per_req, batch_size)
-        return None  # the next batch decides for itself
 
 
 class Trees:
@@ -162,8 +89,8 @@ def on_init_graphs(original, self, *args: Any, **kwargs: Any):
         seed=options["seed"],
         agree=agree,
     )
-    _load(policy)
-    chooser = _choosers[self] = Chooser(policy)
+    state = Path(options["state"]).expanduser() if options["state"] else None
+    chooser = _choosers[self] = Chooser(policy, state=state)
     _reserved = allocation_sizing.get_alloc_len_per_decode()
     if all(arm.topk <= 1 for arm in (home, *arms)):
         self.adaptive_controller = AdaptiveController(self, Chains(chooser))
@@ -322,28 +249,6 @@ def _drafting(worker: Any) -> Iterator[None]:
         speculative_moe_a2a_backend_context(),
     ):
         yield
-
-
-def _load(policy: Policy) -> None:
-    path = engine.options("eagle")["state"]
-    if path and Path(path).exists():
-        import json
-
-        policy.restore(json.loads(Path(path).read_text()))
-
-
-def _save(policy: Policy) -> None:
-    path = engine.options("eagle")["state"]
-    if path:
-        import json
-        import os
-
-        try:
-            temporary = Path(f"{path}.{os.getpid()}")
-            temporary.write_text(json.dumps(policy.state()))
-            temporary.replace(path)
-        except OSError as error:
-            logger.warning("what the bandit learned cannot be saved: %s", error)
 
 
 def _undo(site: Site) -> None:

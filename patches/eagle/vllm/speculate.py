@@ -11,10 +11,7 @@ teach nothing. Choices are held for a few steps, so most steps count.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
-import os
 import time
 import weakref
 from collections import deque
@@ -24,6 +21,7 @@ from typing import Any
 
 from flashpatch import engine, ledger
 from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.bandit import keep
 from flashpatch.patches.eagle.vllm.common import SCHEDULER, TEXT
 from flashpatch.patches.eagle.vllm.trial import Tally, Trial
 from flashpatch.record import Contract, Patch
@@ -94,7 +92,7 @@ class Controller:
         self._saved = clock()
         self._state = state
         if state is not None:
-            self._restore(state)
+            ledger.note(eagle_state=keep.restore(policy, state))
 
     def choose(self, batch_size: int) -> int:
         """Speculative tokens for the next step."""
@@ -154,7 +152,7 @@ class Controller:
                 listener(len(lengths), arm, tokens, now - began)
         if now - self._noted > _NOTED:
             self.note()
-        if self._state is not None and now - self._saved > _SAVED:
+        if now - self._saved > _SAVED:
             self.save()
 
     def _count(self, drafts: Any, sampled: list[list[int]], places: Any) -> None:
@@ -191,35 +189,10 @@ class Controller:
         return 1 + self.accepted / self.drafts if self.drafts else 0.0
 
     def save(self) -> None:
-        """Write what was learned to the state file, atomically. A failure is logged, not raised."""
-        if self._state is None:
-            return
-        self._saved = self.clock()
-        temporary = self._state.with_name(f".{self._state.name}.{os.getpid()}")
-        try:
-            self._state.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(self.policy.state()))
-            os.replace(temporary, self._state)
-        except OSError as error:
-            logger.warning("what the bandit learned cannot be saved: %s", error)
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-
-    def _restore(self, state: Path) -> None:
-        try:
-            text = state.read_text()
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            logger.warning("what the bandit learned cannot be read: %s", error)
-            return
-        try:
-            self.policy.restore(json.loads(text))
-        except (ValueError, PatchError) as error:
-            logger.warning("the bandit starts anew, %s does not fit: %s", state, error)
-            ledger.note(eagle_state=f"not restored: {error}")
-        else:
-            ledger.note(eagle_state="restored")
+        """Write what was learned to the state file, if there is one."""
+        if self._state is not None:
+            self._saved = self.clock()
+            keep.save(self.policy, self._state)
 
 
 _controllers: weakref.WeakKeyDictionary[Any, Controller] = weakref.WeakKeyDictionary()

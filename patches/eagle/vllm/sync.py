@@ -111,12 +111,22 @@ def on_rpc(original, self, method: Any, timeout: float | None = None, args: tupl
     if method == FLUSH and sync is not None:
         return [{**counts, **sync.state()} for counts in original(self, method, timeout, args, kwargs)]
     if method != UPDATE:
-        return original(self, method, timeout, args, kwargs)
+        result = original(self, method, timeout, args, kwargs)
+        if "weight" in getattr(method, "__name__", str(method)):  # any of vLLM's, verl's or a user's ways
+            policy_updated(self)
+        return result
     path, version = _arguments(*args, **(kwargs or {}))
     result = original(self, method, timeout, (path, version), None)
     if sync is not None:
         sync.updated(path, version)
     return result
+
+
+def policy_updated(core: Any) -> None:
+    """The target may have new weights, which the drafter knows nothing of: the bandit is to look again."""
+    controller = speculate.of(core.scheduler)
+    if controller is not None:
+        controller.policy.refresh()
 
 
 def _arguments(path: Any, version: int) -> tuple[str, int]:
@@ -214,7 +224,7 @@ RPC = Patch(
     evidence="fault",
     needs=("eagle.vllm.sync", "eagle.vllm.reward"),
     why="Acceptance is seen in the scheduler, the weights are in the workers.",
-    how="Follows acceptance around each update of the drafter, and goes back when it has fallen.",
+    how="Follows acceptance around each update of the drafter, goes back when it has fallen, and tells the bandit.",
     **TEXT,
 )
 

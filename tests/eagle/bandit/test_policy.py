@@ -193,7 +193,7 @@ def test_a_state_of_another_policy_or_a_damaged_one_changes_nothing():
     drive(policy, Engine(0.5), 50)
     before = policy.state()
     damaged = json.loads(json.dumps(before))
-    del damaged["learned"]["_rows"]
+    del damaged["learned"]["shape"]
     other = Policy(ARMS, rule="eg").state()
     for wrong in (other, Policy(["3_1_4"]).state(), {}, None, damaged, {**before, "place": [1, 2]}):
         with pytest.raises(PatchError, match="bandit state"):

@@ -5,15 +5,18 @@ from __future__ import annotations
 import gzip
 import sys
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
 from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.bandit.rules import DEFAULT
 
 _BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 sys.path.insert(0, str(_BENCHMARKS))
 
 import bandit  # noqa: E402
+import bandit_fastrl  # noqa: E402
 import bandit_traces  # noqa: E402
 
 RECORDED = sorted((_BENCHMARKS / "traces").glob("*.jsonl.gz"))
@@ -27,6 +30,17 @@ def test_recorded_traces_are_whole_and_speculation_matters_there(path):
     rates = bandit.fixed(trace)
     assert len(trace.steps) > 500 and len(rates) > 3
     assert max(rates.values()) > 1.1 * min(rates.values())
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name)
+def test_the_default_is_near_the_best_fixed_arm_and_ahead_of_the_published_rules(path):
+    trace = bandit_traces.read(path)
+    best = max(bandit.fixed(trace).values())
+    shares = {
+        rule: fmean(bandit.replay(trace, rule, seed).rate for seed in range(4)) / best
+        for rule in (DEFAULT, *bandit_fastrl.PUBLISHED)
+    }
+    assert shares[DEFAULT] > 0.95 and shares[DEFAULT] == max(shares.values()), shares
 
 
 def test_a_packed_trace_is_read_as_a_plain_one(tmp_path):

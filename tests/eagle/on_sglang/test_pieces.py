@@ -9,6 +9,7 @@ import torch
 from flashpatch.patches.eagle.bandit.arm import Arm
 from flashpatch.patches.eagle.bandit.policy import Policy
 from flashpatch.patches.eagle.sglang import capture, switch
+from flashpatch.patches.eagle.sglang.chooser import Chains, Chooser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -71,7 +72,7 @@ def test_a_step_is_rewarded_with_its_own_time() -> None:
     policy = Policy(["3_1_4", "disable"], seed=1)
     got: list[tuple[int, Arm, float, float]] = []
     policy.update = lambda *seen: got.append(seen)  # type: ignore[method-assign]
-    chooser = switch.Chooser(policy, clock=lambda: now[0])
+    chooser = Chooser(policy, clock=lambda: now[0])
     chooser.tell = lambda: None  # type: ignore[method-assign]
     first = chooser.choose(2)
     now[0] = 1.0
@@ -86,7 +87,7 @@ def test_a_step_is_rewarded_with_its_own_time() -> None:
 
 
 def test_the_controllers_protocol() -> None:
-    chains = switch.Chains(switch.Chooser(Policy(["3_1_4", "1_1_2"], seed=1), clock=lambda: 1.0))
+    chains = Chains(Chooser(Policy(["3_1_4", "1_1_2"], seed=1), clock=lambda: 1.0))
     assert chains.candidate_steps == [0, 1, 3]
     chains.set_cuda_graph_bs([1, 2])
     assert chains.cuda_graph_bs_for_step(3) == [1, 2]

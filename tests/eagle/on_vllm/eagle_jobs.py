@@ -25,6 +25,7 @@ class Cycle:
 
         self.arms = itertools.cycle([Arm(k, 1, k + 1) if k else Arm.DISABLE for k in numbers])
         self.updates: list[tuple[int, str, float]] = []
+        self.refreshed = 0
 
     def select(self, batch_size: int) -> Any:
         return next(self.arms)
@@ -36,7 +37,7 @@ class Cycle:
         return {}
 
     def refresh(self) -> None:
-        pass
+        self.refreshed += 1
 
     def state(self) -> dict[str, Any]:
         return {}
@@ -144,6 +145,7 @@ def sync(at: Path) -> None:
         **tiny.engine_arguments(
             at / "chain",
             enable_prefix_caching=False,
+            dtype="bfloat16" if "fp8" in sys.argv[3] else "float32",  # which vLLM's fp8 does not take
             speculative_config=dict(method="eagle", model=str(at / "exact"), num_speculative_tokens=3),
         )
     )
@@ -197,7 +199,9 @@ def sync(at: Path) -> None:
     ask("worse", 120)  # judged while it runs
     ask("rolled back")
     seen["log"] = list(syncs.of(core).log)
+    told = controller.policy.refreshed
     llm.collective_rpc("reload_weights", kwargs=dict(weights_path=str(at / "chain2")))
+    seen["told of new target"] = controller.policy.refreshed - told
     ask("new target")
     update(at / "exact2", 4)
     ask("new target, new drafter")
@@ -424,6 +428,7 @@ if __name__ == "__main__":
         stock(Path(sys.argv[2]))
     flashpatch.enable(
         *sys.argv[3].split(","), strict=True, ring=f"{sys.argv[2]}/ring", rollback_steps=20, window=60,
+        rollback=1.0 if sys.argv[1] == "adapt" else 0.2,  # there the bandit has to live with a useless drafter
         state=f"{sys.argv[2]}/bandit.json",
     )  # fmt: skip
     globals()[sys.argv[1]](Path(sys.argv[2]))

@@ -81,6 +81,7 @@ def test_what_is_shared_stays_shared_and_follows_the_target(run):
     assert seen["acceptance"]["new target"] > 3.5  # exact only with the new embeddings and head
     assert seen["acceptance"]["new target, new drafter"] > 3.5
     assert seen["notes"]["eagle_policy"] == 1
+    assert seen["told of new target"] == 1, "the bandit has to look again"
 
 
 def test_disable_leaves_vllm_as_it_was(run):

@@ -1,10 +1,12 @@
-"""Discounted Thompson sampling on acceptance and time apart, with the cost of switching.
+"""Thompson sampling on acceptance and time apart, with the cost of switching.
 
 A step's rate is tokens per row times rows over seconds. How many tokens a row gains depends on the drafter
-and hardly on the batch; how long a step takes depends on the batch and hardly on the drafter. So the first is
-learned once for all groups and forgets, and the second is learned per group. A drafter that drifts in one
-group is then known in all, and a group met for the first time has little to learn. Discounting follows Raj
-and Kalyani, "Taming Non-stationary Bandits: A Bayesian Approach" (2017).
+and hardly on the batch; how long a step takes depends on the batch and hardly on the drafter. So times are learned
+per group of batch sizes, and the drafter is known by one number for all groups and arms: its level, the log odds
+that a draft is accepted. A step of any arm that drafts tells it, so that a drafter that drifts under one arm is known
+under all. It is followed by an extended Kalman filter (a random walk, seen through the tokens that an arm gives at a
+level, `curves`), and how far an arm is off its curve is learned beside it. Drawing from what a filter believes is
+Thompson sampling for a drifting reward as in Russo et al., "A Tutorial on Thompson Sampling" (2018), section 6.3.
 """
 
 from __future__ import annotations
@@ -15,92 +17,104 @@ from typing import Any
 
 from flashpatch.patches.eagle.bandit.noise import LENGTH
 from flashpatch.patches.eagle.bandit.rules.base import Rule, Setting
+from flashpatch.patches.eagle.bandit.rules.curves import HIGH, LAST, LOW, PER_UNIT, by_point, curves, point
 from flashpatch.patches.eagle.bandit.rules.switching import SwitchCost
+from flashpatch.patches.eagle.bandit.rules.times import BORROWED, Times
 
-LARGE = 1e60
-"""New observations weigh ever more instead of old ones ever less; at this weight all are scaled back."""
+UNKNOWN = 4.0
+"""Variance of the level before anything is seen, and the largest."""
+RENEWED = 1.0
+"""Variance of the level of a drafter that has new weights."""
+DRIFT = 16.0
+"""Variance that the level gains per step, times the window squared."""
+CLUMPED = 3.0
+"""How much more the tokens of a step vary than those of rows that know nothing of each other, before any is seen."""
+MOST_CLUMPED = 40.0
+"""The most that one step may say of this."""
+RUN = 1.0 / 12.0
+"""Share of a new step in the mean that tells a run of surprises from noise."""
+SURPRISED = 0.8
+"""Mean surprise, in standard deviations of one step, at which the drafter must have changed."""
+CALM = 0.4
+"""Mean surprise below which what an arm is off says something of its shape."""
+LEARNED = 1.0 / 50.0
+"""Share of a new step in what is learned of spreads."""
+SHAPE = 60.0
+"""Rows for which an arm's curve is believed."""
+SHAPE_SPREAD = 0.003
+"""Variance of an arm's tokens over those of its curve, before any is seen."""
 TIME_SPREAD = 0.03
 """Relative spread of one step's seconds that is assumed at least, and before any is seen."""
-SPREAD_STEPS = 50.0
-"""Steps over which the spread of seconds is learned."""
-BORROWED = 0.05
-"""Weight in steps of a time that another group lent; its spread is then some 13 %."""
-FEW = 4.0
-"""Rows that what was seen counts for after `refresh`."""
-_LEAST = TIME_SPREAD * TIME_SPREAD
 WIDEST = 0.5
 """Relative uncertainty beyond which a draw is not spread further."""
+_LEAST = TIME_SPREAD * TIME_SPREAD
+_SHAPE_DOUBT = SHAPE * SHAPE_SPREAD
 
 
 class Thompson(Rule):
-    """Draws a rate for each arm from what is believed of it and takes the arm of the highest draw.
+    """Draws a level, and for each arm what it is beside its curve, and takes the arm of the highest rate."""
 
-    The state of a group is the seconds of a step per arm; the state of the rule is the tokens per row of each
-    arm, with the spread seen, and how much the seconds of one arm spread: on a machine that others use too, one
-    slow measurement must not be believed for long. Both forget exponentially over ``window`` steps.
-    """
-
-    hold = 2
+    hold = 3
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        arms = setting.arms
-        count = len(arms)
-        self._growth = 1.0 / (1.0 - 1.0 / max(2, setting.window))
-        self._weight = 1.0
-        self._rows = [0.0] * count
-        self._tokens = [0.0] * count
-        self._pulls = [0.0] * count
-        self._squares = [0.0] * count
-        self._mean = [0.0] * count  # tokens per row
-        self._doubt = [0.0] * count  # variance of the mean over its square, per unit of weight
-        self._guess = [0.1 + 0.1 * arm.steps * arm.steps for arm in arms]  # variance before any is seen
-        self._times: list[_Times | None] = [None] * len(setting.groups)
-        self._spread = _LEAST  # of a step's seconds, squared
+        window, count = max(2, setting.window), len(setting.arms)
+        self._keep = 1.0 - 1.0 / window
+        self._drift = DRIFT / (window * window)
+        self._curves, self._by_point = curves(setting.arms), by_point(setting.arms)
+        self._drafts = [arm.steps > 0 for arm in setting.arms]
+        self._level, self._doubt = 0.0, UNKNOWN
+        self._clumped = CLUMPED
+        self._surprise = 0.0  # recent mean of what was off, in units of what was expected
+        self._shape = [1.0] * count  # an arm's tokens over those of its curve
+        self._rows = [SHAPE] * count  # that this was learned from
+        self._times: list[Times | None] = [None] * len(setting.groups)
+        self._spread = _LEAST  # of a step's seconds, squared: one slow step must not be believed for long
         self.cost = SwitchCost()
 
     def choose(self, group: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
-        mean = self._mean
         times = self._times[group] or self._open(group)
-        seconds, weights = times.mean, times.weight
+        seconds, weights, shape, rows = times.mean, times.weight, self._shape, self._rows
         noise = self.setting.noise
-        normals, at = noise.normals, noise.at
-        doubt, weight, grown = self._doubt, self._weight, times.grown * self._spread
+        normals, at = noise.normals, noise.at + 1
+        if at >= LENGTH:
+            at = 0
+        here = (self._level - LOW) * PER_UNIT + 0.5
+        believed = self._by_point[int(here)]
+        place = int(here + PER_UNIT * sqrt(self._doubt) * normals[at])
+        drawn = self._by_point[0 if place < 0 else LAST if place > LAST else place]
+        grown = times.grown * self._spread
         stay = 1.0
         if current >= 0 and weights[current]:
             stay = self.cost.factor(seconds[current], self.hold)
         top, chosen, best = -1.0, allowed[0], 0.0
         for arm in allowed:
-            if not mean[arm] or not weights[arm]:  # never run: nothing to draw from
+            weight = weights[arm]
+            if not weight:  # never run: nothing to draw from
                 chosen = arm
                 break
             at += 1
             if at >= LENGTH:
                 at = 0
-            wide = sqrt(doubt[arm] * weight + grown / weights[arm])
-            draw = mean[arm] / seconds[arm]
-            if draw > best:
-                best = draw
-            draw *= 1.0 + (wide if wide < WIDEST else WIDEST) * normals[at]
+            per_token = shape[arm] / seconds[arm]
+            rate = believed[arm] * per_token
+            if rate > best:
+                best = rate
+            wide = sqrt(grown / weight + _SHAPE_DOUBT / rows[arm])
+            rate = drawn[arm] * per_token * (1.0 + (wide if wide < WIDEST else WIDEST) * normals[at])
             if arm != current:
-                draw *= stay
-            if draw > top:
-                top, chosen = draw, arm
+                rate *= stay
+            if rate > top:
+                top, chosen = rate, arm
         noise.at = at
         self.best = best * batch
         return chosen
 
     def learn(self, group: int, batch: int, arm: int, tokens: float, seconds: float, switched: bool) -> None:
-        weight = self._weight = self._weight * self._growth
-        rows = self._rows[arm] = self._rows[arm] + weight * batch
-        total = self._tokens[arm] = self._tokens[arm] + weight * tokens
-        pulls = self._pulls[arm] = self._pulls[arm] + weight
-        mean = self._mean[arm] = total / rows
-        off = tokens / batch - mean
-        squares = self._squares[arm] = self._squares[arm] + weight * batch * off * off
-        # Two steps' worth of the guess keep a few equal observations from looking certain.
-        spread = (squares + 2.0 * weight * self._guess[arm]) / (pulls + 2.0 * weight)
-        self._doubt[arm] = spread / (rows * mean * mean)
+        doubt = self._doubt + self._drift
+        self._doubt = doubt if doubt < UNKNOWN else UNKNOWN
+        if self._drafts[arm]:
+            self._learn_level(batch, arm, tokens / batch)
         times = self._times[group] or self._open(group)
         usual = times.mean[arm]
         if usual and times.weight[arm] >= times.grown:
@@ -112,93 +126,80 @@ class Thompson(Rule):
                 if seconds > 4.0 * usual:
                     seconds = 4.0 * usual
                 off = seconds / usual - 1.0
-                spread = self._spread + (off * off - self._spread) / SPREAD_STEPS
+                spread = self._spread + (off * off - self._spread) * LEARNED
                 self._spread = spread if spread > _LEAST else _LEAST
             times.add(arm, seconds, 1.0)
         elif usual and seconds > 1.5 * usual:  # a slow step must not condemn an arm of which little is known
             times.add(arm, 1.5 * usual, BORROWED)
         else:
             times.add(arm, seconds, 0.25 if switched else 1.0)
-        if weight > LARGE:
-            self._scale_back()
+
+    def _learn_level(self, batch: int, arm: int, gained: float) -> None:
+        """A row gained so many tokens, on average."""
+        curve, shape, doubt = self._curves[arm], self._shape[arm], self._doubt
+        mean, slope, variance = curve[int((self._level - LOW) * PER_UNIT + 0.5)]
+        off = gained - mean * shape
+        slope *= shape
+        known = slope * slope * doubt
+        variance /= batch
+        clumped = self._clumped
+        expected = known + variance * clumped  # square of what it is off by
+        surprise = self._surprise + (off / sqrt(expected) - self._surprise) * RUN
+        if surprise > SURPRISED or surprise < -SURPRISED:
+            doubt += RENEWED
+            surprise = 0.0
+            known = slope * slope * doubt
+            expected = known + variance * clumped
+        self._surprise = surprise
+        gain = slope * doubt / expected
+        seen = (off * off - known) / variance
+        clumped += ((seen if seen < MOST_CLUMPED else MOST_CLUMPED) - clumped) * LEARNED
+        self._clumped = clumped if clumped > 1.0 else 1.0
+        level = self._level + gain * off
+        self._level = level = LOW if level < LOW else HIGH if level > HIGH else level
+        self._doubt = doubt * (1.0 - gain * slope)
+        if -CALM < surprise < CALM:  # else it is the level that is off, and not yet where it belongs
+            rows = self._rows[arm] = self._rows[arm] * self._keep + batch
+            mean = curve[int((level - LOW) * PER_UNIT + 0.5)][0]
+            self._shape[arm] = shape + (gained / mean - shape) * batch / rows
 
     def rates(self, group: int) -> Sequence[float]:
         times = self._times[group]
-        rows = self.setting.groups.edges[group]
         if times is None:
-            return [0.0] * len(self._mean)
+            return [0.0] * len(self._shape)
+        rows, tokens = self.setting.groups.edges[group], self._by_point[point(self._level)]
         return [
-            rows * mean / seconds if seconds else 0.0
-            for mean, seconds in zip(self._mean, times.mean, strict=True)
+            rows * mean * shape / seconds if seconds else 0.0
+            for mean, shape, seconds in zip(tokens, self._shape, times.mean, strict=True)
         ]
 
     def refresh(self) -> None:
-        for arm, kind in enumerate(self.setting.arms):
-            if kind.steps and self._rows[arm]:
-                keep = min(1.0, FEW * self._weight / self._rows[arm])
-                for sums in (self._rows, self._tokens, self._pulls, self._squares):
-                    sums[arm] *= keep
-                self._doubt[arm] = self._guess[arm] / (self._rows[arm] * self._mean[arm] ** 2)
+        self._doubt = max(self._doubt, RENEWED)
+        self._rows = [min(rows, SHAPE) for rows in self._rows]
 
-    def _open(self, group: int) -> _Times:
-        self._times[group] = times = _Times(len(self._mean), self._growth)
+    def _open(self, group: int) -> Times:
         known = [other for other, seen in enumerate(self._times) if seen and any(seen.mean)]
-        if known:
-            nearest = self._times[min(known, key=lambda other: (abs(other - group), other))]
-            for arm, seconds in enumerate(nearest.mean):
-                if seconds:
-                    times.mean[arm], times.weight[arm] = seconds, BORROWED
+        nearest = min(known, key=lambda other: (abs(other - group), other), default=None)
+        lender = None if nearest is None else self._times[nearest]
+        self._times[group] = times = Times(len(self._shape), 1.0 / self._keep, lender)
         return times
 
-    def _scale_back(self) -> None:
-        down = 1.0 / self._weight
-        for sums in (self._rows, self._tokens, self._pulls, self._squares):
-            sums[:] = [value * down for value in sums]
-        self._doubt[:] = [value * self._weight for value in self._doubt]
-        self._weight = 1.0
-
     def state(self) -> dict[str, Any]:
-        lists = ("_rows", "_tokens", "_pulls", "_squares", "_mean", "_doubt")
-        times = {
-            str(group): [*map(list, (seen.mean, seen.weight)), seen.grown] for group, seen in self._met()
-        }
         return {
-            **{name: list(getattr(self, name)) for name in lists},
-            "weight": self._weight,
-            "times": times,
+            "level": [self._level, self._doubt, self._clumped, self._surprise],
+            "shape": list(self._shape),
+            "rows": list(self._rows),
+            "times": {str(group): seen.state() for group, seen in enumerate(self._times) if seen},
             "cost": self.cost.seconds,
             "spread": self._spread,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        for name in ("_rows", "_tokens", "_pulls", "_squares", "_mean", "_doubt"):
-            setattr(self, name, list(state[name]))
-        self._weight, self.cost.seconds, self._spread = state["weight"], state["cost"], state["spread"]
+        self._level, self._doubt, self._clumped, self._surprise = state["level"]
+        self._shape, self._rows = list(state["shape"]), list(state["rows"])
+        self.cost.seconds, self._spread = state["cost"], state["spread"]
         self._times = [None] * len(self.setting.groups)
-        for group, (mean, weight, grown) in state["times"].items():
-            self._times[int(group)] = times = _Times(len(self._mean), self._growth)
-            times.mean, times.weight, times.grown = list(mean), list(weight), grown
+        for group, seen in state["times"].items():
+            self._times[int(group)] = times = Times(len(self._shape), 1.0 / self._keep)
+            times.restore(seen)
 
-    def _met(self) -> list[tuple[int, _Times]]:
-        return [(group, seen) for group, seen in enumerate(self._times) if seen]
-
-
-class _Times:
-    """Seconds of a step per arm in one group: discounted means, with weights that grow as above."""
-
-    __slots__ = ("grown", "growth", "mean", "weight")
-
-    def __init__(self, arms: int, growth: float) -> None:
-        self.mean = [0.0] * arms
-        self.weight = [0.0] * arms
-        self.grown = 1.0
-        self.growth = growth
-
-    def add(self, arm: int, seconds: float, share: float) -> None:
-        self.grown *= self.growth
-        share *= self.grown
-        self.weight[arm] += share
-        self.mean[arm] += (seconds - self.mean[arm]) * share / self.weight[arm]
-        if self.grown > LARGE:
-            self.weight = [weight / self.grown for weight in self.weight]
-            self.grown = 1.0

@@ -1,0 +1,1 @@
+"""Engines whose decode steps `record_trace.py` times under fixed arms."""

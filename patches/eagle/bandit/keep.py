@@ -1,0 +1,43 @@
+"""What a bandit learned, in a file from one run to the next."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from pathlib import Path
+
+from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.bandit.policy import Policy
+
+logger = logging.getLogger("flashpatch.eagle")
+
+
+def save(policy: Policy, path: Path) -> None:
+    """Write the policy's state, whole or not at all. A failure is logged, not raised."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(policy.state()))
+        os.replace(temporary, path)
+    except OSError as error:
+        logger.warning("what the bandit learned cannot be saved: %s", error)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def restore(policy: Policy, path: Path) -> str:
+    """Take up the state in a file, if there is one.
+
+    Returns:
+        What came of it, for the ledger. A file that does not fit is logged and left alone: the policy starts anew.
+    """
+    try:
+        policy.restore(json.loads(path.read_text()))
+    except FileNotFoundError:
+        return "new"
+    except (OSError, ValueError, PatchError) as error:
+        logger.warning("the bandit starts anew, %s cannot be used: %s", path, error)
+        return f"not restored: {error}"
+    return "restored"
