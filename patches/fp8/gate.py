@@ -11,9 +11,9 @@ import weakref
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from flashpatch import engine, ledger
+from flashpatch import engine, ledger, remote
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8 import busy, managed, remote, worker
+from flashpatch.patches.fp8 import busy, managed, worker
 from flashpatch.record import Contract, Patch
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from flashpatch import engine, ledger
+from flashpatch import engine, ledger, remote
 from flashpatch.patches.eagle.vllm import capture, shared, speculate, weights
 from flashpatch.patches.eagle.vllm.common import CORE, TEXT, WORKER, WORKERS
 from flashpatch.record import Contract, Patch
@@ -107,19 +107,29 @@ def of(core: Any) -> Sync | None:
 
 def on_rpc(original, self, method: Any, timeout: float | None = None, args: tuple = (), kwargs: Any = None):
     """Around ``EngineCore.collective_rpc``: what the engine core knows is added to what its workers do."""
-    sync = of(self) if method in (UPDATE, FLUSH) else None
-    if method == FLUSH and sync is not None:
-        return [{**counts, **sync.state()} for counts in original(self, method, timeout, args, kwargs)]
-    if method != UPDATE:
-        result = original(self, method, timeout, args, kwargs)
-        if "weight" in getattr(method, "__name__", str(method)):  # any of vLLM's, verl's or a user's ways
-            policy_updated(self)
+    if method == UPDATE:
+        path, version = _arguments(*args, **(kwargs or {}))
+        result = _all_ranks(original, self, method, timeout, (path, version), None)
+        sync = of(self)
+        if sync is not None:
+            sync.updated(path, version)
         return result
-    path, version = _arguments(*args, **(kwargs or {}))
-    result = original(self, method, timeout, (path, version), None)
-    if sync is not None:
-        sync.updated(path, version)
+    if method in _METHODS:
+        result = _all_ranks(original, self, method, timeout, args, kwargs)
+        sync = of(self) if method == FLUSH else None
+        return result if sync is None else [{**result[0], **sync.state()}, *result[1:]]
+    result = original(self, method, timeout, args, kwargs)
+    if "weight" in getattr(method, "__name__", str(method)):  # any of vLLM's, verl's or a user's ways
+        policy_updated(self)
     return result
+
+
+def _all_ranks(original: Any, core: Any, method: str, timeout: Any, args: tuple, kwargs: Any) -> list[Any]:
+    """A call that may be refused: by all ranks, so that all of them are heard."""
+    if core.vllm_config.parallel_config.world_size == 1:  # the exception arrives as it is
+        return original(core, method, timeout, args, kwargs)
+    guarded, its_args = remote.wrap(method, args, kwargs)
+    return remote.unwrap(original(core, guarded, timeout, its_args))
 
 
 def policy_updated(core: Any) -> None:
@@ -156,8 +166,8 @@ def flush(self) -> dict[str, Any]:
     """Worker method: wait until what was captured of finished requests is filed.
 
     Returns:
-        What was counted, and ``ring``, the directory; nothing from a rank that does not capture. The engine core
-        adds ``drafter`` (version), ``drafter_path`` and ``acceptance`` where speculation is adapted.
+        What was counted, and ``ring``, the directory; nothing from a rank that does not capture. To the first rank's
+        the engine core adds ``drafter`` (version), ``drafter_path`` and ``acceptance`` where speculation is adapted.
     """
     held = capture.of(self.model_runner)
     if held is None or held.recorder is None:

@@ -59,7 +59,8 @@ def test_the_layers_of_eagle3_are_captured(job):
     for one in samples:
         side, _ = states(at / "deep", one.input_ids.tolist(), tuple(seen["layers"]))
         assert one.auxiliary.shape == side.shape
-        assert float((one.auxiliary - side)[one.known].abs().max()) < CLOSE
+        # Inside the model states are not normalised, and grow from layer to layer.
+        assert float((one.auxiliary - side)[one.known].abs().max()) < CLOSE * float(side.abs().max())
         last, _ = states(at / "deep", one.input_ids.tolist())
         assert float((one.hidden - last)[one.known].abs().max()) < CLOSE
 

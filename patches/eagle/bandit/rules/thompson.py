@@ -54,7 +54,7 @@ _SHAPE_DOUBT = SHAPE * SHAPE_SPREAD
 class Thompson(Rule):
     """Draws a level, and for each arm what it is beside its curve, and takes the arm of the highest rate."""
 
-    hold = 3
+    hold = 4
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)

@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("cloudpickle")
 
+from flashpatch import remote  # noqa: E402
 from flashpatch.errors import PatchError  # noqa: E402
-from flashpatch.patches.fp8 import remote  # noqa: E402
 
 
 class Worker:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-logger = logging.getLogger("flashpatch.fp8")
+logger = logging.getLogger("flashpatch")
 
 
 @dataclass
