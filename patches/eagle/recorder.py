@@ -31,7 +31,7 @@ from flashpatch.patches.eagle.staging import Staging, Step
 logger = logging.getLogger("flashpatch.eagle")
 
 _TOGETHER = 32  # steps that are filed at once where rows need no copying
-_LINGER = 0.05  # seconds that a step may wait for others
+_LINGER = 1.0  # seconds that a step may wait for others, unless a request ends
 _BACKLOG = 256  # steps that may wait; then the requests in the next one are given up
 
 

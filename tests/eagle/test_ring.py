@@ -52,6 +52,21 @@ def test_without_a_reader_the_ring_keeps_the_newest_and_its_bound(tmp_path, boun
     assert writer.counts["written"] == 20 and writer.counts["evicted"] == 20 - len(kept)
 
 
+def test_far_from_full_few_samples_need_a_look_and_the_bound_holds_all_the_same(tmp_path, monkeypatch):
+    looks, most, scan = [], 0, os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: looks.append(path) or scan(path))
+    writer = Writer(tmp_path, slots=64, waiting=200)
+    for seed in range(150):
+        writer.offer(sample(seed=seed))
+        if seed == 19:
+            _eventually(lambda: writer.counts["written"] == 20)
+            assert 0 < len(looks) < 10
+        most = max(most, len(os.listdir(tmp_path)))
+    writer.close()
+    assert most <= 64 + 1 and len(Reader(tmp_path)) == 64, "one may be under way"
+    assert writer.counts["evicted"] == 150 - 64
+
+
 def test_a_writer_that_cannot_keep_up_drops_and_gives_the_memory_back(tmp_path):
     os.mkfifo(tmp_path / "stuck")  # opening it for writing blocks: the slowest disk there is
 
