@@ -1,6 +1,6 @@
 """The bandit's rules on traces of decode steps: how near they come to the best fixed arm.
 
-    python benchmarks/bandit.py [--trace FILE ...] [--stretch 1] [--seeds 3] [--rules thompson,swucb] [--json]
+    python benchmarks/bandit.py [--trace FILE ...] [--seeds 3] [--rules thompson,swucb] [--json]
 
 A rule sees only the arm it chose, pays the trace's cost of each switch in seconds, and is told step times
 that include it. Columns:
@@ -96,12 +96,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--trace", nargs="+", default=[], metavar="FILE")
-    parser.add_argument("--stretch", type=int, default=1, help="rollouts per batch size that a trace is taken for")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rules", default=",".join([*RULES, *PUBLISHED]))
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    traces = [read(path).stretched(options.stretch) for path in options.trace] or [made_up(kind, 0) for kind in KINDS]
+    traces = [read(path) for path in options.trace] or [made_up(kind, 0) for kind in KINDS]
     rows, data = [], []
     shares: dict[str, list[float]] = {}
     for trace in traces:

@@ -19,9 +19,7 @@ between two steps of an arm the later lines repeat the step that spans them.
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
-import itertools
 import json
 import math
 import random
@@ -43,11 +41,6 @@ class Trace:
     source: str
     switch_seconds: float
     steps: list[Step]
-
-    def stretched(self, times: int) -> Trace:
-        """The same with every stretch of one batch size gone through so many times, as by further rollouts."""
-        pieces = [list(group) for _, group in itertools.groupby(self.steps, key=lambda step: step[0])]
-        return dataclasses.replace(self, steps=[step for piece in pieces for step in piece * times])
 
     @property
     def arms(self) -> tuple[Arm, ...]:

@@ -1,12 +1,14 @@
 """The family's probe: a tiny engine speculates, is watched, and gets other drafters while it runs.
 
-The engine runs in processes of its own (`flashpatch.patches.eagle.probe_job`) and is opened with a drafter that
-is nearly always right, then given one that is noise, then a right one. What it said and captured is compared
-with Hugging Face's forward of the same checkpoint here, and what it decided is read from the ledger.
+The engine runs in processes of its own and has drafters that are nearly always right, and one that is noise
+(`flashpatch.patches.eagle.vllm.proof`, and on SGLang `flashpatch.patches.eagle.sglang.proof`). What it said and
+captured is compared with Hugging Face's forward of the same checkpoint here, and what it decided is read from the
+ledger.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -18,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from flashpatch import ledger
-from flashpatch.patches.eagle import probe_job, ring
+from flashpatch.patches.eagle import ring
+from flashpatch.patches.eagle.probe_rounds import prompts
 from flashpatch.proof import Proof
 
 _PATIENCE = 300.0
@@ -28,34 +31,43 @@ _ADDS = 0.02  # what the target's layers add, for states to depend on the contex
 
 
 def probe(nonce: str, workdir: Path) -> list[Proof]:
-    """Run the engine, then weigh what it did."""
-    if find_spec("vllm") is None:
-        return [_proof("an engine opens", "vLLM is not installed here")]
+    """Run the engine that is installed, vLLM if both are, then weigh what it did."""
+    name = next((name for name in ("vllm", "sglang") if find_spec(name) is not None), None)
+    if name is None:
+        return [_proof("an engine opens", "neither vLLM nor SGLang is installed here")]
     from flashpatch.patches.eagle import tiny
 
+    engine = importlib.import_module(f"flashpatch.patches.eagle.{name}.proof")
     tiny.target(workdir / "target", seed=2, adds=_ADDS)
-    for seed, name in enumerate(probe_job.ROUNDS):
-        tiny.drafter(workdir / name, exact=name != "noise", seed=seed)
-    ended = _run(workdir, {**os.environ, **tiny.ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"})
+    engine.models(workdir)
+    ended = _run(engine.JOB, workdir, {**os.environ, **tiny.ENVIRONMENT, **engine.ENVIRONMENT})
     path = workdir / "seen.json"
     seen = json.loads(path.read_text()) if path.exists() else {}
-    if ended or "captured" not in seen:
+    if ended or not seen.get("tokens"):
         return [_proof("an engine opens and generates", seen.get("failed") or ended or "it saw nothing")]
     notes = _notes(nonce)
+    rounds = f"{len(seen['tokens'])} rounds with other drafters"
     return [
-        _proof("an engine opens and generates", "", "3 drafters in turn", seen["seconds"]["opened"]),
-        *_weigh(workdir, seen, notes),
-        _called(nonce),
+        _proof("an engine opens and generates", "", rounds, seen["seconds"]["opened"]),
+        *_weigh(engine, workdir, seen, notes),
+        _called(nonce, name, engine.DUE),
     ]
 
 
-def _weigh(workdir: Path, seen: Mapping[str, Any], notes: Mapping[str, Any]) -> Iterator[Proof]:
+def _weigh(engine: Any, workdir: Path, seen: Mapping[str, Any], notes: Mapping[str, Any]) -> Iterator[Proof]:
     from flashpatch.patches.eagle.ring import Reader
 
     yield _greedy(workdir / "target", seen)
-    yield _aligned(workdir / "target", Reader(_ring(notes)).take(10_000), seen)
-    yield _switched(notes.get("eagle_speculation"))
-    yield _synced(notes.get("eagle_drafter"))
+    counts = seen.get("captured") or notes.get("eagle_capture")
+    yield _aligned(workdir / "target", Reader(_ring(notes)).take(10_000), seen, counts)
+    for what, (good, evidence) in (
+        ("the bandit chooses the number of tokens, and learns from the steps", engine.switched(notes)),
+        (
+            "new drafter weights arrive: acceptance falls with noise, which goes back, and rises with better ones",
+            engine.synced(notes, seen),
+        ),
+    ):
+        yield _proof(what, "" if good else evidence, evidence)
 
 
 def _greedy(target: Path, seen: Mapping[str, Any]) -> Proof:
@@ -63,16 +75,16 @@ def _greedy(target: Path, seen: Mapping[str, Any]) -> Proof:
     rounds = [row for rows in seen["tokens"].values() for row in rows]
     if any(row != rounds[0] for row in rounds):
         return _proof(what, "the tokens depend on the drafter")
-    for prompt, tokens in zip(probe_job.prompts(), rounds[0], strict=True):
+    for prompt, tokens in zip(prompts(), rounds[0], strict=True):
         _, best = _forward(target, prompt + tokens)
         if best[len(prompt) - 1 : -1].tolist() != tokens:
             return _proof(what, "they are not those of a forward")
     return _proof(what, "", f"{len(rounds)} rounds of {sum(map(len, rounds[0]))} tokens, all equal")
 
 
-def _aligned(target: Path, samples: list[Any], seen: Mapping[str, Any]) -> Proof:
+def _aligned(target: Path, samples: list[Any], seen: Mapping[str, Any], counts: Any) -> Proof:
     what = "captured states are those of a forward of the same tokens, position by position"
-    said = [p + t for rows in seen["tokens"].values() for row in rows for p, t in zip(probe_job.prompts(), row)]
+    said = [p + t for rows in seen["tokens"].values() for row in rows for p, t in zip(prompts(), row)]
     rows, worst = 0, 0.0
     for sample in samples:
         tokens = sample.input_ids.tolist()
@@ -82,41 +94,17 @@ def _aligned(target: Path, samples: list[Any], seen: Mapping[str, Any]) -> Proof
         rows += int(sample.known.sum())
         worst = max(worst, float((sample.hidden - states)[sample.known].abs().max()))
     evidence = f"{len(samples)} samples, {rows} states, largest difference {worst:.2g}"
-    counts = seen["captured"]
-    whole = rows > 500 and not counts["lost"] and not counts["mismatched"]
+    whole = isinstance(counts, dict) and rows > 500 and not counts["lost"] and not counts["mismatched"]
     return _proof(what, "" if whole and worst < _CLOSE else f"{evidence}; {counts}", evidence)
 
 
-def _switched(told: Any) -> Proof:
-    what = "the bandit chooses the number of tokens, and learns from the steps"
-    if not isinstance(told, dict):
-        return _proof(what, f"the ledger says nothing of it: {told!r}")
-    pulls = {name.split("/")[1]: n for name, n in told.items() if name.endswith("/pulls") and n}
-    evidence = f"{told['steps']} steps, {told['counted']} counted, pulls {pulls}"
-    return _proof(what, "" if len(pulls) > 1 and told["counted"] > 20 else evidence, evidence)
-
-
-def _synced(told: Any) -> Proof:
-    what = "new drafter weights arrive: acceptance falls with noise, which goes back, and rises with better ones"
-    log = (told or {}).get("log", ())
-    updates = [event for event in log if event["event"] == "update"]
-    if len(updates) != len(probe_job.ROUNDS):
-        return _proof(what, f"the ledger shows {len(updates)} of {len(probe_job.ROUNDS)} updates")
-    judged = {event["version"]: event["after"] for event in log if event["event"] in ("kept", "worse")}
-    exact, noise, again = updates[0]["before"], judged.get(1, 0.0), judged.get(2, updates[2]["before"])
-    back = [event["version"] for event in log if event["event"] == "rollback"][:1] == [0]
-    evidence = f"tokens per step {exact:.2f}, {noise:.2f} with noise, {again:.2f} after; went back: {back}"
-    return _proof(what, "" if back and exact > 2 * noise > 0 and again > 2 * noise else evidence, evidence)
-
-
-def _called(nonce: str) -> Proof:
-    what = "hooks were called in worker and engine core"
+def _called(nonce: str, engine: str, due: tuple[str, ...]) -> Proof:
+    what = "hooks were called in the engine's processes"
     calls: dict[str, int] = {}
     for row in _rows(nonce):
         for id, entry in row.patches.items():
             calls[id] = calls.get(id, 0) + entry["calls"]
-    due = ("capture", "ends", "ending", "orders", "dynamic", "speculate", "reward", "sync", "versions")
-    idle = [name for name in due if not calls.get(f"eagle.vllm.{name}")]
+    idle = [name for name in due if not calls.get(f"eagle.{engine}.{name}")]
     evidence = f"{sum(calls.values())} calls of {sum(map(bool, calls.values()))} patches"
     return _proof(what, f"never called: {', '.join(idle)}" if idle else "", evidence)
 
@@ -149,9 +137,9 @@ def _rows(nonce: str) -> list[Any]:
     return [row for run in ledger.read() if run.id == nonce for row in run.rows]
 
 
-def _run(workdir: Path, environment: Mapping[str, str]) -> str:
+def _run(job: str, workdir: Path, environment: Mapping[str, str]) -> str:
     """Run the job; how it ended, empty for well."""
-    code = f"from {probe_job.__name__} import main; main()"
+    code = f"from {job} import main; main()"
     with (workdir / "job.log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", code, str(workdir)],

@@ -123,7 +123,7 @@ class Writer:
             raise
 
     def _make_room(self, size: int) -> None:
-        """Let the oldest samples, and what killed processes left, give way. Far from full, most samples need no look."""
+        """Let the oldest samples, and what killed processes left, give way. Far from full, few samples need a look."""
         self._free_slots -= 1
         self._free_bytes -= size
         if self._free_slots > 0 and self._free_bytes > 0:

@@ -52,14 +52,17 @@ def noisy(directory: Path, original: Path, share: float = 0.02, seed: int = 9) -
     return directory
 
 
-def drafter(directory: Path, exact: bool = True, seed: int = 5) -> Path:
-    """An EAGLE drafter of one layer: exact for a chain target, or noise."""
+def drafter(directory: Path, exact: bool = True, seed: int = 5, engine: str = "vllm") -> Path:
+    """An EAGLE drafter of one layer, as an engine reads it: exact for a chain target, or noise."""
     noise = torch.Generator().manual_seed(seed)
     if exact:
         fc = torch.cat([torch.eye(HIDDEN), torch.zeros(HIDDEN, HIDDEN)], dim=1)
     else:
         fc = _random(noise, HIDDEN, 2 * HIDDEN, wide=0.3)
     tensors = {"fc.weight": fc, **_layer("layers.0.", noise, 0.0 if exact else 1.0)}
+    if engine == "sglang":
+        tensors["fc.bias"] = torch.zeros(HIDDEN)
+        return _write(directory, tensors, "LlamaForCausalLMEagle", 1)
     return _write(directory, tensors, "LlamaForCausalLM", 1)
 
 

@@ -70,7 +70,7 @@ class Drafter:
         length = self.trial.begin()
         logger.info("drafter version %d; acceptance length before it %.2f", self.version, length)
         _record(eagle_drafter=self.version, eagle_sync={"before": round(length, 3)})
-        self._refresh()
+        self.look_again()
         return True
 
     def observe(self, accepted: list[int], steps: int) -> None:
@@ -103,9 +103,10 @@ class Drafter:
                 weights[name].copy_(kept)
         self.version -= 1
         _record(eagle_drafter=self.version)
-        self._refresh()
+        self.look_again()
 
-    def _refresh(self) -> None:
+    def look_again(self) -> None:
+        """Tell the bandit that drafter or policy are not what they were."""
         chooser = switch.chooser_of(self._worker())
         if chooser is not None:
             chooser.policy.refresh()
@@ -171,6 +172,8 @@ def _changed(manager: Any, selector: str, success: bool) -> None:
     if drafter is not None and selector in ("draft", "all"):
         drafter.after()
     if success and selector in ("target", "all"):
+        if drafter is not None:
+            drafter.look_again()
         _policy += 1
         record = capture.recorder()
         if record is not None:

@@ -1,0 +1,33 @@
+"""What the probe's engines are asked, and the frame around their jobs, which run in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+MOST = 3
+TOKENS = 80
+
+
+def prompts() -> list[list[int]]:
+    return [[3 + (7 * number + place * place) % 29 for place in range(5 + 9 * number)] for number in range(4)]
+
+
+def main(run: Callable[[Path, dict[str, Any]], None]) -> None:
+    """Let ``run`` fill what is seen, and write it to ``seen.json`` in the directory given."""
+    workdir = Path(sys.argv[1])
+    seen: dict[str, Any] = {"tokens": {}, "seconds": {}}
+    try:
+        run(workdir, seen)
+        time.sleep(2.5)  # rows of the ledger are written once a second
+    except Exception as error:
+        seen["failed"] = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        (workdir / "seen.json").write_text(json.dumps(seen))
+    os._exit(0)  # all is said; an engine's shutdown takes seconds

@@ -1,0 +1,64 @@
+"""The probe's engine on SGLang: what a user's program would do with it. The scheduler runs in another process."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from flashpatch.patches.eagle import probe_rounds
+from flashpatch.patches.eagle.probe_rounds import MOST, TOKENS, prompts
+
+_TURNS = {"exact": 3, "noise": 8, "after": 3}
+"""Phases, and how often all prompts are asked in each; in the second a drafter of noise is judged and goes back."""
+
+
+def main() -> None:
+    probe_rounds.main(run)
+
+
+def run(workdir: Path, seen: dict[str, Any]) -> None:
+    """One engine, that gets a drafter of noise and takes it back."""
+    import sglang
+    import torch
+    from safetensors.torch import load_file
+
+    from flashpatch.patches.eagle.sglang import sync
+
+    began = time.monotonic()
+    amx = "intel_amx"
+    on_cpu = dict(device="cpu", attention_backend="torch_native", prefill_attention_backend=amx,
+                  decode_attention_backend=amx, speculative_draft_attention_backend=amx)  # fmt: skip
+    engine = sglang.Engine(
+        model_path=str(workdir / "target"),
+        dtype="float32",
+        skip_tokenizer_init=True,
+        skip_server_warmup=True,
+        disable_cuda_graph=True,
+        grammar_backend="none",
+        mem_fraction_static=0.3,
+        max_total_tokens=4096,
+        max_running_requests=4,
+        random_seed=0,
+        log_level="warning",
+        speculative_algorithm="EAGLE",
+        speculative_draft_model_path=str(workdir / "exact"),
+        speculative_num_steps=MOST,
+        speculative_eagle_topk=1,
+        speculative_num_draft_tokens=MOST + 1,
+        **({} if torch.cuda.is_available() else on_cpu),
+    )
+    seen["seconds"]["opened"] = time.monotonic() - began
+    seen["lengths"] = {}
+    for phase, turns in _TURNS.items():
+        if phase == "noise":
+            sync.send(engine, load_file(workdir / "noise" / "model.safetensors").items())
+        rows = []
+        for _ in range(turns):
+            found = engine.generate(
+                input_ids=prompts(), sampling_params=dict(temperature=0, max_new_tokens=TOKENS, ignore_eos=True)
+            )
+            rows.append([one["output_ids"] for one in found])
+            lengths = seen["lengths"].setdefault(phase, [])
+            lengths.append(max(one["meta_info"].get("spec_accept_length") or 1.0 for one in found))
+        seen["tokens"][phase] = rows
