@@ -15,7 +15,7 @@ class Times:
         mean: seconds per arm, 0 where the arm never ran.
         weight: steps seen per arm, in units of `grown`.
         grown: weight of the newest step.
-        lent: means came from another group, and nothing was seen in this one.
+        lent: means that came from another group, until a whole step was seen in this one; None then.
     """
 
     __slots__ = ("grown", "growth", "lent", "mean", "weight")
@@ -25,15 +25,16 @@ class Times:
         self.weight = [BORROWED if seconds else 0.0 for seconds in self.mean]
         self.grown = 1.0
         self.growth = growth
-        self.lent = lender is not None
+        self.lent = None if lender is None else list(lender.mean)
 
     def add(self, arm: int, seconds: float, share: float) -> None:
         """Take in a step's seconds with ``share`` of a step's weight."""
-        if self.lent:  # how arms compare was lent; how fast they all are is seen with the first of them
-            self.lent = False
-            if self.mean[arm]:
-                ratio = seconds / self.mean[arm]
-                self.mean = [usual * ratio for usual in self.mean]
+        if self.lent is not None and share >= 1.0 and self.lent[arm]:
+            # How arms compare was lent; how fast they all are is seen with the first of them that is to be believed.
+            ratio, self.lent = seconds / self.lent[arm], None
+            for other, weight in enumerate(self.weight):
+                if weight == BORROWED:
+                    self.mean[other] *= ratio
         self.grown *= self.growth
         share *= self.grown
         self.weight[arm] += share
@@ -44,9 +45,10 @@ class Times:
 
     def state(self) -> list[object]:
         """All of it, fit for JSON."""
-        return [list(self.mean), list(self.weight), self.grown, self.lent]
+        return [list(self.mean), list(self.weight), self.grown, None if self.lent is None else list(self.lent)]
 
     def restore(self, state: list) -> None:
         """Take up a `state`."""
-        mean, weight, self.grown, self.lent = state
+        mean, weight, self.grown, lent = state
         self.mean, self.weight = list(mean), list(weight)
+        self.lent = None if lent is None else list(lent)
