@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 
 from flashpatch.errors import PatchError
+from flashpatch.patches.fp8.verl import worker as rollout_worker
 from flashpatch.patches.fp8.verl.receipts import Book, metrics
 
 
@@ -155,3 +157,12 @@ def test_the_numbers_of_a_sync():
         "sync/policy_version": 4.0,
     }
     assert set(metrics([])) == set(numbers)
+
+
+def test_a_drafter_that_verl_does_not_update_owes_no_receipt(monkeypatch):
+    """Two managed models in a worker, of which verl brings weights for one."""
+    policy, drafter = object(), object()
+    managed = {id(policy): SimpleNamespace(version=7), id(drafter): SimpleNamespace(version=0)}
+    monkeypatch.setattr(rollout_worker.managed, "get", lambda model: managed.get(id(model)))
+    updates = SimpleNamespace(_iter_all_models=lambda: iter([policy, object()]))
+    assert [model.version for model in rollout_worker._updated(updates)] == [7]

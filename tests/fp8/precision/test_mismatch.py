@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -116,3 +117,15 @@ def test_verls_metrics_stay_and_ours_join(monkeypatch) -> None:
     assert found["training/rollout_probs_diff_max"] == 1.0
     assert found["mismatch/tokens"] == 120 and found["mismatch/tokens/int8"] == found["mismatch/tokens/bf16"] == 40
     assert ledger.notes()["mismatch"]["int8"]["k3"] == pytest.approx(found["mismatch/k3/int8"])
+
+
+@pytest.mark.parametrize("shape", [list, lambda rows: numpy.array(rows, dtype=object)], ids=["list", "array"])
+def test_precisions_come_from_verls_queue_however_it_hands_them_out(monkeypatch, shape) -> None:
+    """Equal dicts of all samples arrive as an array, others as a list."""
+    rows = [{mismatch.KEY: "int8"}, {mismatch.KEY: "bf16"}, {}, {mismatch.KEY: "int8"}]
+    queue = SimpleNamespace(kv_batch_get=lambda **asked: {"extra_fields": shape(rows)})
+    monkeypatch.setitem(sys.modules, "transfer_queue", queue)
+    monkeypatch.setattr(mismatch.engine, "options", lambda family: {"fleet": [1, 2]})
+    tags = [{"is_padding": number == 3} for number in range(4)]
+    batch = SimpleNamespace(keys=list("abcd"), partition_id="p", tags=tags)
+    assert mismatch._precisions(batch) == ["int8", "bf16", "", None]
