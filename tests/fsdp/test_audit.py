@@ -87,6 +87,7 @@ def test_each_accident_is_named_and_nothing_is_committed(carry, tmp_path):
             assert list(sent) == list(got) and all(torch.equal(sent[name], got[name]) for name in sent)
 
 
+@pytest.mark.full
 def test_stock_verl_loads_all_of_it_and_lets_replicas_part(carry, tmp_path):
     """Without the family: the same accidents pass, and FSDP1 on a mesh of 2 x 1 trains two models. When one
     of these stops failing, its patch can go."""

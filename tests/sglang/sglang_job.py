@@ -71,6 +71,20 @@ def tokens(engine: Any, count: int = 24, prompts: list[list[int]] | None = None)
     ]
 
 
+def logprobs(engine: Any, count: int = 24) -> list[dict[str, Any]]:
+    """Greedy continuations of every prompt, at once: the prompt, token ids and the log-probability of each."""
+    outputs = engine.generate(
+        input_ids=PROMPTS,
+        sampling_params=dict(temperature=0, max_new_tokens=count, ignore_eos=True),
+        return_logprob=True,
+    )
+    said = [[one[0] for one in output["meta_info"]["output_token_logprobs"]] for output in outputs]
+    return [
+        dict(prompt=prompt, ids=output["output_ids"], logprobs=values)
+        for prompt, output, values in zip(PROMPTS, outputs, said)
+    ]
+
+
 def refused(engine: Any) -> str:
     """How a request fails, or the empty string."""
     try:
@@ -276,7 +290,7 @@ def undo(family: str, framework: str = "sglang") -> dict[str, Any]:
 BARE = {bare.__name__: bare for bare in (arguments, undo)}
 STEPS = {
     step.__name__: step
-    for step in (answers, tokens, refused, update, disk, distributed, begin, end, bucket, sync, pause)
+    for step in (answers, tokens, logprobs, refused, update, disk, distributed, begin, end, bucket, sync, pause)
 }
 
 

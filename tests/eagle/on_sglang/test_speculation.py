@@ -61,6 +61,33 @@ def test_another_arm_at_every_step_changes_no_token(half: tuple[str, str], tmp_p
     assert worker(seen[1])["patches"]["eagle.sglang.activate"]["calls"] > 2 * len(TREES)
 
 
+def test_log_probabilities_are_those_of_a_forward(half: tuple[str, str], tmp_path: Path) -> None:
+    """Also where another arm runs at every step."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    target, drafter = half
+    seen = lab.run(
+        tmp_path,
+        model=target,
+        speculative_draft_model_path=drafter,
+        steps=[["logprobs", {}]],
+        flashpatch="eagle",
+        env={"JOB_ROTATE": "1"},
+        options={"eagle": dict(arms=CHAINS)},
+        **eagles.SPECULATIVE,
+    )
+    assert seen.done, str(seen)
+    reference = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+    for answer in seen.steps[0]:
+        prompt, ids = answer["prompt"], answer["ids"]
+        assert len(ids) == len(answer["logprobs"]) == 24
+        with torch.no_grad():
+            logits = reference(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+        want = logits.log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
+        assert torch.allclose(torch.tensor(answer["logprobs"]), want, atol=2e-4)
+
+
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 def test_captured_states_are_those_of_a_forward(shape: str, half: tuple[str, str], tmp_path: Path) -> None:
     """Tokens, positions and states against a Hugging Face forward of the same sequence; cached prefixes are masked."""

@@ -10,7 +10,7 @@ from eagle_reference import model
 
 @pytest.fixture(
     scope="module",
-    params=["eagle", pytest.param("bf16,eagle", marks=()), pytest.param("fp8,eagle", marks=pytest.mark.full)],
+    params=["eagle", *(pytest.param(f"{name},eagle", marks=pytest.mark.full) for name in ("bf16", "fp8"))],
 )
 def run(job, request):
     return *job("sync", request.param), request.param

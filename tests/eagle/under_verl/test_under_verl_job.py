@@ -16,6 +16,11 @@ LONGER = (
     "actor_rollout_ref.actor.optim.lr=1e-4",
     f"trainer.total_training_steps={STEPS}",
 )
+TWO_RANKS = """
+data.train_batch_size=4 actor_rollout_ref.rollout.n=2
+actor_rollout_ref.actor.ppo_mini_batch_size=4 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4
+actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4 trainer.n_gpus_per_node=2
+""".split()
 CONFIG = """
 [eagle]
 drafter = "new"
@@ -69,6 +74,23 @@ def test_acceptance_rises_with_co_training(world, tmp_path):
     [driving] = [pid for pid, told in notes.items() if "eagle_trainer" in told]
     assert len({worker["pid"], core["pid"], trainer, driving}) == 4
     assert notes[trainer]["eagle_training"]["step"] > 0
+
+
+@pytest.mark.full
+def test_two_replicas_fill_one_ring_and_get_the_same_drafter(world, tmp_path):
+    done = job(world, tmp_path, *TWO_RANKS, "trainer.total_training_steps=4")
+    assert done.returncode == 0, done.stdout[-8000:]
+    versions = metrics(done.stdout, "eagle/drafter_version")
+    assert versions[-1] >= 1
+    notes = [
+        row["notes"]
+        for row in (json.loads(path.read_text()) for path in (tmp_path / "ledger").rglob("*.json"))
+        if row["kind"] == "row"
+    ]
+    assert [told["eagle_drafter"]["version"] for told in notes if "eagle_drafter" in told] == [versions[-1]] * 2
+    captured = [told for told in notes if isinstance(told.get("eagle_capture"), dict)]
+    assert len(captured) == 2 and all(told["eagle_capture"]["requests"] > 0 for told in captured)
+    assert len({told["eagle_ring"] for told in captured}) == 1
 
 
 @pytest.mark.full
