@@ -78,7 +78,7 @@ def test_acceptance_rises_with_co_training(world, tmp_path):
 
 @pytest.mark.full
 def test_two_replicas_fill_one_ring_and_get_the_same_drafter(world, tmp_path):
-    done = job(world, tmp_path, *TWO_RANKS, "trainer.total_training_steps=4")
+    done = job(world, tmp_path, *TWO_RANKS)
     assert done.returncode == 0, done.stdout[-8000:]
     versions = metrics(done.stdout, "eagle/drafter_version")
     assert versions[-1] >= 1
