@@ -56,42 +56,33 @@ class Engine:
         os.environ |= {FOLDER: str(folder), CLOCK: clock, "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
         import torch
 
-        more: dict[str, Any] = {}
-        if not torch.cuda.is_available():
+        alone = not torch.cuda.is_available()
+        if alone:
             sys.path.insert(0, str(_STANDINS))
             os.environ |= {"PYTHONPATH": str(_STANDINS), "SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1"}
-            amx = "intel_amx"
-            more = dict(device="cpu", attention_backend="torch_native", prefill_attention_backend=amx,
-                        decode_attention_backend=amx, speculative_draft_attention_backend=amx)  # fmt: skip
         import flashpatch
 
         arms = ["disable", *(f"{k}_1_{k + 1}" for k in range(1, most + 1))]
         flashpatch.enable("eagle", strict=True, capture=False, rollback=1.0, arms=arms)
         import sglang
 
-        self.name = f"sglang {version('sglang')}" + (" on a CPU, stand-in kernels" if more else "")
+        from flashpatch.patches.eagle import tiny
+
+        self.name = f"sglang {version('sglang')}" + (" on a CPU, stand-in kernels" if alone else "")
         self._folder = folder
         self._tell(arms[:1])
         self.llm = sglang.Engine(
-            model_path=str(target),
-            dtype="float32",
-            skip_tokenizer_init=True,
-            skip_server_warmup=True,
-            disable_cuda_graph=True,
-            disable_radix_cache=True,
-            disable_overlap_schedule=True,
-            grammar_backend="none",
-            mem_fraction_static=0.5,
-            max_total_tokens=16384,
-            max_running_requests=batch,
-            random_seed=0,
-            log_level="error",
-            speculative_algorithm="EAGLE",
-            speculative_draft_model_path=str(self._converted(drafter)),
-            speculative_num_steps=most,
-            speculative_eagle_topk=1,
-            speculative_num_draft_tokens=most + 1,
-            **more,
+            **tiny.sglang_arguments(
+                target,
+                self._converted(drafter),
+                most,
+                disable_radix_cache=True,
+                disable_overlap_schedule=True,
+                max_total_tokens=16384,
+                max_running_requests=batch,
+                mem_fraction_static=0.5,
+                log_level="error",
+            )
         )
 
     def weights(self, target: Path, drafter: Path) -> None:

@@ -99,6 +99,35 @@ def engine_arguments(model: Path, **more: Any) -> dict[str, Any]:
     }
 
 
+def sglang_arguments(model: Path, drafter: Path, most: int, **more: Any) -> dict[str, Any]:
+    """Keywords of ``sglang.Engine``: small, eager, float32, no tokenizer, chains of ``most`` drafts."""
+    amx = "intel_amx"
+    on_cpu = dict(device="cpu", attention_backend="torch_native", prefill_attention_backend=amx,
+                  decode_attention_backend=amx, speculative_draft_attention_backend=amx)  # fmt: skip
+    return {
+        **dict(
+            model_path=str(model),
+            dtype="float32",
+            skip_tokenizer_init=True,
+            skip_server_warmup=True,
+            disable_cuda_graph=True,
+            grammar_backend="none",
+            max_total_tokens=4096,
+            max_running_requests=4,
+            mem_fraction_static=0.3,
+            random_seed=0,
+            log_level="warning",
+            speculative_algorithm="EAGLE",
+            speculative_draft_model_path=str(drafter),
+            speculative_num_steps=most,
+            speculative_eagle_topk=1,
+            speculative_num_draft_tokens=most + 1,
+        ),
+        **({} if torch.cuda.is_available() else on_cpu),
+        **more,
+    }
+
+
 def _random(noise: torch.Generator, *shape: int, wide: float = 0.08) -> torch.Tensor:
     return wide * torch.randn(shape, generator=noise)
 

@@ -20,34 +20,13 @@ def main() -> None:
 def run(workdir: Path, seen: dict[str, Any]) -> None:
     """One engine, that gets a drafter of noise and takes it back."""
     import sglang
-    import torch
     from safetensors.torch import load_file
 
+    from flashpatch.patches.eagle import tiny
     from flashpatch.patches.eagle.sglang import sync
 
     began = time.monotonic()
-    amx = "intel_amx"
-    on_cpu = dict(device="cpu", attention_backend="torch_native", prefill_attention_backend=amx,
-                  decode_attention_backend=amx, speculative_draft_attention_backend=amx)  # fmt: skip
-    engine = sglang.Engine(
-        model_path=str(workdir / "target"),
-        dtype="float32",
-        skip_tokenizer_init=True,
-        skip_server_warmup=True,
-        disable_cuda_graph=True,
-        grammar_backend="none",
-        mem_fraction_static=0.3,
-        max_total_tokens=4096,
-        max_running_requests=4,
-        random_seed=0,
-        log_level="warning",
-        speculative_algorithm="EAGLE",
-        speculative_draft_model_path=str(workdir / "exact"),
-        speculative_num_steps=MOST,
-        speculative_eagle_topk=1,
-        speculative_num_draft_tokens=MOST + 1,
-        **({} if torch.cuda.is_available() else on_cpu),
-    )
+    engine = sglang.Engine(**tiny.sglang_arguments(workdir / "target", workdir / "exact", MOST))
     seen["seconds"]["opened"] = time.monotonic() - began
     seen["lengths"] = {}
     for phase, turns in _TURNS.items():
