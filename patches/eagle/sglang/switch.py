@@ -8,7 +8,6 @@ cache slots reserved for a step.
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,8 +22,6 @@ from flashpatch.patches.eagle.sglang.chooser import Chains, Chooser
 from flashpatch.patches.eagle.sglang.common import DRAFTER, TEXT, WORKER
 from flashpatch.record import Contract, Patch
 from flashpatch.wrap import Site
-
-logger = logging.getLogger("flashpatch.eagle")
 
 
 class Trees:
