@@ -49,7 +49,7 @@ test-newest: $(NEWEST)
 # All that needs verl; of what needs vLLM alone the probe, which updates an engine, as this is another vLLM.
 test-paired: $(PAIRED)
 	$(PAIRED)/bin/pytest -m "verl and not full"
-	$(PAIRED)/bin/pytest -m "vllm and not full" tests/verify/test_fp8_probe.py
+	$(PAIRED)/bin/pytest -m "vllm and not full" tests/verify/probes/test_fp8_vllm.py
 
 test-sglang: $(SGLANG)
 	$(SGLANG)/bin/pytest -m "sglang and not full"
@@ -78,22 +78,22 @@ $(NEWEST) $(PAIRED) $(OLDEST) $(SGLANG): %: %/.ready
 	@touch $@
 
 # verl runs on the paired vLLM; its own pins ask for CUDA builds.
-$(PAIRED)/.verl: $(PAIRED)/.vllm tests/cpu/requirements.txt
+$(PAIRED)/.verl: $(PAIRED)/.vllm tests/requirements/verl.txt
 	@echo "[$(PAIRED)] verl==0.9.1 and what it needs"
 	@$(PAIRED)/bin/pip install -qq --no-deps verl==0.9.1
-	@$(PAIRED)/bin/pip install -qq -r tests/cpu/requirements.txt
+	@$(PAIRED)/bin/pip install -qq -r tests/requirements/verl.txt
 	@$(PAIRED)/bin/pip uninstall -qq -y $(UNWANTED)
 	@touch $@
 
 $(PAIRED)/.ready: $(PAIRED)/.verl
 
 # SGLang wants other builds than vLLM. What it imports and no CPU has is in tests/sglang/standins.
-$(SGLANG)/.sglang: tests/sglang/requirements.txt
+$(SGLANG)/.sglang: tests/requirements/sglang.txt
 	@echo "[$(SGLANG)] 1/2 new environment from $(PYTHON)"
 	@test -x $(SGLANG)/bin/pip || $(PYTHON) -m venv $(SGLANG)
 	@echo "[$(SGLANG)] 2/2 $(TORCH), sglang==0.5.23 and what it needs: 2.5 GB on disk, some minutes"
 	@$(SGLANG)/bin/pip install -qq $(TORCH)
-	@$(SGLANG)/bin/pip install -qq -r tests/sglang/requirements.txt
+	@$(SGLANG)/bin/pip install -qq -r tests/requirements/sglang.txt
 	@$(SGLANG)/bin/pip install -qq --no-deps sglang==0.5.23 xgrammar==0.2.7
 	@$(SGLANG)/bin/pip uninstall -qq -y $(UNWANTED)
 	@touch $@

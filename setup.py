@@ -1,8 +1,8 @@
 """What setup.cfg cannot say: the list of packages, and two files at the top of site-packages."""
 
-from setuptools import Distribution, find_packages, setup  # before distutils, which it provides
-
 from distutils.command.install_data import install_data
+
+from setuptools import Distribution, find_packages, setup  # before distutils, which it provides
 
 
 class FrontDoorDistribution(Distribution):
@@ -19,7 +19,9 @@ class install_front_doors(install_data):
     """
 
     def finalize_options(self):
-        self.set_undefined_options("install", ("install_lib", "install_dir"), ("root", "root"), ("force", "force"))
+        self.set_undefined_options(
+            "install", ("install_lib", "install_dir"), ("root", "root"), ("force", "force")
+        )
 
 
 def packages():

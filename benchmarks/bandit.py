@@ -27,10 +27,10 @@ from statistics import fmean
 from bandit_fastrl import GUARD, PUBLISHED
 from bandit_traces import KINDS, Trace, made_up, read
 
+from flashpatch.commands.report import Table, emit
 from flashpatch.patches.eagle.bandit.arm import Arm
 from flashpatch.patches.eagle.bandit.policy import Policy
 from flashpatch.patches.eagle.bandit.rules import DEFAULT, RULES
-from flashpatch.report import Table, emit
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from importlib.util import find_spec
 
 import longtail
 
-from flashpatch.patches.grpo.packing import Packer
-from flashpatch.report import Table, emit
+from flashpatch.commands.report import Table, emit
+from flashpatch.patches.grpo.standalone.packing import Packer
 
 SIZES = (100, 1000, 10_000, 100_000, 1_000_000)
 

@@ -31,7 +31,9 @@ from typing import Any
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name, value in dict(rounds=48, batch=8, tokens=48, hidden=512, layers=8).items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--dtype", default="float32", help="bfloat16 crawls on a CPU without kernels for it")
@@ -47,11 +49,17 @@ def main() -> None:
 
 
 def measure(folder: Path, wanted: argparse.Namespace) -> dict[str, float]:
-    from flashpatch.patches.eagle import tiny
+    from flashpatch.verify.probes.eagle import tiny
 
     os.environ.update({**tiny.ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
     os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 2) - 1))
-    tiny.HIDDEN, tiny.INNER, tiny.VOCAB, tiny.HEADS, tiny.KV_HEADS = wanted.hidden, 2 * wanted.hidden, 2048, 8, 4
+    tiny.HIDDEN, tiny.INNER, tiny.VOCAB, tiny.HEADS, tiny.KV_HEADS = (
+        wanted.hidden,
+        2 * wanted.hidden,
+        2048,
+        8,
+        4,
+    )
     tiny.target(folder / "target", seed=1, layers=wanted.layers)
     tiny.drafter(folder / "drafter")
     import flashpatch
@@ -153,17 +161,22 @@ class _Background:
         total = 0.0
         for thread in threading.enumerate():
             if thread.name in self.names:
-                fields = Path(f"/proc/self/task/{thread.native_id}/stat").read_text().rpartition(")")[2].split()
+                fields = (
+                    Path(f"/proc/self/task/{thread.native_id}/stat").read_text().rpartition(")")[2].split()
+                )
                 total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
         return total
 
 
 def _print(found: dict[str, float], wanted: argparse.Namespace) -> None:
-    from flashpatch.report import Table, emit
+    from flashpatch.commands.report import Table, emit
 
     rows = [
         ("decode step, with the drafter", f"{found['step_ms']:.2f} ms"),
-        ("hook on the engine's thread", f"{found['hook_us_per_step']:.0f} us a step, {found['hook_share']:.2%}"),
+        (
+            "hook on the engine's thread",
+            f"{found['hook_us_per_step']:.0f} us a step, {found['hook_share']:.2%}",
+        ),
         ("threads behind it", f"{found['background_share']:.2%} of the steps' time"),
         (
             "processor time, captured round over plain round",

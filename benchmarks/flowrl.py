@@ -51,7 +51,7 @@ def write_model(folder: Path) -> Path:
 def worker(model: Path, flowrl: bool) -> Any:
     """verl's actor worker; stock verl's when not ``flowrl``."""
     import flashpatch
-    from flashpatch.patches.flowrl import tiny
+    from flashpatch.verify.probes.flowrl import tiny
 
     if flowrl:
         flashpatch.enable("flowrl")
@@ -68,7 +68,7 @@ def batch() -> Any:
     """Two micro-batches of responses."""
     import torch
 
-    from flashpatch.patches.flowrl import tiny
+    from flashpatch.verify.probes.flowrl import tiny
 
     draw = torch.Generator().manual_seed(0)
     rows = []

@@ -24,8 +24,8 @@ import heapq
 
 import longtail
 
-from flashpatch.patches.grpo.packing import Packer
-from flashpatch.report import Table, emit
+from flashpatch.commands.report import Table, emit
+from flashpatch.patches.grpo.standalone.packing import Packer
 
 RANKS = (8, 64, 256, 1024)
 

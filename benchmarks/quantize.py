@@ -26,9 +26,9 @@ import torch
 from reload import Model, Worker
 from reloading import models
 
-from flashpatch.patches.fp8 import quantizer
-from flashpatch.patches.fp8.profile.store import Profile
-from flashpatch.patches.fp8.profile.structure import Exchange
+from flashpatch.patches.fp8.calibration.profile_file import Profile
+from flashpatch.patches.fp8.calibration.structure import Exchange
+from flashpatch.patches.fp8.precision import quantize
 
 #: fp8_tensor is not among them: vLLM has no kernel for it on most CPUs.
 PRECISIONS = ("bf16", "fp8_channel", "int8", "int8_weight_only")
@@ -36,7 +36,9 @@ Weights = dict[str, torch.Tensor]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name, default in (("hidden", 1024), ("inner", 4096), ("layers", 8), ("rounds", 5)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--engine", choices=[size.name for size in models.SIZES], help="size of a model")
@@ -48,13 +50,15 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     weights = _weights(args.hidden, args.inner, args.layers, device)
     profile = _profile(weights, args.layers)
-    ways: dict[str, Callable[[], Iterator]] = {"bf16 copy": lambda: ((n, w.clone()) for n, w in weights.items())}
+    ways: dict[str, Callable[[], Iterator]] = {
+        "bf16 copy": lambda: ((n, w.clone()) for n, w in weights.items())
+    }
     for form in ("int8", "fp8"):
         for granularity in ("channel", "tensor"):
-            ways[f"{form}, scale per {granularity}"] = lambda f=form, g=granularity: quantizer.stream(
+            ways[f"{form}, scale per {granularity}"] = lambda f=form, g=granularity: quantize.stream(
                 weights.items(), f, g, chosen=lambda name, tensor: tensor.dim() == 2
             )
-    ways["int8, smoothed"] = lambda: quantizer.stream(weights.items(), "int8", profile=profile)
+    ways["int8, smoothed"] = lambda: quantize.stream(weights.items(), "int8", profile=profile)
     peer, why = _flashrl(weights, profile)
     if peer is not None:
         ways["int8, flash_rl's own"] = peer
@@ -90,7 +94,9 @@ def _engines(name: str, rounds: int, threads: int) -> None:
         workers: dict[str, Worker] = {}
         try:
             for precision in PRECISIONS:
-                workers[precision] = Worker("ours", model, precision, quantization="bf16")  # FLASHPATCH alone decides
+                workers[precision] = Worker(
+                    "ours", model, precision, quantization="bf16"
+                )  # FLASHPATCH alone decides
             for number in range(rounds + 1):
                 for precision, worker in workers.items():
                     result = worker("buckets")
@@ -106,7 +112,9 @@ def _engines(name: str, rounds: int, threads: int) -> None:
     for precision, runs in taken.items():
         ms, mb = (median(run[key] for run in runs) for key in ("ms", "mb"))
         time_ratio, memory_ratio = ms / base["ms"], mb / base["mb"]
-        print(f"{precision:18}  {ms:7.0f}  {time_ratio:11.2f}  {mb:8.0f}  {memory_ratio:13.2f}  {mb / copy:6.2f}")
+        print(
+            f"{precision:18}  {ms:7.0f}  {time_ratio:11.2f}  {mb:8.0f}  {memory_ratio:13.2f}  {mb / copy:6.2f}"
+        )
 
 
 def _weights(hidden: int, inner: int, layers: int, device: str) -> Weights:
@@ -139,7 +147,7 @@ def _flashrl(weights: Weights, profile: Profile) -> tuple[Callable[[], Iterator]
     theirs = {}
     for name in profile.quantized:
         inward, outward, _ = profile.scales(name)
-        scale = quantizer.quantized(profile.smoothed(name, weights[name]), "int8")[1].cpu()
+        scale = quantize.quantized(profile.smoothed(name, weights[name]), "int8")[1].cpu()
         out = 1 / scale if outward is None else 1 / (scale * outward[:, None])
         theirs[name] = {"input_scale": inward.view(1, -1), "output_scale": out, "type": torch.int8}
     return lambda: flash_quantize(weights.items(), theirs), ""

@@ -37,7 +37,9 @@ Part = tuple[Path, Path, Callable[[int, int], list[list[int]]]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--engine", choices=("vllm", "sglang"), default="vllm")
@@ -104,7 +106,7 @@ def start(folder: Path, part: Part, wanted: argparse.Namespace) -> Any:
     arguments = (*part[:2], wanted.most, wanted.batches[0], wanted.clock)
     if wanted.engine == "sglang":
         return sglang_engine.Engine(*arguments, folder)
-    from flashpatch.patches.eagle import tiny
+    from flashpatch.verify.probes.eagle import tiny
 
     os.environ |= {**tiny.ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     from recording import vllm_engine

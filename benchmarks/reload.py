@@ -25,7 +25,7 @@ from statistics import median
 
 from reloading import models
 
-from flashpatch.report import Table, emit
+from flashpatch.commands.report import Table, emit
 
 HERE = Path(__file__).resolve().parent
 PRECISIONS = {"bf16": "bf16", "fp8": "fp8_per_channel"}  # as in FLASHPATCH -> vLLM's quantization
@@ -62,7 +62,13 @@ class Worker:
             env |= {"FLASHPATCH": precision, "FLASHPATCH_STRICT": "1"}
             env["FLASHPATCH_LEDGER"] = str(model.folder / "ledger")
         self._log = (model.folder / f"{kind}-{precision}.log").open("w+")
-        given = (kind, model.size.name, quantization or PRECISIONS[precision], str(model.folder), str(model.bucket))
+        given = (
+            kind,
+            model.size.name,
+            quantization or PRECISIONS[precision],
+            str(model.folder),
+            str(model.bucket),
+        )
         self._process = subprocess.Popen(
             [sys.executable, "-m", "reloading.worker", *given],
             cwd=HERE,
@@ -148,9 +154,11 @@ def _same_policy(workers: dict[str, Worker], title: str, first: list) -> None:
 
 def compare(taken: dict[str, list[dict]]) -> dict[str, dict]:
     """Way -> its medians and, for ours, its ratios."""
-    figures = {way: {key: median(r[key] for r in runs) for key in ("ms", "cpu_ms", "mb")}
-               | {"least_ms": min(r["ms"] for r in runs), "most_ms": max(r["ms"] for r in runs)}
-               for way, runs in taken.items()}  # fmt: skip
+    figures = {
+        way: {key: median(r[key] for r in runs) for key in ("ms", "cpu_ms", "mb")}
+        | {"least_ms": min(r["ms"] for r in runs), "most_ms": max(r["ms"] for r in runs)}
+        for way, runs in taken.items()
+    }
     native, bound = figures["native"], figures["bound"]
     for way in (way for way, kind in WAYS.items() if kind != "bound"):
         figures[way]["ratios"] = {
@@ -168,10 +176,19 @@ def judged(name: str, ratio: float) -> str:
 
 def row(title: str, way: str, figures: dict, bucket: str) -> list[str]:
     kind = WAYS[way]
-    label = {"one call": "FlashPatch, one call", "buckets": f"FlashPatch, {bucket} buckets",
-             "native": "vLLM's own reload", "bound": "lower bound"}[way]  # fmt: skip
-    cells = [title, label, f"{figures['ms']:.0f}", f"{figures['least_ms']:.0f}-{figures['most_ms']:.0f}",
-             f"{figures['mb']:.0f}"]  # fmt: skip
+    label = {
+        "one call": "FlashPatch, one call",
+        "buckets": f"FlashPatch, {bucket} buckets",
+        "native": "vLLM's own reload",
+        "bound": "lower bound",
+    }[way]
+    cells = [
+        title,
+        label,
+        f"{figures['ms']:.0f}",
+        f"{figures['least_ms']:.0f}-{figures['most_ms']:.0f}",
+        f"{figures['mb']:.0f}",
+    ]
     for name in AIMS:
         ratio = figures.get("ratios", {}).get(name)
         if ratio is None:

@@ -32,8 +32,8 @@ from importlib.util import find_spec
 
 import longtail
 
-from flashpatch.patches.grpo.pool import Pool
-from flashpatch.report import Table, emit
+from flashpatch.commands.report import Table, emit
+from flashpatch.patches.grpo.routing.pool import Pool
 
 AIM = 1.10
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from flashpatch.report import Table, emit
+from flashpatch.commands.report import Table, emit
 
 HERE = Path(__file__).resolve()
 AIM = 0.05
@@ -72,10 +72,10 @@ def measure(size: str, threads: int, ranks: int, precision: str, syncs: int) -> 
     """Run both sides and take medians."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        from flashpatch.patches.fsdp import probe_job
+        from flashpatch.verify.probes.fsdp import job
 
         sizes = dict(SIZES[size])
-        probe_job.make_model(folder / "model", dtype="bfloat16", **sizes)
+        job.make_model(folder / "model", dtype="bfloat16", **sizes)
         (folder / "plan.json").write_text(json.dumps({"syncs": WARM + 2 * syncs}))
         (folder / "options.toml").write_text("[fsdp]\naudit_every = 2\n")
         running = [
@@ -165,10 +165,10 @@ def trainer(folder: Path, rank: int) -> list[dict[str, float]]:
     from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 
     from flashpatch import ledger
-    from flashpatch.patches.fsdp import probe_job
+    from flashpatch.verify.probes.fsdp import job
 
     distributed.initialize_global_process_group_ray(timeout_second=600)
-    engine = probe_job.build(folder / "model", "fsdp2", dtype="bf16")
+    engine = job.build(folder / "model", "fsdp2", dtype="bf16")
     handle = wait_for(folder / f"handle-{rank}")
     syncs = json.loads((folder / "plan.json").read_text())["syncs"]
     seen = []

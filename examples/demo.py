@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from flashpatch.patches.fp8 import tiny
+from flashpatch.verify.probes.fp8 import tiny
 
 DOORS = (
     "reload_weights, the whole model",
@@ -81,7 +81,9 @@ def _run(side: str, home: Path, quantization: str) -> float:
     environment["FLASHPATCH_LEDGER"] = str(home / "ledger")
     command = [sys.executable, __file__, "--side", side, str(home), "--quantization", quantization]
     began = time.monotonic()
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     if done.returncode:
         sys.exit(f"the side {side!r} failed:\n{done.stdout}")
     return time.monotonic() - began
@@ -155,7 +157,9 @@ def _outcome(llm: Any, update: Callable[[], None], wanted: Any) -> str:
     if numpy.isnan(given).sum() > numpy.isnan(wanted).sum():
         return "silently wrong: NaN"
     worst = float(numpy.nanmax(numpy.abs(given - wanted)))
-    return "exact: every logprob equal" if worst == 0 else f"silently wrong: logprobs off by up to {worst:.1f}"
+    return (
+        "exact: every logprob equal" if worst == 0 else f"silently wrong: logprobs off by up to {worst:.1f}"
+    )
 
 
 if __name__ == "__main__":

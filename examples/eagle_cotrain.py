@@ -40,7 +40,9 @@ def main() -> None:
     batches = "1,4,16,32"
     asked = [str(value) for value in (rounds, pause, batches, warm, repeats)]
     if not chosen.plot_only:
-        print(f"== 1. policies: {lessons} lessons, then {more} in each of {rounds} rounds of drift", flush=True)
+        print(
+            f"== 1. policies: {lessons} lessons, then {more} in each of {rounds} rounds of drift", flush=True
+        )
         _run("policies", out, "policies.py", str(out), str(rounds), str(lessons), str(more))
         print(f"== 2. an engine with a drafter that learns, {pause} s after each round", flush=True)
         _run("co-trained", out, "rollouts.py", str(out), "co-trained", *asked)
@@ -53,7 +55,7 @@ def main() -> None:
 
 def _run(name: str, out: Path, script: str, *arguments: str) -> None:
     """Run a script of `eagle`, showing the lines that it indents; all else is in ``NAME.log``."""
-    from flashpatch.patches.eagle import tiny
+    from flashpatch.verify.probes.eagle import tiny
 
     environment = {key: value for key, value in os.environ.items() if not key.startswith("FLASHPATCH")}
     if script == "rollouts.py":
@@ -62,8 +64,11 @@ def _run(name: str, out: Path, script: str, *arguments: str) -> None:
     with open(out / f"{name}.log", "w") as log:
         process = subprocess.Popen(
             [sys.executable, str(HERE / script), *arguments],
-            env=environment, stdout=subprocess.PIPE, stderr=log, text=True,
-        )  # fmt: skip
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
         try:
             for line in process.stdout:
                 log.write(line)

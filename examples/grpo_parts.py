@@ -15,11 +15,11 @@ import random
 
 import torch
 
-from flashpatch.patches.grpo.batcher import StreamingBatcher
-from flashpatch.patches.grpo.groups import GroupGate
-from flashpatch.patches.grpo.logprobs import token_logprobs
-from flashpatch.patches.grpo.loss import Counts, grpo_loss
-from flashpatch.patches.grpo.registry import Registry, WorkerLost
+from flashpatch.patches.grpo.loss.grpo_exact.grpo_exact import Counts, grpo_loss
+from flashpatch.patches.grpo.loss.grpo_exact.logprobs import token_logprobs
+from flashpatch.patches.grpo.standalone.batcher import StreamingBatcher
+from flashpatch.patches.grpo.standalone.group_gate import GroupGate
+from flashpatch.patches.grpo.standalone.registry import Registry, WorkerLost
 
 RANKS, PROMPTS, GROUP, BUDGET = 2, 12, 4, 120
 HIDDEN, VOCABULARY = 16, 200

@@ -1,7 +1,7 @@
 """The command ``flashpatch``.
 
 A subcommand is a module with three names: ``HELP``, one line; ``arguments(parser)``, which adds what it
-takes; and ``run(args)``, which prints through `flashpatch.report` and returns the exit code. All of them take
+takes; and ``run(args)``, which prints through `flashpatch.commands.report` and returns the exit code. All of them take
 ``--json``, and none imports a framework or torch when it is imported. The built-in ones are those of
 `flashpatch.registry.BUILT_IN_COMMANDS`; families bring more, see `flashpatch.record.Family.commands`.
 

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from flashpatch import ledger, meter, registry
+from flashpatch import ledger, registry
+from flashpatch.arming import call_counter
+from flashpatch.arming.group import Group, Member
+from flashpatch.arming.manager import Machine
+from flashpatch.arming.preflight import packages, present
 from flashpatch.errors import PatchError
-from flashpatch.group import Group, Member
-from flashpatch.machine import Machine
 from flashpatch.patch_status import PatchStatus
-from flashpatch.preflight import packages, present
 from flashpatch.record import State
 
 machine = Machine()
@@ -98,7 +99,7 @@ def snapshot() -> dict[str, Any]:
         not disabled; ``versions``: distribution to version, of frameworks that were looked at; ``error``: the
         last error, or None.
     """
-    meter.pulse.settle()
+    call_counter.pulse.settle()
     rows = [_status(group, member) for group, member in list(machine.members.values())]
     seen = (member.installed for _, member in list(machine.members.values()))
     errors = [row.error for row in rows if row.error]
@@ -138,8 +139,8 @@ def _after_fork() -> None:
     global switching
     switching = threading.RLock()
     machine.after_fork()
-    meter.after_fork()
+    call_counter.after_fork()
 
 
-meter.pulse.listener = ledger.touch
+call_counter.pulse.listener = ledger.touch
 os.register_at_fork(after_in_child=_after_fork)

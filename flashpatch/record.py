@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from flashpatch.wrap import Site
+    from flashpatch.arming.site import Site
 
 StateWord = Literal[
     "disabled", "waiting", "skipped", "superseded", "installed", "live", "displaced", "failed"

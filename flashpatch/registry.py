@@ -16,7 +16,7 @@ from typing import Any
 
 from flashpatch.errors import PatchError
 from flashpatch.record import Family, Patch
-from flashpatch.suggest import nearest
+from flashpatch.settings.suggest import nearest
 
 log = logging.getLogger("flashpatch")
 

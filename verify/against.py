@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from flashpatch import versions
-from flashpatch.contract import check
-from flashpatch.preflight import packages
+from flashpatch.arming.preflight import packages
+from flashpatch.contracts import versions
+from flashpatch.contracts.check import check
 from flashpatch.record import Patch
 from flashpatch.verify.trees import Tree, opened
 

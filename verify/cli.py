@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashpatch import ledger_files, ledger_read, registry
+from flashpatch import registry
+from flashpatch.commands.report import Table, emit
 from flashpatch.errors import PatchError
+from flashpatch.ledger import files, read
 from flashpatch.record import Patch
-from flashpatch.report import Table, emit
 
 if TYPE_CHECKING:
     from flashpatch.verify.live import Process
@@ -94,10 +95,10 @@ def _probes(options: argparse.Namespace) -> int:
 def _live(options: argparse.Namespace) -> int:
     from flashpatch.verify import live
 
-    directory = Path(options.live) if options.live else ledger_files.directory()
+    directory = Path(options.live) if options.live else files.directory()
     if options.live and not directory.is_dir():
         raise ValueError(f"{directory} is not a directory")
-    runs = ledger_read.read(directory)
+    runs = read.read(directory)
     if not runs:
         print(f"flashpatch-verify: no process has written to the ledger {directory}", file=sys.stderr)
         return NOT_LIVE

@@ -15,9 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flashpatch import ledger, registry, settings, versions
-from flashpatch.ledger_read import Row, Run
-from flashpatch.preflight import packages
+from flashpatch import ledger, registry, settings
+from flashpatch.arming.preflight import packages
+from flashpatch.contracts import versions
+from flashpatch.ledger.read import Row, Run
 from flashpatch.proof import Proof
 from flashpatch.record import Family, Patch, State
 from flashpatch.verify import live
@@ -82,7 +83,9 @@ def verify(selection: settings.Selection, progress: Callable[[str], None]) -> Fa
     known = {patch.id: patch for patch in family.patches if found[patch.id] is not None}
     proofs.append(_ledger_proof(family, live.judge(run, known, [family.name]), rows))
     idle = _unused(family, rows)
-    states = [r.state.word for r in reports if r.framework and not (r.state.word == "waiting" and r.id in idle)]
+    states = [
+        r.state.word for r in reports if r.framework and not (r.state.word == "waiting" and r.id in idle)
+    ]
     ok = all(proof.ok for proof in proofs) and all(word in _GOOD for word in states)
     if ok:
         shutil.rmtree(workdir)
@@ -100,9 +103,7 @@ def _probe(
     return proofs, written.get(nonce, Run(nonce))
 
 
-def _observe(
-    family: Family, nonce: str, workdir: Path, progress: Callable[[str], None]
-) -> Iterator[Proof]:
+def _observe(family: Family, nonce: str, workdir: Path, progress: Callable[[str], None]) -> Iterator[Proof]:
     probes = [(family.name, family.probe)] + [(patch.id, patch.probe) for patch in family.patches]
     given = [(subject, probe) for subject, probe in probes if probe is not None]
     if not given:

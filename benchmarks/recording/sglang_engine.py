@@ -17,9 +17,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from recording.line_up import Row
-
 from flashpatch.patches.eagle.bandit.arm import Arm
+from recording.line_up import Row
 
 FOLDER, CLOCK = "RECORD_TRACE_FOLDER", "RECORD_TRACE_CLOCK"
 _STANDINS = Path(__file__).parents[2] / "tests" / "sglang" / "standins"
@@ -30,7 +29,7 @@ def follow() -> None:
     if FOLDER not in os.environ:
         return
     from flashpatch.patches.eagle.bandit.policy import Policy
-    from flashpatch.patches.eagle.sglang.chooser import Chooser
+    from flashpatch.patches.eagle.sglang.spec_controller import Chooser
 
     told, seen = Path(os.environ[FOLDER]) / "arms", Path(os.environ[FOLDER]) / "steps"
     at = 0
@@ -66,7 +65,7 @@ class Engine:
         flashpatch.enable("eagle", strict=True, capture=False, rollback=1.0, arms=arms)
         import sglang
 
-        from flashpatch.patches.eagle import tiny
+        from flashpatch.verify.probes.eagle import tiny
 
         self.name = f"sglang {version('sglang')}" + (" on a CPU, stand-in kernels" if alone else "")
         self._folder = folder
@@ -89,7 +88,7 @@ class Engine:
         """New weights for both."""
         from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
 
-        from flashpatch.patches.eagle.sglang import sync
+        from flashpatch.patches.eagle.sglang import drafter_refit
 
         llm = self.llm
         assert llm.begin_weight_update("target")[0]
@@ -100,7 +99,7 @@ class Engine:
         )
         done = llm.loop.run_until_complete(llm.tokenizer_manager.update_weights_from_tensor(request, None))
         assert done[0] and llm.end_weight_update()[0], done
-        sync.send(llm, _tensors(self._converted(drafter)))
+        drafter_refit.send(llm, _tensors(self._converted(drafter)))
 
     def run(self, arms: list[Arm], prompts: list[list[int]], tokens: int) -> tuple[list[Row], list[float]]:
         """See `recording.vllm_engine.Engine`."""

@@ -8,9 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from recording.line_up import Row
-
 from flashpatch.patches.eagle.bandit.arm import Arm
+from recording.line_up import Row
 
 
 class Fixed:
@@ -44,8 +43,8 @@ class Engine:
         flashpatch.enable("eagle", strict=True, capture=False, rollback=1.0)
         from vllm import LLM
 
-        from flashpatch.patches.eagle import tiny
-        from flashpatch.patches.eagle.vllm import speculate
+        from flashpatch.patches.eagle.vllm import spec_controller
+        from flashpatch.verify.probes.eagle import tiny
 
         self.name = f"vllm {_version()} on a CPU"
         self.llm = LLM(
@@ -57,7 +56,9 @@ class Engine:
                 speculative_config=dict(method="eagle", model=str(drafter), num_speculative_tokens=most),
             )
         )
-        self._controller = controller = speculate.of(self.llm.llm_engine.engine_core.engine_core.scheduler)
+        self._controller = controller = spec_controller.of(
+            self.llm.llm_engine.engine_core.engine_core.scheduler
+        )
         self._full = self._drafters = 0
         self._rows: list[Row] = []
         self._spent: list[float] = []  # of every step that decodes, those that change the arm too
@@ -71,7 +72,9 @@ class Engine:
                 self._spent.append(last - began)
 
         def whole(batch: int, arm: Arm, tokens: int, seconds: float) -> None:
-            if batch == self._full:  # rows that were luckier end earlier, and leave the others a smaller batch
+            if (
+                batch == self._full
+            ):  # rows that were luckier end earlier, and leave the others a smaller batch
                 self._rows.append((tokens / batch, seconds))
 
         controller.end, controller.clock = timed, getattr(time, clock)

@@ -13,8 +13,13 @@ from PIL import Image, ImageDraw
 
 INK, PALE, GREY = (40, 40, 40), (215, 215, 215), (150, 150, 150)
 COLOURS = {"frozen": (214, 39, 40), "co-trained": (31, 119, 180), "bandit": (148, 103, 189), "none": GREY}
-SHADES = {"disable": (200, 200, 200), "1_1_2": (198, 219, 239), "2_1_3": (133, 188, 220),
-          "3_1_4": (66, 146, 198), "4_1_5": (8, 81, 156)}  # fmt: skip
+SHADES = {
+    "disable": (200, 200, 200),
+    "1_1_2": (198, 219, 239),
+    "2_1_3": (133, 188, 220),
+    "3_1_4": (66, 146, 198),
+    "4_1_5": (8, 81, 156),
+}
 WIDE, HIGH = 480, 340
 Row = dict[str, Any]
 Points = list[tuple[float, float]]
@@ -142,7 +147,7 @@ def speed(rows: list[Row], out: Path) -> None:
 
 def said(runs: dict[str, list[Row]]) -> None:
     """The figures behind the pictures."""
-    from flashpatch.report import Table, emit
+    from flashpatch.commands.report import Table, emit
 
     by_round: dict[int, dict[str, Row]] = defaultdict(dict)
     for name, rows in runs.items():
@@ -152,7 +157,9 @@ def said(runs: dict[str, list[Row]]) -> None:
     lines = []
     for number, found in sorted(by_round.items()):
         cells = [f"{found[name]['length']:.2f}" if name in found else "" for name in runs]
-        lines.append([str(number), *cells, *(f"{found[name]['rate']:.0f}" if name in found else "" for name in runs)])
+        lines.append(
+            [str(number), *cells, *(f"{found[name]['rate']:.0f}" if name in found else "" for name in runs)]
+        )
     columns = ["round", *(f"{name}: length" for name in runs), *(f"{name}: tokens/s" for name in runs)]
     tables = [Table("4 drafts at every step, by round; before round 0 the drafter starts", columns, lines)]
     speeds = [row for row in runs["co-trained"] if row["what"] == "speed"]

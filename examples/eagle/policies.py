@@ -61,7 +61,10 @@ def main(out: Path, rounds: int, lessons: int, more: int) -> None:
             warm.step()
             if step == steps or (step % 50 == 0 and not number):
                 what = f"round {number}/{rounds}" if number else f"lesson {step}/{lessons}"
-                print(f"   {what}: loss {loss.item():.3f} a letter, {time.monotonic() - began:.0f} s", flush=True)
+                print(
+                    f"   {what}: loss {loss.item():.3f} a letter, {time.monotonic() - began:.0f} s",
+                    flush=True,
+                )
         pupil.save_pretrained(out / f"policy-{number:02}")
 
 

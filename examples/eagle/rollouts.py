@@ -40,8 +40,8 @@ class Engine:
 
     def __init__(self, out: Path, arm: str, policy: Path, drafter: Path) -> None:
         import flashpatch
-        from flashpatch.patches.eagle import tiny
-        from flashpatch.patches.eagle.vllm import speculate
+        from flashpatch.patches.eagle.vllm import spec_controller
+        from flashpatch.verify.probes.eagle import tiny
 
         self.ring = out / f"ring-{arm}"
         shutil.rmtree(self.ring, ignore_errors=True)
@@ -57,7 +57,7 @@ class Engine:
                 speculative_config=dict(method="eagle", model=str(drafter), num_speculative_tokens=MOST),
             )
         )
-        self._controller = speculate.of(self.llm.llm_engine.engine_core.engine_core.scheduler)
+        self._controller = spec_controller.of(self.llm.llm_engine.engine_core.engine_core.scheduler)
         self._controller.clock = time.process_time
         self.bandit = self._controller.policy
         self._chosen: Counter[str] = Counter()
@@ -83,7 +83,9 @@ class Engine:
         controller.policy = Policy([arm]) if arm else bandit or self.bandit
         drafts, accepted = controller.drafts, controller.accepted
         self._chosen.clear()
-        sampling = SamplingParams(temperature=temperature, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        sampling = SamplingParams(
+            temperature=temperature, max_tokens=tokens, ignore_eos=True, detokenize=False
+        )
         began = time.process_time()
         found = self.llm.generate([{"prompt_token_ids": one} for one in prompts], sampling, use_tqdm=False)
         seconds = time.process_time() - began
@@ -136,7 +138,9 @@ def main(out: Path, arm: str, rounds: int, pause: float, batches: list[int], war
             if trainer:
                 counts = engine.captured()
                 said += f"; {trainer.slice()}, {counts['requests']} requests captured"
-                engine.llm.collective_rpc("eagle_update_drafter", args=(str(trainer.keep(number)), trainer.version))
+                engine.llm.collective_rpc(
+                    "eagle_update_drafter", args=(str(trainer.keep(number)), trainer.version)
+                )
                 if number == -1:
                     shutil.copytree(trainer.drafter, start)
             print(f"   {said}; {time.monotonic() - began:.0f} s", flush=True)
@@ -154,9 +158,9 @@ def sweep(engine: Engine, prompts: list[list[int]], batches: list[int], repeats:
     bandit knew nothing.
     """
     from flashpatch import engine as flashpatch
-    from flashpatch.patches.eagle.vllm import speculate
+    from flashpatch.patches.eagle.vllm import spec_controller
 
-    bandit = speculate.policy(flashpatch.options("eagle"), MOST)
+    bandit = spec_controller.policy(flashpatch.settings.options("eagle"), MOST)
     names = ["disable", *(f"{k}_1_{k + 1}" for k in range(1, MOST + 1)), "bandit"]
     plain: dict[int, list[list[int]]] = {}
     rates: dict[tuple[int, str], list[float]] = defaultdict(list)
@@ -166,15 +170,23 @@ def sweep(engine: Engine, prompts: list[list[int]], batches: list[int], repeats:
             for name in names:
                 asked = dict(bandit=bandit) if name == "bandit" else dict(arm=name)
                 found = engine.roll(prompts[:batch], temperature=0.0, **asked)
-                wanted = plain.setdefault(batch, found["answers"])  # those of no speculation, which is the first
+                wanted = plain.setdefault(
+                    batch, found["answers"]
+                )  # those of no speculation, which is the first
                 rates[batch, name].append(found["rate"])
                 unlike[batch, name] += sum(a != b for a, b in zip(wanted, found["answers"], strict=True))
         print(f"   speed: {repeat + 1}/{repeats}", flush=True)
     return [
-        {"batch": batch, "arm": name, "rate": median(each), "first": each[0], "answers": batch * len(each),
-         "unlike": unlike[batch, name]}
+        {
+            "batch": batch,
+            "arm": name,
+            "rate": median(each),
+            "first": each[0],
+            "answers": batch * len(each),
+            "unlike": unlike[batch, name],
+        }
         for (batch, name), each in rates.items()
-    ]  # fmt: skip
+    ]
 
 
 class Trainer:
@@ -185,21 +197,33 @@ class Trainer:
 
         from flashpatch.patches.eagle.train.coordinator import Coordinator
         from flashpatch.patches.eagle.train.drafter import make_drafter
+        from flashpatch.patches.eagle.train.drafter_config import drafter_config
         from flashpatch.patches.eagle.train.export import save_drafter
-        from flashpatch.patches.eagle.train.shape import drafter_config
 
         policy = out / "policy-00"
         for old in (*out.glob("drafter-*"), out / "trainer"):
             shutil.rmtree(old, ignore_errors=True)
         config = drafter_config(AutoConfig.from_pretrained(policy))
-        self.scratch = save_drafter(out / "drafter-scratch", make_drafter(config).state_dict(), config, "vllm")
+        self.scratch = save_drafter(
+            out / "drafter-scratch", make_drafter(config).state_dict(), config, "vllm"
+        )
         self.drafter, self.version, self._out, self._pause = self.scratch, 0, out, pause
         self.coordinator = Coordinator(
             dict(
-                target=str(policy), ring=str(out / "ring-co-trained"), folder=str(out / "trainer"), dtype="float32",
-                rate=3e-3, tokens=1.0, window=256, batch=512, versions=2, checkpoint=0, threads=1, niceness=0,
+                target=str(policy),
+                ring=str(out / "ring-co-trained"),
+                folder=str(out / "trainer"),
+                dtype="float32",
+                rate=3e-3,
+                tokens=1.0,
+                window=256,
+                batch=512,
+                versions=2,
+                checkpoint=0,
+                threads=1,
+                niceness=0,
             )
-        )  # fmt: skip
+        )
         self.coordinator.start()
 
     def slice(self) -> str:

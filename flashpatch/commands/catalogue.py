@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
-from flashpatch import preflight, registry, settings
-from flashpatch.commands import given
-from flashpatch.preflight import Findings
+from flashpatch import registry, settings
+from flashpatch.arming import preflight
+from flashpatch.arming.preflight import Findings
+from flashpatch.commands import original_env
 from flashpatch.record import Patch, State
 
 
@@ -42,7 +43,7 @@ class Entry:
 
 def entries() -> list[Entry]:
     """All patches, by family. Raises PatchError when the environment or the config is wrong."""
-    with given.environment():
+    with original_env.environment():
         enabled = settings.from_environment(settings.NOTHING).choices.keys()
     return [entry for family in registry.families().values() for entry in _family(family.patches, enabled)]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from flashpatch.commands import given
+from flashpatch.commands import original_env
 from flashpatch.commands.provenance import PRECEDENCE, in_force
-from flashpatch.config import DEFAULT_FILE
-from flashpatch.report import Table, emit
+from flashpatch.commands.report import Table, emit
+from flashpatch.settings.config_file import DEFAULT_FILE
 
 HELP = "our variables, what they mean, and where each setting in force comes from"
 MEANINGS = {
@@ -28,7 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Always 0; settings that cannot be obeyed raise PatchError."""
-    values = given.variables()
+    values = original_env.variables()
     settings = in_force()
     data = {
         "variables": [{"name": n, "value": values.get(n), "meaning": text} for n, text in MEANINGS.items()],

@@ -7,7 +7,7 @@ from typing import Any
 
 from flashpatch import registry
 from flashpatch.commands.catalogue import Entry, entries
-from flashpatch.report import Table, emit
+from flashpatch.commands.report import Table, emit
 
 HELP = "every patch, and whether it fits the installed framework"
 _COLUMNS = ("patch", "requires", "installed", "contract", "tested", "state")

@@ -7,8 +7,10 @@ import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from flashpatch import config, ledger_files, registry, settings
-from flashpatch.commands import given
+from flashpatch import registry, settings
+from flashpatch.commands import original_env
+from flashpatch.ledger import files
+from flashpatch.settings import config_file
 
 PRECEDENCE = (
     "settings: enable(), FLASHPATCH_RESOLVED of a parent process, FLASHPATCH and its config, defaults",
@@ -26,9 +28,9 @@ class Setting(NamedTuple):
 
 def in_force() -> list[Setting]:
     """Settings of a process started with this environment. Raises PatchError when they cannot be obeyed."""
-    with given.environment():
+    with original_env.environment():
         ledger = "FLASHPATCH_LEDGER" if os.environ.get("FLASHPATCH_LEDGER") else "default"
-        return [*_settings(), Setting("ledger", str(ledger_files.directory()), ledger)]
+        return [*_settings(), Setting("ledger", str(files.directory()), ledger)]
 
 
 def _settings() -> Iterator[Setting]:
@@ -36,8 +38,8 @@ def _settings() -> Iterator[Setting]:
     if not selection.choices:
         yield Setting("names", [], "FLASHPATCH" if "FLASHPATCH" in os.environ else "default")
         return
-    loaded = config.load()
-    file = os.environ.get("FLASHPATCH_CONFIG") or config.DEFAULT_FILE
+    loaded = config_file.load()
+    file = os.environ.get("FLASHPATCH_CONFIG") or config_file.DEFAULT_FILE
     inherited = "FLASHPATCH_RESOLVED" if _inherited() else ""
     yield Setting("names", list(selection.names), inherited or _names_source(loaded, file))
     strict = "FLASHPATCH_STRICT" if "FLASHPATCH_STRICT" in os.environ else ""
@@ -51,7 +53,7 @@ def _settings() -> Iterator[Setting]:
             yield Setting(f"{family}.{option}", value, inherited or source)
 
 
-def _names_source(loaded: config.Config, file: str) -> str:
+def _names_source(loaded: config_file.Config, file: str) -> str:
     if os.environ["FLASHPATCH"] != "1":
         return "FLASHPATCH"
     return file if loaded.enable else "default"

@@ -7,9 +7,9 @@ from typing import Any
 
 from flashpatch import registry
 from flashpatch.commands.catalogue import Entry, entries
+from flashpatch.commands.report import Table, emit
 from flashpatch.record import Family
-from flashpatch.report import Table, emit
-from flashpatch.suggest import nearest
+from flashpatch.settings.suggest import nearest
 
 HELP = "everything about one patch, or about a family and its options"
 

@@ -8,10 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from flashpatch import ledger, ledger_files
-from flashpatch.commands import given
-from flashpatch.ledger_read import Expected, Row, Run
-from flashpatch.report import Table, emit
+from flashpatch import ledger
+from flashpatch.commands import original_env
+from flashpatch.commands.report import Table, emit
+from flashpatch.ledger import files
+from flashpatch.ledger.read import Expected, Row, Run
 
 HELP = "what the processes of the latest run reported"
 _COLUMNS = ("pid", "host", "roles", "alive", "patch", "state", "calls", "tested")
@@ -27,8 +28,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """1 when there is no run, an expected process is missing, or a patch does not act where it should."""
-    with given.environment():
-        directory = args.ledger or ledger_files.directory()
+    with original_env.environment():
+        directory = args.ledger or files.directory()
     latest = next((found for found in map(_of_jobs, reversed(ledger.read(directory))) if found), None)
     if latest is None:
         print(f"no run in {directory}: no process with FLASHPATCH set has reported there", file=sys.stderr)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flashpatch.patches.cpu import engines, fsdp, gloo, naming, platform, recipe
+from flashpatch.patches.cpu import engines, fsdp, gloo, platform, verl_config, vllm_distribution
 from flashpatch.proof import Proof
 from flashpatch.record import Family
 
 
 def _probe(nonce: str, workdir: Path) -> list[Proof]:
-    from flashpatch.patches.cpu.probe import probe
+    from flashpatch.verify.probes.cpu.probe import probe
 
     return probe(nonce, workdir)
 
@@ -20,9 +20,9 @@ FAMILY = Family(
     summary="verl, unmodified, on a machine without an accelerator",
     patches=(
         platform.PATCH,
-        naming.PATCH,
-        recipe.PATCH,
-        recipe.RUN,
+        vllm_distribution.PATCH,
+        verl_config.PATCH,
+        verl_config.RUN,
         engines.PATCH,
         gloo.RAY,
         gloo.LAUNCHER,

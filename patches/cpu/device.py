@@ -17,7 +17,7 @@ from verl.plugin.platform import PlatformBase
 
 from flashpatch import engine
 
-PLATFORM = "cpu.verl.platform"
+PLATFORM = "cpu.verl.register_platform"
 
 
 class Ordinal(str):

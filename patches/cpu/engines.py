@@ -36,7 +36,7 @@ def _registry(site: Any) -> Any:
 
 
 PATCH = Patch(
-    id="cpu.verl.engines",
+    id="cpu.verl.fsdp_engine_with_lm_head",
     targets=(f"{IMPL}:FSDPEngineWithLMHead",),
     requires="verl>=0.9",
     apply=apply,
@@ -52,7 +52,7 @@ PATCH = Patch(
     ),
     evidence="install",
     scope=frozenset({"trainer"}),
-    needs=("cpu.verl.platform",),
+    needs=("cpu.verl.register_platform",),
     tested=("0.9.1",),
     why="verl registers its FSDP engines for cuda and npu only, though nothing in them needs either.",
     how="Registers the same two classes for cpu.",

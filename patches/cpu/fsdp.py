@@ -42,14 +42,14 @@ def on_core_state(
 
 
 SYNC = Patch(
-    id="cpu.torch.sync-states",
+    id="cpu.torch.check_module_states_for_sync_module_states",
     targets=(f"{INIT}:_check_module_states_for_sync_module_states",),
     requires="torch>=2.6",
     wrapper=on_check,
     contract=Contract(params=("module_states",), exists=(f"{INIT}:_sync_module_params_and_buffers",)),
     evidence="fault",
     scope=frozenset({"trainer"}),
-    needs=("cpu.verl.platform",),
+    needs=("cpu.verl.register_platform",),
     tested=("2.13.0+cpu",),
     why="FSDP1 refuses sync_module_states=True, which verl always sets, while parameters are on the CPU, "
     "since NCCL could not broadcast them; gloo can.",
@@ -58,7 +58,7 @@ SYNC = Patch(
 )
 
 PIN = Patch(
-    id="cpu.torch.pin-memory",
+    id="cpu.torch.fsdp_param_init",
     targets=(f"{PARAM}:FSDPParam.__init__",),
     requires="torch>=2.6",
     wrapper=on_param,
@@ -69,7 +69,7 @@ PIN = Patch(
     ),
     evidence="fault",
     scope=frozenset({"trainer"}),
-    needs=("cpu.verl.platform",),
+    needs=("cpu.verl.register_platform",),
     tested=("2.13.0+cpu",),
     why="Under FSDP2 verl offloads the reference policy with pinned memory, which torch can only pin for an "
     "accelerator.",
@@ -78,7 +78,7 @@ PIN = Patch(
 )
 
 OFFLOAD = Patch(
-    id="cpu.torch.offload",
+    id="cpu.torch.init_core_state",
     targets=(f"{INIT}:_init_core_state",),
     requires="torch>=2.6",
     wrapper=on_core_state,
@@ -88,7 +88,7 @@ OFFLOAD = Patch(
     ),
     evidence="fault",
     scope=frozenset({"trainer"}),
-    needs=("cpu.verl.platform",),
+    needs=("cpu.verl.register_platform",),
     tested=("2.13.0+cpu",),
     why="Under FSDP1 verl offloads the reference policy to the CPU, for which torch pins memory; it can only "
     "for an accelerator.",

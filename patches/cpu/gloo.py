@@ -39,7 +39,7 @@ def _trainer() -> None:
 _COMMON = dict(
     requires="verl>=0.9",
     scope=frozenset({"trainer"}),
-    needs=("cpu.verl.platform",),
+    needs=("cpu.verl.register_platform",),
     tested=("0.9.1",),
     why='verl asks torch for "cpu:gloo,<device>:<backend>", which for a CPU is "cpu:gloo,cpu:gloo"; torch '
     "refuses a device that is named twice.",
@@ -47,7 +47,7 @@ _COMMON = dict(
 )
 
 RAY = Patch(
-    id="cpu.verl.gloo",
+    id="cpu.verl.initialize_global_process_group_ray",
     targets=(f"{DISTRIBUTED}:initialize_global_process_group_ray",),
     wrapper=on_ray,
     contract=Contract(params=("timeout_second", "backend"), mentions=("get_nccl_backend",)),
@@ -57,7 +57,7 @@ RAY = Patch(
 )
 
 LAUNCHER = Patch(
-    id="cpu.verl.gloo-launcher",
+    id="cpu.verl.initialize_global_process_group",
     targets=(f"{DISTRIBUTED}:initialize_global_process_group",),
     wrapper=on_launcher,
     contract=Contract(params=("timeout_second",), mentions=("get_nccl_backend",)),

@@ -46,7 +46,7 @@ def _ours(platform: type) -> bool:
 
 
 PATCH = Patch(
-    id="cpu.verl.platform",
+    id="cpu.verl.register_platform",
     targets=(f"{MANAGER}:PlatformRegistry.register",),
     requires="verl>=0.9",
     apply=apply,

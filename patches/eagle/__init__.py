@@ -20,7 +20,7 @@ def _sglang() -> tuple[Patch, ...]:
 
 
 def _probe(nonce: str, workdir: Path) -> list[Proof]:
-    from flashpatch.patches.eagle.probe import probe
+    from flashpatch.verify.probes.eagle.probe import probe
 
     return probe(nonce, workdir)
 
@@ -43,18 +43,27 @@ FAMILY = Family(
         "window": Option(300, "rewards the bandit remembers", kind=int),
         "guard": Option(2048, "most draft tokens times batch size that an arm may ask for", kind=int),
         "seed": Option(0, "seed of the bandit's and of the capture's choices", kind=int),
-        "state": Option("", "file that keeps what the bandit learned from one run to the next; empty: nowhere"),
-        "drafter": Option("", "under verl: folder of the rollout engine's drafter, or new; empty: the recipe's own"),
+        "state": Option(
+            "", "file that keeps what the bandit learned from one run to the next; empty: nowhere"
+        ),
+        "drafter": Option(
+            "", "under verl: folder of the rollout engine's drafter, or new; empty: the recipe's own"
+        ),
         "draft_tokens": Option(3, "under verl: tokens that this drafter may draft per step", kind=int),
         "cotrain": Option(True, "under verl: train the drafter while rollouts rest", kind=bool),
         "slice": Option(60.0, "seconds of training between two rollouts, at most", kind=float),
-        "patience": Option(30.0, "seconds that a rollout waits for the trainer before it is killed", kind=float),
+        "patience": Option(
+            30.0, "seconds that a rollout waits for the trainer before it is killed", kind=float
+        ),
         "trainer": Option([], "settings of the training process, such as rate=1e-3 and least=4", kind=list),
         "rollback": Option(
-            0.2, "share of the acceptance length that new drafter weights may cost before they go back; 1: any",
+            0.2,
+            "share of the acceptance length that new drafter weights may cost before they go back; 1: any",
             kind=float,
         ),
-        "rollback_steps": Option(64, "speculative steps over which acceptance is compared around a sync", kind=int),
+        "rollback_steps": Option(
+            64, "speculative steps over which acceptance is compared around a sync", kind=int
+        ),
     },
     probe=_probe,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from flashpatch.patches.flowrl import actor, choices, export, forward, loss, recipe, resume
+from flashpatch.patches.flowrl import actor, export, forward, loss, options, resume, verl_config
 from flashpatch.proof import Proof
 from flashpatch.record import Family
 
@@ -29,7 +29,7 @@ def _too_late() -> str | None:
 
 
 def _probe(nonce: str, workdir: Path) -> list[Proof]:
-    from flashpatch.patches.flowrl.probe import probe
+    from flashpatch.verify.probes.flowrl.probe import probe
 
     return probe(nonce, workdir)
 
@@ -38,7 +38,7 @@ FAMILY = Family(
     name="flowrl",
     summary="FlowRL: trajectory balance with a learned partition function, as a loss mode of stock verl",
     patches=(
-        recipe.PATCH,
+        verl_config.PATCH,
         actor.INIT,
         actor.BUILD,
         actor.OPTIMIZER,
@@ -53,7 +53,7 @@ FAMILY = Family(
         export.MERGED,
         resume.PATCH,
     ),
-    options=choices.OPTIONS,
+    options=options.OPTIONS,
     too_late=_too_late,
     probe=_probe,
     refuses=(

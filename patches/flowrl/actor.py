@@ -12,8 +12,8 @@ from typing import Any
 
 from flashpatch import ledger
 from flashpatch.errors import PatchError
-from flashpatch.patches.flowrl import choices
-from flashpatch.patches.flowrl.names import FILE, FOLDER, HEAD, MODE, is_head
+from flashpatch.patches.flowrl import options
+from flashpatch.patches.flowrl.param_names import FILE, FOLDER, HEAD, MODE, is_head
 from flashpatch.record import Contract, Patch
 
 logger = logging.getLogger("flashpatch.flowrl")
@@ -84,9 +84,9 @@ def attach(engine: Any, module: Any) -> None:
     """
     import torch
 
-    from flashpatch.patches.flowrl.partition import Capture, PartitionFunction
+    from flashpatch.patches.flowrl.partition_function import Capture, PartitionFunction
 
-    chosen = choices.current()
+    chosen = options.current()
     unsupported = [
         name
         for name, found in (
@@ -152,7 +152,7 @@ def on_build_optimizer(original, self, module: Any) -> Any:
     """
     if capture(self) is None:
         return original(self, module)
-    chosen = choices.current()
+    chosen = options.current()
     own = {
         name: value
         for name, value in (("lr", chosen.lr), ("weight_decay", chosen.weight_decay))
@@ -178,7 +178,7 @@ def on_build_optimizer(original, self, module: Any) -> Any:
 _COMMON = dict(requires="verl>=0.9", scope=frozenset({"trainer"}), tested=("0.9.1",))
 
 INIT = Patch(
-    id="flowrl.verl.actor",
+    id="flowrl.verl.init_model",
     targets=(f"{WORKERS}:ActorRolloutRefWorker.init_model",),
     wrapper=on_init_model,
     contract=Contract(
@@ -195,7 +195,7 @@ INIT = Patch(
 )
 
 BUILD = Patch(
-    id="flowrl.verl.head",
+    id="flowrl.verl.build_module",
     targets=(f"{IMPL}:FSDPEngine._build_module",),
     wrapper=on_build_module,
     contract=Contract(
@@ -216,7 +216,7 @@ BUILD = Patch(
 )
 
 OPTIMIZER = Patch(
-    id="flowrl.verl.optimizer",
+    id="flowrl.verl.build_optimizer",
     targets=(f"{IMPL}:FSDPEngine._build_optimizer",),
     wrapper=on_build_optimizer,
     contract=Contract(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flashpatch.patches.flowrl.actor import IMPL
-from flashpatch.patches.flowrl.names import FILE, FOLDER, HEAD, is_head, without_head
+from flashpatch.patches.flowrl.param_names import FILE, FOLDER, HEAD, is_head, without_head
 from flashpatch.record import Contract, Patch
 
 SHARDED = "verl.utils.fsdp_utils"
@@ -87,7 +87,7 @@ _MODEL = dict(
 )
 
 ROLLOUT = Patch(
-    id="flowrl.verl.export",
+    id="flowrl.verl.convert_weight_keys",
     targets=("verl.utils.model:convert_weight_keys",),
     wrapper=on_export,
     contract=Contract(
@@ -106,7 +106,7 @@ ROLLOUT = Patch(
 )
 
 WHOLE = Patch(
-    id="flowrl.verl.export-model",
+    id="flowrl.verl.get_fsdp_full_state_dict",
     targets=(f"{SHARDED}:get_fsdp_full_state_dict",),
     wrapper=on_whole,
     contract=Contract(params=("model",), mentions=("model.state_dict",)),
@@ -114,7 +114,7 @@ WHOLE = Patch(
 )
 
 SAVE = Patch(
-    id="flowrl.verl.save",
+    id="flowrl.verl.save_checkpoint",
     targets=(f"{MANAGER}:FSDPCheckpointManager.save_checkpoint",),
     wrapper=on_save,
     contract=Contract(
@@ -124,7 +124,7 @@ SAVE = Patch(
 )
 
 MERGE = Patch(
-    id="flowrl.verl.merge",
+    id="flowrl.verl.merge_and_save",
     targets=(f"{MERGER}.fsdp_model_merger:FSDPModelMerger.merge_and_save",),
     wrapper=on_merge,
     contract=Contract(mentions=("self._load_and_merge_state_dicts", "self.save_hf_model_and_tokenizer")),
@@ -132,7 +132,7 @@ MERGE = Patch(
 )
 
 MERGED = Patch(
-    id="flowrl.verl.merged",
+    id="flowrl.verl.load_and_merge_state_dicts",
     targets=(f"{MERGER}.fsdp_model_merger:FSDPModelMerger._load_and_merge_state_dicts",),
     wrapper=on_whole,
     contract=Contract(params=("world_size",)),

@@ -26,7 +26,7 @@ def locate(micro_batch: Any, model_inputs: Any) -> Any:
 
     Source: ``verl/workers/utils/padding.py: no_padding_2_padding``.
     """
-    from flashpatch.patches.flowrl.partition import Prompts
+    from flashpatch.patches.flowrl.partition_function import Prompts
 
     prompts, ids = micro_batch["prompts"], micro_batch["input_ids"]
     if prompts.is_nested:
@@ -58,7 +58,7 @@ _COMMON = dict(
 )
 
 INPUTS = Patch(
-    id="flowrl.verl.inputs",
+    id="flowrl.verl.prepare_model_inputs",
     targets=(f"{IMPL}:FSDPEngineWithLMHead.prepare_model_inputs",),
     wrapper=on_inputs,
     contract=Contract(
@@ -71,7 +71,7 @@ INPUTS = Patch(
 )
 
 OUTPUTS = Patch(
-    id="flowrl.verl.outputs",
+    id="flowrl.verl.prepare_model_outputs",
     targets=(f"{IMPL}:FSDPEngineWithLMHead.prepare_model_outputs",),
     wrapper=on_outputs,
     contract=Contract(

@@ -10,15 +10,15 @@ from typing import Any
 
 from flashpatch import engine
 from flashpatch.errors import PatchError
-from flashpatch.patches.flowrl import choices
+from flashpatch.patches.flowrl import options
 from flashpatch.patches.flowrl.forward import LOG_Z
-from flashpatch.patches.flowrl.names import MODE
+from flashpatch.patches.flowrl.param_names import MODE
 from flashpatch.record import Contract, Patch
 
 ALGOS = "verl.trainer.ppo.core_algos"
 LOSSES = "verl.workers.utils.losses"
-MODE_ID = "flowrl.verl.loss-mode"
-LOSS_ID = "flowrl.verl.loss"
+MODE_ID = "flowrl.verl.register_policy_loss"
+LOSS_ID = "flowrl.verl.ppo_loss"
 
 
 @dataclass(eq=False)
@@ -107,7 +107,7 @@ def trajectory_balance(
             advice="Only verl.workers.utils.losses.ppo_loss can use the loss mode flowrl.",
         )
     engine.record_call(MODE_ID)
-    chosen = choices.current()
+    chosen = options.current()
     parts = balance(
         given.log_z,
         log_prob,

@@ -59,7 +59,7 @@ def balance(
         ref_log_prob: under the reference policy.
         reward: the same for every token of a response, or their mean is taken; such as a group's advantage.
         mask: true for the tokens that count; a response without any gets weight 0.
-        beta, length, weight, cap: see `flashpatch.patches.flowrl.choices`.
+        beta, length, weight, cap: see `flashpatch.patches.flowrl.options`.
         low, high: the weight's clip range is ``[1 - low, 1 + high]``.
         correction: verl's rollout-correction weights; a response's is their mean.
     """

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from flashpatch.patches.flowrl.export import MANAGER
-from flashpatch.patches.flowrl.names import is_head
+from flashpatch.patches.flowrl.param_names import is_head
 from flashpatch.record import Contract, Patch
 
 logger = logging.getLogger("flashpatch.flowrl")
@@ -86,7 +86,7 @@ def _names(model: Any) -> Iterator[str]:
 
 
 PATCH = Patch(
-    id="flowrl.verl.resume",
+    id="flowrl.verl.load_checkpoint",
     targets=(f"{MANAGER}:FSDPCheckpointManager.load_checkpoint",),
     wrapper=on_load,
     contract=Contract(

@@ -6,9 +6,18 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from flashpatch.patches.fp8 import birth, doors, fleet, gate, quantization, refusal, spawn, worker
+from flashpatch.patches.fp8.precision import fleet
 from flashpatch.patches.fp8.sglang import PATCHES as SGLANG
 from flashpatch.patches.fp8.verl import PATCHES as VERL
+from flashpatch.patches.fp8.vllm import (
+    client_errors,
+    engine_args,
+    expected_processes,
+    initialize_model,
+    reload,
+    scheduler_gate,
+    worker,
+)
 from flashpatch.proof import Proof
 from flashpatch.record import Family, Option
 
@@ -39,7 +48,7 @@ def _too_late_vllm() -> str | None:
     import gc
 
     engines = [o for o in gc.get_objects() if isinstance(o, module.EngineCore)]
-    unknown = [e for e in engines if e not in gate._gates]
+    unknown = [e for e in engines if e not in scheduler_gate._gates]
     if not unknown:
         return None
     return f"{len(unknown)} vLLM engine(s) exist already and stay as they are; build them after enabling."
@@ -47,9 +56,9 @@ def _too_late_vllm() -> str | None:
 
 def _probe(nonce: str, workdir: Path) -> list[Proof]:
     if find_spec("vllm") is None and find_spec("sglang") is not None:
-        from flashpatch.patches.fp8.sglang.probe import probe
+        from flashpatch.verify.probes.fp8.sglang_probe import probe
     else:
-        from flashpatch.patches.fp8.probe import probe
+        from flashpatch.verify.probes.fp8.vllm_probe import probe
 
     return probe(nonce, workdir)
 
@@ -58,28 +67,30 @@ FAMILY = Family(
     name="fp8",
     summary="quantized rollouts (fp8, int8) or plain ones (bf16) whose weights can be updated in place, exactly",
     patches=(
-        quantization.PATCH,
-        birth.PATCH,
-        doors.BEGIN,
-        doors.END,
-        doors.FINISH,
+        engine_args.PATCH,
+        initialize_model.PATCH,
+        reload.BEGIN,
+        reload.END,
+        reload.FINISH,
         worker.LOAD,
         worker.STEP,
         worker.SLEEP,
-        gate.INIT,
-        gate.STEP,
-        gate.QUEUE,
-        gate.RPC,
-        refusal.PATCH,
-        refusal.STEP,
-        spawn.CORES,
-        spawn.WORKERS,
+        scheduler_gate.INIT,
+        scheduler_gate.STEP,
+        scheduler_gate.QUEUE,
+        scheduler_gate.RPC,
+        client_errors.PATCH,
+        client_errors.STEP,
+        expected_processes.CORES,
+        expected_processes.WORKERS,
         *VERL,
         *SGLANG,
     ),
     names={precision: {"precision": precision} for precision in fleet.SCHEMES},
     options={
-        "precision": Option("fp8", "what engines without an explicit quantization run in", tuple(fleet.SCHEMES)),
+        "precision": Option(
+            "fp8", "what engines without an explicit quantization run in", tuple(fleet.SCHEMES)
+        ),
         "fleet": Option([], "tables with a precision each, for the replicas in turn", kind=list, items=dict),
         "scheme": Option("", "vLLM's name of the quantization; empty: what the platform can run"),
         "profile": Option("", "absolute path of a profile that smooths the trainer's weights, for int8"),
@@ -110,13 +121,15 @@ FAMILY = Family(
             4.0, "how many times the usual mismatch makes an update of verl suspect; 0: none is", kind=float
         ),
         "transfer_timeout": Option(
-            600.0, "seconds of silence of the other side that a weight transfer of verl accepts; 0: any", kind=float
+            600.0,
+            "seconds of silence of the other side that a weight transfer of verl accepts; 0: any",
+            kind=float,
         ),
     },
     too_late=_too_late,
     probe=_probe,
     commands={
-        "profile": "flashpatch.patches.fp8.profile.command",
+        "profile": "flashpatch.patches.fp8.calibration.command",
         "advise": "flashpatch.patches.fp8.advise.command",
     },
     refuses=(

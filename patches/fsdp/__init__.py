@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flashpatch.patches.fsdp import export, mesh, receive, recipe
+from flashpatch.patches.fsdp import export, hybrid_sharding, receive, verl_config
 from flashpatch.proof import Proof
 from flashpatch.record import Family, Option
 
 
 def _probe(nonce: str, workdir: Path) -> list[Proof]:
-    from flashpatch.patches.fsdp.probe import probe
+    from flashpatch.verify.probes.fsdp.probe import probe
 
     return probe(nonce, workdir)
 
@@ -18,7 +18,7 @@ def _probe(nonce: str, workdir: Path) -> list[Proof]:
 FAMILY = Family(
     name="fsdp",
     summary="verl's weight syncs checked against the trainer's shards; replicas that stay together",
-    patches=(export.PATCH, receive.PATCH, mesh.PATCH, recipe.PATCH),
+    patches=(export.PATCH, receive.PATCH, hybrid_sharding.PATCH, verl_config.PATCH),
     options={
         "audit": Option(
             "refuse",

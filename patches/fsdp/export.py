@@ -16,7 +16,7 @@ from flashpatch.record import Contract, Patch
 
 logger = logging.getLogger("flashpatch.fsdp")
 
-ID = "fsdp.verl.export"
+ID = "fsdp.verl.get_per_tensor_param"
 IMPL = "verl.workers.engine.fsdp.transformer_impl"
 _ADVICE = "The option audit of fsdp: report sends them without, off sends all without."
 
@@ -54,7 +54,7 @@ def unanswerable(trainer: Any, adapter: Any) -> str:
 
 def _followed(trainer: Any, tensors: Iterable[Any], mode: str, every: int, problem: str) -> Iterator[Any]:
     """The same tensors between the two messages. Runs when the weights are sent, on all ranks alike."""
-    from flashpatch.patches.fsdp import wire
+    from flashpatch.patches.fsdp import messages
 
     source = _syncs.setdefault(trainer, [os.urandom(8).hex(), 0])
     source[1] += 1
@@ -64,7 +64,7 @@ def _followed(trainer: Any, tensors: Iterable[Any], mode: str, every: int, probl
     first = next(rest, None)
     device = first[1].device if first is not None else "cpu"
     opening = {"source": source[0], "sync": number, "audited": audited}
-    yield from wire.opening(opening, device)
+    yield from messages.opening(opening, device)
     if not audited:
         if problem:
             logger.warning("sync %d is not audited: %s cannot be traced back to shards", number, problem)
@@ -80,7 +80,7 @@ def _followed(trainer: Any, tensors: Iterable[Any], mode: str, every: int, probl
             first = next(rest, None)
         table = account.closed()
     ledger.note(audit={"sync": number, "tensors": len(table["sent"]), **account.facts})
-    yield from wire.closing({"sync": number, **table}, device)
+    yield from messages.closing({"sync": number, **table}, device)
 
 
 class _Account:
@@ -91,14 +91,14 @@ class _Account:
     """
 
     def __init__(self, trainer: Any, mode: str) -> None:
-        from flashpatch.patches.fsdp import names, shards
+        from flashpatch.patches.fsdp import param_names, shards
         from flashpatch.patches.fsdp.background import Background
 
         self._mode = mode
         self._mesh = trainer.device_mesh
         self._place = shards.place(self._mesh)
-        self._entries = names.converted(shards.own(trainer.module, self._place), trainer.module)
-        self._parts = names.parts(self._entries)
+        self._entries = param_names.converted(shards.own(trainer.module, self._place), trainer.module)
+        self._parts = param_names.parts(self._entries)
         self._sent: dict[str, tuple[Any, str, Future[Any]]] = {}
         self._twice: list[str] = []
         self._unknown: list[str] = []

@@ -12,7 +12,7 @@ from flashpatch.record import Contract, Patch
 
 logger = logging.getLogger("flashpatch.fsdp")
 
-ID = "fsdp.verl.receive"
+ID = "fsdp.verl.receive_weights"
 MODULE = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer"
 TARGET = f"{MODULE}:BucketedWeightReceiver.receive_weights"
 
@@ -60,13 +60,13 @@ class _Arrival:
     """One sync. Large tensors are read on a second thread, while the engine loads the same bucket."""
 
     def __init__(self, mode: str) -> None:
-        from flashpatch.patches.fsdp import fingerprint, wire
+        from flashpatch.patches.fsdp import fingerprint, messages
         from flashpatch.patches.fsdp.background import Background
 
         self._fingerprint = fingerprint.of
         self._mode = mode
-        self._wire = wire
-        self._open, self._close = wire.Message(), wire.Message()
+        self._wire = messages
+        self._open, self._close = messages.Message(), messages.Message()
         self._header: dict[str, Any] | None = None
         self._done = False
         self._seen: dict[str, Any] = {}

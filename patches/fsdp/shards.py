@@ -97,7 +97,7 @@ def _entry(name: str, value: torch.Tensor, at: Place) -> Own:
     if not known or not all(isinstance(one, Replicate) for one in replicated) or len(replicated) > 1:
         raise PatchError(
             f"{name} is distributed as {placements}.",
-            patch="fsdp.verl.export",
+            patch="fsdp.verl.get_per_tensor_param",
             advice="The audit knows shards, and replicas of shards; set its option audit to off.",
         )
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset

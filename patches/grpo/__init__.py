@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flashpatch.patches.grpo import complete, counting, fused, policy_loss, recipe, resubmit, router
+from flashpatch.patches.grpo import complete, verl_config
+from flashpatch.patches.grpo.loss.grpo_exact.grpo_exact import batch_counts, fused_logprobs, policy_loss
+from flashpatch.patches.grpo.routing import resubmit, router
 from flashpatch.proof import Proof
 from flashpatch.record import Family, Option
 
 
 def _probe(nonce: str, workdir: Path) -> list[Proof]:
-    from flashpatch.patches.grpo.probe import probe
+    from flashpatch.verify.probes.grpo.probe import probe
 
     return probe(nonce, workdir)
 
@@ -19,13 +21,13 @@ FAMILY = Family(
     name="grpo",
     summary="a GRPO loss that no split changes, routing by token cost, and batches as samples arrive",
     patches=(
-        recipe.PATCH,
+        verl_config.PATCH,
         policy_loss.PATCH,
-        counting.PATCH,
+        batch_counts.PATCH,
         router.PATCH,
         resubmit.ACQUIRE,
         resubmit.GENERATE,
-        fused.PATCH,
+        fused_logprobs.PATCH,
         complete.PATCH,
     ),
     options={

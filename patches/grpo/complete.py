@@ -19,7 +19,7 @@ def native(site: Any) -> str | None:
 
 def on_partitions(original, seqlen_list: list[int], k_partitions: int, equal_size: bool) -> list[list[int]]:
     """Instead of ``get_seqlen_balanced_partitions``, should it ever go wrong."""
-    from flashpatch.patches.grpo.partition import balance
+    from flashpatch.patches.grpo.standalone.partition import balance
 
     if equal_size:
         return original(seqlen_list, k_partitions, equal_size)

@@ -11,6 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+
 from flashpatch import registry
 from flashpatch.record import Family, Patch
 
@@ -165,7 +166,7 @@ class TestEnv:
         return {setting["name"]: (setting["value"], setting["source"]) for setting in found}
 
     def test_every_variable_is_explained(self, toys) -> None:
-        from flashpatch.forward import VARIABLES
+        from flashpatch.settings.child_env import VARIABLES
 
         shown = read(toys.run("flashpatch", "env", "--json", FLASHPATCH="toy"))["variables"]
         assert {variable["name"] for variable in shown} == set(VARIABLES)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ENGINE = '''
+ENGINE = """
 class Engine:
     policy = 0
 
@@ -18,7 +18,7 @@ class Engine:
 
     def generate(self):
         return self.policy
-'''
+"""
 
 FAMILY = '''
 import os, subprocess, sys

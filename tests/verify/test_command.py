@@ -62,7 +62,9 @@ def test_what_waits_for_a_framework_that_the_probe_did_without():
     from flashpatch.verify.run import _unused
 
     def patch(id):
-        return Patch(id, (f"{id.split('.')[1]}.mod:f",), "x>=1", why="", how="", remove_when="", wrapper=print)
+        return Patch(
+            id, (f"{id.split('.')[1]}.mod:f",), "x>=1", why="", how="", remove_when="", wrapper=print
+        )
 
     def row(**calls):
         entries = {f"toy.{name}": {"state": "live", "calls": count} for name, count in calls.items()}

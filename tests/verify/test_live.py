@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from flashpatch import ledger_files
-from flashpatch.ledger_read import Expected, Row, Run
+from flashpatch.ledger import files
+from flashpatch.ledger.read import Expected, Row, Run
 from flashpatch.record import Patch
 from flashpatch.verify.live import choose, judge
 
@@ -123,9 +123,10 @@ def test_waiting_is_no_excuse_once_due():
 
 
 def test_patches_of_a_framework_that_the_process_does_not_use_may_wait():
-    assert problems(
-        row("worker", patches={LOAD.id: entry("live", 1), OTHER.id: entry("waiting")}, updates=1)
-    ) == []
+    assert (
+        problems(row("worker", patches={LOAD.id: entry("live", 1), OTHER.id: entry("waiting")}, updates=1))
+        == []
+    )
 
 
 def expects(pid: int, *roles: str, host: str = "far", start: str = "") -> Expected:
@@ -179,8 +180,8 @@ def test_errors_and_unreadable_files_are_problems():
 
 
 def test_choose_prefers_a_running_job(monkeypatch):
-    me = ledger_files.host()
-    living = row(pid=1, host=me, start=ledger_files.process_start(1))
+    me = files.host()
+    living = row(pid=1, host=me, start=files.process_start(1))
     old, new = Run("old", [living]), Run("new", [row()])
     assert choose([old, new]).id == "old"
     assert choose([Run("older", [row()]), new]).id == "new"

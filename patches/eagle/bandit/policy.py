@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.bandit.arm import Arm, parse_arms
-from flashpatch.patches.eagle.bandit.groups import Groups
-from flashpatch.patches.eagle.bandit.noise import Noise
+from flashpatch.patches.eagle.bandit.batch_buckets import Groups
+from flashpatch.patches.eagle.bandit.random_tables import Noise
 from flashpatch.patches.eagle.bandit.rules import DEFAULT, rule_class
 from flashpatch.patches.eagle.bandit.rules.base import Setting
 
@@ -20,7 +20,7 @@ LONGEST = 1e6  # seconds of a step; a longer one is a clock that jumped
 
 
 class Agree(Protocol):
-    """How several ranks come to the same arm, see `flashpatch.patches.eagle.bandit.agree`."""
+    """How several ranks come to the same arm, see `flashpatch.patches.eagle.bandit.rank_broadcast`."""
 
     leads: bool
     """Whether this rank's choice counts."""

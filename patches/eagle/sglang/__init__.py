@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from flashpatch.patches.eagle.sglang import capture, switch, sync
+from flashpatch.patches.eagle.sglang import capture, drafter_refit, spec_arms
 
-PATCHES = (*capture.PATCHES, *switch.PATCHES, *sync.PATCHES)
+PATCHES = (*capture.PATCHES, *spec_arms.PATCHES, *drafter_refit.PATCHES)

@@ -12,15 +12,15 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from flashpatch import engine, ledger
-from flashpatch.patches.eagle.ring import Writer, place
-from flashpatch.patches.eagle.sglang.common import TEXT, WORKER
+from flashpatch.arming.site import Site
+from flashpatch.patches.eagle.capture.sample_queue import Writer, place
+from flashpatch.patches.eagle.sglang.targets import TEXT, WORKER
 from flashpatch.record import Contract, Patch
-from flashpatch.wrap import Site
 
 if TYPE_CHECKING:
     import torch
 
-    from flashpatch.patches.eagle.recorder import Recorder
+    from flashpatch.patches.eagle.capture.recorder import Recorder
 
 logger = logging.getLogger("flashpatch.eagle")
 
@@ -40,7 +40,7 @@ def recorder(worker: Any = None) -> Recorder | None:
 def _make(worker: Any) -> Recorder | None:
     from sglang.srt.runtime_context import get_parallel
 
-    from flashpatch.patches.eagle.recorder import Recorder
+    from flashpatch.patches.eagle.capture.recorder import Recorder
 
     options = engine.options("eagle")
     ledger.role("worker", tp=get_parallel().tp_rank)
@@ -167,14 +167,14 @@ VERIFY = Patch(
         ),
     ),
     evidence="fault",  # an engine without speculation verifies nothing
-    needs=("eagle.sglang.finished",),
+    needs=("eagle.sglang.release_kv_cache",),
     why=_WHY,
     how="Notes tokens, positions and states of the accepted path after each verification.",
     **TEXT,
 )
 
 PREFILL = Patch(
-    id="eagle.sglang.prefill",
+    id="eagle.sglang.forward_prefill_batch",
     targets=(f"{WORKER}._forward_prefill_batch",),
     wrapper=on_prefill,
     contract=Contract(params=("batch",), mentions=("batch_output.logits_output.hidden_states",)),
@@ -186,7 +186,7 @@ PREFILL = Patch(
 )
 
 FINISHED = Patch(
-    id="eagle.sglang.finished",
+    id="eagle.sglang.release_kv_cache",
     targets=("sglang.srt.mem_cache.common:release_kv_cache",),
     wrapper=on_release,
     contract=Contract(

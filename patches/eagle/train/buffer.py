@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Literal
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.eagle.sample import Sample
+from flashpatch.patches.eagle.capture.sample import Sample
 
 KEEP = ("reservoir", "recency")
 

@@ -18,7 +18,7 @@ from transformers import PretrainedConfig
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.train.drafter import Drafter, Drafter3
-from flashpatch.patches.eagle.train.frozen import Frozen
+from flashpatch.patches.eagle.train.target_embeddings import Frozen
 
 ENGINES = ("vllm", "sglang")
 
@@ -137,15 +137,19 @@ def load_weights(drafter: Drafter | Drafter3, folder: str | os.PathLike[str]) ->
     bias = found.pop("fc.bias", None) if "fc.bias" not in drafter.state_dict() else None
     if bias is not None and bias.any():
         raise PatchError(
-            f"{path} has a bias on fc, which this drafter lacks.", patch="eagle", target="drafter",
+            f"{path} has a bias on fc, which this drafter lacks.",
+            patch="eagle",
+            target="drafter",
             advice="Train one from scratch.",
-        )  # fmt: skip
+        )
     found = {name: tensor for name, tensor in found.items() if name not in shared}
     wanted = drafter.state_dict()
     odd = sorted(wanted.keys() ^ found.keys()) or [n for n in wanted if wanted[n].shape != found[n].shape]
     if odd:
         raise PatchError(
-            f"{path} is no such drafter: {', '.join(odd[:4])} differ.", patch="eagle", target="drafter",
+            f"{path} is no such drafter: {', '.join(odd[:4])} differ.",
+            patch="eagle",
+            target="drafter",
             advice="Check that it was trained for this target and kind.",
-        )  # fmt: skip
+        )
     drafter.load_state_dict(found)

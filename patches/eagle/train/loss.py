@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from flashpatch.patches.eagle.train.frozen import Frozen
 from flashpatch.patches.eagle.train.pack import Pack
+from flashpatch.patches.eagle.train.target_embeddings import Frozen
 
 CHUNK = 1024
 """Positions whose logits are held at a time."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.eagle.sample import Sample
+from flashpatch.patches.eagle.capture.sample import Sample
 
 
 @dataclass(frozen=True)

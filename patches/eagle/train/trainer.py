@@ -21,9 +21,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from flashpatch.patches.eagle.train.drafter import Drafter, Drafter3
-from flashpatch.patches.eagle.train.frozen import Frozen
 from flashpatch.patches.eagle.train.loss import sums
 from flashpatch.patches.eagle.train.pack import Pack, filler
+from flashpatch.patches.eagle.train.target_embeddings import Frozen
 
 
 @dataclass(frozen=True)

@@ -31,15 +31,15 @@ from transformers import AutoConfig
 
 from flashpatch import ledger
 from flashpatch.errors import PatchError
-from flashpatch.patches.eagle.ring import Reader
+from flashpatch.patches.eagle.capture.sample_queue import Reader
 from flashpatch.patches.eagle.train.buffer import Buffer
 from flashpatch.patches.eagle.train.checkpoint import Checkpoints
 from flashpatch.patches.eagle.train.drafter import make_drafter
+from flashpatch.patches.eagle.train.drafter_config import drafter_config
 from flashpatch.patches.eagle.train.export import load_weights, save_drafter
-from flashpatch.patches.eagle.train.frozen import Frozen
 from flashpatch.patches.eagle.train.pack import Pack, pack, windows
 from flashpatch.patches.eagle.train.settings import WorkerSettings
-from flashpatch.patches.eagle.train.shape import drafter_config
+from flashpatch.patches.eagle.train.target_embeddings import Frozen
 from flashpatch.patches.eagle.train.trainer import Recipe, Trainer
 
 BEAT = 1.0  # seconds between signs of life
@@ -177,9 +177,13 @@ class Worker:
         dtype = getattr(torch, self.settings.dtype)
         weights = {name: tensor.to(dtype) for name, tensor in self.trainer.weights().items()}
         path = save_drafter(
-            folder / f"drafter-{self.trainer.count}", weights, self.config, self.settings.engine,
-            self.trainer.frozen, self.settings.target,
-        )  # fmt: skip
+            folder / f"drafter-{self.trainer.count}",
+            weights,
+            self.config,
+            self.settings.engine,
+            self.trainer.frozen,
+            self.settings.target,
+        )
         self._say({"event": "drafter", "folder": str(path), **self._figures(), **found})
         ledger.note(eagle_training={"drafter": str(path), **self._figures()})
         old = sorted(folder.glob("drafter-*"), key=lambda one: int(one.name.partition("-")[2]))

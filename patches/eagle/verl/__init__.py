@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
-from flashpatch.patches.eagle.verl import manager, recipe, server
+from flashpatch.patches.eagle.verl import checkpoint_manager, http_server, verl_config
 
-PATCHES = (recipe.PATCH, server.PATCH, manager.IDLE, manager.UPDATE, manager.LOG)
+PATCHES = (
+    verl_config.PATCH,
+    http_server.PATCH,
+    checkpoint_manager.IDLE,
+    checkpoint_manager.UPDATE,
+    checkpoint_manager.LOG,
+)

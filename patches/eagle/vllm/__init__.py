@@ -2,6 +2,20 @@
 
 from __future__ import annotations
 
-from flashpatch.patches.eagle.vllm import capture, ending, expand, orders, speculate, sync
+from flashpatch.patches.eagle.vllm import (
+    capture,
+    cpu_expand_kernel,
+    drafter_refit,
+    finished_requests,
+    schedule,
+    spec_controller,
+)
 
-PATCHES = (ending.PATCH, orders.PATCH, *capture.PATCHES, *speculate.PATCHES, *sync.PATCHES, expand.PATCH)
+PATCHES = (
+    finished_requests.PATCH,
+    schedule.PATCH,
+    *capture.PATCHES,
+    *spec_controller.PATCHES,
+    *drafter_refit.PATCHES,
+    cpu_expand_kernel.PATCH,
+)

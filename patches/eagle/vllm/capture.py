@@ -2,7 +2,7 @@
 
 The hook is ``sample_tokens``, in which both runners also propose drafts: there the step's input tokens, their
 positions and the final hidden states lie side by side, whether or not the drafter gets to run in that step and
-whether or not the engine speculates at all. See `flashpatch.patches.eagle.recorder` for what is kept of them.
+whether or not the engine speculates at all. See `flashpatch.patches.eagle.capture.recorder` for what is kept of them.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from flashpatch import engine, ledger
-from flashpatch.patches.eagle.ring import Writer, place
-from flashpatch.patches.eagle.vllm import ending
-from flashpatch.patches.eagle.vllm.common import RUNNER, RUNNER_V2, WORKERS
+from flashpatch.arming.site import Site
+from flashpatch.patches.eagle.capture.sample_queue import Writer, place
+from flashpatch.patches.eagle.vllm import finished_requests
+from flashpatch.patches.eagle.vllm.targets import RUNNER, RUNNER_V2, WORKERS
 from flashpatch.record import Contract, Patch
-from flashpatch.wrap import Site
 
 if TYPE_CHECKING:
-    from flashpatch.patches.eagle.recorder import Recorder
+    from flashpatch.patches.eagle.capture.recorder import Recorder
 
 logger = logging.getLogger("flashpatch.eagle")
 
@@ -89,7 +89,7 @@ def _make(runner: Any) -> Capture | None:
     options = engine.options("eagle")
     recorder = None
     if options["capture"] and get_pp_group().is_last_rank and get_tp_group().rank_in_group == 0:
-        from flashpatch.patches.eagle.recorder import Recorder
+        from flashpatch.patches.eagle.capture.recorder import Recorder
 
         ring = place(options["ring"])
         recorder = Recorder(
@@ -109,7 +109,7 @@ def on_execute(original, self, scheduler_output: Any, *args: Any, **kwargs: Any)
     capture = of(self)
     if capture is not None:
         if capture.recorder is not None and scheduler_output.finished_req_ids:
-            truths = getattr(scheduler_output, ending.ATTRIBUTE, {})
+            truths = getattr(scheduler_output, finished_requests.ATTRIBUTE, {})
             capture.recorder.finish({name: truths.get(name) for name in scheduler_output.finished_req_ids})
         if scheduler_output.total_num_scheduled_tokens:
             capture.before_step()
@@ -135,14 +135,21 @@ def on_sample(original, self, *args: Any, **kwargs: Any):
 def on_sample_v2(original, self, *args: Any, **kwargs: Any):
     """Around V2's ``sample_tokens``."""
     state, capture = self.execute_model_state, _captures.get(self)
-    if state is not None and state.hidden_states is not None and capture is not None and capture.recorder is not None:
+    if (
+        state is not None
+        and state.hidden_states is not None
+        and capture is not None
+        and capture.recorder is not None
+    ):
         batch = state.input_batch
         lengths = batch.num_scheduled_tokens.tolist()
         _step(capture.recorder, batch.req_ids, lengths, batch.input_ids, batch.positions, state)
     return original(self, *args, **kwargs)
 
 
-def _step(recorder: Recorder, names: Iterable[str], lengths: list[int], ids: Any, positions: Any, state: Any) -> None:
+def _step(
+    recorder: Recorder, names: Iterable[str], lengths: list[int], ids: Any, positions: Any, state: Any
+) -> None:
     recorder.step(names, lengths, ids, positions, state.hidden_states, state.aux_hidden_states)
 
 
@@ -179,18 +186,18 @@ def _ends(id: str, runner: str) -> Patch:
             ),
         ),
         evidence="fault",
-        needs=("eagle.vllm.orders",),
+        needs=("eagle.vllm.schedule",),
         why=_WHY,
         how="Closes the books on requests that the scheduler says are over, and counts policy versions.",
         **WORKERS,
     )
 
 
-EXECUTE = _ends("eagle.vllm.ends", RUNNER)
-EXECUTE_V2 = _ends("eagle.vllm.ends-v2", RUNNER_V2)
+EXECUTE = _ends("eagle.vllm.execute_model", RUNNER)
+EXECUTE_V2 = _ends("eagle.vllm.execute_model_v2", RUNNER_V2)
 
 SAMPLE = Patch(
-    id="eagle.vllm.capture",
+    id="eagle.vllm.sample_tokens",
     targets=(f"{RUNNER}.sample_tokens",),
     wrapper=on_sample,
     contract=Contract(
@@ -202,14 +209,14 @@ SAMPLE = Patch(
         ),
     ),
     evidence="fault",
-    needs=("eagle.vllm.ends",),
+    needs=("eagle.vllm.execute_model",),
     why=_WHY,
     how="Notes input tokens, positions and states before the step's tokens are sampled and drafts proposed.",
     **WORKERS,
 )
 
 SAMPLE_V2 = Patch(
-    id="eagle.vllm.capture-v2",
+    id="eagle.vllm.sample_tokens_v2",
     targets=(f"{RUNNER_V2}.sample_tokens",),
     wrapper=on_sample_v2,
     contract=Contract(
@@ -224,7 +231,7 @@ SAMPLE_V2 = Patch(
         ),
     ),
     evidence="fault",
-    needs=("eagle.vllm.ends-v2",),
+    needs=("eagle.vllm.execute_model_v2",),
     why=_WHY,
     how="The same in vLLM's second model runner. Checked by contract only: that runner needs an accelerator.",
     **{**WORKERS, "tested": ()},

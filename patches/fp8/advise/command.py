@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from flashpatch.report import Table, emit
+from flashpatch.commands.report import Table, emit
 
 HELP = "whether 8-bit rollout is expected to be faster: measures this machine, predicts no other"
 
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     import transformers
 
     from flashpatch.patches.fp8.advise import measure, shapes, verdict
-    from flashpatch.patches.fp8.profile.rows import progress
+    from flashpatch.patches.fp8.calibration.report import progress
 
     batches = _batches(args)
     if args.measured is not None and (args.device or args.save or args.engine):
@@ -70,17 +70,32 @@ def run(args: argparse.Namespace) -> int:
 
 def _tables(data: dict, found: list) -> list[Table]:
     rows = [
-        (v.form, str(v.batch), f"{1e3 * v.bf16:.3f}", f"{1e3 * v.eight:.3f}", f"{v.speedup:.2f}",
-         f"{v.best:.2f}", v.word, "; ".join(v.why)) for v in found
-    ]  # fmt: skip
+        (
+            v.form,
+            str(v.batch),
+            f"{1e3 * v.bf16:.3f}",
+            f"{1e3 * v.eight:.3f}",
+            f"{v.speedup:.2f}",
+            f"{v.best:.2f}",
+            v.word,
+            "; ".join(v.why),
+        )
+        for v in found
+    ]
     heads = ("form", "batch", "bf16 ms", "8-bit ms", "speedup", "at best", "expected", "why")
     title = f"Matrix products of one decoding step on {data['device']}"
     notes = [
         ("measured", f"torch's kernels, {data['where']}"),
-        ("in 8 bits", f"{100 * data['touched'] / data['weights']:.0f}% of {data['weights'] / 1e6:.1f} million weights"),
-        ("speedup", "of the products; attention, norms, sampling and scheduling take as long as before, so a whole "
-                    "step gains less; at best: were rounding activations free"),
-    ]  # fmt: skip
+        (
+            "in 8 bits",
+            f"{100 * data['touched'] / data['weights']:.0f}% of {data['weights'] / 1e6:.1f} million weights",
+        ),
+        (
+            "speedup",
+            "of the products; attention, norms, sampling and scheduling take as long as before, so a whole "
+            "step gains less; at best: were rounding activations free",
+        ),
+    ]
     notes += [
         (f"{form} not predicted", f"no kernel here: {why}") for form, why in data["not_measured"].items()
     ]
@@ -88,9 +103,12 @@ def _tables(data: dict, found: list) -> list[Table]:
         notes += list(data["engine"].items())
     if found and all(v.word in ("same", "slower") for v in found):
         notes.append(
-            ("advice", "stay in bf16 here: 8 bits pay for large dense models with long outputs, where reading weights "
-                       "or multiplying dominates; a small model's step is mostly overhead, which they add to")
-        )  # fmt: skip
+            (
+                "advice",
+                "stay in bf16 here: 8 bits pay for large dense models with long outputs, where reading weights "
+                "or multiplying dominates; a small model's step is mostly overhead, which they add to",
+            )
+        )
     return [Table(title, heads, rows, empty="nothing could be measured"), Table("Notes", ("", ""), notes)]
 
 
@@ -102,7 +120,7 @@ def _batches(args: argparse.Namespace) -> list[int]:
 
 
 def _directory(model: str) -> Path:
-    from flashpatch.patches.fp8.profile.checkpoint import directory
+    from flashpatch.patches.fp8.calibration.checkpoint import directory
 
     return directory(model)
 
@@ -115,10 +133,13 @@ def _engine(name: str | None) -> dict[str, str]:
     try:
         import vllm  # noqa: F401
     except ModuleNotFoundError as error:
-        raise PatchError("vLLM is not installed here, so it is unknown what it would choose.", patch="fp8.advise",
-                         advice="Leave --engine out.") from error  # fmt: skip
-    from flashpatch import versions
-    from flashpatch.patches.fp8.quantization import _default_scheme
+        raise PatchError(
+            "vLLM is not installed here, so it is unknown what it would choose.",
+            patch="fp8.advise",
+            advice="Leave --engine out.",
+        ) from error
+    from flashpatch.contracts import versions
+    from flashpatch.patches.fp8.vllm.engine_args import _default_scheme
 
     what = f"{versions.owner('vllm')} would open this model with quantization={_default_scheme()}"
     return {

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8 import quantizer
 from flashpatch.patches.fp8.advise.shapes import PATCH
-from flashpatch.patches.fp8.profile import untrusted
+from flashpatch.patches.fp8.calibration import untrusted
+from flashpatch.patches.fp8.precision import quantize
 
 FORMAT = "flashpatch.products"
 FORMS = ("bf16", "int8", "fp8")
@@ -121,8 +121,11 @@ def measure(
             except (RuntimeError, NotImplementedError, AttributeError) as error:
                 runs.pop(form, None)
                 if form == "bf16" or "out of memory" in str(error):
-                    raise PatchError(f"[{m}, {k}] by [{k}, {n}] cannot be timed in {form}: {str(error)[:120]}.",
-                                     patch=PATCH, advice="Give smaller --batch sizes.") from error  # fmt: skip
+                    raise PatchError(
+                        f"[{m}, {k}] by [{k}, {n}] cannot be timed in {form}: {str(error)[:120]}.",
+                        patch=PATCH,
+                        advice="Give smaller --batch sizes.",
+                    ) from error
                 found.missing.setdefault(form, str(error).strip().splitlines()[0][:160])
         for form, (whole, kernel) in _timed(runs, device).items():
             found.times.append(Time(m, k, n, form, whole, kernel))
@@ -177,12 +180,12 @@ def _runs(
             return torch.mm(x, weights[turn % copies].t())
 
         return plain, plain
-    q, scale = quantizer.quantized(torch.randn(n, k, generator=generator).to(device), form)
+    q, scale = quantize.quantized(torch.randn(n, k, generator=generator).to(device), form)
     weights = [q.clone() for _ in range(copies)]
-    xq, x_scale = quantizer.dynamic(x, form)
+    xq, x_scale = quantize.dynamic(x, form)
     if form == "int8":
         return (
-            lambda turn: quantizer.w8a8(x, weights[turn % copies], scale),
+            lambda turn: quantize.w8a8(x, weights[turn % copies], scale),
             lambda turn: torch._int_mm(xq, weights[turn % copies].t()),
         )
     columns = scale.t().contiguous()
@@ -190,7 +193,7 @@ def _runs(
     def scaled(a: torch.Tensor, a_scale: torch.Tensor, turn: int) -> torch.Tensor:
         return torch._scaled_mm(a, weights[turn % copies].t(), a_scale, columns, out_dtype=torch.bfloat16)
 
-    return lambda turn: scaled(*quantizer.dynamic(x, "fp8"), turn), lambda turn: scaled(xq, x_scale, turn)
+    return lambda turn: scaled(*quantize.dynamic(x, "fp8"), turn), lambda turn: scaled(xq, x_scale, turn)
 
 
 def _timed(runs: dict[str, tuple], device: torch.device) -> dict[str, tuple[float, float]]:

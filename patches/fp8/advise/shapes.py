@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8.profile import structure, untrusted
+from flashpatch.patches.fp8.calibration import structure, untrusted
 
 PATCH = "fp8.advise"
 
@@ -48,11 +48,17 @@ def of_model(path: Path) -> Products:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     except Exception as error:  # whatever transformers makes of it
-        raise PatchError(f"{path}: the architecture cannot be built ({type(error).__name__}: {str(error)[:200]}).",
-                         patch=PATCH, advice="Check config.json.") from error  # fmt: skip
+        raise PatchError(
+            f"{path}: the architecture cannot be built ({type(error).__name__}: {str(error)[:200]}).",
+            patch=PATCH,
+            advice="Check config.json.",
+        ) from error
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    linear = {name: (m.in_features, m.out_features) for name, m in model.named_modules()
-              if isinstance(m, torch.nn.Linear)}  # fmt: skip
+    linear = {
+        name: (m.in_features, m.out_features)
+        for name, m in model.named_modules()
+        if isinstance(m, torch.nn.Linear)
+    }
     layers: Counter[tuple[int, int]] = Counter()
     for prefix, exchanges in kinds.blocks(shapes).items():
         alone = {name for name in linear if name.startswith(prefix)}

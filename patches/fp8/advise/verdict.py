@@ -81,9 +81,16 @@ def judge(products: Products, measured: Measurement, batch: int, form: str) -> V
 
 
 def _reasons(
-    products: Products, measured: Measurement, plain: dict[tuple[int, int], Time], layers: float, small: float,
-    kernel: float, head: float, word: str, batch: int,
-) -> Iterator[str]:  # fmt: skip
+    products: Products,
+    measured: Measurement,
+    plain: dict[tuple[int, int], Time],
+    layers: float,
+    small: float,
+    kernel: float,
+    head: float,
+    word: str,
+    batch: int,
+) -> Iterator[str]:
     reading = sum(2 * k * n * count for (k, n), count in products.layers.items()) / measured.bandwidth
     rate = sum(2 * batch * k * n * count for (k, n), count in products.layers.items()) / layers
     best = max(2 * t.m * t.k * t.n / t.seconds for t in measured.times if t.form == "bf16")
@@ -92,16 +99,20 @@ def _reasons(
     elif rate >= 0.5 * best:
         yield "bound by arithmetic: 8 bits help only as far as the kernel multiplies faster"
     else:
-        yield (f"bound by neither memory ({layers / reading:.1f} times reading the weights) nor arithmetic "
-               f"({100 * rate / best:.0f}% of the best rate seen): products this small cost "
-               "mostly their launch")  # fmt: skip
+        yield (
+            f"bound by neither memory ({layers / reading:.1f} times reading the weights) nor arithmetic "
+            f"({100 * rate / best:.0f}% of the best rate seen): products this small cost "
+            "mostly their launch"
+        )
     if word != "faster":
         if kernel > 0.95 * layers:
             yield f"the 8-bit kernel alone takes {kernel / layers:.2f} of the bf16 time on this device"
         if small - kernel > 0.1 * small:
             share = 100 * (small - kernel) / small
-            yield (f"rounding activations and scaling results takes {share:.0f}% of the time" +
-                   ("; it pays only if the engine fuses them into its kernels" if word == "open" else ""))  # fmt: skip
+            yield (
+                f"rounding activations and scaling results takes {share:.0f}% of the time"
+                + ("; it pays only if the engine fuses them into its kernels" if word == "open" else "")
+            )
         if head > 0.2 * (layers + head):
             yield f"lm_head stays in bf16 and takes {100 * head / (layers + head):.0f}% of the bf16 time"
 

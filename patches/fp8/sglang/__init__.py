@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from flashpatch.patches.fp8.sglang import arguments, birth, doors, gate, runner, session, spawn
+from flashpatch.patches.fp8.sglang import (
+    engine_args,
+    expected_processes,
+    initialize_model,
+    reload,
+    scheduler_gate,
+    update_session,
+    weight_updater,
+)
 
 PATCHES = (
-    arguments.PATCH,
-    birth.PATCH,
-    birth.LOADED,
-    doors.BEGIN,
-    doors.FINISH,
-    runner.TENSOR,
-    runner.DISTRIBUTED,
-    runner.DISK,
-    runner.IPC,
-    session.BEGIN,
-    session.END,
-    session.DISK,
-    session.RELEASE,
-    gate.INIT,
-    gate.STEP,
-    spawn.PATCH,
+    engine_args.PATCH,
+    initialize_model.PATCH,
+    initialize_model.LOADED,
+    reload.BEGIN,
+    reload.FINISH,
+    weight_updater.TENSOR,
+    weight_updater.DISTRIBUTED,
+    weight_updater.DISK,
+    weight_updater.IPC,
+    update_session.BEGIN,
+    update_session.END,
+    update_session.DISK,
+    update_session.RELEASE,
+    scheduler_gate.INIT,
+    scheduler_gate.STEP,
+    expected_processes.PATCH,
 )

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from flashpatch.patches.fp8.verl import (
-    adapter,
-    correction,
-    export,
-    manager,
+from flashpatch.patches.fp8.verl import expected_processes
+from flashpatch.patches.fp8.verl.correction.rollout_correction.rollout_correction import (
     mismatch,
+    rollout_correction,
+    sample_precision,
+)
+from flashpatch.patches.fp8.verl.transfer import (
+    checkpoint_manager,
+    export_time,
+    http_server,
     receiver,
-    samples,
+    rollout_worker,
     sender,
-    server,
-    spawn,
-    worker,
+    server_adapter,
 )
 
 PATCHES = (
@@ -23,19 +25,19 @@ PATCHES = (
     receiver.RECEIVE,
     receiver.SOCKET,
     receiver.CLEANUP,
-    worker.PATCH,
-    server.PATCH,
-    server.CLEAR,
-    adapter.UPDATE,
-    adapter.EXECUTE,
-    export.PATCH,
-    manager.UPDATE,
-    manager.LOG,
-    spawn.WORKERS,
-    spawn.SERVERS,
-    correction.PATCH,
-    correction.LOGPROBS,
+    rollout_worker.PATCH,
+    http_server.PATCH,
+    http_server.CLEAR,
+    server_adapter.UPDATE,
+    server_adapter.EXECUTE,
+    export_time.PATCH,
+    checkpoint_manager.UPDATE,
+    checkpoint_manager.LOG,
+    expected_processes.WORKERS,
+    expected_processes.SERVERS,
+    rollout_correction.PATCH,
+    rollout_correction.LOGPROBS,
     mismatch.MEASURE,
     mismatch.PRECISIONS,
-    samples.PATCH,
+    sample_precision.PATCH,
 )

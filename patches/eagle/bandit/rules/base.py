@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashpatch.patches.eagle.bandit.arm import Arm
-from flashpatch.patches.eagle.bandit.groups import Groups
-from flashpatch.patches.eagle.bandit.noise import Noise
+from flashpatch.patches.eagle.bandit.batch_buckets import Groups
+from flashpatch.patches.eagle.bandit.random_tables import Noise
 
 
 @dataclass(frozen=True)

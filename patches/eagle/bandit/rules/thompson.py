@@ -15,11 +15,19 @@ from collections.abc import Sequence
 from math import sqrt
 from typing import Any
 
-from flashpatch.patches.eagle.bandit.noise import LENGTH
+from flashpatch.patches.eagle.bandit.random_tables import LENGTH
+from flashpatch.patches.eagle.bandit.rules.acceptance_curves import (
+    HIGH,
+    LAST,
+    LOW,
+    PER_UNIT,
+    by_point,
+    curves,
+    point,
+)
 from flashpatch.patches.eagle.bandit.rules.base import Rule, Setting
-from flashpatch.patches.eagle.bandit.rules.curves import HIGH, LAST, LOW, PER_UNIT, by_point, curves, point
+from flashpatch.patches.eagle.bandit.rules.step_times import BORROWED, Times
 from flashpatch.patches.eagle.bandit.rules.switching import SwitchCost
-from flashpatch.patches.eagle.bandit.rules.times import BORROWED, Times
 
 UNKNOWN = 4.0
 """Variance of the level before anything is seen, and the largest."""
@@ -202,4 +210,3 @@ class Thompson(Rule):
         for group, seen in state["times"].items():
             self._times[int(group)] = times = Times(len(self._shape), 1.0 / self._keep)
             times.restore(seen)
-

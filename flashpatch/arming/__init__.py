@@ -1,0 +1,1 @@
+"""Arm patches in this process: import hooks, call counters, replaced attributes, refusals."""

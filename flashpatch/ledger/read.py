@@ -1,0 +1,160 @@
+"""Read a ledger back, trusting only plain files of this user inside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flashpatch.ledger import files
+
+_LARGEST = 4 << 20
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one process wrote about itself; keys as in the file."""
+
+    host: str
+    pid: int
+    start: str
+    ppid: int
+    argv0: str
+    roles: tuple[str, ...]
+    rank: Mapping[str, Any]
+    versions: Mapping[str, str]
+    patches: Mapping[str, Mapping[str, Any]]
+    notes: Mapping[str, Any]
+    error: str | None
+    written: str
+
+    @property
+    def alive(self) -> bool | None:
+        """Whether that very process still runs; None for one of another host."""
+        return is_alive(self.host, self.pid, self.start)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A row that process ``by`` says process ``pid`` should have written. ``start`` is empty if unknown."""
+
+    host: str
+    pid: int
+    start: str
+    roles: tuple[str, ...]
+    families: tuple[str, ...]
+    by: int
+
+    def matches(self, row: Row) -> bool:
+        return (self.host, self.pid) == (row.host, row.pid) and self.start in ("", row.start)
+
+
+@dataclass
+class Run:
+    """One job. ``problems`` names every file that was not trusted or could not be read, and why."""
+
+    id: str
+    rows: list[Row] = field(default_factory=list)
+    expected: list[Expected] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    written: float = 0.0
+
+    @property
+    def missing(self) -> list[Expected]:
+        """Expected processes without a row."""
+        return [wanted for wanted in self.expected if not any(wanted.matches(row) for row in self.rows)]
+
+
+def read(directory: Path) -> list[Run]:
+    """Runs in ``directory``, oldest first by their newest file; empty when there is no such directory.
+
+    Links are not followed, files of other users are not trusted, broken ones are reported in
+    ``Run.problems``; none of that raises.
+    """
+    runs = [_read_run(entry) for entry in _entries(directory) if entry.is_dir(follow_symlinks=False)]
+    return sorted((run for run in runs if run is not None), key=lambda run: run.written)
+
+
+def is_alive(host: str, pid: int, start: str) -> bool | None:
+    """Whether the process runs on this host; None when it belongs to another host."""
+    if host != files.host():
+        return None
+    now = files.process_start(pid)
+    return now is not None and ("" in (now, start) or now == start)
+
+
+def _read_run(folder: os.DirEntry[str]) -> Run | None:
+    run = Run(folder.name)
+    for entry in sorted(_entries(Path(folder.path)), key=lambda entry: entry.name):
+        kind = entry.name.partition("-")[0]
+        if kind not in ("row", "expect") or not entry.name.endswith(".json"):
+            continue
+        try:
+            value, modified = _load(entry.path)
+            record = _row(value) if kind == "row" else _expected(value)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            run.problems.append(f"{folder.name}/{entry.name}: {_reason(error)}")
+            continue
+        run.written = max(run.written, modified)
+        (run.rows if kind == "row" else run.expected).append(record)
+    return run if run.rows or run.expected or run.problems else None
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:
+        return []
+
+
+def _load(path: str) -> tuple[dict[str, Any], float]:
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("not a plain file")
+        if found.st_uid != os.geteuid():
+            raise ValueError(f"owned by user {found.st_uid}, not trusted")
+        if found.st_size > _LARGEST:
+            raise ValueError(f"{found.st_size} bytes is no row")
+        return json.loads(file.read()), found.st_mtime
+
+
+def _row(value: dict[str, Any]) -> Row:
+    patches = {
+        str(name): {**patch, "state": str(patch["state"]), "calls": int(patch["calls"])}
+        for name, patch in value["patches"].items()
+    }
+    return Row(
+        host=str(value["host"]),
+        pid=int(value["pid"]),
+        start=str(value["start"]),
+        ppid=int(value["ppid"]),
+        argv0=str(value["argv0"]),
+        roles=tuple(map(str, value["roles"])),
+        rank=dict(value["rank"]),
+        versions=dict(value["versions"]),
+        patches=patches,
+        notes=dict(value["notes"]),
+        error=value["error"],
+        written=str(value["written"]),
+    )
+
+
+def _expected(value: dict[str, Any]) -> Expected:
+    return Expected(
+        host=str(value["host"]),
+        pid=int(value["pid"]),
+        start=str(value["start"]),
+        roles=tuple(map(str, value["roles"])),
+        families=tuple(map(str, value["families"])),
+        by=int(value["by"]),
+    )
+
+
+def _reason(error: Exception) -> str:
+    return f"no key {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__

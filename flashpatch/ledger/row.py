@@ -1,0 +1,268 @@
+"""This process's row in the ledger: what it is, which patches are live in it, and how often they ran.
+
+The row is written at `boot`, at a patch's first call, and from then on at most once a second; a change that
+falls between two writes is written by a timer, so an idle process loses nothing, and engines that die by
+SIGKILL lose at most the last second. No failure to write reaches the caller: it is logged once and kept in
+`problem`. Everything here may be called from any thread and, by the engine, under the engine's own lock.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flashpatch.ledger import files
+
+if TYPE_CHECKING:
+    from flashpatch.ledger.read import Run
+
+_INTERVAL = 1.0
+_FLUSH_PATIENCE = 2.0
+_log = logging.getLogger("flashpatch")
+
+
+class _Row:
+    """State of one process. ``_facts`` guards the fields and is never held while other code is called;
+    ``_writing`` is only ever tried, so that the engine may hold its own lock while it calls in here."""
+
+    def __init__(self) -> None:
+        self._facts = threading.RLock()
+        self._writing = threading.Lock()
+        self._timer: threading.Timer | None = None
+        self._dirty = False
+        self._last = 0.0
+        self._exit_is_watched = False
+        self.roles: set[str] = set()
+        self.rank: dict[str, Any] = {}
+        self.notes: dict[str, Any] = {}
+        self.booted = False
+        self.problem: str | None = None
+
+    def boot(self) -> None:
+        with self._facts:
+            if self.booted:
+                return
+            self.booted = True
+            self._dirty = True
+            self.pid = os.getpid()
+            self.start = files.process_start(self.pid) or str(time.time_ns())
+        self._write()
+
+    def update(self, roles: Iterable[str], rank: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
+        with self._facts:
+            before = (len(self.roles), dict(self.rank), dict(self.notes))
+            self.roles.update(roles)
+            self.rank.update(_as_json(rank))
+            self.notes.update(_as_json(notes))
+            changed = before != (len(self.roles), self.rank, self.notes)
+        if changed:
+            self.touch()
+
+    def touch(self, now: bool = False) -> None:
+        if not self.booted:
+            return
+        self._dirty = True
+        if not now and self._timer is not None:
+            return
+        self.watch_exit()
+        wait = 0.0 if now else self._last + _INTERVAL - time.monotonic()
+        if wait <= 0 or not self._write_later(wait):
+            self._write()
+
+    def flush(self) -> None:
+        if self.booted and self._writing.acquire(timeout=_FLUSH_PATIENCE):
+            try:
+                self._write_row()
+            finally:
+                self._writing.release()
+
+    def watch_exit(self) -> None:
+        """Flush at exit. A child forked by multiprocessing skips atexit and clears finalizers after the
+        fork, hence the call from the child's first change rather than from the fork."""
+        if self._exit_is_watched:
+            return
+        self._exit_is_watched = True
+        atexit.register(flush)
+        multiprocessing_util = sys.modules.get("multiprocessing.util")
+        if multiprocessing_util is not None:
+            multiprocessing_util.Finalize(None, flush, exitpriority=-100)
+
+    def _write_later(self, wait: float) -> bool:
+        with self._facts:
+            if self._timer is not None:
+                return True
+            timer = threading.Timer(wait, self._on_timer)
+            timer.daemon = True
+            timer.name = "flashpatch-ledger"
+            try:
+                timer.start()
+            except RuntimeError:  # the interpreter is shutting down: no new threads
+                return False
+            self._timer = timer
+            return True
+
+    def _on_timer(self) -> None:
+        with self._facts:
+            self._timer = None
+        self._write()
+
+    def _write(self) -> None:
+        """Write what is dirty, unless another thread is at it: that thread looks again when it is done."""
+        while self._dirty and self._writing.acquire(blocking=False):
+            try:
+                self._write_row()
+            finally:
+                self._writing.release()
+
+    def _write_row(self) -> None:
+        self._dirty = False
+        self._last = time.monotonic()
+        path = _run_directory() / files.file_name("row", files.host(), self.pid, self.start)
+        try:
+            files.write(path, self._content())
+        except OSError as error:
+            if self.problem is None:
+                _log.warning("flashpatch: the ledger row of this process cannot be written: %s", error)
+            self.problem = str(error)
+        else:
+            self.problem = None
+
+    def _content(self) -> dict[str, Any]:
+        engine = _engine_snapshot()
+        with self._facts:
+            return {
+                "kind": "row",
+                "run": files.run_id(),
+                "host": files.host(),
+                "pid": self.pid,
+                "start": self.start,
+                "ppid": os.getppid(),
+                "argv0": sys.argv[0] if getattr(sys, "argv", None) else "",
+                "roles": sorted(self.roles),
+                "rank": dict(self.rank),
+                "versions": {"python": sys.version.split()[0], **engine.get("versions", {})},
+                "patches": engine.get("patches", {}),
+                "notes": dict(self.notes),
+                "error": engine.get("error"),
+                "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            }
+
+
+_row = _Row()
+_fork_is_watched = False
+
+
+def boot() -> None:
+    """Write this process's first row; later calls do nothing. The engine must be imported by then, so that
+    in a forked child its counters are reset before this module's fork handler writes the child's row."""
+    global _fork_is_watched
+    if not _fork_is_watched:
+        _fork_is_watched = True
+        os.register_at_fork(after_in_child=_after_fork)
+    _row.boot()
+    _row.watch_exit()
+
+
+def role(name: str, **rank: Any) -> None:
+    """Add a role (driver, engine-core, worker, trainer) and ranks such as ``tp=1``; roles are a set."""
+    _row.update((name,), rank, {})
+
+
+def note(**values: Any) -> None:
+    """Set free facts, JSON values; ``updates`` and ``steps`` count what makes evidence due."""
+    _row.update((), {}, values)
+
+
+def notes() -> dict[str, Any]:
+    """A copy of this process's notes."""
+    with _row._facts:
+        return dict(_row.notes)
+
+
+def nonce(value: str) -> None:
+    """Store a probe's nonce, which proves that this process wrote the row during that probe."""
+    _row.update((), {}, {"nonce": value})
+
+
+def expect(
+    pid: int, roles: Iterable[str] = (), families: Iterable[str] = (), host: str | None = None
+) -> None:
+    """Write the row that process ``pid`` is expected to write: a process that never got our environment
+    writes nothing itself. ``host`` when it runs on another one."""
+    if not _row.booted:
+        return
+    at = host or files.host()
+    start = (files.process_start(pid) or "") if at == files.host() else ""
+    value = {
+        "kind": "expect",
+        "run": files.run_id(),
+        "host": at,
+        "pid": pid,
+        "start": start,
+        "roles": sorted(roles),
+        "families": sorted(families),
+        "by": os.getpid(),
+    }
+    try:
+        files.write(_run_directory() / files.file_name("expect", at, pid, start), value)
+    except OSError as error:
+        _log.warning("flashpatch: the expected row of process %s cannot be written: %s", pid, error)
+
+
+def touch(now: bool = False) -> None:
+    """Something in the row changed. ``now`` writes at once: for a patch's first call."""
+    _row.touch(now)
+
+
+def flush() -> None:
+    """Write the row now."""
+    _row.flush()
+
+
+def problem() -> str | None:
+    """Why the last write failed, or None."""
+    return _row.problem
+
+
+def read(directory: str | os.PathLike[str] | None = None) -> list[Run]:
+    """All runs of a ledger (default: this user's); see `flashpatch.ledger.read.read`."""
+    from flashpatch.ledger.read import read as read_runs
+
+    return read_runs(Path(directory) if directory is not None else files.directory())
+
+
+def _run_directory() -> Path:
+    return files.directory() / files.run_id()
+
+
+def _engine_snapshot() -> dict[str, Any]:
+    """``engine.snapshot()``: keys ``patches`` (id to state, detail, calls, target, tested), ``versions``
+    (distribution to version, those already known) and ``error`` (the last one, or None)."""
+    engine = sys.modules.get("flashpatch.engine")
+    if engine is None:
+        return {}
+    try:
+        return engine.snapshot()
+    except Exception as error:
+        return {"error": f"this row is incomplete: {error!r}"}
+
+
+def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A deep copy, so that a row being written cannot change under the writer's feet."""
+    return json.loads(json.dumps(dict(values), default=repr))
+
+
+def _after_fork() -> None:
+    global _row
+    was_booted = _row.booted
+    _row = _Row()
+    if was_booted:
+        _row.boot()

@@ -1,0 +1,103 @@
+"""The variables that carry the selection to other processes, and the lists that must let them through.
+
+A local child inherits the environment. Ray's workers have that of the node they run on, which on a cluster
+that was running before is not the driver's: what is to reach them must be in the job's runtime environment,
+and ``ray.init`` lets a hook named in ``RAY_RUNTIME_ENV_HOOK`` add to it (``ray/_private/worker.py``). vLLM
+copies only variables with certain prefixes or named in ``VLLM_RAY_EXTRA_ENV_VARS_TO_COPY``
+(``vllm/ray/ray_env.py``).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from flashpatch.ledger import files
+from flashpatch.log import log
+
+VARIABLES = (
+    "FLASHPATCH",
+    "FLASHPATCH_CONFIG",
+    "FLASHPATCH_STRICT",
+    "FLASHPATCH_LEDGER",
+    "FLASHPATCH_LOG",
+    "FLASHPATCH_RUN",
+    "FLASHPATCH_RESOLVED",
+)
+
+VLLM_LIST = "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"
+
+RAY_HOOK = "RAY_RUNTIME_ENV_HOOK"
+OUR_HOOK = "flashpatch.settings.child_env.ray_runtime_env"
+
+
+def export(asked: str, resolved: str) -> None:
+    """Set ``FLASHPATCH`` and ``FLASHPATCH_RESOLVED`` for children, put our variables on vLLM's list and our
+    hook into Ray's.
+
+    A relative ledger becomes absolute, since workers run in other directories. A hook of somebody else's stays:
+    code is never taken from a variable of ours, so it could not be called in turn.
+    """
+    _set("FLASHPATCH", asked)
+    _set("FLASHPATCH_RESOLVED", resolved)
+    ledger = os.environ.get("FLASHPATCH_LEDGER")
+    if ledger:
+        _set("FLASHPATCH_LEDGER", os.path.abspath(os.path.expanduser(ledger)))
+    _list(add=True)
+    hook = os.environ.get(RAY_HOOK)
+    if not hook:
+        os.environ[RAY_HOOK] = OUR_HOOK
+    elif hook != OUR_HOOK:
+        log.warning(
+            "%s is %s already, so Ray workers on a cluster that was running before do not get our variables: "
+            "have it return %s(runtime_env)",
+            RAY_HOOK,
+            hook,
+            OUR_HOOK,
+        )
+
+
+def withdraw() -> None:
+    """Take back what `export` set. The run id stays: this process's row belongs to that run for good."""
+    os.environ.pop("FLASHPATCH", None)
+    os.environ.pop("FLASHPATCH_RESOLVED", None)
+    _list(add=False)
+    if os.environ.get(RAY_HOOK) == OUR_HOOK:
+        del os.environ[RAY_HOOK]
+
+
+def ray_env() -> dict[str, str]:
+    """Our variables that are set, for ``runtime_env={"env_vars": ...}`` of a Ray job or actor; all processes
+    of the job write to this process's ledger."""
+    ours = {name: os.environ[name] for name in (*VARIABLES, VLLM_LIST) if name in os.environ}
+    return {**ours, "FLASHPATCH_LEDGER": str(files.directory())} if "FLASHPATCH" in ours else ours
+
+
+def ray_runtime_env(runtime_env: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Ray's hook: the job's runtime environment with our variables in it, unless it sets them itself.
+
+    Ray calls it in ``ray.init`` after a submitted job's own environment was merged in.
+    """
+    ours = ray_env()
+    if "FLASHPATCH" not in ours:
+        return runtime_env
+    given = dict(runtime_env or {})
+    return {**given, "env_vars": {**ours, **(given.get("env_vars") or {})}}
+
+
+def _set(name: str, value: str) -> None:
+    """Set a variable unless it is set so: overwriting an inherited one would end ``setproctitle``'s power to
+    rename the process."""
+    if os.environ.get(name) != value:
+        os.environ[name] = value
+
+
+def _list(add: bool) -> None:
+    """Add our names to vLLM's list or remove them; names that others put there stay in place."""
+    listed = [name.strip() for name in os.environ.get(VLLM_LIST, "").split(",") if name.strip()]
+    others = [name for name in listed if name not in VARIABLES]
+    wanted = [*others, *VARIABLES] if add else others
+    if wanted:
+        _set(VLLM_LIST, ",".join(wanted))
+    else:
+        os.environ.pop(VLLM_LIST, None)

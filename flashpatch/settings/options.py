@@ -1,0 +1,58 @@
+"""Option values: from a preset, a config table or keyword arguments, checked against the family's record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flashpatch.errors import PatchError
+from flashpatch.record import Family, Option
+from flashpatch.settings.suggest import nearest
+
+
+def defaults(family: Family) -> dict[str, Any]:
+    """Every option of the family at its default."""
+    return {name: option.default for name, option in family.options.items()}
+
+
+def checked(family: Family, values: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """``values`` if the family has such options and takes such values.
+
+    Args:
+        family: whose options they are.
+        values: option name to value.
+        source: where they come from, for the message.
+
+    Raises:
+        PatchError: an unknown option, or a value of the wrong type or not among the choices.
+    """
+    return {name: _checked_one(family, name, value, source) for name, value in values.items()}
+
+
+def _checked_one(family: Family, name: str, value: Any, source: str) -> Any:
+    option = family.options.get(name)
+    if option is None:
+        raise PatchError(
+            f"unknown option {name!r} in {source}.", patch=family.name, advice=nearest(name, family.options)
+        )
+    if not _fits(option, value):
+        wanted = f"one of {list(option.choices)}" if option.choices else f"of type {option.kind.__name__}"
+        if option.kind is list:
+            wanted += f" of {option.items.__name__}"
+        raise PatchError(
+            f"option {name!r} in {source} is {value!r}, not {wanted}.", patch=family.name, advice=option.help
+        )
+    return list(value) if option.kind is list and value is not None else value
+
+
+def _fits(option: Option, value: Any) -> bool:
+    if value is None:
+        return option.default is None
+    if option.kind is list:
+        held = isinstance(value, (list, tuple)) and all(isinstance(item, option.items) for item in value)
+        return held and all(item in option.choices for item in value if option.choices)
+    if option.choices:
+        return value in option.choices and isinstance(value, bool) == (option.kind is bool)
+    if isinstance(value, bool):
+        return option.kind is bool
+    return isinstance(value, (int, float) if option.kind is float else option.kind)

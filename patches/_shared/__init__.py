@@ -1,0 +1,1 @@
+"""Code that several patch families use; not a family."""

@@ -1,0 +1,231 @@
+"""Samples on their way to a trainer in another process: a bounded ring of files in one directory.
+
+A sample is written under a hidden name and renamed when it is whole, so a reader sees whole files only,
+whenever either side is killed. A reader takes a file by renaming it, so two readers never get the same one.
+When the ring is full the oldest sample gives way: a slow or dead reader costs samples, never tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flashpatch.errors import PatchError
+
+if TYPE_CHECKING:
+    from flashpatch.patches.eagle.capture.sample import Sample
+
+logger = logging.getLogger("flashpatch.eagle")
+
+_SAMPLE = re.compile(r"(\d{20})-(\d+)-(\d+)\.safetensors")
+_HELD = re.compile(r"\.(?:write|take)-(\d+)-.*")  # being written or taken by this process
+
+
+class Writer:
+    """The engine's end. Any number of writers may share a directory; the bounds hold for all of it.
+
+    Args:
+        directory: made if missing, readable by its owner only.
+        slots: most samples in the directory.
+        bytes: most bytes in the directory.
+        waiting: most samples handed over and not yet written; more are dropped.
+
+    Attributes:
+        counts: ``offered``, ``written``, ``dropped`` (the writer could not keep up), ``failed`` (could not be
+            written) and ``evicted`` (gave way unread).
+        problem: why the last write failed, or "".
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str], slots: int = 1024, bytes: int = 1 << 30, waiting: int = 256
+    ) -> None:
+        self.directory, self.slots, self.bytes = Path(directory), slots, bytes
+        self.counts: Counter[str] = Counter(offered=0, written=0, dropped=0, failed=0, evicted=0)
+        self.problem = ""
+        self._pid = os.getpid()
+        self._sequence = 0
+        self._free_slots = self._free_bytes = 0  # known to be free for this writer
+        self._queue: queue.Queue[tuple[Sample, Callable[[], None] | None] | None] = queue.Queue(waiting)
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def offer(self, sample: Sample, release: Callable[[], None] | None = None) -> bool:
+        """Hand a sample over; False when it was dropped. Never blocks, never raises.
+
+        Args:
+            sample: its tensors must stay as they are until ``release``.
+            release: called once the sample's memory may be used again, from any thread, also when it is dropped.
+        """
+        self.counts["offered"] += 1
+        try:
+            if self._closed or os.getpid() != self._pid:
+                raise queue.Full
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="flashpatch-ring", daemon=True)
+                self._thread.start()
+            self._queue.put_nowait((sample, release))
+        except Exception as error:  # full; or no thread can be started: the interpreter is shutting down
+            self.counts["dropped"] += 1
+            if not isinstance(error, queue.Full):
+                self._fault(error)
+            _call(release)
+            return False
+        return True
+
+    def close(self, patience: float = 5.0) -> None:
+        """Write what is waiting, for at most ``patience`` seconds, and stop. Never raises."""
+        self._closed = True
+        if self._thread is None or os.getpid() != self._pid:
+            return
+        deadline = time.monotonic() + patience
+        with contextlib.suppress(queue.Full):
+            self._queue.put(None, timeout=patience)
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _work(self) -> None:
+        while (item := self._queue.get()) is not None:
+            sample, release = item
+            try:
+                self._write(sample)
+                self.counts["written"] += 1
+                self.problem = ""
+            except Exception as error:  # disk full, directory gone, a tensor that cannot be written
+                self.counts["failed"] += 1
+                self._fault(error)
+            finally:
+                del sample, item
+                _call(release)
+
+    def _write(self, sample: Sample) -> None:
+        size = sample.bytes + 1024
+        if size > self.bytes:
+            raise ValueError(f"a sample of {size} bytes does not fit into a ring of {self.bytes}")
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._make_room(size)
+        temporary = self.directory / f".write-{self._pid}-{self._sequence}"
+        final = self.directory / f"{time.time_ns():020d}-{self._pid}-{self._sequence}.safetensors"
+        self._sequence += 1
+        try:
+            sample.save(temporary)
+            os.replace(temporary, final)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+
+    def _make_room(self, size: int) -> None:
+        """Let the oldest samples, and what killed processes left, give way. Far from full, few samples need a look."""
+        self._free_slots -= 1
+        self._free_bytes -= size
+        if self._free_slots > 0 and self._free_bytes > 0:
+            return
+        found, total = [], size
+        for entry in os.scandir(self.directory):
+            with contextlib.suppress(FileNotFoundError):
+                if held := _HELD.fullmatch(entry.name):
+                    if not _lives(int(held[1])):
+                        os.unlink(entry.path)
+                        continue
+                elif _SAMPLE.fullmatch(entry.name):
+                    found.append((entry.name, entry.stat().st_size))
+                total += entry.stat().st_size
+        found.sort(reverse=True)
+        while found and (len(found) >= self.slots or total > self.bytes):
+            name, freed = found.pop()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.directory / name)
+                self.counts["evicted"] += 1
+            total -= freed
+        # Other engines may write to the same ring: an eighth of what is free is used before looking again.
+        self._free_slots, self._free_bytes = (self.slots - len(found)) // 8, (self.bytes - total) // 8
+
+    def _fault(self, error: Exception) -> None:
+        if not self.problem:
+            logger.warning("captured samples are lost: %s", error)
+        self.problem = f"{type(error).__name__}: {error}"
+
+
+class Reader:
+    """The trainer's end. A directory that does not exist yet is empty.
+
+    Attributes:
+        counts: ``taken``, ``corrupt`` (deleted unread) and ``missed`` (gave way, or another reader was first).
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self.directory = Path(directory)
+        self.counts: Counter[str] = Counter(taken=0, corrupt=0, missed=0)
+
+    def take(self, limit: int) -> list[Sample]:
+        """Up to ``limit`` samples, oldest first; they leave the ring."""
+        samples: list[Sample] = []
+        for name in self._waiting():
+            if len(samples) >= limit:
+                break
+            sample = self._take(name)
+            if sample is not None:
+                samples.append(sample)
+        return samples
+
+    def __len__(self) -> int:
+        """Samples waiting."""
+        return len(self._waiting())
+
+    def _waiting(self) -> list[str]:
+        try:
+            return sorted(name for name in os.listdir(self.directory) if _SAMPLE.fullmatch(name))
+        except FileNotFoundError:
+            return []
+
+    def _take(self, name: str) -> Sample | None:
+        from flashpatch.patches.eagle.capture.sample import Sample
+
+        mine = self.directory / f".take-{os.getpid()}-{threading.get_ident()}-{name}"
+        try:
+            os.rename(self.directory / name, mine)
+        except FileNotFoundError:
+            self.counts["missed"] += 1
+            return None
+        try:
+            sample = Sample.load(mine)
+        except PatchError as error:
+            self.counts["corrupt"] += 1
+            logger.warning("%s", error)
+            return None
+        finally:
+            with contextlib.suppress(OSError):
+                mine.unlink()
+        self.counts["taken"] += 1
+        return sample
+
+
+def _call(release: Callable[[], None] | None) -> None:
+    if release is not None:
+        with contextlib.suppress(Exception):
+            release()
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def place(option: str = "") -> Path:
+    """The ring's directory: the family's option ``ring``, else beside this run's rows in the ledger."""
+    from flashpatch.ledger import files
+
+    return Path(option).expanduser() if option else files.directory() / files.run_id() / "ring"

@@ -1,0 +1,1 @@
+"""Judge drafter weight updates; knows no framework."""

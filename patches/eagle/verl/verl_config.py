@@ -1,0 +1,218 @@
+"""The recipe before anything starts: a drafter where an option names one, and what its trainer is told."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from flashpatch import engine, ledger
+from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.train.settings import WorkerSettings
+from flashpatch.patches.eagle.verl.targets import TEXT
+from flashpatch.record import Contract, Patch
+
+logger = logging.getLogger("flashpatch.eagle")
+
+ID = "eagle.verl.validate_config"
+ROLLOUT = "actor_rollout_ref.rollout"
+SPECULATIVE = f"{ROLLOUT}.engine_kwargs.vllm.speculative_config"
+OURS = "flashpatch"
+"""Among ``engine_kwargs``, which have a place per engine, the one where the driver's children find the rest."""
+NEW = "new"
+"""The option ``drafter``'s word for one from scratch."""
+
+
+def settings(rollout: Any) -> dict[str, Any] | None:
+    """Arguments of `flashpatch.patches.eagle.verl.cotraining.Job` from a rollout's config; None to train nothing."""
+    found = (rollout.engine_kwargs or {}).get(OURS)
+    return json.loads(found["eagle"]) if found else None
+
+
+def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around ``verl.utils.config.validate_config``, the first thing a trainer's driver does with its recipe.
+
+    Raises:
+        PatchError: the recipe contradicts the family's options; all such settings are named.
+    """
+    from omegaconf import OmegaConf, open_dict
+
+    engine.require("eagle")
+    ledger.role("driver")
+    options = engine.options("eagle")
+
+    def get(path: str, default: Any = None) -> Any:
+        found = OmegaConf.select(config, path, default=default)
+        return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
+
+    if get(f"{ROLLOUT}.engine_kwargs.{OURS}"):  # done by another of the job's processes
+        return original(config, *args, **kwargs)
+    speculative = speculation(get)
+    refused = list(refusals(get, options, speculative))
+    if refused:
+        raise PatchError(
+            f"contradicts this recipe: {'; '.join(refused)}.",
+            patch=ID,
+            target=PATCH.targets[0],
+            advice="Change these settings, or take eagle out of FLASHPATCH.",
+        )
+    if options["drafter"]:
+        speculative = _wanted(get, options)
+        logger.warning("%s=%s", SPECULATIVE, speculative)
+        with open_dict(config):
+            OmegaConf.update(config, SPECULATIVE, speculative, force_add=True)
+    idle = list(remarks(get, speculative)) if options["cotrain"] else ["cotrain is off"]
+    for reason in idle:
+        logger.warning("eagle trains no drafter: %s", reason)
+    if not idle:
+        given = {"eagle": json.dumps(training(get, options, speculative))}
+        with open_dict(config):
+            OmegaConf.update(config, f"{ROLLOUT}.engine_kwargs.{OURS}", given, force_add=True)
+    return original(config, *args, **kwargs)
+
+
+def speculation(get: Any) -> dict[str, Any]:
+    """The recipe's own ``speculative_config``; empty where it has none.
+
+    Raises:
+        PatchError: it is neither a mapping nor one written as JSON.
+    """
+    given = get(SPECULATIVE) or {}
+    try:
+        given = json.loads(given) if isinstance(given, str) else given
+    except ValueError:
+        given = None
+    if not isinstance(given, Mapping):
+        raise PatchError(
+            f"{SPECULATIVE}={get(SPECULATIVE)!r} is no mapping.",
+            patch=ID,
+            advice="Write it as {method:eagle,model:/path/to/drafter,num_speculative_tokens:3}.",
+        )
+    return dict(given)
+
+
+def refusals(get: Any, options: Mapping[str, Any], speculative: Mapping[str, Any]) -> Iterator[str]:
+    """Options that make no sense, and settings that contradict the option ``drafter``, each with the reason."""
+    for name in ("slice", "patience"):
+        if options[name] <= 0:
+            yield f"eagle's option {name}={options[name]} (more than 0 seconds)"
+    if not options["drafter"]:
+        return
+    if get(f"{ROLLOUT}.name") != "vllm":
+        yield f"{ROLLOUT}.name={get(f'{ROLLOUT}.name')} (eagle's option drafter is for vllm)"
+    if speculative:
+        yield f"{SPECULATIVE}={dict(speculative)} (eagle's option drafter={options['drafter']} sets it)"
+    if get("actor_rollout_ref.model.mtp.enable"):
+        yield "actor_rollout_ref.model.mtp.enable=True (verl's own drafter)"
+    if options["drafter"] != NEW and not (Path(options["drafter"]) / "config.json").exists():
+        yield f"eagle's option drafter={options['drafter']} (no config.json there)"
+    if options["draft_tokens"] < 1:
+        yield f"eagle's option draft_tokens={options['draft_tokens']} (at least 1)"
+
+
+def remarks(get: Any, speculative: Mapping[str, Any]) -> Iterator[str]:
+    """Why no drafter can be trained with this recipe."""
+    name = get(f"{ROLLOUT}.name")
+    if name != "vllm":
+        yield f"{ROLLOUT}.name={name}; capture and bandit work there, the rest is for vllm"
+    elif speculative.get("method") not in ("eagle", "eagle3"):
+        yield (
+            f"the rollout engine drafts with {speculative.get('method') or 'nothing'}, which is not trained here; "
+            f"eagle's option drafter={NEW} makes one that is"
+        )
+    elif not Path(str(speculative.get("model"))).is_dir():
+        yield f"{speculative.get('model')} is no folder"
+    if get("trainer.v1.trainer_mode") == "separate_async":
+        yield "in trainer mode separate_async rollouts never rest"
+    if (
+        not get("actor_rollout_ref.model.path")
+        or not Path(get("actor_rollout_ref.model.path")).expanduser().is_dir()
+    ):
+        yield f"actor_rollout_ref.model.path={get('actor_rollout_ref.model.path')} is no folder"
+
+
+def _wanted(get: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The ``speculative_config`` for the option ``drafter``; one from scratch is written first."""
+    folder = Path(options["drafter"]).expanduser()
+    if options["drafter"] == NEW:
+        folder = _folder(get) / "first"
+        _write_new(Path(get("actor_rollout_ref.model.path")).expanduser(), folder, options)
+    kind = json.loads((folder / "config.json").read_text())
+    method = "eagle3" if any("Eagle3" in name for name in kind.get("architectures") or ()) else "eagle"
+    return {"method": method, "model": str(folder), "num_speculative_tokens": options["draft_tokens"]}
+
+
+def _write_new(target: Path, folder: Path, options: Mapping[str, Any]) -> None:
+    import torch
+    from transformers import AutoConfig
+
+    from flashpatch.patches.eagle.train.drafter import make_drafter
+    from flashpatch.patches.eagle.train.drafter_config import drafter_config
+    from flashpatch.patches.eagle.train.export import save_drafter
+    from flashpatch.patches.eagle.train.target_embeddings import Frozen
+
+    config = drafter_config(AutoConfig.from_pretrained(target))
+    weights = make_drafter(config, options["seed"]).state_dict()
+    dtype = getattr(torch, WorkerSettings(**_given(options, "", "", "")).dtype)
+    weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
+    save_drafter(folder, weights, config, "vllm", Frozen.load(target), target)
+
+
+def training(get: Any, options: Mapping[str, Any], speculative: Mapping[str, Any]) -> dict[str, Any]:
+    """What `settings` returns, from the recipe.
+
+    Raises:
+        PatchError: an entry of the option ``trainer`` is no setting of it.
+    """
+    target = str(Path(get("actor_rollout_ref.model.path")).expanduser())
+    given = _given(options, target, str(_folder(get)), str(speculative["model"]))
+    made = WorkerSettings.of({**given, "kind": speculative["method"], "ring": ""})
+    return {
+        "settings": {name: value for name, value in vars(made).items() if name != "ring"},
+        "slice": options["slice"],
+        "patience": options["patience"],
+    }
+
+
+def _given(options: Mapping[str, Any], target: str, folder: str, drafter: str) -> dict[str, Any]:
+    """Settings of the training process, those of the option ``trainer`` among them.
+
+    Raises:
+        PatchError: one of them is not NAME=VALUE, unknown, or of another type.
+    """
+    given: dict[str, Any] = {"target": target, "ring": "", "folder": folder, "drafter": drafter}
+    plain = vars(WorkerSettings("", "", ""))
+    for text in options["trainer"]:
+        name, equals, value = text.partition("=")
+        kind = type(plain.get(name.strip(), ""))
+        try:
+            if not equals or name.strip() not in plain or name.strip() in given:
+                raise ValueError
+            given[name.strip()] = value.strip().lower() in ("1", "true") if kind is bool else kind(value)
+        except ValueError:
+            raise PatchError(
+                f"option trainer has {text!r}.",
+                patch=ID,
+                advice=f"Give NAME=VALUE, where NAME is one of {', '.join(sorted(plain.keys() - given.keys()))}.",
+            ) from None
+    return given
+
+
+def _folder(get: Any) -> Path:
+    """Beside the job's own checkpoints, which every node sees."""
+    return Path(get("trainer.default_local_dir") or "checkpoints").expanduser().absolute() / "eagle"
+
+
+PATCH = Patch(
+    id=ID,
+    targets=("verl.utils.config:validate_config",),
+    wrapper=on_validate,
+    contract=Contract(params=("config",), mentions=("config.actor_rollout_ref.rollout",)),
+    evidence="install",
+    why="verl starts its engines with what the recipe says of speculation, which by default is nothing.",
+    how="Gives the rollout engine the drafter that the option names, made from scratch on demand, and says why a "
+    "recipe's drafter cannot be trained.",
+    **TEXT,
+)

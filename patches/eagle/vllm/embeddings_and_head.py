@@ -1,0 +1,70 @@
+"""What a drafter shares with its target, token embeddings and head, written out of a running worker."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from flashpatch.errors import PatchError
+
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def save(model: Any, folder: Path) -> int:
+    """Write both to ``folder/model.safetensors``, whole or not at all.
+
+    Args:
+        model: vLLM's model of a worker; all tensor-parallel ranks call this together.
+        folder: made if missing.
+
+    Returns:
+        Tensors written, 0 in other ranks than the first.
+
+    Raises:
+        PatchError: the model has no such module, or it is not of plain floating point.
+    """
+    from safetensors.torch import save_file
+    from vllm.distributed.parallel_state import get_tp_group
+
+    found = dict(_found(model))
+    if get_tp_group().rank_in_group:
+        return 0
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f".model-{os.getpid()}.safetensors"
+    try:
+        save_file(found, temporary)
+        os.replace(temporary, folder / "model.safetensors")
+    finally:
+        temporary.unlink(missing_ok=True)
+    return len(found)
+
+
+def _found(model: Any) -> Any:
+    """Names and whole tensors on the host; a head that is tied to the embeddings is left out."""
+    inner = getattr(model, "model", None)
+    embedding, head = getattr(inner, "embed_tokens", None), getattr(model, "lm_head", None)
+    if embedding is None or head is None:
+        raise PatchError(
+            f"{type(model).__name__} has no embed_tokens and lm_head to share with a drafter.",
+            patch="eagle.vllm.worker",
+            advice="Set eagle's option cotrain to false for this model.",
+        )
+    yield _EMBEDDING, _whole(embedding)
+    if head.weight is not embedding.weight:
+        yield _HEAD, _whole(head)
+
+
+def _whole(module: Any) -> Any:
+    """[vocabulary, hidden], put together over tensor-parallel ranks, without padding."""
+    from vllm.distributed import tensor_model_parallel_all_gather
+
+    weight = module.weight
+    if not weight.is_floating_point() or weight.element_size() < 2:
+        raise PatchError(
+            f"{type(module).__name__} is stored as {weight.dtype}, which a drafter's trainer cannot read.",
+            patch="eagle.vllm.worker",
+            advice="Leave embeddings and head in the model's precision.",
+        )
+    whole = tensor_model_parallel_all_gather(weight.data, dim=0)
+    return whole[: module.org_vocab_size].cpu().contiguous().clone()

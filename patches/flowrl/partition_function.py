@@ -1,0 +1,138 @@
+"""The partition function log Z(x) of FlowRL, and how the actor's own forward pass computes it.
+
+Sources: FlowRL (arXiv 2509.15207), section 3: Z is learned from the prompt; its published code takes the mean
+of the prompt's last hidden states through a small network. Imported once torch is needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from flashpatch.errors import PatchError
+from flashpatch.patches.flowrl.param_names import HEAD
+
+PATCH = "flowrl.verl.build_module"
+
+
+class PartitionFunction(nn.Module):
+    """From the mean hidden state of a prompt to log Z: ``(batch, hidden)`` to ``(batch,)``, in its own dtype.
+
+    Args:
+        hidden: width of the model.
+        layers: linear layers; all but the last are followed by GELU, LayerNorm and dropout.
+        dropout: its probability, in training only.
+    """
+
+    def __init__(self, hidden: int, layers: int, dropout: float) -> None:
+        super().__init__()
+        inner = [
+            part
+            for _ in range(layers - 1)
+            for part in (nn.Linear(hidden, hidden), nn.GELU(), nn.LayerNorm(hidden), nn.Dropout(dropout))
+        ]
+        self.net = nn.Sequential(*inner, nn.Linear(hidden, 1))
+
+    def forward(self, means: torch.Tensor) -> torch.Tensor:
+        return self.net(means.to(self.net[-1].weight.dtype)).squeeze(-1)
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Where the prompts of a micro-batch are in what the model sees.
+
+    Attributes:
+        lengths: tokens of each prompt, ``(batch,)``.
+        starts: where each sequence starts in one packed row, ``(batch,)``; None for one padded row each,
+            which starts with the prompt.
+    """
+
+    lengths: torch.Tensor
+    starts: torch.Tensor | None
+
+    def mask(self, columns: int) -> torch.Tensor:
+        """1 for the tokens of each prompt, ``(batch, columns)``, columns being those of a row."""
+        starts = torch.zeros_like(self.lengths) if self.starts is None else self.starts
+        at = torch.arange(columns, device=self.lengths.device)
+        starts = starts.unsqueeze(1)
+        return (at >= starts) & (at < starts + self.lengths.unsqueeze(1))
+
+    def mean(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The mean of each prompt's hidden states.
+
+        Args:
+            hidden: ``(batch, columns, width)``, or ``(1, columns, width)`` for a packed row; padding at the
+                end of a row does not count.
+
+        Returns:
+            ``(batch, width)``, at least float32. The hidden states are not copied.
+
+        Raises:
+            PatchError: the model's rows are not those of the micro-batch.
+        """
+        rows, columns, _ = hidden.shape
+        wanted = len(self.lengths) if self.starts is None else 1
+        if rows != wanted:
+            raise PatchError(
+                f"found hidden states of {rows} rows where {wanted} were expected.",
+                patch=PATCH,
+                advice="This model's last hidden state is not what FlowRL's partition function needs.",
+            )
+        chosen = self.mask(columns).to(hidden.dtype)
+        sums = chosen @ hidden[0] if self.starts is not None else torch.bmm(chosen.unsqueeze(1), hidden)[:, 0]
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        return sums.to(wide) / self.lengths.clamp(min=1).unsqueeze(1).to(wide)
+
+
+class Capture:
+    """Ties the partition function to one actor's forward pass.
+
+    The last hidden state is taken from the backbone as it passes by, so that no other layer's is kept and no
+    second pass is needed. log Z is computed inside the forward pass of the module that FSDP wraps, so that
+    FSDP gathers the partition function's weights. It leaves in the output's field ``loss``, which verl does
+    not use: FSDP looks for tensors in declared fields only.
+
+    Attributes:
+        prompts: where the prompts of the next forward pass are; None when log Z is not wanted.
+    """
+
+    def __init__(self, module: nn.Module, detach: bool) -> None:
+        self.prompts: Prompts | None = None
+        self._hidden: torch.Tensor | None = None
+        self._detach = detach
+        backbone = getattr(module, "base_model", module)
+        if backbone is module:
+            raise PatchError(
+                f"cannot find the backbone of {type(module).__name__}.",
+                patch=PATCH,
+                advice="The model must be a causal language model of transformers.",
+            )
+        backbone.register_forward_hook(self._keep)
+        module.register_forward_hook(self._compute)
+
+    @property
+    def wanted(self) -> bool:
+        return self.prompts is not None and torch.is_grad_enabled()
+
+    def _keep(self, backbone: nn.Module, arguments: Any, output: Any) -> None:
+        if self.wanted:
+            self._hidden = output[0]
+
+    def _compute(self, module: nn.Module, arguments: Any, output: Any) -> Any:
+        if not self.wanted:
+            return output
+        prompts, hidden = self.prompts, self._hidden
+        self.prompts = self._hidden = None
+        if hidden is None or getattr(output, "loss", self) is not None:
+            raise PatchError(
+                f"cannot compute log Z in the forward pass of {type(module).__name__}: "
+                + ("its backbone was not called." if hidden is None else "its output has a loss of its own."),
+                patch=PATCH,
+                advice="The model must be a causal language model of transformers, called without labels.",
+            )
+        means = prompts.mean(hidden)
+        output["loss"] = getattr(module, HEAD)(means.detach() if self._detach else means)
+        return output

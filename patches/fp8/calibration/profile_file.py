@@ -1,0 +1,323 @@
+"""A profile, and the one file format it is kept in: safetensors, whose metadata say the rest."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flashpatch.patches.fp8.calibration import untrusted
+from flashpatch.patches.fp8.calibration.structure import Exchange
+from flashpatch.patches.fp8.calibration.untrusted import refuse
+
+if TYPE_CHECKING:
+    import torch
+
+FORMAT = "flashpatch.profile"
+VERSION = "1"
+FORMS = ("int8", "fp8")
+GRANULARITIES = ("channel", "tensor")
+SOURCES = ("pair", "prompts", "flashrl")
+
+_KEYS = frozenset(
+    {"format", "version", "form", "granularity", "source", "fingerprint", "shapes", "exchanges", "quantized"}
+)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How a bf16 model becomes a quantized one that computes the same function.
+
+    The scale ``s`` of an exchange divides the producer's output channels (for a norm, ``offset + weight``)
+    and multiplies the input channels of every consumer, so what the model computes does not change, whatever
+    its weights are by now. Then the weights in ``quantized`` are rounded.
+
+    Attributes:
+        form: ``int8`` or ``fp8`` (e4m3).
+        granularity: one weight scale per output ``channel``, or per ``tensor``.
+        source: ``pair`` (of a model and its quantized form), ``prompts``, or ``flashrl``.
+        fingerprint: of the model's tensor names and shapes, see `Checkpoint.fingerprint`; empty if unknown.
+        shapes: name to shape of every tensor that the profile touches.
+        exchanges: what exchanges scales with what.
+        smooth: producer to ``s``, float32 [channels], positive.
+        quantized: names of the weights that are rounded.
+        weight_scale: name of a quantized weight to the scales of the quantized checkpoint, float32 [out, 1]
+            or [1, 1]; empty when the profile is not from one. For comparison: new weights get scales of their
+            own.
+    """
+
+    form: str
+    granularity: str
+    source: str
+    fingerprint: str
+    shapes: Mapping[str, tuple[int, ...]]
+    exchanges: tuple[Exchange, ...]
+    smooth: Mapping[str, torch.Tensor]
+    quantized: frozenset[str]
+    weight_scale: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    def smoothed(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """What a tensor of the bf16 model becomes before it is rounded.
+
+        Args:
+            name: its name in the checkpoint.
+            tensor: its values, any floating dtype and device.
+
+        Returns:
+            ``tensor`` itself if no scale touches it; else a new tensor, float32 for weights that are rounded
+            afterwards and of the same dtype for the others.
+
+        Raises:
+            PatchError: the shape is not the one the profile was made for.
+        """
+        if name in self.shapes and tuple(tensor.shape) != self.shapes[name]:
+            raise refuse(
+                name,
+                f"has shape {list(tensor.shape)}, the profile was made for {list(self.shapes[name])}",
+                "Make a profile of this model.",
+            )
+        inward, outward, offset = self.scales(name)
+        if inward is None and outward is None:
+            return tensor
+        new = tensor.float()
+        if inward is not None:
+            new = new * inward.to(new.device)
+        if outward is not None:
+            scale = outward.to(new.device)
+            new = (new + offset) / (scale if new.dim() == 1 else scale[:, None]) - offset
+        return new if name in self.quantized else new.to(tensor.dtype)
+
+    def apply(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """`smoothed` for a stream of weights, one at a time."""
+        for name, tensor in weights:
+            yield name, self.smoothed(name, tensor)
+
+    def scales(self, name: str) -> tuple[torch.Tensor | None, torch.Tensor | None, float]:
+        """For a tensor: what multiplies its input channels, what divides its output channels, and the
+        offset."""
+        module, _, kind = name.rpartition(".")
+        inward = outward = None
+        offset = 0.0
+        for exchange in self._touching.get(module, ()):
+            if exchange.producer == module and kind in ("weight", "bias"):
+                outward = self.smooth[exchange.producer]
+                offset = (exchange.offset or 0.0) if kind == "weight" else 0.0
+            elif module in exchange.consumers and kind == "weight":
+                inward = self.consumed(exchange, module)
+        return inward, outward, offset
+
+    def consumed(self, exchange: Exchange, consumer: str) -> torch.Tensor:
+        """What multiplies the consumer's input channels, float32 [in]."""
+        scale = self.smooth[exchange.producer]
+        return scale[list(exchange.index[consumer])] if consumer in exchange.index else scale
+
+    @cached_property
+    def _touching(self) -> dict[str, list[Exchange]]:
+        found: dict[str, list[Exchange]] = {}
+        for exchange in self.exchanges:
+            for module in (exchange.producer, *exchange.consumers):
+                found.setdefault(module, []).append(exchange)
+        return found
+
+
+def save(profile: Profile, path: Path, overwrite: bool = False) -> None:
+    """Write a profile; whoever reads meanwhile sees the old file or the new one.
+
+    Raises:
+        PatchError: the file exists and may not be overwritten, or cannot be written.
+    """
+    import torch
+    from safetensors.torch import save as serialised
+
+    if path.exists() and not overwrite:
+        raise refuse(path, "exists", "Remove it, choose another with -o, or say --force.")
+    tensors = {f"smooth/{name}": s for name, s in profile.smooth.items()}
+    tensors |= {f"weight_scale/{name}": s for name, s in profile.weight_scale.items()}
+    for exchange in profile.exchanges:
+        for consumer, index in exchange.index.items():
+            tensors[f"index/{consumer}"] = torch.tensor(index, dtype=torch.int32)
+    metadata = {
+        "format": FORMAT,
+        "version": VERSION,
+        "form": profile.form,
+        "granularity": profile.granularity,
+        "source": profile.source,
+        "fingerprint": profile.fingerprint,
+        "shapes": json.dumps({name: list(shape) for name, shape in profile.shapes.items()}),
+        "exchanges": json.dumps([[e.producer, e.offset, list(e.consumers)] for e in profile.exchanges]),
+        "quantized": json.dumps(sorted(profile.quantized)),
+    }
+    data = serialised({name: t.contiguous().clone() for name, t in tensors.items()}, metadata)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_bytes(data)
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise refuse(path, f"cannot be written ({error})") from error
+
+
+def load(path: Path) -> Profile:
+    """Read a profile, believing nothing.
+
+    Raises:
+        PatchError: not such a file, another version, too large, tensors missing or left over, wrong shapes or
+            dtypes, scales that are zero, negative or not finite, names that are no tensor names.
+    """
+    header = untrusted.safetensors_header(path, untrusted.PROFILE_LIMIT)
+    said = header.pop("__metadata__", None)
+    if not isinstance(said, dict) or said.get("format") != FORMAT:
+        raise refuse(path, "is safetensors, but not a profile", "Make one with 'flashpatch profile'.")
+    if said.get("version") != VERSION:
+        raise refuse(
+            path,
+            f"is a profile of version {str(said.get('version'))[:20]!r}, this is {VERSION!r}",
+            "Make it again with this FlashPatch.",
+        )
+    if set(said) != _KEYS or not all(isinstance(value, str) for value in said.values()):
+        raise refuse(path, f"has not the metadata of a profile: {', '.join(sorted(set(said) ^ _KEYS)[:4])}")
+    for key, allowed in (("form", FORMS), ("granularity", GRANULARITIES), ("source", SOURCES)):
+        if said[key] not in allowed:
+            raise refuse(path, f"has {key} {said[key][:20]!r}, not one of {', '.join(allowed)}")
+    shapes = _shapes(said["shapes"], path)
+    exchanges = _exchanges(said["exchanges"], path)
+    quantized = _names(_json(said["quantized"], list, "quantized", path), path)
+    tensors = _tensors(path)
+    exchanges = tuple(_with_index(exchange, tensors, path) for exchange in exchanges)
+    profile = Profile(
+        said["form"],
+        said["granularity"],
+        said["source"],
+        said["fingerprint"],
+        shapes,
+        exchanges,
+        {e.producer: _take(tensors, f"smooth/{e.producer}", path) for e in exchanges},
+        frozenset(quantized),
+        {
+            name: _take(tensors, f"weight_scale/{name}", path)
+            for name in quantized
+            if f"weight_scale/{name}" in tensors
+        },
+    )
+    if tensors:
+        raise refuse(path, f"holds tensors that belong to nothing: {', '.join(sorted(tensors)[:4])}")
+    check(profile, path)
+    return profile
+
+
+def check(profile: Profile, path: Path | str) -> None:
+    """All that must hold between the parts of a profile, wherever it comes from; ``path`` is for the message.
+
+    Raises:
+        PatchError: shapes, dtypes, indices or scales are wrong.
+    """
+
+    def shape(name: str, dims: int) -> tuple[int, ...]:
+        found = profile.shapes.get(name)
+        if found is None or len(found) != dims:
+            raise refuse(path, f"has no {dims}-dimensional shape for {name}")
+        return found
+
+    consumers = [c for e in profile.exchanges for c in e.consumers]
+    producers = [e.producer for e in profile.exchanges]
+    if len(set(consumers)) < len(consumers) or len(set(producers)) < len(producers):
+        raise refuse(path, "lets a layer exchange twice")
+    for exchange in profile.exchanges:
+        (width,) = shape(f"{exchange.producer}.weight", 2 if exchange.offset is None else 1)[:1]
+        _check_scale(profile.smooth[exchange.producer], (width,), f"smooth/{exchange.producer}", path)
+        for consumer in exchange.consumers:
+            fed = shape(f"{consumer}.weight", 2)[1]
+            index = exchange.index.get(consumer)
+            if fed != (width if index is None else len(index)):
+                raise refuse(path, f"feeds {width} channels of {exchange.producer} to {fed} of {consumer}")
+            if index is not None and not all(0 <= channel < width for channel in index):
+                raise refuse(path, f"feeds {consumer} from channels that {exchange.producer} does not have")
+    for name in profile.quantized:
+        out = shape(name, 2)[0]
+        if name in profile.weight_scale:
+            scale = profile.weight_scale[name]
+            _check_scale(
+                scale, (out if profile.granularity == "channel" else 1, 1), f"weight_scale/{name}", path
+            )
+
+
+def _check_scale(scale: torch.Tensor, wanted: tuple[int, ...], name: str, path: Path | str) -> None:
+    import torch
+
+    if scale.dtype != torch.float32 or tuple(scale.shape) != wanted:
+        raise refuse(
+            path,
+            f"{name} is {str(scale.dtype).removeprefix('torch.')} {list(scale.shape)}, "
+            f"not float32 {list(wanted)}",
+        )
+    if not bool(torch.isfinite(scale).all()) or not bool((scale > 0).all()):
+        bad = scale[~(torch.isfinite(scale) & (scale > 0))][0].item()
+        raise refuse(path, f"{name} holds {bad}, and a scale must be positive and finite")
+
+
+def _json(written: str, kind: type, key: str, path: Path) -> Any:
+    try:
+        found = json.loads(written)
+    except (ValueError, RecursionError) as error:
+        raise refuse(path, f"{key} in its metadata is not JSON") from error
+    if not isinstance(found, kind):
+        raise refuse(path, f"{key} in its metadata is no {kind.__name__}")
+    return found
+
+
+def _names(names: list[Any], path: Path) -> list[str]:
+    return [untrusted.tensor_name(name, path) for name in names]
+
+
+def _shapes(written: str, path: Path) -> dict[str, tuple[int, ...]]:
+    shapes = {}
+    for name, dims in _json(written, dict, "shapes", path).items():
+        if not isinstance(dims, list) or not all(type(n) is int and 0 < n < 1 << 31 for n in dims):
+            raise refuse(path, f"has no shape for {name[:60]!r}")
+        shapes[untrusted.tensor_name(name, path)] = tuple(dims)
+    return shapes
+
+
+def _exchanges(written: str, path: Path) -> tuple[Exchange, ...]:
+    found = []
+    for entry in _json(written, list, "exchanges", path):
+        well = isinstance(entry, list) and len(entry) == 3 and isinstance(entry[2], list) and entry[2]
+        if not well or entry[1] not in (None, 0.0, 1.0) or isinstance(entry[1], bool):
+            raise refuse(path, f"has an exchange {str(entry)[:60]}")
+        producer, *consumers = _names([entry[0], *entry[2]], path)
+        found.append(Exchange(producer, entry[1], tuple(consumers)))
+    return tuple(found)
+
+
+def _tensors(path: Path) -> dict[str, torch.Tensor]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise refuse(path, f"cannot be read ({error})") from error
+
+
+def _take(tensors: dict[str, torch.Tensor], name: str, path: Path) -> torch.Tensor:
+    if name not in tensors:
+        raise refuse(path, f"lacks the tensor {name}")
+    return tensors.pop(name)
+
+
+def _with_index(exchange: Exchange, tensors: dict[str, torch.Tensor], path: Path) -> Exchange:
+    import torch
+
+    index = {}
+    for consumer in exchange.consumers:
+        if f"index/{consumer}" in tensors:
+            channels = _take(tensors, f"index/{consumer}", path)
+            if channels.dtype != torch.int32 or channels.dim() != 1:
+                raise refuse(path, f"index/{consumer} is not int32 in one dimension")
+            index[consumer] = tuple(channels.tolist())
+    return Exchange(exchange.producer, exchange.offset, exchange.consumers, index)

@@ -1,0 +1,77 @@
+"""What a profile is judged by: one row per tensor, and the table of layers made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from flashpatch.commands.report import Table
+
+
+@dataclass(frozen=True)
+class Row:
+    """How well one quantized tensor is reproduced.
+
+    Attributes:
+        layer: name of the block it belongs to.
+        tensor: its name.
+        error: relative error, Frobenius norm of the difference over that of the reference.
+        allowed: the largest error that rounding explains (comparing a pair), or the error without smoothing.
+        equal: share of the 8-bit values that come out the same; None where there is nothing to compare.
+    """
+
+    layer: str
+    tensor: str
+    error: float
+    allowed: float
+    equal: float | None = None
+
+
+def table(rows: Sequence[Row], title: str, columns: tuple[str, str]) -> Table:
+    """One line per layer; ``columns`` are what `Row.error` and `Row.allowed` are called."""
+    lines = []
+    for layer in dict.fromkeys(row.layer for row in rows):
+        held = [row for row in rows if row.layer == layer]
+        worst = max(held, key=lambda row: row.error)
+        equal = [row.equal for row in held if row.equal is not None]
+        lines.append(
+            (
+                layer,
+                str(len(held)),
+                f"{sum(row.error for row in held) / len(held):.4f}",
+                f"{worst.error:.4f}",
+                f"{worst.allowed:.4f}",
+                f"{100 * sum(equal) / len(equal):.1f}%" if equal else "-",
+                worst.tensor.removeprefix(f"{layer}."),
+            )
+        )
+    heads = (
+        "layer",
+        "tensors",
+        f"mean {columns[0]}",
+        f"largest {columns[0]}",
+        columns[1],
+        "values equal",
+        "tensor",
+    )
+    return Table(title, heads, lines, empty="no tensor is quantized")
+
+
+def as_data(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The rows for JSON."""
+    return [asdict(row) for row in rows]
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Any]:
+    """A progress bar on standard error, where that is a terminal; yields a function that makes one step."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda: bar.advance(task)

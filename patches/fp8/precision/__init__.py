@@ -1,0 +1,1 @@
+"""Choose a precision and round weights to it."""

@@ -1,0 +1,191 @@
+"""Coming from FlashRL: its environment variables, each mapped or refused by name, and FlashRL itself beside
+us."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from flashpatch.errors import PatchError
+from flashpatch.patches.fp8.precision import fleet
+from flashpatch.patches.fp8.precision.fleet import Entry
+
+PATCH = "fp8.flashrl"
+DISTRIBUTION = "flash-llm-rl"
+MODULE = "flash_rl.vllm_patch"  # imported by flash_rl where FLASHRL_CONFIG is set; importing it patches vLLM
+
+_OFF = ("", "0")
+
+#: What each of FlashRL's other variables is called here, or why there is none. FLASHRL_CONFIG is read by
+#: `wanted`.
+_WAYS: Mapping[str, tuple[bool, str]] = {
+    "FLASHRL_LOGGING_LEVEL": (
+        True,
+        "FLASHPATCH_LOG sets the level of our logger; the root logger is left alone",
+    ),
+    "FLASHRL_LOGGING_FILE": (
+        True,
+        "each process reports to the ledger, see 'flashpatch status'; for a log file give "
+        "the logger flashpatch a handler",
+    ),
+    "FLASHRL_LMHEAD_FP32": (True, "the lm_head computes in float32, as with the option lm_head='float32'"),
+    "FLASHRL_TEST_RELOAD": (
+        False,
+        "run 'flashpatch-verify fp8', which updates an engine and compares it with a fresh one, and unset it",
+    ),
+    "FLASHRL_LOGGING_CONFIGURE": (
+        True,
+        "logging is never configured for you, as with FLASHRL_LOGGING_CONFIGURE=0",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Way:
+    """What becomes of one variable of FlashRL.
+
+    Attributes:
+        variable: its name.
+        value: what it is set to.
+        mapped: whether what it asks for happens, one way or another; False: it is refused.
+        how: the FlashPatch way.
+    """
+
+    variable: str
+    value: str
+    mapped: bool
+    how: str
+
+
+def ways(environ: Mapping[str, str] | None = None) -> list[Way]:
+    """Every variable of FlashRL that is set, with what becomes of it."""
+    environ = os.environ if environ is None else environ
+    found = []
+    for name in sorted(name for name in environ if name.startswith("FLASHRL_")):
+        value = environ[name]
+        if name == "FLASHRL_CONFIG":
+            found.append(_config_way(value))
+        elif name not in _WAYS:
+            found.append(Way(name, value, False, "it is no variable of FlashRL that is known here: unset it"))
+        else:
+            mapped, how = _WAYS[name]
+            found.append(Way(name, value, mapped or value in _OFF, how))
+    return found
+
+
+def wanted(environ: Mapping[str, str] | None = None) -> tuple[Entry, ...]:
+    """The fleet that ``FLASHRL_CONFIG`` asks for, of one entry if it names a precision; empty if it is unset.
+
+    Raises:
+        PatchError: it names a precision that has no counterpart here, a file that cannot be used, or
+            something to be downloaded.
+    """
+    environ = os.environ if environ is None else environ
+    value = environ.get("FLASHRL_CONFIG", "").strip()
+    if not value:
+        return ()
+    where = "FLASHRL_CONFIG"
+    if value in fleet.FLASHRL_NAMES or value in fleet.FLASHRL_REFUSED:
+        return (Entry(fleet.flashrl_precision(value, where)),)
+    path = Path(value).expanduser()
+    if path.exists():
+        return fleet.from_flashrl(path)
+    raise PatchError(
+        f"FLASHRL_CONFIG={value[:80]!r} is neither a precision of FlashRL nor a file here.",
+        patch=PATCH,
+        advice="Download the file first; nothing is downloaded here. Or set FLASHPATCH=fp8 or bf16 and unset it.",
+    )
+
+
+def entries(precision: str, scheme: str, tables: list[Mapping[str, object]]) -> tuple[Entry, ...]:
+    """What replicas run in, from our own options and ``FLASHRL_CONFIG`` together.
+
+    Args:
+        precision: the family's option, a key of `fleet.SCHEMES`.
+        scheme: the family's option: vLLM's name, or empty.
+        tables: the family's option ``fleet``; empty for none.
+
+    Raises:
+        PatchError: the two contradict each other, or a variable of FlashRL is refused.
+    """
+    for way in ways():
+        if not way.mapped:
+            raise PatchError(
+                f"{way.variable}={way.value[:80]!r}: {way.how}.",
+                patch=PATCH,
+                advice="FlashRL's variables are mapped or refused, never ignored.",
+            )
+    own = fleet.parse(tables, "[[fp8.fleet]]") if tables else ()
+    theirs = wanted()
+    if not theirs:
+        return own or (Entry(precision, scheme if fleet.takes_scheme(precision) else ""),)
+    if own and own != theirs:
+        raise PatchError(
+            "FLASHRL_CONFIG and [[fp8.fleet]] ask for different fleets.",
+            patch=PATCH,
+            advice="Unset FLASHRL_CONFIG.",
+        )
+    if len(theirs) == 1 and theirs[0].precision != precision:
+        raise PatchError(
+            f"FLASHRL_CONFIG asks for {theirs[0].precision}, FLASHPATCH for {precision}.",
+            patch=PATCH,
+            advice=f"Set FLASHPATCH={theirs[0].precision}, or unset FLASHRL_CONFIG.",
+        )
+    return (
+        (Entry(precision, scheme if fleet.takes_scheme(precision) else ""),) if len(theirs) == 1 else theirs
+    )
+
+
+def check_not_active() -> None:
+    """Refuse to work beside FlashRL: both replace how vLLM loads weights.
+
+    FlashRL is active where it has been imported with ``FLASHRL_CONFIG`` set; it then has patched vLLM. Merely
+    installed it does nothing.
+
+    Raises:
+        PatchError: it is active in this process.
+    """
+    why = _active()
+    if why:
+        raise PatchError(
+            f"FlashRL is active in this process: {why}",
+            patch=PATCH,
+            version=_version(),
+            advice=f"Run 'flashrl cleanup' or 'pip uninstall {DISTRIBUTION}'; FlashPatch reads FLASHRL_CONFIG itself.",
+        )
+
+
+def _active() -> str:
+    if MODULE in sys.modules:
+        return f"{MODULE} has been imported."
+    vllm = sys.modules.get("vllm")
+    llm = getattr(vllm, "__dict__", {}).get("LLM")
+    marks = [name for name in vars(llm) if name.startswith("beforeflashrl")] if isinstance(llm, type) else []
+    return f"vllm.LLM carries its mark {marks[0]}." if marks else ""
+
+
+def _version() -> str | None:
+    try:
+        return f"{DISTRIBUTION} {metadata.version(DISTRIBUTION)}"
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _config_way(value: str) -> Way:
+    try:
+        found = wanted({"FLASHRL_CONFIG": value})
+    except PatchError as error:
+        return Way(
+            "FLASHRL_CONFIG", value, False, f"{error.problem} {error.advice or ''}".strip().rstrip(".")
+        )
+    if not found:
+        return Way("FLASHRL_CONFIG", value, True, "empty: nothing is asked for")
+    if len(found) == 1:
+        return Way("FLASHRL_CONFIG", value, True, f"as precision {found[0].precision}")
+    return Way(
+        "FLASHRL_CONFIG", value, True, f"as a fleet of {', '.join(entry.precision for entry in found)}"
+    )

@@ -1,0 +1,197 @@
+"""bf16 weights on their way into 8-bit parameters: rounded where the engine's own loaders place them.
+
+A loader gets the whole tensor of the checkpoint, then takes this rank's part of it and puts it into its place
+in a fused parameter. `Rounding` stands before the loaders of a model's 8-bit weights: a wide value is rounded
+whole, so that its scales do not depend on the ranks, and goes on as an 8-bit value and a scale, each through
+the loader of its own parameter. No name of a checkpoint and no model class is known here, one tensor is in
+hand at a time, and what comes in 8 bits passes as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from flashpatch.errors import PatchError
+from flashpatch.patches.fp8.precision import quantize
+
+if TYPE_CHECKING:
+    from flashpatch.patches.fp8.calibration.profile_file import Profile
+
+PATCH = "fp8.update"
+_FORMS = {dtype: form for form, dtype in quantize.DTYPES.items()}
+_ROWS = 64  # of a weight, in which its error is measured
+
+
+class Rounding:
+    """What rounds the weights of one model.
+
+    Args:
+        model: just constructed, nothing loaded; the loaders of its 8-bit parameters are replaced.
+        profile: what to smooth before; None for nothing.
+        at_load: whether the first load is smoothed too.
+
+    Attributes:
+        weights: how many parameters are rounded into.
+        errors: layer (with the shard of a fused one) to the relative error of the values that came last.
+    """
+
+    def __init__(self, model: torch.nn.Module, profile: Profile | None = None, at_load: bool = True) -> None:
+        self._profile = profile
+        self._at_load = at_load
+        self.weights = 0
+        self.errors: dict[str, float] = {}
+        for path, module in model.named_modules():
+            for key, parameter in list(module._parameters.items()):
+                if parameter is not None and parameter.dtype in _FORMS and parameter.dim() > 1:
+                    self._stand_before(module, path, key, parameter)
+
+    def prepared(
+        self, weights: Iterable[tuple[str, torch.Tensor]], first: bool
+    ) -> Iterable[tuple[str, torch.Tensor]]:
+        """A load's weights, smoothed where there is a profile, one at a time.
+
+        Args:
+            weights: name and tensor, whole.
+            first: whether this is the engine's own first load.
+
+        Raises:
+            PatchError: while iterating: a weight is in 8 bits already, so its norms are smoothed already.
+        """
+        if self._profile is None or (first and not self._at_load):
+            return weights
+        return self._smoothed(weights, self._profile)
+
+    def _smoothed(
+        self, weights: Iterable[tuple[str, torch.Tensor]], profile: Profile
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in weights:
+            if name in profile.quantized and not _wide(tensor):
+                raise PatchError(
+                    f"{name} is in 8 bits already, and a profile is to smooth what comes.",
+                    patch=PATCH,
+                    advice="Send the trainer's weights, or open the engine without the option profile.",
+                )
+            yield name, profile.smoothed(name, tensor)
+
+    def _stand_before(self, module: torch.nn.Module, path: str, key: str, parameter: Any) -> None:
+        original = getattr(parameter, "weight_loader", None)
+        if original is not None:
+            parameter.weight_loader = self._loader(original, module, f"{path}.{key}".lstrip("."), key)
+            self.weights += 1
+
+    def _loader(self, original: Callable, module: torch.nn.Module, name: str, key: str) -> Callable:
+        @functools.wraps(original)
+        def load(parameter: Any, loaded: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            """vLLM's loader of this parameter, for values of any width."""
+            if not _wide(loaded):
+                return original(parameter, loaded, *args, **kwargs)
+            scales = module._parameters.get(f"{key}_scale")
+            granularity = _granularity(scales)
+            if granularity is None or parameter.dim() != 2:
+                raise PatchError(
+                    f"{name} is {_short(parameter)} of {type(module).__name__}, into which "
+                    f"{_short(loaded)} values cannot be rounded on the way.",
+                    patch=PATCH,
+                    advice="Linear layers with a scale per channel or per tensor can; for experts use fp8 or bf16.",
+                )
+            try:
+                q, scale = quantize.quantized(loaded.detach(), _FORMS[parameter.dtype], granularity)
+            except PatchError as error:
+                raise PatchError(f"{name}: {error.problem}", patch=PATCH, advice=error.advice) from error
+            shard = "".join(
+                f"[{value}]" for value in (*args, *kwargs.values()) if isinstance(value, (str, int))
+            )
+            self.errors[name.removesuffix(".weight") + shard] = relative_error(loaded, q, scale)
+            result = original(parameter, q, *args, **kwargs)
+            scales.weight_loader(
+                scales, scale if granularity == "channel" else scale.reshape(1), *args, **kwargs
+            )
+            return result
+
+        return load
+
+
+def for_model(model: torch.nn.Module, marked: Mapping[str, Any]) -> Rounding:
+    """The rounding that a mark of `w8a8` asks for.
+
+    Raises:
+        PatchError: the profile cannot be read here.
+    """
+    from flashpatch.patches.fp8.calibration.profile_file import load
+
+    profile = load(Path(marked["profile"])) if marked.get("profile") else None
+    return Rounding(model, profile, bool(marked.get("at_load", True)))
+
+
+def relative_error(w: torch.Tensor, q: torch.Tensor, scale: torch.Tensor) -> float:
+    """``|w - q * scale| / |w|``, measured on at most 64 rows that lie evenly apart; 0 for a weight of zeros.
+
+    Args:
+        w: [out, in], any floating dtype.
+        q: [out, in], int8 or float8_e4m3fn.
+        scale: float32 [out, 1] or [1, 1].
+    """
+    step = -(-w.shape[0] // _ROWS)
+    rows, q = w.detach()[::step].float(), q[::step]
+    size = torch.linalg.vector_norm(rows)
+    gap = torch.linalg.vector_norm(rows - quantize.dequantized(q, scale[::step] if len(scale) > 1 else scale))
+    return float(gap / size) if size > 0 else 0.0
+
+
+def expected_error(w: torch.Tensor, form: str, granularity: str) -> float:
+    """`relative_error` of a weight that somebody else will round.
+
+    Args:
+        w: [out, in], any floating dtype.
+        form: ``int8`` or ``fp8``.
+        granularity: ``channel`` or ``tensor``.
+    """
+    dtype = quantize.DTYPES[form]
+    w = w.detach()
+    rows = w[:: -(-w.shape[0] // _ROWS)].float()
+    if granularity == "channel":
+        amax = rows.abs().amax(1, keepdim=True)
+    else:
+        amax = torch.stack(torch.aminmax(w)).float().abs().max().view(1, 1)
+    scale = torch.where(amax > 0, amax / quantize.LARGEST[dtype], 1.0)
+    return relative_error(rows, quantize.rounded_to(rows, scale, dtype), scale)
+
+
+def kernels(model: torch.nn.Module) -> dict[str, int]:
+    """How many linear layers run on what: ``scheme/kernel`` by class name, as far as vLLM shows it."""
+    from vllm.model_executor.layers.linear import LinearBase
+
+    found: dict[str, int] = {}
+    for module in model.modules():
+        if isinstance(module, LinearBase):
+            scheme = getattr(module, "scheme", None) or module.quant_method
+            inside = [type(v).__name__ for v in vars(scheme).values() if _is_kernel(v)]
+            what = "/".join([type(scheme).__name__, *inside])
+            found[what] = found.get(what, 0) + 1
+    return found
+
+
+def _is_kernel(value: Any) -> bool:
+    return any("model_executor.kernels" in kind.__module__ for kind in type(value).__mro__)
+
+
+def _granularity(scales: Any) -> str | None:
+    """How a parameter of scales is cut, or None if rounding cannot fill it."""
+    from vllm.model_executor.parameter import ChannelQuantScaleParameter, PerTensorScaleParameter
+
+    if isinstance(scales, ChannelQuantScaleParameter):
+        return "channel"
+    return "tensor" if isinstance(scales, PerTensorScaleParameter) else None
+
+
+def _wide(tensor: torch.Tensor) -> bool:
+    return tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1
+
+
+def _short(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

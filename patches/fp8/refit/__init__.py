@@ -1,0 +1,1 @@
+"""Update the weights of a model as a transaction; knows no framework."""

@@ -1,0 +1,145 @@
+"""Which elements of a tensor have been written, exactly, without a mask where none is needed.
+
+Weight loaders write whole tensors or rectangular slices (one shard of a fused layer, one expert). Each write
+is kept as a box in the tensor's own index space; disjoint boxes add up, so completeness is a sum. Writes that
+do not fit that picture fall back to a boolean mask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+Box = tuple[tuple[int, int], ...]  # per dimension: (first index, one past the last)
+
+
+@dataclass
+class Coverage:
+    """Elements written to one tensor of the given ``shape`` and ``stride`` at ``offset`` in its storage."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int = 0
+    boxes: dict[Box, int] = field(default_factory=dict)  # box -> number of times it was written
+    names: dict[Box, str] = field(default_factory=dict)  # box -> checkpoint name that wrote it first
+    mask: torch.Tensor | None = None
+    overlaps: bool = False  # some element was written by two different views
+
+    @property
+    def total(self) -> int:
+        return _volume([(0, size) for size in self.shape])
+
+    @property
+    def covered(self) -> int:
+        """Number of elements written at least once."""
+        if self.mask is not None:
+            return int(torch.count_nonzero(self.mask))
+        return sum(_volume(box) for box in self.boxes)
+
+    def add(self, view: torch.Tensor, name: str = "") -> None:
+        """Record that ``view``, which shares the tensor's storage, was written."""
+        if view.numel() == 0:  # a loader's "zero the padding" where there is none
+            return
+        box = self._box(view)
+        if box is None or self.mask is not None:
+            self._paint(view)
+            if box is None:
+                return
+        elif box not in self.boxes and any(_overlap(box, other) for other in self.boxes):
+            self._paint(view)
+        self.boxes[box] = self.boxes.get(box, 0) + 1
+        self.names.setdefault(box, name)
+
+    def satisfies(self, expected: Coverage) -> bool:
+        """True when everything that ``expected`` saw written has been written here as often."""
+        if self.covered < expected.covered:
+            return False
+        # Where writes lie over one another (cleared first, scaled at the end), each of them is needed.
+        needed = {box: n for box, n in expected.boxes.items() if n > 1 or expected.overlaps}
+        if any(self.boxes.get(box, 0) < times for box, times in needed.items()):
+            return False
+        if self.covered == self.total or (
+            expected.mask is None and expected.boxes.keys() <= self.boxes.keys()
+        ):
+            return True
+        return not bool((expected._elements() & ~self._elements()).any())
+
+    def exceeded_by(self, view: torch.Tensor, expected: Coverage | None) -> bool:
+        """True when one more write of ``view`` is more often than ``expected`` saw it."""
+        box = self._box(view)
+        allowed = 1 if expected is None else max(1, expected.boxes.get(box, 1))
+        return self.boxes.get(box, 0) >= allowed
+
+    def missing(self, expected: Coverage | None) -> list[str]:
+        """Checkpoint names of the expected boxes not written yet; empty when names are unknown."""
+        if expected is None:
+            return []
+        names = (expected.names[box] for box in expected.boxes if box not in self.boxes)
+        return list(dict.fromkeys(name for name in names if name))
+
+    def _box(self, view: torch.Tensor) -> Box | None:
+        """The rectangle ``view`` occupies in the tensor's index space, or None if it is no rectangle."""
+        rest = view.storage_offset() - self.offset
+        if rest < 0 or 0 in view.shape:
+            return None
+        if rest == 0 and view.numel() == self.total and view.is_contiguous() and self._dense():
+            return tuple((0, size) for size in self.shape)
+        order = sorted(range(len(self.shape)), key=lambda d: -self.stride[d])
+        sizes = {st: size for size, st in zip(view.shape, view.stride()) if size > 1}
+        if len(sizes) != sum(size > 1 for size in view.shape):
+            return None
+        box: list[tuple[int, int]] = [(0, 1)] * len(self.shape)
+        for dim in order:
+            size, step = self.shape[dim], self.stride[dim]
+            start = 0
+            if size > 1:
+                start, rest = divmod(rest, step) if step else (0, rest)
+            extent = sizes.pop(step, 1) if size > 1 else 1
+            if start + extent > size:
+                return None
+            box[dim] = (start, start + extent)
+        return None if rest or sizes else tuple(box)
+
+    def _dense(self) -> bool:
+        """Whether the tensor's elements are all those between its first and its last."""
+        return sum((size - 1) * step for size, step in zip(self.shape, self.stride)) + 1 == self.total
+
+    def _elements(self) -> torch.Tensor:
+        if self.mask is not None:
+            return self.mask
+        mask = torch.zeros(self.shape, dtype=torch.bool)
+        for box in self.boxes:
+            mask[tuple(slice(*edge) for edge in box)] = True
+        return mask
+
+    def _paint(self, view: torch.Tensor) -> None:
+        self.mask = self._elements()
+        if 0 in view.shape or self.total == 0:
+            return
+        first = min(self.offset, view.storage_offset())
+        ends = (
+            _last(self.shape, self.stride, self.offset),
+            _last(view.shape, view.stride(), view.storage_offset()),
+        )
+        marks = torch.zeros(max(ends) + 1 - first, dtype=torch.bool)
+        marks.as_strided(view.shape, view.stride(), view.storage_offset() - first).fill_(True)
+        painted = marks.as_strided(self.shape, self.stride, self.offset - first)
+        self.overlaps |= bool((painted & self.mask).any())
+        self.mask |= painted
+
+
+def _last(shape, stride, offset: int) -> int:
+    """Position in the storage of the last element."""
+    return offset + sum((size - 1) * step for size, step in zip(shape, stride))
+
+
+def _volume(box) -> int:
+    volume = 1
+    for first, end in box:
+        volume *= end - first
+    return volume
+
+
+def _overlap(a: Box, b: Box) -> bool:
+    return all(a0 < b1 and b0 < a1 for (a0, a1), (b0, b1) in zip(a, b))

@@ -1,0 +1,174 @@
+"""Bring freshly processed values into the objects the engine already runs on.
+
+`Plan` pairs the live state of a layer with the state that a fresh load produced, and works out how to make the
+live one equal *in place*: tensors are copied into their existing storage (captured graphs keep their
+addresses), containers are entered, plain values replaced. An object that owns a resource outside Python's
+sight (it has a finaliser, as a handle to packed weights has) exchanges its contents with its counterpart, so
+that each resource keeps exactly one owner and the old one is released with the fresh object. Nothing is
+changed until `apply`; a pair that cannot be matched is found before that.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from flashpatch.patches.fp8.refit import layer_state
+
+
+class LayoutChanged(RuntimeError):
+    """A fresh load produced a tensor that does not fit the storage in use."""
+
+
+class Plan:
+    """Steps that make live state equal to fresh state in place."""
+
+    def __init__(self) -> None:
+        self._copies: dict[int, tuple[torch.Tensor, torch.Tensor, str]] = {}
+        self._steps: list[Callable[[], None]] = []
+        self._pairs: dict[int, Any] = {}
+        self.owns_resources = False
+
+    def pair(self, live: Any, fresh: Any, where: str) -> Any:
+        """Plan to make ``live`` equal ``fresh``; returns the object to keep in its place."""
+        if live is fresh:
+            return live
+        if id(live) in self._pairs and not isinstance(live, (torch.Tensor, *_PLAIN)):
+            return self._pairs[id(live)]
+        if isinstance(live, torch.Tensor) and isinstance(fresh, torch.Tensor):
+            return self._tensor(live, fresh, where)
+        if type(live) is not type(fresh) or not layer_state.holds_state(live):
+            return fresh
+        if isinstance(live, types.FunctionType) and live.__code__ is not fresh.__code__:
+            return fresh
+        self._pairs[id(live)] = live
+        if isinstance(live, (tuple, functools.partial, types.MethodType)):
+            kept = self._pairs[id(live)] = self._immutable(live, fresh, where)
+            return kept
+        if hasattr(type(live), "__del__"):
+            self._exchange(live, fresh)
+            return live
+        before, after = layer_state.read(live), layer_state.read(fresh)
+        self.contents(live, before, after, where)
+        return live
+
+    def contents(self, container: Any, live: Any, fresh: Any, where: str) -> None:
+        """Plan to bring ``container``, holding ``live``, to hold the equivalent of ``fresh``."""
+        if isinstance(live, dict):
+            merged = {
+                key: self.pair(live[key], value, f"{where}.{key}") if key in live else value
+                for key, value in fresh.items()
+            }
+            merged = {**live, **merged}
+        elif isinstance(live, list) and len(live) == len(fresh):
+            merged = [self.pair(a, b, f"{where}[{i}]") for i, (a, b) in enumerate(zip(live, fresh))]
+        else:
+            _refuse_tensors(live, fresh, where)
+            merged = fresh
+        self._steps.append(lambda: layer_state.write(container, merged))
+
+    def assign(self, state: dict, key: str, value: Any) -> None:
+        """Plan ``state[key] = value``."""
+        self._steps.append(lambda: state.__setitem__(key, value))
+
+    def then(self, step: Callable[[], None]) -> None:
+        """Plan a last step."""
+        self._steps.append(step)
+
+    def apply(self) -> None:
+        """Carry the plan out. Only copies and assignments remain, which cannot fail for want of a match."""
+        for live, fresh, _ in self._copies.values():
+            live.copy_(fresh)
+        for step in self._steps:
+            step()
+
+    def _tensor(self, live: torch.Tensor, fresh: torch.Tensor, where: str) -> torch.Tensor:
+        inner = _inner_tensors(live)
+        if inner and inner == _inner_tensors(fresh):
+            for name in inner:
+                self._tensor(getattr(live, name), getattr(fresh, name), f"{where}.{name}")
+            return live
+        if live.shape != fresh.shape or live.dtype != fresh.dtype or live.device != fresh.device:
+            raise LayoutChanged(
+                f"{where}: a fresh load gives {_describe(fresh)}, the engine runs on {_describe(live)}"
+            )
+        if live.numel() == 0 or (live.data_ptr() == fresh.data_ptr() and live.stride() == fresh.stride()):
+            return live
+        for dim, step in enumerate(live.stride()):
+            if step == 0 and live.shape[dim] > 1:  # expanded: one element stands for all along this dimension
+                first = fresh.narrow(dim, 0, 1)
+                if not torch.equal(first.expand_as(fresh), fresh):
+                    raise LayoutChanged(
+                        f"{where}: one value stood for {live.shape[dim]}, a fresh load gives several"
+                    )
+                self._tensor(live.narrow(dim, 0, 1), first, where)
+                return live
+        known = self._copies.get(id(live))
+        if known is not None and known[1].data_ptr() != fresh.data_ptr() and not torch.equal(known[1], fresh):
+            raise LayoutChanged(f"{where} and {known[2]} share one tensor but were given different values")
+        self._copies[id(live)] = (live.detach(), fresh.detach(), where)
+        return live
+
+    def _immutable(self, live: Any, fresh: Any, where: str) -> Any:
+        """A tuple, partial or bound method: the live one, or a new one around what could be kept of it."""
+        if isinstance(live, types.MethodType):
+            owner = self.pair(live.__self__, fresh.__self__, where)
+            same = owner is live.__self__ and live.__func__ is fresh.__func__
+            return live if same else types.MethodType(fresh.__func__, owner)
+        old, new = list(layer_state.children(live)), list(layer_state.children(fresh))
+        if (
+            len(old) != len(new)
+            or getattr(live, "keywords", {}).keys() != getattr(fresh, "keywords", {}).keys()
+        ):
+            _refuse_tensors(old, new, where)
+            return fresh
+        if isinstance(live, functools.partial):
+            old = [live.func, *live.args, *(live.keywords[key] for key in fresh.keywords)]
+        kept = [self.pair(a, b, f"{where}[{i}]") for i, (a, b) in enumerate(zip(old, new))]
+        if all(a is b for a, b in zip(old, kept)):
+            return live
+        if isinstance(live, functools.partial):
+            split = 1 + len(fresh.args)
+            return functools.partial(*kept[:split], **dict(zip(fresh.keywords, kept[split:])))
+        return live._make(kept) if hasattr(live, "_make") else type(live)(kept)
+
+    def _exchange(self, live: Any, fresh: Any) -> None:
+        self.owns_resources = True
+
+        def swap() -> None:
+            mine, theirs = vars(live), vars(fresh)
+            for key in mine.keys() & theirs.keys():
+                a, b = mine[key], theirs[key]
+                if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape:
+                    held = a.clone()
+                    a.copy_(b)
+                    b.copy_(held)
+                else:
+                    mine[key], theirs[key] = b, a
+
+        self._steps.append(swap)
+
+
+def _refuse_tensors(live: Any, fresh: Any, where: str) -> None:
+    """Containers of unlike lengths cannot be paired; captured graphs would go on with the tensors in use."""
+    if any(isinstance(value, torch.Tensor) for value in live):
+        raise LayoutChanged(
+            f"{where}: a fresh load gives {len(fresh)} values, the engine runs on {len(live)}"
+        )
+
+
+_PLAIN = (str, bytes, int, float, bool, type(None))
+
+
+def _inner_tensors(tensor: torch.Tensor) -> list[str]:
+    """Names of the tensors a wrapper subclass is made of; empty for an ordinary tensor."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    return list(flatten()[0]) if flatten is not None else []
+
+
+def _describe(tensor: torch.Tensor) -> str:
+    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"

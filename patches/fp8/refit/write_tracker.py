@@ -1,0 +1,144 @@
+"""See every write a weight loader makes, whatever loader it is.
+
+`Watch` is a dispatch mode active only while weights are being loaded. It knows the tensors of interest by
+their storage, so a write through any view, ``.data`` or slice is seen: the storage is given memory, the
+destination is noted in the slot's coverage, the source's kind is checked.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from flashpatch.errors import PatchError
+from flashpatch.patches.fp8.refit.pristine_params import Slot
+
+
+class Watch(TorchDispatchMode):
+    """Notes writes into watched storages.
+
+    Args:
+        table: storage identity to the slots in it.
+        on_write: called with ``(slot, view)`` before each write.
+        on_touch: called with ``slot`` before its storage is read or written.
+        guarded: storage identity to name, for tensors that must not be written.
+    """
+
+    def __init__(
+        self,
+        table: dict[int, list[Slot]],
+        on_write: Callable[[Slot, torch.Tensor], None],
+        on_touch: Callable[[Slot], None] = lambda slot: None,
+        guarded: dict[int, str] | None = None,
+    ) -> None:
+        super().__init__()
+        self._table = table
+        self._on_write = on_write
+        self._on_touch = on_touch
+        self._guarded = guarded or {}
+        # An identity is the address of a storage's descriptor: a weak reference keeps it from being used again.
+        self._pins = [
+            StorageWeakRef(slot.tensor.untyped_storage())
+            for slots in table.values()
+            for slot in slots
+            if slot.tensor is not None
+        ]
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        written = _written(func)
+        for key, arg in (*enumerate(args), *(kwargs or {}).items()):
+            for tensor in _tensors(arg):
+                identity = _storage(tensor)
+                slots = self._table.get(identity)
+                if slots is not None:
+                    self._touch(func, slots, tensor, args, key in written)
+                elif key in written and identity in self._guarded:
+                    raise PatchError(
+                        f"a weight loader wrote straight into {self._guarded[identity]}, which an update must not",
+                        advice="Report this model; until then update it by restarting the engine.",
+                    )
+        return func(*args, **(kwargs or {}))
+
+    def _touch(self, func, slots: list[Slot], tensor: torch.Tensor, args: tuple, is_write: bool) -> None:
+        if func in _METADATA:
+            return
+        for slot in slots:
+            self._on_touch(slot)
+        if not is_write:
+            return
+        for slot in slots:
+            part = slot.part(tensor)
+            if part is None:
+                continue
+            if func is torch.ops.aten.copy_.default and tensor.dtype == slot.dtype:
+                _check_kind(slot, args[1])
+            self._on_write(slot, part)
+
+
+class Names:
+    """Passes (name, tensor) pairs through and remembers the name in hand."""
+
+    def __init__(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self._weights = weights
+        self.current = ""
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in self._weights:
+            self.current = name
+            yield name, tensor
+
+
+_METADATA = {
+    torch.ops.aten.detach.default,
+    torch.ops.aten.alias.default,
+}  # need no memory; every other view does
+
+
+@functools.cache
+def _written(func: Any) -> frozenset[int | str]:
+    """Positions and names of the arguments that an operator writes to."""
+    arguments = func._schema.arguments
+    written = [
+        (i, a.name) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write
+    ]
+    return frozenset(key for pair in written for key in pair)
+
+
+def _tensors(arg: Any) -> Iterable[torch.Tensor]:
+    if isinstance(arg, torch.Tensor):
+        return (arg,)
+    if isinstance(arg, (list, tuple)):
+        return [item for item in arg if isinstance(item, torch.Tensor)]
+    return ()
+
+
+def _storage(tensor: torch.Tensor) -> int | None:
+    try:
+        return tensor.untyped_storage()._cdata
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def _check_kind(slot: Slot, source: torch.Tensor) -> None:
+    """Refuse a source whose kind of number cannot stand for the destination's."""
+    wide = source.dtype.is_floating_point and source.dtype.itemsize > 1
+    if slot.dtype.is_floating_point and slot.dtype.itemsize > 1:
+        fits = wide
+    elif slot.dtype.is_floating_point:
+        fits = wide or source.dtype == slot.dtype
+    else:
+        fits = not source.dtype.is_floating_point and not source.dtype.is_complex
+    if not fits:
+        raise PatchError(
+            f"{slot.name} holds {_short(slot.dtype)} but was given {_short(source.dtype)} values",
+            advice="Send the weights in the precision of the checkpoint the engine was opened on.",
+        )
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,96 @@
+"""Engines opened without an explicit quantization get the family's precision."""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import Any
+
+from flashpatch import engine, ledger
+from flashpatch.errors import PatchError
+from flashpatch.patches.fp8.precision import flashrl_compat
+from flashpatch.record import Contract, Patch
+
+#: The family's precision to SGLang's name; None: no quantization.
+QUANTIZATIONS = {"bf16": None, "fp8": "fp8"}
+
+
+def on_resolve(original, server_args: Any):
+    """Around ``run_resolution_pipeline``, which runs once, before anything is derived from the arguments."""
+    engine.require("fp8")
+    flashrl_compat.check_not_active()
+    ledger.role("driver")
+    options = engine.options("fp8")
+    if not any(fnmatch.fnmatch(server_args.model_path, pattern) for pattern in options["exclude"]):
+        _choose(server_args, options)
+    return original(server_args)
+
+
+def _choose(args: Any, options: Any) -> None:
+    from sglang.srt.arg_groups.overrides import declare_resolution
+
+    entries = flashrl_compat.entries(options["precision"], options["scheme"], options["fleet"])
+    if len(entries) > 1:
+        raise _refuse("a fleet of several precisions is not available on SGLang", "Use one precision there.")
+    precision, scheme = entries[0].precision, entries[0].scheme
+    ledger.note(precision=precision)
+    if args.quantization is not None or _has_own_quantization(args):
+        return
+    if not scheme and precision not in QUANTIZATIONS:
+        raise _refuse(
+            f"precision {precision!r} is not available on SGLang, which chooses the scales of fp8 by itself",
+            "Use fp8, or open the engine on a quantized checkpoint.",
+        )
+    chosen = scheme or QUANTIZATIONS[precision]
+    if chosen is None:
+        return
+    fields = {"quantization": chosen}
+    if args.speculative_draft_model_path and args.speculative_draft_model_quantization is None:
+        fields["speculative_draft_model_quantization"] = (
+            "unquant"  # a drafter keeps its precision unless asked
+        )
+    declare_resolution(args, PATCH.id, **fields)
+
+
+def _has_own_quantization(args: Any) -> bool:
+    """Whether the checkpoint is quantized already (SGLang then follows its configuration).
+
+    Without a configuration to read (SGLang's ``dummy`` and ``none``) there is nothing to quantize either.
+    """
+    if str(args.model_path).lower() in ("none", "dummy"):
+        return True
+    from sglang.srt.utils.hf_transformers_utils import get_config
+
+    config = get_config(args.model_path, trust_remote_code=args.trust_remote_code, revision=args.revision)
+    text = getattr(config, "text_config", config)
+    return any(
+        getattr(c, "quantization_config", None) or getattr(c, "compression_config", None)
+        for c in (config, text)
+    )
+
+
+def _refuse(problem: str, advice: str) -> PatchError:
+    return PatchError(problem, patch=PATCH.id, target=PATCH.targets[0], advice=advice)
+
+
+PATCH = Patch(
+    id="fp8.sglang.run_resolution_pipeline",
+    targets=("sglang.srt.arg_groups.pipeline:run_resolution_pipeline",),
+    requires="sglang>=0.5.21",
+    wrapper=on_resolve,
+    contract=Contract(
+        params=("server_args",),
+        exists=(
+            "sglang.srt.arg_groups.overrides:declare_resolution",
+            "sglang.srt.utils.hf_transformers_utils:get_config",
+        ),
+    ),
+    evidence="install",
+    scope=frozenset({"driver"}),
+    needs=("fp8.sglang.initialize_model",),
+    conflicts=(flashrl_compat.MODULE,),
+    tested=("0.5.23",),
+    why="Rollout scripts open their engine in bf16; asking for online fp8 means editing each of them.",
+    how="Declares quantization, as SGLang's own resolvers do, where it is unset, the checkpoint is not quantized "
+    "and the model is not excluded.",
+    remove_when="never: this is the switch itself.",
+)

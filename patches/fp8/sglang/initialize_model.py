@@ -1,0 +1,130 @@
+"""Record1: SGLang's models are followed from the moment they are constructed."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from flashpatch import engine, ledger
+from flashpatch.arming.site import Site
+from flashpatch.errors import PatchError
+from flashpatch.patches.fp8.refit import model_registry
+from flashpatch.record import Contract, Patch
+
+logger = logging.getLogger("flashpatch.fp8")
+
+LOADER = "sglang.srt.model_loader.loader"
+NATIVE = "SGLang's load_format=flash_rl"
+
+
+def on_initialize(original, model_config: Any, load_config: Any, *args: Any, **kwargs: Any):
+    """Around ``_initialize_model``: the model exists, nothing is loaded."""
+    from flashpatch.patches.fp8.refit.managed_model import ManagedModel
+    from flashpatch.patches.fp8.sglang import loader_adapter, quantize_on_load
+
+    engine.require("fp8")
+    model = original(model_config, load_config, *args, **kwargs)
+    if _native(load_config):
+        logger.warning("updates of %s are left to %s", type(model).__name__, NATIVE)
+        ledger.note(superseded={"fp8.sglang.initialize_model": NATIVE})
+    elif hasattr(model, "load_weights"):
+        owner = ManagedModel(model, loader_adapter.for_model(model, model_config), engine.options("fp8"))
+        model_registry.add(model, owner)
+        model.load_weights = quantize_on_load.accepting(owner, model.load_weights)
+    return model
+
+
+def on_load_model(original, self, *args: Any, **kwargs: Any):
+    """Around ``ModelRunner.load_model``: after it the first load is over, whichever loader did it."""
+    from sglang.srt.runtime_context import get_parallel
+
+    ledger.role("worker", rank=get_parallel().tp_rank)
+    result = original(self, *args, **kwargs)
+    model_registry.seal()
+    model = self.model
+    if model_registry.get(model) is not None and not self.is_draft_worker:
+        check_quantized(model, self.model_config.quantization)
+        ledger.note(quantization=self.model_config.quantization)
+    return result
+
+
+def check_quantized(model: Any, quantization: str | None) -> None:
+    """Refuse an engine whose quantization left every linear layer as it was.
+
+    Raises:
+        PatchError: a quantization is set and not one linear layer follows it.
+    """
+    from sglang.srt.layers.linear import LinearBase
+    from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
+
+    linear = [m for m in model.modules() if isinstance(m, LinearBase)] if quantization else []
+    if linear and all(isinstance(m.quant_method, UnquantizedLinearMethod) for m in linear):
+        raise PatchError(
+            f"quantization={quantization!r} leaves all {len(linear)} linear layers of "
+            f"{type(model).__name__} unquantized",
+            patch=LOADED.id,
+            advice="Choose another quantization.",
+        )
+
+
+def _native(load_config: Any) -> bool:
+    """Whether the engine was asked for SGLang's own loader of weights that change."""
+    form = load_config.load_format
+    return getattr(form, "value", form) == "flash_rl"
+
+
+def _undo(site: Site) -> None:
+    model_registry.release()
+    site.unwrap()
+
+
+_COMMON = dict(
+    requires="sglang>=0.5.21",
+    evidence="install",
+    scope=frozenset({"worker"}),
+    tested=("0.5.23",),
+    remove_when="SGLang's flash_rl covers every model, int8, and buckets that cut a fused layer.",
+)
+
+PATCH = Patch(
+    id="fp8.sglang.initialize_model",
+    targets=(f"{LOADER}:_initialize_model",),
+    wrapper=on_initialize,
+    undo=_undo,
+    contract=Contract(
+        params=("model_config", "load_config", "quant_config"),
+        exists=(
+            f"{LOADER}:device_loading_context",
+            "sglang.srt.distributed.parallel_state:get_tp_group",
+            "sglang.srt.lora.layers:BaseLayerWithLoRA",
+            "sglang.srt.model_loader.utils:set_default_torch_dtype",
+            "sglang.srt.runtime_context:get_device",
+            "sglang.srt.runtime_context:get_exec",
+            "sglang.srt.runtime_context:get_lora",
+            "sglang.srt.runtime_context:get_parallel",
+        ),
+    ),
+    needs=("fp8.sglang.postprocess_weights",),
+    why="After post-processing, SGLang's parameters have lost their loaders and shapes: an update raises in the "
+    "scheduler, which ends the engine.",
+    how="Records every parameter and buffer, and the Python state around it, as the constructor made it, and "
+    "routes the model's load_weights through a transaction. Stands aside for load_format=flash_rl.",
+    upstream="QuantizedRLModelLoader (load_format=flash_rl): fp8 on Qwen2 and Qwen3, whole fused layers only.",
+    **_COMMON,
+)
+
+LOADED = Patch(
+    id="fp8.sglang.load_model",
+    targets=("sglang.srt.model_executor.model_runner:ModelRunner.load_model",),
+    wrapper=on_load_model,
+    contract=Contract(
+        mentions=("self.model", "self.is_draft_worker", "self.model_config"),
+        exists=(
+            "sglang.srt.layers.linear:LinearBase",
+            "sglang.srt.layers.quantization.unquant:UnquantizedLinearMethod",
+        ),
+    ),
+    why="A process must be known as a worker, with its rank, for its absence to be noticed.",
+    how="Writes role and rank to the ledger, ends the first load, looks whether the quantization took hold.",
+    **_COMMON,
+)

@@ -1,0 +1,76 @@
+"""How SGLang's own loader would finish a module: what the transaction asks of the engine around it."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from flashpatch import engine
+from flashpatch.patches.fp8.refit import rank_consensus
+from flashpatch.patches.fp8.refit.managed_model import Host
+from flashpatch.patches.fp8.sglang import schedulers
+
+
+def for_model(model: torch.nn.Module, model_config: Any) -> Host:
+    """The `Host` of a model that SGLang has just constructed.
+
+    Args:
+        model: nothing is loaded yet.
+        model_config: ``sglang.srt.configs.model_config.ModelConfig`` of this model (a drafter has its own).
+    """
+    from sglang.srt.distributed.parallel_state import get_tp_group
+    from sglang.srt.lora.layers import BaseLayerWithLoRA
+    from sglang.srt.model_loader.loader import device_loading_context
+    from sglang.srt.model_loader.utils import set_default_torch_dtype
+    from sglang.srt.runtime_context import get_device, get_parallel
+
+    device = torch.device(get_device().device)
+
+    def process(module: torch.nn.Module) -> None:
+        method = getattr(module, "quant_method", None)
+        if method is not None and not isinstance(module, BaseLayerWithLoRA):
+            with device_loading_context(module, device):
+                method.process_weights_after_loading(module)
+
+    @contextmanager
+    def context():
+        with set_default_torch_dtype(model_config.dtype):
+            yield
+
+    ranks = get_parallel().tp_size
+    voice = rank_consensus.RankConsensus(ranks, get_tp_group) if ranks > 1 else None
+    return Host(
+        device=device,
+        process=process,
+        deferred=lambda module: False,  # no module of SGLang is processed by its neighbours
+        context=context,
+        refuse=lambda: refusal(model),
+        busy=schedulers.busy,
+        **(
+            {"ranks": ranks, "begin": voice.begin, "agree": voice.agree, "announce": voice.announce}
+            if voice
+            else {}
+        ),
+    )
+
+
+def refusal(model: torch.nn.Module) -> str | None:
+    """Why weights of this model in this engine cannot be updated, or None."""
+    from sglang.srt.runtime_context import get_exec, get_lora, get_parallel
+
+    if hasattr(model, "post_load_weights"):
+        return f"{type(model).__name__} derives weights of its own while it loads (post_load_weights)"
+    if get_lora().enable_lora:
+        return "LoRA adapters are enabled (enable_lora)"
+    if get_exec().moe.enable_eplb:
+        return "expert rebalancing is enabled (enable_eplb)"
+    if get_exec().offload.cpu_offload_gb:
+        return "weights are offloaded to the host (cpu_offload_gb)"
+    if get_parallel().pp_size > 1:
+        return "pipeline stages cannot agree on an update (pp_size)"
+    mode = engine.options("fp8")["in_flight"]
+    if mode != "refuse":
+        return f"in_flight={mode!r} is not available on SGLang; pause_generation aborts or retracts requests there"
+    return None

@@ -1,0 +1,1 @@
+"""Measure and correct the mismatch between rollout and trainer."""

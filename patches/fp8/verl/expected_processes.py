@@ -1,0 +1,73 @@
+"""Whoever starts a Ray worker writes down that it expects to hear from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from flashpatch import engine, ledger
+from flashpatch.record import Contract, Patch
+
+RAY = "verl.single_controller.ray.base"
+SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server"
+
+
+def on_workers(original, self, *args: Any, **kwargs: Any) -> Any:
+    """Around ``RayWorkerGroup._init_with_resource_pool``. What its workers are, they say themselves."""
+    import ray
+
+    result = original(self, *args, **kwargs)
+    _expect(ray.get([worker.__ray_call__.remote(_identity()) for worker in self._workers]), ())
+    return result
+
+
+async def on_servers(original, self, *args: Any, **kwargs: Any) -> Any:
+    """Around ``vLLMReplica.launch_servers``: each server is a driver of vLLM."""
+    result = await original(self, *args, **kwargs)
+    for server in self.servers:
+        _expect([await server.__ray_call__.remote(_identity())], ("driver",))
+    return result
+
+
+def _expect(identities: Iterable[tuple[str, int]], roles: tuple[str, ...]) -> None:
+    for host, pid in identities:
+        ledger.expect(pid, roles=roles, families=tuple(engine.machine.selection.choices), host=host)
+
+
+def _identity() -> Any:
+    """A function that Ray pickles by value, so that it also runs where FlashPatch is not installed."""
+
+    def identity(actor: Any) -> tuple[str, int]:
+        import os
+        import re
+
+        return re.sub(r"[^A-Za-z0-9._-]", "-", os.uname().nodename).lstrip(".")[:100], os.getpid()
+
+    return identity
+
+
+_COMMON = dict(
+    requires="verl>=0.9",
+    evidence="fault",
+    scope=frozenset({"driver", "trainer"}),
+    tested=("0.9.1",),
+    why="A process that never loaded FlashPatch writes nothing, so somebody else must know of its absence.",
+    how="Asks each new actor for its host and pid, and writes an expected row with them.",
+    remove_when="never: this is the evidence itself.",
+)
+
+WORKERS = Patch(
+    id="fp8.verl.init_with_resource_pool",
+    targets=(f"{RAY}:RayWorkerGroup._init_with_resource_pool",),
+    wrapper=on_workers,
+    contract=Contract(mentions=("self._create_worker",), exists=(f"{RAY}:RayWorkerGroup._create_worker",)),
+    **_COMMON,
+)
+
+SERVERS = Patch(
+    id="fp8.verl.launch_servers",
+    targets=(f"{SERVER}:vLLMReplica.launch_servers",),
+    wrapper=on_servers,
+    contract=Contract(mentions=("self.servers",)),
+    **_COMMON,
+)

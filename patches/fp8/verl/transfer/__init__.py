@@ -1,0 +1,1 @@
+"""Send weights from verl's trainer to its rollout workers without silent hangs."""

@@ -1,0 +1,34 @@
+"""The trainer's engine: what it spends before its first weight comes."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from flashpatch.patches.fp8.verl.transfer import weight_sync
+from flashpatch.record import Contract, Patch
+
+
+def on_export(original, self, *args: Any, **kwargs: Any) -> Any:
+    """Around ``get_per_tensor_param``: FSDP1 gathers whole weights here, before the generator starts."""
+    began = time.perf_counter()
+    try:
+        return original(self, *args, **kwargs)
+    finally:
+        weight_sync.exported += time.perf_counter() - began
+
+
+PATCH = Patch(
+    id="fp8.verl.get_per_tensor_param",
+    targets=("verl.workers.engine.fsdp.transformer_impl:FSDPEngine.get_per_tensor_param",),
+    requires="verl>=0.9",
+    wrapper=on_export,
+    contract=Contract(params=("layered_summon", "base_sync_done"), mentions=("self.module.state_dict",)),
+    evidence="fault",  # other engines have their own
+    scope=frozenset({"trainer"}),
+    needs=("fp8.verl.server_adapter_update_weights",),
+    tested=("0.9.1",),
+    why="Under FSDP1 the gathering of a sync happens before the sync, where its time is lost.",
+    how="Counts it towards the next sync's gather.",
+    remove_when="verl logs the parts of a sync.",
+)

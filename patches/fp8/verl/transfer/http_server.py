@@ -1,0 +1,90 @@
+"""The rollout server: what its workers answer reaches the trainer, and so does their engine's end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+from flashpatch.errors import PatchError
+from flashpatch.patches.fp8.verl.transfer.server_adapter import RECEIVE
+from flashpatch.record import Contract, Patch
+
+ID = "fp8.verl.collective_rpc"
+SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer"
+_TICK = 0.5  # seconds between two looks at the engine
+
+
+async def on_collective_rpc(
+    original, self, method: Any, timeout: Any = None, args: tuple = (), kwargs: Any = None
+):
+    """Around ``vLLMHttpServer.collective_rpc``, which drops the workers' answers: those of an update are kept.
+
+    Raises:
+        PatchError: the engine ended before it answered.
+    """
+    if method == RECEIVE:
+        answer = self.engine.collective_rpc(method=method, timeout=timeout, args=args, kwargs=kwargs)
+    else:
+        answer = original(self, method, timeout, args, kwargs)
+    return await _while_alive(self, answer, str(method))
+
+
+async def on_clear(original, self):
+    """Around ``vLLMHttpServer.clear_kv_cache``, the end of each sync.
+
+    Raises:
+        PatchError: the engine ended before it answered.
+    """
+    return await _while_alive(self, original(self), "clear_kv_cache")
+
+
+async def _while_alive(server: Any, answer: Awaitable[Any], what: str) -> Any:
+    """The answer of a call to the engine, for which vLLM's client waits for ever if the engine ends."""
+    call = asyncio.ensure_future(answer)
+    try:
+        while not (await asyncio.wait({call}, timeout=_TICK))[0]:
+            if getattr(getattr(server, "engine", None), "errored", False):
+                raise PatchError(
+                    f"the rollout engine ended during {what}.",
+                    patch=ID,
+                    advice="The log of the rollout server has the reason; a worker may have been killed.",
+                )
+        return call.result()
+    finally:
+        call.cancel()
+
+
+_COMMON = dict(
+    requires="verl>=0.9",
+    evidence="fault",
+    scope=frozenset({"driver"}),
+    tested=("0.9.1",),
+    remove_when="verl returns the answers, and vLLM fails the calls under way when an engine core ends.",
+)
+
+PATCH = Patch(
+    id=ID,
+    targets=(f"{SERVER}.collective_rpc",),
+    wrapper=on_collective_rpc,
+    contract=Contract(
+        params=("method", "timeout", "args", "kwargs"),
+        mentions=("self.engine.collective_rpc",),
+        exists=("vllm.v1.engine.async_llm:AsyncLLM.errored",),
+    ),
+    why="verl's server drops the workers' answers, and a call to an engine that dies meanwhile never returns: "
+    "vLLM's client fails later calls only.",
+    how="Returns the receipts of an update, and while any call runs looks whether the engine still lives.",
+    **_COMMON,
+)
+
+CLEAR = Patch(
+    id="fp8.verl.clear_kv_cache",
+    targets=(f"{SERVER}.clear_kv_cache",),
+    wrapper=on_clear,
+    contract=Contract(mentions=("self.engine.reset_prefix_cache",)),
+    needs=(ID,),
+    why="The same: an engine that dies while a sync clears its caches leaves the trainer waiting.",
+    how="Looks whether the engine still lives while the call runs.",
+    **_COMMON,
+)

@@ -1,0 +1,165 @@
+"""A zmq socket that does not wait for a peer that is gone.
+
+Both ends of verl's weight transfer block in ``recv`` without a time-out, and neither can say "I failed". A
+`Guard` takes the socket's place: it polls, watches connections, asks whether the other side is still at work,
+and carries failures in-band as plain text behind `FAILURE`, where verl sends pickles or empty answers.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from flashpatch.errors import PatchError
+
+FAILURE = b"flashpatch failure\n"
+"""Prefix of a message that says why its sender cannot go on; no pickle and no answer of verl's begins so."""
+
+_TICK = 0.1  # seconds between two looks around; data is noticed at once
+_GRACE = 2.0  # seconds in which a lost peer's last message, or the reason of its end, may still arrive
+_LINGER = 2000  # milliseconds that a failure may take to leave after the socket was closed
+_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
+
+
+class Guard:
+    """Stands in for a REQ or REP socket of verl's transfer.
+
+    Args:
+        socket: the socket, bound or connected.
+        patch: id of the patch that speaks in errors.
+        peer: what the other side is, for errors.
+        limit: seconds of silence of the peer that are accepted; 0 for any.
+        look: called while waiting, with the seconds since the peer was lost (None: it is not); raises when
+            it knows why no answer will come.
+
+    Attributes:
+        waited: seconds spent waiting for the peer.
+        last: the last message sent was the last bucket.
+        complete: the last bucket was answered.
+        over: the peer has failed or is gone: nothing can be told to it.
+        announced: name of the shared memory that was offered, or None.
+    """
+
+    def __init__(
+        self,
+        socket: zmq.Socket,
+        *,
+        patch: str,
+        peer: str,
+        limit: float,
+        look: Callable[[float | None], None] = lambda lost: None,
+    ) -> None:
+        self._socket = socket
+        self._patch, self._peer, self._limit, self._look = patch, peer, limit, look
+        self._monitor = socket.get_monitor_socket(_EVENTS, f"inproc://flashpatch-{uuid.uuid4().hex}")
+        self._connected = 0
+        self._lost: float | None = None  # when
+        self.waited = 0.0
+        self.last = self.complete = self.over = False
+        self.announced: str | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+    # -- what verl calls -------------------------------------------------------------------------------
+
+    def send_pyobj(self, message: Any, *args: Any, **kwargs: Any) -> Any:
+        """Send as verl does, once there is somebody to send to."""
+        if isinstance(message, dict):
+            self.announced = message.get("name", self.announced)
+            self.last = bool(message.get("is_last"))
+        self._wait(zmq.POLLOUT)
+        return self._socket.send_pyobj(message, *args, **kwargs)
+
+    def send(self, data: bytes, *args: Any, **kwargs: Any) -> Any:
+        self._wait(zmq.POLLOUT)
+        return self._socket.send(data, *args, **kwargs)
+
+    def recv(self, *args: Any, **kwargs: Any) -> bytes:
+        """The peer's next message.
+
+        Raises:
+            PatchError: it said that it failed, or is gone, or was silent for too long.
+        """
+        self._wait(zmq.POLLIN)
+        data = self._socket.recv(*args, **kwargs)
+        if data.startswith(FAILURE):
+            self.over = True
+            text = data[len(FAILURE) :].decode(errors="replace").rstrip()
+            raise self._problem(f"{self._peer} failed:\n{text}\n")
+        self.complete = self.last
+        return data
+
+    def recv_pyobj(self, *args: Any, **kwargs: Any) -> Any:
+        """The peer's next message, unpickled as verl does."""
+        return pickle.loads(self.recv(*args, **kwargs))
+
+    def close(self, linger: int | None = None) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=linger)
+
+    # -- failures --------------------------------------------------------------------------------------
+
+    def fail(self, text: str, patience: float = 0.0) -> None:
+        """Tell the peer, if it is its turn to hear something; wait up to ``patience`` seconds for it to come."""
+        if self.over or self._socket.closed:
+            return
+        self.over = True
+        self._socket.setsockopt(zmq.LINGER, _LINGER)
+        deadline = time.monotonic() + patience
+        while not self._socket.poll(_TICK * 1000 * bool(patience), zmq.POLLOUT):
+            self._notice()
+            if self._lost is not None or time.monotonic() >= deadline:
+                return
+        self._socket.send(FAILURE + text.encode(errors="replace"), zmq.NOBLOCK)
+
+    def _wait(self, flag: int) -> None:
+        """Return as soon as the socket is ready; raise when it will not be."""
+        began = time.monotonic()
+        poller = zmq.Poller()
+        poller.register(self._socket, flag)
+        poller.register(self._monitor, zmq.POLLIN)
+        try:
+            while not self._socket.poll(0, flag):
+                self._check(time.monotonic() - began)
+                poller.poll(_TICK * 1000)
+        finally:
+            self.waited += time.monotonic() - began
+
+    def _check(self, silence: float) -> None:
+        self._notice()
+        lost = None if self._lost is None else time.monotonic() - self._lost
+        try:
+            self._look(lost)
+        except BaseException:
+            self.over = True
+            raise
+        if lost is not None and lost > _GRACE:
+            self.over = True
+            raise self._problem(
+                f"{self._peer} is gone: its connection ended in the middle of a weight transfer."
+            )
+        if 0 < self._limit < silence:
+            raise self._problem(
+                f"{self._peer} has not answered for {self._limit:g} s in a weight transfer.",
+                "It may hang; if it is only slow, raise the option transfer_timeout (seconds, 0 for ever).",
+            )
+
+    def _notice(self) -> None:
+        """Read what happened to connections. One that was made before the monitor was attached goes unseen."""
+        while self._monitor.poll(0):
+            event = recv_monitor_message(self._monitor)["event"]
+            self._connected += -1 if event == zmq.EVENT_DISCONNECTED else 1
+            self._lost = (
+                time.monotonic() if event == zmq.EVENT_DISCONNECTED and self._connected <= 0 else None
+            )
+
+    def _problem(self, problem: str, advice: str | None = None) -> PatchError:
+        return PatchError(problem, patch=self._patch, advice=advice)

@@ -1,0 +1,188 @@
+"""What each rank's part in a sync came to, and whether all parts make one policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from flashpatch.errors import PatchError
+from flashpatch.patches.fp8.verl.transfer.weight_sync import Sending
+
+ID = "fp8.verl.checkpoint_manager_update_weights"
+_kept: list[dict[str, Any]] = []
+
+
+def keep(sending: Sending, replica: int, rank: int, workers: list[dict] | None, seconds: float) -> None:
+    """In the sending process: remember one finished sync.
+
+    Args:
+        sending: what was sent.
+        replica: number of the rollout replica; rank: of this process within it.
+        workers: the receipts of the replica's workers; None where another rank has them.
+        seconds: what the sync took altogether.
+    """
+    _kept.append(
+        {
+            "step": sending.step,
+            "id": sending.id,
+            "judged": True,
+            "replica": replica,
+            "rank": rank,
+            "called": sending.call is not None,
+            "workers": workers,
+            "seconds": seconds,
+            "export": sending.export,
+            "gather": sending.gather,
+            "send": sending.send,
+            "waited": sending.waited,
+            "bytes": sending.bytes,
+            "tensors": sending.tensors,
+        }
+    )
+
+
+def skip(sending: Sending) -> None:
+    """In the sending process: a sync was finished whose workers commit by another way, which is not judged."""
+    _kept.append({"step": sending.step, "id": sending.id, "judged": False})
+
+
+def take() -> list[dict[str, Any]]:
+    """The syncs since the last call."""
+    given = _kept[:]
+    _kept.clear()
+    return given
+
+
+class Book:
+    """The driver's memory of which version each worker holds."""
+
+    def __init__(self) -> None:
+        self._left: dict[tuple[str, int], list[int]] = {}
+
+    def check(self, step: int | None, given: Sequence[Sequence[Mapping[str, Any]] | None]) -> None:
+        """All workers of all replicas took the same step, each as exactly one new version.
+
+        Args:
+            step: the driver's ``global_steps``.
+            given: per sending rank its syncs since the last check, None where FlashPatch is missing.
+
+        Raises:
+            PatchError: names each replica and rank that differs, with its versions.
+        """
+        problems = [problem for rank, syncs in enumerate(given) for problem in self._rank(rank, step, syncs)]
+        problems += _torn(_judged(given))
+        if problems:
+            raise PatchError(
+                f"the rollouts do not hold one policy after the sync of step {step}: {'; '.join(problems)}.",
+                patch=ID,
+                advice="The trainer stops; the rollouts' logs say what happened to them.",
+            )
+
+    def _rank(self, rank: int, step: int | None, syncs: Sequence[Mapping[str, Any]] | None) -> Iterator[str]:
+        if syncs is None:
+            yield f"sending rank {rank} carries no FlashPatch"
+        elif not syncs:
+            yield f"sending rank {rank} took no part"
+        for sync in (sync for sync in syncs or () if sync["judged"]):
+            where = f"replica {sync['replica']}"
+            if sync["step"] != step:
+                yield f"{where} was sent step {sync['step']} by rank {rank}"
+            if sync["called"] and not sync["workers"]:
+                yield f"the server of {where} gave no receipt (is FlashPatch in its process?)"
+            for worker in sync["workers"] or ():
+                yield from (
+                    f"{where}, rank {worker['rank']}: {problem}" for problem in self._worker(sync, worker)
+                )
+            worlds = {worker["world"] for worker in sync["workers"] or ()} - {None}
+            for world in worlds:
+                if len(sync["workers"]) != world:
+                    yield f"{len(sync['workers'])} of {world} ranks of {where} gave a receipt"
+
+    def _worker(self, sync: Mapping[str, Any], worker: Mapping[str, Any]) -> Iterator[str]:
+        before, after = list(worker["before"]), list(worker["after"])
+        me = (worker["host"], worker["pid"])
+        left, self._left[me] = self._left.get(me), after
+        if worker["id"] != sync["id"]:
+            yield f"its receipt is of another sync (step {worker['step']})"
+        if left is not None and left != before:
+            yield f"it held version {_text(before)}, though the sync before left it at {_text(left)}"
+        if worker["adapter"]:
+            return
+        if not after:
+            yield "it has no model that can be updated"
+        steps = [new - old for old, new in zip(before, after)]
+        if any(step < 1 or (step > 1 and not worker["retry"]) for step in steps) or len(before) != len(after):
+            yield f"version {_text(before)} became {_text(after)}, not one new one"
+        for state in worker["states"]:
+            if state != "ready":
+                yield f"its policy is {state}"
+
+
+def _judged(given: Sequence[Sequence[Mapping[str, Any]] | None]) -> list[list[Mapping[str, Any]]]:
+    return [[sync for sync in syncs or () if sync["judged"]] for syncs in given]
+
+
+def _torn(given: Sequence[Sequence[Mapping[str, Any]] | None]) -> Iterator[str]:
+    """Replicas whose ranks ended at different versions, or that no receipt is about."""
+    versions: dict[int, dict[str, list[int]]] = {}
+    for sync in (sync for syncs in given for sync in syncs or ()):
+        mine = versions.setdefault(sync["replica"], {})
+        for worker in sync["workers"] or ():
+            mine.setdefault(str(list(worker["after"])), []).append(worker["rank"])
+    for replica, held in sorted(versions.items()):
+        if not held:
+            yield f"no worker of replica {replica} gave a receipt"
+        elif len(held) > 1 and not _successive(given, replica):
+            texts = (f"rank {ranks} at {version}" for version, ranks in sorted(held.items()))
+            yield f"replica {replica} holds several versions: {', '.join(texts)}"
+
+
+def _successive(given: Sequence[Sequence[Mapping[str, Any]] | None], replica: int) -> bool:
+    """Whether a replica's ranks end at one version, though several syncs came in a row."""
+    last = {}
+    for sync in (sync for syncs in given for sync in syncs or () if sync["replica"] == replica):
+        last.update({(w["host"], w["pid"], w["rank"]): tuple(w["after"]) for w in sync["workers"] or ()})
+    return len(set(last.values())) == 1
+
+
+def metrics(given: Sequence[Sequence[Mapping[str, Any]] | None]) -> dict[str, float]:
+    """One sync in verl's terms: seconds are those of the slowest rank, bytes the sum over sending ranks.
+
+    ``gather`` is the trainer's preparation and its generator of weights, ``load`` the engine's loading of buckets,
+    ``process`` its work before and after, ``transfer`` what the sending took besides generator and loading,
+    ``total`` all.
+    """
+    syncs = [sync for given_by in _judged(given) for sync in given_by]
+    workers = [worker for sync in syncs for worker in sync["workers"] or ()]
+    slowest: dict[str, float] = {
+        "gather": max((sync["export"] + sync["gather"] for sync in syncs), default=0.0),
+        "transfer": max((_transfer(sync) for sync in syncs), default=0.0),
+        "load": max((worker["load"] for worker in workers), default=0.0),
+        "process": max((worker["process"] for worker in workers), default=0.0),
+        "total": max((sync["export"] + sync["seconds"] for sync in syncs), default=0.0),
+    }
+    return {
+        **{f"timing_s/sync/{name}": seconds for name, seconds in slowest.items()},
+        "sync/bytes": float(sum(sync["bytes"] for sync in syncs)),
+        "sync/tensors": float(max((sync["tensors"] for sync in syncs), default=0)),
+        "sync/policy_version": float(max((v for worker in workers for v in worker["after"]), default=0)),
+    }
+
+
+def errors(given: Sequence[Sequence[Mapping[str, Any]] | None]) -> dict[str, float]:
+    """Layer to the relative error it was rounded with, the largest of all workers that round it."""
+    found: dict[str, float] = {}
+    for sync in (sync for syncs in _judged(given) for sync in syncs):
+        for worker in sync["workers"] or ():
+            for layer, error in worker.get("errors", {}).items():
+                found[layer] = max(error, found.get(layer, 0.0))
+    return found
+
+
+def _transfer(sync: Mapping[str, Any]) -> float:
+    load = max((worker["load"] for worker in sync["workers"] or ()), default=sync["waited"])
+    return max(sync["send"] - sync["gather"] - load, 0.0)
+
+
+def _text(versions: Sequence[int]) -> str:
+    return ", ".join(map(str, versions)) or "none"

@@ -1,0 +1,97 @@
+"""The rollout worker: its failure names itself, its success is a receipt."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from flashpatch import ledger
+from flashpatch.errors import PatchError
+from flashpatch.ledger import files
+from flashpatch.patches.fp8.refit import model_registry
+from flashpatch.patches.fp8.verl.transfer.weight_sync import KEY, RECEIVING, Receiving, trace
+from flashpatch.record import Contract, Patch
+
+EXTENSION = "verl.workers.rollout.vllm_rollout.utils:vLLMColocateWorkerExtension"
+ID = "fp8.verl.update_weights_from_ipc"
+
+_failed = False  # whether the update before this one failed: its version was never committed
+
+
+def on_update(original, self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Around ``update_weights_from_ipc``.
+
+    Returns:
+        The receipt, of plain values: ``id`` and ``step`` of the sync; ``rank``, ``world``, ``host``, ``pid``;
+        ``before`` and ``after``, the policy version of each model that verl updates; ``states``; ``adapter``,
+        whether only LoRA adapters came; ``retry``, whether the update before failed; seconds ``receive``,
+        ``load`` (part of it) and ``process`` (before and after it); ``bytes`` and ``tensors``; ``errors``, the
+        relative error with which each quantized layer was rounded.
+
+    Raises:
+        PatchError: the update failed; the message holds the whole traceback, as vLLM passes on nothing else.
+    """
+    global _failed
+    receiving = Receiving(kwargs.pop(KEY, None) or {})
+    token = RECEIVING.set(receiving)
+    models = _updated(self)
+    before, began = [model.version for model in models], time.perf_counter()
+    try:
+        original(self, *args, **kwargs)
+    except Exception as error:
+        _failed = True
+        raise PatchError(
+            f"rollout worker {self.rank} (process {os.getpid()}) failed in a weight update:\n{trace(error)}\n",
+            patch=ID,
+        ) from error
+    finally:
+        RECEIVING.reset(token)
+    seconds = time.perf_counter() - began
+    retry, _failed = _failed, False
+    ledger.note(sync_step=receiving.ticket.get("step"), sync_seconds=round(seconds, 4))
+    return {
+        "id": receiving.ticket.get("id"),
+        "step": receiving.ticket.get("step"),
+        "rank": self.rank,
+        "world": getattr(self.parallel_config, "world_size", None),
+        "host": files.host(),
+        "pid": os.getpid(),
+        "before": before,
+        "after": [model.version for model in models],
+        "states": [model.state for model in models],
+        "adapter": bool(kwargs.get("peft_config") and kwargs.get("base_sync_done")),
+        "retry": retry,
+        "receive": receiving.receive,
+        "load": receiving.load,
+        "process": seconds - receiving.receive,
+        "bytes": receiving.bytes,
+        "tensors": receiving.tensors,
+        "errors": {layer: error for model in models for layer, error in model.errors.items()},
+    }
+
+
+def _updated(worker: Any) -> list[model_registry.ManagedModel]:
+    """The models that verl's update is for: the policy, and a drafter only where verl brings its weights too."""
+    found = [model_registry.get(model) for model in worker._iter_all_models()]
+    return [model for model in found if model is not None]
+
+
+PATCH = Patch(
+    id=ID,
+    targets=(f"{EXTENSION}.update_weights_from_ipc",),
+    requires="verl>=0.9",
+    wrapper=on_update,
+    contract=Contract(
+        params=("peft_config", "base_sync_done", "use_shm"),
+        mentions=("BucketedWeightReceiver", "process_weights_after_loading"),
+        exists=(f"{EXTENSION}._iter_all_models",),
+    ),
+    evidence="fault",  # a job may have other engines, updated otherwise
+    scope=frozenset({"worker"}),
+    needs=("fp8.vllm.initialize_model",),
+    tested=("0.9.1",),
+    why="vLLM passes a worker's exception on as one line, and its success as nothing.",
+    how="Puts the traceback into the message, and answers with what was committed and what it took.",
+    remove_when="verl's update answers with the version that each worker committed.",
+)

@@ -1,0 +1,76 @@
+"""The client's side: a refused request raises, it does not return an empty answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashpatch.errors import PatchError
+from flashpatch.patches.fp8.vllm import scheduler_gate
+from flashpatch.record import Contract, Patch
+
+
+def on_process_outputs(original, self, engine_core_outputs, *args: Any, **kwargs: Any):
+    """Around ``OutputProcessor.process_outputs``.
+
+    An asynchronous client gets the error in the request's own queue; a synchronous one gets it from ``step``.
+    """
+    refused = [o for o in engine_core_outputs if str(o.stop_reason or "").startswith(scheduler_gate.MARK)]
+    if not refused:
+        return original(self, engine_core_outputs, *args, **kwargs)
+    states = [self.request_states.get(output.request_id) for output in refused]
+    queues = [state.queue for state in states if state is not None and state.queue is not None]
+    error = PatchError(
+        refused[0].stop_reason.removeprefix(scheduler_gate.MARK).strip(), patch=scheduler_gate.STEP.id
+    )
+    for queue in queues:
+        queue.put(error)
+    result = original(self, engine_core_outputs, *args, **kwargs)
+    if len(queues) < sum(state is not None for state in states):
+        raise error
+    return result
+
+
+def on_step(original, self):
+    """Around ``LLMEngine.step``: a refusal ends all requests of this client, none is left for the next call."""
+    try:
+        return original(self)
+    except PatchError:
+        self.abort_request(list(self.output_processor.request_states), internal=True)
+        raise
+
+
+_COMMON = dict(
+    requires="vllm>=0.28",
+    evidence="fault",
+    scope=frozenset({"driver"}),
+    tested=("0.31.0", "0.32.0"),
+    remove_when="the gate is gone.",
+)
+
+STEP = Patch(
+    id="fp8.vllm.llm_engine_step",
+    targets=("vllm.v1.engine.llm_engine:LLMEngine.step",),
+    wrapper=on_step,
+    contract=Contract(
+        mentions=("self.output_processor.process_outputs",),
+        exists=("vllm.v1.engine.llm_engine:LLMEngine.abort_request",),
+    ),
+    needs=("fp8.vllm.process_outputs",),
+    why="An exception out of step leaves the client's other requests behind, to answer a later call.",
+    how="Aborts them before the refusal is raised.",
+    **_COMMON,
+)
+
+PATCH = Patch(
+    id="fp8.vllm.process_outputs",
+    targets=("vllm.v1.engine.output_processor:OutputProcessor.process_outputs",),
+    wrapper=on_process_outputs,
+    contract=Contract(
+        params=("engine_core_outputs",),
+        mentions=("self.request_states.get", "req_state.queue.put"),
+    ),
+    needs=("fp8.vllm.engine_core_step",),
+    why="vLLM returns a request that ended in an error as an empty completion.",
+    how="Turns requests that the gate ended into an exception with the gate's reason.",
+    **_COMMON,
+)

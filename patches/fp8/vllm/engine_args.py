@@ -1,0 +1,161 @@
+"""Engines opened without an explicit quantization get the family's precision."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from flashpatch import engine, ledger
+from flashpatch.errors import PatchError
+from flashpatch.patches.fp8.precision import flashrl_compat, fleet
+from flashpatch.patches.fp8.vllm import int8_config, logprobs
+from flashpatch.record import Contract, Patch
+
+if TYPE_CHECKING:
+    import torch
+
+
+def on_engine_config(original, self, *args: Any, **kwargs: Any):
+    """Around ``EngineArgs.create_engine_config``: choose the scheme before anything is built."""
+    engine.require("fp8")
+    flashrl_compat.check_not_active()
+    ledger.role("driver")
+    options = engine.options("fp8")
+    if not _excluded(self.model, options):
+        _choose(self, options)
+        logprobs.configure(self, options)
+    config = original(self, *args, **kwargs)
+    ledger.note(quantization=config.model_config.quantization)
+    return config
+
+
+def check_quantized(model: torch.nn.Module, model_config: Any) -> None:
+    """Refuse an engine whose quantization left every linear layer as it was.
+
+    Raises:
+        PatchError: a quantization is set and not one linear layer follows it.
+    """
+    from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+
+    if model_config.quantization is None:
+        return
+    linear = [m for m in model.modules() if isinstance(m, LinearBase)]
+    if linear and all(isinstance(m.quant_method, UnquantizedLinearMethod) for m in linear):
+        raise PatchError(
+            f"quantization={model_config.quantization!r} leaves all {len(linear)} linear layers of "
+            f"{type(model).__name__} unquantized",
+            patch=PATCH.id,
+            advice="Choose another scheme, for example fp8_per_channel.",
+        )
+
+
+def _choose(args: Any, options: Any) -> None:
+    """Set the quantization of this engine where nobody has; in a mixed fleet, that of its replica.
+
+    Raises:
+        PatchError: the fleet cannot be read or applied, or this engine is already set to something else.
+    """
+    entries = flashrl_compat.entries(options["precision"], options["scheme"], options["fleet"])
+    own = None if int8_config.is_marked(args) else _own_quantization(args)
+    if len(entries) == 1:
+        [entry] = entries
+        if entry.quantization != "" and args.quantization is None and not int8_config.is_marked(args):
+            if own:
+                int8_config.configure_template(args, own, options["profile"])
+            else:
+                _give(args, entry, options)
+        ledger.note(precision=entry.precision)
+        return
+    place = fleet.place(args)
+    entry = fleet.assigned(entries, place.rank)
+    wanted = (_default_scheme() if entry.quantization is None else entry.quantization) or None
+    asked = "the checkpoint's own" if own else args.quantization
+    if asked not in (None, wanted):
+        raise PatchError(
+            f"replica {place.rank} of the fleet is to run in {entry.precision}, and its quantization is {asked}.",
+            patch=PATCH.id,
+            advice="Leave quantization to the fleet, start from the bf16 model, or exclude this model.",
+        )
+    if wanted is None or args.quantization is not None:
+        args.quantization = wanted
+    else:
+        _give(args, entry, options)
+    ledger.note(
+        precision=entry.precision,
+        fleet={
+            "replica": place.rank,
+            "known_by": place.source,
+            "entry": place.rank % len(entries),
+            "entries": [other.precision for other in entries],
+        },
+    )
+
+
+def _give(args: Any, entry: fleet.Entry, options: Any) -> None:
+    """Open a bf16 checkpoint in the entry's precision."""
+    if entry.precision == "int8":
+        int8_config.configure(args, options["profile"])
+    elif entry.precision == "int8_weight_only":
+        int8_config.configure_weight_only(args)
+    else:
+        args.quantization = entry.quantization or _default_scheme()
+
+
+def _default_scheme() -> str:
+    """vLLM's name of the online fp8 scheme that this platform can run."""
+    from vllm.platforms import current_platform
+
+    return "fp8_per_channel" if current_platform.is_cpu() else "fp8"
+
+
+def _excluded(model: str, options: Any) -> bool:
+    return any(fnmatch.fnmatch(model, pattern) for pattern in options["exclude"])
+
+
+def _own_quantization(args: Any) -> Any:
+    """How the checkpoint is quantized already (vLLM then follows that), or None."""
+    from vllm.transformers_utils.config import get_config
+
+    if isinstance(args.hf_overrides, Mapping) and args.hf_overrides.get("quantization_config"):
+        return args.hf_overrides["quantization_config"]
+    config = get_config(
+        args.hf_config_path or args.model,
+        args.trust_remote_code,
+        args.revision,
+        config_format=args.config_format,
+    )
+    for part in (config, getattr(config, "text_config", config)):
+        for name in ("quantization_config", "compression_config"):
+            if getattr(part, name, None):
+                return getattr(part, name)
+    return None
+
+
+PATCH = Patch(
+    id="fp8.vllm.create_engine_config",
+    targets=("vllm.engine.arg_utils:EngineArgs.create_engine_config",),
+    requires="vllm>=0.28",
+    wrapper=on_engine_config,
+    contract=Contract(
+        mentions=("self.model",),
+        exists=(
+            "vllm.transformers_utils.config:get_config",
+            "vllm.engine.arg_utils:EngineArgs.hf_overrides",
+            "vllm.engine.arg_utils:EngineArgs.logprobs_mode",
+            "vllm.model_executor.layers.linear:LinearBase",
+            "vllm.model_executor.layers.linear:UnquantizedLinearMethod",
+        ),
+    ),
+    evidence="install",
+    scope=frozenset({"driver"}),
+    needs=("fp8.vllm.initialize_model",),
+    conflicts=(flashrl_compat.MODULE,),
+    tested=("0.31.0", "0.32.0"),
+    why="Rollout scripts open their engine in bf16 and ask for logprobs before temperature; vLLM has int8 kernels, "
+    "but only for checkpoints that are int8 already.",
+    how="Sets quantization where it is unset, the checkpoint is not quantized and the model is not excluded; for int8 "
+    "describes a compressed-tensors checkpoint over the model's config. Asks for processed logprobs where nobody "
+    "asked for others.",
+    remove_when="never: this is the switch itself.",
+)

@@ -1,0 +1,51 @@
+"""Whoever starts an engine process writes down that it expects to hear from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashpatch import ledger
+from flashpatch.record import Contract, Patch
+
+
+def on_cores(original, self, *args: Any, **kwargs: Any):
+    """Around ``CoreEngineProcManager.__init__``."""
+    original(self, *args, **kwargs)
+    for process in self.processes:
+        ledger.expect(process.pid, roles=("engine-core",), families=("fp8",))
+
+
+def on_workers(original, self, *args: Any, **kwargs: Any):
+    """Around ``MultiprocExecutor._init_executor``."""
+    result = original(self, *args, **kwargs)
+    for handle in self.workers:
+        ledger.expect(handle.proc.pid, roles=("worker",), families=("fp8",))
+    return result
+
+
+_COMMON = dict(
+    requires="vllm>=0.28",
+    evidence="fault",
+    tested=("0.31.0", "0.32.0"),
+    why="A process that never loaded FlashPatch writes nothing, so its absence must be known to someone else.",
+    how="After the start, writes an expected row with the child's pid and start time.",
+    remove_when="never: this is the evidence itself.",
+)
+
+CORES = Patch(
+    id="fp8.vllm.core_engine_proc_manager_init",
+    targets=("vllm.v1.engine.utils:CoreEngineProcManager.__init__",),
+    wrapper=on_cores,
+    contract=Contract(mentions=("self.processes",)),
+    scope=frozenset({"driver"}),
+    **_COMMON,
+)
+
+WORKERS = Patch(
+    id="fp8.vllm.init_executor",
+    targets=("vllm.v1.executor.multiproc_executor:MultiprocExecutor._init_executor",),
+    wrapper=on_workers,
+    contract=Contract(mentions=("self.workers",)),
+    scope=frozenset({"engine-core"}),
+    **_COMMON,
+)

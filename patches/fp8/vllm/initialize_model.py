@@ -1,0 +1,75 @@
+"""Record1: models are followed from the moment they are constructed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashpatch import engine
+from flashpatch.arming.site import Site
+from flashpatch.errors import PatchError
+from flashpatch.patches.fp8.refit import model_registry
+from flashpatch.record import Contract, Patch
+
+MODULE = "vllm.model_executor.model_loader.utils"
+
+
+def on_initialize(original, vllm_config: Any, *, model_config: Any = None, **kwargs: Any):
+    """Around ``initialize_model``: the model exists, nothing is loaded."""
+    from flashpatch.patches.fp8.precision import quantize_on_load
+    from flashpatch.patches.fp8.refit.managed_model import ManagedModel
+    from flashpatch.patches.fp8.vllm import int8_config, loader_adapter
+
+    engine.require("fp8")
+    marked = int8_config.read_mark(model_config or vllm_config.model_config)
+    try:
+        model = original(vllm_config, model_config=model_config, **kwargs)
+    except (NotImplementedError, ValueError) as error:
+        if marked is None or "MoE" not in str(error):
+            raise
+        raise PatchError(
+            f"vLLM has no kernel here for experts in int8: {error}",
+            patch=PATCH.id,
+            advice="Use fp8 or bf16 for this model.",
+        ) from error
+    if hasattr(model, "load_weights"):
+        surroundings = loader_adapter.for_model(vllm_config, model_config or vllm_config.model_config)
+        prepares = quantize_on_load.for_model(model, marked) if marked is not None else None
+        model_registry.add(model, ManagedModel(model, surroundings, engine.options("fp8"), prepares))
+    return model
+
+
+def _undo(site: Site) -> None:
+    model_registry.release()
+    site.unwrap()
+
+
+PATCH = Patch(
+    id="fp8.vllm.initialize_model",
+    targets=(f"{MODULE}:initialize_model",),
+    requires="vllm>=0.28",
+    wrapper=on_initialize,
+    undo=_undo,
+    contract=Contract(
+        params=("vllm_config", "prefix", "model_class", "model_config"),
+        exists=(
+            "vllm.model_executor.layers.attention:is_deferred_attention_layer",
+            "vllm.model_executor.layers.quantization.base_config:QuantizeMethodBase.process_weights_after_loading",
+            "vllm.utils.torch_utils:set_default_torch_dtype",
+            "vllm.config:set_current_vllm_config",
+            "vllm.distributed.parallel_state:get_tp_group",
+            "vllm.model_executor.parameter:ChannelQuantScaleParameter",
+            "vllm.model_executor.parameter:PerTensorScaleParameter",
+        ),
+    ),
+    evidence="install",
+    scope=frozenset({"worker"}),
+    needs=("fp8.vllm.process_weights_after_loading",),
+    tested=("0.31.0", "0.32.0"),
+    why="After post-processing, vLLM's parameters have lost their loaders, shapes and names: a second load "
+    "fails or writes into the wrong layout.",
+    how="Records every parameter and buffer, and the Python state around it, as the constructor made it, and "
+    "routes the model's load_weights through a transaction; where a precision asks for it, rounds bf16 values before "
+    "the loaders of 8-bit parameters.",
+    upstream="vllm/model_executor/model_loader/reload records metadata too, but not state outside parameters.",
+    remove_when="vLLM's own reload is exact for tied, MoE and int8 models and for buckets that cut a fused layer.",
+)

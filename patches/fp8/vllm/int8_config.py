@@ -1,0 +1,204 @@
+"""int8 without a template: the engine's configuration says "compressed-tensors W8A8", the weights say bf16.
+
+vLLM builds such layers from the ``quantization_config`` of a checkpoint. `configure` writes one over the
+config of a bf16 model, with a mark for the workers, whose loaders then round what comes (`rounding`): at the
+first load and at every update. A checkpoint that is W8A8 already only gets the mark.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import platform
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flashpatch import ledger
+from flashpatch.errors import PatchError
+
+if TYPE_CHECKING:
+    from flashpatch.patches.fp8.calibration.checkpoint import Checkpoint
+
+logger = logging.getLogger("flashpatch.fp8")
+
+PATCH = "fp8.vllm.create_engine_config"
+MARK = "flashpatch"
+"""Key in a ``quantization_config`` under which workers find `mark`."""
+
+#: Layers that stay in bf16, as patterns of compressed-tensors: the head, routers, and towers beside the language model.
+KEPT = (
+    "lm_head",
+    r"re:.*\.lm_head$",
+    r"re:.*gate$",
+    r"re:.*\.router(\..*)?$",
+    r"re:(.*\.)?(visual|vision\w*|audio\w*|multi_modal_projector|mm_projector)\..*",
+)
+
+
+def configuration(kept: tuple[str, ...] = KEPT) -> dict[str, Any]:
+    """compressed-tensors' description of int8 W8A8: a scale per output channel, activations per token."""
+
+    def values(strategy: str, dynamic: bool) -> dict[str, Any]:
+        return dict(num_bits=8, type="int", strategy=strategy, dynamic=dynamic, symmetric=True)
+
+    group = dict(
+        targets=["Linear"], weights=values("channel", False), input_activations=values("token", True)
+    )
+    return dict(
+        quant_method="compressed-tensors",
+        format="int-quantized",
+        quantization_status="compressed",
+        ignore=list(kept),
+        config_groups=dict(group_0=group),
+    )
+
+
+def mark(profile: str = "", at_load: bool = True) -> dict[str, Any]:
+    """What workers must know.
+
+    Args:
+        profile: absolute path of a profile that smooths the trainer's weights; empty for none.
+        at_load: whether the first load brings the trainer's kind of weights too; a template is smoothed already.
+    """
+    return {"profile": profile, "at_load": at_load}
+
+
+def read_mark(model_config: Any) -> Mapping[str, Any] | None:
+    """The mark in ``vllm.config.ModelConfig``, in any process; None where there is none."""
+    written = getattr(model_config.hf_config, "quantization_config", None)
+    return written.get(MARK) if isinstance(written, Mapping) else None
+
+
+def is_marked(args: Any) -> bool:
+    """Whether these ``EngineArgs`` have been through here."""
+    written = args.hf_overrides.get("quantization_config") if isinstance(args.hf_overrides, Mapping) else None
+    return isinstance(written, Mapping) and MARK in written
+
+
+def configure(args: Any, profile: str) -> None:
+    """Open this engine in int8, whose weights come in bf16.
+
+    Args:
+        args: ``vllm.engine.arg_utils.EngineArgs``, changed in place.
+        profile: the family's option.
+
+    Raises:
+        PatchError: the overrides cannot take another key, or the profile is not of this model.
+    """
+    _say_if_inexact()
+    kept = (*KEPT, *_not_rounded(args, profile)) if profile else KEPT
+    args.quantization = "compressed-tensors"
+    override(args, "quantization_config", {**configuration(kept), MARK: mark(profile)})
+
+
+def configure_template(args: Any, own: Any, profile: str) -> None:
+    """The checkpoint is quantized: the trainer's weights are rounded as it is, where that is 8 bits."""
+    if (
+        isinstance(own, Mapping)
+        and own.get("quant_method") == "compressed-tensors"
+        and not callable(args.hf_overrides)
+    ):
+        if profile:
+            check_path(profile)
+        override(args, "quantization_config", {**own, MARK: mark(profile, at_load=False)})
+    elif profile:
+        raise _refuse(
+            "a profile is set, and the checkpoint is quantized otherwise than by compressed-tensors.",
+            "Unset the option profile, or open the bf16 model.",
+        )
+
+
+def configure_weight_only(args: Any) -> None:
+    """Open this engine with int8 weights and bf16 activations, by torchao.
+
+    Raises:
+        PatchError: torchao is not installed, or the overrides cannot take another key.
+    """
+    if find_spec("torchao") is None:
+        raise _refuse(
+            "int8_weight_only needs torchao, which is not installed.", "Install torchao, or use int8."
+        )
+    args.quantization = "torchao"
+    kind = {"_type": "Int8WeightOnlyConfig", "_version": 2, "_data": {}}
+    override(args, "quantization_config_dict_json", json.dumps(kind))
+
+
+def override(args: Any, key: str, value: Any) -> None:
+    """Set one key of ``hf_overrides``, beside the caller's.
+
+    Raises:
+        PatchError: the caller's overrides are a function, or have this key.
+    """
+    theirs = args.hf_overrides or {}
+    if not isinstance(theirs, Mapping):
+        raise _refuse("hf_overrides is a function.", "Give hf_overrides as a dict, or exclude this model.")
+    if key in theirs and theirs[key] != value:
+        raise _refuse(f"hf_overrides has {key!r} already.", f"Remove {key!r} from it, or exclude this model.")
+    args.hf_overrides = {**theirs, key: value}
+
+
+def inexact() -> bool:
+    """Whether vLLM's int8 kernel rounds its products here: oneDNN's does on an x86 CPU without VNNI."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu() or platform.machine() not in ("x86_64", "AMD64"):
+        return False
+    try:
+        flags = Path("/proc/cpuinfo").read_text().split()
+    except OSError:
+        return False
+    return not {"avx512_vnni", "avx_vnni"} & set(flags)
+
+
+def _say_if_inexact() -> None:
+    if inexact():
+        logger.warning(
+            "this CPU has no VNNI: vLLM's int8 kernel (oneDNN) is less exact here than int8 is, by two to four times "
+            "per layer. Good for trying things out, not for judging int8"
+        )
+        ledger.note(int8="inexact: no VNNI")
+
+
+def check_path(profile: str) -> None:
+    if not Path(profile).is_absolute() or not Path(profile).is_file():
+        raise _refuse(
+            f"the profile {profile[:200]!r} is not an absolute path of a file.",
+            "Workers have directories of their own: give an absolute path.",
+        )
+
+
+def _not_rounded(args: Any, profile: str) -> tuple[str, ...]:
+    """Modules whose weights the profile leaves as they are.
+
+    Raises:
+        PatchError: the profile cannot be read, is not for int8, or not of this model.
+    """
+    from flashpatch.patches.fp8.calibration.checkpoint import Checkpoint
+    from flashpatch.patches.fp8.calibration.profile_file import load
+
+    check_path(profile)
+    found = load(Path(profile))
+    if (found.form, found.granularity) != ("int8", "channel"):
+        raise _refuse(
+            f"the profile is for {found.form} with a scale per {found.granularity}.",
+            "int8 wants one for int8 with a scale per channel.",
+        )
+    with Checkpoint(args.model) as checkpoint:
+        if found.fingerprint and found.fingerprint != checkpoint.fingerprint():
+            raise _refuse(
+                "the profile is of another model.", "Make one of this model with 'flashpatch profile'."
+            )
+        return _left(checkpoint, found.quantized)
+
+
+def _left(checkpoint: Checkpoint, rounded: frozenset[str]) -> tuple[str, ...]:
+    matrices = [
+        name for name, shape in checkpoint.shapes.items() if len(shape) == 2 and name.endswith(".weight")
+    ]
+    return tuple(name.removesuffix(".weight") for name in matrices if name not in rounded)
+
+
+def _refuse(problem: str, advice: str) -> PatchError:
+    return PatchError(problem, patch=PATCH, advice=advice)

@@ -1,0 +1,94 @@
+"""How vLLM's own loader would finish a module: what the transaction asks of the engine around it."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from flashpatch.patches.fp8.precision.quantize_on_load import expected_error
+from flashpatch.patches.fp8.refit import rank_consensus
+from flashpatch.patches.fp8.refit.managed_model import Host
+from flashpatch.patches.fp8.vllm import running_requests
+
+#: vLLM's name of a scheme that rounds a wide weight in post-processing: the form, and how scales are cut.
+_ROUNDED = {
+    "fp8": ("fp8", "tensor"),
+    "fp8_per_tensor": ("fp8", "tensor"),
+    "fp8_per_channel": ("fp8", "channel"),
+    "torchao": ("int8", "channel"),
+}
+
+
+def for_model(vllm_config: Any, model_config: Any) -> Host:
+    """The `Host` of a model that vLLM is constructing.
+
+    Args:
+        vllm_config: ``vllm.config.VllmConfig``.
+        model_config: ``vllm.config.ModelConfig`` of this model (a drafter has its own).
+    """
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.layers.attention import is_deferred_attention_layer
+    from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+    from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    device = torch.device(vllm_config.load_config.device or vllm_config.device_config.device)
+
+    def process(module: torch.nn.Module) -> None:
+        method = getattr(module, "quant_method", None)
+        if isinstance(method, QuantizeMethodBase):
+            method.process_weights_after_loading(module)
+            if hasattr(module, "update_param_tp_status"):
+                module.update_param_tp_status()
+        if is_deferred_attention_layer(module):
+            module.process_weights_after_loading(model_config.dtype)
+
+    def rounded(module: torch.nn.Module) -> float | None:
+        how = _ROUNDED.get(model_config.quantization or "")
+        weight = module._parameters.get("weight")
+        if how is None or weight is None or weight.dim() != 2 or not isinstance(module, LinearBase):
+            return None
+        if isinstance(module.quant_method, UnquantizedLinearMethod) or weight.dtype.itemsize < 2:
+            return None
+        return expected_error(weight, *how)
+
+    def finalize(model: torch.nn.Module) -> None:
+        if hasattr(model, "process_weights_after_loading"):
+            model.process_weights_after_loading()
+
+    @contextmanager
+    def context():
+        with set_default_torch_dtype(model_config.dtype), set_current_vllm_config(vllm_config):
+            yield
+
+    ranks = vllm_config.parallel_config.tensor_parallel_size
+    voice = rank_consensus.RankConsensus(ranks) if ranks > 1 else None
+    return Host(
+        device=device,
+        process=process,
+        deferred=is_deferred_attention_layer,
+        context=context,
+        finalize=finalize,
+        refuse=lambda: _refusal(vllm_config),
+        busy=running_requests.running,
+        rounded=rounded,
+        **(
+            {"ranks": ranks, "begin": voice.begin, "agree": voice.agree, "announce": voice.announce}
+            if voice
+            else {}
+        ),
+    )
+
+
+def _refusal(vllm_config: Any) -> str | None:
+    """Why an engine of this configuration cannot be updated, or None."""
+    if vllm_config.lora_config is not None:
+        return "LoRA adapters are enabled (enable_lora)"
+    if vllm_config.parallel_config.enable_eplb:
+        return "expert rebalancing is enabled (enable_eplb)"
+    offload = getattr(vllm_config, "offload_config", None)
+    if getattr(getattr(offload, "uva", None), "cpu_offload_gb", 0):
+        return "weights are offloaded to the host (cpu_offload_gb)"
+    return None

@@ -1,0 +1,46 @@
+"""What an engine says about the tokens it drew: logprobs of the distribution they were drawn from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from flashpatch import ledger
+from flashpatch.errors import PatchError
+from flashpatch.patches.fp8.vllm import int8_config
+
+_PATCH = "fp8.vllm.create_engine_config"
+
+
+def configure(args: Any, options: Mapping[str, Any]) -> None:
+    """Set ``logprobs_mode`` where it is at vLLM's default, and the head's dtype where asked.
+
+    An importance ratio needs the probability with which a token was drawn: after temperature, top-k and top-p.
+    vLLM's default is that before them.
+
+    Args:
+        args: ``vllm.engine.arg_utils.EngineArgs``, changed in place.
+        options: the family's.
+
+    Raises:
+        PatchError: a float32 head is asked for, and this vLLM has none.
+    """
+    if options["logprobs"] == "processed" and args.logprobs_mode == "raw_logprobs":
+        args.logprobs_mode = "processed_logprobs"
+    if options["lm_head"] == "float32" or os.environ.get("FLASHRL_LMHEAD_FP32", "") not in ("", "0"):
+        _widen(args)
+        ledger.note(lm_head="float32")
+    ledger.note(logprobs=args.logprobs_mode)
+
+
+def _widen(args: Any) -> None:
+    from vllm.model_executor.layers.logits_processor import LogitsProcessor
+
+    if not hasattr(LogitsProcessor, "_apply_head"):
+        raise PatchError(
+            "this vLLM cannot run the lm_head of a generating model in float32.",
+            patch=_PATCH,
+            advice="Unset the option lm_head (or FLASHRL_LMHEAD_FP32), or use vLLM 0.31 or newer.",
+        )
+    int8_config.override(args, "head_dtype", "float32")

@@ -1,0 +1,255 @@
+"""The scheduler's side: nothing is scheduled unless every rank holds one whole policy, the same one.
+
+A refusal must come before scheduling, because an exception inside a step ends the engine core. So before each
+step the gate looks at what the workers report; if they cannot serve, every request is finished with an error
+that says why, and the engine lives on for the update that mends it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from flashpatch import engine, ledger
+from flashpatch.errors import PatchError
+from flashpatch.patches._shared import all_ranks
+from flashpatch.patches.fp8.refit import model_registry
+from flashpatch.patches.fp8.vllm import running_requests, worker
+from flashpatch.record import Contract, Patch
+
+if TYPE_CHECKING:
+    from flashpatch.patches.fp8.refit.managed_model import Policy
+
+CORE = "vllm.v1.engine.core:EngineCore"
+MARK = "[flashpatch: fp8.vllm.engine_core_step]"
+
+
+class Gate:
+    """What one engine core knows of its workers' policy."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.weight_version: str | None = None
+        self.stepped = False
+        self._stale = True  # workers may have changed since they were last asked
+        self._seen_changes = 0  # of models in this process, which can be loaded into without a call
+        self._told_busy = False
+        self._owed: dict[int, Any] = {}  # outputs of requests that were aborted between two steps
+
+    def before_call(self, core: Any) -> None:
+        """Before a call to the workers that may carry an update."""
+        self._stale = True
+        running = core.scheduler.has_unfinished_requests()
+        if running != self._told_busy:
+            core.model_executor.collective_rpc(running_requests.tell, args=(running,))
+            self._told_busy = running
+
+    def instead(self, core: Any) -> dict[int, Any] | None:
+        """Outputs that take the place of a step because requests were ended, or None when it may go ahead."""
+        stale = self._stale or model_registry.changes() != self._seen_changes
+        if core.scheduler.has_unfinished_requests() and stale:
+            reason = self.look(core)
+            if reason is not None:
+                return _finish(core, None, "ERROR", f"{MARK} {reason}")
+        owed, self._owed = self._owed, {}
+        return owed or None
+
+    def look(self, core: Any) -> str | None:
+        """Ask the workers; follow a new version; say why nothing may be generated, or None."""
+        reports = core.model_executor.collective_rpc(worker.report)
+        broken = [
+            f"rank {rank} cannot serve: {worker.explain(policy)}"
+            for rank, policies in enumerate(reports)
+            for policy in policies
+            if not _serves(policy)
+        ]
+        if broken:
+            return f"{'; '.join(broken)}. Send a complete update."
+        versions = {tuple(policy.version for policy in policies) for policies in reports}
+        if len(versions) > 1:
+            return f"ranks hold different policies {sorted(versions)}. Send a complete update."
+        self._stale, self._seen_changes = False, model_registry.changes()
+        version = max(versions.pop(), default=0) if versions else 0
+        if version == self.version:
+            return None
+        try:
+            self._follow(core, version)
+        except (PatchError, RuntimeError) as error:
+            self._stale = True
+            return str(error)
+        return None
+
+    def _follow(self, core: Any, version: int) -> None:
+        """The workers serve a new policy: forget what was cached under the old one."""
+        mode = engine.options("fp8")["in_flight"]
+        if core.scheduler.running and mode == "abort":
+            self._abort(core, [request.request_id for request in core.scheduler.running])
+        if core.scheduler.running and mode == "keep":
+            if core.vllm_config.cache_config.enable_prefix_caching:
+                raise PatchError(
+                    "in_flight='keep' cannot be combined with prefix caching: cached prefixes are of the old policy",
+                    patch=STEP.id,
+                    advice="Use in_flight='recompute', or enable_prefix_caching=False.",
+                )
+        elif not core.scheduler.reset_prefix_cache(reset_running_requests=bool(core.scheduler.running)):
+            raise PatchError(
+                "the prefix cache of the old policy could not be reset",
+                patch=STEP.id,
+                advice="Finish all requests.",
+            )
+        core.reset_encoder_cache() if core.vllm_config.model_config.is_multimodal_model else None
+        self.version = version
+        if core.get_weight_version() == (self.weight_version or "default"):
+            self.weight_version = f"flashpatch-{version}"
+            core.set_weight_version(self.weight_version)
+        else:
+            self.weight_version = core.get_weight_version()
+        ledger.note(policy_version=version, updates=version)
+
+    def _abort(self, core: Any, requests: list[str]) -> None:
+        """End ``requests`` and let their clients know: at once, or where there is no queue with the next step."""
+        outputs = _finish(core, requests, "ABORT")
+        queue = getattr(core, "output_queue", None)
+        if queue is None:
+            self._owed.update(outputs)
+            return
+        for item in outputs.items():
+            queue.put_nowait(item)
+
+
+def _serves(policy: Policy) -> bool:
+    atomic = engine.options("fp8")["atomic"]
+    return policy.state == "ready" or (policy.state == "open" and atomic == "model")
+
+
+def _finish(core: Any, requests: list[str] | None, how: str, message: str | None = None) -> dict[int, Any]:
+    """End ``requests`` (None: all of them) in ``how``: "ERROR" or "ABORT". Client index to its outputs."""
+    from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+    from vllm.v1.request import RequestStatus
+
+    status = RequestStatus.FINISHED_ERROR if how == "ERROR" else RequestStatus.FINISHED_ABORTED
+    outputs: dict[int, list] = defaultdict(list)
+    for request in core.scheduler.finish_requests(requests, status):
+        outputs[request.client_index].append(
+            EngineCoreOutput(
+                request_id=request.request_id,
+                new_token_ids=[],
+                finish_reason=FinishReason[how],
+                stop_reason=message,
+            )
+        )
+    return {client: EngineCoreOutputs(outputs=items) for client, items in outputs.items()}
+
+
+_gates: weakref.WeakKeyDictionary[Any, Gate] = weakref.WeakKeyDictionary()
+
+
+def on_init(original, self, *args: Any, **kwargs: Any):
+    """Around ``EngineCore.__init__``."""
+    engine.require("fp8")
+    ledger.role("engine-core")
+    original(self, *args, **kwargs)
+    _gates[self] = Gate()
+    running_requests.watch(self)
+
+
+def on_step(original, self):
+    """Around both step functions."""
+    gate = _gates.get(self)
+    if gate is not None and not gate.stepped:
+        gate.stepped = True
+        ledger.note(steps=1)  # from here on the workers of this engine core must have stepped too
+    outputs = gate.instead(self) if gate is not None else None
+    return original(self) if outputs is None else (outputs, False)
+
+
+def on_collective_rpc(original, self, method: Any, timeout: Any = None, args: tuple = (), kwargs: Any = None):
+    """Around ``EngineCore.collective_rpc``: any such call may have updated weights."""
+    gate = _gates.get(self)
+    if gate is None:
+        return original(self, method, timeout, args, kwargs)
+    gate.before_call(self)
+    if model_registry.all_models():  # the worker is in this process: exceptions arrive as they are
+        result = original(self, method, timeout, args, kwargs)
+    else:
+        guarded, its_args = all_ranks.wrap(method, args, kwargs)
+        result = all_ranks.unwrap(original(self, guarded, timeout, its_args))
+    gate.look(self)
+    return result
+
+
+_COMMON = dict(
+    requires="vllm>=0.28",
+    scope=frozenset({"engine-core"}),
+    tested=("0.31.0", "0.32.0"),
+    remove_when="vLLM refuses to schedule while an update is open or has failed, and resets its caches at commit.",
+)
+
+INIT = Patch(
+    id="fp8.vllm.engine_core_init",
+    targets=(f"{CORE}.__init__",),
+    wrapper=on_init,
+    contract=Contract(
+        params=("vllm_config", "executor_class"),
+        mentions=("self.scheduler", "self.model_executor", "self._weight_version"),
+        exists=(f"{CORE}.set_weight_version", f"{CORE}.get_weight_version"),
+    ),
+    evidence="install",
+    why="The scheduler must know which policy its workers hold.",
+    how="Attaches a gate to each engine core.",
+    **_COMMON,
+)
+
+STEP = Patch(
+    id="fp8.vllm.engine_core_step",
+    targets=(f"{CORE}.step",),
+    wrapper=on_step,
+    contract=Contract(
+        mentions=("self.scheduler.schedule", "self.scheduler.has_requests"),
+        exists=(
+            "vllm.v1.core.sched.scheduler:Scheduler.reset_prefix_cache",
+            "vllm.v1.core.sched.scheduler:Scheduler.finish_requests",
+            "vllm.v1.engine:EngineCoreOutput.stop_reason",
+            "vllm.v1.engine:FinishReason.ERROR",
+            "vllm.v1.engine:FinishReason.ABORT",
+            "vllm.v1.request:RequestStatus.FINISHED_ERROR",
+            "vllm.v1.request:RequestStatus.FINISHED_ABORTED",
+        ),
+    ),
+    evidence="fault",  # an engine uses one of the two step functions, this or the next
+    needs=("fp8.vllm.engine_core_init",),
+    why="An engine that schedules on half-updated weights serves a policy that never existed; stale prefix "
+    "caches mix two.",
+    how="Asks the workers after every call that may have changed weights; follows a commit, refuses the rest.",
+    **_COMMON,
+)
+
+QUEUE = Patch(
+    id="fp8.vllm.step_with_batch_queue",
+    targets=(f"{CORE}.step_with_batch_queue",),
+    wrapper=on_step,
+    contract=Contract(mentions=("self.scheduler.schedule", "self.scheduler.has_requests")),
+    evidence="fault",
+    needs=("fp8.vllm.engine_core_init",),
+    why="The same as fp8.vllm.engine_core_step, for asynchronous scheduling and pipeline parallelism.",
+    how="The same check before the other step function.",
+    **_COMMON,
+)
+
+RPC = Patch(
+    id="fp8.vllm.collective_rpc",
+    targets=(f"{CORE}.collective_rpc",),
+    wrapper=on_collective_rpc,
+    contract=Contract(
+        params=("method", "timeout", "args", "kwargs"),
+        mentions=("self.model_executor",),
+        exists=("vllm.v1.serial_utils:run_method",),
+    ),
+    evidence="fault",  # a model in this process can be updated without a call
+    needs=("fp8.vllm.engine_core_init",),
+    why="Updates reach workers as calls through the engine core, which must notice the outcome.",
+    how="Tells workers whether requests run, hears all ranks even when one fails (vLLM stops at the first and "
+    "takes the others' answers for those of the next call), and looks at their policy after the call.",
+    **_COMMON,
+)

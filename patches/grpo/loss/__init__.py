@@ -1,0 +1,1 @@
+"""Compute the GRPO loss and per-token log-probabilities."""

@@ -1,0 +1,233 @@
+r"""A GRPO loss whose gradient does not depend on how the batch was divided.
+
+Per token minus advantage times log-probability (GRPO, Shao et al. 2024, equations 19 and 20; async-grpo's
+``grpo_loss.py``), or the clipped ratio where the batch is off-policy. Tokens are weighted, summed, and
+divided by counts of the *whole* batch, over all micro-batches and ranks. Data-parallel wrappers (FSDP, DDP)
+average gradients over ranks, so that the sum is multiplied with their number. What is then accumulated over
+micro-batches and averaged over ranks equals one backward through the whole batch, for any split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from flashpatch.patches.grpo.errors import refuse
+
+AGGREGATIONS = (
+    "seq-mean-token-mean",
+    "seq-mean-token-sum",
+    "seq-mean-token-sum-norm",
+    "token-mean",
+    "token-sum",
+)
+"""As verl names them: each token is divided by its sample's output length, by nothing, or by a constant, and
+the sum by the number of samples; by the number of tokens; by nothing at all."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How much a whole batch holds, over all micro-batches and ranks.
+
+    Attributes:
+        samples: number of samples with at least one output token.
+        tokens: number of output tokens.
+    """
+
+    samples: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Bounds of the ratio between the policy and the one that the advantages belong to.
+
+    Attributes:
+        low, high: the ratio is clipped to [1 - low, 1 + high] (PPO, Schulman et al. 2017).
+        dual: ratios above this count as this where the advantage is negative (Ye et al. 2019); None for no
+            bound.
+    """
+
+    low: float = 0.2
+    high: float = 0.2
+    dual: float | None = None
+
+
+@dataclass(frozen=True)
+class GrpoLoss:
+    """One micro-batch's part of the loss.
+
+    Attributes:
+        loss: scalar; call ``backward`` on it once per micro-batch.
+        sums: detached scalars, summed over the micro-batch's output tokens: ``tokens``, ``clipped`` and
+            ``clipped_dual`` (tokens whose ratio was clipped), ``log_ratio`` (old minus new), ``kl``,
+            ``truncated`` (importance weights at their cap).
+    """
+
+    loss: torch.Tensor
+    sums: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+def count(mask: torch.Tensor, group: Any = None) -> Counts:
+    """What all ranks of a group hold together; every rank must call it.
+
+    Args:
+        mask: [B, L], or jagged; this rank's whole share of the batch, 1 (or True) at output tokens.
+        group: process group, or None for this process alone.
+    """
+    if mask.is_nested:
+        marked = torch.nn.functional.pad((mask.values() != 0).long().cumsum(0), (1, 0))
+        lengths = marked[mask.offsets()].diff()
+    else:
+        lengths = (mask != 0).sum(-1)
+    both = torch.stack(((lengths > 0).sum(), lengths.sum()))
+    if group is not None:
+        torch.distributed.all_reduce(both, group=group)
+    return Counts(*both.tolist())
+
+
+def grpo_loss(
+    logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    counts: Counts,
+    *,
+    world: int = 1,
+    aggregation: str = "seq-mean-token-mean",
+    constant: float | None = None,
+    old_logprobs: torch.Tensor | None = None,
+    clip: Clip | None = None,
+    reference_logprobs: torch.Tensor | None = None,
+    kl_coefficient: float = 0.0,
+    rollout_logprobs: torch.Tensor | None = None,
+    truncation: float = 2.0,
+    weights: torch.Tensor | None = None,
+) -> GrpoLoss:
+    """The loss of one micro-batch.
+
+    Args:
+        logprobs: [B, L], of the policy being trained, with gradient; float64 stays float64, others float32.
+        advantages: [B, L] or [B].
+        mask: [B, L], 1 or True at output tokens. What the other tensors hold elsewhere is never looked at.
+        counts: of the whole batch, see `count`.
+        world: number of ranks over which gradients are averaged.
+        aggregation: one of `AGGREGATIONS`.
+        constant: divisor of every token under ``seq-mean-token-sum-norm``.
+        old_logprobs: [B, L], of the policy at the start of the step; then the surrogate is the ratio to it.
+            None
+            where policy and data agree: then it is the log-probability, which has the same gradient.
+        clip: clips the ratio; needs ``old_logprobs``.
+        reference_logprobs: [B, L]; with a coefficient, adds the k3 estimate of the divergence from the
+            reference, exp(d) - d - 1 with d = reference - policy (Schulman, 2020).
+        kl_coefficient: factor of that term.
+        rollout_logprobs: [B, L], of the engine that generated the tokens; then each token is weighted with
+            the ratio of ``old_logprobs`` (or the policy's own) to them, at most ``truncation`` (truncated
+            importance sampling, Yao et al. 2025). No gradient goes through it.
+        weights: [B, L], such weights where somebody computed them already.
+
+    Raises:
+        PatchError: shapes do not fit, or an argument that cannot be meant.
+    """
+    _check(
+        logprobs, mask, counts, aggregation, constant, old_logprobs, clip, rollout_logprobs, weights, world
+    )
+    kept = mask != 0
+    new = _inside(logprobs, kept)
+    old = None if old_logprobs is None else _inside(old_logprobs, kept).detach()
+    gain = _inside(advantages if advantages.ndim == 2 else advantages[:, None].expand_as(new), kept).detach()
+    sums: dict[str, torch.Tensor] = {"tokens": kept.sum()}
+    per_token = -gain * new if old is None else _surrogate(new, old, gain, clip, sums)
+    if rollout_logprobs is not None:
+        base = new.detach() if old is None else old
+        ratio = (base - _inside(rollout_logprobs, kept).detach()).exp()
+        weights = ratio.clamp(max=truncation)
+        sums["truncated"] = (ratio > truncation).sum()
+    if weights is not None:
+        per_token = per_token * _inside(weights, kept).detach()
+    if reference_logprobs is not None and kl_coefficient:
+        gap = _inside(reference_logprobs, kept).detach() - new
+        divergence = gap.exp() - gap - 1
+        sums["kl"] = divergence.detach().sum()
+        per_token = per_token + kl_coefficient * divergence
+    loss = aggregate(per_token, kept, counts, aggregation, constant, world)
+    return GrpoLoss(loss, sums)
+
+
+def aggregate(
+    per_token: torch.Tensor,
+    mask: torch.Tensor,
+    counts: Counts,
+    aggregation: str = "seq-mean-token-mean",
+    constant: float | None = None,
+    world: int = 1,
+) -> torch.Tensor:
+    """Sum values of tokens into a micro-batch's share of the batch's loss.
+
+    Args: see `grpo_loss`; ``per_token`` is [B, L] and finite where the mask is 1.
+    """
+    values = per_token.masked_fill(mask == 0, 0.0)
+    if aggregation == "seq-mean-token-mean":
+        values = values / (mask != 0).sum(-1, keepdim=True).clamp(min=1)
+    total = values.sum() * world
+    if aggregation == "token-mean":
+        return total / max(counts.tokens, 1)
+    if aggregation == "token-sum":
+        return total
+    if aggregation == "seq-mean-token-sum-norm":
+        total = total / constant
+    return total / max(counts.samples, 1)
+
+
+def _surrogate(new, old, gain, clip: Clip | None, sums: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Minus advantage times ratio, clipped where that makes it larger (the pessimistic bound)."""
+    log_ratio = new - old
+    sums["log_ratio"] = -log_ratio.detach().sum()
+    # exp(20) is far beyond any clip; without a bound a single token could overflow.
+    ratio = log_ratio.clamp(-20.0, 20.0).exp()
+    plain = -gain * ratio
+    if clip is None:
+        return plain
+    bounded = -gain * ratio.clamp(1 - clip.low, 1 + clip.high)
+    sums["clipped"] = (bounded > plain).sum()
+    chosen = torch.maximum(plain, bounded)
+    if clip.dual is not None:
+        ceiling = -gain * clip.dual
+        sums["clipped_dual"] = ((chosen > ceiling) & (gain < 0)).sum()
+        chosen = torch.where(gain < 0, torch.minimum(chosen, ceiling), chosen)
+    return chosen
+
+
+def _inside(values: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """Wide enough, and 0 outside the mask, so that what is there can neither count nor spoil a gradient."""
+    wide = values if values.dtype == torch.float64 else values.float()
+    return wide.masked_fill(~kept, 0.0)
+
+
+def _check(logprobs, mask, counts, aggregation, constant, old, clip, rollout, weights, world) -> None:
+    if aggregation not in AGGREGATIONS:
+        refuse("loss", "aggregation", f"is {aggregation!r}.", f"Choose one of {', '.join(AGGREGATIONS)}.")
+    if aggregation == "seq-mean-token-sum-norm" and not constant:
+        refuse(
+            "loss",
+            "constant",
+            f"is {constant} under seq-mean-token-sum-norm; the width of a micro-batch, which verl falls "
+            "back on, makes the loss depend on the split.",
+            "Give a constant, such as the longest response (verl: actor.loss_scale_factor).",
+        )
+    if logprobs.ndim != 2 or logprobs.shape != mask.shape:
+        shapes = f"{tuple(logprobs.shape)} and {tuple(mask.shape)}"
+        refuse("loss", "logprobs, mask", f"have the shapes {shapes}.", "Give both as [samples, tokens].")
+    if clip is not None and old is None:
+        refuse("loss", "clip", "was given without old_logprobs.", "A ratio needs both policies.")
+    if rollout is not None and weights is not None:
+        refuse("loss", "weights", "were given, and rollout_logprobs too.", "Give one of the two.")
+    if counts.samples < 0 or counts.tokens < 0 or world < 1:
+        refuse(
+            "loss",
+            "counts, world",
+            f"are {counts} and {world}.",
+            "Count with flashpatch.patches.grpo.loss.grpo_exact.count.",
+        )

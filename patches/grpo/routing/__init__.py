@@ -1,0 +1,1 @@
+"""Route rollout requests by outstanding tokens."""

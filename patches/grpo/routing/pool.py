@@ -1,0 +1,205 @@
+"""Who gets the next request: the worker with the fewest outstanding tokens, below its threshold.
+
+No clock, no network, no event loop: what happened is told by method calls, and asked for in the same way.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Collection, Hashable
+from dataclasses import dataclass, field
+
+from flashpatch.patches.grpo.errors import refuse
+
+
+@dataclass
+class Worker:
+    """What the pool knows of one worker.
+
+    Attributes:
+        name: its name.
+        cap: largest number of outstanding tokens; 0 for no threshold.
+        most: largest number of outstanding requests; 0 for no threshold.
+        tokens: outstanding tokens.
+        requests: request to its tokens, of those outstanding here.
+        resting: it gets no new requests, see `Pool.suspend`.
+    """
+
+    name: str
+    cap: int
+    most: int = 0
+    tokens: int = 0
+    requests: dict[Hashable, int] = field(default_factory=dict)
+    resting: bool = False
+    mark: int = 0
+
+    def takes(self, tokens: int) -> bool:
+        """Whether a request fits under the thresholds; one with more tokens than that fits an idle worker."""
+        if self.resting or (self.most and len(self.requests) >= self.most):
+            return False
+        return not self.cap or not self.tokens or self.tokens + tokens <= self.cap
+
+
+class Pool:
+    """Workers and what is outstanding on each.
+
+    Args:
+        cap: default threshold of a worker in tokens; 0 for none.
+        most: threshold of a worker in requests; 0 for none. As many as it serves at once, and some to follow.
+        affinity: requests with the same ``prefix`` go to the same worker, where their prefix is cached,
+            unless it is more than ``slack`` tokens fuller than the emptiest.
+        slack: see ``affinity``; None for any difference.
+        remembered: number of prefixes remembered.
+
+    Raises:
+        PatchError: an argument that cannot be meant.
+    """
+
+    def __init__(
+        self,
+        *,
+        cap: int = 0,
+        most: int = 0,
+        affinity: bool = True,
+        slack: int | None = None,
+        remembered: int = 10_000,
+    ) -> None:
+        if min(cap, most, remembered) < 0 or (slack is not None and slack < 0):
+            problem = f"are {cap}, {most}, {slack} and {remembered}."
+            refuse("registry", "cap, most, slack, remembered", problem, "Give numbers of at least 0.")
+        self.most = most
+        self.cap, self.affinity, self.slack, self.remembered = cap, affinity, slack, remembered
+        self.workers: dict[str, Worker] = {}
+        self._holder: dict[Hashable, str] = {}
+        self._heap: list[tuple[int, int, str]] = []  # stale entries are dropped when met
+        self._marks = 0
+        self._prefixes: OrderedDict[Hashable, str] = OrderedDict()
+
+    def add(self, name: str, cap: int | None = None) -> list[Hashable]:
+        """A worker joins, idle. One of that name that was here is removed first.
+
+        Returns:
+            the requests that were outstanding on it.
+        """
+        orphans = self.remove(name)
+        self.workers[name] = Worker(name, self.cap if cap is None else cap, self.most)
+        self._touch(self.workers[name])
+        return orphans
+
+    def remove(self, name: str) -> list[Hashable]:
+        """A worker leaves or died; gives its outstanding requests, which the pool forgets."""
+        worker = self.workers.pop(name, None)
+        if worker is None:
+            return []
+        for request in worker.requests:
+            del self._holder[request]
+        return list(worker.requests)
+
+    def suspend(self, name: str) -> None:
+        """No new requests for a worker until `resume`."""
+        if name in self.workers:
+            self.workers[name].resting = True
+
+    def resume(self, name: str) -> None:
+        if name in self.workers and self.workers[name].resting:
+            self.workers[name].resting = False
+            self._touch(self.workers[name])
+
+    def acquire(
+        self, request: Hashable, tokens: int, prefix: Hashable = None, avoid: Collection[str] = ()
+    ) -> str | None:
+        """Choose a worker and count the request on it; None when all are full, resting or to be avoided.
+
+        Args:
+            request: must not be outstanding already.
+            tokens: what it will cost, such as prompt and expected response; at least 1.
+            prefix: what it shares with others, for affinity.
+            avoid: workers that must not get it.
+
+        Raises:
+            PatchError: the request is outstanding, or costs nothing.
+        """
+        if request in self._holder:
+            refuse(
+                "registry", "request", f"{request!r} is outstanding already.", "Give each request its own id."
+            )
+        if tokens < 1:
+            refuse(
+                "registry", "tokens", f"is {tokens} for request {request!r}.", "Count prompt and response."
+            )
+        chosen = self._known(tokens, prefix, avoid) or self._least(tokens, avoid)
+        if chosen is None:
+            return None
+        chosen.requests[request] = tokens
+        chosen.tokens += tokens
+        self._holder[request] = chosen.name
+        self._touch(chosen)
+        if prefix is not None and self.affinity and self.remembered:
+            self._prefixes[prefix] = chosen.name
+            self._prefixes.move_to_end(prefix)
+            if len(self._prefixes) > self.remembered:
+                self._prefixes.popitem(last=False)
+        return chosen.name
+
+    def release(self, request: Hashable) -> bool:
+        """A request is no longer outstanding; False when it was not, as after its worker was removed."""
+        name = self._holder.pop(request, None)
+        if name is None:
+            return False
+        worker = self.workers[name]
+        worker.tokens -= worker.requests.pop(request)
+        self._touch(worker)
+        return True
+
+    def where(self, request: Hashable) -> str | None:
+        """The worker on which a request is outstanding."""
+        return self._holder.get(request)
+
+    def forget_prefixes(self) -> int:
+        """Drop all affinity; gives how many prefixes there were."""
+        number = len(self._prefixes)
+        self._prefixes.clear()
+        return number
+
+    def loads(self) -> dict[str, int]:
+        """Outstanding tokens by worker."""
+        return {name: worker.tokens for name, worker in self.workers.items()}
+
+    def _known(self, tokens: int, prefix: Hashable, avoid: Collection[str]) -> Worker | None:
+        """The worker that has the prefix, if it may take the request and is not too full."""
+        name = self._prefixes.get(prefix) if self.affinity and prefix is not None else None
+        worker = self.workers.get(name) if name is not None and name not in avoid else None
+        if worker is None or not worker.takes(tokens):
+            return None
+        if self.slack is not None:
+            least = self._least(tokens, avoid)
+            if least is not None and worker.tokens > least.tokens + self.slack:
+                return None
+        return worker
+
+    def _least(self, tokens: int, avoid: Collection[str]) -> Worker | None:
+        """The emptiest worker that takes the request. Thresholds may differ, so the first may not be it."""
+        passed, found = [], None
+        while self._heap:
+            entry = self._heap[0]
+            worker = self.workers.get(entry[2])
+            if worker is None or worker.mark != entry[1] or worker.resting:
+                heapq.heappop(self._heap)  # of a past load, or a worker that `resume` will enter again
+            elif entry[2] in avoid or not worker.takes(tokens):
+                passed.append(heapq.heappop(self._heap))
+            else:
+                found = worker
+                break
+        for entry in passed:
+            heapq.heappush(self._heap, entry)
+        return found
+
+    def _touch(self, worker: Worker) -> None:
+        self._marks += 1
+        worker.mark = self._marks
+        if len(self._heap) > 8 * len(self.workers) + 64:
+            self._heap = [(one.tokens, one.mark, one.name) for one in self.workers.values()]
+            heapq.heapify(self._heap)
+        else:
+            heapq.heappush(self._heap, (worker.tokens, worker.mark, worker.name))

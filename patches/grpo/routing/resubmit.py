@@ -1,0 +1,164 @@
+"""A generation whose server died or does not answer goes to another one, exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextvars import ContextVar
+from typing import Any
+
+from flashpatch import engine, ledger
+from flashpatch.errors import PatchError
+from flashpatch.record import Contract, Patch
+
+logger = logging.getLogger("flashpatch.grpo")
+
+CLIENT = "verl.workers.rollout.llm_server"
+ID = "grpo.verl.generate"
+
+
+class _Attempt:
+    """One try of a generation: the server it was given, once it has one."""
+
+    def __init__(self) -> None:
+        self.server: str | None = None
+        self.placed = asyncio.Event()
+
+
+_attempt: ContextVar[_Attempt | None] = ContextVar("flashpatch_grpo_attempt", default=None)
+
+
+async def on_acquire(original, self, request_id: str, **extra: Any) -> tuple[str, Any]:
+    """Around ``LLMServerClient._acquire_server``: remember which server it was.
+
+    A balancer cannot know that a client which waited for a place was cancelled: a place that comes too late
+    is given back, or it would be taken for ever.
+    """
+    attempt = _attempt.get()
+    asked = asyncio.ensure_future(original(self, request_id, **extra))
+
+    def give_back(done: asyncio.Future[tuple[str, Any]]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            self._release_server(done.result()[0], request_id=request_id)
+
+    try:
+        name, handle = await asyncio.shield(asked)
+    except asyncio.CancelledError:
+        asked.add_done_callback(give_back)
+        raise
+    if attempt is not None:
+        attempt.server = name
+        attempt.placed.set()
+    return name, handle
+
+
+async def on_generate(original, self, request_id: str, **arguments: Any) -> Any:
+    """Around ``LLMServerClient.generate``.
+
+    Raises:
+        PatchError: the second server was lost as well; the first cause is attached.
+        Exception: whatever else a server answers.
+    """
+    options = engine.options("grpo")
+    if not options["resubmit"]:
+        return await original(self, request_id, **arguments)
+    servers: list[str | None] = []
+    first: Exception | None = None
+    while True:
+        attempt = _Attempt()
+        reset = _attempt.set(attempt)
+        try:
+            return await _within(options["patience"], attempt, original(self, request_id, **arguments))
+        except Exception as error:
+            why = lost(error)
+            if why is None or attempt.server is None:
+                raise
+            servers.append(attempt.server)
+            await _report(self, attempt.server, isinstance(error, TimeoutError), options["rest"])
+            if first is not None:
+                raise PatchError(
+                    f"request {request_id} got no answer from two servers: {', '.join(map(str, servers))}.",
+                    patch=ID,
+                    target=f"{CLIENT}:LLMServerClient.generate",
+                    advice="Look at the servers' logs; patience = 0 waits for ever.",
+                ) from first
+            first = error
+            logger.warning(
+                "request %s: server %s %s; it goes to another one", request_id, attempt.server, why
+            )
+            ledger.note(resubmitted=ledger.notes().get("resubmitted", 0) + 1)
+        finally:
+            _attempt.reset(reset)
+
+
+async def _within(patience: float, attempt: _Attempt, generation: Any) -> Any:
+    """Wait for a generation; the time counts from when it has a server. It is cancelled with whoever waits.
+
+    Raises:
+        TimeoutError: it took longer than ``patience`` seconds, unless that is 0.
+    """
+    task = asyncio.ensure_future(generation)
+    placed = asyncio.ensure_future(attempt.placed.wait())
+    try:
+        await asyncio.wait({task, placed}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task}, timeout=patience or None)
+        if not task.done():
+            raise TimeoutError
+        return task.result()
+    finally:
+        placed.cancel()
+        if not task.done():
+            task.cancel()
+
+
+def lost(error: BaseException) -> str | None:
+    """Why a server is lost, if that is what an error says; None for an error of the request itself."""
+    from ray.exceptions import RayActorError, RayTaskError
+
+    if isinstance(error, TimeoutError):
+        return "did not answer in time"
+    if isinstance(error, RayActorError):
+        return f"died ({type(error).__name__})"
+    if isinstance(error, RayTaskError) and "EngineDeadError" in type(error).__name__ + str(error.cause):
+        return "has a dead engine"
+    return None
+
+
+async def _report(client: Any, server: str, slow: bool, rest: float) -> None:
+    """Tell the balancer, ours or verl's own: a dead server leaves the pool, a slow one rests where that is
+    known."""
+    balancer = client._load_balancer
+    if not slow:
+        await balancer.remove_servers.remote([server])
+    elif hasattr(balancer, "rest_server"):
+        await balancer.rest_server.remote(server, rest)
+
+
+_COMMON = dict(
+    requires="verl>=0.9",
+    evidence="fault",
+    tested=("0.9.1",),
+    why="When a rollout server dies, verl keeps sending requests to it, and the samples of each are lost; "
+    "when one hangs, so does the step.",
+    remove_when="verl takes dead servers out of its balancer and repeats their requests.",
+)
+
+ACQUIRE = Patch(
+    id="grpo.verl.acquire_server",
+    targets=(f"{CLIENT}:LLMServerClient._acquire_server",),
+    wrapper=on_acquire,
+    contract=Contract(params=("request_id",), mentions=("self._load_balancer",)),
+    how="Remembers which server a request was given.",
+    **_COMMON,
+)
+
+GENERATE = Patch(
+    id=ID,
+    targets=(f"{CLIENT}:LLMServerClient.generate",),
+    wrapper=on_generate,
+    needs=("grpo.verl.acquire_server",),
+    contract=Contract(params=("request_id",), exists=(f"{CLIENT}:LLMServerClient._release_server",)),
+    how="Takes the server out of the balancer and repeats the request once on another; with the option "
+    "patience, also when it does not answer in time. A result is delivered once.",
+    **_COMMON,
+)

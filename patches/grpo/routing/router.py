@@ -1,0 +1,73 @@
+"""verl's requests are routed by outstanding tokens."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from flashpatch import engine
+from flashpatch.record import Contract, Patch
+
+logger = logging.getLogger("flashpatch.grpo")
+
+ROUTER = "verl.workers.rollout.router"
+ID = "grpo.verl.get_router_handle"
+_MANY = 100_000  # requests that may wait in the balancer at once
+
+
+def on_handle(
+    original,
+    servers: dict[str, Any],
+    router_config_path: str | None = None,
+    full_determinism: bool = False,
+    load_balancer_cls: type | None = None,
+) -> Any:
+    """Around ``get_router_handle``. A router that the recipe asks for by name, or determinism, is left
+    alone."""
+    options = engine.options("grpo")
+    asked = router_config_path or load_balancer_cls or ("full_determinism" if full_determinism else None)
+    if asked or not options["router"]:
+        logger.warning("grpo leaves routing to verl: %s", asked or "router = false")
+        return original(
+            servers=servers,
+            router_config_path=router_config_path,
+            full_determinism=full_determinism,
+            load_balancer_cls=load_balancer_cls,
+        )
+    import ray
+
+    from flashpatch.patches.grpo.routing.balancer import TokenBalancer
+
+    engine.require("grpo")
+    given = {
+        "cap": options["worker_tokens"],
+        "most": options["worker_requests"],
+        "slack": options["affinity_slack"] or None,
+        "response_tokens": options["response_tokens"],
+    }
+    return ray.remote(TokenBalancer).options(max_concurrency=_MANY).remote(servers, given)
+
+
+PATCH = Patch(
+    id=ID,
+    targets=(f"{ROUTER}:get_router_handle",),
+    requires="verl>=0.9",
+    wrapper=on_handle,
+    contract=Contract(
+        params=("servers", "router_config_path", "full_determinism", "load_balancer_cls"),
+        exists=(
+            f"{ROUTER}:RequestLoadBalancer.require_acquire_fields",
+            f"{ROUTER}:RequestLoadBalancer.require_release_fields",
+            f"{ROUTER}:RequestLoadBalancer.get_total_inflight",
+            f"{ROUTER}:GlobalRequestLoadBalancer.get_inflight_count",
+        ),
+    ),
+    evidence="fault",
+    scope=frozenset({"driver"}),
+    tested=("0.9.1",),
+    why="verl's balancer counts requests, not tokens, keeps a conversation on its server however full that "
+    "is, and never holds a request back.",
+    how="Makes the balancer, through verl's own interface, one that counts outstanding tokens, with "
+    "thresholds and back-pressure. A router of the recipe's own stays.",
+    remove_when="verl's router weighs requests by tokens and has thresholds.",
+)

@@ -1,0 +1,1 @@
+"""Parts of async-grpo for use alone; no patch calls them."""

@@ -1,0 +1,134 @@
+"""Samples, as they come, into rounds of one batch per rank, under a budget of tokens.
+
+After async-grpo's ``add_sample_to_batches``: the next sample goes to the least-full rank; when it would
+overflow there it would overflow everywhere, and the round is complete. Before a round leaves, its samples are
+divided anew, since by then all of them are known. A sample over the budget is not lost: it gets a batch of
+its own, or an error that names it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from flashpatch.patches.grpo.errors import refuse
+from flashpatch.patches.grpo.standalone.partition import balance
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one rank does in one round.
+
+    Attributes:
+        round: number of the round, from 0; every rank gets exactly one batch of each.
+        rank: whose it is.
+        samples: never empty.
+        tokens: sum of the samples' tokens.
+        filler: the samples are another rank's and must count nothing: this rank only takes part in the
+            forward that FSDP's collectives wait for. Happens in a last round with fewer samples than ranks.
+    """
+
+    round: int
+    rank: int
+    samples: tuple[Any, ...]
+    tokens: int
+    filler: bool = False
+
+
+Round = tuple[Batch, ...]
+
+
+class Packer:
+    """Packs samples into rounds.
+
+    Args:
+        ranks: number of batches in a round.
+        budget: largest number of tokens in a batch.
+        oversize: what happens to a sample over the budget: ``"alone"`` in a batch, or an ``"error"``.
+        rebalance: divide a complete round's samples anew. Without it they stay where they came.
+
+    Raises:
+        PatchError: an argument that cannot be meant.
+    """
+
+    def __init__(
+        self,
+        ranks: int,
+        budget: int,
+        *,
+        oversize: Literal["alone", "error"] = "alone",
+        rebalance: bool = True,
+    ) -> None:
+        if ranks < 1 or budget < 1:
+            refuse("batcher", "ranks, budget", f"are {ranks} and {budget}.", "Give positive numbers.")
+        if oversize not in ("alone", "error"):
+            refuse("batcher", "oversize", f"is {oversize!r}.", 'Choose "alone" or "error".')
+        self.ranks, self.budget, self.oversize, self.rebalance = ranks, budget, oversize, rebalance
+        self.round = 0
+        self._open()
+
+    @property
+    def waiting(self) -> int:
+        """Number of samples in the open round."""
+        return sum(map(len, self._rows))
+
+    def add(self, sample: Any, tokens: int) -> Iterator[Round]:
+        """Take one sample; gives the round that it completed, if any. Costs O(log ranks), a round's end
+        aside.
+
+        The sample is taken when this returns, whether or not the iterator is used.
+
+        Raises:
+            PatchError: ``tokens`` is not positive, or over the budget under ``oversize="error"``; the sample
+                was not taken then, and everything else is as before.
+        """
+        if tokens < 1:
+            refuse("batcher", "tokens", f"is {tokens} for {sample!r:.80}.", "Count prompt and response.")
+        if tokens > self.budget and self.oversize == "error":
+            problem = f"is {self.budget}, and {sample!r:.80} has {tokens} tokens."
+            refuse("batcher", "budget", problem, 'Raise the budget, or choose oversize="alone".')
+        done = []
+        least = self._heap[0][0]
+        if least + tokens > self.budget and least > 0:
+            done.append(self._close())
+        load, rank = self._heap[0]
+        heapq.heapreplace(self._heap, (load + tokens, rank))
+        self._rows[rank].append((tokens, sample))
+        return iter(done)
+
+    def flush(self) -> Round | None:
+        """The open round as it is, or None when nothing waits. Ranks without a sample get a filler."""
+        return self._close() if self.waiting else None
+
+    def _open(self) -> None:
+        self._heap = [(0, rank) for rank in range(self.ranks)]
+        self._rows: list[list[tuple[int, Any]]] = [[] for _ in range(self.ranks)]
+
+    def _close(self) -> Round:
+        rows = self._balanced() if self.rebalance else self._rows
+        shortest = min((row for row in rows if row), key=lambda row: sum(tokens for tokens, _ in row))
+        batches = tuple(self._batch(rank, row or shortest[:1], not row) for rank, row in enumerate(rows))
+        self.round += 1
+        self._open()
+        return batches
+
+    def _batch(self, rank: int, row: list[tuple[int, Any]], filler: bool) -> Batch:
+        samples = tuple(sample for _, sample in row)
+        return Batch(self.round, rank, samples, sum(tokens for tokens, _ in row), filler)
+
+    def _balanced(self) -> list[list[tuple[int, Any]]]:
+        """The round's samples divided anew; those over the budget stay alone, and so does a round with
+        gaps."""
+        alone = [row for row in self._rows if sum(tokens for tokens, _ in row) > self.budget]
+        shared = [row for row in self._rows if row and sum(tokens for tokens, _ in row) <= self.budget]
+        if len(alone) + len(shared) < self.ranks or not shared:
+            return self._rows
+        items = [item for row in shared for item in row]
+        number, start = 0, []
+        for row in shared:
+            start.append(list(range(number, number + len(row))))
+            number += len(row)
+        parts = balance([tokens for tokens, _ in items], len(shared), self.budget, start)
+        return alone + [[items[at] for at in sorted(part)] for part in parts]

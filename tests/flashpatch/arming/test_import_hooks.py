@@ -1,0 +1,133 @@
+"""Hooks: when they fire, that they can be made inert, and that the user's import never suffers."""
+
+
+def test_nothing_of_the_framework_is_imported(toys):
+    toys.run("""
+        import sys, flashpatch
+        flashpatch.enable("toy", "other")
+        flashpatch.status(), flashpatch.disable()
+        assert not [name for name in sys.modules if name.startswith("fakefw")]
+    """)
+
+
+def test_a_pending_hook_is_inert_after_disable_and_wakes_with_enable(toys):
+    toys.run("""
+        import flashpatch
+        flashpatch.enable("toy", "other")
+        flashpatch.disable("toy")
+        import fakefw.core as core
+        assert core.plain is core.BORN["plain"] and core.Thing().method(1)[0] == "patched"
+        flashpatch.enable("toy")
+        assert core.plain(1) == ("patched", 2)
+        assert flashpatch.status()["toy.fakefw.plain"].calls == 1
+    """)
+
+
+def test_a_module_still_executing_waits_until_it_has_finished(toys):
+    toys.module(
+        "fakefw/half.py",
+        """
+        import flashpatch, sys
+        flashpatch.enable("half")
+        found = flashpatch.status()["half.fakefw.late"].state
+        assert found.word == "waiting", found
+        def late():
+            return 1
+    """,
+    )
+    toys.families("""
+from toykit import *
+FAMILY = Family("half", "", (
+    patch("half.fakefw.late", "fakefw.half:late"),
+    patch("half.fakefw.plain", "fakefw.core:plain"),
+))
+""")
+    toys.run("""
+        from fakefw.half import late
+        import fakefw.core, fakefw.half, importlib.machinery, flashpatch
+        assert late() == fakefw.half.late() == ("patched", 1)
+        assert fakefw.core.plain(1) == ("patched", 2)
+        assert flashpatch.status()["half.fakefw.late"].calls == 2
+        spec = fakefw.half.__spec__
+        assert type(spec) is importlib.machinery.ModuleSpec and not spec._initializing
+    """)
+
+
+def test_a_module_whose_import_fails_half_way_can_be_imported_again(toys):
+    toys.module(
+        "fakefw/half.py",
+        """
+        import os, flashpatch
+        flashpatch.enable("half")
+        if os.environ.pop("BREAK", ""):
+            raise OSError("first time")
+        def late():
+            return 1
+    """,
+    )
+    toys.families("""
+from toykit import *
+FAMILY = Family("half", "", (patch("half.fakefw.late", "fakefw.half:late"),))
+""")
+    toys.run(
+        """
+        try:
+            import fakefw.half
+        except OSError:
+            import fakefw.half
+        import flashpatch
+        assert flashpatch.status()["half.fakefw.late"].state.word == "installed"
+        assert fakefw.half.late() == ("patched", 1)
+    """,
+        BREAK="1",
+    )
+
+
+def test_hook_never_breaks_the_import(toys):
+    done = toys.run("""
+        import flashpatch
+        from flashpatch.arming import preflight
+        flashpatch.enable("toy")
+        import flashpatch.arming.manager as machine
+        def boom(*args):
+            raise RuntimeError("boom")
+        machine.Machine._check = boom
+        import fakefw.core
+        assert fakefw.core.plain(1) == 2
+    """)
+    assert "hook on fakefw.core failed" in done.stderr and "boom" in done.stderr
+
+
+def test_malformed_record_is_a_failed_state(toys):
+    toys.families("""
+from toykit import *
+FAMILY = Family("toy", "", (patch("toy.fakefw.plain", "fakefw.core:plain", requires="not a requirement !"),))
+""")
+    toys.run("""
+        import flashpatch, fakefw.core
+        state = flashpatch.enable("toy")["toy.fakefw.plain"].state
+        assert state.word == "failed" and "InvalidRequirement" in state.detail, state
+    """)
+
+
+def test_threads_that_import_while_another_enables(toys):
+    for index in range(20):
+        toys.module(f"fakefw/m{index}.py", "import time\ntime.sleep(0.002)\ndef f():\n    return 1\n")
+    members = "".join(f'patch("many.fakefw.f{i}", "fakefw.m{i}:f"), ' for i in range(20))
+    toys.families(f'from toykit import *\nFAMILY = Family("many", "", ({members}))\n')
+    toys.run("""
+        import importlib, threading, flashpatch
+        def load(start):
+            for i in range(20):
+                importlib.import_module(f"fakefw.m{(start + i) % 20}")
+        threads = [threading.Thread(target=load, args=(start,)) for start in (0, 7, 13)]
+        for thread in threads:
+            thread.start()
+        flashpatch.enable("many")
+        for thread in threads:
+            thread.join()
+        found = {id: str(s.state) for id, s in flashpatch.status().items() if id.startswith("many")}
+        assert set(found.values()) == {"installed"}, found
+        for i in range(20):
+            assert importlib.import_module(f"fakefw.m{i}").f() == ("patched", 1)
+    """)

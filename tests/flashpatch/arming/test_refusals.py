@@ -1,0 +1,388 @@
+"""When a patch cannot act: what the states say, that its family goes with it, and who is told."""
+
+import pytest
+
+ENABLE = """
+    import flashpatch, fakefw.core as core
+    status = flashpatch.enable("toy")
+    def states():
+        return {id: str(status.state) for id, status in flashpatch.status().items() if id.startswith("toy.")}
+"""
+
+
+def toy(world, *patches, **family):
+    """Let a family of these patches join; ``patches`` and ``family`` are source text."""
+    fields = "".join(f", {name}={value}" for name, value in family.items())
+    members = "".join(f"    {patch},\n" for patch in patches)
+    world.families(f'from toykit import *\nFAMILY = Family("toy", "", (\n{members}){fields})\n')
+
+
+PLAIN = 'patch("toy.fakefw.plain", "fakefw.core:plain")'
+
+
+@pytest.mark.parametrize("target", ["fakefw.core:absent", "fakefw.core:Thing.absent", "fakefw.absent:plain"])
+def test_absent_target(world, target):
+    toy(world, f'patch("toy.fakefw.absent", "{target}")', PLAIN)
+    done = world.run(
+        ENABLE
+        + f"""
+    found = states()
+    assert "{target} is gone" in found["toy.fakefw.absent"], found
+    assert found["toy.fakefw.plain"] == "skipped(family: toy.fakefw.absent failed)", found
+    assert core.plain is core.BORN["plain"]
+    """
+    )
+    assert "[flashpatch: toy.fakefw.absent" in done.stderr and "fakefw-cpu 1.2.0]" in done.stderr
+
+
+def test_first_target_that_exists_wins(world):
+    toy(world, 'patch("toy.fakefw.plain", "fakefw.newer:plain", "fakefw.core:gone", "fakefw.core:plain")')
+    world.run(
+        ENABLE
+        + """
+    assert status["toy.fakefw.plain"].target == "fakefw.core:plain"
+    assert core.plain(1) == ("patched", 2)
+    """
+    )
+
+
+def test_target_listed_where_it_is_re_exported_is_patched_where_it_is_defined(world):
+    toy(world, 'patch("toy.fakefw.plain", "fakefw.user:plain")')
+    world.run("""
+        import flashpatch
+        flashpatch.enable("toy")
+        import fakefw.user, fakefw.core
+        assert flashpatch.status()["toy.fakefw.plain"].target == "fakefw.core:plain"
+        assert fakefw.user.plain(1) == fakefw.core.plain(1) == ("patched", 2)
+    """)
+
+
+@pytest.mark.parametrize(
+    ("version", "requires", "fits"),
+    [
+        ("1.2.0", "fakefw>=1", True),
+        ("1.2.0", "fakefw>=2", False),
+        ("2.1.0.dev7+g12ab", "fakefw>=2", True),
+        ("2.1.0rc1", "fakefw>=2", True),
+        ("2.0.0.dev7", "fakefw>=2", False),
+        ("1.2.0+cpu", "fakefw==1.2.0", True),
+    ],
+)
+def test_versions(world, version, requires, fits):
+    world.framework_version(version)
+    toy(world, f'patch("toy.fakefw.plain", "fakefw.core:plain", requires="{requires}")')
+    world.run(
+        ENABLE
+        + f"""
+    found = status["toy.fakefw.plain"]
+    assert found.version == "fakefw-cpu {version}", found
+    assert found.tested is False
+    if {fits}:
+        assert found.state.word == "installed"
+    else:
+        assert str(found.state) == "skipped(fakefw-cpu {version} does not meet {requires})"
+    """
+    )
+
+
+def test_package_without_a_distribution(world):
+    (world.site / "fakefw_cpu.dist-info" / "RECORD").unlink()
+    toy(world, PLAIN)
+    world.run(
+        ENABLE
+        + """
+    assert "version of fakefw is unknown" in states()["toy.fakefw.plain"]
+    """
+    )
+
+
+def test_editable_distribution(world, tmp_path):
+    (world.site / "fakefw_cpu.dist-info" / "RECORD").unlink()
+    toy(world, PLAIN)
+    world.site, source = tmp_path / "venv", world.site
+    record = f'{{"url": "file://{source}", "dir_info": {{"editable": true}}}}'
+    world.distribution("fakefw", "3.0", {"direct_url.json": record})
+    world.run(f"""
+        import sys
+        sys.path.append({str(source)!r})
+        import flashpatch, fakefw.core
+        assert flashpatch.enable("toy")["toy.fakefw.plain"].version == "fakefw 3.0"
+    """)
+
+
+def test_framework_that_is_not_installed(world):
+    toy(world, PLAIN, 'patch("toy.nofw.x", "nofw.core:x", requires="nofw")')
+    world.run(
+        ENABLE
+        + """
+    from flashpatch import engine
+    assert states() == {"toy.fakefw.plain": "installed", "toy.nofw.x": "skipped(nofw is not installed)"}
+    engine.require("toy")
+    """
+    )
+
+
+def test_contract_that_drifted(world):
+    contract = 'contract=Contract(params=("x", "weights"))'
+    toy(world, f'patch("toy.fakefw.plain", "fakefw.core:plain", {contract})')
+    world.run(
+        ENABLE
+        + """
+    found = states()["toy.fakefw.plain"]
+    assert found.startswith("skipped(contract: ") and "'weights'" in found and "core.py:" in found, found
+    assert core.plain is core.BORN["plain"]
+    """
+    )
+
+
+def test_members_installed_already_leave_when_a_later_one_fails(world):
+    world.module("fakefw/late.py", "def f(): pass\n")
+    world.module("failing.py", "def apply(site):\n    site.wrap(print)\n    raise OSError('disk')\n")
+    toy(
+        world,
+        PLAIN,
+        '__import__("toykit").patch("toy.fakefw.f", "fakefw.late:f", wrapper=None, '
+        'apply=__import__("failing").apply)',
+    )
+    done = world.run(
+        ENABLE
+        + """
+    from flashpatch import engine
+    from fakefw.core import plain
+    assert core.plain(1) == ("patched", 2)
+    import fakefw.late
+    assert states() == {
+        "toy.fakefw.plain": "skipped(family: toy.fakefw.f failed)", "toy.fakefw.f": "failed(OSError: disk)"
+    }
+    assert flashpatch.status()["toy.fakefw.f"].error == "OSError: disk"
+    assert core.plain is core.BORN["plain"], "undone"
+    assert not hasattr(fakefw.late.f, "__flashpatch__"), "half applied, taken out"
+    try:
+        engine.require("toy")
+    except flashpatch.PatchError as error:
+        assert error.patch == "toy.fakefw.f" and error.version == "fakefw-cpu 1.2.0"
+    else:
+        raise AssertionError
+    """
+    )
+    assert "Traceback" in done.stderr and "OSError: disk" in done.stderr
+
+
+def test_undo_that_raises_lets_the_others_be_undone(world):
+    world.module("failing.py", "def undo(site):\n    raise OSError('disk')\n")
+    toy(
+        world,
+        PLAIN,
+        'patch("toy.fakefw.method", "fakefw.core:Thing.method", undo=__import__("failing").undo)',
+    )
+    world.run(
+        ENABLE
+        + """
+    flashpatch.disable()
+    assert core.plain is core.BORN["plain"]
+    assert states()["toy.fakefw.method"] == "failed(undo: OSError: disk)"
+    """
+    )
+
+
+def test_superseded_stands_aside_and_its_family_goes_on(world):
+    toy(
+        world,
+        PLAIN,
+        'patch("toy.fakefw.method", "fakefw.core:Thing.method", native=lambda site: "core.reload")',
+    )
+    world.run(
+        ENABLE
+        + """
+    assert states() == {"toy.fakefw.plain": "installed", "toy.fakefw.method": "superseded(core.reload)"}
+    assert core.Thing.method is core.BORN["Thing.method"]
+    """
+    )
+
+
+NEEDY = """
+from toykit import *
+FAMILY = Family("toy", "", (patch("toy.fakefw.plain", "fakefw.core:plain", needs=("other.fakefw.method",)),))
+OTHER = Family("other", "", (patch("other.fakefw.method", "fakefw.core:Thing.method", requires="fakefw{}"),))
+"""
+
+
+def test_needs(world):
+    world.families(NEEDY.format(">=1"))
+    world.run(
+        ENABLE
+        + """
+    assert states() == {"toy.fakefw.plain": "skipped(needs other.fakefw.method, which is not enabled)"}
+    flashpatch.disable()
+    flashpatch.enable("toy", "other")
+    assert states() == {"toy.fakefw.plain": "installed"}
+    flashpatch.disable("other")
+    assert states() == {"toy.fakefw.plain": "skipped(needs other.fakefw.method, which is not enabled)"}
+    assert core.plain is core.BORN["plain"]
+    """
+    )
+
+
+def test_needs_of_a_refused_patch(world):
+    world.families(NEEDY.format(">=9"))
+    world.run(
+        ENABLE.replace('"toy")\n', '"toy", "other")\n')
+        + """
+    assert states() == {"toy.fakefw.plain": "skipped(needs other.fakefw.method, which is refused)"}
+    """
+    )
+
+
+@pytest.mark.parametrize("order", [("toy", "other"), ("other", "toy")])
+def test_conflicting_patches_the_one_that_says_so_stands_down(world, order):
+    world.families("""
+from toykit import *
+FAMILY = Family("toy", "", (
+    patch("toy.fakefw.plain", "fakefw.core:plain", conflicts=("other.fakefw.method",)),
+))
+OTHER = Family("other", "", (patch("other.fakefw.method", "fakefw.core:Thing.method"),))
+""")
+    world.run(f"""
+        import flashpatch
+        flashpatch.enable(*{order})
+        import fakefw.core
+        found = flashpatch.status()
+        assert found["other.fakefw.method"].state.word == "installed"
+        assert str(found["toy.fakefw.plain"].state) == (
+            "skipped(conflicts with other.fakefw.method, which is enabled)"
+        )
+    """)
+
+
+def test_conflict_with_a_patch_that_is_armed_already(world):
+    world.families("""
+from toykit import *
+FAMILY = Family("toy", "", (
+    patch("toy.fakefw.plain", "fakefw.core:plain", conflicts=("other.fakefw.method",)),
+))
+OTHER = Family("other", "", (patch("other.fakefw.method", "fakefw.core:Thing.method"),))
+""")
+    world.run(
+        ENABLE
+        + """
+    flashpatch.enable("other")
+    found = flashpatch.status()
+    assert found["toy.fakefw.plain"].state.word == "installed"
+    assert "conflicts with toy.fakefw.plain" in found["other.fakefw.method"].state.detail
+    """
+    )
+
+
+def test_conflict_with_a_distribution(world):
+    world.distribution("rival-patcher", "1.0", {})
+    toy(world, 'patch("toy.fakefw.plain", "fakefw.core:plain", conflicts=("rival-patcher",))')
+    world.run(
+        ENABLE
+        + """
+    assert states() == {"toy.fakefw.plain": "skipped(conflicts with distribution rival-patcher)"}
+    """
+    )
+
+
+REFUSED = 'patch("toy.fakefw.plain", "fakefw.core:plain", requires="fakefw>=9")'
+
+
+def test_strict_raises_where_the_refused_capability_is_first_needed(world):
+    toy(world, REFUSED, 'patch("toy.fakefw.method", "fakefw.core:Thing.method")')
+    world.run("""
+        import flashpatch
+        flashpatch.enable("toy", strict=True)
+        import fakefw.core as core
+        from fakefw.core import plain
+        for use in (lambda: plain(1), lambda: core.Thing().method(1)):
+            try:
+                use()
+            except flashpatch.PatchError as error:
+                assert error.patch == "toy.fakefw.plain" and "does not meet fakefw>=9" in str(error)
+                assert error.target == "fakefw.core:plain" and error.advice
+            else:
+                raise AssertionError
+        flashpatch.disable()
+        assert core.plain is plain is core.BORN["plain"]
+        flashpatch.enable("toy", strict=False)
+        assert plain(1) == 2
+    """)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_family_may_refuse_a_constructor_without_strict_mode(world, strict):
+    toy(world, REFUSED, refuses='("fakefw.core:Thing.__init__",)')
+    world.run(f"""
+        import flashpatch
+        flashpatch.enable("toy", strict={strict})
+        import fakefw.core as core
+        assert core.plain(1) == 2
+        try:
+            core.Thing()
+        except flashpatch.PatchError as error:
+            assert error.patch == "toy.fakefw.plain"
+        else:
+            raise AssertionError
+        for again in range(2):
+            flashpatch.disable()
+            assert vars(core.Thing)["__init__"] is core.BORN["Thing.__init__"] and core.Thing()
+            flashpatch.enable("toy")
+    """)
+
+
+def test_armed_family_guards_nothing(world):
+    toy(world, PLAIN, refuses='("fakefw.core:Thing.__init__",)')
+    world.run(
+        ENABLE
+        + """
+    assert vars(core.Thing)["__init__"] is core.BORN["Thing.__init__"]
+    """
+    )
+
+
+def test_require(world):
+    world.families()
+    world.run("""
+        import flashpatch
+        from flashpatch import engine
+        def refused(name):
+            try:
+                engine.require(name)
+            except flashpatch.PatchError as error:
+                return str(error)
+        assert "is required and not enabled" in refused("toy")
+        flashpatch.enable("toy8")
+        assert refused("toy") is refused("toy8") is None
+        assert "Did you mean 'toy'" in refused("tox")
+        import fakefw.core as core
+        ours = core.plain
+        core.plain = lambda x: ours(x)
+        assert refused("toy") is None, "only strict mode minds"
+        flashpatch.enable("toy8", strict=True)
+        assert "displaced by __main__.<lambda>" in refused("toy")
+    """)
+
+
+def test_a_module_that_has_been_imported_is_a_conflict(monkeypatch):
+    """One that is merely installed is none, and neither is one whose import is forbidden."""
+    import sys
+    from types import ModuleType
+
+    from flashpatch import Patch
+    from flashpatch.arming.preflight import examine
+
+    patch = Patch(
+        "toy.packaging.parse",
+        ("packaging.version:parse",),
+        "packaging>=20",
+        "why",
+        "how",
+        "never",
+        wrapper=lambda original, *args: original(*args),
+        conflicts=("a_rival.patches",),
+    )
+    assert examine(patch).problem is None
+    monkeypatch.setitem(sys.modules, "a_rival.patches", None)
+    assert examine(patch).problem is None
+    monkeypatch.setitem(sys.modules, "a_rival.patches", ModuleType("a_rival.patches"))
+    assert examine(patch).problem == "conflicts with a_rival.patches, which is active in this process"

@@ -1,0 +1,262 @@
+"""When a process writes its row, what is in it, and what happens when it cannot."""
+
+import os
+import stat
+import time
+
+import pytest
+
+from flashpatch import ledger
+from flashpatch.ledger.read import Row
+
+
+def only_row(home) -> Row:
+    [run] = ledger.read(home)
+    assert run.problems == []
+    [row] = run.rows
+    return row
+
+
+def calls(row: Row) -> int:
+    return row.patches["toy.toy.f"]["calls"]
+
+
+def wait_for(process, word: str) -> None:
+    assert process.stdout.readline().strip() == word
+
+
+def test_a_row_tells_what_the_process_is(home, finish):
+    finish("""
+        ledger.boot()
+        ledger.role("worker", tp=1)
+        ledger.role("driver", dp=0)
+        ledger.note(updates=2, seen={"shape": (3, 4), "dtype": int})
+        ledger.nonce("abc")
+    """)
+    row = only_row(home)
+    assert row.roles == ("driver", "worker")
+    assert row.rank == {"tp": 1, "dp": 0}
+    assert row.notes == {"updates": 2, "seen": {"shape": [3, 4], "dtype": "<class 'int'>"}, "nonce": "abc"}
+    assert row.versions["toy"] == "1.0"
+    assert row.argv0.endswith("script.py")
+    assert row.ppid == os.getpid()
+    assert row.alive is False
+
+
+def test_nothing_is_written_before_boot(home, finish):
+    finish('ledger.role("worker"); call(3); ledger.expect(1); ledger.flush()')
+    assert not home.exists()
+
+
+def test_directories_and_files_are_private(home, finish):
+    finish("import os; os.umask(0); ledger.boot(); ledger.expect(os.getpid())")
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+    [run] = home.iterdir()
+    assert stat.S_IMODE(run.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(file.stat().st_mode) for file in run.iterdir()} == {0o600}
+    assert sorted(file.name.split("-")[0] for file in run.iterdir()) == ["expect", "row"]
+
+
+def test_the_first_call_is_on_disk_before_it_returns(home, start):
+    process = start('ledger.boot(); call(); print("called", flush=True); time.sleep(60)')
+    wait_for(process, "called")
+    process.kill()
+    process.communicate()
+    assert calls(only_row(home)) == 1
+
+
+def test_an_idle_process_loses_no_call(home, start):
+    process = start('ledger.boot(); call(7); print("called", flush=True); sys.stdin.read()')
+    wait_for(process, "called")
+    deadline = time.monotonic() + 20
+    while calls(only_row(home)) < 7 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert calls(only_row(home)) == 7
+    assert only_row(home).alive is True
+    process.kill()
+    process.communicate()
+
+
+def test_calls_do_not_each_write(finish):
+    out = finish("""
+        from flashpatch.ledger import files as ledger_files
+        written = []
+        real = ledger_files.write
+        ledger_files.write = lambda *a: (written.append(1), real(*a))
+        began = time.monotonic()
+        ledger.boot()
+        call(50_000)
+        print(len(written) <= 3 + (time.monotonic() - began))
+    """)
+    assert out == "True\n"
+
+
+def test_the_last_calls_are_written_at_exit(home, finish):
+    finish("ledger.boot(); call(500)")
+    assert calls(only_row(home)) == 500
+
+
+def test_threads_lose_no_call(home, finish):
+    finish("""
+        import threading
+        ledger.boot()
+        lock = threading.Lock()
+        def work():
+            for i in range(2000):
+                with lock:
+                    call()
+                ledger.note(**{f"key{i % 7}": i})
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+    """)
+    assert calls(only_row(home)) == 16_000
+    assert len(only_row(home).notes) == 7
+
+
+def test_an_engine_lock_held_around_calls_does_not_deadlock(home, finish):
+    finish("""
+        import threading
+        lock = threading.RLock()
+        inner = engine.snapshot
+        def snapshot():
+            with lock:
+                time.sleep(0.001)
+                return inner()
+        engine.snapshot = snapshot
+        ledger.boot()
+        def work():
+            for _ in range(300):
+                with lock:
+                    engine.calls += 1
+                    ledger.touch(now=True)
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+    """)
+    assert calls(only_row(home)) == 1200
+
+
+def test_boot_is_idempotent_and_children_share_the_run(home, finish):
+    finish("""
+        import subprocess
+        ledger.boot(); ledger.boot()
+        if "CHILD" not in os.environ:
+            subprocess.run([sys.executable, sys.argv[0]], env={**os.environ, "CHILD": "1"}, check=True)
+    """)
+    [run] = ledger.read(home)
+    assert len(run.rows) == 2
+
+
+def test_the_run_id_cannot_leave_the_ledger(home, finish):
+    finish("ledger.boot()", FLASHPATCH_RUN="../../else where")
+    assert [folder.name for folder in home.iterdir()] == ["-..-else-where"]
+    assert sorted(path.name for path in home.parent.iterdir()) == ["ledger", "script.py"]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_each_multiprocessing_child_writes_its_own_row(home, finish, method):
+    finish(f"""
+        import multiprocessing
+        def work():
+            ledger.boot()
+            ledger.role("worker")
+            call(5)
+        if __name__ == "__main__":
+            ledger.boot()
+            ledger.role("driver")
+            call(3)
+            child = multiprocessing.get_context("{method}").Process(target=work)
+            child.start(); child.join()
+            call(2)
+    """)
+    [run] = ledger.read(home)
+    by_role = {row.roles: row for row in run.rows}
+    assert calls(by_role["driver",]) == 5
+    assert calls(by_role["worker",]) == 5
+    assert by_role["worker",].pid != by_role["driver",].pid
+
+
+def test_a_plain_fork_does_not_touch_the_parents_row(home, finish):
+    finish("""
+        ledger.boot()
+        ledger.role("driver"); ledger.note(updates=1)
+        call(3)
+        pid = os.fork()
+        if pid == 0:
+            call(1)
+            sys.exit()
+        os.waitpid(pid, 0)
+    """)
+    [run] = ledger.read(home)
+    assert {(row.roles, calls(row), row.notes.get("updates")) for row in run.rows} == {
+        (("driver",), 3, 1),
+        ((), 1, None),
+    }
+
+
+def test_a_full_disk_never_breaks_the_job(home, start):
+    process = start(
+        """
+        import logging; logging.basicConfig(format="%(message)s")
+        import resource; hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
+        import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        ledger.boot()
+        for _ in range(5): ledger.touch(now=True)
+        print(ledger.problem())
+        """
+    )
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "File too large" in out
+    assert err.count("cannot be written") == 1
+    [run] = home.iterdir()
+    assert [path.name for path in run.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_ledger_that_is_a_file_never_breaks_the_job(home, start):
+    home.write_text("taken")
+    process = start("ledger.boot(); call(3); ledger.expect(1); print(ledger.problem())")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "Not a directory" in out or "File exists" in out
+    assert home.read_text() == "taken"
+
+
+def test_a_ledger_recovers(home, finish):
+    home.parent.mkdir(exist_ok=True)
+    out = finish("""
+        import logging; logging.disable()
+        from pathlib import Path
+        home = Path(os.environ["FLASHPATCH_LEDGER"])
+        home.write_text("in the way")
+        ledger.boot()
+        print(bool(ledger.problem()))
+        home.unlink()
+        ledger.touch(now=True)
+        print(ledger.problem())
+    """)
+    assert out == "True\nNone\n"
+    only_row(home)
+
+
+def test_a_snapshot_that_raises_is_recorded(home, finish):
+    finish("""
+        def snapshot(): raise LookupError("no table")
+        engine.snapshot = snapshot
+        ledger.boot()
+    """)
+    assert only_row(home).error == "this row is incomplete: LookupError('no table')"
+
+
+def test_a_run_directory_that_is_a_link_is_refused(home, tmp_path, finish):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    home.mkdir()
+    (home / "mine").symlink_to(elsewhere)
+    out = finish(
+        "import logging; logging.disable(); ledger.boot(); print(ledger.problem())", FLASHPATCH_RUN="mine"
+    )
+    assert "is not a directory of this user" in out
+    assert list(elsewhere.iterdir()) == []

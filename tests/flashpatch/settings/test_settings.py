@@ -1,0 +1,333 @@
+"""Names, options and strictness: where they come from, which wins, and what is refused."""
+
+import json
+
+import pytest
+
+from flashpatch import PatchError
+
+REFUSED = """
+import json, os, flashpatch
+def refused(*names, **options):
+    before = dict(os.environ), flashpatch.status().names
+    try:
+        flashpatch.enable(*names, **options)
+    except flashpatch.PatchError as error:
+        assert (dict(os.environ), flashpatch.status().names) == before, "something changed"
+        return str(error)
+    raise AssertionError("accepted")
+def options(family="toy"):
+    from flashpatch import engine
+    return dict(engine.options(family))
+"""
+
+
+def test_unknown_name_lists_the_known_ones_and_the_nearest(toys):
+    toys.run(
+        REFUSED
+        + """
+message = refused("to")
+assert "unknown name 'to'" in message and "Did you mean 'toy'?" in message, message
+assert "other" in message and "toy8" in message
+try:
+    flashpatch.disable("to")
+except flashpatch.PatchError as error:
+    assert "Did you mean 'toy'?" in str(error)
+"""
+    )
+
+
+@pytest.mark.parametrize("value", ["os.system", "toys:FAMILY", "fakefw.core", "toys", "../toy", "toy;os"])
+def test_environment_and_config_name_patches_and_nothing_else(toys, value):
+    toys.module("../cwd/flashpatch.toml", f'enable = ["{value}"]\n')
+    code = """
+        import sys, flashpatch
+        from flashpatch.bootstrap import start
+        start()
+        assert "unknown name" in flashpatch.status().error, flashpatch.status()
+        assert "fakefw" not in sys.modules and flashpatch.status().names == ()
+    """
+    toys.run(code, FLASHPATCH=value)
+    toys.run(code, FLASHPATCH="1")
+    resolved = json.dumps({"from": "x", "names": [value], "options": {}, "strict": False})
+    toys.run(code, FLASHPATCH="x", FLASHPATCH_RESOLVED=resolved)
+
+
+def test_unknown_and_wrong_options(toys):
+    toys.run(
+        REFUSED
+        + """
+message = refused("toy", bit=4)
+assert "unknown option 'bit'" in message and "Did you mean 'bits'?" in message, message
+assert "one of [4, 8, 16]" in refused("toy", bits=5)
+assert "one of [4, 8, 16]" in refused("toy", bits=True)
+assert "of type list" in refused("toy", exclude="model")
+assert "of type float" in refused("toy", scale="1")
+assert "unknown option 'bits'" in refused("other", bits=4)
+"""
+    )
+
+
+def test_an_option_goes_to_every_family_that_has_it(toys):
+    toys.run(
+        REFUSED
+        + """
+flashpatch.enable("toy", "other", scale=3, bits=4)
+assert options("toy") == {"bits": 4, "exclude": [], "scale": 3, "label": None}
+assert options("other") == {"scale": 3}
+"""
+    )
+
+
+def test_two_names_of_one_family(toys):
+    toys.run(
+        REFUSED
+        + """
+assert "'toy' and 'toy8' are two names of one family" in refused("toy", "toy8")
+flashpatch.enable("toy8")
+assert "disable('toy8') first" in refused("toy")
+assert flashpatch.enable("toy8", "toy8").names == ("toy8",)
+flashpatch.disable("toy8")
+assert flashpatch.enable("toy").names == ("toy",)
+"""
+    )
+
+
+def test_enable_replaces_the_name_that_the_environment_chose(toys):
+    toys.run(
+        REFUSED
+        + """
+from flashpatch.bootstrap import start
+start()
+assert options()["bits"] == 16
+assert flashpatch.enable("toy8").names == ("toy8", "other") and options()["bits"] == 8
+start()
+assert flashpatch.status().names == ("toy8", "other") and os.environ["FLASHPATCH"] == "toy8,other"
+""",
+        FLASHPATCH="toy, other",
+    )
+
+
+def test_option_precedence(toys):
+    toys.module("../cwd/flashpatch.toml", '[toy]\nscale = 5.0\nbits = 4\nlabel = "mine"\n')
+    toys.run(
+        REFUSED
+        + """
+flashpatch.enable("toy")
+assert options() == {"bits": 4, "exclude": [], "scale": 5.0, "label": "mine"}, "config over defaults"
+flashpatch.disable()
+flashpatch.enable("toy8")
+assert options()["bits"] == 8, "the chosen name's preset over config"
+flashpatch.enable("toy8", scale=7.0)
+assert options()["scale"] == 7.0 and options()["bits"] == 8, "enable() over all"
+flashpatch.enable("toy8")
+assert options()["scale"] == 7.0, "idempotent"
+"""
+    )
+
+
+def test_patches_see_current_options(toys):
+    toys.families("""
+from toykit import *
+SEEN = []
+def apply(site):
+    SEEN.append(site.options)
+    site.wrap(lambda original, x: site.options["bits"])
+FAMILY = Family(
+    "toy", "", (patch("toy.fakefw.plain", "fakefw.core:plain", wrapper=None, apply=apply),),
+    options={"bits": Option(16, "Width.", kind=int)},
+)
+""")
+    toys.run("""
+        import flashpatch, fakefw.core as core
+        flashpatch.enable("toy")
+        assert core.plain(1) == 16
+        flashpatch.enable("toy", bits=2)
+        assert core.plain(1) == 2
+    """)
+
+
+def test_config_by_variable_and_the_set_named_1(toys):
+    path = toys.module("elsewhere.toml", 'enable = ["toy8"]\nstrict = true\n[other]\nscale = 9.0\n')
+    code = """
+        import flashpatch
+        from flashpatch.bootstrap import start
+        start()
+        status = flashpatch.status()
+        assert status.names == ("toy8",) and status.strict, status
+    """
+    toys.run(code, FLASHPATCH="1", FLASHPATCH_CONFIG=str(path))
+    toys.run("import flashpatch; assert flashpatch.enable().names == ('toy8',)", FLASHPATCH_CONFIG=str(path))
+    toys.run(
+        code.replace("and status.strict", "and not status.strict"),
+        FLASHPATCH="1",
+        FLASHPATCH_CONFIG=str(path),
+        FLASHPATCH_STRICT="0",
+    )
+
+
+def test_without_names_and_config_it_is_fp8(toys):
+    toys.run("""
+        import flashpatch
+        try:
+            names = flashpatch.enable().names
+        except flashpatch.PatchError as error:
+            assert "unknown name 'fp8'" in str(error)
+        else:
+            assert names == ("fp8",)
+    """)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("enabled = []", "unknown key 'enabled'"),
+        ("[toi]\nbits = 4", "Did you mean 'toy'?"),
+        ("[toy8]\nbits = 4", "unknown key 'toy8'"),
+        ("toy = 4", "Write a table: [toy]"),
+        ("[toy]\nbit = 4", "Did you mean 'bits'?"),
+        ("[toy]\nbits = 5", "one of [4, 8, 16]"),
+        ('enable = "toy"', "Give a list of names"),
+        ("strict = 1", "Give true or false"),
+        ("= 1", "cannot read config"),
+    ],
+)
+def test_wrong_config(toys, text, message):
+    toys.module("../cwd/flashpatch.toml", text)
+    toys.run(REFUSED + f"assert {message!r} in refused('toy'), refused('toy')\n")
+
+
+def test_named_config_that_is_missing(toys):
+    toys.run(REFUSED + "assert 'cannot read config' in refused('toy')\n", FLASHPATCH_CONFIG="nowhere.toml")
+
+
+def test_resolved_data_serves_workers_in_another_directory(toys):
+    toys.module("../cwd/flashpatch.toml", 'enable = ["toy"]\nstrict = true\n[toy]\nbits = 4\n')
+    toys.run(
+        """
+        import json, os, subprocess, sys
+        from flashpatch.bootstrap import start
+        start()
+        assert os.environ["FLASHPATCH"] == "1"
+        data = json.loads(os.environ["FLASHPATCH_RESOLVED"])
+        assert data["from"] == "1" and data["names"] == ["toy"] and data["strict"] is True
+        assert data["options"]["toy"] == {"bits": 4, "exclude": [], "scale": 1.0, "label": None}
+        code = (
+            "from flashpatch.bootstrap import start; start();"
+            "import flashpatch; from flashpatch import engine;"
+            "print(flashpatch.status().names, flashpatch.status().strict, engine.options('toy')['bits'])"
+        )
+        def child(**env):
+            return subprocess.run([sys.executable, "-c", code], env={**os.environ, **env}, cwd="/",
+                                  capture_output=True, text=True).stdout.strip()
+        assert child() == "('toy',) True 4", child()
+        assert child(FLASHPATCH="toy8,other") == "('toy8', 'other') False 8", child(FLASHPATCH="toy8,other")
+    """,
+        FLASHPATCH="1",
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"from": "toy"}',
+        '{"from": "toy", "names": 3, "options": {}, "strict": false}',
+        '{"from": "toy", "names": ["toy"], "options": {"toy": 3}, "strict": false}',
+        '{"from": "toy", "names": ["toy"], "options": {"toy": {"bits": 5}}, "strict": false}',
+    ],
+)
+def test_resolved_data_that_nobody_of_ours_wrote(toys, text):
+    toys.run(
+        """
+        import flashpatch
+        from flashpatch.bootstrap import start
+        start()
+        assert "FLASHPATCH_RESOLVED" in flashpatch.status().error and not flashpatch.status().names
+    """,
+        FLASHPATCH="toy",
+        FLASHPATCH_RESOLVED=text,
+    )
+
+
+def test_reload_of_the_same_config_changes_nothing(toys):
+    toys.module("../cwd/flashpatch.toml", 'enable = ["toy"]\n[toy]\nbits = 4\n')
+    toys.run("""
+        import os, flashpatch, fakefw.core as core
+        flashpatch.enable()
+        replacement, environment = core.plain, dict(os.environ)
+        core.plain(1)
+        status = flashpatch.enable()
+        assert core.plain is replacement and dict(os.environ) == environment
+        assert status["toy.fakefw.plain"].calls == 1 and not status.warnings
+    """)
+
+
+def test_export_and_withdrawal(toys):
+    toys.run(
+        """
+        import os, flashpatch
+        from flashpatch.settings import child_env as forward
+        before = dict(os.environ)
+        flashpatch.enable("toy", "other")
+        assert os.environ["FLASHPATCH"] == "toy,other" and os.environ["FLASHPATCH_RUN"]
+        assert os.environ["FLASHPATCH_LEDGER"] == os.path.join(os.getcwd(), "rows")
+        listed = os.environ["VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"].split(",")
+        assert listed[:2] == ["MINE", "YOURS"] and set(forward.VARIABLES) == set(listed[2:])
+        assert forward.ray_env()["FLASHPATCH"] == "toy,other"
+        flashpatch.enable("toy")
+        assert os.environ["VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"].split(",") == listed, "added once"
+        flashpatch.disable("toy")
+        assert os.environ["FLASHPATCH"] == "other"
+        flashpatch.disable()
+        after = dict(os.environ)
+        del after["FLASHPATCH_RUN"]
+        before["FLASHPATCH_LEDGER"] = after["FLASHPATCH_LEDGER"]
+        assert after == {**before, "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY": "MINE,YOURS"}
+    """,
+        FLASHPATCH_LEDGER="rows",
+        VLLM_RAY_EXTRA_ENV_VARS_TO_COPY="MINE, YOURS",
+    )
+
+
+@pytest.mark.parametrize(("name", "value"), [("FLASHPATCH_STRICT", "maybe"), ("FLASHPATCH_LOG", "LOUD")])
+def test_wrong_variables(toys, name, value):
+    done = toys.run(
+        "from flashpatch.bootstrap import start; start()",
+        fails=name.endswith("STRICT"),
+        FLASHPATCH="toy",
+        **{name: value},
+    )
+    assert f"{name} is {value!r}" in done.stderr
+
+
+def test_log_level_touches_no_other_logger(toys):
+    done = toys.run(
+        """
+        import logging
+        from flashpatch.bootstrap import start
+        start()
+        import fakefw.core
+        assert not logging.getLogger().handlers and logging.getLogger().level == logging.WARNING
+    """,
+        FLASHPATCH="toy",
+        FLASHPATCH_LOG="info",
+    )
+    assert "toy.fakefw.plain installed on fakefw.core:plain (fakefw-cpu 1.2.0)" in done.stderr
+
+
+def test_a_list_holds_what_the_option_says():
+    from flashpatch import Family, Option
+    from flashpatch.settings.options import checked
+
+    options = {
+        "names": Option([], "Names.", kind=list),
+        "tables": Option([], "Tables.", kind=list, items=dict),
+    }
+    family = Family("toy", "a toy", (), options=options)
+    good = {"names": ["a"], "tables": [{"a": 1}]}
+    assert checked(family, good, "here") == good
+    for name, value, wanted in (("names", [{"a": 1}], "list of str"), ("tables", ["a"], "list of dict")):
+        with pytest.raises(PatchError, match=f"of type {wanted}"):
+            checked(family, {name: value}, "here")

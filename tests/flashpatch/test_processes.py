@@ -1,0 +1,220 @@
+"""Forks, spawned children, threads, and everything else that makes a process start twice or count wrongly."""
+
+import json
+
+
+def rows(world):
+    """This world's ledger rows, by argv-independent pid."""
+    return [json.loads(path.read_text()) for path in world.ledger.glob("*/row-*.json")]
+
+
+def test_concurrent_calls_are_counted_exactly(toys):
+    toys.run("""
+        import sys, threading, flashpatch, fakefw.core as core
+        sys.setswitchinterval(1e-6)
+        flashpatch.enable("toy")
+        def work():
+            for _ in range(5000):
+                core.plain(1)
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            assert flashpatch.status()["toy.fakefw.plain"].calls <= 40000
+        assert flashpatch.status()["toy.fakefw.plain"].calls == 40000
+        assert str(flashpatch.status()["toy.fakefw.plain"].state) == "live(40000 calls)"
+    """)
+
+
+def test_threads_that_enable_and_disable_leave_no_trace(toys):
+    toys.run("""
+        import sys, threading, flashpatch, fakefw.core as core
+        sys.setswitchinterval(1e-6)
+        def work():
+            for _ in range(40):
+                flashpatch.enable("toy"), core.plain(1), flashpatch.disable("toy")
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert core.plain is core.BORN["plain"]
+    """)
+
+
+def test_forked_child_counts_from_zero_and_writes_its_own_row(toys):
+    toys.run("""
+        import os, flashpatch, fakefw.core as core
+        from flashpatch import ledger
+        flashpatch.enable("toy")
+        for _ in range(3):
+            core.plain(1)
+        pid = os.fork()
+        if pid == 0:
+            assert flashpatch.status()["toy.fakefw.plain"].calls == 0
+            assert core.plain(1) == ("patched", 2)
+            assert flashpatch.status()["toy.fakefw.plain"].calls == 1
+            ledger.flush()
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert flashpatch.status()["toy.fakefw.plain"].calls == 3
+        ledger.flush()
+    """)
+    found = rows(toys)
+    assert len(found) == 2 and len({row["run"] for row in found}) == 1
+    assert sorted(row["patches"]["toy.fakefw.plain"]["calls"] for row in found) == [1, 3]
+    for row in found:
+        assert row["patches"]["toy.fakefw.plain"]["state"] == "live"
+        assert row["patches"]["toy.fakefw.plain"]["tested"] is True
+        assert row["versions"]["fakefw-cpu"] == "1.2.0"
+
+
+def test_fork_while_other_threads_hold_every_lock(toys):
+    toys.run("""
+        import os, threading, time, flashpatch, fakefw.core as core
+        from flashpatch import engine; from flashpatch.arming import call_counter as meter
+        flashpatch.enable("toy")
+        held = threading.Event()
+        def hold():
+            with engine.switching, engine.machine._lock, meter._reading:
+                held.set()
+                time.sleep(1)
+        threading.Thread(target=hold).start()
+        held.wait()
+        pid = os.fork()
+        if pid == 0:
+            flashpatch.disable()
+            assert core.plain is core.BORN["plain"]
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+    """)
+
+
+CHILD = "import flashpatch.bootstrap as b; b.start(); import fakefw.core as c; print(c.plain(1))"
+
+SPAWN = f"""
+    import os, subprocess, sys
+    def child(**env):
+        done = subprocess.run(
+            [sys.executable, "-c", {CHILD!r}], env=dict(os.environ, **env), capture_output=True, text=True,
+            cwd="/",
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+"""
+
+
+def test_spawned_children_get_the_selection_and_may_decline(toys):
+    toys.run(
+        SPAWN
+        + """
+    import flashpatch
+    flashpatch.enable("toy")
+    assert child() == "('patched', 2)"
+    assert child(FLASHPATCH="0") == child(FLASHPATCH="") == "2"
+    assert child(FLASHPATCH="other") == "2"
+    flashpatch.disable()
+    assert child() == "2"
+    """
+    )
+    patched = [row for row in rows(toys) if row["patches"].get("toy.fakefw.plain", {}).get("calls")]
+    assert len(patched) == 1
+
+
+def test_multiprocessing_spawn_and_fork(toys):
+    toys.module(
+        "job.py",
+        """
+        import multiprocessing, os
+        import flashpatch
+        flashpatch.enable("toy")
+
+        def work(x):
+            import fakefw.core
+            return fakefw.core.plain(x), flashpatch.status()["toy.fakefw.plain"].calls, os.getpid()
+
+        if __name__ == "__main__":
+            import fakefw.core
+            fakefw.core.plain(1)
+            for method in ("spawn", "fork", "forkserver"):
+                with multiprocessing.get_context(method).Pool(1) as pool:
+                    result, calls, pid = pool.apply(work, (1,))
+                assert result == ("patched", 2) and calls == 1 and pid != os.getpid(), (method, result, calls)
+    """,
+    )
+    toys.run("import runpy; runpy.run_module('job', run_name='__main__', alter_sys=True)")
+
+
+def test_bootstrap_twice_hooks_and_counts_once(toys):
+    toys.run(
+        """
+        import flashpatch, threading
+        from flashpatch.bootstrap import start
+        start(), start()
+        threads = [threading.Thread(target=start) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        import fakefw.core as core
+        start()
+        assert core.plain(1) == ("patched", 2) and core.plain.__wrapped__ is core.BORN["plain"]
+        assert flashpatch.status()["toy.fakefw.plain"].calls == 1
+    """,
+        FLASHPATCH="toy",
+    )
+
+
+def test_second_bootstrap_reconciles_with_a_changed_environment(toys):
+    toys.run(
+        """
+        import os, flashpatch, fakefw.core as core
+        from flashpatch.bootstrap import start
+        start()
+        os.environ["FLASHPATCH"] = "other"
+        start()
+        assert flashpatch.status().names == ("other",)
+        assert core.plain is core.BORN["plain"] and core.Thing().method(1)[0] == "patched"
+    """,
+        FLASHPATCH="toy",
+    )
+
+
+def test_bootstrap_without_the_variable_imports_nothing(world):
+    world.run(
+        """
+        import sys
+        before = set(sys.modules)
+        import flashpatch.bootstrap
+        flashpatch.bootstrap.start()
+        assert set(sys.modules) - before == {"flashpatch", "flashpatch.bootstrap"}, set(sys.modules) - before
+    """,
+        FLASHPATCH="0",
+    )
+
+
+def test_bootstrap_that_cannot_obey_says_so_and_goes_on(toys):
+    done = toys.run(
+        """
+        import flashpatch
+        flashpatch.bootstrap = __import__("flashpatch.bootstrap").bootstrap
+        flashpatch.bootstrap.start(), flashpatch.bootstrap.start()
+        assert "unknown name 'tox'" in flashpatch.status().error
+        assert "unknown name 'tox'" in str(flashpatch.status())
+    """,
+        FLASHPATCH="tox",
+    )
+    assert done.stderr.count("unknown name 'tox'. Did you mean 'toy'?") == 1
+
+
+def test_bootstrap_that_cannot_obey_raises_in_strict_mode(toys):
+    done = toys.run(
+        """
+        from flashpatch.bootstrap import start
+        start()
+    """,
+        FLASHPATCH="tox",
+        FLASHPATCH_STRICT="1",
+        fails=True,
+    )
+    assert "PatchError" in done.stderr

@@ -1,0 +1,101 @@
+"""What a recipe may ask for, read from the recipe alone: neither verl nor torch is needed."""
+
+from __future__ import annotations
+
+import pytest
+
+from flashpatch.errors import PatchError
+from flashpatch.patches.cpu import verl_config
+
+ROLLOUT = "actor_rollout_ref.rollout"
+PLAIN = {
+    "trainer.device": "cpu",
+    "trainer.n_gpus_per_node": 2,
+    "trainer.nnodes": 1,
+    "actor_rollout_ref.actor.strategy": "fsdp",
+    "actor_rollout_ref.model.lora_rank": 0,
+    f"{ROLLOUT}.name": "vllm",
+    f"{ROLLOUT}.free_cache_engine": True,
+    f"{ROLLOUT}.quantization": None,
+    "ray_kwargs.ray_init.address": "auto",
+}
+
+
+def reader(**changes):
+    settings = {**PLAIN, **changes}
+    return lambda path, default=None: settings.get(path, default)
+
+
+@pytest.mark.parametrize(
+    "path, value",
+    [
+        ("actor_rollout_ref.model.lora_rank", 8),
+        ("actor_rollout_ref.model.lora.rank", 8),
+        ("actor_rollout_ref.actor.strategy", "megatron"),
+        ("critic.strategy", "torchtitan"),
+        ("actor_rollout_ref.actor.ulysses_sequence_parallel_size", 2),
+        ("actor_rollout_ref.ref.fsdp_config.ulysses_sequence_parallel_size", 2),
+        (f"{ROLLOUT}.name", "sglang"),
+        (f"{ROLLOUT}.quantization", "fp8"),
+        (f"{ROLLOUT}.checkpoint_engine.backend", "nccl"),
+        (f"{ROLLOUT}.checkpoint_engine.backend", "mooncake"),
+        ("trainer.v1.trainer_mode", "separate_async"),
+    ],
+)
+def test_what_does_not_run_is_refused_by_name(path, value):
+    (refusal,) = verl_config.refusals(reader(**{path: value}))
+    assert refusal.startswith(f"{path}={value} (")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"trainer.v1.trainer_mode": "colocate_async"},
+        {"trainer.v1.trainer_mode": "separate_async", "trainer.use_v1": False},
+        {
+            f"{ROLLOUT}.checkpoint_engine.backend": "mine",
+            f"{ROLLOUT}.checkpoint_engine.custom_backend_module": "mine",
+        },
+    ],
+)
+def test_other_asynchronous_settings_are_not(changes):
+    assert list(verl_config.refusals(reader(**changes))) == []
+
+
+def test_a_trainer_that_does_not_validate_is_refused_all_the_same():
+    omegaconf = pytest.importorskip("omegaconf")
+    ran = []
+    plain = omegaconf.OmegaConf.create(
+        {"actor_rollout_ref": {"rollout": {"checkpoint_engine": {"backend": "naive"}}}}
+    )
+    verl_config.on_run(lambda config, runner: ran.append(runner), plain, "runner")
+    assert ran == ["runner"]
+    fully = omegaconf.OmegaConf.create({"async_training": {"staleness_threshold": 0.1}})
+    with pytest.raises(PatchError, match="cpu.verl.run_ppo.*async_training .verl.experimental.fully_async"):
+        verl_config.on_run(lambda *_: ran.append("wrong"), fully, "runner")
+    assert ran == ["runner"]
+
+
+def test_a_plain_recipe_is_not_refused():
+    assert list(verl_config.refusals(reader())) == []
+
+
+def test_sleep_mode_and_flash_attention_are_left_out():
+    assert dict(verl_config.adaptations(reader())) == {
+        f"{ROLLOUT}.free_cache_engine": False,
+        f"{ROLLOUT}.enable_sleep_mode": False,
+        "actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
+    }
+
+
+def test_an_attention_that_was_chosen_stays():
+    chosen = reader(**{"actor_rollout_ref.model.override_config.attn_implementation": "eager"})
+    assert "sdpa" not in dict(verl_config.adaptations(chosen)).values()
+
+
+def test_slots_are_only_given_to_a_ray_of_our_own(monkeypatch):
+    monkeypatch.setattr(verl_config, "_starts_ray", lambda get: True)
+    changed = dict(verl_config.adaptations(reader()))
+    assert changed["ray_kwargs.ray_init.num_gpus"] == 2 and changed["ray_kwargs.ray_init.num_cpus"] >= 24
+    counted = reader(**{"ray_kwargs.ray_init.num_gpus": 4, "ray_kwargs.ray_init.num_cpus": 8})
+    assert not [path for path, _ in verl_config.adaptations(counted) if path.startswith("ray_kwargs")]

@@ -1,0 +1,56 @@
+import pytest
+
+from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.bandit.arm import Arm, parse_arms
+from flashpatch.patches.eagle.bandit.batch_buckets import Groups
+
+
+@pytest.mark.parametrize("text", ["3_1_4", "1_1_2", "5_4_16", "8_4_32", "disable"])
+def test_an_arm_is_read_and_written_alike(text):
+    assert str(Arm.parse(text)) == text
+
+
+def test_the_parts_of_an_arm():
+    assert Arm.parse("5_4_16") == Arm(steps=5, topk=4, draft_tokens=16)
+    assert Arm.parse("disable") is Arm.DISABLE
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "3_1", "3_1_4_5", "a_1_2", "0_1_2", "1_0_2", "3_1_1", "3_1_9", "3_1_3", "-1_1_2", "٣_1_4", 3, None],
+)
+def test_a_malformed_arm_is_refused_with_the_way_to_write_it(text):
+    with pytest.raises(PatchError, match="arms.*(Write|start|disable)"):
+        Arm.parse(text)
+
+
+def test_lists_are_refused_when_empty_or_when_an_arm_is_there_twice():
+    assert parse_arms("3_1_4, disable") == (Arm(3, 1, 4), Arm.DISABLE)
+    with pytest.raises(PatchError, match="no arm"):
+        parse_arms([])
+    with pytest.raises(PatchError, match="twice: 3_1_4"):
+        parse_arms(["3_1_4", "disable", "3_1_4"])
+
+
+def test_default_groups_follow_the_recorded_graph_sizes():
+    groups = Groups()
+    sizes = (1, 17, 31, 32, 33, 40, 121, 129, 256, 257, 10**9)
+    assert [groups.edges[groups.index(size)] for size in sizes] == [
+        1,
+        17,
+        31,
+        32,
+        40,
+        40,
+        128,
+        160,
+        256,
+        256,
+        256,
+    ]
+
+
+@pytest.mark.parametrize("edges", [[], [0, 1], [2, 2], [4, 1], [1.5], [True]])
+def test_groups_that_do_not_ascend_are_refused(edges):
+    with pytest.raises(PatchError, match="groups"):
+        Groups(edges)

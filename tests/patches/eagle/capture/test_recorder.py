@@ -1,0 +1,236 @@
+"""A model of an engine that speculates: drafts are accepted or not, prompts come in chunks or from a cache,
+requests are preempted and aborted. The state of a row is a function of all tokens before it, so a row taken
+from a rejected branch shows."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from flashpatch.patches.eagle.capture.recorder import Recorder, chosen
+from flashpatch.patches.eagle.capture.sample_queue import Reader, Writer
+
+WIDTH = 4
+
+
+def state(prefix: list[int], layer: int = 0) -> list[float]:
+    noise = random.Random(str((layer, prefix)))
+    return [noise.random() for _ in range(WIDTH)]
+
+
+class Engine:
+    """Runs requests over a vocabulary of three tokens, so that wrong drafts are often right by accident."""
+
+    def __init__(self, recorder: Recorder, seed: int, layers: int = 0) -> None:
+        self.recorder, self.noise, self.layers = recorder, random.Random(seed), layers
+        self.requests: dict[str, dict] = {}
+        self.ended: dict[str, tuple[list[int], int]] = {}
+
+    def add(self, name: str, prompt: int, tokens: int) -> None:
+        text = [self.noise.randrange(3) for _ in range(prompt)]
+        cached = self.noise.choice([0, 0, prompt // 2])
+        self.requests[name] = dict(text=text, prompt=prompt, end=prompt + tokens, done=cached, cached=cached)
+
+    def step(self) -> None:
+        names = [name for name in self.requests if self.noise.random() < 0.8]
+        self.noise.shuffle(names)
+        ids, positions, hidden, lengths, side = [], [], [], [], [[] for _ in range(self.layers)]
+        over = {}
+        for name in names:
+            one = self.requests[name]
+            if self.noise.random() < 0.05:
+                one["done"] = self.noise.randrange(one["cached"], one["done"] + 1)  # preempted, partly cached
+            text, done = one["text"], one["done"]
+            due = text[done:]
+            if len(due) > 1:
+                due = due[: self.noise.randrange(1, len(due) + 1)]  # a chunk of the prompt
+                fed = due
+            else:
+                fed = due + [self.noise.randrange(3) for _ in range(self.noise.randrange(4))]
+            for offset in range(len(fed)):
+                prefix = text[:done] + fed[: offset + 1]
+                positions.append(done + offset)
+                hidden.append(state(prefix))
+                for layer in range(self.layers):
+                    side[layer].append(state(prefix, layer + 1))
+            ids += fed
+            lengths.append(len(fed))
+            if done + len(due) == len(text):  # sampled: the drafts that are accepted, and one more
+                accepted = self.noise.randrange(len(fed) - len(due) + 1)
+                text += fed[len(due) : len(due) + accepted] + [self.noise.randrange(3)]
+                del text[one["end"] :]
+                one["done"] = done + len(due) + accepted
+                if len(text) == one["end"] or self.noise.random() < 0.03:
+                    over[name] = (list(text), one["prompt"])
+            else:
+                one["done"] = done + len(due)
+        if names:
+            self.recorder.step(
+                names,
+                lengths,
+                torch.tensor(ids + [9], dtype=torch.int32),
+                torch.tensor(positions + [0], dtype=torch.int32),
+                torch.tensor(hidden + [[9.0] * WIDTH]),
+                [torch.tensor(layer + [[9.0] * WIDTH]) for layer in side] or None,
+            )
+        for name in over:
+            del self.requests[name]
+        self.ended.update(over)
+        self.recorder.finish(over)
+
+
+def recorder(directory, **more) -> Recorder:
+    return Recorder(Writer(directory, waiting=1000), **more)
+
+
+def check(engine: Engine, samples, layers: int = 0) -> None:
+    for one in samples:
+        tokens, prompt = engine.ended[one.request]
+        assert one.input_ids.tolist() == tokens
+        assert one.response.tolist() == [i >= prompt for i in range(len(tokens))]
+        for at in range(len(tokens)):
+            wanted = state(tokens[: at + 1]) if one.known[at] else [0.0] * WIDTH
+            assert torch.allclose(one.hidden[at], torch.tensor(wanted)), (one.request, at)
+            for layer in range(layers):
+                side = state(tokens[: at + 1], layer + 1) if one.known[at] else [0.0] * WIDTH
+                found = one.auxiliary[at, layer * WIDTH : (layer + 1) * WIDTH]
+                assert torch.allclose(found, torch.tensor(side))
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=some.integers(0, 10**6), layers=some.sampled_from([0, 0, 2]))
+def test_every_known_row_belongs_to_the_tokens_that_were_kept(tmp_path_factory, seed, layers):
+    keeper = recorder(tmp_path_factory.mktemp("ring") / "r")
+    engine = Engine(keeper, seed, layers)
+    for number in range(4):
+        engine.add(f"r{number}", engine.noise.randrange(1, 20), engine.noise.randrange(1, 30))
+    steps = 0
+    while engine.requests:
+        engine.step()
+        steps += 1
+        if steps % 17 == 0:
+            keeper.flush()
+    assert keeper.flush()
+    keeper.close()
+    samples = Reader(keeper.writer.directory).take(99)
+    check(engine, samples, layers)
+    assert keeper.counts["requests"] == len(samples) and not keeper.problem
+    assert keeper.counts["mismatched"] == 0
+    for (
+        one
+    ) in samples:  # all that was computed is there: at most the cached prefix and the last token are not
+        unknown = (~one.known).nonzero().flatten().tolist()
+        assert unknown[-1] == len(one) - 1
+        assert unknown[:-1] == list(range(len(unknown) - 1))
+
+
+def test_rows_of_an_older_policy_are_masked(tmp_path):
+    keeper = recorder(tmp_path)
+    keeper.step(["a"], [3], torch.tensor([1, 2, 0]), torch.arange(3), torch.ones(3, WIDTH))
+    keeper.version = 5
+    keeper.step(["a"], [2], torch.tensor([1, 1]), torch.tensor([3, 4]), torch.full((2, WIDTH), 2.0))
+    keeper.finish({"a": ([1, 2, 0, 1, 1, 0], 2)})
+    keeper.flush()
+    keeper.close()
+    [one] = Reader(tmp_path).take(9)
+    assert one.version == 5
+    assert one.known.tolist() == [False, False, False, True, True, False]
+    assert one.hidden[:3].abs().sum() == 0
+
+
+def test_a_row_whose_input_was_another_token_is_masked_and_counted(tmp_path):
+    keeper = recorder(tmp_path)
+    keeper.step(["a"], [3], torch.tensor([1, 2, 0]), torch.arange(3), torch.ones(3, WIDTH))
+    keeper.finish({"a": ([1, 0, 0, 2], 2)})
+    keeper.flush()
+    keeper.close()
+    [one] = Reader(tmp_path).take(9)
+    assert one.known.tolist() == [True, False, True, False] and keeper.counts["mismatched"] == 1
+
+
+def test_rate_and_budget_choose_requests(tmp_path):
+    picked = [name for name in map(str, range(1000)) if chosen(name, 0.25, seed=3)]
+    assert 180 < len(picked) < 320
+    keeper = recorder(tmp_path, budget=10)
+
+    def one(name: str) -> None:
+        keeper.step([name], [6], torch.zeros(6, dtype=torch.int64), torch.arange(6), torch.ones(6, WIDTH))
+        keeper.finish({name: ([0] * 7, 1)})
+
+    for name in "abcd":
+        one(name)
+    keeper.version = 1
+    one("e")
+    keeper.flush()
+    keeper.close()
+    assert [found.request for found in Reader(tmp_path).take(9)] == ["a", "b", "e"]
+    assert keeper.counts["skipped"] == 2
+
+
+def test_without_memory_requests_are_given_up_and_the_rest_goes_on(tmp_path):
+    keeper = recorder(tmp_path, tokens=256)
+    long = torch.zeros(200, dtype=torch.int64)
+    keeper.step(["a", "b"], [200, 200], long.repeat(2), torch.arange(200).repeat(2), torch.ones(400, WIDTH))
+    keeper.flush()
+    keeper.finish({"a": ([0] * 201, 1), "b": ([0] * 201, 1)})
+    keeper.flush()
+    _until(lambda: keeper.writer.counts["written"] == 1)
+    keeper.step(["c"], [200], long, torch.arange(200), torch.ones(200, WIDTH))  # in the memory of a
+    keeper.finish({"c": ([0] * 201, 1)})
+    keeper.flush()
+    keeper.close()
+    assert [found.request for found in Reader(tmp_path).take(9)] == ["a", "c"]
+    assert keeper.counts["lost"] == 1 and keeper._shelf.held == 256
+
+
+def test_nothing_is_raised_into_the_engine(tmp_path, caplog):
+    keeper = recorder(tmp_path)
+    keeper.step(["a", "b"], [3], None, None, None)
+    assert "not captured" in caplog.text and "ValueError" in keeper.problem
+    keeper.step(["a"], [3], torch.zeros(3, dtype=torch.int64), torch.arange(3), torch.ones(3))  # no width
+    keeper.finish({"a": ([0] * 4, 1), "nobody": ([], 0)})
+    assert keeper.flush()
+    keeper.close()
+    assert keeper.counts["lost"] == 1 and Reader(tmp_path).take(9) == []
+
+
+def test_a_request_without_its_tokens_is_dropped(tmp_path):
+    keeper = recorder(tmp_path)
+    keeper.step(["a"], [3], torch.zeros(3, dtype=torch.int64), torch.arange(3), torch.ones(3, WIDTH))
+    keeper.finish({"a": None})
+    assert keeper.flush()
+    keeper.close()
+    assert keeper.counts["empty"] == 1 and Reader(tmp_path).take(9) == []
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_rows_come_from_an_accelerator_though_its_buffers_are_overwritten(tmp_path):
+    keeper = recorder(tmp_path)
+    ids = torch.zeros(64, dtype=torch.int32, device="cuda")
+    positions, hidden = torch.zeros_like(ids), torch.zeros(64, 256, device="cuda", dtype=torch.bfloat16)
+    for at in range(0, 640, 16):
+        ids[:16] = torch.arange(at, at + 16, device="cuda")
+        positions[:16] = ids[:16]
+        hidden[:16] = (ids[:16, None] % 200).to(hidden.dtype)
+        keeper.step(["a"], [16], ids, positions, hidden, [hidden, 2 * hidden])
+        time.sleep(0.001)
+    keeper.finish({"a": (list(range(641)), 5)})
+    keeper.flush()
+    keeper.close()
+    [one] = Reader(tmp_path).take(9)
+    assert one.known.tolist() == [True] * 640 + [False] and not keeper.problem
+    wanted = (torch.arange(640) % 200).to(torch.bfloat16)[:, None].expand(640, 256)
+    assert torch.equal(one.hidden[:640], wanted)
+    assert torch.equal(one.auxiliary[:640], torch.cat([wanted, 2 * wanted], dim=-1))
+
+
+def _until(condition, patience: float = 10.0) -> None:
+    deadline = time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -1,0 +1,140 @@
+"""Parts that need no engine."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.bandit.arm import Arm
+from flashpatch.patches.eagle.bandit.policy import Policy
+from flashpatch.patches.eagle.sglang import capture, spec_arms
+from flashpatch.patches.eagle.sglang.spec_controller import Chains, Chooser
+
+HOME = Arm(3, 2, 6)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.tuples(st.integers(1, 50), st.integers(1, 4)), min_size=1, max_size=5),
+    st.integers(0, 3),
+    st.booleans(),
+)
+def test_rows_of_the_accepted_path(requests: list[tuple[int, int]], wider: int, chain: bool) -> None:
+    """Each accepted input comes with its position and the state at it; a state here is (token, position)."""
+    depth, nodes = 4, 4 if chain else 4 + wider
+    firsts = torch.tensor([first for first, _ in requests])
+    counts = [min(count, depth) for _, count in requests]
+    paths = [
+        [100 * r + j for j in range(count + 1)] for r, count in enumerate(counts)
+    ]  # inputs, then the bonus token
+    after = torch.full((len(requests), nodes), -7)
+    hidden = torch.full((len(requests), nodes, 2), -7.0)
+    for r, path in enumerate(paths):
+        for j in range(counts[r]):
+            after[r, j] = path[j + 1]
+            hidden[r, j] = torch.tensor([path[j], int(firsts[r]) + j], dtype=torch.float32)
+    result = types.SimpleNamespace(
+        next_token_ids=after.flatten(), accept_index=torch.zeros(len(requests), depth)
+    )
+    roots = torch.tensor([[path[0]] for path in paths])
+    ids, positions, rows = capture.accepted_rows(roots, firsts, result, hidden.view(-1, 2))
+    assert ids.shape == positions.shape == (len(requests), depth) and rows.shape == (len(requests) * depth, 2)
+    for r, count in enumerate(counts):
+        assert ids[r, :count].tolist() == paths[r][:count]
+        want = torch.stack([ids[r, :count], positions[r, :count]], 1).float()
+        assert torch.equal(rows.view(len(requests), depth, 2)[r, :count], want)
+    hidden.zero_()
+    assert (rows != 0).any(), "the rows are the engine's own memory, which it uses again"
+
+
+def test_positions_start_behind_the_cached_prefix() -> None:
+    assert capture.positions_of([0, 7], [3, 2], "cpu").tolist() == [0, 1, 2, 7, 8]
+
+
+def test_arms_are_what_the_engine_has_room_for() -> None:
+    arms = spec_arms.choose_arms([], HOME)
+    assert arms[0] == HOME and arms[-1] == Arm.DISABLE and len(set(arms)) == len(arms)
+    assert all(a.steps <= 3 and a.topk <= 2 and a.draft_tokens <= 6 for a in arms)
+    assert spec_arms.choose_arms(["2_2_4", "disable"], HOME) == (Arm(2, 2, 4), Arm.DISABLE)
+    for large in ("4_1_5", "2_3_4", "3_2_7"):
+        with pytest.raises(PatchError, match=f"arm {large} is larger"):
+            spec_arms.choose_arms([large], HOME)
+
+
+def test_a_step_is_rewarded_with_its_own_time() -> None:
+    """Also when the next step has begun before this one's counts are known."""
+    now = [0.0]
+    policy = Policy(["3_1_4", "disable"], seed=1)
+    got: list[tuple[int, Arm, float, float]] = []
+    policy.update = lambda *seen: got.append(seen)  # type: ignore[method-assign]
+    chooser = Chooser(policy, clock=lambda: now[0])
+    chooser.tell = lambda: None  # type: ignore[method-assign]
+    first = chooser.choose(2)
+    now[0] = 1.0
+    second = chooser.choose(2)
+    now[0] = 1.5
+    chooser.learn([1, 2], 2)
+    now[0] = 2.5
+    chooser.learn([0, 0], 2)
+    assert got == [(2, first, 5, 1.5), (2, second, 2, 1.0)] and chooser.ran == second
+    chooser.learn([1], 1)  # nothing was chosen for it: a drained batch
+    assert len(got) == 2
+
+
+def test_the_controllers_protocol() -> None:
+    chains = Chains(Chooser(Policy(["3_1_4", "1_1_2"], seed=1), clock=lambda: 1.0))
+    assert chains.candidate_steps == [0, 1, 3]
+    chains.set_cuda_graph_bs([1, 2])
+    assert chains.cuda_graph_bs_for_step(3) == [1, 2]
+    assert chains.get_steps_for_batch(4) in (1, 3)
+    assert chains.on_verify_complete([1, 0, 2, 1], 4) is None
+
+
+def test_worse_weights_go_back_and_better_ones_stay() -> None:
+    """Written as SGLang's loaders write, through ``.data``; what the target shares with its drafter is let alone."""
+    from flashpatch.patches.eagle.sglang import drafter_refit
+
+    target, draft = torch.nn.Linear(2, 2), torch.nn.Module()
+    draft.head = torch.nn.Parameter(torch.zeros(1))
+    draft.embed = target.weight
+    worker = types.SimpleNamespace(speculative_num_steps=3)
+    worker._target_worker = types.SimpleNamespace(model_runner=types.SimpleNamespace(model=target))
+    worker._draft_worker = types.SimpleNamespace(draft_runner=types.SimpleNamespace(model=draft))
+
+    class Worker(types.SimpleNamespace):
+        __hash__ = object.__hash__
+
+    worker = Worker(**vars(worker))
+    manager = types.SimpleNamespace(draft_worker=worker)
+    drafter = drafter_refit.Drafter(manager, dict(rollback=0.2, rollback_steps=4))
+    assert list(drafter.weights()) == ["head"]
+
+    def send(value: float) -> bool:
+        drafter.before()
+        draft.head.data.copy_(torch.tensor([value]))
+        return drafter.after()
+
+    def steps(accepted: int, count: int = 4) -> None:
+        for _ in range(count):
+            drafter.observe([accepted, accepted], 3)
+
+    steps(2)
+    assert not send(0.0) and drafter.version == 0, "the same weights are no update"
+    assert send(1.0) and drafter.version == 1
+    steps(0)
+    assert draft.head.item() == 0.0 and drafter.version == 0, "worse: taken back"
+    steps(2)
+    assert send(2.0)
+    steps(3)
+    assert draft.head.item() == 2.0 and drafter.version == 1, "better: kept"
+    assert send(3.0) and send(4.0) and drafter.version == 3
+    steps(0)
+    assert draft.head.item() == 2.0, "several in a row go back to what was judged last"
+    steps(3)
+    drafter.observe([0, 0], 0)  # a step that drafted nothing says nothing
+    assert drafter.trial.length > 3

@@ -1,0 +1,204 @@
+"""The family on a real SGLang engine that drafts: lossless, aligned, adaptive, and drafters exchanged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import eagle_engines as eagles
+import pytest
+
+lab = eagles.lab
+
+TREE = dict(speculative_num_steps=3, speculative_eagle_topk=2, speculative_num_draft_tokens=6)
+CHAINS = ["3_1_4", "2_1_3", "1_1_2", "disable"]
+TREES = ["3_2_6", "3_1_4", "2_1_3", "2_2_4", "1_1_2", "disable"]
+
+
+def plain(**more: Any) -> dict[str, Any]:
+    """The same engine without speculation."""
+    names = [name for name in eagles.SPECULATIVE if name.startswith("speculative")]
+    return {**{k: v for k, v in eagles.SPECULATIVE.items() if k not in names}, **more}
+
+
+def ids(step: list[dict[str, Any]]) -> list[list[int]]:
+    return [answer["ids"] for answer in step]
+
+
+def worker(seen: Any) -> dict[str, Any]:
+    [row] = [row for row in lab.rows(seen) if "worker" in row["roles"]]
+    return row
+
+
+@pytest.fixture(scope="module")
+def half(models: Path) -> tuple[str, str]:
+    """A target that its drafter gets right now and then."""
+    target = eagles.target(models, 0.02)
+    return target, eagles.drafter(models, target, "half", exact=True)
+
+
+def test_another_arm_at_every_step_changes_no_token(half: tuple[str, str], tmp_path: Path) -> None:
+    target, drafter = half
+    asks = [["tokens", dict(count=48)], ["tokens", dict(count=30, prompts=[[9, 8, 7]])]]
+    common = dict(model=target, steps=asks)
+    turning = dict(speculative_draft_model_path=drafter, flashpatch="eagle", env={"JOB_ROTATE": "1"})
+    seen = lab.together(
+        tmp_path,
+        dict(common, **plain()),
+        dict(common, **turning, **{**eagles.SPECULATIVE, **TREE}, options={"eagle": dict(arms=TREES)}),
+        dict(common, **turning, **eagles.SPECULATIVE, options={"eagle": dict(arms=CHAINS)}),
+    )
+    for one in seen:
+        assert one.done, str(one)
+    alone, trees, chains = (one.steps for one in seen)
+    for number in range(len(asks)):
+        assert ids(alone[number]) == ids(chains[number]) == ids(trees[number])
+    assert any(answer["accept"] > 1.2 for answer in trees[0]), "no draft was ever accepted: nothing is shown"
+    for one, arms in ((seen[1], TREES), (seen[2], CHAINS)):
+        row = worker(one)
+        assert row["notes"]["eagle_arms"] == arms
+        assert row["patches"]["eagle.sglang.on_verify_complete_cpu"]["calls"] > 2 * len(arms)
+    assert worker(seen[1])["patches"]["eagle.sglang.activate_step_by_batch"]["calls"] > 2 * len(TREES)
+
+
+def test_log_probabilities_are_those_of_a_forward(half: tuple[str, str], tmp_path: Path) -> None:
+    """Also where another arm runs at every step."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    target, drafter = half
+    seen = lab.run(
+        tmp_path,
+        model=target,
+        speculative_draft_model_path=drafter,
+        steps=[["logprobs", {}]],
+        flashpatch="eagle",
+        env={"JOB_ROTATE": "1"},
+        options={"eagle": dict(arms=CHAINS)},
+        **eagles.SPECULATIVE,
+    )
+    assert seen.done, str(seen)
+    reference = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+    for answer in seen.steps[0]:
+        prompt, ids = answer["prompt"], answer["ids"]
+        assert len(ids) == len(answer["logprobs"]) == 24
+        with torch.no_grad():
+            logits = reference(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+        want = logits.log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
+        assert torch.allclose(torch.tensor(answer["logprobs"]), want, atol=2e-4)
+
+
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+def test_captured_states_are_those_of_a_forward(shape: str, half: tuple[str, str], tmp_path: Path) -> None:
+    """Tokens, positions and states against a Hugging Face forward of the same sequence; cached prefixes are masked."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from flashpatch.patches.eagle.capture.sample_queue import Reader
+
+    target, drafter = half
+    shared = list(range(40, 72))
+    prompts = [[*shared, 3, 4, 5], list(range(300, 321)), [7, 8, 9]]
+    steps = [
+        ["tokens", dict(count=20, prompts=prompts)],
+        ["tokens", dict(count=8, prompts=[[*shared, 6, 7]])],
+    ]
+    shaped = {**eagles.SPECULATIVE, **(TREE if shape == "tree" else {}), "disable_radix_cache": False}
+    seen = lab.run(
+        tmp_path,
+        model=target,
+        speculative_draft_model_path=drafter,
+        steps=[*steps, ["pause", dict(seconds=1.5)]],
+        chunked_prefill_size=16,
+        flashpatch="eagle",
+        options={"eagle": dict(ring="{where}/ring", adapt=False)},
+        **shaped,
+    )
+    assert seen.done, str(seen)
+    reference = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+    answers = {
+        tuple(p): a["ids"]
+        for step, asked in zip(seen.steps, steps)
+        for p, a in zip(asked[1]["prompts"], step)
+    }
+    samples = Reader(seen.where / "ring").take(10)
+    assert len(samples) == len(answers)
+    masked = 0
+    for sample in samples:
+        count = int((~sample.response).sum())
+        prompt = tuple(sample.input_ids[:count].tolist())
+        assert sample.input_ids[count:].tolist() == answers[prompt]
+        with torch.no_grad():
+            want = reference(sample.input_ids[None], output_hidden_states=True).hidden_states[-1][0]
+        known = sample.known
+        assert known[count:-1].all() and not known[-1]
+        assert torch.allclose(sample.hidden[known], want[known], atol=2e-4, rtol=1e-3)
+        assert not sample.hidden[~known].any()
+        masked += int((~known[:count]).sum())
+    assert 0 < masked <= len(shared), "the cached prefix was not masked, or more than it was"
+
+
+def test_a_drafter_is_exchanged_and_a_worse_one_goes_back(models: Path, tmp_path: Path) -> None:
+    target = eagles.target(models, 0.0)
+    exact, random = (
+        eagles.drafter(models, target, name, exact=name == "exact") for name in ("exact", "random")
+    )
+    many = ["tokens", dict(count=40)]
+    common = dict(model=target, speculative_draft_model_path=exact, flashpatch="eagle", **eagles.SPECULATIVE)
+    free = dict(common, steps=[many, ["sync", dict(source=random)], many, ["sync", dict(source=exact)], many])
+    watched = dict(common, steps=[many, ["sync", dict(source=random)], many, many])
+    seen = lab.together(
+        tmp_path,
+        dict(free, options={"eagle": dict(adapt=False, rollback=1.0)}),
+        dict(watched, options={"eagle": dict(adapt=False, rollback=0.2, rollback_steps=8)}),
+    )
+    for one in seen:
+        assert one.done, str(one)
+    first, _, low, _, again = seen[0].steps
+    lengths = [max(a["accept"] for a in step) for step in (first, low, again)]
+    assert lengths[0] > 3.9 and lengths[1] < 1.5 and lengths[2] > 3.9, lengths
+    assert ids(first) == ids(low) == ids(again)
+    assert worker(seen[0])["notes"]["eagle_drafter"] == 2
+    before, _, during, after = seen[1].steps
+    assert ids(before) == ids(during) == ids(after)
+    assert max(a["accept"] for a in after) > 3.9, "the worse drafter stayed"
+    notes = worker(seen[1])["notes"]
+    assert notes["eagle_drafter"] == 0 and notes["eagle_sync"]["verdict"] == "taken back"
+
+
+@pytest.mark.full
+def test_the_bandit_gives_up_a_useless_drafter(models: Path, tmp_path: Path) -> None:
+    """Nothing is accepted, so speculation ends up disabled, and output stays what it is without."""
+    target = eagles.target(models, 1.0)
+    drafter = eagles.drafter(models, target, "useless", exact=False)
+    steps = [["tokens", dict(count=150)], ["tokens", dict(count=150)]]
+    seen = lab.together(
+        tmp_path,
+        dict(model=target, steps=steps, **plain()),
+        dict(
+            model=target,
+            steps=steps,
+            speculative_draft_model_path=drafter,
+            flashpatch="eagle",
+            options={"eagle": dict(arms=["3_1_4", "disable"])},
+            **eagles.SPECULATIVE,
+        ),
+    )
+    assert all(one.done for one in seen), str(seen[1])
+    assert ids(seen[0].steps[1]) == ids(seen[1].steps[1])
+    assert worker(seen[1])["notes"]["eagle_arm"] == "disable"
+
+
+def test_what_cannot_be_is_refused_by_name(half: tuple[str, str], tmp_path: Path) -> None:
+    target, drafter = half
+    seen = lab.run(
+        tmp_path,
+        model=target,
+        speculative_draft_model_path=drafter,
+        steps=[],
+        flashpatch="eagle",
+        options={"eagle": dict(arms=["5_1_6"])},
+        **eagles.SPECULATIVE,
+    )
+    assert not seen.done
+    assert "arm 5_1_6 is larger than the engine's own configuration 3_1_4" in seen.log

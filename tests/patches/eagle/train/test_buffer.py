@@ -1,0 +1,73 @@
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.capture.sample import Sample
+from flashpatch.patches.eagle.train.buffer import Buffer
+
+
+def sample(number: int, version: int = 1, length: int = 4) -> Sample:
+    flags = torch.ones(length, dtype=torch.bool)
+    return Sample(
+        str(number), torch.zeros(length, dtype=torch.int64), torch.zeros(length, 8), flags, flags, version
+    )
+
+
+def names(buffer: Buffer) -> set[int]:
+    return {int(one.request) for one in buffer.draw(10**6)}
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    keep=st.sampled_from(["reservoir", "recency"]),
+    bound=st.integers(1, 8),
+    size=st.integers(200, 2000),
+    coming=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 20)), max_size=40),
+    versions=st.integers(0, 3),
+)
+def test_bounds_hold_whatever_comes(keep, bound, size, coming, versions):
+    buffer = Buffer(samples=bound, bytes=size, keep=keep, versions=versions)
+    for number, (version, length) in enumerate(coming):
+        buffer.add(sample(number, version, length))
+        held = buffer.draw(100)
+        assert len(held) == len(buffer) <= bound
+        assert buffer.held_bytes == sum(one.bytes for one in held) <= size
+        newest = max(version for version, _ in coming[: number + 1])
+        assert not versions or all(one.version > newest - versions for one in held)
+        assert len({one.request for one in held}) == len(held)
+
+
+def test_recency_holds_the_newest():
+    buffer = Buffer(samples=3)
+    for number in range(10):
+        buffer.add(sample(number))
+    assert names(buffer) == {7, 8, 9}
+
+
+def test_a_reservoir_holds_all_ages_alike():
+    ages = Counter()
+    for seed in range(120):
+        buffer = Buffer(samples=10, keep="reservoir", seed=seed)
+        for number in range(100):
+            buffer.add(sample(number))
+        ages.update(number // 25 for number in names(buffer))
+    assert all(220 < ages[quarter] < 380 for quarter in range(4)), ages
+
+
+def test_old_policy_versions_leave():
+    buffer = Buffer(versions=2)
+    for number, version in enumerate((1, 1, 2, 3)):
+        buffer.add(sample(number, version))
+    assert names(buffer) == {2, 3}
+    assert not buffer.add(sample(9, version=1))
+    assert buffer.counts["stale"] == 3
+
+
+@pytest.mark.parametrize("wrong", [{"samples": 0}, {"bytes": 0}, {"keep": "all"}, {"versions": -1}])
+def test_bounds_that_make_no_sense_are_refused(wrong):
+    with pytest.raises(PatchError, match="makes no sense"):
+        Buffer(**wrong)

@@ -1,0 +1,96 @@
+"""A drafter trained here, loaded by a real vLLM engine: what it agrees on there is accepted there."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+import torch
+from drafter_lab import capture, cut, make_target
+from transformers import AutoModelForCausalLM
+
+from flashpatch.patches.eagle.train.drafter import make_drafter
+from flashpatch.patches.eagle.train.drafter_config import drafter_config
+from flashpatch.patches.eagle.train.export import save_drafter
+from flashpatch.patches.eagle.train.pack import pack
+from flashpatch.patches.eagle.train.target_embeddings import Frozen
+from flashpatch.patches.eagle.train.trainer import Recipe, Trainer
+
+pytestmark = [pytest.mark.vllm, pytest.mark.full]
+
+LARGE = {"hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2}
+ENGINE = """
+import json, sys
+from vllm import LLM, SamplingParams
+target, method, drafter, prompts, steps = sys.argv[1], sys.argv[2], sys.argv[3], json.loads(sys.argv[4]), 2
+llm = LLM(
+    model=target, dtype="float32", max_model_len=128, max_num_seqs=4, enforce_eager=True,
+    disable_log_stats=False, enable_prefix_caching=False, kv_cache_memory_bytes=64 << 20,
+    skip_tokenizer_init=True, speculative_config={"method": method, "model": drafter,
+    "num_speculative_tokens": steps},
+)
+sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, detokenize=False)
+done = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
+found = {metric.name: metric for metric in llm.get_metrics() if "spec_decode" in metric.name}
+drafts = found["vllm:spec_decode_num_drafts"].value
+first = found["vllm:spec_decode_num_accepted_tokens_per_pos"].values[0]
+print("FOUND " + json.dumps({"first": first / drafts, "tokens": [list(one.outputs[0].token_ids) for one in
+done]}))
+"""
+
+
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+@pytest.mark.parametrize(("family", "kind"), [("llama", "eagle"), ("qwen2", "eagle"), ("llama", "eagle3")])
+def test_first_drafts_are_accepted_as_often_as_the_trained_drafter_agrees(family, kind, tmp_path):
+    layers = 8 if kind == "eagle3" else 2
+    target = make_target(family, **LARGE, num_hidden_layers=layers, initializer_range=0.15)
+    with torch.no_grad():
+        for name, parameter in target.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0.0, 0.3)
+    target.save_pretrained(tmp_path / "target")
+    target = AutoModelForCausalLM.from_pretrained(tmp_path / "target", dtype=torch.float32)
+    samples = capture(target, 8)
+    config = drafter_config(target.config, kind)
+    frozen = Frozen(target.model.embed_tokens.weight, target.lm_head.weight)
+    trainer = Trainer(make_drafter(config), frozen, Recipe(rate=3e-3, tokens=0.5))
+    if kind == "eagle3":
+        samples = [_with_layers(target, sample) for sample in samples]
+    rows = pack(cut(samples, auxiliary=kind == "eagle3"), 400)
+    for _ in range(80):
+        trainer.step(rows)
+    agreement = trainer.evaluate(rows)["agreement"]
+    assert agreement > 0.6
+    folder = save_drafter(tmp_path / "drafter", trainer.weights(), config, "vllm", frozen)
+    prompts = [sample.input_ids[:4].tolist() for sample in samples]
+    done = subprocess.run(
+        [sys.executable, "-c", ENGINE, str(tmp_path / "target"), kind, str(folder), json.dumps(prompts)],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "TORCH_COMPILE_DISABLE": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+        },
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    said = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("FOUND "))[6:])
+    assert said["tokens"] == [sample.input_ids[4:].tolist() for sample in samples]
+    print(kind, family, "agreement", agreement, "accepted first drafts", said["first"])
+    assert said["first"] == pytest.approx(agreement, abs=0.15)
+
+
+@torch.no_grad()
+def _with_layers(target, sample):
+    """vLLM's default layers for EAGLE-3: the states before layers 2, n / 2 and n - 3."""
+    from dataclasses import replace
+
+    count = target.config.num_hidden_layers
+    states = target.model(sample.input_ids[None, :-1], output_hidden_states=True).hidden_states
+    layers = torch.cat([states[layer][0] for layer in (2, count // 2, count - 3)], dim=-1)
+    return replace(sample, auxiliary=torch.cat((layers, torch.zeros(1, layers.shape[1]))))

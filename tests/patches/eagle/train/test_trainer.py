@@ -1,0 +1,164 @@
+import os
+import subprocess
+import sys
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from drafter_lab import capture, cut, make_target
+
+from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.train.checkpoint import Checkpoints
+from flashpatch.patches.eagle.train.drafter import make_drafter
+from flashpatch.patches.eagle.train.drafter_config import drafter_config
+from flashpatch.patches.eagle.train.pack import join, pack
+from flashpatch.patches.eagle.train.target_embeddings import Frozen
+from flashpatch.patches.eagle.train.trainer import Recipe, Trainer
+
+
+@pytest.fixture(scope="module")
+def lesson():
+    target = make_target()
+    return target, pack(cut(capture(target, 12)), 100)
+
+
+def make(target, kind="eagle", **recipe):
+    drafter = make_drafter(drafter_config(target.config, kind))
+    frozen = Frozen(target.model.embed_tokens.weight, target.lm_head.weight)
+    return Trainer(drafter, frozen, Recipe(**recipe))
+
+
+@pytest.mark.parametrize("kind", ["eagle", pytest.param("eagle3", marks=pytest.mark.full)])
+def test_a_drafter_from_scratch_learns_what_was_captured(kind):
+    target = make_target()
+    rows = pack(cut(capture(target, 12), auxiliary=kind == "eagle3"), 400)
+    trainer = make(target, kind, rate=5e-3, tokens=0.5)
+    before = trainer.evaluate(rows)
+    for _ in range(60):
+        trainer.step(rows)
+    after = trainer.evaluate(rows)
+    assert after["agreement"] > 0.5 > 0.2 > before["agreement"], (before, after)
+    assert after["tokens"] < before["tokens"]
+
+
+def test_resumed_training_is_the_uninterrupted_one(lesson, tmp_path):
+    target, rows = lesson
+    trainer = make(target, rate=1e-2)
+    for row in rows[:2]:
+        trainer.step([row])
+    saved = Checkpoints(tmp_path)
+    saved.save(trainer)
+    trainer.step(rows[:1])  # goes on while the checkpoint is written
+    saved.settle()
+    assert saved.failed == 0, saved.problem
+    assert saved.newest() == tmp_path / "step-2"
+    straight = trainer.step(rows[1:])
+    other = make(target, rate=1e-2)
+    assert Checkpoints(tmp_path).resume(other)
+    assert other.count == 2
+    other.step(rows[:1])
+    assert other.step(rows[1:]) == straight
+    for name, weight in trainer.weights().items():
+        assert torch.equal(weight, other.weights()[name]), name
+
+
+def test_old_checkpoints_go_and_a_half_written_one_does_not_count(lesson, tmp_path):
+    target, rows = lesson
+    trainer, saved = make(target), Checkpoints(tmp_path, keep=2)
+    for _ in range(4):
+        trainer.step(rows[:1])
+        saved.save(trainer)
+    saved.settle()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-3", "step-4"]
+    (tmp_path / "step-9").mkdir()
+    (tmp_path / ".step-10").mkdir()
+    assert Checkpoints(tmp_path).newest() == tmp_path / "step-4"
+
+
+def test_a_full_disk_costs_the_checkpoint_and_nothing_else(lesson, tmp_path, monkeypatch):
+    target, rows = lesson
+    trainer, saved = make(target), Checkpoints(tmp_path)
+    trainer.step(rows[:1])
+    saved.save(trainer)
+    saved.settle()
+
+    def full(*args, **kwargs):
+        future = Future()
+        future.set_exception(OSError(28, "No space left on device"))
+        return future
+
+    monkeypatch.setattr(dcp, "async_save", full)
+    trainer.step(rows[:1])
+    saved.save(trainer)
+    saved.settle()
+    assert saved.failed == 1 and "No space left" in saved.problem
+    assert saved.newest() == tmp_path / "step-1"
+    assert trainer.step(rows[:1])["positions"] > 0
+
+
+def test_a_damaged_checkpoint_is_refused_by_name(lesson, tmp_path):
+    target, rows = lesson
+    trainer, saved = make(target), Checkpoints(tmp_path)
+    trainer.step(rows[:1])
+    saved.save(trainer)
+    saved.settle()
+    (tmp_path / "step-1" / ".metadata").write_bytes(b"no")
+    with pytest.raises(PatchError, match="step-1 cannot be resumed"):
+        Checkpoints(tmp_path).resume(make(target))
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing(lesson):
+    target, rows = lesson
+    trainer = make(target)
+    trainer.step(rows[:1])
+    before = trainer.weights()
+    poisoned = join(rows[:1])
+    poisoned.states[3] = float("nan")
+    poisoned.targets[3] = float("nan")
+    trainer.step([poisoned])
+    assert trainer.skipped == 1
+    assert all(torch.equal(before[name], weight) for name, weight in trainer.weights().items())
+
+
+def test_nothing_to_learn_is_no_step(lesson):
+    trainer = make(lesson[0])
+    assert trainer.step([]) == {"positions": 0.0}
+    assert trainer.count == 0
+
+
+def test_two_ranks_have_the_gradient_of_one_and_resume_alike(tmp_path):
+    script = Path(__file__).with_name("two_ranks.py")
+    running = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(rank), "2", str(tmp_path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [process.communicate(timeout=300)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    assert [process.returncode for process in running] == [0, 0], [text[-2500:] for text in said]
+    ranks = torch.load(tmp_path / "out.pt", weights_only=True)
+    target = make_target()
+    parts = cut(capture(target, 6))
+    rows = [*pack(parts[:1], 60), *pack(parts[1:], 60)]
+    alone = make(target, rate=1e-2, clip=0.1)
+    found = alone.backward(rows)
+    assert found == pytest.approx(ranks["found"], rel=1e-5)
+    for name, parameter in alone.drafter.named_parameters():
+        torch.testing.assert_close(ranks["gradients"][name], parameter.grad, rtol=1e-4, atol=1e-6, msg=name)
+    alone.optimizer.zero_grad()
+    steps = [alone.step(rows), alone.step(pack(parts[:1], 60))]
+    for one, two in zip(steps, ranks["steps"], strict=True):
+        assert one == pytest.approx(two, rel=1e-3)
+    for name, weight in alone.weights().items():
+        torch.testing.assert_close(ranks["weights"][name], weight, rtol=1e-3, atol=1e-4, msg=name)

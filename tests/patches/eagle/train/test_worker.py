@@ -1,0 +1,144 @@
+"""The real worker, in a process of its own, between a ring and a coordinator."""
+
+import json
+import os
+import queue
+import resource
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from drafter_lab import capture, cut, make_target
+from transformers import AutoModelForCausalLM
+
+from flashpatch.patches.eagle.capture.sample_queue import Writer
+from flashpatch.patches.eagle.train.coordinator import Coordinator
+from flashpatch.patches.eagle.train.drafter import make_drafter
+from flashpatch.patches.eagle.train.drafter_config import drafter_config
+from flashpatch.patches.eagle.train.export import load_weights
+from flashpatch.patches.eagle.train.pack import pack
+from flashpatch.patches.eagle.train.settings import WorkerSettings
+from flashpatch.patches.eagle.train.worker import Worker
+
+
+def until(one: Coordinator, condition, limit: float = 240.0) -> list[dict]:
+    end, events = time.monotonic() + limit, []
+    while not condition():
+        assert time.monotonic() < end, (one.state, one.problem, one.figures, list(one._errors))
+        events += one.poll()
+        time.sleep(0.02)
+    return events
+
+
+def fill(ring: Path, samples) -> None:
+    writer = Writer(ring, waiting=len(samples))
+    for sample in samples:
+        assert writer.offer(sample)
+    writer.close()
+
+
+def test_training_survives_what_happens_to_a_trainer(target, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(target)
+    ring, folder = tmp_path / "ring", tmp_path / "out"
+    fill(ring, capture(model, 10))
+    damaged = sorted(ring.glob("*.safetensors"))[3]
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    one = Coordinator(
+        {
+            "target": str(target),
+            "ring": str(ring),
+            "folder": str(folder),
+            "dtype": "float32",
+            "rate": 5e-3,
+            "batch": 128,
+            "least": 4,
+            "checkpoint": 5,
+            "threads": 1,
+        },
+        environment={"OMP_NUM_THREADS": "1"},
+        start_limit=240.0,
+        stop_limit=120.0,
+        silence_limit=120.0,
+    )
+    try:
+        # From scratch, with a corrupt file among the samples.
+        one.train(300.0)
+        until(one, lambda: one.figures.get("step", 0) >= 12)
+        assert one.figures["corrupt"] == 1 and one.figures["taken"] == 9
+        # Killed in the middle of a slice: noticed, started again, its checkpoint taken up.
+        os.kill(one.pid, signal.SIGKILL)
+        until(one, lambda: one.counts["died"] == 1)
+        fill(ring, capture(model, 10, seed=1))
+        until(one, lambda: one.train(300.0))
+        events = until(one, lambda: one.state == "training" and one.figures.get("event") == "training")
+        ready = next(event for event in events if event["event"] == "ready")
+        assert ready["resumed"] and ready["step"] >= 5 and ready["step"] % 5 == 0
+        # A disk that takes nothing any more: the drafter is lost, the worker goes on.
+        until(one, lambda: one.figures["step"] > ready["step"] + 3)
+        resource.prlimit(one.pid, resource.RLIMIT_FSIZE, (512, resource.RLIM_INFINITY))
+        one.stop()
+        until(one, lambda: one.counts["errors"] == 1 and one.state == "idle")
+        assert "OSError" in one.problem and one.drafter is None
+        resource.prlimit(one.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        # Room again: the next slice gives a drafter that an engine can load.
+        one.train(1.0)
+        until(one, lambda: one.counts["drafters"] == 1 and one.state == "idle")
+        drafter = make_drafter(drafter_config(model.config))
+        load_weights(drafter, one.drafter)
+        assert json.loads((one.drafter / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
+        assert all(torch.isfinite(weight).all() for weight in drafter.parameters())
+        # A rollback and a moved policy are taken in.
+        one.load(one.drafter)
+        one.target(target)
+        one.train(1.0) or until(one, lambda: one.train(1.0))
+        until(one, lambda: one.counts["drafters"] == 2 and one.state == "idle")
+        assert one.counts["errors"] == 1
+        pid = one.pid
+    finally:
+        one.close(60.0)
+    assert one.counts["killed"] == 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+@pytest.mark.full
+def test_a_worker_without_a_target_says_why(tmp_path):
+    one = Coordinator(
+        {"target": str(tmp_path / "none"), "ring": str(tmp_path), "folder": str(tmp_path)}, start_limit=240.0
+    )
+    try:
+        one.start()
+        until(one, lambda: one.state == "given up")
+    finally:
+        one.close()
+    assert "none" in one.problem and one.counts["started"] == 1
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(target, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(target)
+    settings = WorkerSettings(str(target), str(tmp_path / "ring"), str(tmp_path / "out"))
+    first = Worker(settings, lambda event: None, queue.Queue())
+    for _ in range(2):
+        first.trainer.step(pack(cut(capture(model, 2)), 100))
+        first.checkpoints.save(first.trainer)
+    first.checkpoints.settle()
+    kept = first.checkpoints.newest()
+    for part in kept.glob("*.distcp"):
+        part.write_bytes(b"")
+    events: list[dict] = []
+    second = Worker(settings, events.append, queue.Queue())
+    assert second.resumed and second.trainer.count == 1 and not kept.exists()
+    assert [event["order"] for event in events] == ["resume"] and "step-2" in events[0]["problem"]
+    assert all(torch.isfinite(weight).all() for weight in second.trainer.weights().values())
+
+
+def test_samples_of_another_model_are_passed_over(target, tmp_path):
+    other = make_target(hidden_size=64)
+    fill(tmp_path / "ring", capture(other, 3))
+    settings = WorkerSettings(str(target), str(tmp_path / "ring"), str(tmp_path / "out"), least=1)
+    events, orders = [], queue.Queue()
+    worker = Worker(settings, events.append, orders)
+    worker._gather()
+    assert worker._unsuitable == 3 and len(worker.buffer) == 0

@@ -1,0 +1,103 @@
+"""A job of unmodified verl whose drafter starts as noise and is trained between rollouts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from verl_job import live, make_world, metrics, train
+
+STEPS = 8
+LONGER = (
+    "data.max_response_length=40",
+    "actor_rollout_ref.rollout.max_model_len=96",
+    "actor_rollout_ref.rollout.temperature=0.05",  # a random model's answers are not all alike otherwise
+    "actor_rollout_ref.actor.optim.lr=1e-4",
+    f"trainer.total_training_steps={STEPS}",
+)
+TWO_RANKS = """
+data.train_batch_size=4 actor_rollout_ref.rollout.n=2
+actor_rollout_ref.actor.ppo_mini_batch_size=4 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4
+actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4 trainer.n_gpus_per_node=2
+""".split()
+CONFIG = """
+[eagle]
+drafter = "new"
+adapt = {adapt}
+cotrain = {cotrain}
+slice = 20.0
+trainer = ["rate=3e-3", "least=4", "batch=256", "dtype=float32"]
+"""
+
+
+def job(world: Path, folder: Path, *extra: str, adapt: bool = True, cotrain: bool = True):
+    folder.mkdir(exist_ok=True)
+    config = folder / "flashpatch.toml"
+    config.write_text(CONFIG.format(adapt=str(adapt).lower(), cotrain=str(cotrain).lower()))
+    where = (f"trainer.default_local_dir={folder}/saved", f"hydra.run.dir={folder}/hydra")
+    names = {"FLASHPATCH": "cpu,bf16,eagle", "FLASHPATCH_CONFIG": str(config)}
+    return train(world, folder, *LONGER, *where, *extra, **names)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.mark.full
+def test_acceptance_rises_with_co_training(world, tmp_path):
+    done = job(world, tmp_path)
+    assert done.returncode == 0, done.stdout[-8000:]
+    assert metrics(done.stdout, "training/global_step") == list(range(1, STEPS + 1))
+    lengths = metrics(done.stdout, "eagle/acceptance_length")
+    assert lengths[0] < 1.1 and sum(lengths[-3:]) / 3 > lengths[0] + 0.15, lengths
+    assert metrics(done.stdout, "eagle/drafter_version")[-1] >= 2
+    assert max(metrics(done.stdout, "training/rollout_probs_diff_max")) < 0.1  # at this temperature
+
+    # who captured, who trained, and who brought it over, each in a row of its own
+    processes = live(tmp_path)
+    worker, core, driver = (
+        next(row for row in processes if role in row["roles"] and patch in row["patches"])
+        for role, patch in (
+            ("worker", "eagle.vllm.sample_tokens"),
+            ("engine-core", "eagle.vllm.collective_rpc"),
+            ("driver", "eagle.verl.update_weights"),
+        )
+    )
+    assert worker["patches"]["eagle.vllm.sample_tokens"]["calls"] > 0
+    rows = [json.loads(path.read_text()) for path in (tmp_path / "ledger").rglob("*.json")]
+    notes = {row["pid"]: row["notes"] for row in rows if row["kind"] == "row"}
+    assert notes[worker["pid"]]["eagle_capture"]["requests"] > 0
+    assert notes[core["pid"]]["eagle_drafter"]["version"] >= 2
+    [trainer] = [pid for pid, told in notes.items() if "eagle_training" in told]
+    [driving] = [pid for pid, told in notes.items() if "eagle_trainer" in told]
+    assert len({worker["pid"], core["pid"], trainer, driving}) == 4
+    assert notes[trainer]["eagle_training"]["step"] > 0
+
+
+@pytest.mark.full
+def test_two_replicas_fill_one_ring_and_get_the_same_drafter(world, tmp_path):
+    done = job(world, tmp_path, *TWO_RANKS)
+    assert done.returncode == 0, done.stdout[-8000:]
+    versions = metrics(done.stdout, "eagle/drafter_version")
+    assert versions[-1] >= 1
+    notes = [
+        row["notes"]
+        for row in (json.loads(path.read_text()) for path in (tmp_path / "ledger").rglob("*.json"))
+        if row["kind"] == "row"
+    ]
+    assert [told["eagle_drafter"]["version"] for told in notes if "eagle_drafter" in told] == [
+        versions[-1]
+    ] * 2
+    captured = [told for told in notes if isinstance(told.get("eagle_capture"), dict)]
+    assert len(captured) == 2 and all(told["eagle_capture"]["requests"] > 0 for told in captured)
+    assert len({told["eagle_ring"] for told in captured}) == 1
+
+
+@pytest.mark.full
+def test_without_co_training_the_drafter_stays_what_it_was(world, tmp_path):
+    done = job(world, tmp_path, cotrain=False)
+    assert done.returncode == 0, done.stdout[-8000:]
+    assert "eagle trains no drafter: cotrain is off" in done.stdout
+    assert not metrics(done.stdout, "eagle/drafter_version")

@@ -1,0 +1,52 @@
+"""The records on the installed verl: contracts hold, and undo restores the very objects."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+from cpu_lab import environment, tail
+
+
+def scenario(code: str, folder) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=environment(folder),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, tail(done)
+
+
+def test_contracts_hold_and_undo_restores_the_very_objects(tmp_path):
+    scenario(
+        """
+        import flashpatch
+        from flashpatch.patches.eagle.verl import PATCHES
+        from flashpatch.arming.preflight import examine
+
+        for patch in PATCHES:
+            found = examine(patch)
+            assert found.problem is None, (patch.id, found.problem)
+
+        flashpatch.enable("cpu", "bf16")
+        import verl.utils.config as config
+        from verl.checkpoint_engine.base import CheckpointEngineManager as manager
+        from verl.utils.tracking import Tracking
+        from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer as server
+
+        def look():
+            return [config.validate_config, vars(manager)["update_weights"], vars(manager)["sleep_replicas"],
+                    vars(Tracking)["log"], vars(server)["collective_rpc"]]
+
+        before = look()
+        flashpatch.enable("eagle")
+        assert not any(now is then for now, then in zip(look(), before))
+        flashpatch.disable("eagle")
+        assert all(now is then for now, then in zip(look(), before))
+        """,
+        tmp_path,
+    )

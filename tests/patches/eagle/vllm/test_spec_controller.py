@@ -1,0 +1,206 @@
+"""What a scheduler's steps teach the bandit, without an engine."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.bandit.arm import Arm
+from flashpatch.patches.eagle.drafter_refit.acceptance_check import Tally, Trial
+from flashpatch.patches.eagle.vllm.spec_controller import HOLD, Choice, Controller, policy
+
+OPTIONS = {"arms": [], "rule": "", "guard": 2048, "window": 300, "seed": 0}
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def step(
+    controller: Controller, verified: int, seconds: float, accept: int | None = None, batch: int = 2, **more
+):
+    """One step of ``batch`` requests that verifies some drafts and orders as many as the bandit says."""
+    began = controller.begin()
+    count = controller.choose(batch)
+    names = [f"r{number}" for number in range(batch)]
+    got = verified if accept is None else accept
+    orders = SimpleNamespace(
+        num_scheduled_tokens={name: verified + 1 for name in names},
+        scheduled_spec_decode_tokens={name: [0] * verified for name in names} if verified else {},
+        num_spec_tokens_to_schedule=count,
+    )
+    output = SimpleNamespace(
+        sampled_token_ids=[[0] * (got + 1)] * batch, req_id_to_index={name: i for i, name in enumerate(names)}
+    )
+    vars(orders).update(more)
+    controller.clock.now += seconds
+    controller.end(began, orders, output)
+    return count
+
+
+class Fixed:
+    def __init__(self, *steps: int) -> None:
+        self.queue, self.seen = list(steps), []
+
+    def select(self, batch_size):
+        k = self.queue.pop(0) if len(self.queue) > 1 else self.queue[0]
+        return Arm(k, 1, k + 1) if k else Arm.DISABLE
+
+    def update(self, *what):
+        self.seen.append(what)
+
+    def metrics(self):
+        return {}
+
+
+def test_a_step_counts_for_the_arm_that_it_verified_and_ordered():
+    controller = Controller(Fixed(3), 4, clock=Clock())
+    step(controller, 3, 2.0, accept=1)
+    assert controller.policy.seen == [(2, Arm(3, 1, 4), 4, 2.0)]
+    assert (controller.drafted, controller.accepted, controller.drafts) == (6, 2, 2)
+    assert controller.acceptance == 2.0
+
+
+def test_disable_counts_as_an_arm():
+    controller = Controller(Fixed(0), 4, clock=Clock())
+    step(controller, 0, 1.0)
+    assert controller.policy.seen == [(2, Arm.DISABLE, 2, 1.0)]
+
+
+@pytest.mark.parametrize(
+    "mixed",
+    [
+        dict(num_spec_tokens_to_schedule=2),  # the next arm is another
+        dict(num_scheduled_tokens={"r0": 4, "r1": 40}),  # a prompt among them
+        dict(scheduled_spec_decode_tokens={"r0": [0] * 3, "r1": [0] * 2}),  # near the end of a request
+    ],
+)
+def test_a_mixed_step_teaches_nothing(mixed):
+    controller = Controller(Fixed(3), 4, clock=Clock())
+    step(controller, 3, 2.0, **mixed)
+    assert controller.policy.seen == [] and controller.steps == 1
+
+
+def test_overlapping_steps_share_no_second():
+    controller = Controller(Fixed(0), 4, clock=Clock())
+    first, second = controller.begin(), controller.begin()  # two batches in flight
+    orders = SimpleNamespace(
+        num_scheduled_tokens={"a": 1}, scheduled_spec_decode_tokens={}, num_spec_tokens_to_schedule=0
+    )
+    output = SimpleNamespace(sampled_token_ids=[[1]], req_id_to_index={"a": 0})
+    controller.clock.now = 3.0
+    controller.end(first, orders, output)
+    controller.clock.now = 5.0
+    controller.end(second, orders, output)
+    assert [seconds for *_, seconds in controller.policy.seen] == [3.0, 2.0]
+
+
+def test_no_more_tokens_than_the_engine_has_room_for():
+    assert Choice(Controller(Fixed(9), 4, clock=Clock()))[17] == 4
+
+
+@pytest.mark.parametrize("pays", [True, False])
+def test_the_real_bandit_ends_up_where_it_pays(pays):
+    controller = Controller(policy(OPTIONS, 4), 4, clock=Clock())
+    verified = 0
+    for _ in range(1500):
+        seconds = 1 + 0.2 * verified
+        verified = step(controller, verified, seconds, accept=verified if pays else 0)
+    late = list(controller.recent)
+    assert sum(count == (4 if pays else 0) for count in late) > 0.8 * len(late)
+    assert controller.counted > 1000
+
+
+def test_choices_are_held_long_enough_to_teach():
+    for rule in ("", "ucb1", "eg", "beg"):
+        assert policy({**OPTIONS, "rule": rule}, 4).hold >= HOLD
+
+
+def test_arms_are_what_the_engine_can_do():
+    assert [str(arm) for arm in policy(OPTIONS, 3).arms] == ["disable", "1_1_2", "2_1_3", "3_1_4"]
+    assert len(policy({**OPTIONS, "arms": ["2_1_3"]}, 3).arms) == 1
+    for arm in ("4_1_5", "2_2_4"):
+        with pytest.raises(PatchError, match=arm):
+            policy({**OPTIONS, "arms": [arm]}, 3)
+    with pytest.raises(PatchError):
+        policy({**OPTIONS, "rule": "luck"}, 3)
+
+
+def test_what_was_learned_comes_back(tmp_path):
+    path = tmp_path / "deep" / "bandit.json"
+    first = Controller(policy(OPTIONS, 4), 4, path, Clock())
+    for _ in range(50):
+        step(first, 2, 1.0)
+    first.save()
+    second = Controller(policy(OPTIONS, 4), 4, path, Clock())
+    assert second.policy.state() == first.policy.state()
+
+
+@pytest.mark.parametrize("text", ["{", "{}", json.dumps({"format": 1, "rule": "other"})])
+def test_a_state_that_does_not_fit_is_said_and_left(tmp_path, caplog, text):
+    path = tmp_path / "bandit.json"
+    path.write_text(text)
+    Controller(policy(OPTIONS, 4), 4, path, Clock())
+    assert "starts anew" in caplog.text
+
+
+def test_a_state_that_cannot_be_saved_stops_nothing(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    controller = Controller(policy(OPTIONS, 4), 4, None, Clock())
+    controller._state = tmp_path / "file" / "bandit.json"
+    controller.save()
+    assert "cannot be saved" in caplog.text
+
+
+def test_what_cannot_be_done_in_flight_is_done_when_idle():
+    controller, calls = Controller(Fixed(1), 4, clock=Clock()), []
+
+    def refused():
+        calls.append(1)
+        if len(calls) == 1:
+            raise RuntimeError("requests are running")
+
+    controller.pending = refused
+    step(controller, 1, 1.0)
+    step(controller, 1, 1.0)
+    assert len(calls) == 1
+    controller.idle()
+    assert len(calls) == 2 and controller.pending is None
+
+
+def test_an_update_is_judged_by_the_steps_around_it():
+    trial = Trial(most=3, steps=10, tolerance=0.2)
+    for _ in range(30):
+        assert trial.step(Tally(tried=3, accepted=3)) is None
+    assert trial.begin() == 4.0
+    verdicts = [trial.step(Tally(tried=1, accepted=0)) for _ in range(10)]
+    assert verdicts[:-1] == [None] * 9 and verdicts[-1] == (4.0, 1.0, False)
+    trial.abandon()
+    for _ in range(10):
+        trial.step(Tally(tried=2, accepted=1))
+    trial.begin()
+    verdict = [trial.step(Tally(tried=2, accepted=1)) for _ in range(10)][-1]
+    assert verdict == (1.875, 1.875, True)
+
+
+def test_updates_in_a_row_are_judged_by_the_best_before():
+    trial = Trial(most=3, steps=4, tolerance=0.2)
+    for _ in range(4):
+        trial.step(Tally(3, 3))
+    trial.begin()
+    trial.step(Tally(1, 0))
+    trial.begin()
+    assert [trial.step(Tally(2, 1)) for _ in range(4)][-1][::2] == (4.0, False)
+
+
+def test_the_first_update_ever_is_kept():
+    trial = Trial(most=3, steps=2, tolerance=0.2)
+    trial.begin()
+    trial.step(Tally(1, 0))
+    assert trial.step(Tally(1, 0)) == (0.0, 1.0, True)

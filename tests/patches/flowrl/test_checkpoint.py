@@ -1,0 +1,144 @@
+"""The partition function through verl's checkpoints: saved, resumed, exported, merged, and not there yet."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import flow_lab
+import pytest
+import torch
+
+ACTOR = "actor_rollout_ref.actor"
+ADAM = (
+    f"{ACTOR}.optim.optimizer=AdamW",
+    f"{ACTOR}.optim.lr=1e-2",
+    f"{ACTOR}.optim.lr_scheduler_type=cosine",
+    f"{ACTOR}.optim.total_training_steps=10",
+    f"{ACTOR}.optim.weight_decay=0.01",
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu=4",
+)
+WHOLE = f"{ACTOR}.checkpoint.save_contents=[model,optimizer,extra,hf_model]"
+KINDS = [("fsdp", 1), ("fsdp", 2), ("fsdp2", 2)]
+
+
+EXPORTED = [("fsdp", 1), ("fsdp2", 2)]
+"""Without an accelerator FSDP1 cannot gather a whole state dict from two ranks, for stock verl either."""
+
+
+def cases(strategy: str, ranks: int) -> list[dict[str, Any]]:
+    overrides = (*ADAM, f"{ACTOR}.strategy={strategy}")
+    whole = (WHOLE,) if (strategy, ranks) in EXPORTED else ()
+    options = {"options": {"lr": 0.05}}
+    names = {
+        part: f"{strategy}-{part}" for part in ("whole", "half", "rest", "old", "new", "saved", "before")
+    }
+    return [
+        {"name": names["whole"], "overrides": overrides, "steps": 2, **options},
+        {"name": names["half"], "overrides": [*overrides, *whole], "save": names["saved"], **options},
+        {"name": names["rest"], "overrides": overrides, "load": names["saved"], "first": 1, **options},
+        {"name": names["old"], "overrides": overrides, "save": names["before"], "stock": True},
+        {"name": names["new"], "overrides": overrides, "load": names["before"], **options},
+    ]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """A folder per number of ranks."""
+    from flashpatch.verify.probes.flowrl import tiny
+
+    folders = {}
+    for ranks in (1, 2):
+        folder = folders[ranks] = tmp_path_factory.mktemp(f"ranks-{ranks}")
+        tiny.write_model(folder / "model")
+        tokenizer().save_pretrained(folder / "model")
+        flow_lab.run(
+            folder, [c for kind, number in KINDS if number == ranks for c in cases(kind, ranks)], ranks
+        )
+    return folders
+
+
+def tokenizer() -> Any:
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, "a")), eos_token="a")
+
+
+@pytest.mark.parametrize("kind, ranks", KINDS)
+def test_resuming_equals_going_on(done, kind, ranks):
+    whole, rest = (flow_lab.result(done[ranks], f"{kind}-{part}", ranks) for part in ("whole", "rest"))
+    assert flow_lab.furthest(rest["after"], whole["after"]) == 0  # optimizer state and rates included
+    assert rest["metrics"][0]["actor/tb_loss"] == whole["metrics"][1]["actor/tb_loss"]
+    assert flow_lab.furthest(rest["before"], whole["before"]) > 0
+
+
+@pytest.mark.parametrize("kind, ranks", KINDS)
+def test_a_checkpoint_from_before_gets_a_fresh_head(done, kind, ranks):
+    old, new, fresh = (
+        flow_lab.result(done[ranks], f"{kind}-{part}", ranks) for part in ("old", "new", "whole")
+    )
+    assert not [name for name in old["after"] if "proj_z" in name]
+    assert flow_lab.furthest({n: new["before"][n] for n in old["after"]}, old["after"]) == 0
+    head = {n: value for n, value in new["before"].items() if "proj_z" in n}
+    assert len(head) == 10 and flow_lab.furthest(head, {n: fresh["before"][n] for n in head}) == 0
+    assert min(float((new["after"][n] - new["before"][n]).abs().max()) for n in new["after"]) > 0
+    assert "it has no partition function, which starts fresh" in flow_lab.tail(done[ranks], ranks)
+
+
+@pytest.mark.parametrize("kind, ranks", EXPORTED)
+def test_the_exported_model_is_the_policy_alone(done, kind, ranks):
+    from safetensors.torch import load_file
+
+    saved = flow_lab.result(done[ranks], f"{kind}-half", ranks)["after"]
+    model = done[ranks] / f"{kind}-saved" / "huggingface"
+    exported = {n: t for file in model.glob("*.safetensors") for n, t in load_file(file).items()}
+    assert set(exported) == {name for name in saved if "proj_z" not in name}
+    beside = load_file(model / "flowrl" / "proj_z.safetensors")
+    assert (
+        flow_lab.furthest(
+            {f"proj_z.{n}": t for n, t in beside.items()}, {n: t for n, t in saved.items() if "proj_z" in n}
+        )
+        == 0
+    )
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind, ranks", EXPORTED)
+def test_the_merged_model_is_the_policy_alone_and_an_actor_goes_on_from_it(done, kind, ranks):
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    folder = done[ranks]
+    merged = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "verl.model_merger",
+            "merge",
+            "--backend",
+            "fsdp",
+            "--local_dir",
+            folder / f"{kind}-saved",
+            "--target_dir",
+            folder / f"{kind}-merged",
+        ],
+        env=flow_lab.environment(folder, FLASHPATCH="cpu,bf16,flowrl"),
+        capture_output=True,
+        text=True,
+        timeout=flow_lab.LIMIT,
+    )
+    assert merged.returncode == 0, merged.stdout[-3000:] + merged.stderr[-5000:]
+    model, seen = AutoModelForCausalLM.from_pretrained(
+        folder / f"{kind}-merged", dtype=torch.bfloat16, output_loading_info=True
+    )
+    assert not seen["unexpected_keys"] and not seen["missing_keys"]
+    beside = load_file(folder / f"{kind}-merged" / "flowrl" / "proj_z.safetensors")
+    saved = flow_lab.result(folder, f"{kind}-half", ranks)["after"]
+    assert all(torch.equal(saved[f"proj_z.{n}"].bfloat16(), tensor) for n, tensor in beside.items())
+    flow_lab.run(folder, [{"name": "again", "model": f"{kind}-merged", "overrides": [*ADAM]}])
+    again = flow_lab.result(folder, "again")["before"]
+    assert all(torch.equal(again[f"proj_z.{n}"], tensor.float()) for n, tensor in beside.items())
+    assert "the partition function continues from" in flow_lab.tail(folder)

@@ -1,0 +1,60 @@
+"""Two FlowRL steps of unmodified verl with real rollouts, and what the rollout says to a head that leaks."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from verl_job import LIMIT, end, live, make_world, metrics, said, start, train
+
+FLOWRL = {"FLASHPATCH": "cpu,bf16,flowrl"}
+SETTINGS = ("actor_rollout_ref.actor.optim.lr=1e-3",)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tokenizer, data and a model of random weights."""
+    return make_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.mark.full  # over 100 s where nothing else runs
+def test_two_steps_with_updated_rollouts(world, tmp_path):
+    done = train(world, tmp_path, *SETTINGS, **FLOWRL)
+    told = done.stdout
+    assert done.returncode == 0, told[-8000:]
+    assert metrics(told, "training/global_step") == [1, 2]
+    assert max(metrics(told, "training/rollout_probs_diff_max")) < 0.01
+    for name in ("logpf", "logp_ref", "log_z", "log_reward", "tb_loss", "tb_residual_mean"):
+        assert len(metrics(told, f"actor/{name}")) == 2, name
+    assert min(metrics(told, "actor/grad_norm")) > 0 and min(metrics(told, "actor/tb_loss")) > 0
+    assert "policy_loss.loss_mode=flowrl, as FlowRL needs" in told
+
+    processes = live(tmp_path)
+    (trainer,) = [process for process in processes if "trainer" in process["roles"]]
+    calls = {name: patch["calls"] for name, patch in trainer["patches"].items()}
+    assert (
+        calls["flowrl.verl.ppo_loss"] == calls["flowrl.verl.register_policy_loss"] == 4
+    )  # two micro-batches in each step
+    assert calls["flowrl.verl.convert_weight_keys"] == 3  # before the first step and after each
+    assert calls["flowrl.verl.build_module"] == 2  # the actor's and the reference's, which gets none
+    drivers = [process for process in processes if "driver" in process["roles"]]
+    assert any(process["patches"].get("flowrl.verl.validate_config", {}).get("calls") for process in drivers)
+
+
+@pytest.mark.full
+def test_a_head_that_leaks_is_refused_by_the_rollout(world, tmp_path):
+    """The filter taken out of our export: vLLM knows no proj_z. The trainer would then wait for ever."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "from flashpatch.patches.flowrl import export\nexport.without_head = lambda pairs: pairs\n"
+    )
+    job = start(world, tmp_path, *SETTINGS, PYTHONPATH=str(tmp_path), **FLOWRL)
+    deadline = time.monotonic() + LIMIT
+    words = "no module or parameter named"
+    try:
+        while time.monotonic() < deadline and job.poll() is None and words not in said(tmp_path):
+            time.sleep(2)
+    finally:
+        end(job)
+    told = said(tmp_path)
+    assert "proj_z" in told and not metrics(told, "training/global_step"), told[-6000:]

@@ -1,0 +1,119 @@
+"""The loss on random numbers, against the paper's in plain floating-point numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flashpatch.patches.flowrl.objective import balance
+from flashpatch.verify.probes.flowrl import paper
+
+PLAIN = dict(beta=15.0, length="mean", weight="clip", low=0.2, high=0.2, cap=None)
+
+
+def padded(rows, dtype=torch.float64):
+    width = max(map(len, rows))
+    return torch.tensor([[*row, *[99.0] * (width - len(row))] for row in rows], dtype=dtype)
+
+
+logps = st.lists(st.floats(-3, -0.01), min_size=1, max_size=6)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(
+        st.tuples(logps, st.integers(0, 10**6), st.floats(-2, 2), st.floats(-5, 5)), min_size=1, max_size=4
+    ),
+    st.sampled_from(["clip", "raw", "none"]),
+    st.sampled_from(["mean", "sum"]),
+    st.floats(0.1, 20),
+)
+def test_it_is_the_papers(drawn, weight, length, beta):
+    rows = []
+    for logp, seed, reward, log_z in drawn:
+        noise = torch.randn(2, len(logp), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        old, ref = (torch.tensor(logp, dtype=torch.float64) + 0.1 * noise).tolist()
+        rows.append((logp, old, ref, reward, log_z))
+    mask = torch.tensor([[at < len(row[0]) for at in range(max(len(r[0]) for r in rows))] for row in rows])
+    got = balance(
+        torch.tensor([row[4] for row in rows], dtype=torch.float64),
+        *(padded([row[at] for row in rows]) for at in range(3)),
+        padded([[row[3]] * len(row[0]) for row in rows]),
+        mask,
+        **{**PLAIN, "weight": weight, "length": length, "beta": beta},
+    )
+    wanted = [
+        paper.response_loss(z, logp, old, ref, reward, beta=beta, epsilon=0.2, weight=weight, length=length)
+        for logp, old, ref, reward, z in rows
+    ]
+    assert got.loss.tolist() == pytest.approx(wanted, rel=1e-9, abs=1e-12)
+
+
+def one(log_prob, old, **changes):
+    log_prob = torch.tensor([log_prob], requires_grad=True)
+    ones = torch.ones_like(log_prob)
+    correction = changes.pop("correction", None)
+    mask = changes.pop("mask", ones.bool())
+    return log_prob, balance(
+        torch.zeros(1),
+        log_prob,
+        torch.tensor([old]),
+        -ones,
+        0.5 * ones,
+        mask,
+        **{**PLAIN, **changes},
+        correction=correction,
+    )
+
+
+def test_a_long_responses_ratio_does_not_overflow():
+    _, got = one([0.0] * 200, [-5.0] * 200)
+    assert got.weight.item() == pytest.approx(1.2) and got.clipped.item() == 1
+    _, got = one([0.0] * 200, [-5.0] * 200, weight="raw", cap=10.0)
+    assert got.weight.item() == pytest.approx(10.0) and got.clipped.item() == 1
+    _, got = one([0.0] * 200, [-5.0] * 200, weight="raw")
+    assert got.weight.item() == float("inf")  # as published; verl then skips the step
+
+
+def test_the_weight_has_no_gradient():
+    log_prob, got = one([-1.0, -2.0], [-1.1, -2.0])
+    got.loss.sum().backward()
+    expected = 2 * got.weight * got.residual / 2
+    assert torch.allclose(log_prob.grad, expected.detach().expand(1, 2))
+
+
+def test_masked_tokens_do_not_count_even_if_they_are_not_numbers():
+    mask = torch.tensor([[True, False]])
+    log_prob, got = one([-1.0, float("nan")], [-1.0, float("nan")], mask=mask)
+    _, short = one([-1.0], [-1.0])
+    assert got.loss.item() == pytest.approx(short.loss.item())
+    got.loss.sum().backward()
+    assert log_prob.grad[0, 1] == 0
+
+
+def test_a_response_without_tokens_weighs_nothing():
+    _, got = one([-1.0, -1.0], [-1.0, -1.0], mask=torch.zeros(1, 2, dtype=torch.bool))
+    assert got.loss.item() == 0 and got.weight.item() == 0
+
+
+def test_rollout_correction_is_a_responses_mean():
+    _, plain = one([-1.0, -2.0], [-1.0, -2.0])
+    _, got = one([-1.0, -2.0], [-1.0, -2.0], correction=torch.tensor([[0.5, 1.5]]) / 2)
+    assert got.loss.item() == pytest.approx(plain.loss.item() / 2)
+
+
+def test_low_precision_is_summed_wide():
+    rows = torch.full((1, 4096), -0.01, dtype=torch.bfloat16)
+    got = balance(
+        torch.zeros(1),
+        rows,
+        rows,
+        rows * 0,
+        rows * 0,
+        torch.ones_like(rows).bool(),
+        **{**PLAIN, "length": "sum"},
+    )
+    assert got.residual.dtype == torch.float32
+    assert got.residual.item() == pytest.approx(4096 * rows[0, 0].item(), rel=1e-5)

@@ -1,0 +1,241 @@
+"""One update in verl's own FSDP engine, however it is split and packed, against FlowRL's paper in float64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import flow_lab
+import pytest
+import torch
+
+MODEL, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.actor"
+EXACT = 2e-4  # float32 against float64, relative to the largest gradient of each weight
+SAME = 1e-4  # two float32 computations in another order
+
+
+def case(name: str, *overrides: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "overrides": overrides, **more}
+
+
+def rows() -> Any:
+    from flashpatch.verify.probes.flowrl import tiny
+
+    return tiny.responses()
+
+
+def correction() -> list[list[float]]:
+    """Rollout-correction weights, equal over each response as verl's sequence weights are."""
+    return [[0.5 + 0.25 * (at % 3)] * len(row.answer) for at, row in enumerate(rows())]
+
+
+HALF = f"{ACTOR}.ppo_micro_batch_size_per_gpu=4"
+FSDP2 = f"{ACTOR}.strategy=fsdp2"
+PACKED = f"{MODEL}.use_remove_padding=True"
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All cases, one process after another: one rank, then two."""
+    from flashpatch.verify.probes.flowrl import tiny
+
+    folder = tmp_path_factory.mktemp("parity")
+    tiny.write_model(folder / "model")
+    tiny.write_model(folder / "tied", tied=True)
+    one = [
+        case("plain"),
+        case("micro", f"{ACTOR}.ppo_micro_batch_size_per_gpu=2"),
+        case("packed", PACKED),
+        case(
+            "dynamic",
+            PACKED,
+            f"{ACTOR}.use_dynamic_bsz=True",
+            f"{ACTOR}.ppo_max_token_len_per_gpu=48",
+            "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=True",
+        ),
+        case(
+            "static",
+            PACKED,
+            f"{ACTOR}.fsdp_config.pad_to_length=True",
+            f"{ACTOR}.fsdp_config.pad_to_length_bucket=128",
+        ),
+        case("checkpointing", f"{MODEL}.enable_gradient_checkpointing=True"),
+        case("fsdp2", FSDP2),
+        case("raw", options={"weight": "raw"}),
+        case("capped", options={"weight": "raw", "weight_cap": 0.5}),
+        case("none", options={"weight": "none", "length": "sum", "beta": 2.0}),
+        case("detached", options={"detach_hidden": True}),
+        case("corrected", extra={"rollout_is_weights": correction()}),
+        case("tied", model="tied"),
+        case("rates", options={"lr": 0.25, "num_layers": 1}),
+        # last: verl exchanges the forward of the model's class, for good
+        case("fused", f"{MODEL}.use_fused_kernels=True", f"{MODEL}.fused_kernel_options.impl_backend=torch"),
+        case(
+            "fused-packed",
+            PACKED,
+            f"{MODEL}.use_fused_kernels=True",
+            f"{MODEL}.fused_kernel_options.impl_backend=torch",
+        ),
+    ]
+    two = [
+        case("plain"),
+        case("micro", PACKED, f"{ACTOR}.ppo_micro_batch_size_per_gpu=1"),
+        case("fsdp2", FSDP2),
+        case("fsdp2-micro", FSDP2, PACKED, f"{ACTOR}.ppo_micro_batch_size_per_gpu=2"),
+        case("hybrid", FSDP2, f"{ACTOR}.fsdp_config.fsdp_size=1"),
+        case("tied", model="tied"),
+        case("root", f"{ACTOR}.fsdp_config.wrap_policy.min_num_params=100000"),
+    ]
+    flow_lab.run(folder, one)
+    flow_lab.run(folder, [{**c, "overrides": [HALF, *c["overrides"]]} for c in two], ranks=2)
+    return folder
+
+
+def gradient(seen: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """By how much plain descent at rate 1 moved each weight."""
+    return {name: seen["before"][name].double() - seen["after"][name].double() for name in seen["before"]}
+
+
+def paper(
+    seen: dict[str, Any],
+    *,
+    beta: float = 15.0,
+    weight: str = "clip",
+    cap: float | None = None,
+    length: str = "mean",
+    detach: bool = False,
+    factors: list[float] | None = None,
+    layers: int = 3,
+    tied: bool = False,
+) -> tuple[dict[str, torch.Tensor], float, list[float]]:
+    """FlowRL's step from the weights ``seen`` before it, in float64, one response at a time, without verl.
+
+    Returns:
+        The gradient by name, the loss, and each response's log Z.
+    """
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    from flashpatch.verify.probes.flowrl import tiny
+
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=tiny.VOCABULARY,
+            hidden_size=tiny.WIDTH,
+            intermediate_size=2 * tiny.WIDTH,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=256,
+            tie_word_embeddings=tied,
+            attn_implementation="eager",
+        )
+    ).double()
+    own = {name: value.double() for name, value in seen["before"].items()}
+    model.load_state_dict({n: v for n, v in own.items() if "proj_z" not in n}, strict=not tied)
+    head = {n: v.clone().requires_grad_() for n, v in own.items() if "proj_z" in n}
+    losses, log_zs = [], []
+    for at, row in enumerate(rows()):
+        ids = torch.tensor([[*row.prompt, *row.answer]])
+        hidden = model.model(ids).last_hidden_state
+        logp = model.lm_head(hidden)[0].log_softmax(-1)
+        answer = logp[len(row.prompt) - 1 : -1].gather(1, torch.tensor(row.answer)[:, None])[:, 0]
+        x = hidden[0, : len(row.prompt)].mean(0)
+        x = x.detach() if detach else x
+        for layer in range(layers):
+            x = torch.nn.functional.linear(
+                x, head[f"proj_z.net.{4 * layer}.weight"], head[f"proj_z.net.{4 * layer}.bias"]
+            )
+            if layer < layers - 1:
+                x = torch.nn.functional.gelu(x)
+                norm = f"proj_z.net.{4 * layer + 2}"
+                x = torch.nn.functional.layer_norm(x, x.shape, head[f"{norm}.weight"], head[f"{norm}.bias"])
+        old, ref = torch.tensor([row.old, row.ref], dtype=torch.float32).double()
+        share = len(row.answer) if length == "mean" else 1
+        ratio = (answer.detach() - old).sum().exp()
+        w = {"clip": ratio.clamp(0.8, 1.2), "raw": ratio, "none": torch.ones(())}[weight]
+        w = w if cap is None else w.clamp(max=cap)
+        reward = torch.tensor(row.reward, dtype=torch.float32).double()
+        residual = x.squeeze() + answer.sum() / share - beta * reward - ref.sum() / share
+        losses.append((factors[at] if factors else 1.0) * w * residual.square())
+        log_zs.append(x.item())
+    loss = torch.stack(losses).mean()
+    loss.backward()
+    found = {name: parameter.grad for name, parameter in model.named_parameters()}
+    if tied:
+        found["lm_head.weight"] = found["model.embed_tokens.weight"]
+    return {**found, **{n: v.grad for n, v in head.items()}}, loss.item(), log_zs
+
+
+@pytest.mark.parametrize(
+    "name, options",
+    [
+        ("plain", {}),
+        ("raw", {"weight": "raw"}),
+        ("capped", {"weight": "raw", "cap": 0.5}),
+        ("none", {"weight": "none", "length": "sum", "beta": 2.0}),
+        ("detached", {"detach": True}),
+        ("tied", {"tied": True}),
+    ],
+)
+def test_the_gradient_is_the_papers(done, name, options):
+    seen = flow_lab.result(done, name)
+    wanted, loss, log_z = paper(seen, **options)
+    assert flow_lab.furthest(gradient(seen), wanted) < EXACT
+    (metrics,) = seen["metrics"]
+    assert metrics["actor/tb_loss"] == pytest.approx(loss, rel=1e-5)
+    assert metrics["actor/log_z"] == pytest.approx(sum(log_z) / len(log_z), abs=1e-5)
+    assert min(float(gradient(seen)[n].abs().max()) for n in wanted) > 0  # policy and head, every weight
+
+
+def test_rollout_correction_multiplies_in(done):
+    seen = flow_lab.result(done, "corrected")
+    wanted, loss, _ = paper(seen, factors=[row[0] for row in correction()])
+    assert flow_lab.furthest(gradient(seen), wanted) < EXACT
+    assert seen["metrics"][0]["actor/tb_loss"] == pytest.approx(loss, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name", ["micro", "packed", "dynamic", "static", "checkpointing", "fused", "fused-packed", "fsdp2"]
+)
+def test_one_rank_however_it_is_packed(done, name):
+    seen, plain = flow_lab.result(done, name), flow_lab.result(done, "plain")
+    assert flow_lab.furthest(gradient(seen), gradient(plain)) < SAME
+    same_metrics(seen, plain)
+
+
+@pytest.mark.parametrize("name", ["plain", "micro", "fsdp2", "fsdp2-micro", "hybrid", "root"])
+def test_two_ranks_are_one(done, name):
+    seen, plain = flow_lab.result(done, name, ranks=2), flow_lab.result(done, "plain")
+    assert flow_lab.furthest(seen["before"], plain["before"]) == 0
+    assert flow_lab.furthest(gradient(seen), gradient(plain)) < SAME
+    same_metrics(seen, plain)
+
+
+def test_two_ranks_are_one_with_tied_embeddings(done):
+    seen, plain = flow_lab.result(done, "tied", ranks=2), flow_lab.result(done, "tied")
+    assert flow_lab.furthest(gradient(seen), gradient(plain)) < SAME
+
+
+def test_a_rate_of_its_own(done):
+    seen = flow_lab.result(done, "rates")
+    wanted, _, _ = paper(seen, layers=1)
+    moved = gradient(seen)
+    quarter = {n: g * (0.25 if "proj_z" in n else 1) for n, g in wanted.items()}
+    assert flow_lab.furthest(moved, quarter) < EXACT
+
+
+def test_nothing_of_the_head_is_exported(done):
+    for name in ("plain", "fsdp2"):
+        for ranks in (1, 2):
+            seen = flow_lab.result(done, name, ranks)
+            assert seen["exported"] == sorted(n for n in seen["before"] if "proj_z" not in n)
+            assert sum("proj_z" in n for n in seen["before"]) == 10
+
+
+def same_metrics(seen: dict[str, Any], plain: dict[str, Any]) -> None:
+    (one,), (other,) = seen["metrics"], plain["metrics"]
+    names = {name for name in other if name.startswith("actor/")}
+    assert {"actor/logpf", "actor/logp_ref", "actor/log_z", "actor/log_reward", "actor/tb_loss"} <= names
+    for name in names:
+        assert one[name] == pytest.approx(other[name], rel=1e-4, abs=1e-5), name

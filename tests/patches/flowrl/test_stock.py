@@ -1,0 +1,155 @@
+"""Without the family verl is stock: the mode is unknown, the head would be exported; and undo is exact."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import flow_lab
+
+
+def scenario(folder, code: str, **extra: str) -> str:
+    """Run Python code; it must succeed, and its output is returned."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=flow_lab.environment(folder, DIST_INIT_METHOD=f"file://{folder}/meet", **extra),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=flow_lab.LIMIT,
+    )
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+    return done.stdout + done.stderr
+
+
+def test_undo_restores_the_very_objects(tmp_path):
+    scenario(
+        tmp_path,
+        """
+        import flashpatch, importlib
+        from flashpatch import registry
+        from verl.trainer.ppo import core_algos
+
+        flashpatch.enable("cpu", "bf16")  # verl imports nothing on this machine without
+        patches = [p for p in registry.patches().values() if p.family == "flowrl"]
+
+        def now():
+            found = {}
+            for patch in patches:
+                module, _, path = patch.targets[0].partition(":")
+                owner = importlib.import_module(module)
+                *outer, name = path.split(".")
+                for part in outer:
+                    owner = vars(owner)[part]
+                found[patch.id] = vars(owner)[name]
+            return found
+
+        import verl.workers.engine_workers as workers
+        import verl.utils.checkpoint.fsdp_checkpoint_manager as manager
+        before, modes = now(), dict(core_algos.POLICY_LOSS_REGISTRY)
+        bound = workers.ppo_loss, manager.get_fsdp_full_state_dict
+        flashpatch.enable("flowrl")
+        states = {i: s.state.word for i, s in flashpatch.status().items() if i.startswith("flowrl")}
+        assert set(states.values()) == {"installed"}, states
+        during = now()
+        changed = {i for i in before if during[i] is not before[i]}
+        assert changed == set(before) - {"flowrl.verl.register_policy_loss"}, set(before) - changed
+        assert "flowrl" in core_algos.POLICY_LOSS_REGISTRY and workers.ppo_loss is during["flowrl.verl.ppo_loss"]
+        flashpatch.disable("flowrl")
+        after = now()
+        assert all(after[i] is before[i] for i in before)
+        assert core_algos.POLICY_LOSS_REGISTRY == modes
+        assert (workers.ppo_loss, manager.get_fsdp_full_state_dict) == bound
+        """,
+        FLASHPATCH="cpu,bf16",
+    )
+
+
+ACTOR_WITH = """
+    import flashpatch, sys
+    from pathlib import Path
+    from flashpatch.patches.flowrl import actor; from flashpatch.verify.probes.flowrl import tiny
+    where = tiny.write_model(Path("model"))
+"""
+
+
+def test_the_mode_is_unknown_to_stock_verl_and_it_has_no_head(tmp_path):
+    said = scenario(
+        tmp_path,
+        ACTOR_WITH
+        + """
+    config = tiny.recipe(where, "actor_rollout_ref.actor.policy_loss.loss_mode=flowrl")
+    worker = tiny.worker(config)
+    assert not [name for name in tiny.weights(worker.actor.engine) if "proj_z" in name]
+    try:
+        worker.update_actor(tiny.batch(tiny.responses()))
+    except ValueError as error:
+        print(error)
+    """,
+        FLASHPATCH="cpu,bf16",
+    )
+    assert "Unsupported loss mode: flowrl" in said
+
+
+def test_the_driver_sets_what_is_unset_and_the_filter_is_what_keeps_the_head_here(tmp_path):
+    """What vLLM says to a head that leaks is in test_job.py."""
+    said = scenario(
+        tmp_path,
+        ACTOR_WITH
+        + """
+    import copy, logging
+    logging.basicConfig(level="WARNING")
+    from omegaconf import OmegaConf
+    from verl.utils.config import validate_config
+    from flashpatch.errors import PatchError
+
+    config = tiny.recipe(where)
+    learns = config.actor_rollout_ref.actor
+    assert (learns.policy_loss.loss_mode, learns.use_kl_loss, learns.kl_loss_coef) == ("flowrl", True, 0)
+    validate_config(config, True, False)  # a second time, as the old trainer does
+
+    def other(path, value):
+        changed = copy.deepcopy(config)
+        OmegaConf.update(changed, path, value)
+        return changed
+
+    def refused(named, call, *arguments):
+        try:
+            call(*arguments)
+        except PatchError as error:
+            assert named in str(error), error
+        else:
+            raise AssertionError(named)
+
+    for path, value in (
+        ("actor_rollout_ref.actor.policy_loss.loss_mode", "gspo"),
+        ("actor_rollout_ref.actor.kl_loss_coef", 0.01),
+        ("actor_rollout_ref.actor.strategy", "megatron"),
+        ("algorithm.use_kl_in_reward", True),
+        ("algorithm.adv_estimator", "gae"),
+    ):
+        refused(f"{path}={value}", validate_config, other(path, value), False, False)
+
+    # a worker whose driver checked nothing
+    refused("loss_mode=gspo", tiny.worker, other("actor_rollout_ref.actor.policy_loss.loss_mode", "gspo"))
+    flashpatch.enable("flowrl", beta=-1.0)
+    refused("beta=-1.0", validate_config, config, False, False)
+    refused("beta=-1.0", tiny.worker, config)
+    flashpatch.enable("flowrl", beta=15.0)
+
+    engine = tiny.worker(config).actor.engine
+    names = lambda: {name for name, _ in engine.get_per_tensor_param()[0]}
+    ours = names()
+    flashpatch.disable("flowrl")
+    stock = names()
+    head = {name for name in tiny.weights(engine) if "proj_z" in name}
+    assert stock - ours == head and len(head) == 10
+    assert {name for name, *_ in engine.get_per_tensor_param_shard()[0]} == stock
+    flashpatch.enable("flowrl")
+    assert names() == ours == {name for name, *_ in engine.get_per_tensor_param_shard()[0]}
+    """,
+        FLASHPATCH="cpu,bf16,flowrl",
+    )
+    for setting in ("policy_loss.loss_mode=flowrl", "use_kl_loss=True", "kl_loss_coef=0"):
+        assert f"actor_rollout_ref.actor.{setting}, as FlowRL needs" in said

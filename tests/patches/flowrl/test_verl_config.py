@@ -1,0 +1,100 @@
+"""What a recipe may ask for, read from the recipe alone: neither verl nor torch is needed."""
+
+from __future__ import annotations
+
+import pytest
+
+from flashpatch.errors import PatchError
+from flashpatch.patches.flowrl import options, verl_config
+
+ACTOR, MODEL = verl_config.ACTOR, verl_config.MODEL
+PLAIN = {
+    verl_config.LOSS_MODE: "vanilla",
+    verl_config.USE_KL: False,
+    verl_config.KL_COEF: 0.001,
+    "algorithm.adv_estimator": "grpo",
+    "algorithm.use_kl_in_reward": False,
+    f"{ACTOR}.strategy": "fsdp",
+    f"{ACTOR}.ulysses_sequence_parallel_size": 1,
+    f"{MODEL}.lora_rank": 0,
+}
+
+
+def reader(**changes):
+    settings = {**PLAIN, **changes}
+    return lambda path, default=None: settings.get(path, default)
+
+
+def test_verls_own_values_are_not_in_the_way():
+    assert list(verl_config.refusals(reader())) == []
+    assert list(verl_config.refusals(reader(**verl_config.WANTED), set(verl_config.WANTED))) == []
+
+
+@pytest.mark.parametrize(
+    "path, value",
+    [
+        (verl_config.LOSS_MODE, "gspo"),
+        (verl_config.KL_COEF, 0.01),
+        ("algorithm.use_kl_in_reward", True),
+        ("algorithm.adv_estimator", "gae"),
+        ("algorithm.rollout_correction.bypass_mode", True),
+        ("distillation.enabled", True),
+        (f"{ACTOR}.strategy", "megatron"),
+        (f"{ACTOR}.strategy", "veomni"),
+        (f"{ACTOR}.ulysses_sequence_parallel_size", 2),
+        (f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size", 2),
+        (f"{ACTOR}.fsdp_config.qat.enable", True),
+        (f"{ACTOR}.use_prefix_grouper", True),
+        (f"{MODEL}.lora_rank", 8),
+        (f"{MODEL}.lora.rank", 8),
+        (f"{MODEL}.lora_adapter_path", "somewhere"),
+    ],
+)
+def test_what_contradicts_flowrl_is_refused_by_name(path, value):
+    (refusal,) = verl_config.refusals(reader(**{path: value}))
+    assert refusal.startswith(f"{path}={value} (")
+
+
+@pytest.mark.parametrize(
+    "path, value",
+    [(verl_config.LOSS_MODE, "vanilla"), (verl_config.USE_KL, False), (verl_config.KL_COEF, 0.001)],
+)
+def test_verls_own_value_typed_on_purpose_is_refused(path, value):
+    (refusal,) = verl_config.refusals(reader(), {path})
+    assert refusal.startswith(f"{path}={value} (")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"beta": -1.0},
+        {"beta": 0.0},
+        {"beta": None},
+        {"beta": float("nan")},
+        {"beta": float("inf")},
+        {"num_layers": 0},
+        {"dropout": 1.0},
+        {"weight_cap": 0.0},
+        {"lr": -1e-3},
+        {"weight_decay": -0.1},
+        {"weight": "ppo"},
+        {"length": "max"},
+    ],
+)
+def test_an_option_out_of_range_is_named(changes):
+    values = {name: option.default for name, option in options.OPTIONS.items()}
+    assert list(options.problems(values)) == []
+    ((name, value),) = changes.items()
+    (problem,) = options.problems({**values, **changes})
+    assert problem.startswith(f"{name}={value} (")
+
+
+@pytest.mark.parametrize(
+    "options, named", [({"weight": "ppo"}, "weight"), ({"beta": "15"}, "beta"), ({"betta": 1.0}, "beta")]
+)
+def test_enable_refuses_what_cannot_be_an_option(options, named):
+    import flashpatch
+
+    with pytest.raises(PatchError, match=named):
+        flashpatch.enable("flowrl", **options)
+    assert "flowrl" not in flashpatch.status().names

@@ -1,0 +1,378 @@
+"""Files from elsewhere: refused with one clear error, before much is read, and nothing in them is
+executed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import struct
+from pathlib import Path
+
+import profile_lab
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from flashpatch import PatchError
+from flashpatch.patches.fp8.calibration import pickled, profile_file
+from flashpatch.patches.fp8.calibration.checkpoint import Checkpoint
+from flashpatch.patches.fp8.calibration.structure import Exchange
+
+GIB = 1 << 30
+
+
+class Bomb:
+    """Unpickling it leaves a file behind."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.mark),)
+
+
+def refused(call, *args) -> str:
+    with pytest.raises(PatchError) as caught:
+        call(*args)
+    return str(caught.value)
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    """A small valid profile."""
+    exchange = Exchange("m.norm", 1.0, ("m.a", "m.b"), {"m.b": (0, 1, 0, 1)})
+    shapes = {"m.norm.weight": (2,), "m.a.weight": (3, 2), "m.b.weight": (3, 4)}
+    profile = profile_file.Profile(
+        "int8",
+        "channel",
+        "pair",
+        "f" * 64,
+        shapes,
+        (exchange,),
+        {"m.norm": torch.tensor([0.5, 2.0])},
+        frozenset({"m.a.weight"}),
+        {"m.a.weight": torch.ones(3, 1)},
+    )
+    profile_file.save(profile, tmp_path / "good.safetensors")
+    return tmp_path / "good.safetensors"
+
+
+def rewritten(path: Path, change) -> Path:
+    """``path`` with ``change(tensors, metadata)`` applied."""
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata = file.metadata()
+    change(tensors, metadata)
+    save_file(tensors, path, metadata)
+    return path
+
+
+class TestProfile:
+    def test_round_trip(self, good: Path) -> None:
+        profile = profile_file.load(good)
+        assert profile.exchanges == (Exchange("m.norm", 1.0, ("m.a", "m.b"), {"m.b": (0, 1, 0, 1)}),)
+        assert profile.smooth["m.norm"].tolist() == [0.5, 2.0]
+        assert profile.smoothed("m.b.weight", torch.ones(3, 4))[0].tolist() == [0.5, 2.0, 0.5, 2.0]
+        assert profile.smoothed("m.norm.weight", torch.zeros(2)).tolist() == [1.0, -0.5]
+        assert "shape" in refused(profile.smoothed, "m.a.weight", torch.ones(2, 2))
+
+    def test_it_is_not_overwritten_unasked(self, good: Path) -> None:
+        profile = profile_file.load(good)
+        assert "exists" in refused(profile_file.save, profile, good)
+        profile_file.save(profile, good, True)
+        assert [p.name for p in good.parent.iterdir()] == ["good.safetensors"]
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            (lambda t, m: t["smooth/m.norm"].fill_(float("nan")), "smooth/m.norm holds nan"),
+            (lambda t, m: t["smooth/m.norm"].fill_(float("inf")), "holds inf"),
+            (lambda t, m: t["smooth/m.norm"].zero_(), "holds 0.0"),
+            (lambda t, m: t["smooth/m.norm"].neg_(), "must be positive"),
+            (lambda t, m: t["weight_scale/m.a.weight"].zero_(), "weight_scale/m.a.weight holds 0.0"),
+            (lambda t, m: t.update({"smooth/m.norm": torch.ones(3)}), "float32 [3], not float32 [2]"),
+            (
+                lambda t, m: t.update({"smooth/m.norm": torch.ones(2).double()}),
+                "float64 [2], not float32 [2]",
+            ),
+            (lambda t, m: t.pop("smooth/m.norm"), "lacks the tensor smooth/m.norm"),
+            (lambda t, m: t.pop("index/m.b"), "feeds 2 channels of m.norm to 4 of m.b"),
+            (lambda t, m: t.update({"index/m.b": torch.tensor([0, 1, 0, 2]).int()}), "does not have"),
+            (lambda t, m: t.update({"index/m.b": torch.tensor([0, -1, 0, 1]).int()}), "does not have"),
+            (lambda t, m: t.update({"index/m.b": torch.ones(4)}), "not int32"),
+            (lambda t, m: t.update({"extra": torch.ones(1)}), "belong to nothing: extra"),
+            (lambda t, m: m.update(format="other"), "not a profile"),
+            (lambda t, m: m.update(version="99"), "version '99'"),
+            (lambda t, m: m.update(form="int4"), "has form 'int4'"),
+            (lambda t, m: m.update(more="x"), "has not the metadata of a profile: more"),
+            (lambda t, m: m.pop("shapes"), "has not the metadata of a profile: shapes"),
+            (lambda t, m: m.update(shapes="[1]"), "shapes in its metadata is no dict"),
+            (lambda t, m: m.update(shapes='{"a.weight": [-1]}'), "has no shape for 'a.weight'"),
+            (lambda t, m: m.update(shapes='{"../../etc/passwd": [1]}'), "names a tensor '../../etc/passwd'"),
+            (lambda t, m: m.update(shapes="[" * 20000), "shapes in its metadata is not JSON"),
+            (lambda t, m: m.update(exchanges='[["m.norm", 0.5, ["m.a"]]]'), "has an exchange"),
+            (lambda t, m: m.update(exchanges='[["m.norm", 1.0, []]]'), "has an exchange"),
+            (lambda t, m: m.update(exchanges='[["m/../x", 1.0, ["m.a"]]]'), "names a tensor 'm/../x'"),
+            (lambda t, m: m.update(exchanges='[["m.norm", 1.0, ["m.a", "m.a", "m.b"]]]'), "exchange twice"),
+            (lambda t, m: m.update(quantized='["m.a.weight", "m.z.weight"]'), "shape for m.z.weight"),
+        ],
+    )
+    def test_damaged(self, good: Path, change, said: str) -> None:
+        assert said in refused(profile_file.load, rewritten(good, change))
+
+    @pytest.mark.parametrize(
+        ("data", "said"),
+        [
+            (b"", "is empty"),
+            (b"\x80\x04K\x01.", "is a pickle"),
+            (b"PK\x03\x04rest", "is a pickle"),
+            (b"short", "not a safetensors file"),
+            (struct.pack("<Q", 1 << 62) + b"{}", "header cannot be that long"),
+            (struct.pack("<Q", 4) + b"\xff\xfe\xfd\xfc", "not UTF-8"),
+            (struct.pack("<Q", 4) + b"[1] ", "not a JSON object"),
+            (struct.pack("<Q", 4) + b"nope", "is not JSON"),
+            (struct.pack("<Q", 2) + b"{}", "not a profile"),
+        ],
+    )
+    def test_other_bytes(self, data: bytes, said: str, tmp_path: Path) -> None:
+        path = tmp_path / "p"
+        path.write_bytes(data)
+        assert said in refused(profile_file.load, path)
+
+    def test_a_gigabyte_of_nonsense_is_not_read(self, tmp_path: Path) -> None:
+        path = profile_lab.sparse(tmp_path / "p", GIB, b"nonsense")
+        assert "is 1024 MiB, more than the 512 MiB" in refused(profile_file.load, path)
+        assert "is 1024 MiB, more than" in refused(pickled._read, path)
+
+    def test_a_header_of_a_gigabyte(self, tmp_path: Path) -> None:
+        path = profile_lab.sparse(tmp_path / "p", GIB // 4, struct.pack("<Q", GIB // 8))
+        assert "header cannot be that long" in refused(profile_file.load, path)
+
+    def test_what_is_no_file(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "fifo")
+        assert "not a regular file" in refused(profile_file.load, tmp_path / "fifo")
+        assert "not a regular file" in refused(profile_file.load, tmp_path)
+        assert "cannot be read" in refused(profile_file.load, tmp_path / "missing")
+        assert "cannot be read" in refused(profile_file.load, tmp_path / "nul\0byte")
+
+    @given(at=st.integers(0, 2000), value=st.binary(min_size=1, max_size=8))
+    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    def test_any_damage_is_refused_or_harmless(self, good: Path, at: int, value: bytes) -> None:
+        data = bytearray(good.read_bytes())
+        at %= len(data)
+        data[at : at + len(value)] = value[: len(data) - at]
+        path = good.with_name("damaged")
+        path.write_bytes(data)
+        try:
+            profile = profile_file.load(path)
+        except PatchError:
+            return
+        profile_file.check(profile, path)
+
+
+class TestCheckpoint:
+    @pytest.mark.parametrize(
+        "file", ["../other/model.safetensors", "/etc/passwd", "a/b.safetensors", "..", "a\0b", 5, "~x", ""]
+    )
+    def test_an_index_that_leads_out(self, file, twins) -> None:
+        _, other = twins
+        profile_lab.index_with(other, {"model.norm.weight": file})
+        assert "not a plain name beside it" in refused(Checkpoint, str(other))
+
+    @pytest.mark.parametrize("name", ["../x", "a/b", "", "a b", "a\n", "x" * 400, "é"])
+    def test_names_that_are_none(self, name: str, twins) -> None:
+        _, other = twins
+        profile_lab.index_with(other, {name: "model-1.safetensors"})
+        assert "names a tensor" in refused(Checkpoint, str(other))
+
+    def test_an_index_that_promises_too_much(self, twins) -> None:
+        model, _ = twins
+        index = model / "model.safetensors.index.json"
+        held = json.loads(index.read_text())
+        held["weight_map"]["more.weight"] = next(iter(held["weight_map"].values()))
+        index.write_text(json.dumps(held))
+        assert "lacks more.weight, which the index says it holds" in refused(Checkpoint, str(model))
+        held["weight_map"]["more.weight"] = "absent.safetensors"
+        index.write_text(json.dumps(held))
+        assert "absent.safetensors: cannot be read" in refused(Checkpoint, str(model))
+
+    @pytest.mark.parametrize("data", [b"\xff\xfe{}", b"[]", b"{" * 50000, b"", b'{"weight_map": 5}'])
+    def test_an_index_that_is_none(self, data: bytes, twins) -> None:
+        model, _ = twins
+        (model / "model.safetensors.index.json").write_bytes(data)
+        refused(Checkpoint, str(model))
+
+    def test_a_huge_config(self, twins) -> None:
+        model, _ = twins
+        profile_lab.sparse(model / "config.json", GIB)
+        assert "more than the 64 MiB" in refused(Checkpoint, str(model))
+
+    def test_pickles_are_not_opened(self, tmp_path: Path) -> None:
+        (tmp_path / "config.json").write_text("{}")
+        with (tmp_path / "pytorch_model.bin").open("wb") as file:
+            pickle.dump(Bomb(tmp_path / "mark"), file)
+        assert "only pytorch_model.bin, a pickle: not opened" in refused(Checkpoint, str(tmp_path))
+        (tmp_path / "pytorch_model.bin").rename(tmp_path / "model.safetensors")
+        assert "is a pickle" in refused(Checkpoint, str(tmp_path))
+        assert not (tmp_path / "mark").exists()
+
+    def test_code_beside_the_config_is_not_run(self, twins, tmp_path: Path) -> None:
+        from flashpatch.patches.fp8.calibration import structure
+
+        model, _ = twins
+        config = json.loads((model / "config.json").read_text())
+        config |= {
+            "model_type": "evil",
+            "auto_map": {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"},
+        }
+        (model / "config.json").write_text(json.dumps(config))
+        (model / "evil.py").write_text(f"import os; os.mkdir({str(tmp_path / 'mark')!r})")
+        assert "cannot be examined" in refused(structure.of_directory, model)
+        assert not (tmp_path / "mark").exists()
+
+    def test_nothing_is_downloaded(self) -> None:
+        assert "nothing is downloaded" in refused(Checkpoint, "some-org/some-model-that-is-not-here")
+
+
+class TestFlashRL:
+    """``profile.pt`` as FlashRL writes it, and as somebody else does."""
+
+    @staticmethod
+    def entries(model: Path, scales) -> dict:
+        """What FlashRL's profiler stores, from the true scales of a pair."""
+        held, made = profile_lab.tensors(model), {}
+        for layer in range(3):
+            at = f"model.layers.{layer}."
+            for norm, consumers in (
+                ("input_layernorm", ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
+                ("post_attention_layernorm", ["mlp.gate_proj", "mlp.up_proj"]),
+            ):
+                s = torch.tensor(scales[at + norm]).float()
+                made[f"{at}{norm}.weight"] = {
+                    "input_scale": 1 / s,
+                    "output_scale": 1.0,
+                    "type": torch.bfloat16,
+                }
+                for consumer in consumers:
+                    out = torch.full((held[f"{at}{consumer}.weight"].shape[0], 1), 500.0)
+                    if consumer == "mlp.up_proj":
+                        out = out / torch.tensor(scales[at + consumer]).float()[:, None]
+                    made[f"{at}{consumer}.weight"] = {
+                        "input_scale": s.view(1, -1),
+                        "output_scale": out,
+                        "type": torch.int8,
+                    }
+            s = torch.tensor(scales[f"{at}mlp.up_proj"]).float().view(1, -1)
+            out = torch.full((64, 1), 500.0)
+            made[f"{at}mlp.down_proj.weight"] = {"input_scale": s, "output_scale": out, "type": torch.int8}
+            made[f"{at}self_attn.o_proj.weight"] = {
+                "input_scale": 1.0,
+                "output_scale": out,
+                "type": torch.int8,
+            }
+        return made
+
+    @pytest.fixture
+    def given(self, pairs):
+        model, _, scales = pairs("qwen2")
+        return model, scales, self.entries(model, scales)
+
+    @staticmethod
+    def convert(held, model: Path, tmp_path: Path):
+        torch.save(held, tmp_path / "profile.pt")
+        with Checkpoint(str(model)) as checkpoint:
+            return pickled.convert(tmp_path / "profile.pt", checkpoint)
+
+    def test_converted_it_quantizes_as_flashrl_does(self, given, tmp_path: Path) -> None:
+        model, scales, entries = given
+        profile = self.convert(entries, model, tmp_path)
+        wanted = {
+            name: s for name, s in scales.items() if not name.endswith("v_proj")
+        }  # FlashRL knows no such pair
+        assert set(profile.smooth) == set(wanted)
+        assert len(profile.quantized) == 21
+        for name, tensor in profile_lab.tensors(model).items():
+            smoothed = profile.smoothed(name, tensor)
+            if name in profile.quantized:
+                theirs = tensor.float() * entries[name]["output_scale"] * entries[name]["input_scale"]
+                assert torch.allclose(smoothed / profile.weight_scale[name], theirs, rtol=1e-4), name
+            elif name in entries:
+                assert torch.allclose(
+                    smoothed.float(), tensor.float() * entries[name]["input_scale"], rtol=1e-2
+                )
+            elif not name.endswith("up_proj.bias"):
+                assert smoothed is tensor
+        profile_file.save(profile, tmp_path / "p.safetensors")
+        profile_file.load(tmp_path / "p.safetensors")
+
+    def test_its_fp8_profile_is_a_list_of_names(self, given, tmp_path: Path) -> None:
+        model, _, entries = given
+        names = [name for name, entry in entries.items() if entry["type"] == torch.int8]
+        profile = self.convert(names, model, tmp_path)
+        assert profile.quantized == frozenset(names) and (profile.form, profile.exchanges) == ("fp8", ())
+
+    @pytest.mark.parametrize("how", ["zip", "bare", "deflated"])
+    def test_code_is_not_executed(self, how: str, given, tmp_path: Path) -> None:
+        model, _, entries = given
+        mark, path = tmp_path / "mark", tmp_path / "profile.pt"
+        if how == "bare":
+            path.write_bytes(pickle.dumps({**entries, "x": Bomb(mark)}))
+        else:
+            torch.save({"x": Bomb(mark)}, path)
+        if how == "deflated":
+            import zipfile
+
+            with (
+                zipfile.ZipFile(path) as old,
+                zipfile.ZipFile(tmp_path / "d.pt", "w", zipfile.ZIP_DEFLATED) as new,
+            ):
+                for entry in old.namelist():
+                    new.writestr(entry, old.read(entry))
+            path = tmp_path / "d.pt"
+        with Checkpoint(str(model)) as checkpoint:
+            message = refused(pickled.convert, path, checkpoint)
+        said = {
+            "zip": "nothing in it was executed",
+            "bare": "bare pickle is not opened",
+            "deflated": "compressed",
+        }
+        assert said[how] in message
+        assert not mark.exists()
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            (
+                lambda e, n: e[n].update(input_scale=torch.full((1, 64), float("nan"))),
+                "not positive and finite",
+            ),
+            (lambda e, n: e[n].update(input_scale=0.0), "not positive and finite"),
+            (lambda e, n: e[n].update(output_scale=-1.0), "not positive and finite"),
+            (lambda e, n: e[n].update(input_scale=torch.ones(1, 63)), "has shape [1, 63], not 64 values"),
+            (lambda e, n: e[n].update(input_scale="x"), "no number and no float tensor"),
+            (lambda e, n: e[n].update(type="int8"), "has not the entries"),
+            (lambda e, n: e[n].pop("type"), "has not the entries"),
+            (lambda e, n: e.update({"model.layers.9.mlp.up_proj.weight": e[n]}), "does not have"),
+            (lambda e, n: e.update({"../x": e[n]}), "names a tensor"),
+            (lambda e, n: e[n].update(input_scale=torch.rand(1, 64) + 0.5), "different input scales"),
+            (
+                lambda e, n: e["model.layers.0.input_layernorm.weight"].update(
+                    input_scale=torch.rand(64) + 0.5
+                ),
+                "not each other's inverse",
+            ),
+            (lambda e, n: e.clear(), "names nothing"),
+        ],
+    )
+    def test_damaged(self, change, said: str, given, tmp_path: Path) -> None:
+        model, _, entries = given
+        change(entries, "model.layers.0.self_attn.k_proj.weight")
+        assert said in refused(self.convert, entries, model, tmp_path)
+
+    @pytest.mark.parametrize("held", [5, "x", None, torch.ones(2), {1: 2}, [1]])
+    def test_other_plain_data(self, held, given, tmp_path: Path) -> None:
+        assert "profile.pt" in refused(self.convert, held, given[0], tmp_path)

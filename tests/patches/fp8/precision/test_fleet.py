@@ -1,0 +1,327 @@
+"""Mixed fleets: what an entry may say, which replica gets which, and how a replica knows its number."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flashpatch import PatchError
+from flashpatch.patches.fp8.precision import fleet
+from flashpatch.patches.fp8.precision.fleet import Entry
+
+TABLES = [{"precision": "bf16"}, {"precision": "fp8"}, {"precision": "fp8", "scheme": "fp8_per_block"}]
+
+
+def refused(call, *args) -> str:
+    with pytest.raises(PatchError) as caught:
+        call(*args)
+    return str(caught.value)
+
+
+class TestParse:
+    def test_entries(self) -> None:
+        entries = fleet.parse(TABLES, "here")
+        assert entries == (Entry("bf16"), Entry("fp8"), Entry("fp8", "fp8_per_block"))
+        assert [entry.quantization for entry in entries] == ["", None, "fp8_per_block"]
+
+    @pytest.mark.parametrize(
+        ("table", "said"),
+        [
+            ({}, "precision in entry 0 of here is 'missing'"),
+            ({"precision": "fp9"}, "Choose from bf16, fp8"),
+            ({"precision": "fp8", "shceme": "x"}, "unknown key 'shceme' in entry 0 of here"),
+            ({"precision": 8}, "Give a string"),
+            ({"precision": "fp8", "scheme": "../x"}, "scheme"),
+            ({"precision": "fp8", "scheme": "a" * 65}, "scheme"),
+            ({"precision": "bf16", "scheme": "fp8"}, "not for bf16"),
+        ],
+    )
+    def test_refusals(self, table, said: str) -> None:
+        assert said in refused(fleet.parse, [table], "here")
+
+    def test_too_many(self) -> None:
+        assert "at most" in refused(fleet.parse, [{"precision": "fp8"}] * 1025, "here")
+
+
+@settings(deadline=None)
+@given(st.integers(1, 20), st.integers(0, 1000))
+def test_entries_take_turns(count: int, rank: int) -> None:
+    entries = tuple(Entry("fp8", f"scheme{n}") for n in range(count))
+    ranks = range(rank, rank + count)
+    assert {fleet.assigned(entries, r) for r in ranks} == set(entries), (
+        "any run of replicas has every entry once"
+    )
+    assert fleet.assigned(entries, rank) is fleet.assigned(entries, rank + count)
+
+
+class TestPlace:
+    @staticmethod
+    def args(**given):
+        defaults = dict(
+            distributed_executor_backend=None,
+            tensor_parallel_size=1,
+            pipeline_parallel_size=1,
+            data_parallel_rank=None,
+            data_parallel_size=1,
+        )
+        return SimpleNamespace(**{**defaults, **given})
+
+    @pytest.mark.parametrize(
+        ("given", "environ", "rank"),
+        [
+            ({}, {}, 0),
+            ({}, {"VERL_REPLICA_RANK": "3"}, 3),
+            ({"data_parallel_size": 4}, {"VERL_REPLICA_RANK": "3"}, 3),
+            ({"data_parallel_rank": 2, "data_parallel_size": 4}, {}, 2),
+            ({"distributed_executor_backend": "external_launcher"}, {"RANK": "5"}, 5),
+            (
+                {"distributed_executor_backend": "external_launcher", "tensor_parallel_size": 2},
+                {"RANK": "5"},
+                2,
+            ),
+            (
+                {
+                    "distributed_executor_backend": "external_launcher",
+                    "tensor_parallel_size": 2,
+                    "pipeline_parallel_size": 2,
+                },
+                {"RANK": "7"},
+                1,
+            ),
+            ({}, {"RANK": "5"}, 0),
+        ],
+    )
+    def test_rank(self, given, environ, rank: int) -> None:
+        assert fleet.place(self.args(**given), environ).rank == rank
+
+    def test_all_tensor_parallel_ranks_of_a_replica_agree(self) -> None:
+        args = self.args(distributed_executor_backend="external_launcher", tensor_parallel_size=4)
+        found = [fleet.place(args, {"RANK": str(rank)}).rank for rank in range(12)]
+        assert found == [0] * 4 + [1] * 4 + [2] * 4
+
+    @pytest.mark.parametrize(
+        ("given", "environ", "said"),
+        [
+            ({"data_parallel_size": 2}, {}, "2 data-parallel ranks"),
+            ({}, {"VERL_REPLICA_RANK": "-1"}, "VERL_REPLICA_RANK is '-1'"),
+            ({}, {"VERL_REPLICA_RANK": "٣"}, "unknown which replica"),
+            ({"distributed_executor_backend": "external_launcher"}, {}, "RANK is ''"),
+        ],
+    )
+    def test_refusals(self, given, environ, said: str) -> None:
+        assert said in refused(fleet.place, self.args(**given), environ)
+
+    def test_vllms_own_arguments_have_these_fields(self) -> None:
+        pytest.importorskip("vllm")
+        from dataclasses import fields
+
+        from vllm.engine.arg_utils import EngineArgs
+
+        assert {field.name for field in fields(EngineArgs)} >= set(vars(self.args())) | {
+            "quantization",
+            "model",
+        }
+
+
+class TestYaml:
+    """FlashRL's file, as ``flashrl setup`` writes it."""
+
+    @staticmethod
+    def write(path: Path, *configs: dict) -> Path:
+        import yaml
+
+        path.write_text(yaml.dump({"configs": list(configs)}))
+        return path
+
+    def test_entries(self, tmp_path: Path) -> None:
+        path = self.write(
+            tmp_path / "c.yaml",
+            {"fn": "bf16", "load_format": "dummy", "distributed_executor_backend": "external_launcher"},
+            {
+                "fn": "fp8_vllm",
+                "load_format": "auto",
+                "module_attribute_to_preserve": ["workspace"],
+                "quantization": "fp8",
+            },
+            {"fn": "fp8_channel", "model": "org/template", "profile": "/somewhere/profile.pt"},
+        )
+        assert fleet.from_flashrl(path) == (Entry("bf16"), Entry("fp8"), Entry("fp8_channel"))
+
+    @pytest.mark.parametrize(
+        ("config", "said"),
+        [
+            ({"fn": "int8"}, "'int8' cannot be had"),
+            ({}, "'int8' cannot be had"),
+            ({"fn": "int8_prune"}, "Use fp8"),
+            ({"fn": "fp4"}, "no precision of FlashRL"),
+            ({"fn": ["fp8"]}, "no precision of FlashRL"),
+            ({"fn": "bf16", "model": "x"}, "'model' has no counterpart"),
+            ({"fn": "fp8", "gpu_memory_utilization": 0.5}, "'gpu_memory_utilization' has no counterpart"),
+            ({"fn": "bf16", "quantization": "fp8"}, "quantization 'fp8' with fn 'bf16'"),
+        ],
+    )
+    def test_refused_by_name(self, config, said: str, tmp_path: Path) -> None:
+        path = self.write(tmp_path / "c.yaml", {"fn": "fp8"}, config)
+        message = refused(fleet.from_flashrl, path)
+        assert said in message and "entry 1" in message
+
+    @pytest.mark.parametrize(
+        ("data", "said"),
+        [
+            (b"configs: !!python/object/apply:os.system ['touch HERE/pwned']\n", "not plain YAML"),
+            (b"a: &a [1]\nconfigs: [*a, *a]\n", "anchors"),
+            (b"configs: []\n", "no list 'configs'"),
+            (b"- fp8\n", "no list 'configs'"),
+            (b"configs: [fp8]\n", "no list 'configs'"),
+            (b"\xff\xfe\x00c", "not UTF-8"),
+            (b"", "is empty"),
+            (b"configs: [" * 5000, "not plain YAML"),
+            (b"configs:\n\t- x: [", "not plain YAML"),
+        ],
+        ids=["code", "anchors", "none", "list", "strings", "bytes", "empty", "deep", "tab"],
+    )
+    def test_hostile_files(self, data: bytes, said: str, tmp_path: Path) -> None:
+        path = tmp_path / "c.yaml"
+        path.write_bytes(data.replace(b"HERE", str(tmp_path).encode()))
+        assert said in refused(fleet.from_flashrl, path)
+        assert list(tmp_path.iterdir()) == [path]
+
+    def test_a_gigabyte_is_not_read(self, tmp_path: Path) -> None:
+        path = tmp_path / "c.yaml"
+        with path.open("wb") as file:
+            os.truncate(file.fileno(), 1 << 30)
+        assert "1024 MiB, more than the 1 MiB" in refused(fleet.from_flashrl, path)
+
+
+CONFIGURE = """
+import json, os, sys
+import flashpatch
+from flashpatch import PatchError, ledger
+from vllm.engine.arg_utils import EngineArgs
+
+def configured(model, fleet, arguments, environ):
+    os.environ.update(environ)
+    if arguments.get("hf_overrides") == "a function":
+        arguments["hf_overrides"] = lambda config: config
+    flashpatch.enable("fp8", fleet=fleet)
+    try:
+        args = EngineArgs(model=model, dtype="bfloat16", max_model_len=64, **arguments)
+        config = args.create_engine_config()
+        args.create_engine_config()  # a second one of the same arguments is no contradiction
+    except PatchError as error:
+        return {"error": str(error)}
+    finally:
+        flashpatch.disable("fp8")
+        for name in environ:
+            del os.environ[name]
+    ledger.flush()
+    rows = [json.load(open(os.path.join(at, f))) for at, _, fs in os.walk(os.environ["FLASHPATCH_LEDGER"])
+            for f in fs if f.endswith(".json")]
+    [notes] = [row["notes"] for row in rows if row.get("pid") == os.getpid()]
+    return {"quantization": config.model_config.quantization, "notes": notes}
+
+model, scenarios = json.load(sys.stdin)
+print(json.dumps({name: configured(model, *how) for name, how in scenarios.items()}))
+"""
+FLEET = [{"precision": "bf16"}, {"precision": "fp8_channel"}, {"precision": "fp8_tensor"}]
+FUNCTION = "a function"
+EIGHT_BITS = [{"precision": "int8"}, {"precision": "int8_weight_only"}]
+
+
+@pytest.fixture(scope="module")
+def configured(tmp_path_factory) -> dict[str, dict]:
+    """The quantization that engines' configurations get, and what their process notes in the ledger: all in one
+    process, which takes long enough to start."""
+    pytest.importorskip("vllm")
+    from flashpatch.verify.probes.fp8 import tiny
+
+    home = tmp_path_factory.mktemp("fleet")
+    model = tiny.write(home / "m", 0)
+    yaml = str(TestYaml.write(home / "c.yaml", {"fn": "bf16"}, {"fn": "fp8_channel", "model": "a/b"}))
+    ranks = {f"rank {n}": (FLEET, {}, {"VERL_REPLICA_RANK": str(n)}) for n in (0, 1, 5)}
+    scenarios = {
+        **ranks,
+        "caller": (FLEET, {"quantization": "fp8_per_tensor"}, {"VERL_REPLICA_RANK": "1"}),
+        "caller bf16": (FLEET, {"quantization": "fp8_per_tensor"}, {"VERL_REPLICA_RANK": "0"}),
+        "yaml 3": ([], {}, {"VERL_REPLICA_RANK": "3", "FLASHRL_CONFIG": yaml}),
+        "yaml 2": ([], {}, {"VERL_REPLICA_RANK": "2", "FLASHRL_CONFIG": yaml}),
+        "int8": ([], {}, {"FLASHRL_CONFIG": "int8"}),
+        "eight 0": (EIGHT_BITS, {}, {"VERL_REPLICA_RANK": "0"}),
+        "eight 1": (EIGHT_BITS, {}, {"VERL_REPLICA_RANK": "1"}),
+        "eight, a function": (EIGHT_BITS, {"hf_overrides": FUNCTION}, {"VERL_REPLICA_RANK": "0"}),
+        "eight, the caller's": (
+            EIGHT_BITS,
+            {"hf_overrides": {"quantization_config": {"quant_method": "fp8"}}},
+            {"VERL_REPLICA_RANK": "0"},
+        ),
+        "one": ([{"precision": "fp8_tensor"}], {}, {}),
+        "none": ([], {}, {}),
+    }
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("FLASHPATCH", "FLASHRL", "VERL"))}
+    environ = {**kept, **tiny.ENVIRONMENT, "FLASHPATCH_LEDGER": str(home / "ledger")}
+    done = subprocess.run(
+        [sys.executable, "-c", CONFIGURE],
+        input=json.dumps([str(model), scenarios]),
+        cwd=home,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.vllm
+class TestEngines:
+    @pytest.mark.parametrize(
+        ("rank", "quantization", "precision"),
+        [(0, None, "bf16"), (1, "fp8_per_channel", "fp8_channel"), (5, "fp8_per_tensor", "fp8_tensor")],
+    )
+    def test_a_replica_gets_its_entry_and_the_ledger_says_so(
+        self, rank: int, quantization, precision: str, configured
+    ) -> None:
+        found = configured[f"rank {rank}"]
+        assert found["quantization"] == quantization
+        assert found["notes"]["precision"] == precision
+        assert found["notes"]["fleet"] == {
+            "replica": rank,
+            "known_by": "VERL_REPLICA_RANK",
+            "entry": rank % 3,
+            "entries": ["bf16", "fp8_channel", "fp8_tensor"],
+        }
+
+    @pytest.mark.parametrize(("name", "precision"), [("caller", "fp8_channel"), ("caller bf16", "bf16")])
+    def test_a_caller_who_wants_something_else_is_told(self, name: str, precision: str, configured) -> None:
+        assert (
+            f"is to run in {precision}, and its quantization is fp8_per_tensor" in configured[name]["error"]
+        )
+
+    def test_flashrls_file_is_a_fleet(self, configured) -> None:
+        assert configured["yaml 3"]["quantization"] == "fp8_per_channel"
+        assert configured["yaml 3"]["notes"]["precision"] == "fp8_channel"
+        assert configured["yaml 2"]["quantization"] is None
+
+    def test_what_flashrl_asks_for_and_cannot_have_opens_no_engine(self, configured) -> None:
+        assert "FLASHRL_CONFIG: FlashRL's 'int8' cannot be had" in configured["int8"]["error"]
+
+    def test_int8_is_written_over_the_models_config(self, configured) -> None:
+        assert configured["eight 0"]["quantization"] == "compressed-tensors"
+        assert configured["eight 0"]["notes"]["precision"] == "int8"
+        assert configured["eight 1"]["quantization"] == "torchao"
+        assert configured["eight 1"]["notes"]["logprobs"] == "processed_logprobs"
+        assert "hf_overrides is a function" in configured["eight, a function"]["error"]
+        assert "the checkpoint's own" in configured["eight, the caller's"]["error"]
+
+    def test_a_fleet_of_one_and_none(self, configured) -> None:
+        assert configured["one"]["quantization"] == "fp8_per_tensor"
+        assert configured["none"]["quantization"] is not None
+        assert configured["none"]["notes"]["precision"] == "fp8"

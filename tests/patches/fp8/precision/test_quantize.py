@@ -1,0 +1,251 @@
+"""The arithmetic of 8 bits, against float64 and against the bounds its module states."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+from flashpatch import PatchError  # noqa: E402
+from flashpatch.patches.fp8.calibration.profile_file import Profile  # noqa: E402
+from flashpatch.patches.fp8.calibration.structure import Exchange  # noqa: E402
+from flashpatch.patches.fp8.precision import quantize  # noqa: E402
+
+FORMS = ("int8", "fp8")
+GRANULARITIES = ("channel", "tensor")
+
+
+def random(*shape: int, seed: int = 0, spread: float = 1.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.exp(spread * torch.randn(shape[0], 1, generator=generator))
+    return torch.randn(shape, generator=generator) * rows
+
+
+def bound(scale: torch.Tensor, w: torch.Tensor, form: str) -> torch.Tensor:
+    """The largest error that the module's first paragraph allows, and float32's own rounding."""
+    own = 2.0**-22 * w.abs()
+    if form == "int8":
+        return scale.double() / 2 + own
+    return torch.maximum(w.abs() * 2.0**-4, scale.double() * 2.0**-10) + own
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("form", FORMS)
+class TestWeights:
+    @given(seed=st.integers(0, 10**6), out=st.integers(1, 20), inn=st.integers(1, 40), spread=st.floats(0, 6))
+    @settings(max_examples=40, deadline=None)
+    def test_error_is_within_the_bound(self, form, granularity, seed, out, inn, spread) -> None:
+        w = random(out, inn, seed=seed, spread=spread)
+        q, scale = quantize.quantized(w, form, granularity)
+        assert q.dtype == quantize.DTYPES[form] and q.shape == w.shape
+        assert scale.dtype == torch.float32 and scale.shape == ((out if granularity == "channel" else 1), 1)
+        error = (q.double() * scale.double() - w.double()).abs()
+        assert bool((error <= bound(scale, w.double(), form)).all())
+
+    def test_it_rounds_to_nearest_as_float64_does(self, form, granularity) -> None:
+        w = random(64, 256)
+        q, scale = quantize.quantized(w, form, granularity)
+        grid = _grid(form)
+        exact = w.double() / scale.double()
+        nearest = (exact.reshape(-1, 1) - grid).abs().amin(1).reshape(w.shape)
+        assert bool(((q.double() - exact).abs() <= nearest * (1 + 1e-5) + 1e-5).all())
+
+    def test_the_full_range_is_used_and_never_left(self, form, granularity) -> None:
+        q, _ = quantize.quantized(random(32, 64, spread=3), form, granularity)
+        assert q.double().abs().max() == quantize.LARGEST[q.dtype]
+        assert q.double().min() >= -quantize.LARGEST[q.dtype]
+
+    def test_all_zero(self, form, granularity) -> None:
+        q, scale = quantize.quantized(torch.zeros(3, 4), form, granularity)
+        assert bool((q.float() == 0).all()) and bool((scale == 1).all())
+
+    @pytest.mark.parametrize("value", [1e-45, 1e-38, 3e38])
+    def test_extremes_stay_finite(self, form, granularity, value: float) -> None:
+        w = torch.tensor([[value, -value / 3, 0.0]])
+        q, scale = quantize.quantized(w, form, granularity)
+        back = q.double() * scale.double()
+        assert bool(torch.isfinite(back).all()) and bool((scale > 0).all())
+        assert float((back - w.double()).abs().max()) <= max(
+            value, float(torch.finfo(torch.float32).tiny) * 448
+        )
+
+    @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+    def test_not_finite_is_refused(self, form, granularity, value: float) -> None:
+        w = random(4, 4)
+        w[2, 1] = value
+        with pytest.raises(PatchError, match="NaN or Inf"):
+            quantize.quantized(w, form, granularity)
+
+    def test_bf16_weights_give_what_their_float32_values_give(self, form, granularity) -> None:
+        w = random(16, 16).bfloat16()
+        a, b = quantize.quantized(w, form, granularity), quantize.quantized(w.float(), form, granularity)
+        assert all(torch.equal(x.float(), y.float()) for x, y in zip(a, b, strict=True))
+
+
+def _grid(form: str) -> torch.Tensor:
+    if form == "int8":
+        return torch.arange(-127, 128).double()
+    every = torch.arange(256).to(torch.uint8).view(quantize.FP8).double()
+    return every[torch.isfinite(every)]
+
+
+def test_matrices_only() -> None:
+    with pytest.raises(PatchError, match="not a matrix"):
+        quantize.quantized(torch.ones(3), "int8")
+
+
+class TestLayers:
+    """Against ``x @ w.T`` in float64."""
+
+    @given(seed=st.integers(0, 10**6), tokens=st.integers(17, 33), bias=st.booleans())
+    @settings(max_examples=25, deadline=None)
+    def test_w8a8_is_exact_on_what_was_rounded(self, seed: int, tokens: int, bias: bool) -> None:
+        x, w = random(tokens, 64, seed=seed, spread=2), random(48, 64, seed=seed + 1)
+        b = random(1, 48, seed=seed + 2)[0] if bias else None
+        q, scale = quantize.quantized(w, "int8")
+        xq, x_scale = quantize.dynamic(x, "int8")
+        exact = (xq.double() * x_scale.double()) @ (q.double() * scale.double()).t() + (
+            0 if b is None else b.double()
+        )
+        out = quantize.w8a8(x, q, scale, b)
+        assert out.dtype == x.dtype
+        assert float((out.double() - exact).abs().max()) <= 1e-5 * float(exact.abs().max())
+
+    @given(seed=st.integers(0, 10**6))
+    @settings(max_examples=25, deadline=None)
+    def test_w8a8_error_is_what_rounding_explains(self, seed: int) -> None:
+        x, w = random(20, 128, seed=seed), random(32, 128, seed=seed + 1)
+        q, scale = quantize.quantized(w, "int8")
+        _, x_scale = quantize.dynamic(x, "int8")
+        exact = x.double() @ w.double().t()
+        error = (quantize.w8a8(x, q, scale).double() - exact).abs()
+        a, b = x_scale.double() / 2, scale.double().t() / 2
+        allowed = a * w.abs().double().sum(1) + x.abs().double().sum(1, keepdim=True) * b + 128 * a * b
+        assert bool((error <= allowed * 1.0001).all())
+
+    @pytest.mark.parametrize("form", FORMS)
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_weight_only(self, form: str, dtype) -> None:
+        x, w, b = random(5, 64).to(dtype), random(48, 64, seed=1), random(1, 48, seed=2)[0]
+        q, scale = quantize.quantized(w, form)
+        exact = x.double() @ (q.double() * scale.double()).t() + b.double()
+        out = quantize.weight_only(x, q, scale, b)
+        assert out.dtype == dtype
+        assert float((out.double() - exact).norm() / exact.norm()) < (
+            1e-6 if dtype is torch.float32 else 6e-3
+        )
+
+    def test_all_8_bit_values_are_exact_in_bf16(self) -> None:
+        for form in FORMS:
+            grid = _grid(form)
+            assert torch.equal(grid.bfloat16().double(), grid)
+
+
+class TestSmoothing:
+    @given(seed=st.integers(0, 10**6), alpha=st.floats(0, 1))
+    @settings(max_examples=40, deadline=None)
+    def test_equation_4(self, seed: int, alpha: float) -> None:
+        act, first, second = (random(24, 1, seed=seed + n, spread=3)[:, 0].abs() for n in range(3))
+        found = quantize.smooth_scale(act, [first, second], alpha)
+        wanted = act.double() ** alpha / torch.maximum(first, second).double() ** (1 - alpha)
+        assert torch.allclose(found.double(), wanted.clamp(1e-5, 1e5), rtol=1e-6)
+
+    def test_half_evens_out_both_sides(self) -> None:
+        act, weight = random(24, 1, seed=1)[:, 0].abs(), random(24, 1, seed=2)[:, 0].abs()
+        scale = quantize.smooth_scale(act, [weight], 0.5)
+        assert torch.allclose(act / scale, weight * scale, rtol=1e-5)
+
+    def test_dead_channels_are_left_alone(self) -> None:
+        scale = quantize.smooth_scale(torch.tensor([0.0, 1.0, 4.0]), [torch.tensor([1.0, 0.0, 1.0])])
+        assert scale.tolist() == [1.0, 1.0, 2.0]
+
+    def test_alpha(self) -> None:
+        with pytest.raises(PatchError, match="from 0 to 1"):
+            quantize.smooth_scale(torch.ones(1), [torch.ones(1)], 1.5)
+
+    def test_it_makes_int8_better_where_activations_have_outliers(self) -> None:
+        x, w = random(32, 64, spread=0), random(48, 64, seed=1, spread=0)
+        x[:, 7] *= 100
+        exact = x.double() @ w.double().t()
+
+        def error(x, w) -> float:
+            return float((quantize.w8a8(x, *quantize.quantized(w, "int8")).double() - exact).norm())
+
+        scale = quantize.smooth_scale(x.abs().amax(0), [w.abs().amax(0)])
+        assert error(x / scale, w * scale) < 0.3 * error(x, w)
+
+
+class TestStream:
+    WEIGHTS = {
+        "m.norm.weight": random(8, 1)[:, 0],
+        "m.a.weight": random(6, 8, seed=1),
+        "m.a.bias": random(1, 6, seed=2)[0],
+        "m.b.weight": random(8, 6, seed=3),
+        "m.head.weight": random(4, 8, seed=4),
+    }
+
+    def profile(self) -> Profile:
+        exchanges = (Exchange("m.norm", 0.0, ("m.a",)), Exchange("m.a", None, ("m.b",)))
+        smooth = {
+            "m.norm": random(8, 1, seed=5)[:, 0].abs() + 0.1,
+            "m.a": random(6, 1, seed=6)[:, 0].abs() + 0.1,
+        }
+        shapes = {name: tuple(w.shape) for name, w in self.WEIGHTS.items()}
+        return Profile(
+            "int8", "channel", "pair", "", shapes, exchanges, smooth, frozenset({"m.a.weight", "m.b.weight"})
+        )
+
+    @pytest.mark.parametrize("form", FORMS)
+    def test_against_float64(self, form: str) -> None:
+        """norm(x) a b, rounded, equals the same from the smoothed float64 weights within the bound."""
+        profile = self.profile()
+        made = dict(quantize.stream(self.WEIGHTS.items(), form, profile=profile))
+        w = {name: tensor.double() for name, tensor in self.WEIGHTS.items()}
+        s, t = profile.smooth["m.norm"].double(), profile.smooth["m.a"].double()
+        wanted = {
+            "m.norm.weight": w["m.norm.weight"] / s,
+            "m.a.weight": w["m.a.weight"] * s / t[:, None],
+            "m.a.bias": w["m.a.bias"] / t,
+            "m.b.weight": w["m.b.weight"] * t,
+            "m.head.weight": w["m.head.weight"],
+        }
+        assert set(made) == set(wanted) | {"m.a.weight_scale", "m.b.weight_scale"}
+        for name, exact in wanted.items():
+            if f"{name}_scale" in made:
+                scale = made[f"{name}_scale"]
+                assert made[name].dtype == quantize.DTYPES[form] and scale.shape == (exact.shape[0], 1)
+                error = (made[name].double() * scale.double() - exact).abs()
+                assert bool((error <= bound(scale, exact, form) + 1e-6 * exact.abs().max()).all())
+            else:
+                assert torch.allclose(made[name].double(), exact, rtol=1e-6)
+
+    def test_one_at_a_time_and_nothing_is_kept(self) -> None:
+        import gc
+        import weakref
+
+        alive: list[weakref.ref] = []
+
+        def source():
+            for n in range(6):
+                gc.collect()
+                assert sum(ref() is not None for ref in alive) <= 1, "earlier tensors are still held"
+                tensor = random(4, 4, seed=n)
+                alive.append(weakref.ref(tensor))
+                yield f"w{n}.weight", tensor
+                del tensor
+
+        for _ in quantize.stream(source(), "int8", chosen=lambda name, tensor: True):
+            pass
+        assert len(alive) == 6
+
+    def test_without_being_told_what_to_round(self) -> None:
+        with pytest.raises(PatchError, match="which weights"):
+            list(quantize.stream([], "int8"))
+
+    def test_the_tensor_that_cannot_be_rounded_is_named(self) -> None:
+        bad = [("x.weight", torch.full((2, 2), float("nan")))]
+        with pytest.raises(PatchError, match="x.weight: a weight holds NaN"):
+            list(quantize.stream(bad, "int8", chosen=lambda name, tensor: True))

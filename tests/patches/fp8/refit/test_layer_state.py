@@ -1,0 +1,136 @@
+"""Python state captured and put back, and what belongs to one layer alone."""
+
+import functools
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from flashpatch.patches.fp8.refit import layer_state  # noqa: E402
+from flashpatch.patches.fp8.refit.layer_state import Ownership  # noqa: E402
+
+
+class Kernel:
+    def __init__(self, value):
+        self.value = value
+
+    def run(self):
+        return self.value
+
+
+def closure(tensor):
+    return lambda: tensor
+
+
+def module(**attributes) -> nn.Module:
+    made = nn.Module()
+    for key, value in attributes.items():
+        setattr(made, key, value)
+    return made
+
+
+def test_everything_is_put_back_in_place():
+    one, two = torch.ones(1), torch.zeros(1)
+    layer = module(
+        kernel=Kernel([one]),
+        call=closure(one),
+        table={"a": {"b": one}},
+        many={1, 2},
+        deep=(1, [one]),
+        part=functools.partial(closure(one), 3),
+        method=Kernel(one).run,
+        weight=nn.Parameter(one.clone(), requires_grad=False),
+    )
+    layer.register_buffer("buffer", one)
+    held = {key: value for key, value in vars(layer).items()}
+    parameters, weight = layer._parameters, layer.weight
+    captured = Ownership([[layer]], []).capture([layer])
+    layer.kernel.value[:] = [two, two]
+    layer.kernel.extra = two
+    layer.call.__closure__[0].cell_contents = two
+    layer.table["a"].clear()
+    layer.many.add(3)
+    layer.deep[1].append(two)
+    layer.part.func.__closure__[0].cell_contents = two
+    layer.method.__self__.value = two
+    layer.weight = nn.Parameter(two)
+    layer.buffer = two
+    layer.call, layer.new = None, two
+    captured.restore()
+    assert {key: value for key, value in vars(layer).items()} == held
+    assert layer._parameters is parameters and layer.weight is weight and layer.buffer is one
+    assert layer.kernel.value == [one] and not hasattr(layer.kernel, "extra")
+    assert layer.call() is one and layer.table == {"a": {"b": one}} and layer.many == {1, 2}
+    assert layer.deep[1] == [one] and layer.part.func() is one and layer.method() is one
+
+
+def test_default_arguments_are_put_back():
+    one, two = torch.ones(1), torch.zeros(1)
+    cell = 3
+    call = lambda a=one, *, b=one: (a, b, cell)  # noqa: E731
+    captured = Ownership([[module(call=call)]], []).capture([module(call=call)])
+    call.__defaults__, call.__kwdefaults__["b"] = (two,), two
+    captured.restore()
+    assert call() == (one, one, 3)
+
+
+def test_an_empty_cell_stays_empty():
+    def outer():
+        def inner():
+            return later
+
+        captured = Ownership([[module(inner=inner)]], []).capture([module(inner=inner)])
+        captured.restore()
+        with pytest.raises(NameError):
+            inner()
+        later = 4
+        return inner()
+
+    assert outer() == 4
+
+
+def test_what_layers_share_belongs_to_none():
+    shared, own = Kernel(1), Kernel(2)
+    a, b = module(kernel=shared, own=own), module(kernel=shared)
+    containers = list(Ownership([[a], [b]], []).containers([a]))
+    assert any(c is own for c in containers) and not any(c is shared for c in containers)
+
+
+def test_what_is_shared_later_is_learned():
+    kernel = Kernel(1)
+    a, b = module(kernel=kernel), module()
+    ownership = Ownership([[a], [b]], [])
+    b.kernel = kernel
+    ownership.learn([[a], [b]])
+    assert not any(c is kernel for c in ownership.containers([a]))
+
+
+def test_other_layers_and_their_parents_are_not_entered():
+    other = module()
+    layer = module()
+    vars(layer)["neighbour"] = [other]
+    containers = list(Ownership([[layer], [other]], [layer, other]).containers([layer]))
+    assert not any(c is other for c in containers)
+
+
+def test_cycles_end():
+    layer = module(kernel=Kernel(None))
+    layer.kernel.value = {"back": layer.kernel, "up": [layer]}
+    containers = list(Ownership([[layer]], []).containers([layer]))
+    assert len({id(c) for c in containers}) == len(containers)
+
+
+@pytest.mark.parametrize("value", [1, "text", torch.ones(1), math.sin, int, torch.float32, lambda: 1, None])
+def test_leaves(value):
+    assert not layer_state.holds_state(value)
+
+
+@pytest.mark.parametrize(
+    "name,foreign", [("re", True), ("reloading", False), ("enum", True), ("vllm.configs", False)]
+)
+def test_foreign_modules_are_those_of_that_very_name(name, foreign):
+    kind = type("Kernel", (Kernel,), {"__module__": name})
+    assert layer_state.holds_state(kind(1)) is not foreign

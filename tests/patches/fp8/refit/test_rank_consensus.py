@@ -1,0 +1,181 @@
+"""Ranks that agree through a real store, each in a process of its own, or hear why not."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+RANK = '''
+import faulthandler, sys, time, types
+faulthandler.dump_traceback_later(60, exit=True)
+import torch, torch.distributed as dist
+
+rank, ranks, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+dist.init_process_group("gloo", store=dist.FileStore(path, ranks), rank=rank, world_size=ranks)
+
+state = types.ModuleType("vllm.distributed.parallel_state")
+state.get_tp_group = lambda: types.SimpleNamespace(ranks=list(range(ranks)), rank_in_group=rank)
+for name in ("vllm", "vllm.distributed"):
+    sys.modules[name] = types.ModuleType(name)
+sys.modules[state.__name__] = state
+
+from flashpatch.patches.fp8.refit import rank_consensus as agreement
+import fp8_toys as toys
+
+agreement.TIMEOUT = 60
+voice = agreement.RankConsensus(ranks)
+A, B, C = (toys.checkpoint(seed) for seed in range(3))
+
+def engine(**keywords):
+    """An engine whose post-processing sums over the ranks: hangs unless all of them enter it together."""
+    def process(module):
+        toys.process(module)
+        if isinstance(module, toys.Linear):
+            dist.all_reduce(torch.ones(1))
+    made = toys.engine("transposed", **keywords)
+    host = made.managed.host
+    host.ranks, host.begin, host.agree, host.announce = ranks, voice.begin, voice.agree, voice.announce
+    host.process = process
+    return made
+
+def update(engine, weights, cuts=(3, 8)):
+    try:
+        for bucket in toys.cut(weights, *cuts):
+            engine.load(bucket)
+        engine.managed.finish()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "done"
+
+def exact(engine, weights):
+    return toys.same_answers(engine.model, toys.fresh("transposed", weights))
+
+def say(*words):
+    print(*words, flush=True)
+'''
+
+
+SCENARIOS = """
+say("#faults")
+for atomic in ("layer", "model"):
+    e = engine(atomic=atomic)
+    say(update(e, B), exact(e, B))
+    for bad in range(ranks):
+        for fault in ("nan", "unknown", "missing"):
+            weights = list(A)
+            if rank == bad:
+                name, value = weights[5 + rank]
+                if fault == "nan":
+                    weights[5 + rank] = (name, value / 0)
+                elif fault == "unknown":
+                    weights[5 + rank] = ("nobody.weight", value)
+                else:
+                    del weights[5 + rank]
+            outcome = update(e, weights)
+            say("heard" if outcome != "done" else "NOT HEARD", e.managed.may_generate == (atomic == "model"))
+            say(update(e, C), exact(e, C), e.managed.may_generate)
+
+say("#named")
+e = engine()
+say(update(e, [(n, t / 0) for n, t in B] if rank == 1 else B))
+
+say("#versions")
+for atomic in ("layer", "model"):
+    e = engine(atomic=atomic)
+    if rank == 1:
+        def fails(model):
+            raise MemoryError("too late")
+        e.managed.host.finalize = fails
+    update(e, B)
+    say(e.managed.may_generate)
+    e.managed.host.finalize = lambda model: None
+    say(update(e, C), exact(e, C))
+    say(e.managed.version)
+
+say("#late")
+agreement.TIMEOUT = 0.3
+dist.barrier()
+voice.begin()
+if rank == 2:
+    time.sleep(1)
+    dist.barrier()
+    say(voice.agree(None)[0])
+else:
+    say(voice.agree(None)[0])
+    dist.barrier()
+
+say("#absent")
+e = engine()
+say(update(e, B) if rank != 2 else "absent")
+dist.barrier()
+"""
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory) -> dict[str, list[list[str]]]:
+    """Scenario to what each of three ranks printed in it."""
+    ranks, folder = 3, tmp_path_factory.mktemp("ranks")
+    script = folder / "rank.py"
+    script.write_text(RANK + SCENARIOS)
+    environment = {
+        "PYTHONPATH": str(Path(__file__).parent),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(rank), str(ranks), str(folder / "store")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | environment,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        outputs = [process.communicate(timeout=90) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    scenarios: dict[str, list[list[str]]] = {}
+    for process, (output, errors) in zip(processes, outputs):
+        assert process.returncode == 0, errors
+        for part in output.split("#")[1:]:
+            name, *lines = part.splitlines()
+            scenarios.setdefault(name, []).append(lines)
+    return scenarios
+
+
+def test_a_failure_on_any_rank_is_heard_by_all_and_mended(said):
+    """Each rank fails in three ways under both contracts; nobody hangs in the collective of the others."""
+    for lines in said["faults"]:
+        assert lines == 2 * (["done True"] + 9 * ["heard True", "done True True"])
+
+
+def test_the_rank_that_failed_is_named(said):
+    for rank, (line,) in enumerate(said["named"]):
+        assert "NaN or Inf" in line and ("rank 1: PatchError" in line) == (rank != 1)
+
+
+def test_versions_meet_again_after_a_failure_behind_the_last_agreement(said):
+    """One rank fails where the others cannot hear it any more; the next update brings them together."""
+    for rank, lines in enumerate(said["versions"]):
+        assert lines[0] == lines[3] == str(rank != 1)
+        assert lines[1] == lines[4] == "done True"
+        assert [lines[2], lines[5]] == [said["versions"][0][2], said["versions"][0][5]]
+
+
+def test_a_rank_that_comes_too_late_hears_that_the_others_gave_up(said):
+    """It must not go on into post-processing alone."""
+    assert {line for lines in said["late"] for line in lines} == {
+        "ranks [2] did not come to an agreement within 0 s"
+    }
+
+
+def test_a_rank_that_never_comes(said):
+    for (line,) in said["absent"][:2]:
+        assert "ranks [2] did not come to an agreement" in line

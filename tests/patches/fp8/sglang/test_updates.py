@@ -1,0 +1,190 @@
+"""Weights of a quantized SGLang engine updated while it runs: as a fresh engine on them, to the last bit.
+
+Two engines run side by side, one opened on A and brought to B, one opened on B and brought to A. What the one says
+at first is what the other must say after its update.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sglang_lab as lab
+
+AMX = {"STANDIN_AMX": "1"}  # SGLang quantizes on no other CPU
+CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+WENT = [True, "Success"]
+
+
+def there_and_back(
+    folder: Path, a: str, b: str, hows: tuple[Any, Any], name: str = "fp8", **engine: Any
+) -> list[lab.Seen]:
+    """Both engines, each through both updates: to the other model and back."""
+
+    def steps(here: str, there: str) -> list[Any]:
+        to, back = ([how[0], dict(source=place, **how[1])] for how, place in zip(hows, (there, here)))
+        return ["answers", to, "answers", back, "answers"]
+
+    jobs = [
+        dict(model=here, steps=steps(here, there), flashpatch=name, env=AMX, **engine)
+        for here, there in ((a, b), (b, a))
+    ]
+    seen = lab.together(folder, *jobs)
+    for one in seen:
+        assert one.done, str(one)
+    return seen
+
+
+def check(seen: list[lab.Seen], model: str) -> None:
+    first, second = (one.steps for one in seen)
+    assert f"type={model}" in seen[0].log, "SGLang took another implementation"
+    assert first[0] != second[0], "A and B answer alike: nothing would be shown"
+    for own, other in ((first, second), (second, first)):
+        assert own[2] == other[0], "after the update it answers otherwise than a fresh engine"
+        assert own[4] == own[0], "after the way back it answers otherwise than before"
+        for step in (own[1], own[3]):
+            answers = step if isinstance(step[0], list) else [step]
+            assert all(done for done, _ in answers), answers
+
+
+HOWS = {
+    "whole-split": (("update", dict(how="whole")), ("update", dict(how="split"))),
+    "single-flattened": (("update", dict(how="single")), ("update", dict(how="flattened"))),
+    "disk-distributed": (("disk", {}), ("distributed", {})),
+}
+
+CELLS = [
+    pytest.param("llama", "whole-split"),
+    pytest.param("qwen2", "disk-distributed"),
+    pytest.param("qwen3", "single-flattened", marks=pytest.mark.full),
+    pytest.param("llama", "disk-distributed", marks=pytest.mark.full),
+    pytest.param("qwen2", "whole-split", marks=pytest.mark.full),
+    pytest.param("qwen3", "whole-split", marks=pytest.mark.full),
+    pytest.param("qwen2-tied", "whole-split", marks=pytest.mark.full),
+]
+
+
+@pytest.mark.parametrize(("family", "how"), CELLS)
+def test_fp8(family: str, how: str, models: Path, tmp_path: Path) -> None:
+    a, b = (lab.checkpoint(models, family, seed) for seed in (0, 1))
+    seen = there_and_back(tmp_path, a, b, HOWS[how])
+    check(seen, CLASSES[family.partition("-")[0]])
+    [worker] = [row for row in lab.rows(seen[0]) if "worker" in row["roles"]]
+    assert (
+        worker["notes"]["quantization"] == "fp8"
+    )  # and not one linear layer without it, or the engine is refused
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("family", ["qwen2", "llama"])
+def test_bf16(family: str, models: Path, tmp_path: Path) -> None:
+    a, b = (lab.checkpoint(models, family, seed) for seed in (0, 1))
+    check(there_and_back(tmp_path, a, b, HOWS["whole-split"], name="bf16"), CLASSES[family])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("family", ["qwen2", "llama", "qwen3"])
+def test_int8(family: str, models: Path, tmp_path: Path) -> None:
+    a, b = (lab.int8_checkpoint(models, family, seed) for seed in (0, 1))
+    check(there_and_back(tmp_path, a, b, HOWS["whole-split"]), CLASSES[family])
+
+
+def test_int8_from_the_trainers_bf16(models: Path, tmp_path: Path) -> None:
+    """The engine holds int8; the trainer sends bf16, which is rounded on the way, shard by shard."""
+    a, b = (lab.int8_checkpoint(models, "qwen2", seed) for seed in (0, 1))
+    wide = lab.checkpoint(models, "qwen2", 1)
+    seen = lab.together(
+        tmp_path,
+        dict(
+            model=a,
+            steps=["answers", ["update", dict(source=wide, how="split")], "answers"],
+            flashpatch="fp8",
+            env=AMX,
+        ),
+        dict(model=b, steps=["answers"], flashpatch="fp8", env=AMX),
+    )
+    assert all(one.done for one in seen), str(seen[0])
+    updated, fresh = seen[0].steps, seen[1].steps
+    assert all(done for done, _ in updated[1]), updated[1]
+    assert updated[2] == fresh[0] != updated[0]
+
+
+def test_stock_dies_of_it(models: Path, tmp_path: Path) -> None:
+    """Without FlashPatch the scheduler ends with the first fused layer, and takes its parent with it."""
+    a, b = (lab.checkpoint(models, "llama", seed) for seed in (0, 1))
+    job = dict(model=a, env=AMX, quantization="fp8")
+    seen = lab.run(tmp_path, steps=["answers", ["update", dict(source=b)], "answers"], **job)
+    assert not seen.done and len(seen.steps) == 1, str(seen)
+    assert "weight_loader" in seen.log
+
+
+def test_what_is_wrong_is_an_answer(models: Path, tmp_path: Path) -> None:
+    """An incomplete update, bad values, doors that lead past the transaction: refused by name, and the engine lives."""
+    a, b = (lab.checkpoint(models, "llama", seed) for seed in (0, 1))
+    fresh = dict(model=b, steps=["answers"], flashpatch="fp8", env=AMX)
+    steps = [
+        "answers",  # 0
+        ["begin", {}],
+        "end",  # 2: nothing was sent
+        "answers",
+        ["update", dict(source=b, without="layers.1.mlp.up_proj")],  # 4: incomplete
+        "refused",
+        ["update", dict(source=b, load_format="direct")],  # 6
+        ["begin", {}],
+        ["bucket", dict(source=b, only="layers.0")],  # 8: an open session
+        "refused",
+        "end",  # 10
+        ["update", dict(source=b, how="split")],
+        "answers",  # 12
+        "refused",
+    ]
+    seen, other = lab.together(tmp_path, dict(model=a, steps=steps, flashpatch="fp8", env=AMX), fresh)
+    assert seen.done, str(seen)
+    got = seen.steps
+    assert not got[2][0] and "brought no weights" in got[2][1]
+    assert got[3] == got[0]
+    assert got[4][-1][0] is False and "model.layers.1.mlp.up_proj.weight" in got[4][-1][1]
+    assert "fp8.sglang.get_next_batch_to_run" in got[5] and "up_proj" in got[5]
+    assert got[6][1][0] is False and "load_format='direct'" in got[6][1][1]
+    assert "did not come" in got[9]
+    assert got[10][0] is False
+    assert all(done for done, _ in got[11]), got[11]
+    assert got[12] == other.steps[0] and got[13] == ""
+
+
+@pytest.mark.full
+def test_the_native_loader_keeps_its_models(models: Path, tmp_path: Path) -> None:
+    """load_format=flash_rl: FlashPatch stands aside, says so, and SGLang's own update goes on as it does alone."""
+    a, b = (lab.checkpoint(models, "qwen2", seed) for seed in (0, 1))
+    job = dict(model=a, steps=["answers", ["update", dict(source=b)], "answers"], env=AMX)
+    job |= dict(quantization="fp8", load_format="flash_rl")
+    ours, alone = lab.together(tmp_path, dict(job, flashpatch="fp8"), job)
+    assert ours.steps == alone.steps and ours.done == alone.done
+    assert "left to SGLang's load_format=flash_rl" in ours.log
+    notes = [row["notes"] for row in lab.rows(ours)]
+    assert any(note.get("superseded") for note in notes)
+
+
+def test_what_each_process_did_is_in_the_ledger(models: Path, tmp_path: Path) -> None:
+    a, b = (lab.checkpoint(models, "llama", seed) for seed in (0, 1))
+    seen = lab.run(
+        tmp_path, model=a, steps=["answers", ["update", dict(source=b)]], flashpatch="bf16", fresh=True
+    )
+    assert seen.done, str(seen)
+    rows = {role: row for row in lab.rows(seen) for role in row["roles"]}
+    assert rows["worker"]["notes"]["policy_version"] == 1
+    calls = {id: entry["calls"] for id, entry in rows["engine-core"]["patches"].items()}
+    for due in (
+        "birth",
+        "worker",
+        "begin",
+        "finish",
+        "tensor",
+        "session-begin",
+        "session-end",
+        "scheduler",
+        "gate",
+    ):
+        assert calls[f"fp8.sglang.{due}"], due
+    assert rows["driver"]["patches"]["fp8.sglang.launch_scheduler_processes"]["calls"] == 1

@@ -1,0 +1,136 @@
+"""Correction and monitor on verl's own recipe, batch and functions; no Ray, no engine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+PREPARED = """
+import json, pathlib, sys
+import hydra, numpy, torch
+from hydra import compose, initialize_config_dir
+import verl, verl.utils.config
+from verl import DataProto
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch as correct
+from verl.utils.debug import metrics as debug
+
+def recipe(*overrides):
+    where = str(pathlib.Path(verl.__file__).parent / "trainer" / "config")
+    with initialize_config_dir(where, version_base=None):
+        return compose("ppo_trainer", [
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4", "actor_rollout_ref.rollout.name=vllm",
+            "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4", "algorithm.adv_estimator=grpo",
+            "trainer.n_gpus_per_node=1", "actor_rollout_ref.model.path=/nowhere", *overrides])
+
+def validated(*overrides):
+    config = recipe(*overrides)
+    verl.utils.config.validate_config(config, use_reference_policy=False, use_critic=False)
+    return config
+
+def batch():
+    noise = torch.Generator().manual_seed(0)
+    rollout = -torch.rand(4, 50, generator=noise)
+    gap = torch.tensor([0.0, 0.0, 0.6, 0.6])[:, None] * torch.randn(4, 50, generator=noise)
+    return DataProto.from_dict(
+        tensors=dict(rollout_log_probs=rollout, old_log_probs=rollout + gap, response_mask=torch.ones(4, 50),
+                     responses=torch.zeros(4, 50, dtype=torch.long)),
+        non_tensors=dict(rollout_precision=numpy.array(["bf16", "bf16", "int8", "int8"], dtype=object)))
+"""
+
+
+def scenario(code: str, folder: Path, names: str, config: str = "") -> str:
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("FLASHPATCH", "VERL_", "RAY_"))
+    }
+    (folder / "flashpatch.toml").write_text(config)
+    done = subprocess.run(
+        [sys.executable, "-c", PREPARED + textwrap.dedent(code)],
+        env={
+            **clean,
+            **({"FLASHPATCH": names} if names else {}),
+            "FLASHPATCH_CONFIG": str(folder / "flashpatch.toml"),
+            "FLASHPATCH_LEDGER": str(folder / "ledger"),
+            "HF_HUB_OFFLINE": "1",
+            "TORCH_COMPILE_DISABLE": "1",
+        },
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout + done.stderr
+
+
+def test_quantized_rollouts_are_corrected_and_measured(tmp_path):
+    said = scenario(
+        """
+        from flashpatch import engine, ledger
+        from flashpatch.patches.fp8.verl.correction.rollout_correction.mismatch import on_old_log_prob
+
+        config = validated()
+        correction = config.algorithm.rollout_correction
+        assert (correction.rollout_is, correction.rollout_is_threshold) == ("token", 2.0), correction
+        assert ledger.notes()["tis"] == {"on": True, "why": "rollouts are quantized, and the recipe sets no correction",
+                                         "cap": 2.0, "rollouts": ["int8"]}
+        held, _ = correct(batch(), correction)
+        weights = held.batch["rollout_is_weights"]
+        assert weights.max() == 2.0 and (weights[:2] == 1).all() and weights[2:].std() > 0.1
+
+        chosen = validated("algorithm.rollout_correction.rollout_is=sequence")
+        assert chosen.algorithm.rollout_correction.rollout_is == "sequence"
+        assert "sets algorithm.rollout_correction.rollout_is" in ledger.notes()["tis"]["why"]
+        assert engine.statuses()["fp8.verl.validate_config_logprobs"].state.word == "superseded"
+        assert "processed_logprobs" in engine.statuses()["fp8.verl.validate_config_logprobs"].state.detail
+
+        found = debug.calculate_debug_metrics(batch())
+        assert found["training/rollout_probs_diff_valid"] == 1
+        assert found["mismatch/k3/bf16"] < 1e-9 < 0.05 < found["mismatch/k3/int8"], found
+        assert found["mismatch/clip_fraction/int8"] > 0.05 and found["mismatch/tokens"] == 200
+        assert engine.statuses()["fp8.verl.calculate_debug_metrics"].calls == 1
+        """,
+        tmp_path,
+        "cpu,int8",
+    )
+    assert "rollout_correction.rollout_is=token with cap 2" in said and "tis='off'" in said
+
+
+def test_it_can_be_switched_off(tmp_path):
+    scenario(
+        """
+        from flashpatch import ledger
+        assert validated().algorithm.rollout_correction.rollout_is is None
+        assert ledger.notes()["tis"]["why"] == "the option tis is off"
+        """,
+        tmp_path,
+        "cpu,int8",
+        '[fp8]\ntis = "off"\n',
+    )
+
+
+def test_stock_verl_and_bf16_rollouts_do_without(tmp_path):
+    scenario(
+        """
+        config = recipe()
+        assert config.algorithm.rollout_correction.rollout_is is None
+        held, _ = correct(batch(), config.algorithm.rollout_correction)
+        assert "rollout_is_weights" not in held.batch
+        assert not any("mismatch" in name for name in debug.calculate_debug_metrics(batch()))
+
+        import flashpatch
+        before = verl.utils.config.validate_config, debug.calculate_debug_metrics
+        flashpatch.enable("bf16")
+        config = validated()
+        assert config.algorithm.rollout_correction.rollout_is is None
+        assert "mismatch/k3" in debug.calculate_debug_metrics(batch())
+        flashpatch.disable("bf16")
+        assert (verl.utils.config.validate_config, debug.calculate_debug_metrics) == before
+        """,
+        tmp_path,
+        "cpu",  # without, verl finds no platform here
+    )

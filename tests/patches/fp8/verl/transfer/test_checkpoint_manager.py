@@ -1,0 +1,134 @@
+"""verl's real checkpoint manager over a small real Ray: it collects receipts however it is called, and compares."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+CODE = """
+import asyncio, sys, time, types
+import ray
+ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80_000_000)
+from verl.checkpoint_engine.base import CheckpointEngineManager
+from verl.utils.tracking import Tracking
+import flashpatch
+from flashpatch import engine
+
+@ray.remote(num_cpus=0)
+class Sender:
+    def __init__(self, rank):
+        self.rank, self.version = rank, 0
+
+    def sync(self, step, by=1):
+        from flashpatch.patches.fp8.verl.transfer import receipts
+        from flashpatch.patches.fp8.verl.transfer.weight_sync import Sending
+        before, self.version = self.version, self.version + by
+        sending = Sending(step, export=0.5, gather=1.0, send=3.0, bytes=8, tensors=1)
+        sending.call = "made"
+        worker = dict(id=sending.id, step=step, rank=0, world=1, host="h", pid=self.rank, before=[before],
+                      after=[self.version], states=["ready"], adapter=False, retry=False, receive=2.0,
+                      load=1.5, process=0.25, bytes=8, tensors=1)
+        receipts.keep(sending, self.rank, 0, [worker], 4.0)
+
+    def forget(self):
+        from flashpatch.patches.fp8.verl.transfer import receipts
+        receipts.take()
+        self.version -= 2
+
+    def fail(self):
+        raise LookupError("one rank fails")
+
+    def hang(self):
+        time.sleep(3600)  # in a collective, say, for the one that failed
+
+senders = [Sender.remote(rank) for rank in range(2)]
+twice = []
+
+def update_weights(global_steps, mode):
+    assert mode == "naive"
+    return [sender.sync.remote(global_steps, 2 if sender in twice else 1) for sender in senders]
+
+manager = object.__new__(CheckpointEngineManager)
+Replica = type("Replica", (), {"__module__": "verl.workers.rollout.vllm_rollout.vllm_async_server"})
+manager.backend, manager.replicas = "naive", [Replica(), Replica()]
+manager.actor_wg = types.SimpleNamespace(_workers=senders, update_weights=update_weights)
+
+assert manager.update_weights(1) == {}
+
+async def awaits():
+    return await manager.update_weights(global_steps=2)
+
+def plainly():
+    return manager.update_weights(3)
+
+async def within_a_loop():
+    return plainly()
+
+assert asyncio.run(awaits()) == {}
+assert asyncio.run(within_a_loop()) == {}
+assert engine.statuses()["fp8.verl.checkpoint_manager_update_weights"].calls == 3
+
+logged = []
+tracking = object.__new__(Tracking)
+tracking.logger = {"mine": types.SimpleNamespace(log=lambda data, step: logged.append((data, step)))}
+mine = {"actor/loss": 0.5}
+tracking.log(data=mine, step=3)
+tracking.log(mine, 4)
+(first, third), (second, fourth) = logged
+assert third == 3 and fourth == 4 and second == mine == {"actor/loss": 0.5}, logged
+assert first == {**mine, "timing_s/sync/gather": 1.5, "timing_s/sync/transfer": 0.5, "timing_s/sync/load": 1.5,
+                 "timing_s/sync/process": 0.25, "timing_s/sync/total": 4.5, "sync/bytes": 16.0, "sync/tensors": 1.0,
+                 "sync/policy_version": 3.0}, first
+
+other = type("Replica", (), {"__module__": "verl.workers.rollout.sglang_rollout.async_sglang_server"})
+manager.replicas = [other()]
+assert manager.update_weights(4) == {} and asyncio.run(awaits()) == {}  # nobody is asked, nothing is judged
+ray.get([sender.forget.remote() for sender in senders])
+manager.replicas = [Replica(), Replica()]
+
+twice.append(senders[1])
+try:
+    manager.update_weights(4)
+except flashpatch.PatchError as error:
+    said = str(error)
+    assert "replica 1, rank 0: version 3 became 5, not one new one" in said and "replica 0" not in said, said
+else:
+    raise AssertionError("nobody noticed")
+del twice[:]
+manager.actor_wg.update_weights = lambda **kwargs: [senders[0].fail.remote(), senders[1].hang.remote()]
+began = time.monotonic()
+try:
+    manager.update_weights(5)
+except ray.exceptions.RayTaskError as error:
+    assert "LookupError: one rank fails" in str(error) and time.monotonic() - began < 60
+else:
+    raise AssertionError("the driver waits for a rank that waits for another")
+print("done")
+"""
+
+
+def test_it_collects_compares_and_logs(tmp_path: Path):
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("FLASHPATCH", "VERL_", "RAY_"))
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", CODE],
+        env={
+            **clean,
+            "FLASHPATCH": "cpu,bf16",
+            "FLASHPATCH_LEDGER": str(tmp_path),
+            "HF_HUB_OFFLINE": "1",
+            "RAY_AUTH_MODE": "disabled",
+            "RAY_raylet_start_wait_time_s": "120",  # a loaded machine
+            "RAY_USAGE_STATS_ENABLED": "0",
+        },
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0 and "done" in done.stdout, done.stdout[-2000:] + done.stderr[-4000:]

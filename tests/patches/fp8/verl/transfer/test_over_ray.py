@@ -1,0 +1,96 @@
+"""The trainer's side in a real asynchronous Ray actor, whose event loop the transfer blocks: it hears all the same."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CODE = """
+import asyncio, os, sys, time, types
+import ray
+ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80_000_000)
+
+@ray.remote(num_cpus=0)
+class Server:
+    '''A rollout server whose worker never connects.'''
+
+    def __init__(self, fate):
+        self.fate = fate
+
+    async def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
+        await asyncio.sleep(2)
+        if self.fate == "killed":
+            os._exit(1)
+        raise LookupError("the worker could not prepare")
+
+@ray.remote(num_cpus=0)
+class Trainer:
+    async def sync(self, server):
+        import torch
+        from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
+        adapter = object.__new__(ServerAdapter)
+        adapter.replica_rank = adapter.rollout_rank = 0
+        adapter.use_shm, adapter.zmq_handle, adapter._has_server = True, f"ipc:///tmp/over-ray-{os.getpid()}.sock", True
+        adapter.config = types.SimpleNamespace(
+            checkpoint_engine=types.SimpleNamespace(update_weights_bucket_megabytes=1))
+        adapter.server_handle = server
+        await adapter.update_weights(iter([("w", torch.zeros(4))]), global_steps=1)
+
+call = Trainer.remote().sync.remote(Server.remote(sys.argv[1]))
+try:
+    ray.get(call, timeout=float(sys.argv[2]))
+except ray.exceptions.GetTimeoutError:
+    print("hung")
+except ray.exceptions.RayTaskError as error:
+    print("raised", str(error))
+"""
+
+
+@pytest.mark.parametrize(
+    "names, fate, limit, said",
+    [
+        # stock: cpu alone only lets verl find a platform
+        pytest.param("cpu", "raises", 60, ("hung",), marks=pytest.mark.full),
+        (
+            "cpu,bf16",
+            "raises",
+            240,
+            ("[flashpatch: fp8.verl.sender_init_socket]", "LookupError: the worker could not prepare"),
+        ),
+        pytest.param(
+            "cpu,bf16",
+            "killed",
+            240,
+            ("[flashpatch: fp8.verl.sender_init_socket]", "The actor died"),
+            marks=pytest.mark.full,
+        ),
+    ],
+)
+def test_a_worker_that_never_connects(tmp_path: Path, names, fate, limit, said):
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("FLASHPATCH", "VERL_", "RAY_"))
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, fate, str(limit)],
+        env={
+            **clean,
+            "FLASHPATCH": names,
+            "FLASHPATCH_LEDGER": str(tmp_path),
+            "HF_HUB_OFFLINE": "1",
+            "RAY_AUTH_MODE": "disabled",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_raylet_start_wait_time_s": "120",  # a loaded machine
+        },
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    for words in said:
+        assert words in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]

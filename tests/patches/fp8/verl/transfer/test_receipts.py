@@ -1,0 +1,200 @@
+"""Receipts that agree, and every way in which they may not."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+
+from flashpatch.errors import PatchError
+from flashpatch.patches.fp8.verl.transfer import rollout_worker
+from flashpatch.patches.fp8.verl.transfer.receipts import RequestBuffer, metrics
+
+
+def worker(rank: int, pid: int, version: int, step: int = 3, sync: str = "s", **changes) -> dict:
+    return {
+        "id": sync,
+        "step": step,
+        "rank": rank,
+        "world": 2,
+        "host": "h",
+        "pid": pid,
+        "before": [version - 1],
+        "after": [version],
+        "states": ["ready"],
+        "adapter": False,
+        "retry": False,
+        "receive": 2.0,
+        "load": 1.0,
+        "process": 0.5,
+        "bytes": 10,
+        "tensors": 2,
+        **changes,
+    }
+
+
+def sync(rank: int, workers: list | None, step: int = 3) -> dict:
+    return {
+        "step": step,
+        "id": "s",
+        "judged": True,
+        "replica": rank // 2,
+        "rank": rank % 2,
+        "called": workers is not None,
+        "workers": workers,
+        "seconds": 3.75,
+        "export": 0.25,
+        "gather": 0.75,
+        "send": 2.25,
+        "waited": 1.2,
+        "bytes": 10,
+        "tensors": 2,
+    }
+
+
+def two_replicas(version: int = 4, step: int = 3) -> list:
+    """Two replicas of two ranks; the first rank of each has the receipts of both."""
+    given = []
+    for replica in (0, 1):
+        receipts = [worker(rank, 10 * replica + rank, version, step) for rank in (0, 1)]
+        given += [[sync(2 * replica, receipts, step)], [sync(2 * replica + 1, None, step)]]
+    return given
+
+
+def problem(given: list, step: int | None = 3, book: RequestBuffer | None = None) -> str:
+    with pytest.raises(PatchError) as raised:
+        (book or RequestBuffer()).check(step, given)
+    assert raised.value.patch == "fp8.verl.checkpoint_manager_update_weights" and "The trainer stops" in str(
+        raised.value
+    )
+    return raised.value.problem
+
+
+def test_all_agree_sync_after_sync():
+    book = RequestBuffer()
+    for version in (1, 2, 3):
+        book.check(version, two_replicas(version, version))
+
+
+def test_replicas_may_have_been_born_at_different_times():
+    given = two_replicas()
+    for receipt in given[2][0]["workers"]:
+        receipt.update(before=[0], after=[1])
+    RequestBuffer().check(3, given)
+
+
+def test_one_replica_took_another_step():
+    given = two_replicas()
+    given[2][0]["step"] = 2
+    assert "replica 1 was sent step 2 by rank 2" in problem(given)
+
+
+@pytest.mark.parametrize("after, said", [(3, "3 became 3"), (5, "3 became 5"), (2, "3 became 2")])
+def test_a_version_that_did_not_move_by_one(after, said):
+    given = two_replicas()
+    for receipt in given[2][0]["workers"]:
+        receipt["after"] = [after]
+    found = problem(given)
+    assert f"replica 1, rank 0: version {said}, not one new one" in found
+    assert f"replica 1, rank 1: version {said}, not one new one" in found and "replica 0" not in found
+
+
+def test_after_a_failed_update_numbers_may_skip():
+    given = two_replicas()
+    for receipt in given[0][0]["workers"]:
+        receipt.update(after=[5], retry=True)
+    RequestBuffer().check(3, given)
+
+
+def test_the_ranks_of_a_replica_differ():
+    given = two_replicas()
+    given[0][0]["workers"][1].update(before=[6], after=[7])
+    assert "replica 0 holds several versions: rank [0] at [4], rank [1] at [7]" in problem(given)
+
+
+def test_a_policy_that_is_not_ready():
+    given = two_replicas()
+    given[0][0]["workers"][1]["states"] = ["broken"]
+    assert "replica 0, rank 1: its policy is broken" in problem(given)
+
+
+def test_a_version_that_changed_between_two_syncs():
+    book = RequestBuffer()
+    book.check(3, two_replicas(4, 3))
+    given = two_replicas(5, 4)
+    given[0][0]["workers"][0].update(before=[1], after=[2])
+    assert "replica 0, rank 0: it held version 1, though the sync before left it at 4" in problem(
+        given, 4, book
+    )
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda given: given.__setitem__(1, None), "sending rank 1 carries no FlashPatch"),
+        (lambda given: given[3].clear(), "sending rank 3 took no part"),
+        (lambda given: given[0][0].update(workers=None), "the server of replica 0 gave no receipt"),
+        (lambda given: given[0][0]["workers"].pop(), "1 of 2 ranks of replica 0 gave a receipt"),
+        (
+            lambda given: given[0][0].update(workers=None, called=False),
+            "no worker of replica 0 gave a receipt",
+        ),
+        (lambda given: given[0][0]["workers"][0].update(id="old"), "its receipt is of another sync"),
+        (lambda given: given[0][0]["workers"][0].update(before=[], after=[]), "no model that can be updated"),
+    ],
+)
+def test_what_is_missing_is_named(change, said):
+    given = copy.deepcopy(two_replicas())
+    change(given)
+    assert said in problem(given)
+
+
+def test_adapters_make_no_version():
+    given = two_replicas()
+    for syncs in given:
+        for receipt in syncs[0]["workers"] or ():
+            receipt.update(adapter=True, before=[4])
+    RequestBuffer().check(3, given)
+
+
+def test_a_base_and_an_adapter_in_one_sync():
+    given = two_replicas()
+    for syncs in given:
+        adapter = copy.deepcopy(syncs[0])
+        for receipt in adapter["workers"] or ():
+            receipt.update(adapter=True, before=receipt["after"])
+        syncs.append(adapter)
+    RequestBuffer().check(3, given)
+
+
+def test_updates_of_another_kind_are_not_judged():
+    given = [[{"step": 3, "id": "d", "judged": False}] for _ in range(2)]
+    RequestBuffer().check(3, given)
+    assert metrics(given)["sync/bytes"] == 0
+
+
+def test_the_numbers_of_a_sync():
+    given = two_replicas()
+    given[0][0]["workers"][1]["load"] = 1.25
+    numbers = metrics(given)
+    assert numbers == {
+        "timing_s/sync/gather": 1.0,
+        "timing_s/sync/transfer": 0.5,
+        "timing_s/sync/load": 1.25,
+        "timing_s/sync/process": 0.5,
+        "timing_s/sync/total": 4.0,
+        "sync/bytes": 40.0,
+        "sync/tensors": 2.0,
+        "sync/policy_version": 4.0,
+    }
+    assert set(metrics([])) == set(numbers)
+
+
+def test_a_drafter_that_verl_does_not_update_owes_no_receipt(monkeypatch):
+    """Two managed models in a worker, of which verl brings weights for one."""
+    policy, drafter = object(), object()
+    managed = {id(policy): SimpleNamespace(version=7), id(drafter): SimpleNamespace(version=0)}
+    monkeypatch.setattr(rollout_worker.managed, "get", lambda model: managed.get(id(model)))
+    updates = SimpleNamespace(_iter_all_models=lambda: iter([policy, object()]))
+    assert [model.version for model in rollout_worker._updated(updates)] == [7]

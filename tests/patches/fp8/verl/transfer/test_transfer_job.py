@@ -1,0 +1,48 @@
+"""A rollout worker that fails or dies in the second update of a real job: the driver ends, and says why."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "cpu"))
+
+from verl_job import make_world, metrics, train  # noqa: E402
+
+FAULTY = "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls=transfer_fault.Faulty"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tokenizer, data and a model whose weights fill several buckets, cut inside fused layers."""
+    return make_world(tmp_path_factory.mktemp("world"), "--hidden", "256")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "fault, words",
+    [
+        ("raise", ("LookupError: cannot place this tensor", "in _update_weights")),
+        ("kill", ("the rollout",)),
+    ],
+)
+def test_the_driver_ends_and_says_why(world, tmp_path, fault, words):
+    done = train(world, tmp_path, FAULTY, FLASHPATCH="cpu,bf16", TRANSFER_FAULT=fault, PYTHONPATH=str(HERE))
+    assert done.returncode not in (0, None)
+    assert metrics(done.stdout, "training/global_step") == []
+    for word in ("[flashpatch: fp8.verl.sender_init_socket]", *words):
+        assert word in done.stdout, done.stdout[-8000:]
+
+
+@pytest.mark.full
+def test_the_parts_of_a_sync_are_logged(world, tmp_path):
+    done = train(world, tmp_path, "trainer.v1.trainer_mode=colocate_async", FLASHPATCH="cpu,bf16")
+    assert done.returncode == 0, done.stdout[-8000:]
+    for part in ("gather", "transfer", "load", "process", "total"):
+        assert min(metrics(done.stdout, f"timing_s/sync/{part}")) > 0
+    assert metrics(done.stdout, "sync/policy_version") == [2, 3]
+    assert re.search(r"sync/bytes:\d", done.stdout)

@@ -1,0 +1,191 @@
+"""Every family in every precision: after an update the engine answers as a fresh one, to the last bit.
+
+A cell opens an engine on A and brings it to B, back to A and to B again: once in one call, twice in buckets
+cut and shuffled from a printed seed (FLASHPATCH_LAB_SEED repeats it). The table at the end of the session says
+what each cell did; a cell that is wrong without an error fails, and so does one that no longer does what is
+written here.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import vllm_updates as updates
+from vllm_lab import engines, environment, models, oracle, scenario
+
+pytestmark = pytest.mark.vllm
+
+FAMILIES = ("qwen2", "qwen2-tied", "llama", "llama-biased", "qwen3-moe", "gemma3", "glm4-moe", "phi3")
+
+
+def torchao(kind: str) -> dict[str, Any]:
+    """Keywords of an engine that quantizes online with torchao's configuration class `kind`."""
+    config = json.dumps({"_type": kind, "_version": 2, "_data": {}})
+    return dict(quantization="torchao", hf_overrides=dict(quantization_config_dict_json=config))
+
+
+#: name -> (engine keywords, scheme of the checkpoint)
+PRECISIONS: dict[str, tuple[dict[str, Any], str | None]] = {
+    "bf16": ({}, None),
+    "fp32": (dict(dtype="float32"), None),
+    "fp8_per_channel": (dict(quantization="fp8_per_channel"), None),
+    "fp8_per_tensor": (dict(quantization="fp8_per_tensor"), None),
+    "ct-int8": ({}, "int8"),
+    "ct-fp8-channel": ({}, "fp8-channel"),
+    "ct-fp8-tensor": ({}, "fp8-tensor"),
+    "ct-w4a16": ({}, "w4a16"),
+    "torchao-int8wo": (torchao("Int8WeightOnlyConfig"), None),
+    "torchao-int8dyn": (torchao("Int8DynamicActivationInt8WeightConfig"), None),
+}
+
+#: What a cell does if not "exact". On a CPU, vLLM has no experts in these precisions, and 4 bits need AVX-512.
+EXPECTED: dict[tuple[str, str], str] = {
+    (family, precision): "no engine"
+    for family in ("qwen3-moe", "glm4-moe")
+    for precision in PRECISIONS
+    if precision.startswith(("fp8", "ct-"))
+}
+if not environment.avx512():
+    EXPECTED.update({(family, "ct-w4a16"): "no engine" for family in FAMILIES})
+
+QUICK = {
+    ("qwen2", "bf16"),
+    ("qwen2", "ct-int8"),
+    ("qwen3-moe", "bf16"),
+    ("llama", "fp8_per_channel"),
+}
+
+WORDS: dict[tuple[str, str], str] = {}
+
+
+def cell(a: str, b: str, kw: dict[str, Any], seed: int) -> dict[str, Any]:
+    """B in one call, then A and B in fuzzed buckets; answers after each, and what lost its place."""
+    rng = random.Random(seed)
+    with engines.open_llm(a, **kw) as llm:
+        model = engines.inner_model(llm)
+        found: dict[str, Any] = dict(model=type(model).__name__, answers=[engines.answers(llm)], moved=[])
+        before = engines.addresses(model)
+        for number, source in enumerate((b, a, b)):
+            items = list(models.weights(source))
+            try:
+                updates.send(llm, updates.buckets(items, rng) if number else [items])
+                if rng.random() < 0.5:
+                    updates.finish(llm)
+                found["answers"].append(engines.answers(llm))
+            except Exception as error:
+                return dict(found, refused=f"{type(error).__name__}: {error}")
+            after = engines.addresses(model)
+            found["moved"] += sorted(k for k in {*before, *after} if before.get(k) != after.get(k))
+    return found
+
+
+def every_cut(a: str, b: str, kw: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """A and B in turn, in two buckets, cut at each boundary of the checkpoint: the answers, by source."""
+    got: dict[str, list[dict[str, Any]]] = {a: [], b: []}
+    with engines.open_llm(a, **kw) as llm:
+        for cut in range(1, len(list(models.weights(a)))):
+            source = (a, b)[cut % 2]
+            items = list(models.weights(source))
+            updates.send(llm, [items[:cut], items[cut:]])
+            got[source].append(engines.answers(llm))
+    return got
+
+
+class Table:
+    """Printed by pytest itself when all is done."""
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if not WORDS:
+            return
+        families = [f for f in FAMILIES if any(f == family for family, _ in WORDS)]
+        width = max(map(len, PRECISIONS)) + 2
+        terminalreporter.section("weights updated in place: difference from a fresh engine")
+        terminalreporter.write_line(" " * width + "".join(f"{family:>14}" for family in families))
+        for precision in dict.fromkeys([*PRECISIONS, *(p for _, p in WORDS)]):
+            words = [WORDS.get((family, precision), "") for family in families]
+            if any(words):
+                terminalreporter.write_line(
+                    f"{precision:<{width}}" + "".join(f"{word:>14}" for word in words)
+                )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def table(request: pytest.FixtureRequest) -> None:
+    request.config.pluginmanager.register(Table())
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[scenario.Runner]:
+    with scenario.Runner({"FLASHPATCH": "bf16"}, standin=True) as interpreter:
+        yield interpreter
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Iterator[scenario.Runner]:
+    with scenario.Runner({"FLASHPATCH": "bf16", **environment.COMPILED}, standin=True) as interpreter:
+        yield interpreter
+
+
+def check(
+    run: scenario.Runner, family: str, precision: str, label: str, env: Any = None, **more: Any
+) -> None:
+    kw, scheme = PRECISIONS[precision]
+    kw = {**kw, **more}
+    a, b = (updates.checkpoint(family, seed, scheme) for seed in (0, 1))
+    expected = EXPECTED.get((family, precision), "exact")
+    seed = updates.seed_of_the_day()
+    print(f"FLASHPATCH_LAB_SEED={seed}")
+    if expected == "no engine":  # stock vLLM cannot even open it here
+        with pytest.raises(scenario.ScenarioError, match="MoE backend|cpu_gemm_wna16"):
+            oracle.answers(a, env=env, **kw)
+        WORDS[family, label] = expected
+        return
+    want = [oracle.answers(source, env=env, **kw) for source in (a, b)]
+    assert engines.difference(*want).mean > 0.01, "A and B answer alike: nothing would be shown"
+    got = run(cell, a, b, kw, seed, timeout=240)
+    assert engines.difference(got["answers"][0], want[0]).exact, (
+        "the patch changed an engine that was only opened"
+    )
+    gaps = [engines.difference(x, want[(i + 1) % 2]) for i, x in enumerate(got["answers"][1:])]
+    wrong = [gap for gap in gaps if not gap.exact]
+    word = "WRONG" if wrong else "refused" if "refused" in got else "moved" if got["moved"] else "exact"
+    WORDS[family, label] = word
+    assert word == expected, f"seed {seed}: {wrong} {got['moved'][:5]} {got.get('refused')}"
+
+
+CELLS = [
+    pytest.param(family, precision, marks=[] if (family, precision) in QUICK else pytest.mark.full)
+    for family in FAMILIES
+    for precision in PRECISIONS
+]
+
+
+@pytest.mark.parametrize(("family", "precision"), CELLS)
+def test_a_to_b_to_a_to_b(runner: scenario.Runner, family: str, precision: str) -> None:
+    if precision.startswith("torchao"):
+        pytest.importorskip("torchao")
+    check(runner, family, precision, precision)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("family", "precision"),
+    [("qwen2", "bf16"), ("llama", "fp8_per_channel"), ("qwen2-tied", "fp8_per_tensor")],
+)
+def test_compiled(compiled: scenario.Runner, family: str, precision: str) -> None:
+    check(compiled, family, precision, f"{precision}+compile", env=environment.COMPILED, enforce_eager=False)
+
+
+@pytest.mark.parametrize("quantization", [None, pytest.param("fp8_per_channel", marks=pytest.mark.full)])
+def test_every_boundary_can_be_a_cut(runner: scenario.Runner, quantization: str | None) -> None:
+    kw = dict(quantization=quantization)
+    a, b = (updates.checkpoint("qwen2", seed) for seed in (0, 1))
+    got = runner(every_cut, a, b, kw)
+    for source in (a, b):
+        want = oracle.answers(source, **kw)
+        wrong = [i for i, x in enumerate(got[source]) if not engines.difference(x, want).exact]
+        assert len(got[source]) > 10 and not wrong

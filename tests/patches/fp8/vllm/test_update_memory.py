@@ -1,0 +1,189 @@
+"""Memory: none is gained over many updates, none is trusted after it was discarded, scales are not left behind."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import vllm_updates as updates
+from vllm_lab import engines, environment, models, oracle, scenario
+
+pytestmark = pytest.mark.vllm
+
+FP8 = dict(quantization="fp8_per_channel")
+ROUNDS = 20
+
+
+# --- what runs in the engine's process
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+def tensors() -> tuple[int, int]:
+    """How many tensors there are, and their bytes, each storage once."""
+    import torch
+
+    gc.collect()
+    found = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
+    sizes = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in found}
+    return len(found), sum(sizes.values())
+
+
+def many(sources: list[str], kw: dict[str, Any], seed: int) -> dict[str, Any]:
+    """Random updates in a row, a failed one among them now and then; what was measured after each round."""
+    rng = random.Random(seed)
+    with engines.open_llm(sources[0], **kw) as llm:
+        before = engines.addresses(engines.inner_model(llm))
+        rounds = []
+        for number in range(ROUNDS):
+            source = rng.randrange(len(sources))
+            items = list(models.weights(sources[source]))
+            if rng.random() < 0.25:
+                failing = updates.failing(rng.sample(items, len(items)), rng.randrange(len(items)))
+                assert updates.error(lambda: engines.inner_model(llm).load_weights(failing))
+            updates.send(llm, updates.buckets(items, rng))
+            updates.finish(llm)
+            answers = engines.answers(llm, tokens=4) if number % 5 == 4 else None
+            del items
+            rounds.append(dict(source=source, answers=answers, tensors=tensors(), resident=resident()))
+        moved = before != engines.addresses(engines.inner_model(llm))
+    return dict(rounds=rounds, moved=moved)
+
+
+def slept(a: str, b: str, kw: dict[str, Any], atomic: str) -> dict[str, Any]:
+    """Sleep level 2 through vLLM's own worker method; what a memory pool does to storage is done by hand."""
+    import torch
+    from vllm.v1.worker.gpu_worker import Worker
+
+    import flashpatch
+
+    flashpatch.enable("bf16", atomic=atomic)
+    with engines.open_llm(a, **kw) as llm:
+        worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+        model = engines.inner_model(llm)
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+        class Pool:
+            def suspend(self, level: int) -> None:
+                for tensor in (*model.parameters(), *model.buffers()):
+                    raw = torch.empty(0, dtype=torch.uint8)
+                    raw.set_(tensor.untyped_storage()).fill_(0xFF)
+
+        worker._sleep_mode_backend = Pool()
+        torch.accelerator.synchronize = lambda *_: None
+        torch.accelerator.get_memory_info = lambda *_: (0, 0)
+        Worker.sleep(worker, 2)
+        for name, buffer in model.named_buffers():  # as vLLM's wake_up does
+            buffer.copy_(buffers[name])
+        found: dict[str, Any] = dict(asleep=updates.refusal(llm))
+        items = list(models.weights(b))
+        found["load"] = updates.error(lambda: updates.send(llm, [items[:9]]))
+        found["half"] = updates.refusal(llm)
+        if atomic == "layer":
+            updates.send(llm, [items[9:]])
+            found["b"] = engines.answers(llm)
+    flashpatch.disable("bf16")
+    return found
+
+
+def scales(a: str, b: str, kw: dict[str, Any]) -> dict[str, Any]:
+    """An engine with an fp8 KV cache on A, brought to B and back: every copy of every scale, and the answers."""
+    with engines.open_llm(a, **kw) as llm:
+        found: dict[str, Any] = dict(before=_scales(llm), steps=[])
+        for source in (b, a, b):
+            updates.send(llm, [list(models.weights(source))])
+            found["steps"].append(dict(answers=engines.answers(llm), scales=_scales(llm)))
+    return found
+
+
+def fresh_scales(model: str, kw: dict[str, Any]) -> dict[str, float]:
+    with engines.open_llm(model, **kw) as llm:
+        return _scales(llm)
+
+
+def _scales(llm: Any) -> dict[str, float]:
+    """layer.attribute -> value, for the device tensors, CPU tensors and floats."""
+    found = {}
+    for name, module in engines.inner_model(llm).named_modules():
+        for key in [*vars(module), *module._buffers]:
+            if key.startswith(("_k_scale", "_v_scale", "_q_scale", "_prob_scale")):
+                value = getattr(module, key)
+                if value is not None:
+                    found[f"{name}.{key}"] = float(value)
+    return found
+
+
+# --- the tests
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[scenario.Runner]:
+    with scenario.Runner({"FLASHPATCH": "bf16"}) as interpreter:
+        yield interpreter
+
+
+@pytest.mark.parametrize(
+    ("family", "kw"),
+    [
+        ("qwen2", {}),
+        pytest.param("llama", FP8, marks=pytest.mark.full),
+        pytest.param("qwen3-moe", {}, marks=pytest.mark.full),
+    ],
+    ids=["bf16", "fp8", "moe"],
+)
+def test_twenty_random_updates_gain_nothing(runner: scenario.Runner, family: str, kw: dict[str, Any]) -> None:
+    wide = {} if family == "qwen3-moe" else dict(intermediate_size=4096)  # so that a leak stands out
+    sources = [updates.checkpoint(family, seed, **wide) for seed in (0, 1)]
+    seed = updates.seed_of_the_day()
+    print(f"FLASHPATCH_LAB_SEED={seed}")
+    got = runner(many, sources, kw, seed)
+    rounds = got["rounds"]
+    for found in rounds:
+        if found["answers"] is not None:
+            want = oracle.answers(sources[found["source"]], **kw)
+            ours, theirs = (engines.array(x["prompt_logprobs"]) for x in (found["answers"], want))
+            assert ours.tobytes() == theirs.tobytes()
+    assert not got["moved"]
+    counts, sizes = zip(*(found["tensors"] for found in rounds[5:]))
+    assert max(counts) - counts[0] <= 2 and max(sizes) - sizes[0] <= 1 << 16
+    grown = rounds[-1]["resident"] - rounds[5]["resident"]
+    weights = sum(t.numel() * t.element_size() for _, t in models.weights(sources[0]))
+    allowed = 3 * weights + (16 << 20)  # a leak of every update's weights would be 14 times those
+    assert grown < allowed, f"{grown >> 20} MiB in 14 updates of {weights >> 20} MiB"
+
+
+@pytest.mark.parametrize("kw", [{}, pytest.param(FP8, marks=pytest.mark.full)], ids=["bf16", "fp8"])
+def test_nothing_survives_sleep_level_2(kw: dict[str, Any]) -> None:
+    a, b = (updates.checkpoint("qwen2", seed) for seed in (0, 1))
+    with scenario.Runner() as runner:
+        got = runner(slept, a, b, kw, "layer")
+        assert "sleep level 2" in got["asleep"] and "PatchError" in got["asleep"]
+        assert got["load"] is None and got["half"] is not None
+        assert engines.difference(got["b"], oracle.answers(b, **kw)).exact
+        refused = runner(slept, a, b, kw, "model")
+        assert "sleep level 2" in refused["asleep"]
+        assert "atomic='model' has nothing to fall back to" in refused["load"]
+        assert refused["half"] is not None
+
+
+@pytest.mark.skipif(not environment.avx512(), reason="vLLM's fp8 cache on a CPU needs AVX-512")
+def test_scales_of_an_fp8_cache_follow_the_weights(runner: scenario.Runner) -> None:
+    a, b = (
+        str(updates.with_cache_scales(updates.checkpoint("llama", seed, "fp8-channel"), seed))
+        for seed in (0, 1)
+    )
+    kw = dict(kv_cache_dtype="fp8")
+    want = {source: runner(fresh_scales, source, kw) for source in (a, b)}
+    assert len(want[a]) > 8 and want[a] != want[b]
+    got = runner(scales, a, b, kw)
+    assert got["before"] == want[a]
+    for step, source in zip(got["steps"], (b, a, b)):
+        assert step["scales"] == want[source]
+        assert engines.difference(step["answers"], oracle.answers(source, **kw)).exact

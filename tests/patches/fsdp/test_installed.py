@@ -1,0 +1,201 @@
+"""The family on the installed verl: contracts hold, undo leaves no trace, the probe for native support is
+real."""
+
+from __future__ import annotations
+
+import cpu_lab
+import pytest
+
+
+@pytest.fixture
+def scenario(tmp_path):
+    """Run Python code in a process of its own; it must succeed."""
+
+    def run(code: str, **extra: str) -> str:
+        done = cpu_lab.python(code, tmp_path, **extra)
+        assert done.returncode == 0, cpu_lab.tail(done)
+        return done.stdout
+
+    return run
+
+
+def test_contracts_undo_and_who_is_native(scenario):
+    scenario("""
+        from types import SimpleNamespace
+        import flashpatch
+        from flashpatch.patches.fsdp import FAMILY, hybrid_sharding as mesh
+        from flashpatch.arming.preflight import examine
+        for patch in FAMILY.patches:
+            found = examine(patch)
+            assert found.problem is None, (patch.id, found.problem)
+            assert found.installed.version in patch.tested, (patch.id, found.installed)
+
+        flashpatch.enable("cpu")  # verl's engines import on a machine without an accelerator
+        import verl.utils.config
+        import verl.workers.engine.fsdp.transformer_impl as impl
+        import verl.workers.engine.fsdp.utils as utils
+        from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer as transfer
+        from torch.distributed.fsdp import ShardingStrategy, _init_utils
+
+        def look():
+            return [impl.FSDPEngine.__dict__["get_per_tensor_param"], impl.get_sharding_strategy,
+                    transfer.BucketedWeightReceiver.__dict__["receive_weights"], utils.get_sharding_strategy]
+
+        before = look()
+        flashpatch.enable("fsdp")
+        states = {id: s.state.word for id, s in flashpatch.status().items() if id.startswith("fsdp.")}
+        assert states == dict.fromkeys(states, "installed") and len(states) == 4, flashpatch.status()
+        assert not [at for at, one in enumerate(before) if one is look()[at]]
+
+        def grid(*shape):
+            return SimpleNamespace(ndim=len(shape), shape=shape,
+                                   size=lambda at=None: shape[at] if at is not None else shape[0])
+        strategy = impl.get_sharding_strategy
+        assert strategy(grid(2, 1)) == ShardingStrategy.NO_SHARD
+        assert strategy(grid(1, 2)) == ShardingStrategy.HYBRID_SHARD
+        assert strategy(grid(2, 4)) == ShardingStrategy.HYBRID_SHARD
+        assert strategy(grid(2, 4), zero3_enable=False) == ShardingStrategy._HYBRID_SHARD_ZERO2
+        assert strategy(grid(2)) == strategy(grid(1)) == ShardingStrategy.FULL_SHARD
+        assert strategy(grid(1, 1)) == ShardingStrategy.HYBRID_SHARD
+        flashpatch.disable("fsdp")
+        assert all(one is two for one, two in zip(before, look()))
+
+        # the patch stands aside as soon as torch couples the replicas itself, or verl names NO_SHARD
+        site = SimpleNamespace(module=utils, name="get_sharding_strategy")
+        assert mesh.native(site) is None
+        def keeps(state, strategy, *rest):
+            state.sharding_strategy = strategy
+            return state
+        stock, _init_utils._init_core_state = _init_utils._init_core_state, keeps
+        assert "torch" in mesh.native(site)
+        _init_utils._init_core_state = stock
+        site.module = SimpleNamespace(get_sharding_strategy=lambda mesh: ShardingStrategy.NO_SHARD)
+        assert "verl" in mesh.native(site)
+        flashpatch.disable()
+        utils.get_sharding_strategy = site.module.get_sharding_strategy
+        flashpatch.enable("cpu", "fsdp")
+        state = flashpatch.status()["fsdp.verl.get_sharding_strategy"].state
+        assert state.word in ("superseded", "failed"), state
+    """)
+
+
+def test_a_recipe_that_the_audit_cannot_follow_is_refused_by_name(scenario):
+    scenario("""
+        import flashpatch, pytest
+        flashpatch.enable("fsdp")
+        from omegaconf import OmegaConf
+        from verl.utils.config import validate_config
+        role = {"rollout": {"name": "sglang", "checkpoint_engine": {"backend": "delta_sharded"}},
+                "actor": {"strategy": "megatron", "fsdp_config": {"qat": {"enable": True}}},
+                "model": {"lora_rank": 8}}
+        named = ["rollout.name=sglang", "strategy=megatron", "backend=delta_sharded", "lora_rank=8",
+                 "qat.enable", "FLASHPATCH without bf16 or fp8"]
+        with pytest.raises(flashpatch.PatchError) as error:
+            validate_config(OmegaConf.create({"actor_rollout_ref": role}), False, False)
+        assert all(name in str(error.value) for name in named), error.value
+        flashpatch.enable("bf16")
+        import dataclasses
+        from flashpatch import registry
+        whole = registry.patches
+        too_new = dataclasses.replace(whole()["fp8.verl.receiver_init_socket"], requires="verl>=99")
+        registry.patches = lambda: {**whole(), too_new.id: too_new}  # as if the installed verl were older
+        with pytest.raises(flashpatch.PatchError, match="does not meet verl>=99"):
+            validate_config(OmegaConf.create({"actor_rollout_ref": {}}), False, False)
+        registry.patches = whole
+        flashpatch.enable("fsdp", audit="report")
+        with pytest.raises(flashpatch.PatchError) as error:
+            validate_config(OmegaConf.create({"actor_rollout_ref": role}), False, False)
+        assert [name in str(error.value) for name in named] == [True] * 3 + [False] * 3, error.value
+        flashpatch.enable("fsdp", audit="refuse", audit_every=0)
+        with pytest.raises(flashpatch.PatchError, match="audit_every"):
+            validate_config(OmegaConf.create({"actor_rollout_ref": {}}), False, False)
+        flashpatch.enable("fsdp", audit="off", audit_every=1)
+        with pytest.raises(Exception) as error:  # verl's own checks go on
+            validate_config(OmegaConf.create({"actor_rollout_ref": role}), False, False)
+        assert not isinstance(error.value, flashpatch.PatchError)
+    """)
+
+
+def test_each_side_says_when_the_other_is_not_patched(scenario):
+    """A receiver alone, a trainer alone, a replayed sync, a sync without its end, and what shards cannot
+    answer for: with stand-ins for the transport, whose own behaviour is not at stake."""
+    scenario("""
+        from types import SimpleNamespace
+        import pytest, torch
+        import flashpatch
+        flashpatch.enable("fsdp")
+        from flashpatch.patches.fsdp import export, receive, messages as wire
+
+        cpu = torch.device("cpu")
+        loaded = []
+        def load(weights, is_last):
+            loaded.append(([name for name, _ in weights], is_last))
+
+        def deliver(*buckets):
+            loaded.clear()
+            def stock(self, on_bucket_received):
+                for at, bucket in enumerate(buckets):
+                    on_bucket_received(list(bucket), at == len(buckets) - 1)
+            receive.on_receive(stock, None, load)
+
+        a, b = ("a", torch.ones(3)), ("b", torch.zeros(2))
+        with pytest.raises(flashpatch.PatchError, match="trainer's, does not carry the family fsdp"):
+            deliver([a], [b])
+        assert not loaded
+        start = list(wire.opening({"source": "x", "sync": 1, "audited": True}, cpu))
+        with pytest.raises(flashpatch.PatchError, match="did not come"):
+            deliver([*start, a], [b])
+        assert loaded == [(["a"], False)]
+        with pytest.raises(flashpatch.PatchError, match="sync 1 is a replay"):
+            deliver([*start, a], [b])
+        start = list(wire.opening({"source": "x", "sync": 2, "audited": True}, cpu))
+        other = list(wire.closing({"sync": 1, "sent": {}, "not_audited": []}, cpu))
+        with pytest.raises(flashpatch.PatchError, match="not those of this sync"):
+            deliver([*start, a], other)
+        skipped = list(wire.opening({"source": "x", "sync": 3, "audited": False}, cpu))
+        deliver([*skipped, a], [b])
+        assert loaded == [(["a"], False), (["b"], True)]
+
+        def deliver_as_before_09(*buckets):  # verl 0.7 and 0.8 do not say which bucket is the last
+            def stock(self, on_bucket_received):
+                for bucket in buckets:
+                    on_bucket_received(list(bucket))
+            loaded.clear()
+            receive.on_receive(stock, None, lambda weights: load(weights, None))
+
+        from flashpatch.patches.fsdp import fingerprint
+        from flashpatch.patches.fsdp.compare import Seen
+        sums = {name: Seen(tuple(t.shape), str(t.dtype), fingerprint.of(t)).as_json() for name, t in (a, b)}
+        for sync, values in ((4, sums), (5, {**sums, "b": sums["a"]})):
+            start = list(wire.opening({"source": "x", "sync": sync, "audited": True}, cpu))
+            end = list(wire.closing({"sync": sync, "sent": values, "not_audited": []}, cpu))
+            if sync == 4:
+                deliver_as_before_09([*start, a], [b, *end])
+                assert loaded == [(["a"], None), (["b"], None)]
+            else:
+                with pytest.raises(flashpatch.PatchError, match="b has shape"):
+                    deliver_as_before_09([*start, a], [b, *end])
+                assert loaded == [(["a"], None)]
+        start = list(wire.opening({"source": "x", "sync": 6, "audited": True}, cpu))
+        with pytest.raises(flashpatch.PatchError, match="did not come"):
+            deliver_as_before_09([*start, a], [b])
+
+        flashpatch.enable("fsdp", audit="off")
+        deliver([a], [b])
+        with pytest.raises(flashpatch.PatchError, match="here the audit is off"):
+            deliver([*start, a], [b])
+
+        flashpatch.enable("fsdp", audit="refuse")
+        trainer = SimpleNamespace(module=SimpleNamespace())
+        with pytest.raises(flashpatch.PatchError, match="LoRA adapter's tensors cannot be traced"):
+            export.on_export(lambda self: (iter([a]), {"r": 8}), trainer)
+        trainer = SimpleNamespace(module=SimpleNamespace(), _qat_enabled=True)
+        with pytest.raises(flashpatch.PatchError, match="quantization-aware"):
+            export.on_export(lambda self: (iter([a]), None), trainer)
+        trainer.module.peft_config = {}
+        with pytest.raises(flashpatch.PatchError, match="merged LoRA"):
+            export.on_export(lambda self: (iter([a]), None), trainer)
+        flashpatch.enable("fsdp", audit="off")
+        tensors, adapter = export.on_export(lambda self: (iter([a]), {"r": 8}), trainer)
+        assert [name for name, _ in tensors] == ["a"] and adapter == {"r": 8}
+    """)

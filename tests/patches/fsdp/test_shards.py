@@ -1,0 +1,72 @@
+"""What ranks hold adds up to the whole, in every layout that FSDP has; and what names stand for."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from flashpatch.patches.fsdp import fingerprint, param_names, shards
+
+JOB = Path(__file__).with_name("fsdp_shards_job.py")
+
+
+def test_shards_add_up_in_every_layout(tmp_path):
+    """FSDP1 and FSDP2 on meshes of 2, 2 x 1 and 1 x 2: uneven rows, tied weights, buffers, original
+    parameters kept or not, shards of columns."""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, JOB, str(tmp_path)],
+            env={**os.environ, "RANK": str(rank), "OMP_NUM_THREADS": "1", "FLASHPATCH": ""},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    errors = [process.communicate(timeout=200)[1] for process in ranks]
+    assert [process.returncode for process in ranks] == [0, 0], errors[0][-3000:]
+    seen = [json.loads((tmp_path / f"seen-{rank}.json").read_text()) for rank in range(2)]
+    assert len(seen[0]) == 11
+    for layout, saw in seen[0].items():
+        replicas = [0, 1] if "2x1" in layout else [0]
+        assert saw["right"] == replicas and saw["names"], (layout, saw)
+    total = sum(value.numel() for value in (torch.empty(7, 4), torch.empty(7)))
+    assert seen[0]["none"]["held"] > total and seen[1]["none"]["held"] == 0
+    assert seen[0]["fsdp2-1d"]["held"] + seen[1]["fsdp2-1d"]["held"] == seen[0]["none"]["held"]
+
+
+def test_packed_experts_are_followed_into_their_parts():
+    """verl takes ``[experts, 2 x inner, hidden]`` apart; each part is a range of the packed one."""
+    experts, inner, hidden = 3, 5, 4
+    packed = torch.randn(experts, 2 * inner, hidden)
+    down = torch.randn(experts, hidden, inner)
+    base = "model.layers.0.mlp.experts"
+    whole = {f"{base}.gate_up_proj": packed, f"{base}.down_proj": down, "norm.weight": torch.randn(hidden)}
+    cut = 17  # somewhere inside an expert
+    ranks = [
+        {
+            name: shards.Own(tuple(value.shape), ((begin, value.view(-1)[begin:end]),))
+            for name, value in whole.items()
+            for begin, end in (
+                [(0, min(cut, value.numel())), (min(cut, value.numel()), value.numel())][rank],
+            )
+        }
+        for rank in range(2)
+    ]
+    known = param_names.parts(ranks[0])
+    exported = {"norm.weight": whole["norm.weight"]}
+    for expert in range(experts):
+        gate, up = packed.chunk(2, dim=1)
+        exported[f"{base}.{expert}.gate_proj.weight"] = gate[expert]
+        exported[f"{base}.{expert}.up_proj.weight"] = up[expert]
+        exported[f"{base}.{expert}.down_proj.weight"] = down[expert]
+    for name, value in {**whole, **exported}.items():
+        part = known[name]
+        sums = fingerprint.total([rank[part.of].sums(part.begin, part.end, torch.bfloat16) for rank in ranks])
+        assert part.shape == tuple(value.shape)
+        assert sums == fingerprint.of(value, dtype=torch.bfloat16), name
+    assert set(known) == set(whole) | set(exported)

@@ -1,0 +1,102 @@
+"""Whole jobs of verl's own entry point on two ranks and two replicas, audited at each sync."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from verl_job import live, make_world, train
+
+VICTIM = "model.layers.1.mlp.down_proj.weight"
+
+TWO_RANKS = """
+data.train_batch_size=4 actor_rollout_ref.rollout.n=2
+actor_rollout_ref.actor.ppo_mini_batch_size=4 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4
+actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4 trainer.n_gpus_per_node=2
+""".split()
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tokenizer, data and a small model."""
+    return make_world(tmp_path_factory.mktemp("world"), "--hidden", "128")
+
+
+def strategy(name: str) -> list[str]:
+    return [f"actor_rollout_ref.actor.strategy={name}", f"actor_rollout_ref.ref.strategy={name}"]
+
+
+@pytest.mark.parametrize("name", ["fsdp2", pytest.param("fsdp", marks=pytest.mark.full)])
+def test_two_ranks_and_two_replicas_are_audited_at_each_sync(world, tmp_path, name):
+    done = train(world, tmp_path, *TWO_RANKS, *strategy(name), FLASHPATCH="cpu,fp8,fsdp")
+    assert done.returncode == 0, done.stdout[-8000:]
+
+    processes = live(tmp_path)
+    receivers = [p for p in processes if p["patches"].get("fsdp.verl.receive_weights", {}).get("calls")]
+    senders = [p for p in processes if p["patches"].get("fsdp.verl.get_per_tensor_param", {}).get("calls")]
+    assert len(receivers) == len(senders) == 2
+    # once before the first step and after each of two
+    assert [p["patches"]["fsdp.verl.receive_weights"]["calls"] for p in receivers] == [3, 3]
+    assert [p["patches"]["fsdp.verl.get_per_tensor_param"]["calls"] for p in senders] == [3, 3]
+
+    notes = audits(tmp_path)
+    assert len(notes) == 4, notes
+    arrived = [note for note in notes if "audited" in note]
+    assert len(arrived) == 2
+    for note in arrived:
+        assert (note["sync"], note["audited"], note["failed"], note["not_audited"]) == (3, 3, 0, 0), note
+        assert note["tensors"] > 20
+
+
+def audits(folder: Path) -> list[dict[str, Any]]:
+    """What each process noted about its last sync."""
+    rows = [json.loads(path.read_text()) for path in (folder / "ledger").glob("*/row*.json")]
+    return [row["notes"]["audit"] for row in rows if "audit" in row.get("notes", {})]
+
+
+@pytest.mark.full
+def test_a_flipped_bit_stops_the_job_and_is_named(world, tmp_path):
+    """A bit flips in the shared memory of the second sync, between the trainer and one of two replicas."""
+    (tmp_path / "fsdp_flip.py").write_text(FLIP.format(victim=VICTIM))
+    done = train(
+        world,
+        tmp_path,
+        *TWO_RANKS,
+        *strategy("fsdp2"),
+        FLASHPATCH="cpu,fp8,fsdp",
+        PYTHONPATH=str(tmp_path),
+        VERL_USE_EXTERNAL_MODULES="fsdp_flip",
+    )
+    assert done.returncode != 0
+    assert f"{VICTIM} has other values than the trainer's shards" in done.stdout, done.stdout[-8000:]
+    assert "fsdp.verl.receive_weights" in done.stdout
+
+
+FLIP = '''
+"""Flips one bit of one weight of the second sync on rank 0, after it was gathered."""
+import os
+import torch
+from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer as transfer
+
+stock = transfer.BucketedWeightSender.async_send_weights
+syncs = 0
+
+
+async def send(self, weights):
+    global syncs
+    syncs += 1
+
+    def meddled():
+        for name, tensor in weights:
+            if name == "{victim}" and syncs == 2 and os.environ.get("RANK") == "0":
+                tensor = tensor.clone()
+                tensor.view(torch.uint8).view(-1)[8] ^= 1
+            yield name, tensor
+
+    return await stock(self, meddled())
+
+
+transfer.BucketedWeightSender.async_send_weights = send
+'''

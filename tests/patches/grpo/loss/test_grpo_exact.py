@@ -1,0 +1,168 @@
+"""The loss: one gradient for every split, the surrogate's formulas, and what stock verl's aggregation does
+instead."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flashpatch.errors import PatchError
+from flashpatch.patches.grpo.loss.grpo_exact.grpo_exact import AGGREGATIONS, Clip, Counts, count, grpo_loss
+
+WIDTH = 9
+
+
+def batch(samples: int, seed: int, empty: bool = True) -> dict[str, torch.Tensor]:
+    """A batch in float64. Lengths differ; some samples have no output token, as padding or after
+    rejection."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def normal(scale: float) -> torch.Tensor:
+        return torch.randn(samples, WIDTH, generator=draw, dtype=torch.float64) * scale
+
+    logprobs = -normal(1).abs()
+    lengths = torch.randint(0 if empty else 1, WIDTH + 1, (samples,), generator=draw)
+    return {
+        "logprobs": logprobs,
+        "old_logprobs": logprobs + normal(0.3),
+        "reference_logprobs": logprobs + normal(0.3),
+        "rollout_logprobs": logprobs + normal(0.5),
+        "advantages": normal(1),
+        "mask": (torch.arange(WIDTH) < lengths[:, None]).long(),
+    }
+
+
+def gradient(rows: dict[str, torch.Tensor], split: list[list[list[int]]], **how) -> torch.Tensor:
+    """What data-parallel training accumulates: ``split`` has a list of micro-batches, as row numbers, per
+    rank."""
+    counts = count(rows["mask"])
+    logprobs = rows["logprobs"].clone().requires_grad_()
+    for rank in split:
+        for micro in rank:
+            part = {name: values[micro] for name, values in rows.items() if name != "logprobs"}
+            mask, advantages = part.pop("mask"), part.pop("advantages")
+            found = grpo_loss(logprobs[micro], advantages, mask, counts, world=len(split), **part, **how)
+            # A data-parallel wrapper averages over ranks.
+            (found.loss / len(split)).backward()
+    return logprobs.grad
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), aggregation=st.sampled_from(AGGREGATIONS), seed=st.integers(0, 10_000))
+def test_any_split_gives_the_gradient_of_the_whole_batch(data, aggregation, seed):
+    samples = data.draw(st.integers(1, 12))
+    rows = batch(samples, seed)
+    how = dict(
+        aggregation=aggregation, constant=7.0, clip=Clip(0.2, 0.28, 3.0), kl_coefficient=0.1, truncation=1.5
+    )
+    whole = gradient(rows, [[list(range(samples))]], **how)
+    ranks = data.draw(st.integers(1, 4))
+    order = data.draw(st.permutations(range(samples)))
+    split: list[list[list[int]]] = [[] for _ in range(ranks)]
+    while order:
+        size = data.draw(st.integers(1, len(order)))
+        split[data.draw(st.integers(0, ranks - 1))].append(list(order[:size]))
+        order = order[size:]
+    assert (gradient(rows, split, **how) - whole).abs().max() < 1e-10
+
+
+def test_each_term_is_its_formula():
+    rows = batch(5, 3, empty=False)
+    new, old, gain = rows["logprobs"], rows["old_logprobs"], rows["advantages"]
+    mask = rows["mask"].double()
+    lengths, counts = mask.sum(1), count(rows["mask"])
+
+    def by_hand(values):
+        return ((values * mask).sum(1) / lengths).sum() / 5
+
+    plain = grpo_loss(new, gain, rows["mask"], counts).loss
+    torch.testing.assert_close(plain, by_hand(-gain * new))
+    ratio = (new - old).exp()
+    clipped = grpo_loss(new, gain, rows["mask"], counts, old_logprobs=old, clip=Clip(0.1, 0.2))
+    torch.testing.assert_close(
+        clipped.loss, by_hand(torch.maximum(-gain * ratio, -gain * ratio.clamp(0.9, 1.2)))
+    )
+    outside = ((ratio > 1.2) & (gain > 0) | (ratio < 0.9) & (gain < 0)) & (mask > 0)
+    assert clipped.sums["clipped"] == outside.sum() > 0
+    gap = rows["reference_logprobs"] - new
+    with_kl = grpo_loss(
+        new, gain, rows["mask"], counts, reference_logprobs=rows["reference_logprobs"], kl_coefficient=0.3
+    )
+    torch.testing.assert_close(with_kl.loss, by_hand(-gain * new + 0.3 * (gap.exp() - gap - 1)))
+    weight = (old - rows["rollout_logprobs"]).exp().clamp(max=1.1)
+    truncated = grpo_loss(
+        new,
+        gain,
+        rows["mask"],
+        counts,
+        old_logprobs=old,
+        rollout_logprobs=rows["rollout_logprobs"],
+        truncation=1.1,
+    )
+    torch.testing.assert_close(truncated.loss, by_hand(-gain * ratio * weight))
+    given = grpo_loss(new, gain, rows["mask"], counts, old_logprobs=old, weights=weight).loss
+    torch.testing.assert_close(given, truncated.loss)
+
+
+def test_on_policy_the_ratio_has_the_gradient_of_the_logprob():
+    rows = batch(6, 1)
+    del rows["reference_logprobs"], rows["rollout_logprobs"]
+    rows["old_logprobs"] = rows["logprobs"].clone()
+    ratio = gradient(rows, [[list(range(6))]], clip=Clip())
+    del rows["old_logprobs"]
+    torch.testing.assert_close(ratio, gradient(rows, [[list(range(6))]]))
+
+
+def test_what_lies_outside_the_mask_is_never_looked_at():
+    rows = batch(4, 2)
+    spoiled = {
+        name: values if name == "mask" else values.masked_fill(rows["mask"] == 0, float("nan"))
+        for name, values in rows.items()
+    }
+    how = dict(clip=Clip(dual=3.0), kl_coefficient=0.1)
+    everything = [[list(range(4))]]
+    assert torch.equal(gradient(spoiled, everything, **how), gradient(rows, everything, **how))
+
+
+def test_a_batch_without_any_output_gives_zero():
+    rows = batch(3, 0)
+    rows["mask"].zero_()
+    assert not gradient(rows, [[[0, 1, 2]]], clip=Clip()).any()
+
+
+def test_counts_of_padded_and_jagged_masks_agree():
+    mask = torch.tensor([[1, 1, 0], [0, 0, 0], [1, 0, 1]])
+    rows = [torch.tensor(row) for row in ([1, 1], [0, 0, 0], [1, 0, 1])]
+    jagged = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    assert count(mask) == count(mask.bool()) == count(jagged) == Counts(samples=2, tokens=4)
+
+
+def test_counts_are_summed_over_ranks(ranks):
+    said = ranks("""
+        from flashpatch.patches.grpo.loss.grpo_exact.grpo_exact import count
+        mask = torch.tensor([[1, 1], [0, 0]]) if rank == 0 else torch.tensor([[1, 0], [1, 1], [0, 1]])
+        print(count(mask, dist.group.WORLD))
+    """)
+    assert said == ["Counts(samples=4, tokens=6)\n"] * 2
+
+
+@pytest.mark.parametrize(
+    "change, named",
+    [
+        (dict(aggregation="mean"), "'mean'"),
+        (dict(aggregation="seq-mean-token-sum-norm"), "constant"),
+        (dict(clip=Clip()), "without old_logprobs"),
+        (dict(rollout_logprobs=torch.zeros(2, 3), weights=torch.ones(2, 3)), "weights"),
+        (dict(mask=torch.ones(2, 4)), "(2, 3) and (2, 4)"),
+        (dict(world=0), "world"),
+    ],
+)
+def test_bad_input_is_refused_by_name(change, named):
+    given = dict(
+        logprobs=torch.zeros(2, 3), advantages=torch.zeros(2), mask=torch.ones(2, 3), counts=Counts(2, 6)
+    )
+    with pytest.raises(PatchError) as error:
+        grpo_loss(**{**given, **change})
+    assert named in str(error.value) and error.value.patch == "grpo.loss"

@@ -1,0 +1,129 @@
+"""Gradients through verl's FSDP1 and FSDP2 engines on two ranks, ours and stock; and the registered loss
+itself."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import grpo_lab
+import pytest
+
+from flashpatch.verify.probes.grpo import job, probe
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    """What the probe's two ranks saw, per rank."""
+    folder = tmp_path_factory.mktemp("ranks")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in grpo_lab.environment(folder, FLASHPATCH="grpo").items():
+            patch.setenv(name, value)
+        problem = probe.run(folder)
+    assert not problem, problem
+    return [json.loads((folder / f"seen-{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize(
+    "kind, wrapper", [("fsdp", "FullyShardedDataParallel"), ("fsdp2", "FSDPQwen2ForCausalLM")]
+)
+def test_every_split_gives_the_whole_batchs_gradient(seen, kind, wrapper):
+    for rank in seen:
+        assert wrapper in rank[kind]
+        for aggregation in job.AGGREGATIONS:
+            for split in job.SPLITS:
+                assert rank[kind][f"{aggregation}, {split}"] < 1e-6, (kind, aggregation, split)
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "fsdp2"])
+def test_a_stream_of_rounds_gives_the_whole_batchs_gradient(seen, kind):
+    """Both ranks run the same number of forwards, or the collectives of FSDP would never have matched."""
+    for aggregation in job.AGGREGATIONS:
+        (name,) = (name for name in seen[0][kind] if name.startswith(f"{aggregation}, in "))
+        assert int(name.split()[-2]) > 2
+        assert all(rank[kind][name] < 1e-6 for rank in seen), name
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "fsdp2"])
+def test_stock_verl_divides_by_the_configured_number(seen, kind):
+    """Eight rows are configured and five have an output, or three are configured; only five is right."""
+    found = seen[0][kind]
+    real, rows = job.REAL, job.ROWS
+    assert found[f"stock, {rows} configured"] == pytest.approx(1 - real / rows, abs=1e-4)
+    assert found[f"stock, {real - 2} configured"] == pytest.approx(real / (real - 2) - 1, abs=1e-4)
+    assert found[f"stock, {real} configured"] < 1e-6
+    # verl counts tokens before samples are masked out, so its token-mean shrinks as well.
+    assert found["stock, token-mean"] > 0.1
+
+
+def test_stock_verls_constant_is_the_micro_batchs_width(scenario):
+    scenario(
+        """
+        import torch
+        from verl.trainer.ppo.core_algos import agg_loss
+        values, mask = torch.ones(2, 6), torch.tensor([[1.] * 2 + [0.] * 4, [1.] * 6])
+        how = dict(loss_agg_mode="seq-mean-token-sum-norm", global_batch_size=2)
+        whole = agg_loss(values, mask, **how)
+        apart = agg_loss(values[:1, :2], mask[:1, :2], **how) + agg_loss(values[1:], mask[1:], **how)
+        assert abs(whole - apart) > 0.1 * whole, (whole, apart)
+    """,
+        names="",
+    )
+
+
+def test_the_registered_loss_is_verls_where_the_counts_agree(scenario):
+    scenario("""
+        import torch
+        from types import SimpleNamespace
+        from verl.trainer.ppo.core_algos import get_policy_loss_fn
+        from verl.workers.config import FSDPActorConfig
+        from flashpatch.patches.grpo.loss.grpo_exact import batch_counts as counting
+        from flashpatch.patches.grpo.loss.grpo_exact.grpo_exact import count
+
+        torch.manual_seed(0)
+        new = (-torch.rand(4, 7)).requires_grad_()
+        old = new.detach() + torch.randn(4, 7)
+        gain, weights = torch.randn(4, 1).expand(4, 7), torch.rand(4, 7)
+        mask = (torch.arange(7) < torch.tensor([[3], [7], [1], [5]])).bool()
+        counting._last = count(mask)
+        from flashpatch.patches.grpo.loss.grpo_exact.grpo_exact import AGGREGATIONS
+        for mode in AGGREGATIONS:
+            for extra in ({}, {"clip_ratio_low": 0.1, "clip_ratio_high": 0.3, "clip_ratio_c": 1.5}):
+                config = FSDPActorConfig(rollout_n=1, ppo_micro_batch_size_per_gpu=1, **extra)
+                config.global_batch_info.update(dp_size=2, batch_num_tokens=16, global_batch_size=4)
+                config.global_batch_info["loss_scale_factor"] = 9
+                both = []
+                for name in ("vanilla", "grpo_exact"):
+                    loss, metrics = get_policy_loss_fn(name)(
+                        old_log_prob=old, log_prob=new, advantages=gain, response_mask=mask,
+                        loss_agg_mode=mode, config=config, rollout_is_weights=weights)
+                    both.append((loss, torch.autograd.grad(loss, new)[0], metrics))
+                torch.testing.assert_close(both[0][:2], both[1][:2])
+                for key in ("actor/pg_clipfrac", "actor/ppo_kl", "actor/pg_clipfrac_lower"):
+                    assert abs(both[0][2][key] - both[1][2][key]) < 1e-5, key
+                assert both[1][2]["actor/samples"] == 4
+    """)
+
+
+def test_wrong_counts_are_loud(monkeypatch):
+    import torch
+
+    from flashpatch.errors import PatchError
+    from flashpatch.patches.grpo.loss.grpo_exact.grpo_exact import Counts, batch_counts, policy_loss
+
+    monkeypatch.setattr(policy_loss.engine, "record_call", lambda patch: None)
+    monkeypatch.setattr(batch_counts, "_last", Counts(3, 6))
+    config = SimpleNamespace(global_batch_info={"global_batch_size": 8, "batch_num_tokens": 6})
+    ones = torch.ones(2, 3)
+    with pytest.raises(
+        PatchError, match=r"\(8, 6\), and the batch was counted as Counts\(samples=3"
+    ) as error:
+        policy_loss.policy_loss(ones, ones, ones, ones, "token-mean", config)
+    assert error.value.patch == "grpo.verl.register_policy_loss" and "grpo.verl.prepare_micro_batches" in str(
+        error.value
+    )
+
+
+def test_requests_of_a_dead_server_were_answered_and_a_contradiction_refused(seen):
+    assert seen[0]["routed"]["answered"] == 40 and seen[0]["routed"]["left"]["servers"] == ["one", "two"]
+    assert "grpo.verl.validate_config" in seen[0]["refused"] and "loss_mode=gspo" in seen[0]["refused"]

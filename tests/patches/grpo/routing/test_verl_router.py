@@ -1,0 +1,134 @@
+"""verl's own client and balancers in front of servers that die: what stock verl loses, and what is lost with
+grpo."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import grpo_lab
+import pytest
+
+
+def phases(folder: Path, requests: int, *given, timeout: float = 400) -> list[dict]:
+    """What the script said, phase by phase."""
+    script = Path(__file__).with_name("grpo_servers.py")
+    done = subprocess.run(
+        [sys.executable, script, str(requests), json.dumps(given)],
+        env=grpo_lab.environment(folder),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    assert done.returncode == 0, grpo_lab.tail(done)
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"ends"')]
+
+
+def test_one_dead_server_and_what_becomes_of_its_requests(tmp_path):
+    stock, with_verls, with_ours, owned = phases(
+        tmp_path,
+        600,
+        ["kill", None],
+        ["kill", {"router": False}],
+        ["kill", {"router": True, "worker_tokens": 300}],
+        ["owner", None],
+    )
+    # The dead server has the fewest requests in flight, so verl sends it nearly all that follow.
+    assert stock["happened"]["kill"] == 1 and stock["ends"]["ActorDiedError"] > 100, stock
+    for patched, ours in ((with_verls, False), (with_ours, True)):
+        assert patched["token router"] is ours and patched["happened"]["kill"] == 1, patched
+        assert patched["ends"] == {"result": 600}, patched
+        assert patched["status"]["active_servers"] == 3 and patched["status"]["total_inflight"] == 0
+    assert set(with_ours["status"]["tokens"].values()) == {0} and with_ours["status"]["waiting"] == 0
+    # The registry as a Ray actor of its own, with such a worker among three.
+    assert owned["ends"] == {"result": 600} and owned["report"]["counts"]["lost workers"] == 1
+    assert owned["report"]["loads"] == {"o1": 0, "o2": 0} and owned["report"]["counts"]["ended"] == 600
+
+
+@pytest.mark.full
+def test_servers_killed_hung_and_replaced(tmp_path):
+    (chaos,) = phases(
+        tmp_path,
+        10_000,
+        ["chaos", {"patience": 3.0, "rest": 1.0, "worker_tokens": 400}],
+        timeout=1200,
+    )
+    assert chaos["happened"]["kill"] and chaos["happened"]["hang"]
+    assert sum(chaos["ends"].values()) == 10_000 and set(chaos["ends"]) <= {"result", "PatchError"}
+    assert chaos["ends"].get("PatchError", 0) < 200, (
+        "only a request whose two servers were both lost has no result"
+    )
+    assert chaos["status"]["total_inflight"] == chaos["status"]["waiting"] == 0
+
+
+def balancer(**options):
+    from flashpatch.patches.grpo.routing.balancer import TokenBalancer
+
+    return TokenBalancer(
+        {"a": "A", "b": "B"}, {"cap": 0, "most": 0, "slack": None, "response_tokens": 100, **options}
+    )
+
+
+def test_the_balancer_speaks_verls_protocol():
+    from verl.workers.rollout.router import GlobalRequestLoadBalancer, RequestLoadBalancer
+
+    ours = balancer()
+    for kind in (RequestLoadBalancer, GlobalRequestLoadBalancer):
+        for name in vars(kind):
+            if not name.startswith("_"):
+                assert callable(getattr(ours, name)), name
+    status = GlobalRequestLoadBalancer({}).get_status()
+    assert set(status) <= set(ours.get_status())
+
+
+def test_tokens_not_requests_decide():
+    async def scenario():
+        ours = balancer()
+        first, _ = await ours.acquire_server(
+            "long", prompt_ids=[0] * 1000, sampling_params={"max_tokens": 100}
+        )
+        for number in range(5):
+            name, handle = await ours.acquire_server(
+                str(number), prompt_ids=[0] * 10, sampling_params={"max_tokens": 9}
+            )
+            assert name != first and handle == name.upper()
+        assert sorted(ours.get_status()["servers"].values()) == [1, 5]
+        assert ours.cost([1, 2], {"max_new_tokens": 7}) == 9 and ours.cost([1], {"max_tokens": 9999}) == 101
+        again, _ = await ours.acquire_server("long", prompt_ids=[0] * 10)
+        assert again == first, "a conversation stays where its prefix is"
+        for request in ("long", "long", *map(str, range(5))):
+            await ours.release_server(first if request == "long" else {"a": "b", "b": "a"}[first], request)
+        await ours.release_server(first, "long")  # once too often: nothing happens
+        assert ours.get_total_inflight() == 0 and set(ours.get_status()["tokens"].values()) == {0}
+
+    asyncio.run(scenario())
+
+
+def test_thresholds_hold_requests_back_and_leaving_servers_let_go():
+    async def scenario():
+        ours = balancer(cap=100)
+        ask = dict(prompt_ids=[0] * 50, sampling_params={"max_tokens": 50})
+        places = [await ours.acquire_server(str(number), **ask) for number in range(2)]
+        late = asyncio.ensure_future(ours.acquire_server("late", **ask))
+        later = asyncio.ensure_future(ours.acquire_server("later", **ask))
+        await asyncio.sleep(0)
+        assert not late.done() and ours.get_status()["waiting"] == 2
+        await ours.release_server(places[0][0], "0")
+        assert (await late)[0] == places[0][0] and not later.done()
+        await ours.remove_servers(["a", "b"])
+        with pytest.raises(RuntimeError, match="No available servers in load balancer"):
+            await later
+        await ours.add_servers({"c": "C"})
+        assert await ours.acquire_server("new", **ask) == ("c", "C")
+        await ours.rest_server("c", 0.05)
+        await ours.release_server("c", "new")
+        resting = asyncio.ensure_future(ours.acquire_server("newer", **ask))
+        await asyncio.sleep(0.01)
+        assert not resting.done()
+        assert (await asyncio.wait_for(resting, 5))[0] == "c"
+
+    asyncio.run(scenario())

@@ -1,0 +1,201 @@
+"""The batcher: nothing lost, nothing twice, budgets kept, ranks in step, producers held back."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flashpatch.errors import PatchError
+from flashpatch.patches.grpo.standalone.batcher import StreamingBatcher
+from flashpatch.patches.grpo.standalone.group_gate import GroupGate
+from flashpatch.patches.grpo.standalone.packing import Packer
+from flashpatch.patches.grpo.standalone.partition import balance, differencing, longest_first
+
+LENGTHS = st.lists(st.integers(1, 40), max_size=120)
+
+
+def packed(packer: Packer, lengths: list[int]) -> list:
+    rounds = [done for number, tokens in enumerate(lengths) for done in packer.add((number, tokens), tokens)]
+    last = packer.flush()
+    return rounds + ([last] if last else [])
+
+
+def real(batches) -> list:
+    return [sample for batch in batches if not batch.filler for sample in batch.samples]
+
+
+@settings(max_examples=200, deadline=None)
+@given(ranks=st.integers(1, 9), budget=st.integers(5, 60), lengths=LENGTHS, rebalance=st.booleans())
+def test_every_sample_is_in_exactly_one_batch_within_the_budget(ranks, budget, lengths, rebalance):
+    rounds = packed(Packer(ranks, budget, rebalance=rebalance), lengths)
+    assert sorted(real(batch for done in rounds for batch in done)) == list(enumerate(lengths))
+    for number, done in enumerate(rounds):
+        assert [batch.rank for batch in done] == list(range(ranks))
+        assert all(batch.round == number and batch.samples for batch in done)
+        for batch in done:
+            assert batch.tokens == sum(tokens for _, tokens in batch.samples) or batch.filler
+            assert batch.tokens <= budget or len(batch.samples) == 1
+        if number < len(rounds) - 1:
+            assert not any(batch.filler for batch in done), "only the last round may lack samples"
+
+
+@settings(max_examples=100, deadline=None)
+@given(ranks=st.integers(1, 6), budget=st.integers(40, 90), lengths=LENGTHS)
+def test_a_round_leaves_as_soon_as_the_next_sample_would_overflow_and_not_before(ranks, budget, lengths):
+    packer, loads = Packer(ranks, budget), [0] * ranks
+    for tokens in lengths:
+        done = list(packer.add(tokens, tokens))
+        overflow = min(loads) + tokens > budget
+        assert len(done) == overflow
+        if overflow:
+            loads = [0] * ranks
+        loads[loads.index(min(loads))] += tokens
+
+
+@settings(max_examples=150, deadline=None)
+@given(sizes=st.lists(st.integers(1, 1000), min_size=1, max_size=40), data=st.data())
+def test_a_division_is_complete_and_no_worse_than_the_classical_ones(sizes, data):
+    parts = data.draw(st.integers(1, len(sizes)))
+    found = balance(sizes, parts)
+    assert sorted(item for part in found for item in part) == list(range(len(sizes)))
+    assert len(found) == parts and all(found)
+
+    def height(division):
+        return max(sum(sizes[item] for item in part) for part in division)
+
+    assert height(found) <= min(height(longest_first(sizes, parts)), height(differencing(sizes, parts)))
+    assert height(found) >= max(max(sizes), -(-sum(sizes) // parts))
+
+
+def test_rebalancing_keeps_the_budget_and_lowers_the_fullest_batch():
+    draw, better = random.Random(0), 0
+    lengths = [int(draw.lognormvariate(4, 0.8)) + 1 for _ in range(2000)]
+    came, divided = (packed(Packer(8, 2000, rebalance=flag), lengths) for flag in (False, True))
+    for before, after in zip(came, divided, strict=True):
+        assert sorted(real(before)) == sorted(real(after))
+        fullest = [max(batch.tokens for batch in done) for done in (before, after)]
+        assert fullest[1] <= fullest[0] <= 2000
+        better += fullest[1] < fullest[0]
+    assert better > len(came) / 2
+
+
+def test_an_oversized_sample_is_alone_or_refused_by_name():
+    packer = Packer(2, 10)
+    assert not list(packer.add("small", 3))
+    (first,) = [*packer.add("other", 3), *packer.add("huge", 25)]
+    assert real(first) == ["small", "other"]
+    last = packer.flush()
+    assert [(batch.samples, batch.filler) for batch in last] == [(("huge",), False), (("huge",), True)]
+
+    strict = Packer(2, 10, oversize="error")
+    list(strict.add("small", 3))
+    with pytest.raises(PatchError, match="'huge' has 25 tokens") as error:
+        strict.add("huge", 25)
+    assert error.value.patch == "grpo.batcher" and strict.waiting == 1
+
+
+@pytest.mark.parametrize(
+    "make, named",
+    [
+        (lambda: Packer(0, 10), "ranks, budget"),
+        (lambda: Packer(1, 10, oversize="drop"), "oversize] is 'drop'"),
+        (lambda: Packer(1, 10).add("x", 0), "tokens] is 0"),
+        (lambda: StreamingBatcher(1, 10, depth=0), "depth"),
+        (lambda: GroupGate(0), "size"),
+    ],
+)
+def test_bad_input_is_refused_by_name(make, named):
+    with pytest.raises(PatchError) as error:
+        make()
+    assert named in str(error.value)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    ranks=st.integers(1, 5),
+    lengths=st.lists(st.integers(1, 40), max_size=60),
+    depth=st.integers(1, 3),
+    seed=st.integers(0, 9999),
+)
+def test_a_stream_with_cancelled_producers_and_uneven_ranks_loses_nothing(ranks, lengths, depth, seed):
+    draw = random.Random(seed)
+
+    async def run():
+        batcher = StreamingBatcher(ranks, 50, depth=depth)
+        got: list[list] = [[] for _ in range(ranks)]
+
+        async def consume(rank):
+            async for batch in batcher.batches(rank):
+                got[rank].append(batch)
+                for _ in range(draw.randint(0, 5)):
+                    await asyncio.sleep(0)
+
+        async def produce(number, tokens):
+            task = asyncio.ensure_future(batcher.put((number, tokens), tokens))
+            for _ in range(draw.randint(1, 3)):
+                await asyncio.sleep(0)
+            if draw.random() < 0.3:
+                task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        ranks_at_work = [asyncio.ensure_future(consume(rank)) for rank in range(ranks)]
+        await asyncio.gather(*(produce(number, tokens) for number, tokens in enumerate(lengths)))
+        await batcher.close()
+        await asyncio.wait_for(asyncio.gather(*ranks_at_work), 30)
+        return got
+
+    got = asyncio.run(run())
+    assert len({len(batches) for batches in got}) == 1, "ranks must do the same number of forwards"
+    assert sorted(real(batch for batches in got for batch in batches)) == list(enumerate(lengths))
+    for together in zip(*got, strict=True):
+        assert len({batch.round for batch in together}) == 1
+
+
+def test_a_slow_rank_holds_producers_back():
+    async def run():
+        batcher = StreamingBatcher(2, 10, depth=2)
+        put = 0
+
+        async def produce():
+            nonlocal put
+            for number in range(40):
+                await batcher.put(number, 10)
+                put += 1
+
+        producer = asyncio.ensure_future(produce())
+        fast = [await batcher.get(0) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        # Two rounds wait for rank 1, a third one for room; the open put brought the sample that completed it.
+        assert len(fast) == 2 and put == 6 and not producer.done()
+        await batcher.get(1)
+        await asyncio.sleep(0.05)
+        assert put == 8
+        producer.cancel()
+
+    asyncio.run(run())
+
+
+def test_after_close_there_is_nothing_to_put_or_get():
+    async def run():
+        batcher = StreamingBatcher(2, 10)
+        await batcher.close()
+        assert await batcher.get(0) is None
+        with pytest.raises(PatchError, match="after close"):
+            await batcher.put("late", 1)
+
+    asyncio.run(run())
+
+
+def test_groups_pass_when_complete_with_their_advantages():
+    gate = GroupGate(3)
+    assert gate.add("a", 1, 0.0) == [] == gate.add("b", 4, 1.0) == gate.add("a", 2, 1.0)
+    passed = gate.add("a", 3, 2.0)
+    assert [(one.sample, round(one.advantage, 4)) for one in passed] == [(1, -1.0), (2, 0.0), (3, 1.0)]
+    assert gate.waiting == 1 and gate.fail("b") == []
+    (alone,) = gate.fail("b")
+    assert alone.sample == 4 and alone.advantage == pytest.approx(1.0, abs=1e-5) and gate.waiting == 0
+    assert gate.fail("c") == gate.fail("c") == gate.fail("c") == []

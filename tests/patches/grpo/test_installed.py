@@ -1,0 +1,60 @@
+"""The family on the installed verl: armed, standing aside where verl does as well, undone without a trace."""
+
+from __future__ import annotations
+
+
+def test_every_contract_holds_here(scenario):
+    scenario(
+        """
+        from flashpatch.patches.grpo import FAMILY
+        from flashpatch.arming.preflight import examine
+        for patch in FAMILY.patches:
+            found = examine(patch)
+            assert found.problem is None, (patch.id, found.problem)
+            assert found.installed.version in patch.tested, (patch.id, found.installed)
+    """,
+        names="",
+    )
+
+
+def test_armed_superseded_and_undone(scenario):
+    scenario(
+        """
+        import verl.utils.config as config, verl.workers.engine.utils as utils
+        import verl.workers.engine.fsdp.transformer_impl as fsdp
+        import verl.trainer.ppo.core_algos as algos, verl.workers.rollout.router as router
+        import verl.utils.experimental.torch_functional as fused, verl.utils.seqlen_balancing as balancing
+        from verl.workers.rollout.llm_server import LLMServerClient
+
+        def look():
+            return [config.validate_config, utils.prepare_micro_batches, fsdp.prepare_micro_batches,
+                    algos.POLICY_LOSS_REGISTRY.get("grpo_exact"), router.get_router_handle,
+                    vars(LLMServerClient)["generate"], vars(LLMServerClient)["_acquire_server"],
+                    fused.FusedLinearForPPO.forward, balancing.get_seqlen_balanced_partitions]
+
+        before = look()
+        assert before[3] is None
+        import flashpatch
+        flashpatch.enable("grpo")
+        during = look()
+        states = {id: one.state.word for id, one in flashpatch.status().items() if id.startswith("grpo.")}
+        aside = {"grpo.verl.fused_linear_for_ppo_forward", "grpo.verl.balancing"}
+        assert {id for id, word in states.items() if word == "superseded"} == aside, states
+        assert {word for id, word in states.items() if id not in aside} == {"installed"}, states
+        assert [now is then for now, then in zip(during, before)] == [False] * 7 + [True] * 2
+        flashpatch.disable()
+        assert all(now is then for now, then in zip(look(), before))
+
+        # Asked for, ours takes the place of verl's fused log-probabilities, with its numbers.
+        import torch
+        flashpatch.enable("grpo", logprobs=True)
+        assert fused.FusedLinearForPPO.forward is not before[7]
+        states, head, labels = torch.randn(2, 9, 8), torch.randn(30, 8), torch.randint(0, 30, (2, 9))
+        ours = fused.FusedLinearForPPO().forward(states, head, labels, temperature=0.9)
+        flashpatch.disable()
+        theirs = fused.FusedLinearForPPO().forward(states, head, labels, temperature=0.9)
+        torch.testing.assert_close(ours, theirs)
+        assert all(now is then for now, then in zip(look(), before))
+    """,
+        names="",
+    )

@@ -1,0 +1,52 @@
+"""What the family makes of a recipe, read from the recipe alone: neither verl nor torch is needed."""
+
+from __future__ import annotations
+
+import pytest
+
+from flashpatch.patches.grpo import verl_config
+
+ACTOR = "actor_rollout_ref.actor"
+ON = {"loss": True, "router": True}
+
+
+def reader(**settings):
+    values = {name.replace("__", "."): value for name, value in settings.items()}
+    return lambda path, default=None: values.get(path, default)
+
+
+@pytest.mark.parametrize("mode", [None, "vanilla"])
+def test_the_loss_mode_is_set_where_nobody_chose_one(mode):
+    get = reader(**{verl_config.LOSS: mode} if mode else {})
+    assert [(path, value) for path, value, _ in verl_config.adaptations(get, ON)] == [
+        (verl_config.LOSS, "grpo_exact")
+    ]
+    assert not list(verl_config.refusals(get, ON))
+
+
+def test_one_that_names_it_is_left_as_it_is():
+    get = reader(**{verl_config.LOSS: "grpo_exact"})
+    assert not list(verl_config.adaptations(get, ON)) and not list(verl_config.refusals(get, ON))
+
+
+def test_another_loss_is_refused_unless_ours_is_off():
+    get = reader(**{verl_config.LOSS: "gspo", "algorithm.rollout_correction.bypass_mode": True})
+    mode, bypass = verl_config.refusals(get, ON)
+    assert "loss_mode=gspo" in mode and "bypass_mode=True" in bypass
+    off = {**ON, "loss": False}
+    assert not list(verl_config.refusals(get, off)) and not list(verl_config.adaptations(get, off))
+
+
+def test_a_constant_divisor_is_given_where_verl_would_take_a_width():
+    get = reader(**{f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm", "data.max_response_length": 512})
+    assert (f"{ACTOR}.loss_scale_factor", 512) in [
+        (path, value) for path, value, _ in verl_config.adaptations(get, ON)
+    ]
+
+
+def test_what_stands_aside_is_said():
+    (batcher,) = verl_config.remarks(reader(), ON)
+    assert "batcher stands aside" in batcher and "mode sync" in batcher
+    get = reader(**{"trainer.use_v1": False, "actor_rollout_ref.rollout.router_config_path": "own.yaml"})
+    batcher, router = verl_config.remarks(get, ON)
+    assert "mode legacy" in batcher and "router stands aside" in router

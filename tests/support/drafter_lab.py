@@ -1,0 +1,91 @@
+"""Tiny targets, and samples that a capture of them would give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from flashpatch.patches.eagle.capture.sample import Sample
+from flashpatch.patches.eagle.train.pack import windows
+
+SHAPE = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+FAMILIES = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+
+
+def make_target(family: str = "llama", seed: int = 0, markov: bool = False, **shape) -> torch.nn.Module:
+    """A random target. A ``markov`` one's state is the last token's embedding, of unit root mean square."""
+    config, model = FAMILIES[family]
+    torch.manual_seed(seed)
+    made = model(config(**{**SHAPE, "initializer_range": 0.3, **shape})).eval()
+    if markov:
+        with torch.no_grad():
+            for name, parameter in made.named_parameters():
+                if "o_proj" in name or "down_proj" in name:
+                    parameter.zero_()
+            table = made.model.embed_tokens.weight
+            table /= table.pow(2).mean(-1, keepdim=True).sqrt()
+            made.model.norm.variance_epsilon = 0.0
+    return made
+
+
+def save_target(folder: Path, family: str = "llama", markov: bool = True) -> Path:
+    """Write a target; returns its folder."""
+    make_target(family, markov=markov).save_pretrained(folder)
+    return folder
+
+
+@torch.no_grad()
+def capture(
+    target: torch.nn.Module, prompts: int, length: int = 24, seed: int = 0, version: int = 1
+) -> list[Sample]:
+    """Greedy continuations of random prompts with the states that made them; the last token's is not
+    known."""
+    generator = torch.Generator().manual_seed(seed)
+    samples = []
+    for number in range(prompts):
+        prompt = torch.randint(0, target.config.vocab_size, (1, 4), generator=generator)
+        ids = prompt
+        for _ in range(length):
+            ids = torch.cat((ids, target(ids).logits[:, -1:].argmax(-1)), dim=1)
+        out = target.model(ids[:, :-1], output_hidden_states=True)
+        hidden = torch.cat((out.last_hidden_state[0], torch.zeros(1, target.config.hidden_size)))
+        layers = torch.cat(out.hidden_states[:3], dim=-1)[0]
+        known = torch.arange(ids.shape[1]) < ids.shape[1] - 1
+        samples.append(
+            Sample(
+                request=f"r{number}",
+                input_ids=ids[0],
+                hidden=hidden,
+                known=known,
+                response=torch.arange(ids.shape[1]) >= prompt.shape[1],
+                version=version,
+                auxiliary=torch.cat((layers, torch.zeros(1, layers.shape[1]))),
+            )
+        )
+    return samples
+
+
+def cut(samples: list[Sample], longest: int = 512, **how) -> list:
+    """All windows of some samples."""
+    return [part for sample in samples for part in windows(sample, longest, **how)]

@@ -1,0 +1,96 @@
+"""Targets and drafters of these tests, and engines on them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+SGLANG = Path(__file__).resolve().parents[2] / "sglang"
+sys.path.insert(0, str(SGLANG))
+
+import sglang_lab as lab  # noqa: E402, F401  for the tests, which find it here
+
+HIDDEN, INNER, KV, VOCAB = 256, 512, 128, 512
+
+#: Keywords of an engine that speculates: chains of three drafts.
+SPECULATIVE: dict[str, Any] = dict(
+    dtype="float32",
+    attention_backend="torch_native",
+    prefill_attention_backend="intel_amx",
+    decode_attention_backend="intel_amx",
+    speculative_draft_attention_backend="intel_amx",
+    speculative_algorithm="EAGLE",
+    speculative_num_steps=3,
+    speculative_eagle_topk=1,
+    speculative_num_draft_tokens=4,
+    disable_radix_cache=True,
+)
+
+
+def target(root: Path, weight: float, seed: int = 0) -> str:
+    """A Qwen2 in float32 whose layers count for ``weight``; at 0 the next token depends on the last one alone."""
+    import torch
+    from safetensors.torch import load_file, save_file
+    from vllm_lab import models
+
+    place = Path(models.checkpoint(root / f"weight-{weight}", "qwen2", seed, dtype="float32"))
+    done = place / "weighed"
+    if not done.exists():
+        tensors = {name: tensor.float() for name, tensor in load_file(place / "model.safetensors").items()}
+        for name, tensor in tensors.items():
+            if "o_proj" in name or "down_proj" in name:
+                tensor *= weight
+        save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
+        config = json.loads((place / "config.json").read_text())
+        config["torch_dtype"] = config["dtype"] = "float32"
+        (place / "config.json").write_text(json.dumps(config))
+        done.touch()
+    assert torch is not None
+    return str(place)
+
+
+def drafter(root: Path, of: str, name: str, exact: bool) -> str:
+    """An EAGLE drafter for a target: ``exact`` for one whose layers count for nothing, else random."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    place = root / name
+    if place.exists():
+        return str(place)
+    noise = torch.Generator().manual_seed(len(name))
+
+    def random(*shape: int) -> torch.Tensor:
+        return 0.08 * torch.randn(*shape, generator=noise)
+
+    # What the target's head reads is a multiple of its last norm's weight times the token's embedding.
+    norm = load_file(Path(of) / "model.safetensors")["model.norm.weight"].float()
+    quiet = 0.0 if exact else 1.0
+    at = "layers.0"
+    tensors = {
+        "fc.weight": torch.cat([torch.diag(norm), torch.zeros(HIDDEN, HIDDEN)], 1)
+        if exact
+        else random(HIDDEN, 2 * HIDDEN),
+        "fc.bias": torch.zeros(HIDDEN),
+        f"{at}.self_attn.q_proj.weight": random(HIDDEN, HIDDEN),
+        f"{at}.self_attn.k_proj.weight": random(KV, HIDDEN),
+        f"{at}.self_attn.v_proj.weight": random(KV, HIDDEN),
+        f"{at}.self_attn.q_proj.bias": torch.zeros(HIDDEN),
+        f"{at}.self_attn.k_proj.bias": torch.zeros(KV),
+        f"{at}.self_attn.v_proj.bias": torch.zeros(KV),
+        f"{at}.self_attn.o_proj.weight": random(HIDDEN, HIDDEN) * quiet,
+        f"{at}.mlp.gate_proj.weight": random(INNER, HIDDEN),
+        f"{at}.mlp.up_proj.weight": random(INNER, HIDDEN),
+        f"{at}.mlp.down_proj.weight": random(HIDDEN, INNER) * quiet,
+        f"{at}.post_attention_layernorm.weight": torch.ones(HIDDEN),
+    }
+    place.mkdir(parents=True)
+    save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((Path(of) / "config.json").read_text())
+    config |= dict(
+        architectures=["Qwen2ForCausalLMEagle"], num_hidden_layers=1, torch_dtype="float32", dtype="float32"
+    )
+    config.pop("layer_types", None)
+    (place / "config.json").write_text(json.dumps(config))
+    return str(place)

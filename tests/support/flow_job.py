@@ -1,0 +1,72 @@
+"""Steps verl's own actor worker through cases, writes what each gave: ``python flow_job.py DIR CASES.json``.
+
+A case is a table:
+
+name       of its result, ``NAME-WORLD.pt``: ``before``, ``after`` (weights by name), ``metrics`` per step
+overrides  of verl's recipe
+options    of the family
+model      folder name of the model, made when it is not there
+steps      how often to update, 1
+extra      of the batch
+save, load folder names of verl checkpoints: written at the end, or read at the start
+stock      true: without the family
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import flashpatch
+from flashpatch.patches.flowrl import options
+from flashpatch.verify.probes.flowrl import tiny
+
+
+def main(folder: Path, file: str) -> None:
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    for case in json.loads((folder / file).read_text()):
+        defaults = {name: option.default for name, option in options.OPTIONS.items()}
+        if case.get("stock"):
+            flashpatch.disable("flowrl")
+        else:
+            flashpatch.enable("flowrl", **{**defaults, **case.get("options", {})})
+        written = step(folder, case, rank, world)
+        if rank == 0:
+            torch.save(written, folder / f"{case['name']}-{world}.pt")
+
+
+def step(folder: Path, case: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
+    model = folder / case.get("model", "model")
+    if not model.exists():
+        raise SystemExit(f"no {model}")
+    config = tiny.recipe(
+        model, "trainer.device=cpu", f"trainer.n_gpus_per_node={world}", *case.get("overrides", ())
+    )
+    worker = tiny.worker(config)
+    engine = worker.actor.engine
+    if "load" in case:
+        worker.load_checkpoint(str(folder / case["load"]))
+    before = tiny.weights(engine)
+    metrics = []
+    for at in range(case.get("steps", 1)):
+        everyone = tiny.responses(seed=case.get("first", 0) + at)
+        mine = everyone[rank::world]
+        extra = {
+            name: value[rank::world] if isinstance(value, list) else value
+            for name, value in case.get("extra", {}).items()
+        }
+        metrics.append(tiny.metrics(worker.update_actor(tiny.batch(mine, len(everyone), **extra))))
+    after = tiny.weights(engine)
+    exported = sorted(name for name, _ in engine.get_per_tensor_param()[0])
+    if "save" in case:
+        worker.save_checkpoint(str(folder / case["save"]), global_step=1)
+    return {"before": before, "after": after, "metrics": metrics, "exported": exported}
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

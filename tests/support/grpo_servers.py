@@ -1,0 +1,149 @@
+"""verl's own client in front of rollout servers that are Ray actors, while servers are killed and stopped.
+
+    python grpo_servers.py REQUESTS PHASES
+
+PHASES is a JSON list of [HARM, OPTIONS]: HARM is kill or chaos, OPTIONS those of grpo, or null for stock
+verl; or HARM is owner, for the registry as a Ray actor. Prints one JSON line per phase: how requests
+ended, and the balancer's last status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+from collections import Counter
+from types import SimpleNamespace
+
+import ray
+from omegaconf import OmegaConf
+
+
+@ray.remote(num_cpus=0, max_concurrency=1000)
+class Server:
+    """Answers like a rollout server: after a while, with as many tokens as were asked for."""
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    async def generate(self, request_id, prompt_ids, sampling_params, image_data=None, video_data=None):
+        await asyncio.sleep(sampling_params["work"])
+        return SimpleNamespace(token_ids=[prompt_ids[0]] * sampling_params["max_tokens"], extra_fields={})
+
+
+async def owned(requests: int) -> None:
+    """The registry as a Ray actor, found by name; one of its workers dies."""
+    from flashpatch.patches.grpo.standalone.registry_actor import owner
+
+    registry = owner("generation", cap=200)
+    assert owner("generation") == registry
+    servers = {f"o{number}": Server.remote() for number in range(3)}
+    pids = {name: await server.pid.remote() for name, server in servers.items()}
+    for name, server in servers.items():
+        await registry.register_actor.remote(name, server, "generate")
+    asked = [
+        registry.call.remote(5, None, (str(number), [number], {"max_tokens": 1, "work": 0.01}), {})
+        for number in range(requests)
+    ]
+    os.kill(pids["o0"], signal.SIGKILL)
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    ends = Counter(
+        "result" if getattr(answer, "token_ids", None) == [number] else repr(answer)[:200]
+        for number, answer in enumerate(answers)
+    )
+    print(json.dumps({"ends": ends, "report": await registry.report.remote()}), flush=True)
+
+
+async def phase(requests: int, harm: str, options: dict | None) -> None:
+    import flashpatch
+
+    flashpatch.disable()
+    if options is not None:
+        flashpatch.enable("grpo", **options)
+    from verl.workers.rollout.llm_server import LLMServerClient
+    from verl.workers.rollout.router import get_router_handle
+
+    draw = random.Random(3)
+    servers = {f"s{number}": Server.remote() for number in range(4)}
+    pids = dict(zip(servers, ray.get([server.pid.remote() for server in servers.values()]), strict=True))
+    balancer = get_router_handle(servers=dict(servers))
+    client = LLMServerClient(OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": "vllm"}}}), balancer)
+    ends: Counter[str] = Counter()
+    happened: Counter[str] = Counter()
+    window = asyncio.Semaphore(100)
+
+    async def one(number: int) -> None:
+        tokens = 1 + number % 7
+        async with window:
+            try:
+                output = await client.generate(
+                    str(number),
+                    prompt_ids=[number] * (1 + number % 5),
+                    sampling_params={"max_tokens": tokens, "work": min(draw.lognormvariate(-5, 1), 0.3)},
+                )
+                ends["result" if output.token_ids == [number] * tokens else "another's result"] += 1
+            except Exception as error:
+                ends[type(error).__name__] += 1
+
+    async def villain() -> None:
+        for turn in range(1000):
+            await asyncio.sleep(draw.uniform(0.3, 1.2))
+            name = draw.choice(list(servers)[1:])
+            if harm == "kill":
+                if turn == 0:
+                    os.kill(pids[name], signal.SIGKILL)
+                    happened["kill"] += 1
+            elif draw.random() < 0.4:
+                os.kill(pids[name], signal.SIGSTOP)
+                happened["hang"] += 1
+                asyncio.get_running_loop().call_later(draw.uniform(0.5, 4), go_on, pids[name])
+            else:
+                os.kill(pids[name], signal.SIGCONT)
+                os.kill(pids[name], signal.SIGKILL)
+                happened["kill"] += 1
+                fresh = f"{name[:2]}-{turn}"
+                servers[fresh] = Server.remote()
+                pids[fresh] = await servers[fresh].pid.remote()
+                del servers[name], pids[name]
+                await balancer.add_servers.remote({fresh: servers[fresh]})
+
+    task = asyncio.create_task(villain())
+    await asyncio.gather(*(one(number) for number in range(requests)))
+    task.cancel()
+    await asyncio.sleep(0.3)  # releases are not awaited
+    status = await balancer.get_status.remote()
+    known = "tokens" in status
+    print(
+        json.dumps({"ends": ends, "happened": happened, "status": status, "token router": known}), flush=True
+    )
+    for name, pid in pids.items():
+        go_on(pid)
+        ray.kill(servers[name])
+
+
+def go_on(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGCONT)
+    except ProcessLookupError:
+        pass
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory(prefix="fpg", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        ray.init(
+            num_cpus=4,
+            include_dashboard=False,
+            object_store_memory=80_000_000,
+            _temp_dir=folder,
+            log_to_driver=False,
+        )
+        try:
+            for harm, options in json.loads(sys.argv[2]):
+                requests = int(sys.argv[1])
+                asyncio.run(owned(requests) if harm == "owner" else phase(requests, harm, options))
+        finally:
+            ray.shutdown()

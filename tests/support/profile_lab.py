@@ -1,0 +1,153 @@
+"""Tiny models of several families, and a quantizer that works as SmoothQuant and compressed-tensors do.
+
+It knows the layers by name and rounds with numpy, so that nothing under test is used to make what it is
+tested on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+FAMILIES = ("qwen2", "llama", "qwen3", "gemma", "gemma3_text")
+VOCAB = 128
+_NORM_AFTER = {"gemma3_text": "pre_feedforward_layernorm"}
+
+
+def build(directory: Path, family: str, seed: int = 0, shards: bool = True, **more: int) -> Path:
+    """A random bf16 checkpoint; norms and biases are random too."""
+    from transformers import AutoModelForCausalLM
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    sizes = dict(
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        head_dim=16,
+        num_key_value_heads=2,
+        vocab_size=VOCAB,
+        max_position_embeddings=256,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+        tie_word_embeddings=family.startswith("gemma"),
+    )
+    config = CONFIG_MAPPING[family](**{**sizes, **more})
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            torch.nn.init.uniform_(parameter.data, 0.2, 1.2)
+        else:
+            torch.nn.init.normal_(parameter.data, std=0.08)
+    model.save_pretrained(directory, max_shard_size="100KB" if shards else "1GB")
+    return directory
+
+
+def tensors(directory: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint."""
+    found = {}
+    for file in sorted(directory.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as handle:
+            found |= {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+    return found
+
+
+def quantize(
+    model: Path,
+    directory: Path,
+    family: str,
+    *,
+    form: str = "int8",
+    granularity: str = "channel",
+    norms: bool = True,
+    linears: bool = True,
+    seed: int = 1,
+) -> dict[str, numpy.ndarray]:
+    """Write ``model`` quantized to ``directory``; returns the scales used, by producer."""
+    held, scales = tensors(model), {}
+    noise = numpy.random.default_rng(seed)
+    offset = 1.0 if family.startswith("gemma") else 0.0
+
+    def random(size: int) -> torch.Tensor:
+        return torch.tensor(numpy.exp(noise.normal(0, 0.7, size)), dtype=torch.bfloat16)
+
+    def multiply_inputs(name: str, scale: torch.Tensor) -> None:
+        held[name] = held[name] * scale
+
+    layers = {name.split(".")[2] for name in held if name.startswith("model.layers.")}
+    for layer in sorted(layers, key=int):
+        at = f"model.layers.{layer}."
+        pairs = []
+        if norms:
+            after = _NORM_AFTER.get(family, "post_attention_layernorm")
+            pairs += [
+                ("input_layernorm", [f"self_attn.{x}_proj" for x in "qkv"]),
+                (after, ["mlp.gate_proj", "mlp.up_proj"]),
+            ]
+        for norm, consumers in pairs:
+            scale = random(64)
+            scales[at + norm] = scale.double().numpy()
+            held[f"{at}{norm}.weight"] = (
+                (held[f"{at}{norm}.weight"].float() + offset) / scale.float() - offset
+            ).bfloat16()
+            for consumer in consumers:
+                multiply_inputs(f"{at}{consumer}.weight", scale)
+        if linears:
+            scale = random(96)
+            scales[f"{at}mlp.up_proj"] = scale.double().numpy()
+            held[f"{at}mlp.up_proj.weight"] /= scale[:, None]
+            multiply_inputs(f"{at}mlp.down_proj.weight", scale)
+            scale = random(32)  # two key-value heads of 16, four query heads
+            scales[f"{at}self_attn.v_proj"] = scale.double().numpy()
+            held[f"{at}self_attn.v_proj.weight"] /= scale[:, None]
+            if f"{at}self_attn.v_proj.bias" in held:
+                held[f"{at}self_attn.v_proj.bias"] /= scale
+            spread = scale.reshape(2, 1, 16).expand(2, 2, 16).reshape(64)
+            multiply_inputs(f"{at}self_attn.o_proj.weight", spread)
+    for name in [n for n in held if ".layers." in n and n.endswith("_proj.weight")]:
+        values, scale = _rounded(held[name].float().numpy(), form, granularity)
+        held[name], held[f"{name}_scale"] = values, scale
+    directory.mkdir()
+    shutil.copy(model / "config.json", directory)
+    save_file({name: tensor.contiguous() for name, tensor in held.items()}, directory / "model.safetensors")
+    return scales
+
+
+def _rounded(weight: numpy.ndarray, form: str, granularity: str) -> tuple[torch.Tensor, torch.Tensor]:
+    amax = numpy.abs(weight).max(1, keepdims=True) if granularity == "channel" else numpy.abs(weight).max()
+    if form == "int8":  # the range of compressed-tensors: -128 to 127
+        scale = torch.tensor(amax / 127.5).bfloat16()
+        values = numpy.clip(numpy.round(weight / scale.float().numpy()), -128, 127).astype(numpy.int8)
+        return torch.tensor(values), scale
+    scale = torch.tensor(amax / 448).bfloat16()
+    return torch.tensor(weight / scale.float().numpy()).clamp(-448, 448).to(torch.float8_e4m3fn), scale
+
+
+def edit(directory: Path, change) -> None:
+    """Let ``change`` alter the dictionary of tensors of a one-file checkpoint."""
+    held = tensors(directory)
+    change(held)
+    save_file({name: tensor.contiguous() for name, tensor in held.items()}, directory / "model.safetensors")
+
+
+def index_with(directory: Path, weight_map: dict[str, str]) -> None:
+    """Make ``directory`` a sharded checkpoint with this map and no file of its own."""
+    (directory / "model.safetensors").unlink(missing_ok=True)
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def sparse(path: Path, size: int, start: bytes = b"") -> Path:
+    """A file of ``size`` bytes that takes no space on disk."""
+    with path.open("wb") as file:
+        file.write(start)
+        os.truncate(file.fileno(), size)
+    return path

@@ -1,0 +1,338 @@
+"""One SGLang engine in a process of its own, as a crash of its scheduler kills its parent.
+
+    python sglang_job.py FOLDER
+
+reads FOLDER/job.json: ``engine``, keywords of ``sglang.Engine``, and ``steps``, a list of [name, arguments] from
+`STEPS`, or ``bare`` for steps without an engine; writes FOLDER/seen.json: what each step returned, in order, and
+``done``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import amx_standin  # noqa: F401  before SGLang
+
+
+def prepare() -> None:
+    """Changes to the process that a test asks for by a variable."""
+    if os.environ.get("JOB_ROTATE") != "1":
+        return
+    from flashpatch.patches.eagle.bandit.policy import Policy
+
+    def rotate(self, batch_size, select=Policy.select):
+        """Another arm at every step, whatever it is worth."""
+        select(self, batch_size)
+        self.turned = getattr(self, "turned", -1) + 1
+        return self.arms[self.turned % len(self.arms)]
+
+    Policy.select = rotate
+
+
+VOCAB = 512
+PROMPTS = [list(range(5, 40)), list(range(300, 321)), [7, 8, 9, 10, 11, 12]]
+
+
+def answers(engine: Any, count: int = 5) -> list[list[float]]:
+    """Logprobs of every prompt, then of greedy continuations that may use the prefix cache; one at a time."""
+    found = []
+    for prompt in PROMPTS:
+        line: list[float] = []
+        for more, tokens in ((dict(logprob_start_len=0), 1), ({}, count)):
+            info = engine.generate(
+                input_ids=prompt,
+                sampling_params=dict(temperature=0, max_new_tokens=tokens, ignore_eos=True),
+                return_logprob=True,
+                top_logprobs_num=20,
+                **more,
+            )["meta_info"]
+            line += [triple[0] for triple in info["output_token_logprobs"]]
+            given = [info["input_token_logprobs"], info["input_top_logprobs"]] if more else [[], []]
+            line += [triple[0] for triple in given[0][1:]]
+            for choices in given[1][1:] + info["output_top_logprobs"]:
+                line += [value for triple in choices for value in (triple[0], float(triple[1]))]
+        found.append(line)
+    return found
+
+
+def tokens(engine: Any, count: int = 24, prompts: list[list[int]] | None = None) -> list[dict[str, Any]]:
+    """Greedy continuations, all at once: token ids and, under speculation, how many were accepted per step."""
+    outputs = engine.generate(
+        input_ids=prompts or PROMPTS,
+        sampling_params=dict(temperature=0, max_new_tokens=count, ignore_eos=True),
+    )
+    return [
+        dict(ids=output["output_ids"], accept=output["meta_info"].get("spec_accept_length"))
+        for output in outputs
+    ]
+
+
+def logprobs(engine: Any, count: int = 24) -> list[dict[str, Any]]:
+    """Greedy continuations of every prompt, at once: the prompt, token ids and the log-probability of each."""
+    outputs = engine.generate(
+        input_ids=PROMPTS,
+        sampling_params=dict(temperature=0, max_new_tokens=count, ignore_eos=True),
+        return_logprob=True,
+    )
+    said = [[one[0] for one in output["meta_info"]["output_token_logprobs"]] for output in outputs]
+    return [
+        dict(prompt=prompt, ids=output["output_ids"], logprobs=values)
+        for prompt, output, values in zip(PROMPTS, outputs, said)
+    ]
+
+
+def refused(engine: Any) -> str:
+    """How a request fails, or the empty string."""
+    try:
+        tokens(engine, 2, PROMPTS[:1])
+    except Exception as error:
+        return str(error)
+    return ""
+
+
+def update(
+    engine: Any, source: str, how: str = "whole", only: str = "", without: str = "", **more: Any
+) -> list[Any]:
+    """Weights of a checkpoint into the engine, in one session; all the answers that come on the way.
+
+    ``how``: whole, split (q of a layer in one bucket, k and v in the next, and so on), single (a tensor a bucket)
+    or flattened.
+    """
+    items = [
+        (name, tensor)
+        for name, tensor in weights(source)
+        if only in name and (not without or without not in name)
+    ]
+    seen = [list(engine.begin_weight_update(more.get("selector", "all")))]
+    for bucket in buckets(items, how):
+        seen.append(list(send(engine, bucket, how, **more)))
+    seen.append(list(engine.end_weight_update()))
+    return seen
+
+
+def send(
+    engine: Any, bucket: list[Any], how: str, selector: str = "all", load_format: str | None = None
+) -> Any:
+    from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
+
+    if how == "flattened":
+        from sglang.srt.utils import MultiprocessingSerializer
+        from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket
+
+        flat = FlattenedTensorBucket(named_tensors=bucket)
+        packed = dict(flattened_tensor=flat.get_flattened_tensor(), metadata=flat.get_metadata())
+        payload, load_format = [MultiprocessingSerializer.serialize(packed)], "flattened_bucket"
+    else:
+        payload = engine._serialize_tensors_per_rank(bucket, load_format)
+    request = UpdateWeightsFromTensorReqInput(
+        serialized_named_tensors=payload, load_format=load_format, flush_cache=False, selector=selector
+    )
+    return engine.loop.run_until_complete(engine.tokenizer_manager.update_weights_from_tensor(request, None))
+
+
+def buckets(items: list[Any], how: str) -> list[list[Any]]:
+    if how in ("whole", "flattened"):
+        return [items]
+    if how == "single":
+        return [[item] for item in items]
+    firsts = ("q_proj", "up_proj", "embed")
+    return [
+        [i for i in items if any(f in i[0] for f in firsts)],
+        [i for i in items if not any(f in i[0] for f in firsts)],
+    ]
+
+
+def disk(engine: Any, source: str) -> list[Any]:
+    return list(engine.update_weights_from_disk(source))[:2]
+
+
+def distributed(engine: Any, source: str) -> list[Any]:
+    """Broadcast from a gloo group in which this process is the trainer."""
+    import threading
+
+    import torch
+    from sglang.srt.managers.io_struct import InitWeightsUpdateGroupReqInput
+    from sglang.srt.utils import init_custom_process_group
+
+    port, name = 29000 + os.getpid() % 2000, "trainer"
+    group: list[Any] = []
+    joiner = threading.Thread(
+        target=lambda: group.append(
+            init_custom_process_group(
+                backend="gloo", init_method=f"tcp://127.0.0.1:{port}", world_size=2, rank=0, group_name=name
+            )
+        )
+    )
+    joiner.start()
+    request = InitWeightsUpdateGroupReqInput(
+        master_address="127.0.0.1",
+        master_port=port,
+        rank_offset=1,
+        world_size=2,
+        group_name=name,
+        backend="gloo",
+    )
+    seen = [
+        list(
+            engine.loop.run_until_complete(engine.tokenizer_manager.init_weights_update_group(request, None))
+        )
+    ]
+    joiner.join()
+    items = list(weights(source))
+    seen.append(list(engine.begin_weight_update()))
+    for bucket in buckets(items, "split"):
+
+        def broadcast(bucket=bucket) -> None:
+            for _, tensor in bucket:
+                torch.distributed.broadcast(tensor, src=0, group=group[0])
+
+        sender = threading.Thread(target=broadcast)
+        sender.start()
+        seen.append(
+            list(
+                engine.update_weights_from_distributed(
+                    [n for n, _ in bucket],
+                    [str(t.dtype).removeprefix("torch.") for _, t in bucket],
+                    [list(t.shape) for _, t in bucket],
+                    group_name=name,
+                    flush_cache=False,
+                )
+            )
+        )
+        sender.join()
+    return [*seen, list(engine.end_weight_update())]
+
+
+def weights(source: str) -> Any:
+    from safetensors import safe_open
+
+    for file in sorted(Path(source).glob("*.safetensors")):
+        with safe_open(str(file), framework="pt") as tensors:
+            for name in tensors.keys():
+                yield name, tensors.get_tensor(name)
+
+
+def begin(engine: Any, selector: str = "all") -> list[Any]:
+    return list(engine.begin_weight_update(selector))
+
+
+def end(engine: Any) -> list[Any]:
+    return list(engine.end_weight_update())
+
+
+def bucket(engine: Any, source: str, only: str = "", **more: Any) -> list[Any]:
+    """One bucket within a session opened by `begin`."""
+    return list(send(engine, [(n, t) for n, t in weights(source) if only in n], "whole", **more))
+
+
+def sync(engine: Any, source: str) -> None:
+    """New weights for the drafter, as a trainer sends them."""
+    from flashpatch.patches.eagle.sglang import drafter_refit
+
+    drafter_refit.send(engine, weights(source))
+
+
+def pause(engine: Any, seconds: float) -> None:
+    """What runs beside the engine gets time to finish."""
+    import time
+
+    time.sleep(seconds)
+
+
+def arguments(given: dict[str, Any]) -> list[Any]:
+    """What SGLang's own resolution makes of arguments: the quantization, or the error's name and message."""
+    from sglang.srt.arg_groups.overrides import resolution_result
+    from sglang.srt.server_args import ServerArgs
+
+    args = ServerArgs(**given)
+    try:
+        args.resolve_once()
+        return [resolution_result(args, "quantization"), ""]
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+
+
+def undo(family: str, framework: str = "sglang") -> dict[str, Any]:
+    """Every target of a family's records before, during and after it is on."""
+    import importlib
+
+    import flashpatch
+    from flashpatch import engine, registry
+
+    def holder(target: str) -> tuple[Any, str]:
+        module, _, name = target.partition(":")
+        place = importlib.import_module(module)
+        *path, last = name.split(".")
+        for part in path:
+            place = getattr(place, part)
+        return place, last
+
+    records = [p for p in registry.families()[family].patches if p.framework == framework]
+    places = [holder(p.targets[0]) for p in records]
+    before = [vars(place)[last] for place, last in places]
+    flashpatch.enable(family)
+    during = [vars(place)[last] for place, last in places]
+    states = {s.state.word for i, s in engine.statuses().items() if i.startswith(f"{family}.{framework}.")}
+    flashpatch.disable(family)
+    after = [vars(place)[last] for place, last in places]
+    return dict(
+        states=sorted(states),
+        count=len(places),
+        replaced=sum(a is not b for a, b in zip(before, during)),
+        restored=sum(a is b for a, b in zip(before, after)),
+    )
+
+
+BARE = {bare.__name__: bare for bare in (arguments, undo)}
+STEPS = {
+    step.__name__: step
+    for step in (
+        answers,
+        tokens,
+        logprobs,
+        refused,
+        update,
+        disk,
+        distributed,
+        begin,
+        end,
+        bucket,
+        sync,
+        pause,
+    )
+}
+
+
+def main(folder: Path) -> None:
+    job = json.loads((folder / "job.json").read_text())
+    import sglang
+
+    seen: dict[str, Any] = dict(steps=[], done=False)
+
+    def write() -> None:
+        (folder / "seen.json").write_text(json.dumps(seen))
+
+    write()
+    if job["bare"]:
+        seen["steps"] = [BARE[name](**given) for name, given in job["steps"]]
+        seen["done"] = True
+        return write()
+    engine = sglang.Engine(**job["engine"])
+    try:
+        for name, arguments in job["steps"]:
+            seen["steps"].append(STEPS[name](engine, **arguments))
+            write()
+        seen["done"] = True
+        write()
+    finally:
+        engine.shutdown()
+
+
+prepare()  # the scheduler's process runs this file too, before anything else
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

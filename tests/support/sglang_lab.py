@@ -1,0 +1,261 @@
+"""Engines of these tests: each in processes of its own, on a tiny random model, with the stand-ins in place."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+STANDINS = HERE / "standins"
+sys.path.insert(0, str(HERE.parent / "vllm"))  # the laboratory's models need no vLLM
+
+PATIENCE = 420.0
+_OURS = ("FLASHPATCH", "SGLANG_", "STANDIN_", "VLLM_")
+
+#: Keywords of every engine: small, eager, deterministic, without a tokenizer.
+ENGINE: dict[str, Any] = dict(
+    device="cpu",
+    dtype="bfloat16",
+    attention_backend="intel_amx",
+    disable_cuda_graph=True,
+    mem_fraction_static=0.5,
+    max_total_tokens=4096,
+    max_running_requests=4,
+    grammar_backend="none",
+    log_level="info",
+    skip_server_warmup=True,
+    skip_tokenizer_init=True,
+    random_seed=0,
+)
+
+
+def checkpoint(root: Path, family: str, seed: int) -> str:
+    """A tiny random bf16 model on disk."""
+    from vllm_lab import models
+
+    return str(models.checkpoint(root, family, seed))
+
+
+def int8_checkpoint(root: Path, family: str, seed: int) -> str:
+    """The same model with its linear layers in int8, a scale per row, as w8a8_int8 wants it."""
+    import torch
+    from safetensors.torch import save_file
+    from vllm_lab import models
+
+    source = Path(checkpoint(root, family, seed))
+    target = root / f"{source.name}-int8"
+    if target.exists():
+        return str(target)
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.safetensors"))
+    tensors = {}
+    for name, tensor in models.weights(source):
+        if name.endswith("_proj.weight"):
+            scale = tensor.float().abs().amax(1, keepdim=True).clamp_min(1e-9) / 127
+            tensors[name] = (tensor.float() / scale).round().clamp(-127, 127).to(torch.int8)
+            tensors[f"{name}_scale"] = scale
+        else:
+            tensors[name] = tensor
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((target / "config.json").read_text())
+    config["quantization_config"] = dict(quant_method="w8a8_int8", is_dynamic=True)
+    (target / "config.json").write_text(json.dumps(config))
+    return str(target)
+
+
+@dataclass
+class Seen:
+    """What a job left: the results of its steps, whether it came to its end, its log, its folder."""
+
+    steps: list[Any]
+    done: bool
+    log: str
+    where: Path
+
+    def __str__(self) -> str:
+        return f"done={self.done}\n{self.log[-6000:]}"
+
+
+def environment(folder: Path, flashpatch: str = "", **extra: str) -> dict[str, str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+    return {
+        **clean,
+        "FLASHPATCH_LEDGER": str(folder / "ledger"),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(STANDINS), str(HERE)]),
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+        **({"FLASHPATCH": flashpatch} if flashpatch else {}),
+        **extra,
+    }
+
+
+def together(folder: Path, *jobs: dict[str, Any]) -> list[Seen]:
+    """Run jobs side by side.
+
+    Each is a dict: ``model``, ``steps``, ``flashpatch`` (the variable), ``options`` (family to its options),
+    ``env``, ``fresh`` (processes started as a user's are, not forked); anything else is a keyword of the engine.
+    """
+    running: list[_Running] = []
+    try:
+        for number, job in enumerate(jobs):
+            where = folder / f"job{number}"
+            where.mkdir(parents=True)
+            running.append(_start(where, **job))
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline and not all(one.ended for one in running):
+            time.sleep(0.1)
+    finally:
+        for one in running:
+            one.end()
+    return [_read(one.where) for one in running]
+
+
+def run(folder: Path, **job: Any) -> Seen:
+    """Run one job."""
+    return together(folder, job)[0]
+
+
+def bare(folder: Path, *steps: Any, **job: Any) -> Seen:
+    """Steps that need SGLang and no engine."""
+    return run(folder, model="", steps=steps, bare=True, **job)
+
+
+def _start(
+    where: Path,
+    model: str,
+    steps: Sequence[Any],
+    flashpatch: str = "",
+    options: dict[str, dict[str, Any]] | None = None,
+    env: dict[str, str] | None = None,
+    fresh: bool = False,
+    bare: bool = False,
+    **engine: Any,
+) -> _Running:
+    """``options`` go into a flashpatch.toml beside the job; ``{where}`` in them is its folder."""
+    lines = []
+    for family, values in (options or {}).items():
+        lines += [f"[{family}]", *(f"{name} = {json.dumps(value)}" for name, value in values.items())]
+    if lines:
+        (where / "flashpatch.toml").write_text("\n".join([*lines, ""]).replace("{where}", str(where)))
+    steps = [[step, {}] if isinstance(step, str) else list(step) for step in steps]
+    (where / "job.json").write_text(
+        json.dumps(dict(engine={**ENGINE, "model_path": model, **engine}, steps=steps, bare=bare))
+    )
+    environ = environment(where, flashpatch, **(env or {}))
+    if fresh:
+        return _Fresh(where, environ)
+    (where / "environment.json").write_text(json.dumps(environ))
+    zygote(environ.get("STANDIN_AMX") == "1").ask(where)
+    return _Running(where)
+
+
+class _Running:
+    """A job that a zygote has started."""
+
+    def __init__(self, where: Path) -> None:
+        self.where = where
+
+    @property
+    def ended(self) -> bool:
+        return (self.where / "ended").exists()
+
+    def end(self) -> None:
+        """End what is left of the job and of its children, which are all in a session of their own."""
+        pid = self.where / "pid"
+        if pid.exists() and pid.read_text():
+            _kill(int(pid.read_text()))
+
+
+class _Fresh(_Running):
+    """A job in an interpreter of its own."""
+
+    def __init__(self, where: Path, environ: dict[str, str]) -> None:
+        super().__init__(where)
+        with (where / "log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, str(HERE / "sglang_job.py"), str(where)],
+                env=environ,
+                cwd=where,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def end(self) -> None:
+        _kill(self._process.pid)
+        self._process.wait()
+
+
+class Zygote:
+    """A process that has imported SGLang and forks one for each job."""
+
+    def __init__(self, folder: Path, amx: bool) -> None:
+        self.log = folder / "log"
+        environ = environment(folder, **({"STANDIN_AMX": "1"} if amx else {}))
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, str(HERE / "sglang_zygote.py")],
+                env=environ,
+                cwd=folder,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        atexit.register(self.close)
+        for line in self._process.stdout:
+            if line.strip() == "ready":
+                return
+        raise RuntimeError(f"SGLang cannot be imported: {self.log.read_text()[-3000:]}")
+
+    def ask(self, where: Path) -> None:
+        self._process.stdin.write(f"{where}\n")
+        self._process.stdin.flush()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@functools.cache
+def zygote(amx: bool) -> Zygote:
+    """The session's process, with AMX or without, which SGLang looks for once."""
+    folder = Path(tempfile.mkdtemp(prefix="sglang-zygote-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Zygote(folder, amx)
+
+
+def _kill(session: int) -> None:
+    try:
+        os.killpg(session, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def _read(where: Path) -> Seen:
+    seen = json.loads((where / "seen.json").read_text()) if (where / "seen.json").exists() else {}
+    log = (where / "log").read_text(errors="replace")
+    return Seen(seen.get("steps", []), seen.get("done", False), log, where)
+
+
+def rows(seen: Seen) -> list[dict[str, Any]]:
+    """The rows that the job's processes wrote."""
+    return [json.loads(path.read_text()) for path in (seen.where / "ledger").rglob("row*.json")]

@@ -1,0 +1,55 @@
+"""One rank of the sharded training that test_trainer.py compares with training alone."""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from drafter_lab import capture, cut, make_target  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.tensor import DTensor  # noqa: E402
+
+from flashpatch.patches.eagle.train.checkpoint import Checkpoints  # noqa: E402
+from flashpatch.patches.eagle.train.drafter import make_drafter  # noqa: E402
+from flashpatch.patches.eagle.train.drafter_config import drafter_config  # noqa: E402
+from flashpatch.patches.eagle.train.pack import pack  # noqa: E402
+from flashpatch.patches.eagle.train.target_embeddings import Frozen  # noqa: E402
+from flashpatch.patches.eagle.train.trainer import Recipe, Trainer  # noqa: E402
+
+rank, world, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
+mesh = init_device_mesh("cpu", (world,))
+target = make_target()
+parts = cut(capture(target, 6))
+rows = [pack(parts[:1], 60), pack(parts[1:], 60)]  # unequal shares
+
+
+def make():
+    frozen = Frozen(target.model.embed_tokens.weight, target.lm_head.weight)
+    return Trainer(make_drafter(drafter_config(target.config)), frozen, Recipe(rate=1e-2, clip=0.1), mesh)
+
+
+trainer = make()
+found = trainer.backward(rows[rank])
+gradients = {name: p.grad.full_tensor() for name, p in trainer.drafter.named_parameters()}
+assert all(isinstance(p, DTensor) for p in trainer.drafter.parameters())
+saved = Checkpoints(folder / "sharded")
+steps = [trainer.step(rows[rank])]
+saved.save(trainer)
+steps.append(trainer.step(rows[rank] if rank == 0 else []))  # a rank without data
+saved.settle()
+assert saved.failed == 0, saved.problem
+other = make()
+assert saved.resume(other) and other.count == 1
+assert other.step(rows[rank] if rank == 0 else []) == steps[1]
+weights = trainer.weights()
+if rank == 0:
+    torch.save(
+        {"found": found, "gradients": gradients, "steps": steps, "weights": weights}, folder / "out.pt"
+    )
+dist.barrier()
+dist.destroy_process_group()

@@ -1,0 +1,118 @@
+"""Whole jobs of verl's own entry point, for every family's tests: the command, a tiny world, what a job said.
+
+Two cores need 150 to 250 seconds for a job of two steps on one rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from cpu_lab import environment
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "verl_cpu"
+LIMIT = 1500  # seconds
+
+COMMAND = """
+algorithm.adv_estimator=grpo
+data.train_batch_size=8 data.max_prompt_length=32 data.max_response_length=8 data.dataloader_num_workers=0
+actor_rollout_ref.model.use_remove_padding=False actor_rollout_ref.model.enable_gradient_checkpointing=False
+actor_rollout_ref.actor.optim.lr=1e-2 actor_rollout_ref.actor.ppo_mini_batch_size=8
+actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16
+actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=16
+actor_rollout_ref.actor.use_torch_compile=False actor_rollout_ref.actor.fsdp_config.use_torch_compile=False
+actor_rollout_ref.actor.fsdp_config.dtype=bfloat16
+actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.n=4
+actor_rollout_ref.rollout.tensor_model_parallel_size=1 actor_rollout_ref.rollout.gpu_memory_utilization=0.1
+actor_rollout_ref.rollout.enforce_eager=True actor_rollout_ref.rollout.max_model_len=64
+actor_rollout_ref.rollout.max_num_seqs=32 actor_rollout_ref.rollout.max_num_batched_tokens=512
+actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16 actor_rollout_ref.rollout.agent.num_workers=1
+actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=1
+reward.num_workers=1 transfer_queue.backend.SimpleStorage.num_data_storage_units=1
+trainer.n_gpus_per_node=1 trainer.nnodes=1 trainer.logger=[console] trainer.val_before_train=False
+trainer.test_freq=-1 trainer.save_freq=-1 trainer.total_training_steps=2 trainer.total_epochs=1
++ray_kwargs.ray_init.include_dashboard=False +ray_kwargs.ray_init.object_store_memory=200000000
+""".split()
+
+
+def make_world(folder: Path, *settings: str) -> Path:
+    """Tokenizer, data and a tiny random model in ``folder``."""
+    subprocess.run(
+        [sys.executable, EXAMPLE / "make.py", folder, *settings], env=environment(folder), check=True
+    )
+    return folder
+
+
+def start(world: Path, folder: Path, *extra: str, **variables: str) -> subprocess.Popen[bytes]:
+    """verl's own entry point; later settings win. Output in ``job.log``, a process group of its own."""
+    where = (
+        f"data.train_files={world}/train.parquet",
+        f"data.val_files={world}/test.parquet",
+        f"actor_rollout_ref.model.path={world}/model",
+        f"reward.custom_reward_function.path={Path(__file__).with_name('cpu_reward.py')}",
+    )
+    folder.mkdir(exist_ok=True)
+    with (folder / "job.log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "verl.trainer.main_ppo", *COMMAND, *where, *extra],
+            env=environment(folder, VLLM_CPU_KVCACHE_SPACE="1", HYDRA_FULL_ERROR="1", **variables),
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def end(job: subprocess.Popen[bytes]) -> None:
+    """End the job and its descendants, those of its Ray too."""
+    import psutil
+
+    children = psutil.Process(job.pid).children(recursive=True) if job.poll() is None else []
+    for child in children:
+        try:
+            child.kill()
+        except psutil.NoSuchProcess:
+            pass
+    if job.poll() is None:
+        os.killpg(job.pid, signal.SIGKILL)
+    job.wait()
+
+
+def said(folder: Path) -> str:
+    """What the job in ``folder`` has said so far."""
+    return (folder / "job.log").read_text(errors="replace")
+
+
+def train(world: Path, folder: Path, *extra: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a job to its end, whatever that is."""
+    job = start(world, folder, *extra, **variables)
+    try:
+        code = job.wait(LIMIT)
+    finally:
+        end(job)
+    return subprocess.CompletedProcess(job.args, code, said(folder))
+
+
+def metrics(output: str, name: str) -> list[float]:
+    """One metric, step by step."""
+    return [float(value) for value in re.findall(rf"\b{re.escape(name)}:(-?[\d.e+-]+)", output)]
+
+
+def live(folder: Path) -> list[dict[str, Any]]:
+    """The job's processes as ``flashpatch-verify --live`` saw them; every required patch must be live."""
+    done = subprocess.run(
+        [Path(sys.executable).with_name("flashpatch-verify"), "--live", "--json"],
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)["processes"]

@@ -1,0 +1,182 @@
+"""Run a function of a test file in a fresh interpreter, with the environment of your choice.
+
+def update(model): ...          # module-level in the test file; arguments and result are JSON data
+result = scenario.run(update, str(model), env={"FLASHPATCH": "bf16"})
+with scenario.Runner(env={...}) as runner:   # one interpreter for several calls: vLLM is imported once
+    runner(update, str(a)); runner(update, str(b))
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import faulthandler
+import importlib
+import inspect
+import itertools
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from vllm_lab import environment
+
+_PIPE = "FLASHPATCH_LAB_PIPE"
+_numbers = itertools.count()
+
+
+class ScenarioError(AssertionError):
+    """The function raised, died or ran out of time; the message ends with all that its processes printed."""
+
+
+class Runner:
+    """One interpreter that runs functions in turn. Not thread-safe. `log` is the file of all it printed."""
+
+    def __init__(self, env: Mapping[str, str | None] | None = None, *, standin: bool = False) -> None:
+        self._env, self._standin = dict(env or {}), standin
+        self._process: subprocess.Popen[str] | None = None
+        self._results = -1
+        self.log = environment.store() / "logs" / f"{os.getpid()}-{next(_numbers)}.log"
+
+    def __call__(self, function: Callable[..., Any], *args: Any, timeout: float = 600, **kw: Any) -> Any:
+        """function(*args, **kw) over there; its result as JSON data. `timeout` in seconds, start included."""
+        file = Path(inspect.getfile(function)).resolve()
+        name = f"lab.{file.stem}" if file.parent == environment.HERE else file.stem
+        call = dict(
+            path=str(file.parent),
+            module=name,
+            function=function.__qualname__,
+            args=args,
+            kw=kw,
+            timeout=timeout,
+        )
+        process = self._start(file.parent)
+        printed = self.log.stat().st_size
+        assert process.stdin is not None
+        try:
+            process.stdin.write(json.dumps(call) + "\n")
+            process.stdin.flush()
+            answer = self._answer(process, time.monotonic() + timeout)
+        except (BrokenPipeError, TimeoutError, EOFError) as error:
+            self.close(patience=0)
+            raise ScenarioError(self._story(f"{type(error).__name__}: {error}", call, printed)) from None
+        if "error" in answer:
+            raise ScenarioError(self._story(answer["error"], call, printed))
+        return answer["result"]
+
+    def close(self, patience: float = 60) -> None:
+        """End the interpreter and whatever it left behind in its process group."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        try:
+            process.stdin.close()
+            process.wait(patience)
+        except (BrokenPipeError, subprocess.TimeoutExpired):
+            pass  # it did not listen: the next line ends it
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # nothing was left
+        process.wait()
+        os.close(self._results)
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self, directory: Path) -> subprocess.Popen[str]:
+        if self._process is None:
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            self._results, write = os.pipe()
+            env = environment.clean(
+                paths=(directory,), standin=self._standin, **{_PIPE: str(write), **self._env}
+            )
+            with self.log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "lab.scenario"],
+                    env=env,
+                    cwd=environment.store(),
+                    text=True,
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(write,),
+                    start_new_session=True,
+                )
+            os.close(write)
+        return self._process
+
+    def _answer(self, process: subprocess.Popen[str], deadline: float) -> dict[str, Any]:
+        received = b""
+        while not received.endswith(b"\n"):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("no result in time")
+            if select.select([self._results], [], [], min(left, 1.0))[0]:
+                part = os.read(self._results, 1 << 20)
+                if not part:
+                    raise EOFError(f"the interpreter ended with status {process.wait()}")
+                received += part
+            elif process.poll() is not None and not select.select([self._results], [], [], 0)[0]:
+                raise EOFError(f"the interpreter ended with status {process.returncode}")
+        answer: dict[str, Any] = json.loads(received)
+        return answer
+
+    def _story(self, what: str, call: Mapping[str, Any], printed: int) -> str:
+        with self.log.open("rb") as log:
+            log.seek(printed)
+            text = log.read().decode(errors="replace")
+        return (
+            f"{call['module']}.{call['function']}: {what.rstrip()}\n--- printed by its processes ---\n{text}"
+        )
+
+
+def run(
+    function: Callable[..., Any],
+    *args: Any,
+    env: Mapping[str, str | None] | None = None,
+    standin: bool = False,
+    timeout: float = 600,
+    **kw: Any,
+) -> Any:
+    """One call in an interpreter of its own."""
+    with Runner(env, standin=standin) as runner:
+        return runner(function, *args, timeout=timeout, **kw)
+
+
+def _serve() -> None:
+    pipe = int(os.environ.pop(_PIPE))
+    os.set_inheritable(pipe, False)
+    with os.fdopen(pipe, "w") as results:
+        for line in sys.stdin:
+            call = json.loads(line)
+            faulthandler.dump_traceback_later(max(call["timeout"] - 5, 1))  # a hang shows where it hangs
+            try:
+                if call["path"] not in sys.path:
+                    sys.path.insert(0, call["path"])
+                function: Any = importlib.import_module(call["module"])
+                for part in call["function"].split("."):
+                    function = getattr(function, part)
+                answer = json.dumps(
+                    dict(result=function(*call["args"], **call["kw"])), default=dataclasses.asdict
+                )
+            except BaseException:  # SystemExit and KeyboardInterrupt too: the caller must hear of it
+                answer = json.dumps(dict(error=traceback.format_exc()))
+            faulthandler.cancel_dump_traceback_later()
+            sys.stdout.flush()
+            results.write(answer + "\n")
+            results.flush()
+
+
+if __name__ == "__main__":
+    _serve()

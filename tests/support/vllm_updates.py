@@ -1,0 +1,118 @@
+"""What the tests of weight updates share: the sending side of an update, and checkpoints in between.
+
+Most of it runs in the engine's process; functions whose first argument is `worker` run on each rank.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from vllm_lab import engines, environment, models, quantized
+
+Named = tuple[str, Any]  # name, tensor
+
+
+def checkpoint(family: str, seed: int, scheme: str | None = None, **config: Any) -> str:
+    """The directory of a model of the laboratory, its linear layers in `scheme` if one is given."""
+    directory = models.checkpoint(environment.store() / "models", family, seed, **config)
+    return str(quantized.quantize(directory, scheme) if scheme else directory)
+
+
+def mixture(base: str, *layers: tuple[str, str]) -> str:
+    """A checkpoint like `base` in which tensors whose name holds `part` come from another: (part, directory)."""
+    from safetensors.torch import save_file
+
+    tensors = dict(models.weights(base))
+    label = [Path(base).name]
+    for part, source in layers:
+        tensors.update((name, tensor) for name, tensor in models.weights(source) if part in name)
+        label += [part.strip("."), Path(source).name]
+    with models.making(Path(base).with_name("-".join(["mix", *label]))) as (target, work):
+        if work is not None:
+            for file in Path(base).iterdir():
+                if file.suffix != ".safetensors":
+                    (work / file.name).write_bytes(file.read_bytes())
+            save_file(tensors, work / "model.safetensors", metadata={"format": "pt"})
+    return str(target)
+
+
+def seed_of_the_day() -> int:
+    """Another one every time, unless FLASHPATCH_LAB_SEED repeats one. Print it: a failure must be repeatable."""
+    return int(os.environ.get("FLASHPATCH_LAB_SEED") or time.time_ns() % 1_000_000)
+
+
+def buckets(items: Sequence[Named], rng: random.Random) -> list[list[Named]]:
+    """The items in random order, cut at random boundaries: each boundary is a cut with the same chance."""
+    shuffled = rng.sample(items, len(items))
+    chance = rng.choice((0.05, 0.2, 0.5, 1.0))
+    cuts = [0, *(i for i in range(1, len(items)) if rng.random() < chance), len(items)]
+    return [shuffled[start:end] for start, end in zip(cuts, cuts[1:])]
+
+
+def finish(llm: Any) -> None:
+    """What verl calls once after its buckets."""
+    import torch
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.utils import process_weights_after_loading
+
+    runner = engines.inner_runner(llm)
+    with set_current_vllm_config(runner.vllm_config):
+        process_weights_after_loading(runner.model, runner.model_config, torch.device("cpu"))
+
+
+def send(llm: Any, parts: Iterable[Iterable[Named]]) -> None:
+    """Each bucket into the model of an in-process engine; nobody says when the update is complete."""
+    for part in parts:
+        engines.inner_model(llm).load_weights(iter(list(part)))
+
+
+def failing(items: Sequence[Named], after: int) -> Iterator[Named]:
+    """A sender whose connection breaks."""
+    yield from items[:after]
+    raise OSError("the sender's connection broke")
+
+
+def error(action: Callable[[], object]) -> str | None:
+    """ "Type: message" of what `action` raises, notes included; None when it does not."""
+    try:
+        action()
+    except Exception as problem:
+        return "\n".join([f"{type(problem).__name__}: {problem}", *getattr(problem, "__notes__", ())])
+    return None
+
+
+def refusal(llm: Any) -> str | None:
+    """Why the engine does not generate, or None when it does."""
+    return error(lambda: engines.greedy(llm, tokens=1))
+
+
+def with_cache_scales(model: str, seed: int) -> Path:
+    """A compressed-tensors checkpoint that also brings scales for an fp8 KV cache, another for each seed."""
+    import json
+
+    import torch
+    from safetensors.torch import save_file
+
+    source = Path(model)
+    with models.making(source.with_name(f"{source.name}-kv")) as (target, work):
+        if work is not None:
+            for file in source.iterdir():
+                if file.suffix != ".safetensors":
+                    (work / file.name).write_bytes(file.read_bytes())
+            tensors = dict(models.weights(source))
+            for layer in (0, 1):
+                for number, key in enumerate(("k", "v")):
+                    scale = torch.tensor([0.01 * (1 + seed + layer) + 0.003 * number])
+                    tensors[f"model.layers.{layer}.self_attn.{key}_scale"] = scale
+            save_file(tensors, work / "model.safetensors", metadata={"format": "pt"})
+            config = json.loads((work / "config.json").read_text())
+            config["quantization_config"]["kv_cache_scheme"] = dict(
+                num_bits=8, type="float", strategy="tensor", dynamic=False, symmetric=True
+            )
+            (work / "config.json").write_text(json.dumps(config, indent=2))
+    return target

@@ -1,0 +1,52 @@
+"""The probe of the fp8 family where SGLang is the engine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sglang_lab as lab
+
+from flashpatch.verify.probes.fp8 import sglang_probe
+
+COMMAND = "import sys; from flashpatch.verify.cli import main; sys.exit(main(sys.argv[1:]))"
+ENDED = {"job": "", "fresh": ""}
+SAME, OTHER = [[-1.0, -2.0]], [[-1.0, -3.0]]
+
+
+@pytest.mark.full
+def test_on_a_real_engine(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", COMMAND, "bf16", "--json"],
+        env=lab.environment(tmp_path, TMPDIR=str(tmp_path)),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    [family] = json.loads(done.stdout)["families"]
+    updates = [proof for proof in family["proofs"] if "largest difference" in proof["evidence"]]
+    assert len(updates) == 3 and all("largest difference 0 to" in update["evidence"] for update in updates)
+
+
+def weighed(**answers: list[list[float]]) -> list[bool]:
+    fresh = answers.pop("fresh", None)
+    seen = {"job": {"answers": answers}, "fresh": {"answers": {"before": fresh} if fresh else {}}}
+    return [proof.ok for proof in sglang_probe._updates(seen, ENDED)]
+
+
+def test_how_answers_are_weighed() -> None:
+    good = dict(before=SAME, identity=SAME, perturbation=OTHER, fresh=OTHER)
+    assert weighed(**good, **{"return": SAME}) == [True, True, True, True]
+    assert weighed(**good, **{"return": OTHER}) == [True, True, True, False]
+    assert weighed(**good) == [True, True, True, False]
+    stale = dict(good, perturbation=SAME, fresh=SAME)
+    assert weighed(**stale, **{"return": SAME}) == [True, True, False, True], "an update that changed nothing"
+    assert weighed(before=SAME, identity=SAME, perturbation=OTHER)[2] is False, (
+        "no fresh engine to compare with"
+    )
+    assert weighed() == [False, False, False, False]

@@ -1,0 +1,1 @@
+"""Behaviour probes, one folder per patch family."""

@@ -1,0 +1,170 @@
+"""The family's probe: a tiny engine speculates, is watched, and gets other drafters while it runs.
+
+The engine runs in processes of its own and has drafters that are nearly always right, and one that is noise
+(`flashpatch.verify.probes.eagle.vllm_probe`, and on SGLang `flashpatch.verify.probes.eagle.sglang_probe`). What it said and
+captured is compared with Hugging Face's forward of the same checkpoint here, and what it decided is read from the
+ledger.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from flashpatch import ledger
+from flashpatch.patches.eagle.capture import sample_queue
+from flashpatch.proof import Proof
+from flashpatch.verify.probes.eagle.rounds import prompts
+
+_PATIENCE = 300.0
+_TAIL = 700
+_CLOSE = 2e-4  # between float32 kernels that add up in another order; values are of order 1
+_ADDS = 0.02  # what the target's layers add, for states to depend on the context and drafts to be right
+
+
+def probe(nonce: str, workdir: Path) -> list[Proof]:
+    """Run the engine that is installed, vLLM if both are, then weigh what it did."""
+    name = next((name for name in ("vllm", "sglang") if find_spec(name) is not None), None)
+    if name is None:
+        return [_proof("an engine opens", "neither vLLM nor SGLang is installed here")]
+    from flashpatch.verify.probes.eagle import tiny
+
+    engine = importlib.import_module(f"flashpatch.patches.eagle.{name}.proof")
+    tiny.target(workdir / "target", seed=2, adds=_ADDS)
+    engine.models(workdir)
+    ended = _run(engine.JOB, workdir, {**os.environ, **tiny.ENVIRONMENT, **engine.ENVIRONMENT})
+    path = workdir / "seen.json"
+    seen = json.loads(path.read_text()) if path.exists() else {}
+    if ended or not seen.get("tokens"):
+        return [_proof("an engine opens and generates", seen.get("failed") or ended or "it saw nothing")]
+    notes = _notes(nonce)
+    rounds = f"{len(seen['tokens'])} rounds with other drafters"
+    return [
+        _proof("an engine opens and generates", "", rounds, seen["seconds"]["opened"]),
+        *_weigh(engine, workdir, seen, notes),
+        _called(nonce, name, engine.DUE),
+    ]
+
+
+def _weigh(engine: Any, workdir: Path, seen: Mapping[str, Any], notes: Mapping[str, Any]) -> Iterator[Proof]:
+    from flashpatch.patches.eagle.capture.sample_queue import Reader
+
+    yield _greedy(workdir / "target", seen)
+    counts = seen.get("captured") or notes.get("eagle_capture")
+    yield _aligned(workdir / "target", Reader(_ring(notes)).take(10_000), seen, counts)
+    for what, (good, evidence) in (
+        ("the bandit chooses the number of tokens, and learns from the steps", engine.switched(notes)),
+        (
+            "new drafter weights arrive: acceptance falls with noise, which goes back, and rises with better ones",
+            engine.synced(notes, seen),
+        ),
+    ):
+        yield _proof(what, "" if good else evidence, evidence)
+
+
+def _greedy(target: Path, seen: Mapping[str, Any]) -> Proof:
+    what = "greedy tokens are those of the target alone, whatever the drafter and the number of tokens"
+    rounds = [row for rows in seen["tokens"].values() for row in rows]
+    if any(row != rounds[0] for row in rounds):
+        return _proof(what, "the tokens depend on the drafter")
+    for prompt, tokens in zip(prompts(), rounds[0], strict=True):
+        _, best = _forward(target, prompt + tokens)
+        if best[len(prompt) - 1 : -1].tolist() != tokens:
+            return _proof(what, "they are not those of a forward")
+    return _proof(what, "", f"{len(rounds)} rounds of {sum(map(len, rounds[0]))} tokens, all equal")
+
+
+def _aligned(target: Path, samples: list[Any], seen: Mapping[str, Any], counts: Any) -> Proof:
+    what = "captured states are those of a forward of the same tokens, position by position"
+    said = [p + t for rows in seen["tokens"].values() for row in rows for p, t in zip(prompts(), row)]
+    rows, worst = 0, 0.0
+    for sample in samples:
+        tokens = sample.input_ids.tolist()
+        if tokens not in said:
+            return _proof(what, "a sample holds tokens that the engine never gave")
+        states, _ = _forward(target, tokens)
+        rows += int(sample.known.sum())
+        worst = max(worst, float((sample.hidden - states)[sample.known].abs().max()))
+    evidence = f"{len(samples)} samples, {rows} states, largest difference {worst:.2g}"
+    whole = isinstance(counts, dict) and rows > 500 and not counts["lost"] and not counts["mismatched"]
+    return _proof(what, "" if whole and worst < _CLOSE else f"{evidence}; {counts}", evidence)
+
+
+def _called(nonce: str, engine: str, due: tuple[str, ...]) -> Proof:
+    what = "hooks were called in the engine's processes"
+    calls: dict[str, int] = {}
+    for row in _rows(nonce):
+        for id, entry in row.patches.items():
+            calls[id] = calls.get(id, 0) + entry["calls"]
+    idle = [name for name in due if not calls.get(f"eagle.{engine}.{name}")]
+    evidence = f"{sum(calls.values())} calls of {sum(map(bool, calls.values()))} patches"
+    return _proof(what, f"never called: {', '.join(idle)}" if idle else "", evidence)
+
+
+def _forward(target: Path, tokens: list[int]) -> tuple[Any, Any]:
+    """States [n, H] after the final norm, and the best next token at each position."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    if target not in _models:
+        _models[target] = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+    with torch.no_grad():
+        found = _models[target](torch.tensor([tokens]), output_hidden_states=True)
+    return found.hidden_states[-1][0], found.logits[0].argmax(-1)
+
+
+_models: dict[Path, Any] = {}
+
+
+def _ring(notes: Mapping[str, Any]) -> Path:
+    return Path(notes["eagle_ring"]) if "eagle_ring" in notes else sample_queue.place()
+
+
+def _notes(nonce: str) -> dict[str, Any]:
+    """What the probe's processes noted, together."""
+    return {name: value for row in _rows(nonce) for name, value in row.notes.items()}
+
+
+def _rows(nonce: str) -> list[Any]:
+    return [row for run in ledger.read() if run.id == nonce for row in run.rows]
+
+
+def _run(job: str, workdir: Path, environment: Mapping[str, str]) -> str:
+    """Run the job; how it ended, empty for well."""
+    code = f"from {job} import main; main()"
+    with (workdir / "job.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", code, str(workdir)],
+            env=dict(environment),
+            cwd=workdir,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        status: int | None = process.wait(_PATIENCE)
+    except subprocess.TimeoutExpired:
+        status = None
+    finally:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)  # what is left of it and of its children
+        except ProcessLookupError:
+            pass
+        process.wait()
+    if status == 0:
+        return ""
+    how = f"ended with status {status}" if status is not None else "did not end in time"
+    return f"the job {how}: ...{(workdir / 'job.log').read_text(errors='replace').strip()[-_TAIL:]}"
+
+
+def _proof(what: str, problem: str, evidence: str = "", seconds: float = 0.0) -> Proof:
+    return Proof("eagle", what, not problem, problem or evidence, seconds)

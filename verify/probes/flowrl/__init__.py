@@ -1,0 +1,1 @@
+"""Prove by behaviour that the patches of family flowrl are live."""

@@ -1,0 +1,117 @@
+"""The probe's job: one update of a tiny actor in verl's worker, and the same in float64 without verl.
+
+Run by `flashpatch.verify.probes.flowrl.probe` as a user's program would be: the variables say all. Where there is
+no accelerator the family ``cpu`` must help.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import flashpatch
+
+
+def main() -> None:
+    """Write ``seen.json`` in the directory given."""
+    workdir = Path(sys.argv[1])
+    if torch.accelerator.current_accelerator(check_available=True) is None:
+        flashpatch.enable("cpu", "bf16")
+
+    import verl.model_merger.fsdp_model_merger  # noqa: F401
+
+    from flashpatch.patches.flowrl import options
+    from flashpatch.verify.probes.flowrl import tiny
+
+    model = tiny.write_model(workdir / "model")
+    worker = tiny.worker(tiny.recipe(model))
+    engine = worker.actor.engine
+    rows = tiny.responses()
+    before = tiny.weights(engine)
+    seen = tiny.metrics(worker.update_actor(tiny.batch(rows)))
+    after = tiny.weights(engine)
+    moved = {name: float((before[name] - after[name]).abs().max()) for name in before}
+    loss, log_z = paper(model, before, rows, options.current())
+    result = {
+        "loss": seen["actor/tb_loss"],
+        "paper_loss": loss,
+        "log_z": seen["actor/log_z"],
+        "paper_log_z": log_z,
+        "moved_head": {name: value for name, value in moved.items() if "proj_z" in name},
+        "moved_policy": {name: value for name, value in moved.items() if "proj_z" not in name},
+        "policy": sorted(name for name in before if "proj_z" not in name),
+        "exported": sorted(name for name, _ in engine.get_per_tensor_param()[0]),
+        "refused": refused(),
+    }
+    (workdir / "seen.json").write_text(json.dumps(result))
+    torch.distributed.destroy_process_group()
+
+
+def paper(
+    model: Path, weights: Mapping[str, torch.Tensor], rows: Sequence[Any], chosen: Any
+) -> tuple[float, float]:
+    """Mean loss and mean log Z of the rows, from transformers' model in float64 and `paper`.
+
+    Args:
+        model: the model's folder.
+        weights: the partition function's are among them, by name.
+        rows: as `tiny.responses` gives them.
+        chosen: the family's options.
+    """
+    from transformers import AutoModelForCausalLM
+
+    from flashpatch.verify.probes.flowrl.paper import partition, response_loss
+
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64, attn_implementation="eager")
+    layers = [
+        (weights[f"proj_z.net.{4 * at}.weight"].tolist(), weights[f"proj_z.net.{4 * at}.bias"].tolist())
+        for at in range(chosen.num_layers)
+    ]
+    losses, log_zs = [], []
+    for row in rows:
+        ids = torch.tensor([[*row.prompt, *row.answer]])
+        with torch.no_grad():
+            output = policy(ids, output_hidden_states=True)
+        log_zs.append(partition(output.hidden_states[-1][0, : len(row.prompt)].mean(0).tolist(), layers))
+        table = output.logits[0].log_softmax(-1)
+        log_p = [float(table[len(row.prompt) - 1 + at, token]) for at, token in enumerate(row.answer)]
+        losses.append(
+            response_loss(
+                log_zs[-1],
+                log_p,
+                row.old,
+                row.ref,
+                row.reward,
+                beta=chosen.beta,
+                epsilon=0.2,
+                weight=chosen.weight,
+                length=chosen.length,
+            )
+        )
+    return sum(losses) / len(losses), sum(log_zs) / len(log_zs)
+
+
+def refused() -> str:
+    """What the driver's first check says to a recipe for Megatron. The last thing to ask here: ``cpu``, which
+    refuses it as well, is off afterwards."""
+    from omegaconf import OmegaConf
+    from verl.utils.config import validate_config
+
+    from flashpatch.errors import PatchError
+    from flashpatch.patches.flowrl import verl_config as recipe_patch
+
+    recipe = {
+        "actor_rollout_ref": {"actor": {"strategy": "megatron"}},
+        "algorithm": {"adv_estimator": "grpo"},
+    }
+    flashpatch.disable("cpu")
+    try:
+        validate_config(OmegaConf.create(recipe), False, False)
+    except PatchError as error:
+        return str(error) if error.patch == recipe_patch.ID else f"not refused by {recipe_patch.ID}: {error}"
+    return ""

@@ -1,0 +1,65 @@
+"""FlowRL's loss in plain floating-point numbers, written from the paper: what the rest is held against.
+
+No tensors and no framework, so that nothing is shared with what it checks. Source: FlowRL (arXiv 2509.15207),
+its final objective.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+def response_loss(
+    log_z: float,
+    log_p: Sequence[float],
+    log_p_old: Sequence[float],
+    log_p_ref: Sequence[float],
+    reward: float,
+    *,
+    beta: float,
+    epsilon: float,
+    weight: str = "clip",
+    length: str = "mean",
+) -> float:
+    """The loss of one response from the logprobs of its tokens; logarithms are natural.
+
+    Args:
+        log_z: log Z of its prompt.
+        log_p, log_p_old, log_p_ref: its tokens under the policy, the policy that sampled it, the reference.
+        reward: its group-normalised reward.
+        beta: how much the reward counts.
+        epsilon: half the width of the clip range.
+        weight: ``clip`` (the paper), ``raw`` (the published code) or ``none``.
+        length: ``mean`` (the paper) or ``sum``.
+    """
+    share = len(log_p) if length == "mean" else 1
+    ratio = math.exp(math.fsum(log_p) - math.fsum(log_p_old))
+    w = {"clip": min(max(ratio, 1 - epsilon), 1 + epsilon), "raw": ratio, "none": 1.0}[weight]
+    residual = log_z + math.fsum(log_p) / share - beta * reward - math.fsum(log_p_ref) / share
+    return w * residual**2
+
+
+def partition(
+    mean_hidden: Sequence[float], layers: Sequence[tuple[Sequence[Sequence[float]], Sequence[float]]]
+) -> float:
+    """log Z from the mean hidden state of a prompt.
+
+    Args:
+        mean_hidden: the mean over the prompt's tokens.
+        layers: weight rows and bias of each linear layer; between two of them GELU, then a LayerNorm whose
+            scale is 1 and whose shift is 0, as at birth.
+    """
+    values = list(mean_hidden)
+    for at, (weight, bias) in enumerate(layers):
+        values = [
+            math.fsum(w * v for w, v in zip(row, values, strict=True)) + b
+            for row, b in zip(weight, bias, strict=True)
+        ]
+        if at < len(layers) - 1:
+            values = [0.5 * v * (1 + math.erf(v / math.sqrt(2))) for v in values]
+            centre = math.fsum(values) / len(values)
+            spread = math.fsum((v - centre) ** 2 for v in values) / len(values)
+            values = [(v - centre) / math.sqrt(spread + 1e-5) for v in values]
+    (log_z,) = values
+    return log_z

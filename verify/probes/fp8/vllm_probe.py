@@ -1,0 +1,242 @@
+"""The family's probe: a tiny engine in processes of its own takes new weights, and its answers are compared.
+
+Two processes are started. `flashpatch.verify.probes.fp8.vllm_job` carries FlashPatch as a user's program would: it
+opens an engine on model A, updates it to A, to B and back through three doors, and writes down what it sees.
+`flashpatch.verify.probes.fp8.tiny`, run as a script, never meets FlashPatch: it is the fresh engine on B.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flashpatch import ledger, settings
+from flashpatch.patches.fp8.vllm import int8_config
+from flashpatch.proof import Proof
+from flashpatch.verify.probes.fp8 import tiny, vllm_job
+
+if TYPE_CHECKING:
+    import numpy
+
+_PATIENCE = 300.0  # seconds for both processes together
+_TAIL = 700  # characters of a failed process's log that are shown
+_OURS = ("FLASHPATCH", "VLLM_CPU_KVCACHE_SPACE")  # prefixes of variables that the fresh engine does without
+
+_NARROW = ("float8", "float4", "int8", "uint8", "int4", "uint4")  # kinds of number that mean quantized
+
+#: Updates in order: what each shows, and whose answers it must give.
+_STEPS = {
+    "identity": ("an update to the same weights changes nothing", "before"),
+    "perturbation": ("an update to other weights equals a fresh engine on them", "fresh"),
+    "return": ("reload_weights back equals the answers before", "before"),
+}
+
+#: Patches that the job must have called, by role; a tuple inside holds alternatives.
+_DUE: Mapping[str, Sequence[str | tuple[str, ...]]] = {
+    "driver": ("quantization", "refusal", "spawn-cores"),
+    "engine-core": ("engine-core", "rpc", ("gate", "gate-queue")),
+    "worker": ("birth", "worker", "step", "finish", "begin", "end"),
+}
+
+
+def probe(nonce: str, workdir: Path) -> list[Proof]:
+    """Run both processes, then weigh what they saw and what the ledger holds under ``nonce``."""
+    tiny.write(workdir / "a", seed=1)
+    fresh = tiny.write(workdir / "b", seed=2)
+    if _precision() == "int8":  # stock vLLM does not round: its checkpoint is
+        fresh = tiny.round_to_int8(fresh, workdir / "b-int8", int8_config.configuration())
+    ended = _run(workdir, fresh)
+    seen = _read(workdir / "seen.json")
+    return [
+        _opened(seen, ended, _precision()),
+        *_updates(workdir, seen, ended),
+        _addresses(seen),
+        _written(seen, nonce),
+    ]
+
+
+# -- the two processes ---------------------------------------------------------------------------------
+
+
+def _run(workdir: Path, fresh: Path) -> dict[str, str]:
+    """Run the job and the fresh engine at the same time; how each ended, empty for well."""
+    code = f"from {vllm_job.__name__} import main; main()"
+    commands = {"job": ["-c", code, str(workdir)], "fresh": [tiny.__file__, str(fresh), *_paths(workdir)]}
+    environments = {
+        "job": _environment(),
+        "fresh": _environment(without=_OURS, VLLM_ENABLE_V1_MULTIPROCESSING="0"),
+    }
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        for name, command in commands.items():
+            with (workdir / f"{name}.log").open("wb") as log:
+                running[name] = subprocess.Popen(
+                    [sys.executable, "-P", *command],
+                    env=environments[name],
+                    cwd=workdir,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+        _wait(running)
+        return {name: _ending(name, process, workdir) for name, process in running.items()}
+    finally:
+        for process in running.values():
+            _end(process)
+
+
+def _wait(running: Mapping[str, subprocess.Popen[bytes]]) -> None:
+    """Until both have ended, or the job has failed, or time is up."""
+    deadline = time.monotonic() + _PATIENCE
+    while any(process.poll() is None for process in running.values()) and time.monotonic() < deadline:
+        if running["job"].poll():
+            return
+        time.sleep(0.1)
+
+
+def _ending(name: str, process: subprocess.Popen[bytes], workdir: Path) -> str:
+    status = process.poll()
+    if status == 0:
+        return ""
+    how = f"ended with status {status}" if status is not None else "did not end in time"
+    lines = (workdir / f"{name}.log").read_text(errors="replace").strip()
+    return f"{how}: ...{lines[-_TAIL:]}"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End what is left of the process and of its children, which are all in a session of their own."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # nothing was left
+    process.wait()
+
+
+def _paths(workdir: Path) -> list[str]:
+    return [str(workdir / name) for name in ("keywords.json", "fresh.npy")]
+
+
+def _environment(without: tuple[str, ...] = _OURS[1:], **more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(without)}
+    return {**kept, **tiny.ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", **more}
+
+
+# -- what they saw -------------------------------------------------------------------------------------
+
+
+def _proof(what: str, problem: str, evidence: str = "", seconds: float = 0.0) -> Proof:
+    return Proof("fp8", what, not problem, problem or evidence, seconds)
+
+
+def _opened(seen: Mapping[str, Any], ended: Mapping[str, str], precision: str) -> Proof:
+    what = f"an engine opens, and its parameters are those of {precision}"
+    if not seen.get("looks"):
+        return _proof(what, _why(seen, ended))
+    kinds = Counter(tensor["dtype"] for tensor in seen["looks"][0].values())
+    kernels: Mapping[str, int] = seen.get("kernels", {})
+    # A kernel may keep its weights where no parameter shows them, as vLLM's int8 on a CPU does.
+    is_narrow = any(kind.startswith(_NARROW) for kind in kinds) or any(
+        "Int8" in kernel or "TorchAO" in kernel for kernel in kernels
+    )
+    counted = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+    evidence = f"quantization {seen['quantization']}: {counted}"
+    if precision.startswith("int8"):
+        evidence += f"; {', '.join(f'{count} {kernel}' for kernel, count in kernels.items())}"
+    wrong = is_narrow == (precision == "bf16")
+    wrong |= precision == "int8" and not (kernels and all("Int8" in kernel for kernel in kernels))
+    problem = evidence if wrong else ""
+    return _proof(what, problem, evidence, _spent(seen, "before"))
+
+
+def _updates(workdir: Path, seen: Mapping[str, Any], ended: Mapping[str, str]) -> Iterator[Proof]:
+    import numpy
+
+    answers = {path.stem: numpy.load(path) for path in workdir.glob("*.npy")}
+    reached = bool(seen.get("looks"))
+    for step, (what, reference) in _STEPS.items():
+        if step not in answers:
+            yield _proof(what, _why(seen, ended) if reached else "not reached")
+            reached = False
+        elif reference not in answers:
+            yield _proof(what, f"the fresh engine {ended[reference]}")
+        else:
+            found = _compare(answers[step], answers[reference], answers["before"], reference)
+            yield _proof(what, *found, _spent(seen, step))
+
+
+def _why(seen: Mapping[str, Any], ended: Mapping[str, str]) -> str:
+    """Why the job went no further."""
+    return seen["failed"]["error"] if "failed" in seen else f"the job {ended['job']}"
+
+
+def _compare(got: numpy.ndarray, wanted: numpy.ndarray, before: numpy.ndarray, name: str) -> tuple[str, str]:
+    """Problem, or empty, and evidence. Equal means every bit, and no NaN."""
+    import numpy
+
+    if got.shape != wanted.shape:
+        return f"answers have shape {got.shape}, those of {name} {wanted.shape}", ""
+    gap, moved = numpy.abs(got - wanted).max(), numpy.abs(got - before).max()
+    evidence = f"{got.size} logprobs, largest difference {gap:.3g} to {name}"
+    if name != "before":
+        evidence += f", {moved:.3g} to before"
+    ok = bool((got == wanted).all()) and (name == "before" or moved > 0)
+    return "" if ok else evidence, evidence
+
+
+def _addresses(seen: Mapping[str, Any]) -> Proof:
+    what = "every parameter and buffer keeps its object and address"
+    first, *later = seen.get("looks") or [{}]
+    if not later:
+        return _proof(what, "no update went through")
+    moved = [name for name, tensor in first.items() if any(_at(look, name) != tensor["at"] for look in later)]
+    problem = f"{len(moved)} of {len(first)} moved: {', '.join(moved[:4])}" if moved else ""
+    return _proof(what, problem, f"{len(first)} tensors, {len(later)} updates")
+
+
+def _written(seen: Mapping[str, Any], nonce: str) -> Proof:
+    """The processes that were seen at work wrote their rows, and the patches were called in them."""
+    what = "the ledger shows the calls in driver, engine core and worker"
+    pids = seen.get("pids")
+    if not pids:
+        return _proof(what, "no engine was seen at work")
+    rows = {row.pid: row for run in ledger.read() if run.id == nonce for row in run.rows}
+    problems, evidence = [], []
+    for role, due in _DUE.items():
+        row = rows.get(pids[role])
+        if row is None:
+            problems.append(f"{role} {pids[role]} wrote no row under the nonce")
+            continue
+        if role not in row.roles:
+            problems.append(f"process {row.pid} does not know that it is the {role}")
+        calls = {id: entry["calls"] for id, entry in row.patches.items()}
+        for names in due:
+            names = names if isinstance(names, tuple) else (names,)
+            if not any(calls.get(f"fp8.vllm.{name}") for name in names):
+                problems.append(f"fp8.vllm.{' or '.join(names)} was never called in {role} {row.pid}")
+        evidence.append(f"{role} {row.pid}: {sum(calls.values())} calls")
+    return _proof(what, "; ".join(problems), ", ".join(evidence))
+
+
+def _at(look: Mapping[str, Any], name: str) -> list[int] | None:
+    return look[name]["at"] if name in look else None
+
+
+def _spent(seen: Mapping[str, Any], step: str) -> float:
+    return seen["seconds"].get(step, 0.0)
+
+
+def _precision() -> str:
+    return settings.from_environment(settings.NOTHING).choices["fp8"].options["precision"]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.exists() else {}

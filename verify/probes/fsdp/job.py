@@ -1,0 +1,293 @@
+"""The probe's processes: ranks that build verl's FSDP engine, step and send, and rollout sides that receive.
+
+Run by `flashpatch.verify.probes.fsdp.probe`: ``main()`` with the working directory and the part to play,
+``trainer`` or ``rollout``. The rank is in ``RANK``; ``plan.json`` says what to do, a list of dictionaries:
+
+- ``strategy`` "fsdp" or "fsdp2", ``fsdp_size`` and ``dtype`` of the engine; the same as before keeps it;
+- ``step``: whether to take an optimizer step first;
+- ``apart``: whether rank 1 changes its weights on its own after that;
+- ``tamper``: what happens to the weights on their way, see `tampered`; ``victim``: to which tensor.
+
+Each side writes what it saw as ``trainer-RANK.json`` and ``rollout-RANK.json``, and the weights that it had
+as ``.pt`` beside it, for each entry of the plan.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pickle
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+BUCKET = 1  # MiB
+PATIENCE = 300.0  # seconds that a sender waits for the other side; stock verl waits for ever
+BATCH, LENGTH, VOCABULARY = 4, 8, 96
+RATE = 0.05
+
+
+def main() -> None:
+    """Play the part given. Without an accelerator verl starts with the family cpu only."""
+    import flashpatch
+
+    if not torch.accelerator.is_available():
+        flashpatch.enable("cpu")
+    workdir, part, rank = Path(sys.argv[1]), sys.argv[2], int(os.environ["RANK"])
+    plan = json.loads((workdir / "plan.json").read_text())
+    seen = trainer(workdir, rank, plan) if part == "trainer" else rollout(workdir, rank, plan)
+    (workdir / f"{part}-{rank}.json").write_text(json.dumps(seen))
+
+
+def make_model(path: Path, layers: int = 2, dtype: str = "float32", **sizes: int) -> None:
+    """A small random Qwen2 whose rows do not divide evenly by two, saved in Hugging Face's format."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCABULARY + 1, "hidden_size": 48, "intermediate_size": 71, **sizes}
+    config = Qwen2Config(
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        **sizes,
+    )
+    model = Qwen2ForCausalLM(config).to(getattr(torch, dtype))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.08)
+    model.save_pretrained(path)
+
+
+def batch() -> torch.Tensor:
+    """The whole batch of token ids ``(BATCH, LENGTH)``, the same in every process."""
+    return torch.arange(BATCH * LENGTH).view(BATCH, LENGTH) * 7 % VOCABULARY
+
+
+def loss(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Mean next-token cross entropy of a batch."""
+    logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+    return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
+
+
+def plain_step(path: Path) -> dict[str, torch.Tensor]:
+    """Weights after one step of a single process that never meets verl or FSDP."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    loss(model, batch()).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return {name: value.detach() for name, value in model.state_dict().items()}
+
+
+def build(path: Path, strategy: str, fsdp_size: int = -1, dtype: str = "fp32") -> Any:
+    """verl's own FSDP engine, initialized."""
+    from verl.trainer.config import CheckpointConfig
+    from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+    from verl.workers.engine import EngineRegistry
+
+    full = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+    engine = EngineRegistry.new(
+        model_type="language_model",
+        backend=strategy,
+        model_config=HFModelConfig(
+            path=str(path),
+            load_tokenizer=False,
+            use_remove_padding=False,
+            enable_gradient_checkpointing=False,
+            override_config={"attn_implementation": "sdpa"},
+        ),
+        engine_config=FSDPEngineConfig(
+            strategy=strategy,
+            fsdp_size=fsdp_size,
+            model_dtype=dtype,
+            use_torch_compile=False,
+            mixed_precision=full,
+        ),
+        optimizer_config=FSDPOptimizerConfig(
+            lr=RATE, optimizer="SGD", weight_decay=0.0, clip_grad=1.0, total_training_steps=10
+        ),
+        checkpoint_config=CheckpointConfig(),
+    )
+    engine.initialize()
+    return engine
+
+
+def step(engine: Any, rank: int, world: int) -> None:
+    """One optimizer step of verl's engine on this rank's share of the batch."""
+    engine.module.train()
+    engine.optimizer_zero_grad()
+    loss(engine.module, batch().chunk(world)[rank]).backward()
+    engine.optimizer_step()
+
+
+def trainer(workdir: Path, rank: int, plan: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Build, step and send as the plan says."""
+    from verl.utils import distributed
+
+    distributed.initialize_global_process_group_ray(timeout_second=120)
+    seen, engine, built, old = [], None, None, {}
+    for number, entry in enumerate(plan):
+        wanted = (entry["strategy"], entry.get("fsdp_size", -1), entry.get("dtype", "fp32"))
+        if wanted != built:
+            engine, built = build(workdir / "model", *wanted), wanted
+        if entry.get("step"):
+            step(engine, rank, int(os.environ["WORLD_SIZE"]))
+        if entry.get("apart") and rank:
+            with torch.no_grad():
+                next(engine.module.parameters()).add_(1.0)
+        saw: dict[str, Any] = {"mesh": list(engine.device_mesh.shape), "error": ""}
+        kept: dict[str, torch.Tensor] = {}
+        try:
+            weights, _ = engine.get_per_tensor_param()
+            _send(workdir, rank, number, tampered(_noted(weights, kept), entry, old), entry)
+        except Exception as error:
+            saw["error"] = _text(error)
+            _failure(workdir, "trainer", rank, number).touch()
+        torch.save(kept, workdir / f"trainer-{rank}-{number}.pt")
+        old = kept
+        seen.append(saw)
+    distributed.destroy_global_process_group()
+    return seen
+
+
+def _noted(weights: Any, kept: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, tensor in weights:
+        if not name.startswith("__flashpatch"):
+            kept[name] = tensor.detach().clone()
+        yield name, tensor
+
+
+def tampered(weights: Any, entry: dict[str, Any], old: dict[str, torch.Tensor]) -> Iterator[Any]:
+    """The weights with an accident on their way: a bit flipped in the gathered tensor, two elements
+    exchanged, a tensor left out, sent twice or as it was before, an extra one, or another shape or dtype."""
+    what, victim = entry.get("tamper"), entry.get("victim", "model.norm.weight")
+    for name, tensor in weights:
+        hit = what is not None and name == victim
+        if hit and what == "missing":
+            continue
+        if hit and what == "stale":
+            tensor = old[name]
+        if hit and what in ("bit", "exchange", "shape", "dtype"):
+            tensor = tensor.detach().clone()
+        if hit and what == "bit":
+            tensor.view(torch.uint8).view(-1)[5] ^= 4
+        if hit and what == "exchange":
+            flat = tensor.view(-1)
+            flat[[1, 2]] = flat[[2, 1]]
+        if hit and what == "shape":
+            tensor = tensor.reshape(1, *tensor.shape)
+        if hit and what == "dtype":
+            tensor = tensor.to(torch.float64)
+        yield name, tensor
+        if hit and what == "extra":
+            yield "model.norm.bias", tensor
+        if hit and what == "twice":
+            for i in range(3):  # enough to fill a bucket: names within one are unique anyway
+                yield f"model.filler.{i}", torch.zeros(BUCKET << 18)
+            yield name, tensor
+
+
+def _send(workdir: Path, rank: int, number: int, weights: Any, entry: dict[str, Any]) -> None:
+    """verl's own sender, over shared memory."""
+    from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
+
+    class Sender(BucketedWeightSender):
+        def _init_socket(self) -> None:
+            super()._init_socket()
+            victim = entry["victim"] if entry.get("tamper") == "buffer" else None
+            self.socket = _Socket(self, _failure(workdir, "rollout", rank, number), victim)
+
+    sender = Sender(_address(workdir, rank, number), bucket_size_mb=BUCKET, use_shm=True)
+    asyncio.run(sender.async_send_weights(weights))
+
+
+class _Socket:
+    """A socket that ends its wait when the other side has failed; stock verl waits for ever. With a
+    ``victim``, it flips one bit of the shared memory just before it says that the bucket is full."""
+
+    def __init__(self, owner: Any, failure: Path, victim: str | None = None) -> None:
+        self._socket, self._owner, self._failure, self._victim = owner.socket, owner, failure, victim
+
+    def send_pyobj(self, message: Any) -> None:
+        meta = message.get("bucket_meta", {}).get(self._victim)
+        if meta is not None:
+            self._owner.buffer[meta["offset"] + 1] ^= 128
+        self._socket.send_pyobj(message)
+
+    def send(self, data: bytes) -> None:
+        self._socket.send(data)
+
+    def recv(self) -> bytes:
+        deadline = time.monotonic() + PATIENCE
+        while not self._socket.poll(50):
+            if self._failure.exists() or time.monotonic() > deadline:
+                raise TimeoutError("the other side has failed")
+        return self._socket.recv()
+
+    def recv_pyobj(self) -> Any:
+        return pickle.loads(self.recv())
+
+    def close(self) -> None:
+        self._socket.close(linger=1000)
+
+
+def rollout(workdir: Path, rank: int, plan: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Receive with verl's own receiver and load, that is, copy."""
+    from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
+
+    class Receiver(BucketedWeightReceiver):
+        def _init_socket(self) -> None:
+            super()._init_socket()
+            self.socket = _Socket(self, _failure(workdir, "trainer", rank, number))
+
+    seen = []
+    for number in range(len(plan)):
+        loaded: dict[str, torch.Tensor] = {}
+        calls: list[bool] = []
+
+        def on_bucket(weights: Any, is_last: bool, loaded: Any = loaded, calls: Any = calls) -> None:
+            calls.append(is_last)
+            loaded.update({name: tensor.clone() for name, tensor in weights})
+
+        handle = _address(workdir, rank, number)
+        receiver = Receiver(handle, device=torch.device("cpu"), use_shm=True)
+        saw: dict[str, Any] = {"error": ""}
+        try:
+            receiver.receive_weights(on_bucket_received=on_bucket)
+        except Exception as error:
+            saw["error"] = _text(error)
+            _failure(workdir, "rollout", rank, number).touch()
+        saw["committed"] = bool(calls) and calls[-1]
+        saw["strange"] = [name for name in loaded if name.startswith("__flashpatch")]
+        torch.save(loaded, workdir / f"rollout-{rank}-{number}.pt")
+        seen.append(saw)
+    return seen
+
+
+def _address(workdir: Path, rank: int, number: int) -> str:
+    return f"ipc://{workdir}/s{rank}-{number}"
+
+
+def _failure(workdir: Path, part: str, rank: int, number: int) -> Path:
+    """Exists once one side of a rank has failed."""
+    return workdir / f"failed-{part}-{rank}-{number}"
+
+
+def _text(error: BaseException) -> str:
+    """The message of the error, or of ours beneath it: cleaning up after it fails in verl 0.9.1."""
+    from flashpatch.errors import PatchError
+
+    chain: BaseException | None = error
+    while chain is not None:
+        if isinstance(chain, PatchError):
+            return f"PatchError: {chain}"
+        chain = chain.__cause__ or chain.__context__
+    return f"{type(error).__name__}: {error}"

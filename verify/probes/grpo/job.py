@@ -1,0 +1,301 @@
+"""One of the probe's ranks: gradients of one batch through verl's own FSDP engines, divided in several ways.
+
+Run by `flashpatch.verify.probes.grpo.probe` as a trainer would be: the variables say all. Each gradient is compared
+with one backward of the plain model over the whole batch, whose loss is written out here, without this
+family's code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROWS, REAL, VOCABULARY = 8, 5, 64
+"""Rows of the batch, and how many of them have an output: the others are padding, or were rejected."""
+
+SPLITS = {
+    "one sample at a time": dict(use_dynamic_bsz=False, micro_batch_size_per_gpu=1),
+    "all at once": dict(use_dynamic_bsz=False, micro_batch_size_per_gpu=ROWS),
+    "by token budget": dict(use_dynamic_bsz=True, max_token_len_per_gpu=24),
+}
+AGGREGATIONS = ("seq-mean-token-mean", "seq-mean-token-sum", "token-mean")
+
+
+def tiny(folder: Path) -> Path:
+    """A random Qwen2 without tokenizer, as a Hugging Face checkpoint."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=False,
+    )
+    model = Qwen2ForCausalLM(config).to(torch.float32)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(8)  # a random head is nearly uniform: its gradients would say little
+    model.save_pretrained(folder)
+    return folder
+
+
+def rows(model: torch.nn.Module) -> list[dict[str, torch.Tensor]]:
+    """The whole batch: prompts and responses of different lengths, slightly off-policy; the last rows are
+    empty."""
+    draw = torch.Generator().manual_seed(1)
+    found = []
+    for row in range(ROWS):
+        prompt, length = 2 + row % 3, 3 + (5 * row) % 8
+        ids = torch.randint(0, VOCABULARY, (prompt + length,), generator=draw)
+        with torch.no_grad():
+            new = own_logprobs(model, ids, length)
+        found.append(
+            {
+                "prompts": ids[:prompt],
+                "responses": ids[prompt:],
+                "input_ids": ids,
+                "position_ids": torch.arange(len(ids)),
+                "response_mask": torch.full((length,), int(row < REAL)),
+                "loss_mask": torch.ones(length, dtype=torch.int64),
+                "old_log_probs": new + 0.05 * torch.randn(length, generator=draw),
+                "advantages": torch.full((length,), float(torch.randn(1, generator=draw))),
+            }
+        )
+    return found
+
+
+def own_logprobs(model: torch.nn.Module, ids: torch.Tensor, length: int) -> torch.Tensor:
+    """Log-probabilities of the last ``length`` tokens, the plain way."""
+    logs = torch.log_softmax(model(input_ids=ids[None]).logits[0].float(), -1)
+    return logs[:-1].gather(-1, ids[1:, None])[-length:, 0]
+
+
+def wanted(model: torch.nn.Module, batch: list[dict[str, torch.Tensor]], aggregation: str) -> torch.Tensor:
+    """The gradient of the whole batch at once, flat, from formulas written out."""
+    model.zero_grad()
+    real = batch[:REAL]
+    tokens = sum(len(row["responses"]) for row in real)
+    total: Any = 0.0
+    for row in real:
+        length, gain = len(row["responses"]), row["advantages"]
+        ratio = (own_logprobs(model, row["input_ids"], length) - row["old_log_probs"]).exp()
+        losses = torch.maximum(-gain * ratio, -gain * ratio.clamp(0.8, 1.2)).sum()
+        divisor = {"seq-mean-token-mean": REAL * length, "seq-mean-token-sum": REAL, "token-mean": tokens}
+        total = total + losses / divisor[aggregation]
+    total.backward()
+    return torch.cat([parameter.grad.flatten() for _, parameter in sorted(model.named_parameters())])
+
+
+def engine_for(strategy: str, model: Path) -> Any:
+    """verl's engine of that name around the model, in float32 throughout."""
+    from verl.trainer.config import CheckpointConfig
+    from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+    from verl.workers.engine import EngineRegistry
+
+    precision = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+    engine = EngineRegistry.new(
+        model_type="language_model",
+        backend=strategy,
+        model_config=HFModelConfig(
+            path=str(model),
+            load_tokenizer=False,
+            use_remove_padding=False,
+            enable_gradient_checkpointing=False,
+            override_config={"attn_implementation": "sdpa"},
+        ),
+        engine_config=FSDPEngineConfig(
+            strategy=strategy,
+            use_orig_params=True,
+            use_torch_compile=False,
+            mixed_precision=precision,
+            use_remove_padding=False,
+        ),
+        optimizer_config=FSDPOptimizerConfig(
+            optimizer="SGD", lr=1.0, weight_decay=0.0, total_training_steps=1
+        ),
+        checkpoint_config=CheckpointConfig(),
+    )
+    engine.initialize()
+    return engine
+
+
+def loss_function(mode: str, aggregation: str) -> Any:
+    """verl's PPO loss under a loss mode."""
+    from verl.workers.config import FSDPActorConfig, PolicyLossConfig
+    from verl.workers.utils.losses import ppo_loss
+
+    config = FSDPActorConfig(
+        rollout_n=1,
+        ppo_micro_batch_size_per_gpu=1,
+        loss_agg_mode=aggregation,
+        policy_loss=PolicyLossConfig(loss_mode=mode),
+    )
+    return partial(ppo_loss, config=config)
+
+
+def share(batch: list[dict[str, torch.Tensor]], configured: int, split: dict[str, Any]) -> Any:
+    """Rows as verl's trainer hands them to one rank's engine."""
+    from tensordict import TensorDict
+    from verl.utils import tensordict_utils as tu
+
+    jagged = {
+        name: torch.nested.nested_tensor([row[name] for row in batch], layout=torch.jagged)
+        for name in batch[0]
+    }
+    data = TensorDict(jagged, batch_size=len(batch))
+    tu.assign_non_tensor(
+        data, use_remove_padding=False, temperature=1.0, global_batch_size=configured, pad_token_id=0, **split
+    )
+    return data
+
+
+def gradient(engine: Any, data: Any, loss: Any) -> torch.Tensor:
+    """What the engine's backward leaves in the parameters of all ranks, flat, as in `wanted`."""
+    with engine.train_mode():
+        engine.optimizer_zero_grad()
+        engine.forward_backward_batch(data, loss)
+        return _whole(engine)
+
+
+def streamed(
+    engine: Any, batch: list[dict[str, torch.Tensor]], rank: int, world: int, aggregation: str
+) -> tuple[torch.Tensor, int]:
+    """The same when rows arrive one by one and leave for the ranks in rounds; and how many rounds."""
+    from flashpatch.patches.grpo.standalone.packing import Packer
+    from flashpatch.patches.grpo.standalone.streaming import StreamedStep
+
+    packer = Packer(world, budget=16)
+    rounds = [
+        one for row in (6, 2, 0, 7, 4, 1, 5, 3) for one in packer.add(row, len(batch[row]["input_ids"]))
+    ]
+    rounds += [last for last in [packer.flush()] if last is not None]
+    with engine.train_mode():
+        engine.optimizer_zero_grad()
+        step = StreamedStep(engine, aggregation)
+        for one in rounds:
+            mine = [batch[row] for row in one[rank].samples]
+            if one[rank].filler:
+                mine = [{**row, "response_mask": row["response_mask"] * 0} for row in mine]
+            split = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": len(mine)}
+            step.add(share(mine, len(mine), split), loss_function("grpo_exact", aggregation))
+        step.finish()
+        return _whole(engine), step.rounds
+
+
+def _whole(engine: Any) -> torch.Tensor:
+    """The gradient in the parameters of all ranks, flat."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    if isinstance(engine.module, FullyShardedDataParallel):
+        with FullyShardedDataParallel.summon_full_params(engine.module, with_grads=True):
+            return _flat({name: one.grad.clone() for name, one in engine.module.named_parameters()})
+    return _flat({name: one.grad.full_tensor() for name, one in engine.module.named_parameters()})
+
+
+def _flat(gradients: dict[str, torch.Tensor]) -> torch.Tensor:
+    plain = {name.replace("_fsdp_wrapped_module.", ""): one for name, one in gradients.items()}
+    return torch.cat([one.flatten() for _, one in sorted(plain.items())])
+
+
+def compare(strategy: str, model: Path, rank: int, world: int) -> Iterator[tuple[str, float]]:
+    """What was done, and how far the gradient is from the whole batch's, relative to the latter's norm."""
+    from transformers import Qwen2ForCausalLM
+
+    import flashpatch
+
+    plain = Qwen2ForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa")
+    batch = rows(plain)
+    engine = engine_for(strategy, model)
+
+    def shared(split: dict[str, Any]) -> list[dict[str, torch.Tensor]]:
+        """This rank's rows; where verl levels the number of micro-batches, only the first rank has real
+        ones."""
+        if split["use_dynamic_bsz"] and world > 1:
+            return [batch[:REAL], batch[REAL:]][rank] if rank < 2 else []
+        return batch[rank::world]
+
+    def away(mode: str, aggregation: str, configured: int, split: dict[str, Any]) -> float:
+        target, mine = wanted(plain, batch, aggregation), shared(split)
+        limit = min(split.get("micro_batch_size_per_gpu", 1), len(mine))
+        data = share(mine, configured, {**split, "micro_batch_size_per_gpu": limit})
+        found = gradient(engine, data, loss_function(mode, aggregation))
+        return float((found - target).norm() / target.norm())
+
+    yield type(engine.module).__name__, 0.0
+    flashpatch.disable("grpo")
+    at_once = SPLITS["all at once"]
+    for configured in (ROWS, REAL, REAL - 2):
+        yield f"stock, {configured} configured", away("vanilla", "seq-mean-token-mean", configured, at_once)
+    yield "stock, token-mean", away("vanilla", "token-mean", ROWS, at_once)
+    flashpatch.enable("grpo")
+    for aggregation in AGGREGATIONS:
+        for name, split in SPLITS.items():
+            yield f"{aggregation}, {name}", away("grpo_exact", aggregation, ROWS, split)
+        found, rounds = streamed(engine, batch, rank, world, aggregation)
+        target = wanted(plain, batch, aggregation)
+        yield f"{aggregation}, in {rounds} rounds", float((found - target).norm() / target.norm())
+
+
+def refused() -> str:
+    """What the driver's first check says to a recipe with another loss."""
+    from omegaconf import OmegaConf
+    from verl.utils.config import validate_config
+
+    from flashpatch.errors import PatchError
+
+    recipe = {"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "gspo"}}}}
+    try:
+        validate_config(OmegaConf.create(recipe), False, False)
+    except PatchError as error:
+        return str(error)
+    return ""
+
+
+def logprobs_away() -> float:
+    """How far log-probabilities from blocks are from the plain ones; random float32."""
+    from flashpatch.patches.grpo.loss.grpo_exact.logprobs import token_logprobs
+
+    draw = torch.Generator().manual_seed(0)
+    states, head = torch.randn(30, 16, generator=draw), torch.randn(500, 16, generator=draw)
+    labels = torch.randint(0, 500, (30,), generator=draw)
+    plain = torch.log_softmax(states @ head.t(), -1).gather(1, labels[:, None])[:, 0]
+    return float((token_logprobs(states, head, labels, tokens=7, vocabulary=64).logprobs - plain).abs().max())
+
+
+def main() -> None:
+    """Write ``seen-RANK.json`` in the directory given: for each kind of FSDP, what `compare` found."""
+    workdir, rank, world = Path(sys.argv[1]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    import flashpatch
+    from flashpatch.verify.probes.grpo.route import routed
+
+    if torch.accelerator.current_accelerator(check_available=True) is None:
+        flashpatch.enable("cpu", "bf16")
+    import verl.utils.experimental.torch_functional
+    import verl.utils.seqlen_balancing
+    import verl.workers.engine
+    import verl.workers.engine_workers
+    import verl.workers.rollout.router  # noqa: F401
+    from verl.utils import distributed
+
+    distributed.initialize_global_process_group_ray(timeout_second=120)
+    if rank == 0:
+        tiny(workdir / "model")
+    torch.distributed.barrier()
+    seen: dict[str, Any] = {}
+    for strategy in ("fsdp", "fsdp2"):
+        seen[strategy] = dict(compare(strategy, workdir / "model", rank, world))
+    if rank == 0:
+        seen |= {"refused": refused(), "logprobs": logprobs_away(), "routed": routed()}
+    (workdir / f"seen-{rank}.json").write_text(json.dumps(seen))
+    distributed.destroy_global_process_group()
