@@ -87,7 +87,7 @@ $(PAIRED)/.verl: $(PAIRED)/.vllm tests/requirements/verl.txt
 
 $(PAIRED)/.ready: $(PAIRED)/.verl
 
-# SGLang wants other builds than vLLM. What it imports and no CPU has is in tests/sglang/standins.
+# SGLang wants other builds than vLLM. What it imports and no CPU has is in tests/support/sglang_standins.
 $(SGLANG)/.sglang: tests/requirements/sglang.txt
 	@echo "[$(SGLANG)] 1/2 new environment from $(PYTHON)"
 	@test -x $(SGLANG)/bin/pip || $(PYTHON) -m venv $(SGLANG)

@@ -6,10 +6,11 @@ import os
 import warnings
 from typing import Any
 
-from flashpatch import engine, log, registry, settings
+from flashpatch import engine, log, registry
 from flashpatch.errors import PatchError
 from flashpatch.patch_status import Status
 from flashpatch.record import Patch
+from flashpatch.settings import selections
 
 _obeyed: tuple[int, str | None, str | None] | None = None
 """Process and environment that `start` last looked at or that this module last exported."""
@@ -40,7 +41,7 @@ def enable(*names: str, strict: bool | None = None, **options: Any) -> Status:
     with engine.switching:
         start()
         current = engine.machine.selection
-        selection = settings.extend(current, names, strict, options)
+        selection = selections.extend(current, names, strict, options)
         late = _too_late(selection)
         if late and selection.strict:
             raise PatchError(" ".join(late), advice="Enable before the engine is created.")
@@ -60,7 +61,7 @@ def disable(*names: str) -> Status:
         PatchError: an unknown name; nothing has changed then.
     """
     with engine.switching:
-        _activate(settings.reduce(engine.machine.selection, names))
+        _activate(selections.reduce(engine.machine.selection, names))
     return status()
 
 
@@ -86,7 +87,7 @@ def start() -> None:
             return
         try:
             log.configure()
-            selection = settings.from_environment(engine.machine.selection)
+            selection = selections.from_environment(engine.machine.selection)
         except PatchError as error:
             _refuse(error)
             return
@@ -102,11 +103,11 @@ def _status(late: tuple[str, ...] = ()) -> Status:
         return Status(engine.statuses(), selection.names, selection.strict, late, engine.problem)
 
 
-def _activate(selection: settings.Selection) -> None:
+def _activate(selection: selections.Selection) -> None:
     global _obeyed, _refused
     engine.problem = _refused = None
     engine.machine.activate(selection)
-    settings.export(selection)
+    selections.export(selection)
     _obeyed = _environment()
 
 
@@ -121,7 +122,7 @@ def _refuse(error: PatchError) -> None:
     log.log.error("%s", error)
 
 
-def _too_late(selection: settings.Selection) -> tuple[str, ...]:
+def _too_late(selection: selections.Selection) -> tuple[str, ...]:
     """What families that are switched on only now, or under another name, have missed."""
     on = {family: choice.name for family, choice in engine.machine.selection.choices.items()}
     joining = [registry.families()[f] for f, choice in selection.choices.items() if on.get(f) != choice.name]

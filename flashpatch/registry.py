@@ -16,7 +16,7 @@ from typing import Any
 
 from flashpatch.errors import PatchError
 from flashpatch.record import Family, Patch
-from flashpatch.settings.suggest import nearest
+from flashpatch.suggest import nearest
 
 log = logging.getLogger("flashpatch")
 
@@ -84,7 +84,7 @@ def _built_in() -> Iterator[tuple[str, Callable[[], Any]]]:
             raise
         return
     for info in pkgutil.iter_modules(package.__path__, f"{BUILT_IN}."):
-        if info.ispkg:
+        if info.ispkg and not info.name.rpartition(".")[2].startswith("_"):
             yield info.name, functools.partial(importlib.import_module, info.name)
 
 

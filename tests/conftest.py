@@ -1,13 +1,39 @@
-"""What the tests of all rooms share."""
+"""Skip tests of frameworks that are not installed here."""
 
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 import pytest
 
+FRAMEWORKS = ("vllm", "verl", "sglang")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if find_spec("vllm") is None:
-        skip = pytest.mark.skip(reason="vLLM is not installed")
-        for item in items:
-            if item.get_closest_marker("vllm"):
-                item.add_marker(skip)
+    for item in items:
+        for framework in FRAMEWORKS:
+            marker = item.get_closest_marker(framework)
+            reason = marker and _missing(framework, marker.kwargs.get("least", ""))
+            if reason:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _missing(framework: str, least: str) -> str | None:
+    """Why tests of ``framework``, from version ``least`` on, cannot run here; None where they can."""
+    if find_spec(framework) is None:
+        return f"{framework} is not installed"
+    if least and _version(framework) < _numbers(least):
+        return f"{framework} is older than {least}"
+    return None
+
+
+def _version(framework: str) -> tuple[int, ...]:
+    for name in (framework, f"{framework}-cpu"):
+        try:
+            return _numbers(version(name))
+        except PackageNotFoundError:
+            continue
+    return ()
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".")[:2])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from flashpatch import registry
 from flashpatch.commands.report import Table, emit
 from flashpatch.errors import PatchError
-from flashpatch.ledger import files, read
+from flashpatch.ledger import files, runs
 from flashpatch.record import Patch
 
 if TYPE_CHECKING:
@@ -98,12 +98,12 @@ def _live(options: argparse.Namespace) -> int:
     directory = Path(options.live) if options.live else files.directory()
     if options.live and not directory.is_dir():
         raise ValueError(f"{directory} is not a directory")
-    runs = read.read(directory)
-    if not runs:
+    found = runs.read(directory)
+    if not found:
         print(f"flashpatch-verify: no process has written to the ledger {directory}", file=sys.stderr)
         return NOT_LIVE
     required = [registry.family_of(name).name for name in options.names]
-    report = live.judge(live.choose(runs, options.run), registry.patches(), required)
+    report = live.judge(live.choose(found, options.run), registry.patches(), required)
     tables = [
         Table(
             f"Run {report.run}",

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from flashpatch.ledger.read import Expected, Row, Run, is_alive
+from flashpatch.ledger.runs import Expected, Row, Run, is_alive
 from flashpatch.record import Patch
 
 _ARRIVED = frozenset({"installed", "live", "displaced", "failed", "superseded"})

@@ -15,12 +15,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flashpatch import ledger, registry, settings
+from flashpatch import ledger, registry
 from flashpatch.arming.preflight import packages
 from flashpatch.contracts import versions
-from flashpatch.ledger.read import Row, Run
+from flashpatch.ledger.runs import Row, Run
 from flashpatch.proof import Proof
 from flashpatch.record import Family, Patch, State
+from flashpatch.settings import selections
 from flashpatch.verify import live
 
 _GOOD = frozenset({"live", "installed", "superseded"})
@@ -53,19 +54,19 @@ class FamilyReport:
         return asdict(self)
 
 
-def selected(names: Sequence[str]) -> list[settings.Selection]:
+def selected(names: Sequence[str]) -> list[selections.Selection]:
     """One selection per family to verify: those named, else those that the environment switches on.
 
     Raises:
         PatchError: an unknown name, or settings that cannot be read.
     """
     if names:
-        return [settings.extend(settings.NOTHING, [name], None, {}) for name in names]
-    on = settings.from_environment(settings.NOTHING)
-    return [settings.Selection({family: choice}, on.strict) for family, choice in on.choices.items()]
+        return [selections.extend(selections.NOTHING, [name], None, {}) for name in names]
+    on = selections.from_environment(selections.NOTHING)
+    return [selections.Selection({family: choice}, on.strict) for family, choice in on.choices.items()]
 
 
-def verify(selection: settings.Selection, progress: Callable[[str], None]) -> FamilyReport:
+def verify(selection: selections.Selection, progress: Callable[[str], None]) -> FamilyReport:
     """Probe the one family of ``selection`` and report. Its working directory is kept if anything failed."""
     [(family_name, choice)] = selection.choices.items()
     family = registry.families()[family_name]
@@ -93,7 +94,7 @@ def verify(selection: settings.Selection, progress: Callable[[str], None]) -> Fa
 
 
 def _probe(
-    family: Family, selection: settings.Selection, workdir: Path, progress: Callable[[str], None]
+    family: Family, selection: selections.Selection, workdir: Path, progress: Callable[[str], None]
 ) -> tuple[list[Proof], Run]:
     """What the probes observed, and what the processes they started wrote under a nonce of its own."""
     nonce = f"verify-{secrets.token_hex(8)}"
@@ -123,13 +124,13 @@ def _observe(family: Family, nonce: str, workdir: Path, progress: Callable[[str]
 
 
 @contextlib.contextmanager
-def _environment(selection: settings.Selection, nonce: str, directory: Path) -> Iterator[None]:
+def _environment(selection: selections.Selection, nonce: str, directory: Path) -> Iterator[None]:
     """The environment that the probe's processes inherit: this family alone, a ledger and run of its own."""
     before = dict(os.environ)
     try:
         os.environ["FLASHPATCH_LEDGER"] = str(directory)
         os.environ["FLASHPATCH_RUN"] = nonce
-        settings.export(selection)
+        selections.export(selection)
         yield
     finally:
         os.environ.clear()

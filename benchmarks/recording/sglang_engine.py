@@ -2,7 +2,7 @@
 
 A scheduler is started afresh and runs the script again up to its ``__main__`` part. There it calls `follow`, which
 puts these files in the place of the bandit's choice. On a machine without an accelerator SGLang runs on the
-stand-ins of ``tests/sglang/standins``.
+stand-ins of ``tests/support/sglang_standins``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flashpatch.patches.eagle.bandit.arm import Arm
 from recording.line_up import Row
 
 FOLDER, CLOCK = "RECORD_TRACE_FOLDER", "RECORD_TRACE_CLOCK"
-_STANDINS = Path(__file__).parents[2] / "tests" / "sglang" / "standins"
+_STANDINS = Path(__file__).parents[2] / "tests" / "support" / "sglang_standins"
 
 
 def follow() -> None:

@@ -28,7 +28,7 @@ from flashpatch.contracts import source
 from flashpatch.errors import PatchError
 from flashpatch.log import log
 from flashpatch.record import State
-from flashpatch.settings import NOTHING, Selection
+from flashpatch.settings.selections import NOTHING, Selection
 
 
 class Machine:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
-from flashpatch import registry, settings
+from flashpatch import registry
 from flashpatch.arming import preflight
 from flashpatch.arming.preflight import Findings
 from flashpatch.commands import original_env
 from flashpatch.record import Patch, State
+from flashpatch.settings import selections
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Entry:
 def entries() -> list[Entry]:
     """All patches, by family. Raises PatchError when the environment or the config is wrong."""
     with original_env.environment():
-        enabled = settings.from_environment(settings.NOTHING).choices.keys()
+        enabled = selections.from_environment(selections.NOTHING).choices.keys()
     return [entry for family in registry.families().values() for entry in _family(family.patches, enabled)]
 
 

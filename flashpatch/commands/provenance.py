@@ -7,10 +7,10 @@ import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from flashpatch import registry, settings
+from flashpatch import registry
 from flashpatch.commands import original_env
 from flashpatch.ledger import files
-from flashpatch.settings import config_file
+from flashpatch.settings import config_file, selections
 
 PRECEDENCE = (
     "settings: enable(), FLASHPATCH_RESOLVED of a parent process, FLASHPATCH and its config, defaults",
@@ -34,7 +34,7 @@ def in_force() -> list[Setting]:
 
 
 def _settings() -> Iterator[Setting]:
-    selection = settings.from_environment(settings.NOTHING)
+    selection = selections.from_environment(selections.NOTHING)
     if not selection.choices:
         yield Setting("names", [], "FLASHPATCH" if "FLASHPATCH" in os.environ else "default")
         return

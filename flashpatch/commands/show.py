@@ -9,7 +9,7 @@ from flashpatch import registry
 from flashpatch.commands.catalogue import Entry, entries
 from flashpatch.commands.report import Table, emit
 from flashpatch.record import Family
-from flashpatch.settings.suggest import nearest
+from flashpatch.suggest import nearest
 
 HELP = "everything about one patch, or about a family and its options"
 

@@ -12,7 +12,7 @@ from flashpatch import ledger
 from flashpatch.commands import original_env
 from flashpatch.commands.report import Table, emit
 from flashpatch.ledger import files
-from flashpatch.ledger.read import Expected, Row, Run
+from flashpatch.ledger.runs import Expected, Row, Run
 
 HELP = "what the processes of the latest run reported"
 _COLUMNS = ("pid", "host", "roles", "alive", "patch", "state", "calls", "tested")

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from flashpatch.ledger import files
 
 if TYPE_CHECKING:
-    from flashpatch.ledger.read import Run
+    from flashpatch.ledger.runs import Run
 
 _INTERVAL = 1.0
 _FLUSH_PATIENCE = 2.0
@@ -233,8 +233,8 @@ def problem() -> str | None:
 
 
 def read(directory: str | os.PathLike[str] | None = None) -> list[Run]:
-    """All runs of a ledger (default: this user's); see `flashpatch.ledger.read.read`."""
-    from flashpatch.ledger.read import read as read_runs
+    """All runs of a ledger (default: this user's); see `flashpatch.ledger.runs.read`."""
+    from flashpatch.ledger.runs import read as read_runs
 
     return read_runs(Path(directory) if directory is not None else files.directory())
 

@@ -21,7 +21,7 @@ from typing import Any
 from flashpatch import registry
 from flashpatch.errors import PatchError
 from flashpatch.settings import options
-from flashpatch.settings.suggest import nearest
+from flashpatch.suggest import nearest
 
 DEFAULT_FILE = "flashpatch.toml"
 

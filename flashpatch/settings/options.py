@@ -7,7 +7,7 @@ from typing import Any
 
 from flashpatch.errors import PatchError
 from flashpatch.record import Family, Option
-from flashpatch.settings.suggest import nearest
+from flashpatch.suggest import nearest
 
 
 def defaults(family: Family) -> dict[str, Any]:

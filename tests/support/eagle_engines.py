@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-SGLANG = Path(__file__).resolve().parents[2] / "sglang"
-sys.path.insert(0, str(SGLANG))
-
-import sglang_lab as lab  # noqa: E402, F401  for the tests, which find it here
+import sglang_lab as lab  # noqa: F401  for the tests, which find it here
 
 HIDDEN, INNER, KV, VOCAB = 256, 512, 128, 512
 

@@ -5,19 +5,16 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from drafter_lab import capture, cut, make_target
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from drafter_lab import capture, cut, make_target  # noqa: E402
-from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
-from torch.distributed.tensor import DTensor  # noqa: E402
-
-from flashpatch.patches.eagle.train.checkpoint import Checkpoints  # noqa: E402
-from flashpatch.patches.eagle.train.drafter import make_drafter  # noqa: E402
-from flashpatch.patches.eagle.train.drafter_config import drafter_config  # noqa: E402
-from flashpatch.patches.eagle.train.pack import pack  # noqa: E402
-from flashpatch.patches.eagle.train.target_embeddings import Frozen  # noqa: E402
-from flashpatch.patches.eagle.train.trainer import Recipe, Trainer  # noqa: E402
+from flashpatch.patches.eagle.train.checkpoint import Checkpoints
+from flashpatch.patches.eagle.train.drafter import make_drafter
+from flashpatch.patches.eagle.train.drafter_config import drafter_config
+from flashpatch.patches.eagle.train.pack import pack
+from flashpatch.patches.eagle.train.target_embeddings import Frozen
+from flashpatch.patches.eagle.train.trainer import Recipe, Trainer
 
 rank, world, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 torch.set_num_threads(1)

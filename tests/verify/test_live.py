@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from flashpatch.ledger import files
-from flashpatch.ledger.read import Expected, Row, Run
+from flashpatch.ledger.runs import Expected, Row, Run
 from flashpatch.record import Patch
 from flashpatch.verify.live import choose, judge
 

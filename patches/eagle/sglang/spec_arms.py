@@ -350,7 +350,7 @@ PATCHES = (
     ACTIVATE,
     COMPLETE,
     DRAFT,
-    _extend("extend-prefill", "_draft_extend_for_prefill"),
-    _extend("extend-decode", "_draft_extend_for_decode"),
+    _extend("draft_extend_for_prefill", "_draft_extend_for_prefill"),
+    _extend("draft_extend_for_decode", "_draft_extend_for_decode"),
     RESERVE,
 )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flashpatch.errors import PatchError
-from flashpatch.settings.suggest import nearest
+from flashpatch.suggest import nearest
 
 PATCH = "fp8.fleet"
 

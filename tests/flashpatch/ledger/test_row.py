@@ -7,7 +7,7 @@ import time
 import pytest
 
 from flashpatch import ledger
-from flashpatch.ledger.read import Row
+from flashpatch.ledger.runs import Row
 
 
 def only_row(home) -> Row:

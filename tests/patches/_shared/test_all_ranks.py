@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("cloudpickle")
 
-from flashpatch.errors import PatchError  # noqa: E402
-from flashpatch.patches._shared import all_ranks  # noqa: E402
+from flashpatch.errors import PatchError
+from flashpatch.patches._shared import all_ranks
 
 
 class Worker:

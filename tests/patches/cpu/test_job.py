@@ -10,7 +10,10 @@ from pathlib import Path
 
 import cpu_lab
 import pytest
+from tree import SUPPORT
 from verl_job import live, make_world, metrics, train
+
+pytestmark = pytest.mark.verl
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +97,7 @@ def test_after_twenty_updates_rollouts_differ_as_a_fresh_engines_would(world, tm
 
     saved = tmp_path / "saved" / "global_step_19" / "actor" / "huggingface"
     fresh = subprocess.run(
-        [sys.executable, Path(__file__).with_name("cpu_mismatch.py"), saved, world / "train.parquet"],
+        [sys.executable, SUPPORT / "cpu_mismatch.py", saved, world / "train.parquet"],
         env=cpu_lab.environment(tmp_path, FLASHPATCH=precision, VLLM_CPU_KVCACHE_SPACE="1"),
         capture_output=True,
         text=True,

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import cpu_lab
 import pytest
 
+pytestmark = pytest.mark.verl
+
 CLUSTER = """
 import ray
 here = ray.init(num_cpus=8, num_gpus=2, include_dashboard=False, object_store_memory=100_000_000)

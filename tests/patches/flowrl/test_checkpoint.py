@@ -7,9 +7,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import flow_lab
 import pytest
+
+pytest.importorskip("torch")
+
+
+import flow_lab
 import torch
+
+pytestmark = pytest.mark.verl
 
 ACTOR = "actor_rollout_ref.actor"
 ADAM = (

@@ -6,7 +6,13 @@ import time
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("torch")
+
+
 from verl_job import LIMIT, end, live, make_world, metrics, said, start, train
+
+pytestmark = pytest.mark.verl
 
 FLOWRL = {"FLASHPATCH": "cpu,bf16,flowrl"}
 SETTINGS = ("actor_rollout_ref.actor.optim.lr=1e-3",)

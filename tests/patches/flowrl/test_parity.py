@@ -5,9 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import flow_lab
 import pytest
+
+pytest.importorskip("torch")
+
+
+import flow_lab
 import torch
+
+pytestmark = pytest.mark.verl
 
 MODEL, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.actor"
 EXACT = 2e-4  # float32 against float64, relative to the largest gradient of each weight

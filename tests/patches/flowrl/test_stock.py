@@ -6,7 +6,14 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
+pytest.importorskip("torch")
+
+
 import flow_lab
+
+pytestmark = pytest.mark.verl
 
 
 def scenario(folder, code: str, **extra: str) -> str:

@@ -13,6 +13,8 @@ import torch
 
 from flashpatch.verify.probes.fsdp import job, probe
 
+pytestmark = pytest.mark.verl
+
 VICTIM = "model.layers.1.mlp.down_proj.weight"
 WIDE = "model.layers.0.self_attn.q_proj.weight"
 ACCIDENTS = {

@@ -6,6 +6,8 @@ from __future__ import annotations
 import cpu_lab
 import pytest
 
+pytestmark = pytest.mark.verl
+
 
 @pytest.fixture
 def scenario(tmp_path):

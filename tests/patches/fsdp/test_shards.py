@@ -6,13 +6,18 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
+
+import pytest
+from tree import SUPPORT
+
+pytest.importorskip("torch")
+
 
 import torch
 
 from flashpatch.patches.fsdp import fingerprint, param_names, shards
 
-JOB = Path(__file__).with_name("fsdp_shards_job.py")
+JOB = SUPPORT / "fsdp_shards_job.py"
 
 
 def test_shards_add_up_in_every_layout(tmp_path):

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from verl_job import live, make_world, train
 
+pytestmark = pytest.mark.verl
+
 VICTIM = "model.layers.1.mlp.down_proj.weight"
 
 TWO_RANKS = """

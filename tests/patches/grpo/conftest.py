@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
+import grpo_lab
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "cpu"))
-
-import grpo_lab  # noqa: E402
-
-NEED_VERL = ("test_verl_loss.py", "test_verl_router.py", "test_installed.py", "test_job.py", "test_probe.py")
 
 
 @pytest.fixture
@@ -37,11 +29,3 @@ def scenario(tmp_path: Path) -> Callable[..., str]:
         return done.stdout
 
     return run
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.parent == Path(__file__).parent and item.path.name in NEED_VERL:
-            item.add_marker(pytest.mark.verl)
-            if find_spec("verl") is None:
-                item.add_marker(pytest.mark.skip(reason="verl is not installed"))

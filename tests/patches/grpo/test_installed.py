@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+pytestmark = pytest.mark.verl
+
 
 def test_every_contract_holds_here(scenario):
     scenario(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from verl_job import live, make_world, metrics, train
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.verl, pytest.mark.full]
 
 
 @pytest.fixture(scope="module")

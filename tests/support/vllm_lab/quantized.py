@@ -127,3 +127,9 @@ SCHEMES: Mapping[
     ),
     "w4a16": (_int4_packed, "pack-quantized", _values(4, "int", "group", group_size=GROUP), None),
 }
+
+
+def torchao(kind: str) -> dict[str, Any]:
+    """Keywords of an engine that quantizes online with torchao's configuration class `kind`."""
+    config = json.dumps({"_type": kind, "_version": 2, "_data": {}})
+    return dict(quantization="torchao", hf_overrides=dict(quantization_config_dict_json=config))

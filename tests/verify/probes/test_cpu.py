@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 import cpu_lab
+import pytest
+
+pytestmark = pytest.mark.verl
 
 
 def test_it_is_live_here(tmp_path):

@@ -13,6 +13,8 @@ import pytest
 
 from flashpatch.verify.probes.eagle import sglang_probe
 
+pytestmark = pytest.mark.sglang
+
 COMMAND = "import sys; from flashpatch.verify.cli import main; sys.exit(main(sys.argv[1:]))"
 BACK = {"eagle_drafter": 0, "eagle_sync": {"before": 3.9, "after": 1.1, "verdict": "taken back"}}
 

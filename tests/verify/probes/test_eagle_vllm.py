@@ -11,13 +11,16 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("torch")
+
+
 import flashpatch
 import flashpatch.patches
 import flashpatch.verify
 
 COMMAND = "import sys; from flashpatch.verify.cli import main; sys.exit(main(sys.argv[1:]))"
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.vllm(least="0.31"), pytest.mark.full]
 
 
 def _verify(folder: Path, **variables: str) -> tuple[int, list[dict], str]:

@@ -9,8 +9,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import flow_lab
 import pytest
+
+pytest.importorskip("torch")
+
+
+import flow_lab
+
+pytestmark = pytest.mark.verl
 
 COMMAND = "import sys; from flashpatch.verify.cli import main; sys.exit(main(['flowrl', '--json']))"
 

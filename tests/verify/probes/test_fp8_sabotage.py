@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tree import SUPPORT
 
 import flashpatch
 import flashpatch.patches
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.vllm
 
 TIMEOUT = 400
 COMMAND = "import sys; from flashpatch.verify.cli import main; sys.exit(main(sys.argv[1:]))"
-SITECUSTOMIZE = Path(__file__).parent / "sabotage"
+SITECUSTOMIZE = SUPPORT / "fp8_sabotage"
 
 
 @pytest.fixture

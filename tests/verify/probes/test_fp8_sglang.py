@@ -12,6 +12,8 @@ import sglang_lab as lab
 
 from flashpatch.verify.probes.fp8 import sglang_probe
 
+pytestmark = pytest.mark.sglang
+
 COMMAND = "import sys; from flashpatch.verify.cli import main; sys.exit(main(sys.argv[1:]))"
 ENDED = {"job": "", "fresh": ""}
 SAME, OTHER = [[-1.0, -2.0]], [[-1.0, -3.0]]

@@ -115,9 +115,16 @@ def test_what_was_not_reached_is_not_ok(answers):
 
 class Test_the_ledger:
     CALLED = {
-        "driver": ["quantization", "refusal", "spawn-cores"],
-        "engine-core": ["engine-core", "rpc", "gate-queue"],
-        "worker": ["birth", "worker", "step", "finish", "begin", "end"],
+        "driver": ["create_engine_config", "process_outputs", "core_engine_proc_manager_init"],
+        "engine-core": ["engine_core_init", "collective_rpc", "step_with_batch_queue"],
+        "worker": [
+            "initialize_model",
+            "worker_load_model",
+            "worker_execute_model",
+            "process_weights_after_loading",
+            "initialize_layerwise_reload",
+            "finalize_layerwise_reload",
+        ],
     }
 
     @pytest.fixture
@@ -160,8 +167,11 @@ class Test_the_ledger:
         assert not weigh(run="yesterday").ok
 
     def test_a_patch_that_was_never_called(self, weigh):
-        found = weigh({**self.CALLED, "engine-core": ["engine-core", "rpc"]})
-        assert found.evidence == "fp8.vllm.engine_core_step or gate-queue was never called in engine-core 11"
+        found = weigh({**self.CALLED, "engine-core": ["engine_core_init", "collective_rpc"]})
+        assert (
+            found.evidence
+            == "fp8.vllm.engine_core_step or step_with_batch_queue was never called in engine-core 11"
+        )
 
     def test_a_process_that_does_not_know_its_role(self, weigh):
         assert "process 12 does not know that it is the worker" in weigh(roles=[]).evidence

@@ -11,6 +11,8 @@ from pathlib import Path
 import cpu_lab
 import pytest
 
+pytestmark = pytest.mark.verl
+
 SABOTAGE = """
 import sys
 if "FLASHPATCH" in __import__("os").environ:

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import grpo_lab
 import pytest
+from tree import SUPPORT
+
+pytestmark = pytest.mark.verl
 
 
 def verify(folder: Path, **extra: str) -> tuple[int, dict]:
@@ -33,7 +36,7 @@ def test_it_is_live_here(tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize("sabotage", ["stale_binding", "no_resubmission"])
 def test_sabotage_is_caught(tmp_path, sabotage):
-    path = str(Path(__file__).parent / "sabotage")
+    path = str(SUPPORT / "grpo_sabotage")
     code, family = verify(tmp_path, PYTHONPATH=path, SABOTAGE=sabotage)
     failed = [proof["evidence"] for proof in family["proofs"] if not proof["ok"]]
     assert code == 1 and failed

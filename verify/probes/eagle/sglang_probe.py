@@ -11,7 +11,17 @@ from flashpatch.verify.probes.eagle import sglang_job
 
 JOB = sglang_job.__name__
 ENVIRONMENT: dict[str, str] = {}
-DUE = ("verify", "prefill", "finished", "arms", "activate", "complete", "follow", "sync-begin", "sync-end")
+DUE = (
+    "verify",
+    "forward_prefill_batch",
+    "release_kv_cache",
+    "init_cuda_graphs",
+    "activate_step_by_batch",
+    "on_verify_complete_cpu",
+    "weight_updater_manager_post_init",
+    "begin_weight_update",
+    "end_weight_update",
+)
 """Patches that the job must have called."""
 
 

@@ -11,7 +11,17 @@ from flashpatch.verify.probes.eagle import vllm_job
 
 JOB = vllm_job.__name__
 ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-DUE = ("capture", "ends", "ending", "orders", "dynamic", "speculate", "reward", "sync", "versions")
+DUE = (
+    "sample_tokens",
+    "execute_model",
+    "free_request",
+    "schedule",
+    "create_speculative_config",
+    "scheduler_init",
+    "update_from_output",
+    "worker",
+    "collective_rpc",
+)
 """Patches that the job must have called."""
 
 

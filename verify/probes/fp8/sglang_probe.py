@@ -30,9 +30,22 @@ _STEPS = {
 }
 #: Patches that the job must have called, by role.
 _DUE = {
-    "driver": ("quantization", "spawn"),
-    "engine-core": ("scheduler", "gate", "session-begin", "session-end", "session-disk"),
-    "worker": ("birth", "worker", "begin", "finish", "tensor", "disk"),
+    "driver": ("run_resolution_pipeline", "launch_scheduler_processes"),
+    "engine-core": (
+        "scheduler_init",
+        "get_next_batch_to_run",
+        "begin_weight_update",
+        "end_weight_update",
+        "scheduler_update_weights_from_disk",
+    ),
+    "worker": (
+        "initialize_model",
+        "load_model",
+        "restore_weights_before_loading",
+        "postprocess_weights",
+        "update_weights_from_tensor",
+        "runner_update_weights_from_disk",
+    ),
 }
 
 

@@ -18,9 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashpatch import ledger, settings
+from flashpatch import ledger
 from flashpatch.patches.fp8.vllm import int8_config
 from flashpatch.proof import Proof
+from flashpatch.settings import selections
 from flashpatch.verify.probes.fp8 import tiny, vllm_job
 
 if TYPE_CHECKING:
@@ -41,9 +42,16 @@ _STEPS = {
 
 #: Patches that the job must have called, by role; a tuple inside holds alternatives.
 _DUE: Mapping[str, Sequence[str | tuple[str, ...]]] = {
-    "driver": ("quantization", "refusal", "spawn-cores"),
-    "engine-core": ("engine-core", "rpc", ("gate", "gate-queue")),
-    "worker": ("birth", "worker", "step", "finish", "begin", "end"),
+    "driver": ("create_engine_config", "process_outputs", "core_engine_proc_manager_init"),
+    "engine-core": ("engine_core_init", "collective_rpc", ("engine_core_step", "step_with_batch_queue")),
+    "worker": (
+        "initialize_model",
+        "worker_load_model",
+        "worker_execute_model",
+        "process_weights_after_loading",
+        "initialize_layerwise_reload",
+        "finalize_layerwise_reload",
+    ),
 }
 
 
@@ -235,7 +243,7 @@ def _spent(seen: Mapping[str, Any], step: str) -> float:
 
 
 def _precision() -> str:
-    return settings.from_environment(settings.NOTHING).choices["fp8"].options["precision"]
+    return selections.from_environment(selections.NOTHING).choices["fp8"].options["precision"]
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import gzip
 import sys
-from pathlib import Path
 from statistics import fmean
 
 import pytest
+from tree import TREE
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.bandit.rules import DEFAULT
 
-_BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+_BENCHMARKS = TREE / "benchmarks"
 sys.path.insert(0, str(_BENCHMARKS))
 
-import bandit  # noqa: E402
-import bandit_fastrl  # noqa: E402
-import bandit_traces  # noqa: E402
+import bandit
+import bandit_fastrl
+import bandit_traces
 
 RECORDED = sorted((_BENCHMARKS / "traces").glob("*.jsonl.gz"))
 HEAD = '{"source": "test", "switch_seconds": 0.001}\n'

@@ -8,6 +8,10 @@ import random
 import time
 
 import pytest
+
+pytest.importorskip("torch")
+
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some

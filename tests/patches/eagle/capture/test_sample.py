@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 from eagle_samples import equal, sample
 from hypothesis import given, settings

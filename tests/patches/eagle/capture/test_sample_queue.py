@@ -6,14 +6,16 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
+from tree import SUPPORT
+
+pytest.importorskip("torch")
+
+
 from eagle_samples import equal, sample
 
 from flashpatch.patches.eagle.capture.sample_queue import Reader, Writer
-
-HERE = Path(__file__).parent
 
 
 def _eventually(condition, patience: float = 20.0) -> None:
@@ -24,7 +26,9 @@ def _eventually(condition, patience: float = 20.0) -> None:
 
 
 def _python(code: str, *arguments: object) -> subprocess.Popen:
-    head = f"import sys; sys.path.insert(0, {str(HERE)!r}); sys.argv[1:] = {[str(a) for a in arguments]!r}\n"
+    head = (
+        f"import sys; sys.path.insert(0, {str(SUPPORT)!r}); sys.argv[1:] = {[str(a) for a in arguments]!r}\n"
+    )
     return subprocess.Popen([sys.executable, "-c", head + code], stdout=subprocess.PIPE, text=True)
 
 

@@ -15,6 +15,8 @@ from flashpatch.patches.eagle.bandit.policy import Policy
 from flashpatch.patches.eagle.sglang import capture, spec_arms
 from flashpatch.patches.eagle.sglang.spec_controller import Chains, Chooser
 
+pytestmark = pytest.mark.sglang
+
 HOME = Arm(3, 2, 6)
 
 

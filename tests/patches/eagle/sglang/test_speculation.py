@@ -8,6 +8,8 @@ from typing import Any
 import eagle_engines as eagles
 import pytest
 
+pytestmark = pytest.mark.sglang
+
 lab = eagles.lab
 
 TREE = dict(speculative_num_steps=3, speculative_eagle_topk=2, speculative_num_draft_tokens=6)

@@ -1,6 +1,11 @@
 from collections import Counter
 
 import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tree import SUPPORT
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.train import coordinator
@@ -22,7 +23,7 @@ def run(tmp_path, monkeypatch):
 
     def make(faults="", **limits):
         settings = {"target": "t", "ring": "r", "folder": str(tmp_path / "out")}
-        environment = {"PYTHONPATH": str(Path(__file__).parent), "FAKE": faults}
+        environment = {"PYTHONPATH": str(SUPPORT), "FAKE": faults}
         made.append(Coordinator(settings, environment=environment, **limits))
         return made[-1]
 

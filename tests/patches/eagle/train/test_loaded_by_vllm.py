@@ -7,6 +7,11 @@ import sys
 from importlib.util import find_spec
 
 import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+
 import torch
 from drafter_lab import capture, cut, make_target
 from transformers import AutoModelForCausalLM

@@ -9,6 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+
 import torch
 from drafter_lab import capture, cut, make_target
 from transformers import AutoModelForCausalLM

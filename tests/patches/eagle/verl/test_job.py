@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from verl_job import live, make_world, metrics, train
 
+pytestmark = pytest.mark.verl
+
 STEPS = 8
 LONGER = (
     "data.max_response_length=40",

@@ -6,7 +6,10 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
 from cpu_lab import environment, tail
+
+pytestmark = pytest.mark.verl
 
 
 def scenario(code: str, folder) -> None:

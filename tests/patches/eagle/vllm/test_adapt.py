@@ -6,7 +6,10 @@ import json
 
 import pytest
 
-pytestmark = pytest.mark.full
+pytest.importorskip("torch")
+
+
+pytestmark = [pytest.mark.vllm(least="0.31"), pytest.mark.full]
 
 
 @pytest.fixture(scope="module")

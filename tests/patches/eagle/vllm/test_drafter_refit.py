@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 from eagle_jobs import prompts
 from eagle_reference import model
+
+pytestmark = pytest.mark.vllm(least="0.31")
 
 
 @pytest.fixture(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 from eagle_jobs import prompts
 from eagle_reference import states
@@ -10,7 +13,7 @@ from eagle_reference import states
 from flashpatch import ledger
 from flashpatch.patches.eagle.capture.sample_queue import Reader
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.vllm(least="0.31"), pytest.mark.full]
 
 CLOSE = 2e-4
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "profile"))
 
 if not all(map(find_spec, ("torch", "transformers", "safetensors"))):
     collect_ignore_glob = ["test_*.py"]

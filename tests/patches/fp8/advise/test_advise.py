@@ -12,8 +12,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import profile_lab
 import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("safetensors")
+
+
+import profile_lab
 import torch
 
 from flashpatch import PatchError

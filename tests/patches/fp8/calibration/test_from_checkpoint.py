@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("safetensors")
+
 import numpy
 import profile_lab
-import pytest
 import torch
 
 from flashpatch import PatchError

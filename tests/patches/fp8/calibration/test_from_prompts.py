@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import profile_lab
 import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("safetensors")
+
+import profile_lab
 import torch
 
 from flashpatch import PatchError

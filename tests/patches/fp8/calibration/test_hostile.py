@@ -9,8 +9,14 @@ import pickle
 import struct
 from pathlib import Path
 
-import profile_lab
 import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("safetensors")
+
+
+import profile_lab
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

@@ -8,13 +8,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from flashpatch import PatchError  # noqa: E402
-from flashpatch.patches.fp8.calibration.profile_file import Profile  # noqa: E402
-from flashpatch.patches.fp8.calibration.structure import Exchange  # noqa: E402
-from flashpatch.patches.fp8.precision import quantize, quantize_on_load  # noqa: E402
+from flashpatch import PatchError
+from flashpatch.patches.fp8.calibration.profile_file import Profile
+from flashpatch.patches.fp8.calibration.structure import Exchange
+from flashpatch.patches.fp8.precision import quantize, quantize_on_load
 
 
 class Fused(torch.nn.Module):

@@ -5,10 +5,10 @@ import pytest
 torch = pytest.importorskip("torch")
 hypothesis = pytest.importorskip("hypothesis")
 
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from flashpatch.patches.fp8.refit.coverage import Coverage  # noqa: E402
+from flashpatch.patches.fp8.refit.coverage import Coverage
 
 settings.register_profile("fp8", max_examples=80, deadline=None, derandomize=True)
 QUICK = settings.get_profile("fp8")

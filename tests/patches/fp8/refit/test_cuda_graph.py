@@ -10,9 +10,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from contextlib import nullcontext  # noqa: E402
+from contextlib import nullcontext
 
-from flashpatch.patches.fp8.refit.managed_model import Host, ManagedModel  # noqa: E402
+from flashpatch.patches.fp8.refit.managed_model import Host, ManagedModel
 
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9):
     pytest.skip("needs a GPU with fp8", allow_module_level=True)

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from flashpatch.patches.fp8.refit.fold import LayoutChanged, Plan  # noqa: E402
+from flashpatch.patches.fp8.refit.fold import LayoutChanged, Plan
 
 
 class Kernel:

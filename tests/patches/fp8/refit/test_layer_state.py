@@ -7,10 +7,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+from torch import nn
 
-from flashpatch.patches.fp8.refit import layer_state  # noqa: E402
-from flashpatch.patches.fp8.refit.layer_state import Ownership  # noqa: E402
+from flashpatch.patches.fp8.refit import layer_state
+from flashpatch.patches.fp8.refit.layer_state import Ownership
 
 
 class Kernel:

@@ -8,10 +8,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import fp8_toys as toys  # noqa: E402
+import fp8_toys as toys
 
-from flashpatch.errors import PatchError  # noqa: E402
-from flashpatch.patches.fp8.refit.managed_model import ManagedModel  # noqa: E402
+from flashpatch.errors import PatchError
+from flashpatch.patches.fp8.refit.managed_model import ManagedModel
 
 A, B = toys.checkpoint(0), toys.checkpoint(1)
 

@@ -7,11 +7,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+from torch import nn
 
-from flashpatch.errors import PatchError  # noqa: E402
-from flashpatch.patches.fp8.refit.coverage import Coverage  # noqa: E402
-from flashpatch.patches.fp8.refit.pristine_params import SMALL, Slot, record  # noqa: E402
+from flashpatch.errors import PatchError
+from flashpatch.patches.fp8.refit.coverage import Coverage
+from flashpatch.patches.fp8.refit.pristine_params import SMALL, Slot, record
 
 CPU = torch.device("cpu")
 FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2]

@@ -3,9 +3,9 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from tree import SUPPORT
 
 pytest.importorskip("torch")
 
@@ -122,7 +122,7 @@ def said(tmp_path_factory) -> dict[str, list[list[str]]]:
     script = folder / "rank.py"
     script.write_text(RANK + SCENARIOS)
     environment = {
-        "PYTHONPATH": str(Path(__file__).parent),
+        "PYTHONPATH": str(SUPPORT),
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
     }

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import sglang_lab as lab
 
+pytestmark = pytest.mark.sglang
+
 
 @pytest.mark.parametrize(("family", "least"), [("fp8", 16), ("eagle", 14)])
 def test_all_is_installed_and_undone_without_a_trace(family: str, least: int, tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import sglang_lab as lab
 
+pytestmark = pytest.mark.sglang
+
 AMX = {"STANDIN_AMX": "1"}  # SGLang quantizes on no other CPU
 CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 WENT = [True, "Success"]
@@ -176,15 +178,15 @@ def test_what_each_process_did_is_in_the_ledger(models: Path, tmp_path: Path) ->
     assert rows["worker"]["notes"]["policy_version"] == 1
     calls = {id: entry["calls"] for id, entry in rows["engine-core"]["patches"].items()}
     for due in (
-        "birth",
-        "worker",
-        "begin",
-        "finish",
-        "tensor",
-        "session-begin",
-        "session-end",
-        "scheduler",
-        "gate",
+        "initialize_model",
+        "load_model",
+        "restore_weights_before_loading",
+        "postprocess_weights",
+        "update_weights_from_tensor",
+        "begin_weight_update",
+        "end_weight_update",
+        "scheduler_init",
+        "get_next_batch_to_run",
     ):
         assert calls[f"fp8.sglang.{due}"], due
     assert rows["driver"]["patches"]["fp8.sglang.launch_scheduler_processes"]["calls"] == 1

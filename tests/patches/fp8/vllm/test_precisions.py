@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import vllm_updates as updates
-from test_update_matrix import torchao
 from vllm_lab import engines, environment, models, oracle, quantized, scenario
 
 pytestmark = pytest.mark.vllm
@@ -124,7 +123,7 @@ def test_a_quantized_checkpoint_is_the_template(runner: scenario.Runner, name: s
     [
         pytest.param("fp8_channel", dict(quantization="fp8_per_channel"), marks=_FULL),
         ("fp8_tensor", dict(quantization="fp8_per_tensor")),
-        pytest.param("int8_weight_only", torchao("Int8WeightOnlyConfig"), marks=_FULL),
+        pytest.param("int8_weight_only", quantized.torchao("Int8WeightOnlyConfig"), marks=_FULL),
     ],
 )
 def test_the_engines_own_precisions_by_name(

@@ -8,24 +8,17 @@ written here.
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import vllm_updates as updates
-from vllm_lab import engines, environment, models, oracle, scenario
+from vllm_lab import engines, environment, models, oracle, quantized, scenario
 
 pytestmark = pytest.mark.vllm
 
 FAMILIES = ("qwen2", "qwen2-tied", "llama", "llama-biased", "qwen3-moe", "gemma3", "glm4-moe", "phi3")
-
-
-def torchao(kind: str) -> dict[str, Any]:
-    """Keywords of an engine that quantizes online with torchao's configuration class `kind`."""
-    config = json.dumps({"_type": kind, "_version": 2, "_data": {}})
-    return dict(quantization="torchao", hf_overrides=dict(quantization_config_dict_json=config))
 
 
 #: name -> (engine keywords, scheme of the checkpoint)
@@ -38,8 +31,8 @@ PRECISIONS: dict[str, tuple[dict[str, Any], str | None]] = {
     "ct-fp8-channel": ({}, "fp8-channel"),
     "ct-fp8-tensor": ({}, "fp8-tensor"),
     "ct-w4a16": ({}, "w4a16"),
-    "torchao-int8wo": (torchao("Int8WeightOnlyConfig"), None),
-    "torchao-int8dyn": (torchao("Int8DynamicActivationInt8WeightConfig"), None),
+    "torchao-int8wo": (quantized.torchao("Int8WeightOnlyConfig"), None),
+    "torchao-int8dyn": (quantized.torchao("Int8DynamicActivationInt8WeightConfig"), None),
 }
 
 #: What a cell does if not "exact". On a CPU, vLLM has no experts in these precisions, and 4 bits need AVX-512.

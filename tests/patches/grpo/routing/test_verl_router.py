@@ -11,11 +11,14 @@ from pathlib import Path
 
 import grpo_lab
 import pytest
+from tree import SUPPORT
+
+pytestmark = pytest.mark.verl
 
 
 def phases(folder: Path, requests: int, *given, timeout: float = 400) -> list[dict]:
     """What the script said, phase by phase."""
-    script = Path(__file__).with_name("grpo_servers.py")
+    script = SUPPORT / "grpo_servers.py"
     done = subprocess.run(
         [sys.executable, script, str(requests), json.dumps(given)],
         env=grpo_lab.environment(folder),

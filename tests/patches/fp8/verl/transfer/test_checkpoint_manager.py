@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.verl
+
 CODE = """
 import asyncio, sys, time, types
 import ray

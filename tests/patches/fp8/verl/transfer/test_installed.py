@@ -8,6 +8,10 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.verl
+
 
 def scenario(code: str, folder: Path) -> None:
     clean = {

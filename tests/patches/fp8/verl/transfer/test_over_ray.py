@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.verl
+
 CODE = """
 import asyncio, os, sys, time, types
 import ray

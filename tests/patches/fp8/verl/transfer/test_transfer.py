@@ -9,8 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from tree import SUPPORT
 
-LAB = Path(__file__).with_name("transfer_lab.py")
+pytestmark = pytest.mark.verl
+
+LAB = SUPPORT / "transfer_lab.py"
 SECONDS = (
     20  # after which a side that has not ended hangs; FlashPatch's sides need one or two, or the limit below
 )

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
+from tree import SUPPORT
+from verl_job import make_world, metrics, train
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "cpu"))
-
-from verl_job import make_world, metrics, train  # noqa: E402
+pytestmark = pytest.mark.verl
 
 FAULTY = "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls=transfer_fault.Faulty"
 
@@ -31,7 +29,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_the_driver_ends_and_says_why(world, tmp_path, fault, words):
-    done = train(world, tmp_path, FAULTY, FLASHPATCH="cpu,bf16", TRANSFER_FAULT=fault, PYTHONPATH=str(HERE))
+    done = train(
+        world, tmp_path, FAULTY, FLASHPATCH="cpu,bf16", TRANSFER_FAULT=fault, PYTHONPATH=str(SUPPORT)
+    )
     assert done.returncode not in (0, None)
     assert metrics(done.stdout, "training/global_step") == []
     for word in ("[flashpatch: fp8.verl.sender_init_socket]", *words):

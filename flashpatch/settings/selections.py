@@ -16,7 +16,7 @@ from typing import Any
 from flashpatch import registry
 from flashpatch.errors import PatchError
 from flashpatch.settings import child_env, config_file, options
-from flashpatch.settings.suggest import nearest
+from flashpatch.suggest import nearest
 
 DEFAULT_NAMES = ("fp8",)
 
