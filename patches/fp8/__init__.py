@@ -14,6 +14,7 @@ from flashpatch.patches.fp8.vllm import (
     engine_args,
     expected_processes,
     initialize_model,
+    linear_kernels,
     reload,
     scheduler_gate,
     worker,
@@ -69,6 +70,7 @@ FAMILY = Family(
     patches=(
         engine_args.PATCH,
         initialize_model.PATCH,
+        linear_kernels.PATCH,
         reload.BEGIN,
         reload.END,
         reload.FINISH,

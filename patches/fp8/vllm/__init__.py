@@ -1,1 +1,1 @@
-"""The family on vLLM."""
+"""Patches and adapters for vLLM."""

@@ -1,0 +1,59 @@
+"""One fp8 linear kernel for every CPU, put where vLLM chooses linear kernels."""
+
+from __future__ import annotations
+
+from flashpatch.arming.site import Site
+from flashpatch.record import Contract, Patch
+
+MODULE = "vllm.model_executor.kernels.linear"
+
+
+def _kernels(site: Site) -> list[type]:
+    """vLLM's fp8 kernels for CPUs, best first: the list itself."""
+    from vllm.platforms.interface import PlatformEnum
+
+    return site.original[PlatformEnum.CPU]
+
+
+def apply(site: Site) -> None:
+    """Put the kernel first."""
+    from flashpatch.patches.fp8.vllm.cpu_kernel import FlashPatchCPUFP8LinearKernel
+
+    kernels = _kernels(site)
+    if FlashPatchCPUFP8LinearKernel not in kernels:
+        kernels.insert(0, FlashPatchCPUFP8LinearKernel)
+
+
+def undo(site: Site) -> None:
+    """Take it out; layers that chose it keep it."""
+    from flashpatch.patches.fp8.vllm.cpu_kernel import FlashPatchCPUFP8LinearKernel
+
+    kernels = _kernels(site)
+    if FlashPatchCPUFP8LinearKernel in kernels:
+        kernels.remove(FlashPatchCPUFP8LinearKernel)
+
+
+PATCH = Patch(
+    id="fp8.vllm.linear_kernels",
+    targets=(f"{MODULE}:_POSSIBLE_FP8_KERNELS",),
+    requires="vllm>=0.28",
+    apply=apply,
+    undo=undo,
+    contract=Contract(
+        exists=(
+            f"{MODULE}:init_fp8_linear_kernel",
+            f"{MODULE}.scaled_mm.ScaledMMLinearKernel:FP8ScaledMMLinearKernel.apply_scaled_mm",
+            f"{MODULE}.scaled_mm.ScaledMMLinearKernel:FP8ScaledMMLinearKernel.process_weights_after_loading",
+            f"{MODULE}.scaled_mm.ScaledMMLinearKernel:FP8ScaledMMLinearLayerConfig.weight_quant_key",
+            "vllm.platforms.interface:PlatformEnum",
+        ),
+    ),
+    evidence="install",
+    scope=frozenset({"worker"}),
+    tested=("0.31.0", "0.32.0"),
+    why="torch's fp8 product is slow on CPUs, by a factor of ten to some thousands where oneDNN takes its reference "
+    "kernel (CPUs with AMX); vLLM's own AMX kernel for one scale per tensor fails.",
+    how="Puts a kernel for CPUs before vLLM's: weights stay in fp8 and are decoded exactly, by integer shifts, into a "
+    "buffer that all layers share. vLLM's register_linear_kernel would put it last.",
+    remove_when="vLLM's fp8 kernels are exact and fast on CPUs with and without AMX.",
+)
