@@ -50,7 +50,9 @@ def require_exact() -> None:
             values.
     """
     codes = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(torch.float8_e4m3fn)
-    if not torch.equal(decode(codes, torch.empty(256)).nan_to_num(), codes.float().nan_to_num()):
+    if not torch.equal(
+        decode(codes, torch.empty(256, dtype=torch.float32)).nan_to_num(), codes.float().nan_to_num()
+    ):
         raise PatchError(
             "fp8 weights cannot be decoded exactly: subnormal float32 numbers are flushed to zero here.",
             patch="fp8.vllm.linear_kernels",

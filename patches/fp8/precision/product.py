@@ -72,11 +72,11 @@ def scaled_mm(
         [m, n].
     """
     (m, k), n = a.shape, b.shape[1]
-    wide = decode(a, torch.empty(a.shape))
+    wide = decode(a, torch.empty(a.shape, dtype=torch.float32))
     dtype = torch.float32
     if out_dtype is torch.bfloat16 and m > FEW_ROWS and has_bf16_products():
         wide, dtype = wide.bfloat16(), torch.bfloat16
-    out = torch.empty(m, n)
+    out = torch.empty(m, n, dtype=torch.float32)
     step = max(1, BLOCK // max(1, k))
     for start in range(0, n, step):
         codes = b.t()[start : start + step]

@@ -2,43 +2,40 @@
 
 from __future__ import annotations
 
-from flashpatch.arming.site import Site
+from collections.abc import Mapping
+from typing import Any
+
 from flashpatch.record import Contract, Patch
 
 MODULE = "vllm.model_executor.kernels.linear"
 
 
-def _kernels(site: Site) -> list[type]:
-    """vLLM's fp8 kernels for CPUs, best first: the list itself."""
+def put_first(possible: Mapping[Any, list[type]]) -> None:
+    """Put the kernel before vLLM's own in ``possible``, platform to kernels, best first. At most once."""
     from vllm.platforms.interface import PlatformEnum
 
-    return site.original[PlatformEnum.CPU]
-
-
-def apply(site: Site) -> None:
-    """Put the kernel first."""
     from flashpatch.patches.fp8.vllm.cpu_kernel import FlashPatchCPUFP8LinearKernel
 
-    kernels = _kernels(site)
-    if FlashPatchCPUFP8LinearKernel not in kernels:
-        kernels.insert(0, FlashPatchCPUFP8LinearKernel)
+    if FlashPatchCPUFP8LinearKernel not in possible[PlatformEnum.CPU]:
+        possible[PlatformEnum.CPU].insert(0, FlashPatchCPUFP8LinearKernel)
 
 
-def undo(site: Site) -> None:
-    """Take it out; layers that chose it keep it."""
+def take_out(possible: Mapping[Any, list[type]]) -> None:
+    """Undo `put_first`; layers that chose the kernel keep it."""
+    from vllm.platforms.interface import PlatformEnum
+
     from flashpatch.patches.fp8.vllm.cpu_kernel import FlashPatchCPUFP8LinearKernel
 
-    kernels = _kernels(site)
-    if FlashPatchCPUFP8LinearKernel in kernels:
-        kernels.remove(FlashPatchCPUFP8LinearKernel)
+    if FlashPatchCPUFP8LinearKernel in possible[PlatformEnum.CPU]:
+        possible[PlatformEnum.CPU].remove(FlashPatchCPUFP8LinearKernel)
 
 
 PATCH = Patch(
     id="fp8.vllm.linear_kernels",
     targets=(f"{MODULE}:_POSSIBLE_FP8_KERNELS",),
     requires="vllm>=0.28",
-    apply=apply,
-    undo=undo,
+    apply=lambda site: put_first(site.original),
+    undo=lambda site: take_out(site.original),
     contract=Contract(
         exists=(
             f"{MODULE}:init_fp8_linear_kernel",
