@@ -1,7 +1,8 @@
 """Decode float8_e4m3fn exactly, by integer shifts.
 
-torch's own cast from fp8 to a wider type takes one value at a time on a CPU. Sign, exponent and mantissa of a code
-shifted into their places in a float32 give its value times 2^-120, subnormals included; one multiplication mends that.
+torch's own cast from fp8 to a wider type takes one value at a time on a CPU. Sign, exponent and mantissa of a
+code shifted into their places in a float32 give its value times 2^-120, subnormals included; one
+multiplication mends that.
 """
 
 from __future__ import annotations
@@ -46,13 +47,12 @@ def require_exact() -> None:
     """Check `decode` on all 256 codes against torch's own cast.
 
     Raises:
-        PatchError: this thread flushes subnormal float32 numbers to zero, and weights would lose their smallest
-            values.
+        PatchError: this thread flushes subnormal float32 numbers to zero, and weights would lose their
+            smallest values.
     """
     codes = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(torch.float8_e4m3fn)
-    if not torch.equal(
-        decode(codes, torch.empty(256, dtype=torch.float32)).nan_to_num(), codes.float().nan_to_num()
-    ):
+    found = decode(codes, torch.empty(codes.shape, dtype=torch.float32))
+    if not torch.equal(found.nan_to_num(), codes.float().nan_to_num()):
         raise PatchError(
             "fp8 weights cannot be decoded exactly: subnormal float32 numbers are flushed to zero here.",
             patch="fp8.vllm.linear_kernels",

@@ -1,8 +1,8 @@
 """Multiply fp8 matrices on a CPU: weights are decoded a block at a time into a buffer that is reused.
 
-Products of two e4m3 values are exact in float32, and so are the values themselves in bfloat16. What is left to choose
-is the matrix product that torch does fast: bfloat16 where the CPU has instructions for it and there are rows enough,
-which rounds each sum to bfloat16 once more; float32 elsewhere.
+Products of two e4m3 values are exact in float32, and so are the values themselves in bfloat16. What is left
+to choose is the matrix product that torch does fast: bfloat16 where the CPU has instructions for it and there
+are rows enough, which rounds each sum to bfloat16 once more; float32 elsewhere.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def scaled_mm(
 ) -> torch.Tensor:
     """``(a * a_scale) @ (b * b_scale) + bias`` for fp8 ``a`` and ``b``.
 
-    Sums are float32, scales and bias are applied in float32, and the result is rounded to ``out_dtype``. Where the
-    product is done in bfloat16, sums are rounded to bfloat16 before the scales. Which of the two is chosen depends on
-    the CPU, the number of rows and ``out_dtype`` only, so a product is deterministic.
+    Sums are float32, scales and bias are applied in float32, and the result is rounded to ``out_dtype``.
+    Where the product is done in bfloat16, sums are rounded to bfloat16 before the scales. Which of the two is
+    chosen depends on the CPU, the number of rows and ``out_dtype`` only, so a product is deterministic.
 
     Args:
         a: float8_e4m3fn [m, k].

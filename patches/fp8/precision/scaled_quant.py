@@ -21,13 +21,13 @@ def scaled_fp8_quant(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize a matrix to float8_e4m3fn.
 
-    A given scale, and one found for the whole tensor, multiply by their reciprocal; scales per token divide. So do
-    vLLM's kernels.
+    A given scale, and one found for the whole tensor, multiply by their reciprocal; scales per token divide.
+    So do vLLM's kernels.
 
     Args:
         input: [m, n], any floating dtype.
-        scale: one element, or [m] or [n] as ``group_shape`` says, or one per group [m / rows, n / columns]; None to
-            find it.
+        scale: one element, or [m] or [n] as ``group_shape`` says, or one per group [m / rows, n / columns];
+            None to find it.
         num_token_padding: least number of rows of the result; those added are zero.
         scale_ub: upper bound of the largest absolute value of a token, where scales are found.
         use_per_token_if_dynamic: find a scale per row [m, 1], not one [1].

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 def refuse(model: torch.nn.Module, patch: str) -> None:
     """Refuse a model on vLLM's backend AMX_MLA.
 
-    It packs the weight of ``kv_b_proj`` into the attention's own memory and frees the weight itself: a later load
-    finds no place for it.
+    It packs the weight of ``kv_b_proj`` into the attention's own memory and frees the weight itself: a later
+    load finds no place for it.
 
     Args:
         model: just constructed, nothing loaded.

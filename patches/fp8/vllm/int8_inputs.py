@@ -31,8 +31,8 @@ PATCH = Patch(
     evidence="fault",
     scope=frozenset({"worker"}),
     tested=("0.31.0", "0.32.0"),
-    why="On CPUs with AMX, int8 models whose linear layers get three-dimensional inputs (GPT-NeoX, OLMo2) end in "
-    "'mat1 must be a 2D tensor'.",
+    why="On CPUs with AMX, int8 models whose linear layers get three-dimensional inputs (GPT-NeoX, OLMo2) end "
+    "in 'mat1 must be a 2D tensor'.",
     how="Flattens the leading dimensions around the kernel.",
     remove_when="vLLM's kernel flattens its input itself.",
 )

@@ -48,9 +48,9 @@ PATCH = Patch(
     evidence="install",
     scope=frozenset({"worker"}),
     tested=("0.31.0", "0.32.0"),
-    why="torch's fp8 product is slow on CPUs, by a factor of ten to some thousands where oneDNN takes its reference "
-    "kernel (CPUs with AMX); vLLM's own AMX kernel for one scale per tensor fails.",
-    how="Puts a kernel for CPUs before vLLM's: weights stay in fp8 and are decoded exactly, by integer shifts, into a "
-    "buffer that all layers share. vLLM's register_linear_kernel would put it last.",
+    why="torch's fp8 product is slow on CPUs, by a factor of ten, or of thousands where oneDNN takes its "
+    "reference kernel (CPUs with AMX); vLLM's own AMX kernel for one scale per tensor fails.",
+    how="Puts a kernel for CPUs before vLLM's: weights stay in fp8 and are decoded exactly, by integer shifts, "
+    "into a buffer that all layers share. vLLM's register_linear_kernel would put it last.",
     remove_when="vLLM's fp8 kernels are exact and fast on CPUs with and without AMX.",
 )

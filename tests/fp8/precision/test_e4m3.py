@@ -85,8 +85,7 @@ def test_scales_per_row_column_and_group() -> None:
     by_group, _ = scaled_fp8_quant(x, scale)  # [6, 1]: groups of one row
     assert torch.equal(by_row.view(torch.uint8), by_group.view(torch.uint8))
     by_column, _ = scaled_fp8_quant(x, torch.arange(1.0, 9.0), group_shape=(-1, 1))
-    assert torch.equal(
-        by_column.float(), (x * torch.arange(1.0, 9.0).reciprocal()).to(torch.float8_e4m3fn).float()
-    )
+    want = (x * torch.arange(1.0, 9.0).reciprocal()).to(torch.float8_e4m3fn)
+    assert torch.equal(by_column.float(), want.float())
     padded, _ = scaled_fp8_quant(x, num_token_padding=17)
     assert padded.shape == (17, 8) and not padded[6:].float().any()

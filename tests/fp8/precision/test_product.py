@@ -27,11 +27,8 @@ def operands(m: int, n: int, k: int, seed: int = 0) -> tuple[torch.Tensor, ...]:
     random = torch.Generator().manual_seed(seed)
 
     def codes(*shape: int) -> torch.Tensor:
-        spread = (
-            torch.randn(shape, generator=random)
-            * torch.randint(-12, 8, shape, generator=random).float().exp2()
-        )
-        return spread.clamp(-448, 448).to(FP8)
+        exponents = torch.randint(-12, 8, shape, generator=random)
+        return (torch.randn(shape, generator=random) * exponents.float().exp2()).clamp(-448, 448).to(FP8)
 
     scales = (torch.rand(rows, 1, generator=random) * 1e-2 + 1e-4 for rows in (m, n))
     return codes(m, k), codes(n, k).t(), *scales, torch.randn(n, generator=random)

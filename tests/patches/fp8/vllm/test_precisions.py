@@ -135,6 +135,8 @@ def test_the_engines_own_precisions_by_name(
     want = [oracle.answers(source, **stock) for source in (a, b)]
     check(found, [want[0], want[1], want[0]])
     assert found["precision"] == name and not any("Unquantized" in kernel for kernel in found["kernels"])
+    if name.startswith("fp8"):
+        assert all(kernel.endswith("/FlashPatchCPUFP8LinearKernel") for kernel in found["kernels"])
     limit = 0.04 if name.startswith("fp8") else 0.02
     assert len(found["errors"][0]) == 8 and all(0 < error < limit for error in found["errors"][0].values())
 

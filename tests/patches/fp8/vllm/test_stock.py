@@ -43,7 +43,9 @@ CASES = {
     "bf16-moe": Case("qwen3-moe", "wrong", "has no attribute 'weight_loader'"),
     "fp8-online": Case("qwen2", "exact", "AssertionError", kw=dict(quantization="fp8_per_channel")),
     "ct-fp8": Case("qwen2", "exact", "has no attribute 'weight_loader'", scheme="fp8-channel"),
-    "ct-int8": Case("qwen2", "nan", "has no attribute 'weight_loader'", scheme="int8"),
+    "ct-int8": Case(
+        "qwen2", "exact" if environment.amx() else "nan", "has no attribute 'weight_loader'", scheme="int8"
+    ),
     "ct-w4a16": Case("qwen2", "exact", "RuntimeError: start", scheme="w4a16"),
 }
 
@@ -76,6 +78,18 @@ def updates(a: str, b: str, kw: dict[str, Any]) -> dict[str, Any]:
         found["naive"] = _error(lambda: engines.inner_model(llm).load_weights(q_first))
         found["processed"] = _error(lambda: _process(engines.inner_runner(llm))) or engines.answers(llm)
     return found
+
+
+def reload_with(packed: bool, a: str, b: str) -> list[dict[str, Any]]:
+    """vLLM's own reload of an int8 checkpoint, then a fresh engine on it, as on a CPU with AMX or without."""
+    from vllm.model_executor.kernels.linear.scaled_mm import cpu
+
+    cpu.check_cpu_sgl_kernel = lambda n, k, dtype: packed
+    with engines.open_llm(a) as llm:
+        llm.collective_rpc("reload_weights", kwargs=dict(weights_path=b))
+        native = engines.answers(llm)
+    with engines.open_llm(b) as llm:
+        return [native, engines.answers(llm)]
 
 
 def buckets(a: str, cuts: list[list[str]]) -> dict[str, Any]:
@@ -146,6 +160,16 @@ def test_native_reload(name: str, outcome: Callable[[str], dict[str, Any]]) -> N
         return
     gap = still_wrong(got, want, f"reload_weights of {name}")
     assert gap.nan if case.native == "nan" else gap.mean > 0.5 and not gap.nan
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("packed", [False, True])
+def test_native_reload_of_int8_on_either_kind_of_cpu(packed: bool) -> None:
+    """Exact where weights stay parameters, packed; NaN where they move into oneDNN's handles."""
+    a, b = (str(CASES["ct-int8"].model(seed)) for seed in (0, 1))
+    native, fresh = scenario.run(reload_with, packed, a, b, env={"VLLM_PLUGINS": ""})
+    gap = engines.difference(native, fresh)
+    assert gap.exact if packed else gap.nan
 
 
 @pytest.mark.parametrize("name", cases("bf16", "bf16-tied", "bf16-moe", "ct-w4a16"))
