@@ -89,7 +89,7 @@ def choices(has_amx: bool) -> dict[str, Any]:
 
 
 def products(scales: str) -> dict[str, Any]:
-    """One layer through stock's kernel and ours: largest error of each against the quantized operands in float64."""
+    """One layer through stock's kernel and ours: their largest errors against float64 on the same codes."""
     import torch
 
     import flashpatch
@@ -152,10 +152,8 @@ def int8_inputs(packed: bool) -> dict[str, Any]:
         kernel = init_int8_linear_kernel(True, False, True, "test")
         torch.manual_seed(0)
         layer = torch.nn.Module()
-        weight, scale = (
-            torch.randint(-127, 128, (64, 64), dtype=torch.int8),
-            torch.rand(64, 1, dtype=torch.float32),
-        )
+        weight = torch.randint(-127, 128, (64, 64), dtype=torch.int8)
+        scale = torch.rand(64, 1, dtype=torch.float32)
         layer.weight = torch.nn.Parameter(weight, requires_grad=False)
         layer.weight_scale = torch.nn.Parameter(scale, requires_grad=False)
         layer.bias, layer.logical_widths, layer.input_scale = None, [64], None

@@ -16,6 +16,7 @@ from flashpatch.patches.fp8.precision.e4m3 import decode
 
 BLOCK = 1 << 20  # weights that are decoded at once, unless one output channel has more
 FEW_ROWS = 4  # up to so many, decoding costs more than the product itself, and float32 saves a conversion
+FEW_CODES = 4096  # up to so many, torch's own cast is faster than the steps of a decoding
 
 
 class _Buffers(threading.local):
@@ -72,19 +73,25 @@ def scaled_mm(
         [m, n].
     """
     (m, k), n = a.shape, b.shape[1]
-    wide = decode(a, torch.empty(a.shape, dtype=torch.float32))
+    wide = a.float() if a.numel() <= FEW_CODES else decode(a, torch.empty(a.shape, dtype=torch.float32))
     dtype = torch.float32
     if out_dtype is torch.bfloat16 and m > FEW_ROWS and has_bf16_products():
         wide, dtype = wide.bfloat16(), torch.bfloat16
-    out = torch.empty(m, n, dtype=torch.float32)
     step = max(1, BLOCK // max(1, k))
-    for start in range(0, n, step):
-        codes = b.t()[start : start + step]
-        block = decode(codes, buffers.get(torch.float32, *codes.shape), nan=False)
-        if dtype is torch.bfloat16:
-            block = buffers.get(torch.bfloat16, *codes.shape).copy_(block)
-        out[:, start : start + step] = torch.nn.functional.linear(wide, block)
+    if n <= step:
+        out = torch.nn.functional.linear(wide, _decoded(b.t(), dtype)).float()
+    else:
+        out = torch.empty(m, n, dtype=torch.float32)
+        for start in range(0, n, step):
+            block = slice(start, start + step)
+            out[:, block] = torch.nn.functional.linear(wide, _decoded(b.t()[block], dtype))
     out.mul_(a_scale.reshape(-1, 1)).mul_(b_scale.reshape(1, -1))
     if bias is not None:
         out.add_(bias)
     return out.to(out_dtype)
+
+
+def _decoded(codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The values of weights [rows, k] in this thread's buffer, valid until the next call."""
+    block = decode(codes, buffers.get(torch.float32, *codes.shape), nan=False)
+    return block if dtype is torch.float32 else buffers.get(dtype, *codes.shape).copy_(block)

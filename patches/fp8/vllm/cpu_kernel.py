@@ -60,7 +60,7 @@ class FlashPatchCPUFP8LinearKernel(FP8ScaledMMLinearKernel):
         bias: torch.Tensor | None,
         output_shape: list,
     ) -> torch.Tensor:
-        """Multiply; called by vLLM's ``apply_weights`` with quantized activations A [m, k] and weights B [k, n]."""
+        """Multiply quantized activations A [m, k] and weights B [k, n]; called by vLLM's ``apply_weights``."""
         product = torch.ops.flashpatch.fp8_scaled_mm if torch.compiler.is_compiling() else scaled_mm
         return product(A, B, As, Bs, bias, out_dtype).view(output_shape)
 

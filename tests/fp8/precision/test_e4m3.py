@@ -23,10 +23,8 @@ def test_every_code_has_its_value() -> None:
     numbers = ~want.isnan()
     assert torch.equal(found[numbers].view(torch.int32), want[numbers].view(torch.int32))  # -0 is not 0 here
     as_numbers = e4m3.decode(CODES, empty(CODES.shape), nan=False)
-    assert torch.equal(as_numbers[numbers], want[numbers]) and as_numbers[~numbers].abs().tolist() == [
-        480,
-        480,
-    ]
+    assert torch.equal(as_numbers[numbers], want[numbers])
+    assert as_numbers[~numbers].abs().tolist() == [480, 480]
 
 
 def test_any_strides_decode_alike() -> None:
