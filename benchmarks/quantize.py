@@ -30,7 +30,6 @@ from flashpatch.patches.fp8.calibration.profile_file import Profile
 from flashpatch.patches.fp8.calibration.structure import Exchange
 from flashpatch.patches.fp8.precision import quantize
 
-#: fp8_tensor is not among them: vLLM has no kernel for it on most CPUs.
 PRECISIONS = ("bf16", "fp8_channel", "int8", "int8_weight_only")
 Weights = dict[str, torch.Tensor]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from flashpatch.patches.fp8.precision import fleet
 from flashpatch.patches.fp8.sglang import PATCHES as SGLANG
 from flashpatch.patches.fp8.verl import PATCHES as VERL
+from flashpatch.patches.fp8.vllm import PATCHES as VLLM_CPU
 from flashpatch.patches.fp8.vllm import (
     client_errors,
     engine_args,
@@ -69,6 +70,7 @@ FAMILY = Family(
     patches=(
         engine_args.PATCH,
         initialize_model.PATCH,
+        *VLLM_CPU,
         reload.BEGIN,
         reload.END,
         reload.FINISH,

@@ -1,1 +1,1 @@
-"""Choose a precision and round weights to it."""
+"""Arithmetic of 8-bit formats in plain torch; knows of no engine."""

@@ -10,6 +10,7 @@ hand at a time, and what comes in 8 bits passes as it is.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,9 +86,15 @@ class Rounding:
             self.weights += 1
 
     def _loader(self, original: Callable, module: torch.nn.Module, name: str, key: str) -> Callable:
+        names = list(inspect.signature(original).parameters)[
+            :2
+        ]  # what vLLM calls the parameter and the tensor
+
         @functools.wraps(original)
-        def load(parameter: Any, loaded: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            """vLLM's loader of this parameter, for values of any width."""
+        def load(*args: Any, **kwargs: Any) -> Any:
+            """vLLM's loader of this parameter, for values of any width; called by position or by keyword."""
+            given = (*args, *(kwargs.pop(name) for name in names[len(args) :]))
+            (parameter, loaded), args = given[:2], given[2:]
             if not _wide(loaded):
                 return original(parameter, loaded, *args, **kwargs)
             scales = module._parameters.get(f"{key}_scale")
@@ -120,12 +127,25 @@ def for_model(model: torch.nn.Module, marked: Mapping[str, Any]) -> Rounding:
     """The rounding that a mark of `w8a8` asks for.
 
     Raises:
-        PatchError: the profile cannot be read here.
+        PatchError: the profile cannot be read here, or the first load will bring experts that cannot be rounded.
     """
     from flashpatch.patches.fp8.calibration.profile_file import load
 
+    if marked.get("at_load", True):
+        _refuse_experts(model)
+
     profile = load(Path(marked["profile"])) if marked.get("profile") else None
     return Rounding(model, profile, bool(marked.get("at_load", True)))
+
+
+def _refuse_experts(model: torch.nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if parameter.dtype in _FORMS and parameter.dim() == 3:
+            raise PatchError(
+                f"experts in int8 cannot be filled with wide weights: {name} is {_short(parameter)}.",
+                patch=PATCH,
+                advice="Use fp8 or bf16 for this model.",
+            )
 
 
 def relative_error(w: torch.Tensor, q: torch.Tensor, scale: torch.Tensor) -> float:

@@ -17,7 +17,7 @@ def on_initialize(original, vllm_config: Any, *, model_config: Any = None, **kwa
     """Around ``initialize_model``: the model exists, nothing is loaded."""
     from flashpatch.patches.fp8.precision import quantize_on_load
     from flashpatch.patches.fp8.refit.managed_model import ManagedModel
-    from flashpatch.patches.fp8.vllm import int8_config, loader_adapter
+    from flashpatch.patches.fp8.vllm import amx_mla, int8_config, loader_adapter
 
     engine.require("fp8")
     marked = int8_config.read_mark(model_config or vllm_config.model_config)
@@ -32,6 +32,7 @@ def on_initialize(original, vllm_config: Any, *, model_config: Any = None, **kwa
             advice="Use fp8 or bf16 for this model.",
         ) from error
     if hasattr(model, "load_weights"):
+        amx_mla.refuse(model, PATCH.id)
         surroundings = loader_adapter.for_model(vllm_config, model_config or vllm_config.model_config)
         prepares = quantize_on_load.for_model(model, marked) if marked is not None else None
         model_registry.add(model, ManagedModel(model, surroundings, engine.options("fp8"), prepares))

@@ -45,6 +45,12 @@ def vnni() -> bool:
 
 
 @functools.cache
+def amx() -> bool:
+    """Whether this CPU multiplies tiles. With, vLLM keeps int8 weights packed in parameters, not in handles."""
+    return " amx_tile " in Path("/proc/cpuinfo").read_text()
+
+
+@functools.cache
 def store() -> Path:
     """A directory for models, oracle answers, logs and vLLM's own cache.
 

@@ -2,12 +2,15 @@
 
 With it quantization="fp8" and "fp8_per_tensor" run. `scenario.Runner(standin=True)` puts plugin/ on
 PYTHONPATH, whose entry point (vLLM's own door, group vllm.general_plugins) calls install() in every process
-of the engine.
+of the engine. With $FLASHPATCH_LAB_KERNELS the engine gets FlashPatch's own kernels for CPUs instead.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
+
+KERNELS = "FLASHPATCH_LAB_KERNELS"
 
 _LARGEST = 448.0  # of float8_e4m3fn
 _SMALLEST_SCALE = 1.0 / (_LARGEST * 512.0)  # as in vLLM's CUDA kernels
@@ -15,6 +18,11 @@ _SMALLEST_SCALE = 1.0 / (_LARGEST * 512.0)  # as in vLLM's CUDA kernels
 
 def install() -> None:
     """Replace the function; callers look it up on the module at each call."""
+    if os.environ.get(KERNELS):
+        from flashpatch.patches.fp8.vllm import cpu_kernels
+
+        cpu_kernels.use()
+        return
     import vllm._custom_ops as ops
 
     ops.scaled_fp8_quant = scaled_fp8_quant

@@ -69,6 +69,20 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             use_qk_norm=True,
         ),
     ),  # the router's correction bias is one parameter of two modules
+    "deepseek-v2": (
+        "deepseek_v2",
+        dict(
+            first_k_dense_replace=2,
+            kv_lora_rank=64,
+            q_lora_rank=None,
+            qk_nope_head_dim=64,
+            qk_rope_head_dim=32,
+            v_head_dim=64,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=128,
+        ),
+    ),
     "phi3": ("phi3", {}),  # q, k, v and gate, up are already fused in the checkpoint
 }
 

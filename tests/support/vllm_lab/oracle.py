@@ -1,4 +1,7 @@
-"""What a fresh engine answers, asked in another process that has never heard of FlashPatch.
+"""What a fresh engine answers, asked in another process, in which no patch is on.
+
+Updated engines are compared to it to the last bit, so on a CPU it multiplies as they do: with the family's kernels
+for fp8 (`fp8_standin.KERNELS`). `STOCK` is vLLM with nothing of FlashPatch in its process.
 
 oracle.answers(model, quantization="fp8_per_channel")     # cached in the store
 python -m lab.oracle MODEL OUT.json '{"dtype": "float32"}'
@@ -17,10 +20,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vllm_lab import engines, environment, scenario
+from vllm_lab import engines, environment, fp8_standin, scenario
 
 #: No FLASHPATCH (environment.clean sees to that), and of the plugins only the fp8 stand-in.
-ENV = {"VLLM_PLUGINS": "lab_fp8_standin"}
+ENV = {"VLLM_PLUGINS": "lab_fp8_standin", fp8_standin.KERNELS: "1"}
+STOCK = {fp8_standin.KERNELS: None}
 
 _runners: dict[tuple[int, str], scenario.Runner] = {}
 
@@ -45,9 +49,16 @@ def ask(model: str, **kw: Any) -> dict[str, Any]:
     """Runs in the oracle's process."""
     with engines.open_llm(model, **kw) as llm:
         found = engines.answers(llm)
-    strangers = [name for name in sys.modules if name.partition(".")[0] == "flashpatch"]
-    if strangers:
-        raise RuntimeError(f"the oracle is not independent: it has imported {strangers[:5]}")
+    flashpatch = sys.modules.get("flashpatch")
+    if flashpatch is not None and fp8_standin.KERNELS not in os.environ:
+        raise RuntimeError("the oracle is not independent: it has imported flashpatch")
+    on = (
+        []
+        if flashpatch is None
+        else [s.id for s in flashpatch.status().values() if s.state.word != "disabled"]
+    )
+    if on:
+        raise RuntimeError(f"the oracle is not independent: {on[:5]} are on")
     return found
 
 

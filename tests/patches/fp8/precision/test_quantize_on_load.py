@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -140,3 +141,43 @@ def test_a_stream_is_smoothed_on_the_way_and_a_templates_first_load_is_not() -> 
     rounded = [items[0], ("up.weight", torch.ones(3, 8, dtype=torch.int8))]
     with pytest.raises(PatchError, match="up.weight is in 8 bits already"):
         list(template.prepared(rounded, first=False))
+
+
+class Experts(torch.nn.Module):
+    """Loaders as vLLM's experts have: called by keyword, under names of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros(6, 8, dtype=torch.int8), requires_grad=False)
+        self.w_scale = torch.nn.Parameter(torch.zeros(6, 1), requires_grad=False)
+        self.w.weight_loader = self.w_scale.weight_loader = self.load
+
+    def load(self, param: Any, loaded_weight: torch.Tensor, shard_id: str, expert_id: int = 0) -> str:
+        param.data.narrow(0, 3 * expert_id, 3).copy_(loaded_weight)
+        return shard_id
+
+
+def test_a_loader_keeps_its_signature() -> None:
+    plain, layer = Experts(), Experts()
+    quantize_on_load.Rounding(layer)
+    assert inspect.signature(layer.w.weight_loader) == inspect.signature(plain.w.weight_loader)
+    q = torch.randint(-127, 128, (3, 8), dtype=torch.int8)
+    for given, named in (
+        ((layer.w, q, "w1"), {}),
+        ((layer.w, q), dict(shard_id="w1")),
+        ((), dict(param=layer.w, loaded_weight=q, shard_id="w1")),
+        ((layer.w,), dict(loaded_weight=q, shard_id="w1")),
+    ):
+        layer.w.data.zero_()
+        assert layer.w.weight_loader(*given, **named) == "w1" and torch.equal(layer.w[:3], q)
+    wide = torch.randn(3, 8)
+    layer.w.weight_loader(param=layer.w, loaded_weight=wide, shard_id="w1", expert_id=1)
+    assert torch.equal(layer.w[3:], quantize.quantized(wide, "int8")[0]) and layer.w_scale[3:].all()
+
+
+def test_experts_are_refused_before_anything_loads() -> None:
+    model = torch.nn.Module()
+    model.experts = torch.nn.Parameter(torch.zeros(2, 4, 4, dtype=torch.int8), requires_grad=False)
+    with pytest.raises(PatchError, match=r"experts in int8 .*: experts is int8\."):
+        quantize_on_load.for_model(model, {"profile": "", "at_load": True})
+    quantize_on_load.for_model(model, {"profile": "", "at_load": False})  # a template brings them in 8 bits

@@ -25,9 +25,7 @@ _FULL = pytest.mark.full
 @pytest.fixture(scope="module")
 def runner() -> Iterator[scenario.Runner]:
     """Functions choose the precision themselves."""
-    with scenario.Runner(
-        {"FLASHPATCH_LEDGER": str(environment.store() / "ledger")}, standin=True
-    ) as interpreter:
+    with scenario.Runner({"FLASHPATCH_LEDGER": str(environment.store() / "ledger")}) as interpreter:
         yield interpreter
 
 
@@ -136,6 +134,8 @@ def test_the_engines_own_precisions_by_name(
     want = [oracle.answers(source, **stock) for source in (a, b)]
     check(found, [want[0], want[1], want[0]])
     assert found["precision"] == name and not any("Unquantized" in kernel for kernel in found["kernels"])
+    if name.startswith("fp8"):
+        assert all(kernel.endswith("/FlashPatchCPUFP8LinearKernel") for kernel in found["kernels"])
     limit = 0.04 if name.startswith("fp8") else 0.02
     assert len(found["errors"][0]) == 8 and all(0 < error < limit for error in found["errors"][0].values())
 
@@ -415,9 +415,19 @@ def bad_weights(a: str, b: str) -> dict[str, Any]:
     return found
 
 
-def test_experts_are_refused_by_name(runner: scenario.Runner) -> None:
-    error = runner(refusal, "int8", updates.checkpoint("qwen3-moe", 0))
-    assert error is not None and "no kernel here for experts in int8" in error and "Use fp8 or bf16" in error
+def refusal_with(has_amx: bool, model: str) -> str | None:
+    """As on a CPU with int8 kernels for experts, or on one without: it comes before any kernel runs."""
+    import torch
+
+    torch.cpu._is_amx_tile_supported = lambda: has_amx
+    return refusal("int8", model)
+
+
+@pytest.mark.parametrize("has_amx", [False, True])
+def test_experts_are_refused_by_name(has_amx: bool) -> None:
+    error = scenario.run(refusal_with, has_amx, updates.checkpoint("qwen3-moe", 0))
+    words = "cannot be filled with wide weights" if has_amx else "no kernel here for experts in int8"
+    assert error is not None and words in error and "Use fp8 or bf16" in error
 
 
 def test_bad_weights_are_named_and_a_complete_update_mends(runner: scenario.Runner) -> None:

@@ -43,9 +43,13 @@ CASES = {
     "bf16-moe": Case("qwen3-moe", "wrong", "has no attribute 'weight_loader'"),
     "fp8-online": Case("qwen2", "exact", "AssertionError", kw=dict(quantization="fp8_per_channel")),
     "ct-fp8": Case("qwen2", "exact", "has no attribute 'weight_loader'", scheme="fp8-channel"),
-    "ct-int8": Case("qwen2", "nan", "has no attribute 'weight_loader'", scheme="int8"),
+    "ct-int8": Case(
+        "qwen2", "exact" if environment.amx() else "nan", "has no attribute 'weight_loader'", scheme="int8"
+    ),
     "ct-w4a16": Case("qwen2", "exact", "RuntimeError: start", scheme="w4a16"),
 }
+
+answers_of_stock = functools.partial(oracle.answers, env=oracle.STOCK)
 
 LONG = ("fp32", "bf16-moe", "ct-fp8")
 
@@ -74,6 +78,18 @@ def updates(a: str, b: str, kw: dict[str, Any]) -> dict[str, Any]:
         found["naive"] = _error(lambda: engines.inner_model(llm).load_weights(q_first))
         found["processed"] = _error(lambda: _process(engines.inner_runner(llm))) or engines.answers(llm)
     return found
+
+
+def reload_with(packed: bool, a: str, b: str) -> list[dict[str, Any]]:
+    """vLLM's own reload of an int8 checkpoint, then a fresh engine on it, as on a CPU with AMX or without."""
+    from vllm.model_executor.kernels.linear.scaled_mm import cpu
+
+    cpu.check_cpu_sgl_kernel = lambda n, k, dtype: packed
+    with engines.open_llm(a) as llm:
+        llm.collective_rpc("reload_weights", kwargs=dict(weights_path=b))
+        native = engines.answers(llm)
+    with engines.open_llm(b) as llm:
+        return [native, engines.answers(llm)]
 
 
 def buckets(a: str, cuts: list[list[str]]) -> dict[str, Any]:
@@ -138,12 +154,22 @@ def still_wrong(got: Any, want: Any, what: str) -> engines.Difference:
 @pytest.mark.parametrize("name", cases("bf16-tied", "ct-w4a16"))
 def test_native_reload(name: str, outcome: Callable[[str], dict[str, Any]]) -> None:
     case = CASES[name]
-    got, want = outcome(name)["native"], oracle.answers(case.model(1), **case.kw)
+    got, want = outcome(name)["native"], answers_of_stock(case.model(1), **case.kw)
     if case.native == "exact":
         assert engines.difference(got, want).exact
         return
     gap = still_wrong(got, want, f"reload_weights of {name}")
     assert gap.nan if case.native == "nan" else gap.mean > 0.5 and not gap.nan
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("packed", [False, True])
+def test_native_reload_of_int8_on_either_kind_of_cpu(packed: bool) -> None:
+    """Exact where weights stay parameters, packed; NaN where they move into oneDNN's handles."""
+    a, b = (str(CASES["ct-int8"].model(seed)) for seed in (0, 1))
+    native, fresh = scenario.run(reload_with, packed, a, b, env={"VLLM_PLUGINS": ""})
+    gap = engines.difference(native, fresh)
+    assert gap.exact if packed else gap.nan
 
 
 @pytest.mark.parametrize("name", cases("bf16", "bf16-tied", "bf16-moe", "ct-w4a16"))
@@ -161,7 +187,7 @@ def test_processing_after_a_failed_load_is_not_a_way_out(outcome: Callable[[str]
         assert "IndexError" in got, f"upstream has been fixed: it refuses ({got})"
         return
     for seed in (0, 1):
-        still_wrong(got, oracle.answers(CASES["bf16"].model(seed)), "post-processing after a failed load")
+        still_wrong(got, answers_of_stock(CASES["bf16"].model(seed)), "post-processing after a failed load")
 
 
 def test_buckets_that_split_a_fused_layer_are_silently_wrong(runner: scenario.Runner) -> None:
@@ -169,7 +195,7 @@ def test_buckets_that_split_a_fused_layer_are_silently_wrong(runner: scenario.Ru
     names = [name for name, _ in models.weights(b)]
     first = [name for name in names if "q_proj" in name]
     got = runner(buckets, str(a), [[b, *first], [b, *(name for name in names if name not in first)]])
-    still_wrong(got, oracle.answers(b), "a bucket with q, then one with k and v")
+    still_wrong(got, answers_of_stock(b), "a bucket with q, then one with k and v")
 
 
 def test_buckets_of_whole_layers_are_exact(runner: scenario.Runner) -> None:
@@ -178,20 +204,20 @@ def test_buckets_of_whole_layers_are_exact(runner: scenario.Runner) -> None:
     cuts = [[name for name in names if f"layers.{layer}." in name] for layer in (0, 1)]
     cuts.append([name for name in names if ".layers." not in name])
     got = runner(buckets, str(a), [[b, *cut] for cut in cuts])
-    assert engines.difference(got, oracle.answers(b)).exact
+    assert engines.difference(got, answers_of_stock(b)).exact
 
 
 def test_an_update_of_q_alone_is_silently_wrong(runner: scenario.Runner) -> None:
     """The same values again, so nothing may change."""
     a = CASES["bf16"].model(0)
     got = runner(buckets, str(a), [[str(a), *(name for name, _ in models.weights(a) if "q_proj" in name)]])
-    still_wrong(got, oracle.answers(a), "an update of q_proj alone")
+    still_wrong(got, answers_of_stock(a), "an update of q_proj alone")
 
 
 def test_cached_prefixes_outlive_the_weights(runner: scenario.Runner) -> None:
     a, b = CASES["bf16"].model(0), CASES["bf16"].model(1)
     got = runner(prefixes, str(a), str(b))
-    want = oracle.answers(b)["tokens"]
+    want = answers_of_stock(b)["tokens"]
     assert got["stale"] != want, "upstream has been fixed: a reload resets the prefix cache"
     assert got["reset"] is True and got["fresh"] == want
 
@@ -199,7 +225,7 @@ def test_cached_prefixes_outlive_the_weights(runner: scenario.Runner) -> None:
 @pytest.mark.parametrize("quantization", ["int8_per_channel_weight_only", "nvfp4_per_token"])
 def test_a_scheme_that_leaves_every_linear_unquantized(quantization: str) -> None:
     model = CASES["bf16"].model(0)
-    gap = engines.difference(oracle.answers(model, quantization=quantization), oracle.answers(model))
+    gap = engines.difference(answers_of_stock(model, quantization=quantization), answers_of_stock(model))
     assert gap.exact, f"upstream has been fixed: {quantization} quantizes dense models"
 
 
@@ -209,5 +235,5 @@ def test_fp8_per_tensor_needs_the_standin(quantization: str, runner: scenario.Ru
     model = CASES["bf16"].model(0)
     with pytest.raises(scenario.ScenarioError, match="scaled_fp8_quant"):
         runner(oracle.ask, str(model), quantization=quantization)
-    gap = engines.difference(oracle.answers(model, quantization=quantization), oracle.answers(model))
+    gap = engines.difference(answers_of_stock(model, quantization=quantization), answers_of_stock(model))
     assert gap.mean > 0.1 and not gap.nan

@@ -238,7 +238,7 @@ def runner() -> Iterator[scenario.Runner]:
 @pytest.fixture(scope="module")
 def bare() -> Iterator[scenario.Runner]:
     """For scenarios that call enable() themselves."""
-    with scenario.Runner(standin=True) as interpreter:
+    with scenario.Runner() as interpreter:
         yield interpreter
 
 

@@ -113,13 +113,13 @@ def table(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[scenario.Runner]:
-    with scenario.Runner({"FLASHPATCH": "bf16"}, standin=True) as interpreter:
+    with scenario.Runner({"FLASHPATCH": "bf16"}) as interpreter:
         yield interpreter
 
 
 @pytest.fixture(scope="module")
 def compiled() -> Iterator[scenario.Runner]:
-    with scenario.Runner({"FLASHPATCH": "bf16", **environment.COMPILED}, standin=True) as interpreter:
+    with scenario.Runner({"FLASHPATCH": "bf16", **environment.COMPILED}) as interpreter:
         yield interpreter
 
 
