@@ -162,14 +162,14 @@ def test_a_loader_keeps_its_signature() -> None:
     quantize_on_load.Rounding(layer)
     assert inspect.signature(layer.w.weight_loader) == inspect.signature(plain.w.weight_loader)
     q = torch.randint(-127, 128, (3, 8), dtype=torch.int8)
-    for given, named in (
+    for positional, named in (
         ((layer.w, q, "w1"), {}),
         ((layer.w, q), dict(shard_id="w1")),
         ((), dict(param=layer.w, loaded_weight=q, shard_id="w1")),
         ((layer.w,), dict(loaded_weight=q, shard_id="w1")),
     ):
         layer.w.data.zero_()
-        assert layer.w.weight_loader(*given, **named) == "w1" and torch.equal(layer.w[:3], q)
+        assert layer.w.weight_loader(*positional, **named) == "w1" and torch.equal(layer.w[:3], q)
     wide = torch.randn(3, 8)
     layer.w.weight_loader(param=layer.w, loaded_weight=wide, shard_id="w1", expert_id=1)
     assert torch.equal(layer.w[3:], quantize.quantized(wide, "int8")[0]) and layer.w_scale[3:].all()
