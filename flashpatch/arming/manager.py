@@ -21,7 +21,7 @@ from flashpatch import ledger, registry
 from flashpatch.arming import refusal_guards
 from flashpatch.arming.call_counter import pulse
 from flashpatch.arming.group import DISABLED, WAITING, Group, Member, groups_of
-from flashpatch.arming.import_hooks import when_ready
+from flashpatch.arming.import_hooks import is_ready, when_ready
 from flashpatch.arming.preflight import examine, module_of
 from flashpatch.arming.site import Owned, Site
 from flashpatch.contracts import source
@@ -48,15 +48,18 @@ class Machine:
         self.options: dict[str, dict[str, Any]] = {}
         self.selection: Selection = NOTHING
 
-    def activate(self, selection: Selection) -> None:
-        """Make ``selection`` what is on: undo the families that left, hook or arm those that joined."""
+    def activate(self, selection: Selection, arm: bool = True) -> None:
+        """Make ``selection`` what is on: undo the families that left, hook or arm those that joined.
+
+        With ``arm`` False modules that are loaded are left to `sweep`, so that no code of a patch runs here.
+        """
         with self._lock:
             before, after = set(self.selection.choices), set(selection.choices)
             self.selection = selection
             for family, choice in selection.choices.items():
                 self.options.setdefault(family, {}).update(choice.options)
                 if family not in self.groups:
-                    self.groups[family] = groups_of(registry.families()[family])
+                    self.groups[family] = groups_of(registry.family(family))
                     self.members.update((m.patch.id, (g, m)) for g in self.groups[family] for m in g.members)
             joined = [g for family in selection.choices if family not in before for g in self.groups[family]]
             left = [group for family in before - after for group in self.groups[family]]
@@ -65,7 +68,7 @@ class Machine:
         for group in left:
             self._leave(group)
         for group in joined:
-            self._hook(group, loaded_too=True)
+            self._hook(group, loaded_too=True, arm=arm)
         if selection.choices:
             ledger.boot()
         pulse.beat()
@@ -92,9 +95,12 @@ class Machine:
             member.state, member.error = WAITING, None
             member.meter.reset()
 
-    def _hook(self, group: Group, loaded_too: bool = False) -> None:
-        """Have the group looked at when one of its modules is ready, and now for those that are loaded."""
+    def _hook(self, group: Group, loaded_too: bool = False, arm: bool = True) -> None:
+        """Have the group looked at when one of its modules is ready, and now, unless ``arm`` is False, for
+        those that are loaded."""
         for name in dict.fromkeys(group.modules()):
+            if not arm and is_ready(name):
+                continue
             if name not in group.hooked or (loaded_too and name in sys.modules):
                 group.hooked.add(name)
                 when_ready(name, partial(self._on_module, group))
