@@ -126,11 +126,12 @@ class Machine:
             if group.checked or group.checking:
                 return
             group.checking = True
-            try:
-                states = [(member, self._examine(group, member)) for member in group.members]
-            finally:
-                group.checking, group.checked = False, True
-                source.forget()
+            with source.without_collector():
+                try:
+                    states = [(member, self._examine(group, member)) for member in group.members]
+                finally:
+                    group.checking, group.checked = False, True
+                    source.forget()
         problems = [(member, state) for member, state in states if state is not None]
         if problems:
             self._refuse(group, problems)

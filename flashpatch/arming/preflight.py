@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 
-from flashpatch.contracts import check, versions
+from flashpatch.contracts import check, verdict_cache, versions
 from flashpatch.record import Patch
 
 
@@ -51,7 +51,7 @@ def examine(patch: Patch) -> Findings:
         return Findings(problem=f"the version of {package} is unknown: no installed distribution owns it")
     if not versions.satisfies(patch.requires, installed.version):
         return Findings("", installed, f"{installed} does not meet {patch.requires}")
-    held = check.check(patch, check.installed_root, installed.version)
+    held = verdict_cache.check(patch, check.installed_root, installed.version)
     if not held.ok:
         return Findings(held.target, installed, f"contract: {held.drift}")
     return Findings(held.target, installed, next(_rivals(patch), None))

@@ -100,16 +100,16 @@ def run_id() -> str:
     if not value:
         value = f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}-{os.urandom(3).hex()}"
         os.environ["FLASHPATCH_RUN"] = value
-    return _plain(value)
+    return plain(value)
 
 
 def host() -> str:
-    return _plain(os.uname().nodename)
+    return plain(os.uname().nodename)
 
 
 def file_name(kind: str, at: str, pid: int, start: str) -> str:
     """``row-<host>-<pid>-<start>.json`` or ``expect-...``."""
-    return f"{kind}-{_plain(at)}-{pid}-{_plain(start) or 'unknown'}.json"
+    return f"{kind}-{plain(at)}-{pid}-{plain(start) or 'unknown'}.json"
 
 
 def process_start(pid: int) -> str | None:
@@ -183,5 +183,6 @@ def _signalled(pid: int) -> str | None:
     return ""
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
+    """``text`` as part of a file's name: other characters than letters, digits, ``._-`` are replaced."""
     return "".join(letter if letter in _PLAIN else "-" for letter in text).lstrip(".")[:100]
