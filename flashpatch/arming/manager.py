@@ -10,6 +10,7 @@ that another thread is importing while it waits here.
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Iterator
@@ -24,7 +25,8 @@ from flashpatch.arming.group import DISABLED, WAITING, Group, Member, groups_of
 from flashpatch.arming.import_hooks import is_ready, when_ready
 from flashpatch.arming.preflight import examine, module_of
 from flashpatch.arming.site import Owned, Site
-from flashpatch.contracts import source
+from flashpatch.contracts import check, source
+from flashpatch.contracts.source import RootFor
 from flashpatch.errors import PatchError
 from flashpatch.log import log
 from flashpatch.record import State
@@ -128,7 +130,8 @@ class Machine:
             group.checking = True
             with source.without_collector():
                 try:
-                    states = [(member, self._examine(group, member)) for member in group.members]
+                    root_for = functools.cache(check.installed_root)
+                    states = [(member, self._examine(group, member, root_for)) for member in group.members]
                 finally:
                     group.checking, group.checked = False, True
                     source.forget()
@@ -136,10 +139,10 @@ class Machine:
         if problems:
             self._refuse(group, problems)
 
-    def _examine(self, group: Group, member: Member) -> State | None:
+    def _examine(self, group: Group, member: Member, root_for: RootFor) -> State | None:
         """Why a member cannot be armed, as the state it is left in; None when it can."""
         try:
-            found = examine(member.patch)
+            found = examine(member.patch, root_for)
         except Exception as error:  # a malformed record, say; the import goes on
             log.error("%s cannot be checked", member.patch.id, exc_info=error)
             member.error = f"{type(error).__name__}: {error}"

@@ -5,15 +5,14 @@ from __future__ import annotations
 import ast
 import functools
 import gc
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from flashpatch.contracts.disk_cache import Stamp, stamp
+
 RootFor = Callable[[str], "Path | str | None"]
-Stamp = tuple[int, int, int, int]
-"""What tells a file from a changed one: size, times of modification and of change in ns, inode."""
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _COMPOUND = (ast.If, ast.Try, ast.TryStar, ast.With, ast.For, ast.While)
@@ -333,12 +332,6 @@ def _parse(path: Path, label: str, known: Stamp) -> ast.Module:
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None) or 1
         raise SourceError(f"{label}:{line} cannot be read as Python: {error}") from error
-
-
-def stamp(path: str | os.PathLike[str]) -> Stamp:
-    """The stamp of a file that is there; else OSError."""
-    found = os.stat(path)
-    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
 
 @contextmanager
