@@ -10,7 +10,6 @@ from __future__ import annotations
 import _thread
 import os
 import sys
-from importlib.machinery import ModuleSpec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     Callback = Callable[[ModuleType], None]
+
+ModuleSpec = type(sys.__spec__)  # of importlib.machinery
 
 _lock = _thread.allocate_lock()
 """Guards the three below; no callback and no other finder runs under it."""

@@ -152,15 +152,17 @@ def _resolve(asked: str) -> Resolved | None:
     if os.environ.get("FLASHPATCH_LOG", "").strip().upper() not in _LEVELS:
         return None
     try:
-        inherited = os.environ.get("FLASHPATCH_RESOLVED")
-        resolved = _inherited(inherited, asked) if inherited else None
-        return resolved or _asked(asked)
+        text = os.environ.get("FLASHPATCH_RESOLVED")
+        return (_inherited(text, asked) if text else None) or _asked(asked)
     except (PatchError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
 def _inherited(text: str, asked: str) -> Resolved | None:
     """What a parent resolved; None when that was for another value of ``FLASHPATCH``."""
+    for strict in (False, True):  # defaults, most often: no need to parse
+        if f'"from": "{asked}"' in text and text == _text(resolved := _of_names(asked, strict), asked):
+            return resolved
     import json
 
     data = json.loads(text)
@@ -179,14 +181,23 @@ def _asked(asked: str) -> Resolved | None:
     if os.environ.get("FLASHPATCH_CONFIG") or os.path.isfile(_CONFIG):
         return None
     strict = variables.flag(os.environ.get("FLASHPATCH_STRICT", ""))
+    return _of_names(asked, strict) if strict is not None else None
+
+
+def _of_names(asked: str, strict: bool) -> Resolved:
+    """The names in ``asked`` with the options that they have where no config says otherwise."""
     names = variables.DEFAULT_NAMES if asked == "1" else variables.names(asked)
-    if strict is None or not names:
-        return None
+    if not names:
+        raise ValueError(asked)
     resolved = Resolved(_one_per_family(names), {}, strict)
     for family, name in resolved.names.items():
         record = resolved.families[family]
         resolved.options[family] = {**options.defaults(record), **record.names[name]}
     return resolved
+
+
+def _text(resolved: Resolved, asked: str) -> str:
+    return child_env.resolved(asked, resolved.names.values(), resolved.options, resolved.strict)
 
 
 def _one_per_family(names: Any) -> dict[str, str]:

@@ -10,6 +10,8 @@ import stat
 import sys
 import time
 
+from flashpatch import plain_json
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -133,12 +135,10 @@ def write(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None:
     The directory is made private (0700) if it is missing. Raises OSError, also when the directory is
     another user's or a link.
     """
-    import json
-
     folder, name = os.path.split(path)
     _private(folder)
     temporary = os.path.join(folder, f".{name}.{os.getpid()}")
-    data = json.dumps(value, default=repr).encode()
+    data = plain_json.dumps(value).encode()
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
         with open(os.open(temporary, flags, 0o600), "wb") as file:

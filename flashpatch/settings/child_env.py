@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 
+from flashpatch import plain_json
 from flashpatch.ledger import files
 
 TYPE_CHECKING = False
@@ -49,19 +50,17 @@ def publish(
         strict: whether strict mode is on.
         explicit: ``enable()`` chose some of it, so that ``FLASHPATCH=1`` does not say it.
     """
-    import json
-
     chosen = list(names)
     asked = os.environ.get("FLASHPATCH", "")
     if asked != "1" or explicit:
         asked = ",".join(chosen)
-    resolved = {
-        "from": asked,
-        "names": chosen,
-        "options": {family: dict(table) for family, table in options.items()},
-        "strict": strict,
-    }
-    export(asked, json.dumps(resolved))
+    export(asked, resolved(asked, chosen, options, strict))
+
+
+def resolved(asked: str, names: Iterable[str], options: Mapping[str, Mapping[str, Any]], strict: bool) -> str:
+    """The value of ``FLASHPATCH_RESOLVED`` that goes with the value ``asked`` of ``FLASHPATCH``."""
+    tables = {family: dict(table) for family, table in options.items()}
+    return plain_json.dumps({"from": asked, "names": list(names), "options": tables, "strict": strict})
 
 
 def export(asked: str, resolved: str) -> None:
