@@ -3,12 +3,12 @@
     python benchmarks/startup.py [--runs 400] [--families fp8,flowrl,...] [--imports 3]
 
 Two fresh environments, equal but for the installed wheel, start interpreters in turns: medians of wall time and
-minima of processor time are compared, and imported modules counted. Then the running environment imports what a
-worker imports (those of WORKERS that are installed), switched off, switched on without kept verdicts, and with
-them; minima of processor time. Needs pip and setuptools in the running environment.
+minima of processor time are compared, and imported modules counted. Then the running environment imports what
+a worker imports (those of WORKERS that are installed), switched off, switched on without kept verdicts, and
+with them; minima of processor time. Needs pip and setuptools in the running environment.
 
-Aims: less than 0.5 ms where FLASHPATCH is unset and 15 ms where it is set; 10 % of a worker's imports without kept
-verdicts, 2 % with them.
+Aims: less than 0.5 ms where FLASHPATCH is unset and 15 ms where it is set; 10 % of a worker's imports without
+kept verdicts, 2 % with them.
 """
 
 import argparse

@@ -103,8 +103,8 @@ def start() -> None:
 def adopt(environment: tuple[str | None, str | None]) -> None:
     """Switch on what `flashpatch.arming.standby` exported, whatever the environment has become since.
 
-    Modules that are loaded are not armed here. Names and options were checked; if something is wrong with them
-    nevertheless, it is logged, and in strict mode raised by the next front door.
+    Modules that are loaded are not armed here. Names and options were checked; if something is wrong with
+    them nevertheless, it is logged, and in strict mode raised by the next front door.
     """
     global _obeyed, _refused
     _obeyed = (os.getpid(), *environment)

@@ -1,4 +1,4 @@
-"""Write JSON without the package `json`, whose import takes a bare interpreter longer than all else that we do there."""
+"""Write JSON without importing the package `json`, which costs a bare interpreter more than the rest of our start."""
 
 from __future__ import annotations
 

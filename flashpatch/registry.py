@@ -3,8 +3,8 @@
 A package joins through the entry-point group ``flashpatch.patches``; the entry is the `Family`, or a module
 that has one as ``FAMILY``. Code comes from installed packages only, never from the environment or a config.
 
-A built-in family that is asked for by name is imported alone; only who wants them all, or a name that the index
-does not have, imports them all.
+A built-in family that is asked for by name is imported alone; all of them are imported for lists of all, and to
+look for a name that the index does not have.
 """
 
 from __future__ import annotations
@@ -36,13 +36,12 @@ def families() -> Mapping[str, Family]:
 
 def built_in() -> Mapping[str, Family]:
     """The built-in families by name."""
-    return {
-        name: family for name, family in families().items() if _load()[2][name].startswith(f"{BUILT_IN}.")
-    }
+    homes = _load()[2]
+    return {name: family for name, family in families().items() if homes[name].startswith(f"{BUILT_IN}.")}
 
 
 def family(name: str) -> Family:
-    """One family by its own name, imported alone where that is possible. Raises KeyError when there is none."""
+    """One family by its own name, imported alone where that is possible. KeyError when there is none."""
     found = _load_alone(name) if name in index.families() else None
     return found if found is not None else families()[name]
 

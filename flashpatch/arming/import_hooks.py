@@ -1,8 +1,8 @@
 """Call back once a module has finished executing: at once, or when its import ends.
 
-One finder at the head of ``sys.meta_path`` gives modules that somebody waits for a loader that calls back when
-the real one is done, inside the import: other threads see the module with the callbacks run. It imports next
-to nothing, since processes that never import a framework have it too.
+One finder at the head of ``sys.meta_path`` gives modules that are waited for a loader that calls back when the
+real one is done, inside the import: other threads get the module when the callbacks have run. This file imports
+next to nothing, since processes that never import a framework load it too.
 """
 
 from __future__ import annotations

@@ -183,8 +183,11 @@ _sites: dict[int, Site] = {}
 
 @functools.cache
 def _references_of_ours() -> int:
-    """References to a function that `Site._install` has just replaced, when nobody else has any: then no other
-    module can have a name for it, and none is searched. Zero where references are not counted like that."""
+    """References to a function that `Site._install` has just replaced, when nobody else has any.
+
+    With no more than these, no other module can have a name for the function, and none is searched. Zero where
+    references are not counted like that.
+    """
     if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
         return 0
     module = ModuleType("flashpatch_sample")

@@ -1,10 +1,9 @@
 """Wait for a framework with nothing loaded but an index; most processes of a job never import one.
 
-`start` reads the environment, exports what it means to children, writes the ledger row, and watches the modules
-that patches of the chosen families are for. When the first of them has been imported, or somebody calls a
-function of the engine, `wake` loads the engine and lets it take over. What can only be decided with more than
-the index (a config file, a third party's family, an error to report, a framework that is loaded already) is left
-to the engine from the start.
+`start` reads the environment, exports what it means to children, writes the ledger row, and watches the target
+modules of the chosen families. When the first of them has been imported, or somebody calls a function of the
+engine, `wake` loads the engine and lets it take over. What takes more than the index to decide (a config file, a
+third party's family, an error to report, a framework that is loaded already) is left to the engine at once.
 """
 
 from __future__ import annotations
@@ -105,7 +104,7 @@ def wake() -> None:
 
 
 def snapshot() -> dict[str, Any]:
-    """The patches as `flashpatch.engine.snapshot` gives them: those that are on wait, or have no framework."""
+    """What `flashpatch.engine.snapshot` would give: patches that wait, or whose framework is not installed."""
     patches = {}
     found: dict[str, bool] = {}
     for family in _pending.families.values() if _pending is not None else ():

@@ -1,8 +1,8 @@
-"""Small facts on disk that every process of a job would otherwise derive from the same files anew.
+"""Keep on disk what every process of a job would otherwise derive from the same files anew.
 
-They are in ``FLASHPATCH_CACHE``, else in ``flashpatch/verdicts`` of the user's cache directory; ``FLASHPATCH_CACHE=0``
-switches the cache off. A file that is damaged, or not this user's own, is as good as none; one that cannot be
-written is done without. Writers replace whole files, so any number of them may be at it.
+The directory is ``FLASHPATCH_CACHE``, else ``flashpatch/verdicts`` in the user's cache directory; 0 switches the
+cache off. A file that is damaged, or not this user's own, counts as absent; one that cannot be written is done
+without. Writers replace whole files, so any number of them may write at once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Keep the verdicts of contract checks on disk, so that a job's processes do not all parse the same sources.
 
-A verdict counts only while nothing that it was derived from has changed: the record, the framework's version, the
-files that were read, those that were looked for in vain, the places of the packages, Python's version, and the code
-of the check itself. Where it is kept, and how to switch that off: `flashpatch.contracts.disk_cache`.
+A verdict counts only while nothing that it was derived from has changed: the record, the framework's version,
+the files that were read, those that were looked for in vain, the places of the packages, Python's version, and
+the code of the check itself. Where it is kept, and how to switch that off: `flashpatch.contracts.disk_cache`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def check(patch: Patch, source_root_for: RootFor, version: str) -> ContractResul
 
 
 def _key(patch: Patch, version: str) -> str | None:
-    """Digest of all that the verdict depends on but files of frameworks; None when our own code has no files."""
+    """Digest of what a verdict depends on beside a framework's files; None when our own code has no files."""
     try:
         code = [disk_cache.stamp(module.__file__ or "") for module in _CODE]
     except OSError:

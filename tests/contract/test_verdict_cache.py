@@ -180,9 +180,7 @@ DAMAGE = {
     "not text": lambda path: "\udcff\udcfe",
     "nested": lambda path: "[" * 100_000,
     "a flipped bit": lambda path: path.read_text().replace("true", "fals", 1),
-    "another verdict, old sum": lambda path: path.read_text().replace(
-        "toy.engine:Engine.load", "toy.engine:Engine.lo4d"
-    ),
+    "another verdict, old sum": lambda path: path.read_text().replace("Engine.load", "Engine.lo4d"),
     "a verdict of wrong types": lambda path: lie(path, verdict=[1, 2, 3, 4]),
     "a short verdict": lambda path: lie(path, verdict=[False]),
     "files of a wrong type": lambda path: lie(path, files=3),
@@ -258,8 +256,8 @@ from flashpatch.contracts import verdict_cache
 from flashpatch.record import Contract, Patch
 root = Path(sys.argv[1])
 def patch(*params):
-    return Patch(id="test.toy.patch", targets=("toy.newer:f", "toy.engine:Engine.load"), requires="toy", why="",
-                 how="", remove_when="", wrapper=print, contract=Contract(params=params))
+    return Patch(id="test.toy.patch", targets=("toy.newer:f", "toy.engine:Engine.load"), requires="toy",
+                 why="", how="", remove_when="", wrapper=print, contract=Contract(params=params))
 wanted = {("weights",): True, ("absent",): False}
 for _ in range(150):
     for params, ok in wanted.items():

@@ -59,9 +59,8 @@ def test_children_and_the_ledger_are_told_what_the_engine_would_tell(world, env)
     if resolved := env.get("RESOLVED"):
         resolved = {"from": env["FLASHPATCH"], "strict": True, **resolved}
         env = {"FLASHPATCH": env["FLASHPATCH"], "FLASHPATCH_RESOLVED": json.dumps(resolved)}
-    light = json.loads(
-        world.run(SHOW + "import sys; assert 'flashpatch.engine' not in sys.modules", **env).stdout
-    )
+    asleep = "import sys; assert 'flashpatch.engine' not in sys.modules"
+    light = json.loads(world.run(SHOW + asleep, **env).stdout)
     engine = (
         "from flashpatch import api, engine; api.start(); from flashpatch import ledger; ledger.flush()\n"
     )
@@ -99,10 +98,8 @@ def test_what_is_wrong_is_said_at_the_start(world, env, says):
 def test_a_config_is_obeyed_from_the_start(world):
     world.module("../cwd/flashpatch.toml", 'enable = ["int8"]\n[fp8]\npartial = true\n')
     resolved = world.run("import os; print(os.environ['FLASHPATCH_RESOLVED'])", FLASHPATCH="1").stdout
-    assert (
-        json.loads(resolved)["names"] == ["int8"]
-        and json.loads(resolved)["options"]["fp8"]["partial"] is True
-    )
+    assert json.loads(resolved)["names"] == ["int8"]
+    assert json.loads(resolved)["options"]["fp8"]["partial"] is True
 
 
 def test_a_framework_that_is_loaded_already_is_left_to_the_engine(world):

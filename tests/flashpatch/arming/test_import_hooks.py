@@ -223,7 +223,7 @@ assert seen == ["outer", "inner", "next"], seen
 
 
 def test_another_tools_hooks_come_after_ours(world):
-    """A tool that was there first, or comes later, finds the module patched, whichever way it hooks imports."""
+    """A tool that hooks the module later than we do finds it patched."""
     world.run(
         READY
         + """
