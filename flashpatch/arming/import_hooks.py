@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ModuleSpec = type(sys.__spec__)  # of importlib.machinery
 
-_lock = _thread.allocate_lock()
+_lock = _thread.RLock()
 """Guards the three below; no callback and no other finder runs under it."""
 _awaited: dict[str, list[Callback]] = {}
 """Callbacks by the module they wait for. They stay until an import of it succeeds."""
@@ -102,6 +102,8 @@ class _Loader:
         self._real = real
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_real":  # of an object that was made without __init__, by copying
+            raise AttributeError(name)
         return getattr(self._real, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
@@ -193,7 +195,7 @@ class _WatchedSpec(ModuleSpec):
 def _after_fork() -> None:
     """In a forked child: other threads of the parent, and the imports they were at, are not here."""
     global _lock
-    _lock = _thread.allocate_lock()
+    _lock = _thread.RLock()
     mine = _thread.get_ident()
     _finding.difference_update([asked for asked in _finding if asked[0] != mine])
 

@@ -22,6 +22,7 @@ Stamp = tuple[int, int, int, int]
 """What tells a file from a changed one: size, times of modification and of change in ns, inode."""
 
 _LARGEST = 1 << 20
+_MOST = 4000
 _OFF = "0"
 
 
@@ -65,8 +66,19 @@ def keep(name: str, body: dict[str, Any], stamps: Iterable[Stamp]) -> None:
         return
     try:
         files.write(folder / name, {"sum": digest(json.dumps(body)), "body": body})
+        _drop_old(folder)
     except OSError:  # costs time, nothing else
         pass
+
+
+def _drop_old(folder: Path) -> None:
+    """Keep the directory from growing for ever, as environments come and go: drop the older half."""
+    with os.scandir(folder) as entries:
+        found = [entry for entry in entries if entry.name.endswith(".json")]
+    if len(found) > _MOST:
+        found.sort(key=lambda entry: entry.stat(follow_symlinks=False).st_mtime_ns)
+        for entry in found[: len(found) // 2]:
+            os.unlink(entry.path)
 
 
 def _own(path: Path) -> bytes:

@@ -248,6 +248,15 @@ def test_a_cache_that_cannot_be_written_is_done_without(toy, folder, read):
     assert toy().ok and read and folder.read_text() == "in the way"
 
 
+def test_it_does_not_grow_for_ever(toy, folder, monkeypatch):
+    monkeypatch.setattr(disk_cache, "_MOST", 3)
+    for number in range(8):
+        assert toy(patch=replace(toy.patch, id=f"test.toy.patch{number}")).ok
+        time.sleep(0.01)
+    names = sorted(path.name.partition("-")[0] for path in folder.iterdir())
+    assert len(names) <= 3 and names[-1] == "test.toy.patch7"
+
+
 WRITER = """
 import sys
 from pathlib import Path
