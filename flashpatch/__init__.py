@@ -40,12 +40,12 @@ __all__ = ["__version__", "patches", *_HOMES]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> object:
+    if name != "patches" and name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
     if name == "patches":
         return import_module(f"{__name__}.patches")
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     globals()[name] = value
     return value

@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 from flashpatch import engine, log, registry
+from flashpatch.arming import standby
 from flashpatch.errors import PatchError
 from flashpatch.patch_status import Status
 from flashpatch.record import Patch
@@ -38,6 +39,7 @@ def enable(*names: str, strict: bool | None = None, **options: Any) -> Status:
         PatchError: an unknown name or option, or two names of one family. In strict mode also when it is too
             late. Nothing has changed then.
     """
+    standby.wake()
     with engine.switching:
         start()
         current = engine.machine.selection
@@ -60,6 +62,7 @@ def disable(*names: str) -> Status:
     Raises:
         PatchError: an unknown name; nothing has changed then.
     """
+    standby.wake()
     with engine.switching:
         _activate(selections.reduce(engine.machine.selection, names))
     return status()
@@ -67,6 +70,7 @@ def disable(*names: str) -> Status:
 
 def status() -> Status:
     """The state of every known patch in this process, by id; prints as a table."""
+    standby.wake()
     return _status()
 
 
@@ -77,6 +81,7 @@ def patches() -> dict[str, Patch]:
 
 def start() -> None:
     """Obey the environment, see `flashpatch.bootstrap.start`."""
+    standby.wake()
     with engine.switching:
         if os.environ.get("FLASHPATCH", "") in ("", "0"):
             return
@@ -94,6 +99,26 @@ def start() -> None:
         for sentence in _too_late(selection):
             log.log.warning("%s", sentence)
         _activate(selection)
+
+
+def adopt(environment: tuple[str | None, str | None]) -> None:
+    """Switch on what `flashpatch.arming.standby` exported, whatever the environment has become since.
+
+    Modules that are loaded are not armed here. Names and options were checked; if something is wrong with
+    them nevertheless, it is logged, and in strict mode raised by the next front door.
+    """
+    global _obeyed, _refused
+    _obeyed = (os.getpid(), *environment)
+    asked, resolved = environment
+    try:
+        log.configure()
+        selection = selections.inherited(asked or "", resolved or "")
+    except PatchError as error:
+        engine.problem = str(error)
+        _refused = error if os.environ.get("FLASHPATCH_STRICT", "") not in ("", "0") else None
+        log.log.error("%s", error)
+    else:
+        engine.machine.activate(selection or selections.NOTHING, arm=False)
 
 
 def _status(late: tuple[str, ...] = ()) -> Status:
@@ -125,7 +150,7 @@ def _refuse(error: PatchError) -> None:
 def _too_late(selection: selections.Selection) -> tuple[str, ...]:
     """What families that are switched on only now, or under another name, have missed."""
     on = {family: choice.name for family, choice in engine.machine.selection.choices.items()}
-    joining = [registry.families()[f] for f, choice in selection.choices.items() if on.get(f) != choice.name]
+    joining = [registry.family(f) for f, choice in selection.choices.items() if on.get(f) != choice.name]
     answers = [family.too_late() for family in joining if family.too_late is not None]
     return tuple(answer for answer in answers if answer)
 

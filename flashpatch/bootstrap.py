@@ -1,7 +1,8 @@
 """The one entry behind every front door: ``.pth``, ``.start``, ``sitecustomize``, frameworks' plugins.
 
 It runs before anything else is imported, often twice in a process, and in processes that have nothing to do
-with any framework; so it looks at one variable first and imports nothing when that says no.
+with any framework; so it looks at one variable first and imports nothing when that says no, and next to
+nothing until a framework is imported (`flashpatch.arming.standby`).
 """
 
 import os
@@ -17,6 +18,9 @@ def start() -> None:
     """
     if os.environ.get("FLASHPATCH", "") in ("", "0"):
         return
-    from flashpatch import api
+    from flashpatch.arming import standby
 
-    api.start()
+    if not standby.start():
+        from flashpatch import api
+
+        api.start()

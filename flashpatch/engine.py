@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from flashpatch import ledger, registry
-from flashpatch.arming import call_counter
+from flashpatch.arming import call_counter, standby
 from flashpatch.arming.group import Group, Member
 from flashpatch.arming.manager import Machine
 from flashpatch.arming.preflight import packages, present
@@ -27,6 +27,7 @@ problem: str | None = None
 
 def enabled(family: str) -> bool:
     """Whether a family is on in this process."""
+    standby.wake()
     return family in machine.selection.choices
 
 
@@ -36,6 +37,7 @@ def options(family: str) -> Mapping[str, Any]:
     Raises:
         PatchError: the family was never on in this process.
     """
+    standby.wake()
     if family not in machine.options:
         raise PatchError("is not enabled.", patch=family, advice=f"Call flashpatch.enable({family!r}) first.")
     return MappingProxyType(machine.options[family])
@@ -80,6 +82,7 @@ def record_call(patch_id: str) -> None:
     Raises:
         PatchError: no such patch was ever on in this process.
     """
+    standby.wake()
     if patch_id not in machine.members:
         raise PatchError("was called and is not enabled.", patch=patch_id, advice="Enable its family first.")
     machine.members[patch_id][1].meter.hit()
@@ -87,6 +90,7 @@ def record_call(patch_id: str) -> None:
 
 def statuses() -> dict[str, PatchStatus]:
     """Every known patch by id, those of families that are off included."""
+    standby.wake()
     known = {patch_id: PatchStatus(patch_id, State("disabled")) for patch_id in registry.patches()}
     return {**known, **{i: _status(group, member) for i, (group, member) in machine.members.items()}}
 

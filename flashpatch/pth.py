@@ -6,7 +6,6 @@ perhaps our dependencies, a framework or somebody's patches. Python 3.15 waits b
 
 import builtins
 import sys
-from importlib.util import find_spec
 
 
 class _EndOfSite:
@@ -17,7 +16,7 @@ class _EndOfSite:
             return None
         sys.meta_path.remove(self)
         _start()
-        return find_spec(name)  # by the other finders: the import under way skips one, now that we are gone
+        return _find(name)  # by the other finders: the import under way skips one, now that we are gone
 
 
 def start_after_site() -> None:
@@ -26,6 +25,15 @@ def start_after_site() -> None:
         _start()
     else:
         sys.meta_path.insert(0, _EndOfSite())
+
+
+def _find(name):
+    for finder in list(sys.meta_path):
+        find_spec = getattr(finder, "find_spec", None)
+        spec = find_spec(name, None, None) if find_spec is not None else None
+        if spec is not None:
+            return spec
+    return None
 
 
 def _start() -> None:

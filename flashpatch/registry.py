@@ -2,6 +2,9 @@
 
 A package joins through the entry-point group ``flashpatch.patches``; the entry is the `Family`, or a module
 that has one as ``FAMILY``. Code comes from installed packages only, never from the environment or a config.
+
+A built-in family that is asked for by name is imported alone; all of them are imported for lists of all, and to
+look for a name that the index does not have.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
+from flashpatch import index
 from flashpatch.errors import PatchError
 from flashpatch.record import Family, Patch
 from flashpatch.suggest import nearest
@@ -30,6 +34,24 @@ def families() -> Mapping[str, Family]:
     return _load()[0]
 
 
+def built_in() -> Mapping[str, Family]:
+    """The built-in families by name."""
+    homes = _load()[2]
+    return {name: family for name, family in families().items() if homes[name].startswith(f"{BUILT_IN}.")}
+
+
+def family(name: str) -> Family:
+    """One family by its own name, imported alone where that is possible. KeyError when there is none."""
+    found = _load_alone(name) if name in index.families() else None
+    return found if found is not None else families()[name]
+
+
+def is_family(name: str) -> bool:
+    """Whether a family has this name, others that stand for it left out."""
+    alone = name in index.families() and _load_alone(name) is not None
+    return alone or name in families()
+
+
 def problems() -> Mapping[str, str]:
     """What kept a family from being loaded, by where it was to come from."""
     return _load()[1]
@@ -38,6 +60,11 @@ def problems() -> Mapping[str, str]:
 def patches() -> dict[str, Patch]:
     """All patches by id."""
     return {patch.id: patch for family in families().values() for patch in family.patches}
+
+
+def patch(patch_id: str) -> Patch:
+    """One patch by id, without importing other families. Raises KeyError when there is none."""
+    return {patch.id: patch for patch in family(patch_id.partition(".")[0]).patches}[patch_id]
 
 
 def names() -> dict[str, Family]:
@@ -56,6 +83,9 @@ def family_of(name: str) -> Family:
     Raises:
         PatchError: nobody knows the name; the message lists the known ones and the nearest.
     """
+    built_in_family = index.family_of(name)
+    if built_in_family is not None and (found := _load_alone(built_in_family)) is not None:
+        return found
     known = names()
     if name not in known:
         broken = "".join(f" Not loaded: {where}: {why}." for where, why in problems().items())
@@ -64,16 +94,31 @@ def family_of(name: str) -> Family:
 
 
 @functools.cache
-def _load() -> tuple[dict[str, Family], dict[str, str]]:
+def _load_alone(name: str) -> Family | None:
+    """A built-in family without the others; None when it has to be looked for among all of them, which says
+    what is wrong with it."""
+    try:
+        found: dict[str, Family] = {}
+        _admit(importlib.import_module(f"{BUILT_IN}.{name}"), found)
+    except Exception:
+        return None
+    if name in found and index.is_stale(found[name]):
+        log.warning("the index of family %s is not up to date: run python -m flashpatch.index", name)
+    return found.get(name)
+
+
+@functools.cache
+def _load() -> tuple[dict[str, Family], dict[str, str], dict[str, str]]:
     found: dict[str, Family] = {}
     wrong: dict[str, str] = {}
+    homes: dict[str, str] = {}
     for where, load in (*_built_in(), *_joined()):
         try:
-            _admit(load(), found)
+            homes[_admit(load(), found)] = where
         except Exception as error:  # whatever a broken family raises must not take the others along
             wrong[where] = f"{type(error).__name__}: {error}"
             log.error("patch family of %s is not available: %s", where, wrong[where], exc_info=error)
-    return found, wrong
+    return found, wrong, homes
 
 
 def _built_in() -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -93,8 +138,8 @@ def _joined() -> Iterator[tuple[str, Callable[[], Any]]]:
         yield f"entry point {entry.name} = {entry.value}", entry.load
 
 
-def _admit(candidate: Any, found: dict[str, Family]) -> None:
-    """Add a family to ``found``; ValueError says why it cannot be added."""
+def _admit(candidate: Any, found: dict[str, Family]) -> str:
+    """Add a family to ``found`` and return its name; ValueError says why it cannot be added."""
     family = candidate if isinstance(candidate, Family) else getattr(candidate, "FAMILY", None)
     if not isinstance(family, Family):
         raise ValueError(f"{candidate!r} is no Family and has no FAMILY")
@@ -113,3 +158,4 @@ def _admit(candidate: Any, found: dict[str, Family]) -> None:
             if "." not in target.partition(":")[0]:
                 raise ValueError(f"patch {patch.id!r}: {target!r} names a package root, not a submodule")
     found[family.name] = family
+    return family.name

@@ -1,1 +1,1 @@
-"""Arm patches in this process: import hooks, call counters, replaced attributes, refusals."""
+"""From a selection to armed patches."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from itertools import repeat
+from operator import is_
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +18,7 @@ def swap(old: Any, new: Any) -> None:
     for module in list(sys.modules.values()):
         if issubclass(type(module), ModuleType):
             namespace = object.__getattribute__(module, "__dict__")
-            for name, value in list(namespace.items()):
-                if value is old:
-                    namespace[name] = new
+            if any(map(is_, list(namespace.values()), repeat(old))):
+                for name, value in list(namespace.items()):
+                    if value is old:
+                        namespace[name] = new

@@ -1,18 +1,34 @@
-"""Call back once a module has finished executing: at once, or when its import ends."""
+"""Call back once a module has finished executing: at once, or when its import ends.
+
+One finder at the head of ``sys.meta_path`` gives modules that are waited for a loader that calls back when the
+real one is done, inside the import: other threads get the module when the callbacks have run. This file imports
+next to nothing, since processes that never import a framework load it too.
+"""
 
 from __future__ import annotations
 
-import logging
+import _thread
+import os
 import sys
-from collections.abc import Callable
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 
-import wrapt
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any
 
-log = logging.getLogger("flashpatch")
+    Callback = Callable[[ModuleType], None]
 
-Callback = Callable[[ModuleType], None]
+ModuleSpec = type(sys.__spec__)  # of importlib.machinery
+
+_lock = _thread.RLock()
+"""Guards the three below; no callback and no other finder runs under it."""
+_awaited: dict[str, list[Callback]] = {}
+"""Callbacks by the module they wait for. They stay until an import of it succeeds."""
+_executing: dict[str, int] = {}
+"""Modules that `_Loader` is at, callbacks included: how many times."""
+_finding: set[tuple[int, str]] = set()
+"""Thread and module for which the finder is asking the other finders."""
 
 
 def when_ready(name: str, callback: Callback) -> None:
@@ -27,13 +43,109 @@ def when_ready(name: str, callback: Callback) -> None:
         try:
             callback(module)
         except Exception:
-            log.exception("hook on %s failed; the module is imported unpatched", name)
+            import logging
 
-    module = sys.modules.get(name)
-    if module is None:
-        wrapt.register_post_import_hook(guarded, name)
-    elif not _await_import(module, guarded):
+            logger = logging.getLogger("flashpatch")
+            logger.exception("hook on %s failed; the module is imported unpatched", name)
+
+    with _lock:
+        module = sys.modules.get(name)
+        if module is None or name in _executing:
+            _awaited.setdefault(name, []).append(guarded)
+            if _finder not in sys.meta_path:
+                sys.meta_path.insert(0, _finder)
+            return
+    if not _await_import(module, guarded):
         guarded(module)
+
+
+def is_ready(name: str) -> bool:
+    """Whether a module is loaded and no import of it is under way: `when_ready` would call back at once."""
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    return name in sys.modules and name not in _executing and not getattr(spec, "_initializing", False)
+
+
+class _Finder:
+    """Finds modules that are waited for as the finders behind it do, and has them loaded by `_Loader`."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        asked = _thread.get_ident(), name
+        if name not in _awaited or asked in _finding:
+            return None
+        _finding.add(asked)
+        try:
+            spec = self._find(name, path, target)
+        finally:
+            _finding.discard(asked)
+        if spec is not None and hasattr(spec.loader, "exec_module") and name not in sys.modules:
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+    def _find(self, name: str, path: Any, target: Any) -> ModuleSpec | None:
+        finders = list(sys.meta_path)
+        behind = finders[finders.index(self) + 1 :] if self in finders else finders
+        for finder in behind:
+            find_spec = getattr(finder, "find_spec", None)
+            spec = find_spec(name, path, target) if find_spec is not None else None
+            if spec is not None:
+                return spec
+        return None
+
+
+_finder = _Finder()
+
+
+class _Loader:
+    """Stands for a module's loader until the module executes, and calls back afterwards."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_real":  # of an object that was made without __init__, by copying
+            raise AttributeError(name)
+        return getattr(self._real, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._real.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._step_back(module)
+        name = module.__name__
+        with _lock:
+            _executing[name] = _executing.get(name, 0) + 1
+        try:
+            self._real.exec_module(module)
+            while callbacks := _take(name):
+                for callback in callbacks:
+                    callback(sys.modules.get(name, module))
+        except BaseException:
+            with _lock:
+                _leave(name)
+            raise
+
+    def _step_back(self, module: ModuleType) -> None:
+        """Leave the module as it is without us: with its own loader."""
+        if getattr(module, "__loader__", None) is self:
+            module.__loader__ = self._real
+        spec = getattr(module, "__spec__", None)
+        if spec is not None and spec.loader is self:
+            spec.loader = self._real
+
+
+def _take(name: str) -> list[Callback]:
+    """The callbacks of a module that has executed; when there are none, it is done with."""
+    with _lock:
+        callbacks = _awaited.pop(name, [])
+        if not callbacks:
+            _leave(name)
+        return callbacks
+
+
+def _leave(name: str) -> None:
+    left = _executing.pop(name, 1) - 1
+    if left:
+        _executing[name] = left
 
 
 def _await_import(module: ModuleType, callback: Callback) -> bool:
@@ -48,10 +160,10 @@ def _await_import(module: ModuleType, callback: Callback) -> bool:
         return True
     # Another thread ended the import in between: whoever takes the callback out of the list calls it.
     spec.__class__ = ModuleSpec
-    return not _take(waiting, callback)
+    return not _remove(waiting, callback)
 
 
-def _take(waiting: list[Callback], callback: Callback) -> bool:
+def _remove(waiting: list[Callback], callback: Callback) -> bool:
     try:
         waiting.remove(callback)
     except ValueError:
@@ -60,7 +172,8 @@ def _take(waiting: list[Callback], callback: Callback) -> bool:
 
 
 class _WatchedSpec(ModuleSpec):
-    """The spec of a module under import. The import system ends an import by clearing ``_initializing``."""
+    """The spec of a module whose import began before anybody waited for it. The import system ends an import
+    by clearing ``_initializing``."""
 
     @property
     def _initializing(self) -> bool:
@@ -77,3 +190,14 @@ class _WatchedSpec(ModuleSpec):
                 callback = waiting.pop(0)
                 if module is not None:
                     callback(module)
+
+
+def _after_fork() -> None:
+    """In a forked child: other threads of the parent, and the imports they were at, are not here."""
+    global _lock
+    _lock = _thread.RLock()
+    mine = _thread.get_ident()
+    _finding.difference_update([asked for asked in _finding if asked[0] != mine])
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -10,6 +10,7 @@ that another thread is importing while it waits here.
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Iterator
@@ -21,10 +22,11 @@ from flashpatch import ledger, registry
 from flashpatch.arming import refusal_guards
 from flashpatch.arming.call_counter import pulse
 from flashpatch.arming.group import DISABLED, WAITING, Group, Member, groups_of
-from flashpatch.arming.import_hooks import when_ready
+from flashpatch.arming.import_hooks import is_ready, when_ready
 from flashpatch.arming.preflight import examine, module_of
 from flashpatch.arming.site import Owned, Site
-from flashpatch.contracts import source
+from flashpatch.contracts import check, source
+from flashpatch.contracts.source import RootFor
 from flashpatch.errors import PatchError
 from flashpatch.log import log
 from flashpatch.record import State
@@ -48,15 +50,18 @@ class Machine:
         self.options: dict[str, dict[str, Any]] = {}
         self.selection: Selection = NOTHING
 
-    def activate(self, selection: Selection) -> None:
-        """Make ``selection`` what is on: undo the families that left, hook or arm those that joined."""
+    def activate(self, selection: Selection, arm: bool = True) -> None:
+        """Make ``selection`` what is on: undo the families that left, hook or arm those that joined.
+
+        With ``arm`` False modules that are loaded are left to `sweep`, so that no code of a patch runs here.
+        """
         with self._lock:
             before, after = set(self.selection.choices), set(selection.choices)
             self.selection = selection
             for family, choice in selection.choices.items():
                 self.options.setdefault(family, {}).update(choice.options)
                 if family not in self.groups:
-                    self.groups[family] = groups_of(registry.families()[family])
+                    self.groups[family] = groups_of(registry.family(family))
                     self.members.update((m.patch.id, (g, m)) for g in self.groups[family] for m in g.members)
             joined = [g for family in selection.choices if family not in before for g in self.groups[family]]
             left = [group for family in before - after for group in self.groups[family]]
@@ -65,7 +70,7 @@ class Machine:
         for group in left:
             self._leave(group)
         for group in joined:
-            self._hook(group, loaded_too=True)
+            self._hook(group, loaded_too=True, arm=arm)
         if selection.choices:
             ledger.boot()
         pulse.beat()
@@ -92,9 +97,12 @@ class Machine:
             member.state, member.error = WAITING, None
             member.meter.reset()
 
-    def _hook(self, group: Group, loaded_too: bool = False) -> None:
-        """Have the group looked at when one of its modules is ready, and now for those that are loaded."""
+    def _hook(self, group: Group, loaded_too: bool = False, arm: bool = True) -> None:
+        """Have the group looked at when one of its modules is ready, and now, unless ``arm`` is False, for
+        those that are loaded."""
         for name in dict.fromkeys(group.modules()):
+            if not arm and is_ready(name):
+                continue
             if name not in group.hooked or (loaded_too and name in sys.modules):
                 group.hooked.add(name)
                 when_ready(name, partial(self._on_module, group))
@@ -120,19 +128,21 @@ class Machine:
             if group.checked or group.checking:
                 return
             group.checking = True
-            try:
-                states = [(member, self._examine(group, member)) for member in group.members]
-            finally:
-                group.checking, group.checked = False, True
-                source.forget()
+            with source.without_collector():
+                try:
+                    root_for = functools.cache(check.installed_root)
+                    states = [(member, self._examine(group, member, root_for)) for member in group.members]
+                finally:
+                    group.checking, group.checked = False, True
+                    source.forget()
         problems = [(member, state) for member, state in states if state is not None]
         if problems:
             self._refuse(group, problems)
 
-    def _examine(self, group: Group, member: Member) -> State | None:
+    def _examine(self, group: Group, member: Member, root_for: RootFor) -> State | None:
         """Why a member cannot be armed, as the state it is left in; None when it can."""
         try:
-            found = examine(member.patch)
+            found = examine(member.patch, root_for)
         except Exception as error:  # a malformed record, say; the import goes on
             log.error("%s cannot be checked", member.patch.id, exc_info=error)
             member.error = f"{type(error).__name__}: {error}"

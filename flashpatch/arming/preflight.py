@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 
-from flashpatch.contracts import check, versions
+from flashpatch.contracts import check, verdict_cache, versions
+from flashpatch.contracts.source import RootFor
 from flashpatch.record import Patch
 
 
@@ -41,17 +42,22 @@ def present(patch: Patch) -> bool:
     return any(check.installed_root(package) is not None for package in packages(patch))
 
 
-def examine(patch: Patch) -> Findings:
-    """Check version, contract and rival distributions, without importing the framework."""
-    package = next((p for p in sorted(packages(patch)) if check.installed_root(p) is not None), None)
+def examine(patch: Patch, root_for: RootFor = check.installed_root) -> Findings:
+    """Check version, contract and rival distributions, without importing the framework.
+
+    Args:
+        patch: the patch to check.
+        root_for: `flashpatch.contracts.check.installed_root`, or one that remembers its answers.
+    """
+    package = next((p for p in sorted(packages(patch)) if root_for(p) is not None), None)
     if package is None:
         return Findings(problem=f"{', '.join(sorted(packages(patch)))} is not installed")
-    installed = versions.owner(package)
+    installed = versions.owner(package, root_for)
     if installed is None:
         return Findings(problem=f"the version of {package} is unknown: no installed distribution owns it")
     if not versions.satisfies(patch.requires, installed.version):
         return Findings("", installed, f"{installed} does not meet {patch.requires}")
-    held = check.check(patch, check.installed_root, installed.version)
+    held = verdict_cache.check(patch, root_for, installed.version)
     if not held.ok:
         return Findings(held.target, installed, f"contract: {held.drift}")
     return Findings(held.target, installed, next(_rivals(patch), None))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType, ModuleType
 from typing import Any, Literal
@@ -95,13 +96,16 @@ class Site:
             by = owners.foreign(self.original, self._defining_module())
             if by is not None:
                 raise Owned(by)
+        self._install(wrapper)
+        if self.kind == "function" and sys.getrefcount(self.original) > _references_of_ours():
+            bindings.swap(self.original, self._installed)
+
+    def _install(self, wrapper: Wrapper) -> None:
         replacement = _counted(owners.underlying(self.original), wrapper, self.meter)
         self._installed = _dress(replacement, self.original, self.owner, self.name)
         _sites[id(self._installed)] = self
         self.meter.open = True
         setattr(self.owner, self.name, self._installed)
-        if self.kind == "function":
-            bindings.swap(self.original, self._installed)
 
     def unwrap(self) -> None:
         """Put the original back under every name bound to the replacement, if the replacement is outermost.
@@ -175,6 +179,25 @@ class Site:
 
 _sites: dict[int, Site] = {}
 """Sites with a replacement in place, by ``id`` of the replacement, which the site keeps alive."""
+
+
+@functools.cache
+def _references_of_ours() -> int:
+    """References to a function that `Site._install` has just replaced, when nobody else has any.
+
+    With no more than these, no other module can have a name for the function, and none is searched. Zero where
+    references are not counted like that.
+    """
+    if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return 0
+    module = ModuleType("flashpatch_sample")
+    exec("def sample(): pass", vars(module))
+    sample = Patch("sample.flashpatch.sample", ("m.n:sample",), "", "", "", "", wrapper=print)
+    site = Site(sample, "m.n:sample", module)
+    site._install(print)
+    count = sys.getrefcount(site.original)
+    site._forget(site)
+    return count
 
 
 def _find_owner(module: ModuleType, target: str) -> tuple[Any, str]:

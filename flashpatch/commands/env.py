@@ -16,6 +16,8 @@ MEANINGS = {
     "FLASHPATCH_CONFIG": f"TOML file with names and options; unset: ./{DEFAULT_FILE} if there is one",
     "FLASHPATCH_STRICT": "1: a patch that cannot be armed is an error where it is first needed",
     "FLASHPATCH_LEDGER": "directory where processes report; unset: in the user's cache directory",
+    "FLASHPATCH_CACHE": "directory for verdicts of contract checks; 0: check in every process; unset: in the "
+    "user's cache directory",
     "FLASHPATCH_LOG": "level of the logger flashpatch, which then writes to standard error too",
     "FLASHPATCH_RUN": "id of the run; set by its first process for the others",
     "FLASHPATCH_RESOLVED": "what the first process resolved; set by it for the others",

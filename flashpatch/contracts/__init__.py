@@ -1,1 +1,1 @@
-"""Check contracts against a framework's source, and find which version is installed."""
+"""Contracts: whether an installed framework is what a patch was written for."""

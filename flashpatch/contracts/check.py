@@ -45,15 +45,18 @@ class _Finding:
         return f"{self.text} ({self.line})"
 
 
-def check(patch: Patch, source_root_for: RootFor, version: str | None = None) -> ContractResult:
+def check(
+    patch: Patch, source_root_for: RootFor, version: str | None = None, sources: Sources | None = None
+) -> ContractResult:
     """Check ``patch.contract`` from source; never raises for what the source holds.
 
     Args:
         patch: the patch to check.
         source_root_for: top-level package name to its source directory, or None.
         version: exact framework version, to choose among ``contract.fingerprints``; None skips them.
+        sources: what to look through instead; tells afterwards which files the answer depends on.
     """
-    sources = Sources(source_root_for)
+    sources = sources or Sources(source_root_for)
     try:
         return _check(patch, sources, version)
     except SourceError as error:
@@ -122,7 +125,7 @@ def _findings(
             yield _Finding(f"{target} is no longer a function or class in this source", definitions[0].line)
         for definition in bodies:
             yield from _params(definition, contract.params, sources, target)
-            present = _mentioned(definition.node)
+            present = _mentioned(definition.node) if contract.mentions else set()
             for name in contract.mentions:
                 if name not in present:
                     yield _Finding(f"{target} no longer mentions {name}", definition.line)
@@ -171,7 +174,7 @@ def _mentioned(node: ast.AST) -> set[str]:
         if isinstance(inner, ast.Name):
             found.add(inner.id)
         elif isinstance(inner, ast.Attribute):
-            found.update((inner.attr, ast.unparse(inner)))
+            found.update((inner.attr, _dotted(inner) or ast.unparse(inner)))
         elif isinstance(inner, ast.keyword) and inner.arg:
             found.add(inner.arg)
         elif isinstance(inner, ast.alias):
@@ -179,6 +182,14 @@ def _mentioned(node: ast.AST) -> set[str]:
         elif isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             found.add(inner.name)
     return found
+
+
+def _dotted(node: ast.expr) -> str | None:
+    """``"a.b.c"``, as ``ast.unparse`` has it and quicker; None for an attribute of anything but a name."""
+    if isinstance(node, ast.Name):
+        return node.id
+    inner = _dotted(node.value) if isinstance(node, ast.Attribute) else None
+    return f"{inner}.{node.attr}" if inner is not None else None
 
 
 def _defining(target: str, sources: Sources) -> str:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from flashpatch.contracts.disk_cache import Stamp, stamp
 
 RootFor = Callable[[str], "Path | str | None"]
 
@@ -83,15 +87,25 @@ class Sources:
 
     ``root_for(top_level_name)`` returns the package's directory (or, for a top-level module of one file,
     that file), or None when its source is not at hand.
+
+    Attributes:
+        roots: packages that were asked for, with what ``root_for`` said.
+        read: files that were read, with their stamps from before that.
+        absent: files that were looked for and are not there.
     """
 
     def __init__(self, root_for: RootFor) -> None:
-        self._root_for = functools.cache(root_for)
+        self._root_for = root_for
+        self.roots: dict[str, Path | str | None] = {}
+        self.read: dict[str, Stamp] = {}
+        self.absent: set[str] = set()
 
     def module(self, name: str) -> Module | None:
         """The parsed module ``name``, or None when there is no such file. Raises `SourceError`."""
         top, _, rest = name.partition(".")
-        root = self._root_for(top)
+        if top not in self.roots:
+            self.roots[top] = self._root_for(top)
+        root = self.roots[top]
         if root is None:
             return None
         root = Path(root)
@@ -105,8 +119,9 @@ class Sources:
         for path in candidates:
             if path.is_file():
                 label = path.relative_to(root.parent).as_posix()
-                stamp = path.stat()
-                return Module(name, path, label, _parse(path, label, stamp.st_mtime_ns, stamp.st_size))
+                known = self.read.setdefault(str(path), stamp(path))
+                return Module(name, path, label, _parse(path, label, known))
+            self.absent.add(str(path))
         return None
 
     def resolve(self, target: str) -> Resolution:
@@ -311,12 +326,25 @@ def _absolute(module: Module, imported: Imported) -> str:
 
 
 @functools.lru_cache(maxsize=32)
-def _parse(path: Path, label: str, mtime_ns: int, size: int) -> ast.Module:
+def _parse(path: Path, label: str, known: Stamp) -> ast.Module:
     try:
         return ast.parse(path.read_bytes(), filename=label)
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None) or 1
         raise SourceError(f"{label}:{line} cannot be read as Python: {error}") from error
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Parse without Python's cycle collector: syntax trees have no cycles, and beside an imported framework
+    their many nodes set off collections that take several times as long as the parsing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def forget() -> None:

@@ -1,5 +1,27 @@
-"""Write and read the ledger: one row per process, with what it is and which patches are live in it."""
+"""Write and read the ledger: one row per process, with what it is and which patches are live in it.
 
-from flashpatch.ledger.row import boot, expect, flush, nonce, note, notes, problem, read, role, touch
+The functions are those of `flashpatch.ledger.row`, which is loaded when one of them is first used.
+"""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from flashpatch.ledger.row import boot as boot
+    from flashpatch.ledger.row import expect as expect
+    from flashpatch.ledger.row import flush as flush
+    from flashpatch.ledger.row import nonce as nonce
+    from flashpatch.ledger.row import note as note
+    from flashpatch.ledger.row import notes as notes
+    from flashpatch.ledger.row import problem as problem
+    from flashpatch.ledger.row import read as read
+    from flashpatch.ledger.row import role as role
+    from flashpatch.ledger.row import touch as touch
 
 __all__ = ["boot", "expect", "flush", "nonce", "note", "notes", "problem", "read", "role", "touch"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from flashpatch.ledger import row
+
+    return getattr(row, name)

@@ -1,24 +1,96 @@
-"""Where ledger files live, how they are written, and how a process is told from its pid's next owner."""
+"""Where ledger files live, how they are written, and how a process is told from its pid's next owner.
+
+Processes that never import a framework write a row too, so this imports little.
+"""
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import stat
+import sys
 import time
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+
+from flashpatch import plain_json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+    from typing import Any
+
+_PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 
 
 def directory() -> Path:
     """The ledger: ``FLASHPATCH_LEDGER``, else ``flashpatch/ledger`` in the user's cache directory."""
+    from pathlib import Path
+
+    return Path(_directory())
+
+
+def _directory() -> str:
     chosen = os.environ.get("FLASHPATCH_LEDGER")
     if chosen:
-        return Path(chosen).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "flashpatch" / "ledger"
+        return os.path.expanduser(chosen)
+    return os.path.join(cache_home(), "flashpatch", "ledger")
+
+
+def cache_home() -> str:
+    """The user's cache directory."""
+    return os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+
+
+def row_path() -> str:
+    """The file of this process's row. Sets ``FLASHPATCH_RUN``, see `run_id`."""
+    pid, start = identity()
+    return os.path.join(_directory(), run_id(), file_name("row", host(), pid, start))
+
+
+def identity() -> tuple[int, str]:
+    """Pid and start of this process; where the platform does not say when it began, the time now stands in,
+    once per process."""
+    global _identity
+    pid = os.getpid()
+    if _identity is None or _identity[0] != pid:
+        _identity = pid, process_start(pid) or str(time.time_ns())
+    return _identity
+
+
+_identity: tuple[int, str] | None = None
+
+
+def row(
+    engine: Mapping[str, Any],
+    roles: tuple[str, ...] = (),
+    rank: Mapping[str, Any] | None = None,
+    notes: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """A row of this process, now.
+
+    Args:
+        engine: ``patches`` (id to state, detail, calls, target, tested), ``versions`` (distribution to
+            version, those already known) and ``error`` (the last one, or None).
+        roles: see `flashpatch.ledger.role`.
+        rank: likewise.
+        notes: see `flashpatch.ledger.note`.
+    """
+    pid, start = identity()
+    return {
+        "kind": "row",
+        "run": run_id(),
+        "host": host(),
+        "pid": pid,
+        "start": start,
+        "ppid": os.getppid(),
+        "argv0": sys.argv[0] if getattr(sys, "argv", None) else "",
+        "roles": sorted(roles),
+        "rank": dict(rank or {}),
+        "versions": {"python": sys.version.split()[0], **engine.get("versions", {})},
+        "patches": engine.get("patches", {}),
+        "notes": dict(notes or {}),
+        "error": engine.get("error"),
+        "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
 
 
 def run_id() -> str:
@@ -30,16 +102,16 @@ def run_id() -> str:
     if not value:
         value = f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}-{os.urandom(3).hex()}"
         os.environ["FLASHPATCH_RUN"] = value
-    return _plain(value)
+    return plain(value)
 
 
 def host() -> str:
-    return _plain(os.uname().nodename)
+    return plain(os.uname().nodename)
 
 
 def file_name(kind: str, at: str, pid: int, start: str) -> str:
     """``row-<host>-<pid>-<start>.json`` or ``expect-...``."""
-    return f"{kind}-{_plain(at)}-{pid}-{_plain(start) or 'unknown'}.json"
+    return f"{kind}-{plain(at)}-{pid}-{plain(start) or 'unknown'}.json"
 
 
 def process_start(pid: int) -> str | None:
@@ -49,39 +121,56 @@ def process_start(pid: int) -> str | None:
     Source: ``proc(5)``, fields 3 and 22 of ``/proc/<pid>/stat``.
     """
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        with open(f"/proc/{pid}/stat", errors="replace") as file:
+            text = file.read()
     except OSError:
-        return None if Path("/proc/self/stat").exists() else _signalled(pid)
+        return None if os.path.exists("/proc/self/stat") else _signalled(pid)
     fields = text.rpartition(")")[2].split()
     return None if fields[0] in "ZX" else fields[19]
 
 
-def write(path: Path, value: Mapping[str, Any]) -> None:
+def write(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None:
     """Replace ``path`` atomically with ``value`` as JSON, readable by its owner only.
 
     The directory is made private (0700) if it is missing. Raises OSError, also when the directory is
     another user's or a link.
     """
-    _private(path.parent)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    data = json.dumps(value, default=repr).encode()
+    folder, name = os.path.split(path)
+    _private(folder)
+    temporary = os.path.join(folder, f".{name}.{os.getpid()}")
+    data = plain_json.dumps(value).encode()
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
         with open(os.open(temporary, flags, 0o600), "wb") as file:
             file.write(data)
         os.replace(temporary, path)
     except OSError:
-        temporary.unlink(missing_ok=True)
+        try:
+            os.unlink(temporary)
+        except FileNotFoundError:
+            pass
         raise
 
 
-def _private(folder: Path) -> None:
-    for missing in [*reversed(folder.parents), folder]:
-        if not missing.exists():
-            missing.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
+def _private(folder: str) -> None:
+    if not os.path.exists(folder):
+        missing, above = [folder], os.path.dirname(folder)
+        while above and not os.path.exists(above):
+            missing.append(above)
+            above = os.path.dirname(above)
+        for path in reversed(missing):
+            _make(path)
+    found = os.lstat(folder or ".")
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise PermissionError(f"{folder} is not a directory of this user")
+
+
+def _make(folder: str) -> None:
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        if not os.path.isdir(folder):
+            raise
 
 
 def _signalled(pid: int) -> str | None:
@@ -94,5 +183,6 @@ def _signalled(pid: int) -> str | None:
     return ""
 
 
-def _plain(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]", "-", text).lstrip(".")[:100]
+def plain(text: str) -> str:
+    """``text`` as part of a file's name: other characters than letters, digits, ``._-`` are replaced."""
+    return "".join(letter if letter in _PLAIN else "-" for letter in text).lstrip(".")[:100]

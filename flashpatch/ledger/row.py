@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flashpatch.arming import standby
 from flashpatch.ledger import files
 
 if TYPE_CHECKING:
@@ -52,8 +53,6 @@ class _Row:
                 return
             self.booted = True
             self._dirty = True
-            self.pid = os.getpid()
-            self.start = files.process_start(self.pid) or str(time.time_ns())
         self._write()
 
     def update(self, roles: Iterable[str], rank: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
@@ -125,9 +124,8 @@ class _Row:
     def _write_row(self) -> None:
         self._dirty = False
         self._last = time.monotonic()
-        path = _run_directory() / files.file_name("row", files.host(), self.pid, self.start)
         try:
-            files.write(path, self._content())
+            files.write(files.row_path(), self._content())
         except OSError as error:
             if self.problem is None:
                 _log.warning("flashpatch: the ledger row of this process cannot be written: %s", error)
@@ -138,22 +136,7 @@ class _Row:
     def _content(self) -> dict[str, Any]:
         engine = _engine_snapshot()
         with self._facts:
-            return {
-                "kind": "row",
-                "run": files.run_id(),
-                "host": files.host(),
-                "pid": self.pid,
-                "start": self.start,
-                "ppid": os.getppid(),
-                "argv0": sys.argv[0] if getattr(sys, "argv", None) else "",
-                "roles": sorted(self.roles),
-                "rank": dict(self.rank),
-                "versions": {"python": sys.version.split()[0], **engine.get("versions", {})},
-                "patches": engine.get("patches", {}),
-                "notes": dict(self.notes),
-                "error": engine.get("error"),
-                "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            }
+            return files.row(engine, tuple(self.roles), self.rank, self.notes)
 
 
 _row = _Row()
@@ -173,11 +156,13 @@ def boot() -> None:
 
 def role(name: str, **rank: Any) -> None:
     """Add a role (driver, engine-core, worker, trainer) and ranks such as ``tp=1``; roles are a set."""
+    standby.wake()
     _row.update((name,), rank, {})
 
 
 def note(**values: Any) -> None:
     """Set free facts, JSON values; ``updates`` and ``steps`` count what makes evidence due."""
+    standby.wake()
     _row.update((), {}, values)
 
 
@@ -189,6 +174,7 @@ def notes() -> dict[str, Any]:
 
 def nonce(value: str) -> None:
     """Store a probe's nonce, which proves that this process wrote the row during that probe."""
+    standby.wake()
     _row.update((), {}, {"nonce": value})
 
 
@@ -197,6 +183,7 @@ def expect(
 ) -> None:
     """Write the row that process ``pid`` is expected to write: a process that never got our environment
     writes nothing itself. ``host`` when it runs on another one."""
+    standby.wake()
     if not _row.booted:
         return
     at = host or files.host()

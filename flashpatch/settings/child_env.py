@@ -10,16 +10,21 @@ copies only variables with certain prefixes or named in ``VLLM_RAY_EXTRA_ENV_VAR
 from __future__ import annotations
 
 import os
-from typing import Any
 
+from flashpatch import plain_json
 from flashpatch.ledger import files
-from flashpatch.log import log
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
 
 VARIABLES = (
     "FLASHPATCH",
     "FLASHPATCH_CONFIG",
     "FLASHPATCH_STRICT",
     "FLASHPATCH_LEDGER",
+    "FLASHPATCH_CACHE",
     "FLASHPATCH_LOG",
     "FLASHPATCH_RUN",
     "FLASHPATCH_RESOLVED",
@@ -31,24 +36,54 @@ RAY_HOOK = "RAY_RUNTIME_ENV_HOOK"
 OUR_HOOK = "flashpatch.settings.child_env.ray_runtime_env"
 
 
+def publish(
+    names: Iterable[str], options: Mapping[str, Mapping[str, Any]], strict: bool, explicit: bool = False
+) -> None:
+    """Hand what is on to processes started from now on.
+
+    The value of ``FLASHPATCH`` stays as the user wrote it while it means the same; a child started with
+    another value ignores the resolved data.
+
+    Args:
+        names: the chosen names.
+        options: family to all its options.
+        strict: whether strict mode is on.
+        explicit: ``enable()`` chose some of it, so that ``FLASHPATCH=1`` does not say it.
+    """
+    chosen = list(names)
+    asked = os.environ.get("FLASHPATCH", "")
+    if asked != "1" or explicit:
+        asked = ",".join(chosen)
+    export(asked, resolved(asked, chosen, options, strict))
+
+
+def resolved(asked: str, names: Iterable[str], options: Mapping[str, Mapping[str, Any]], strict: bool) -> str:
+    """The value of ``FLASHPATCH_RESOLVED`` that goes with the value ``asked`` of ``FLASHPATCH``."""
+    tables = {family: dict(table) for family, table in options.items()}
+    return plain_json.dumps({"from": asked, "names": list(names), "options": tables, "strict": strict})
+
+
 def export(asked: str, resolved: str) -> None:
     """Set ``FLASHPATCH`` and ``FLASHPATCH_RESOLVED`` for children, put our variables on vLLM's list and our
     hook into Ray's.
 
-    A relative ledger becomes absolute, since workers run in other directories. A hook of somebody else's stays:
+    Relative directories become absolute, since workers run in other ones. A hook of somebody else's stays:
     code is never taken from a variable of ours, so it could not be called in turn.
     """
     _set("FLASHPATCH", asked)
     _set("FLASHPATCH_RESOLVED", resolved)
-    ledger = os.environ.get("FLASHPATCH_LEDGER")
-    if ledger:
-        _set("FLASHPATCH_LEDGER", os.path.abspath(os.path.expanduser(ledger)))
+    for name in ("FLASHPATCH_LEDGER", "FLASHPATCH_CACHE"):
+        folder = os.environ.get(name, "")
+        if folder and folder != "0":
+            _set(name, os.path.abspath(os.path.expanduser(folder)))
     _list(add=True)
     hook = os.environ.get(RAY_HOOK)
     if not hook:
         os.environ[RAY_HOOK] = OUR_HOOK
     elif hook != OUR_HOOK:
-        log.warning(
+        import logging
+
+        logging.getLogger("flashpatch").warning(
             "%s is %s already, so Ray workers on a cluster that was running before do not get our variables: "
             "have it return %s(runtime_env)",
             RAY_HOOK,

@@ -61,7 +61,6 @@ def load() -> Config:
 
 
 def _checked(data: dict[str, Any], source: str) -> Config:
-    families = registry.families()
     enable = data.pop("enable", [])
     if not isinstance(enable, list) or not all(isinstance(name, str) for name in enable):
         raise PatchError(f"'enable' in {source} is {enable!r}.", advice="Give a list of names.")
@@ -69,13 +68,13 @@ def _checked(data: dict[str, Any], source: str) -> Config:
     if not isinstance(strict, (bool, type(None))):
         raise PatchError(f"'strict' in {source} is {strict!r}.", advice="Give true or false.")
     for key, table in data.items():
-        if key not in families:
-            raise PatchError(
-                f"unknown key {key!r} in {source}.", advice=nearest(key, ("enable", "strict", *families))
-            )
+        if not registry.is_family(key):
+            known = ("enable", "strict", *registry.families())
+            raise PatchError(f"unknown key {key!r} in {source}.", advice=nearest(key, known))
         if not isinstance(table, dict):
             raise PatchError(f"{key!r} in {source} is {table!r}.", advice=f"Write a table: [{key}].")
     tables = {
-        key: options.checked(families[key], table, f"[{key}] of {source}") for key, table in data.items()
+        key: options.checked(registry.family(key), table, f"[{key}] of {source}")
+        for key, table in data.items()
     }
     return Config(tuple(enable), strict, tables)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from flashpatch.errors import PatchError
-from flashpatch.record import Family, Option
 from flashpatch.suggest import nearest
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
 
-def defaults(family: Family) -> dict[str, Any]:
+    from flashpatch.index import IndexedFamily, IndexedOption
+    from flashpatch.record import Family, Option
+
+
+def defaults(family: Family | IndexedFamily) -> dict[str, Any]:
     """Every option of the family at its default."""
     return {name: option.default for name, option in family.options.items()}
 
 
-def checked(family: Family, values: Mapping[str, Any], source: str) -> dict[str, Any]:
+def checked(family: Family | IndexedFamily, values: Mapping[str, Any], source: str) -> dict[str, Any]:
     """``values`` if the family has such options and takes such values.
 
     Args:
@@ -29,7 +33,7 @@ def checked(family: Family, values: Mapping[str, Any], source: str) -> dict[str,
     return {name: _checked_one(family, name, value, source) for name, value in values.items()}
 
 
-def _checked_one(family: Family, name: str, value: Any, source: str) -> Any:
+def _checked_one(family: Family | IndexedFamily, name: str, value: Any, source: str) -> Any:
     option = family.options.get(name)
     if option is None:
         raise PatchError(
@@ -45,7 +49,7 @@ def _checked_one(family: Family, name: str, value: Any, source: str) -> Any:
     return list(value) if option.kind is list and value is not None else value
 
 
-def _fits(option: Option, value: Any) -> bool:
+def _fits(option: Option | IndexedOption, value: Any) -> bool:
     if value is None:
         return option.default is None
     if option.kind is list:

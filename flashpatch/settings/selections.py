@@ -13,15 +13,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flashpatch import registry
+from flashpatch import registry, variables
 from flashpatch.errors import PatchError
 from flashpatch.settings import child_env, config_file, options
 from flashpatch.suggest import nearest
-
-DEFAULT_NAMES = ("fp8",)
-
-_YES = frozenset({"1", "true", "yes", "on"})
-_NO = frozenset({"", "0", "false", "no", "off"})
 
 
 @dataclass(frozen=True)
@@ -63,7 +58,7 @@ def from_environment(current: Selection) -> Selection:
     asked = os.environ.get("FLASHPATCH", "")
     if asked in ("", "0"):
         return current
-    base = _inherited(asked) or _resolve(asked)
+    base = inherited(asked, os.environ.get("FLASHPATCH_RESOLVED", "")) or _resolve(asked)
     explicit = {family: choice for family, choice in current.choices.items() if choice.explicit}
     return Selection({**base.choices, **explicit}, current.strict if explicit else base.strict)
 
@@ -80,11 +75,11 @@ def extend(
         PatchError: an unknown name or option, or two names of one family.
     """
     settings = config_file.load()
-    chosen = _one_per_family(tuple(names) or settings.enable or DEFAULT_NAMES)
+    chosen = _one_per_family(tuple(names) or settings.enable or variables.DEFAULT_NAMES)
     _known_somewhere(values, chosen)
     choices = dict(current.choices)
     for family, name in chosen.items():
-        record = registry.families()[family]
+        record = registry.family(family)
         before = choices.get(family)
         if before is not None and before.name != name and before.explicit:
             raise _two_names(family, before.name, name, f"Call disable({before.name!r}) first.")
@@ -108,29 +103,25 @@ def reduce(current: Selection, names: Iterable[str]) -> Selection:
 
 
 def export(selection: Selection) -> None:
-    """Hand the selection to processes started from now on, or withdraw it when nothing is on.
-
-    The value of ``FLASHPATCH`` stays as the user wrote it while it means the same; a child started with
-    another value ignores the resolved data.
-    """
+    """Hand the selection to processes started from now on, or withdraw it when nothing is on."""
     if not selection.choices:
         child_env.withdraw()
         return
-    asked = os.environ.get("FLASHPATCH", "")
-    if asked != "1" or any(choice.explicit for choice in selection.choices.values()):
-        asked = ",".join(selection.names)
-    resolved = {
-        "from": asked,
-        "names": list(selection.names),
-        "options": {family: dict(choice.options) for family, choice in selection.choices.items()},
-        "strict": selection.strict,
-    }
-    child_env.export(asked, json.dumps(resolved))
+    values = {family: choice.options for family, choice in selection.choices.items()}
+    explicit = any(choice.explicit for choice in selection.choices.values())
+    child_env.publish(selection.names, values, selection.strict, explicit)
 
 
-def _inherited(asked: str) -> Selection | None:
-    """What a parent resolved, if it was resolved from the value that ``FLASHPATCH`` has now."""
-    text = os.environ.get("FLASHPATCH_RESOLVED", "")
+def inherited(asked: str, text: str) -> Selection | None:
+    """What was resolved before, if it was resolved from this value of ``FLASHPATCH``.
+
+    Args:
+        asked: the value.
+        text: the value of ``FLASHPATCH_RESOLVED``.
+
+    Raises:
+        PatchError: the text is not ours, or its names or options are wrong.
+    """
     if not text:
         return None
     try:
@@ -146,7 +137,7 @@ def _inherited(asked: str) -> Selection | None:
         ) from error
     choices = {}
     for family, name in chosen.items():
-        record = registry.families()[family]
+        record = registry.family(family)
         given = options.checked(record, values.get(family, {}), "FLASHPATCH_RESOLVED")
         choices[family] = Choice(name, {**options.defaults(record), **given})
     return Selection(choices, strict)
@@ -155,16 +146,16 @@ def _inherited(asked: str) -> Selection | None:
 def _resolve(asked: str) -> Selection:
     settings = config_file.load()
     if asked == "1":
-        names: tuple[str, ...] = settings.enable or DEFAULT_NAMES
+        names: tuple[str, ...] = settings.enable or variables.DEFAULT_NAMES
     else:
-        names = tuple(name.strip() for name in asked.split(",") if name.strip())
+        names = variables.names(asked)
     chosen = _one_per_family(names)
     choices = {f: Choice(name, _base_options(f, name, settings)) for f, name in chosen.items()}
     return Selection(choices, _strict(settings))
 
 
 def _base_options(family: str, name: str, settings: config_file.Config) -> dict[str, Any]:
-    record = registry.families()[family]
+    record = registry.family(family)
     preset = options.checked(record, registry.family_names(record)[name], f"the preset of {name!r}")
     return {**options.defaults(record), **settings.tables.get(family, {}), **preset}
 
@@ -184,7 +175,7 @@ def _two_names(family: str, first: str, second: str, advice: str) -> PatchError:
 
 def _known_somewhere(values: Mapping[str, Any], chosen: Mapping[str, str]) -> None:
     """Each option given to ``enable()`` must belong to at least one of the families it names."""
-    known = {option for family in chosen for option in registry.families()[family].options}
+    known = {option for family in chosen for option in registry.family(family).options}
     for option in values:
         if option not in known:
             raise PatchError(
@@ -198,6 +189,7 @@ def _strict(settings: config_file.Config) -> bool:
     text = os.environ.get("FLASHPATCH_STRICT")
     if text is None:
         return bool(settings.strict)
-    if text.strip().lower() not in _YES | _NO:
+    answer = variables.flag(text)
+    if answer is None:
         raise PatchError(f"FLASHPATCH_STRICT is {text!r}.", advice="Set it to 1 or 0.")
-    return text.strip().lower() in _YES
+    return answer

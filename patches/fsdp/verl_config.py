@@ -53,7 +53,7 @@ def _unheard() -> str | None:
     """What is missing for a refused update to reach the trainer, or None."""
     if not engine.enabled("fp8"):
         return "FLASHPATCH without bf16 or fp8"
-    problem = examine(registry.patches()[TRANSFER]).problem
+    problem = examine(registry.patch(TRANSFER)).problem
     return f"a verl on which {TRANSFER} cannot be armed: {problem}" if problem else None
 
 

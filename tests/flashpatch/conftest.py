@@ -146,7 +146,13 @@ class World:
         path = os.pathsep.join(filter(None, (str(self.site), kept.get("PYTHONPATH"))))
         done = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(code)],
-            env={**kept, "PYTHONPATH": path, "FLASHPATCH_LEDGER": str(self.ledger), **env},
+            env={
+                **kept,
+                "PYTHONPATH": path,
+                "FLASHPATCH_LEDGER": str(self.ledger),
+                "FLASHPATCH_CACHE": str(self.cwd.parent / "cache"),
+                **env,
+            },
             cwd=self.cwd,
             capture_output=True,
             text=True,

@@ -131,3 +131,131 @@ def test_threads_that_import_while_another_enables(toys):
         for i in range(20):
             assert importlib.import_module(f"fakefw.m{i}").f() == ("patched", 1)
     """)
+
+
+READY = """
+import importlib, importlib.util, sys
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from flashpatch.arming import import_hooks as hooks
+seen = []
+def wait(name, note=None):
+    hooks.when_ready(name, lambda module: seen.append(note or module.__name__))
+"""
+
+
+def test_a_module_that_was_waited_for_is_as_it_would_be_without_us(world):
+    world.run(
+        READY
+        + """
+wait("fakefw.core"), wait("fakefw")
+import fakefw.core as core
+assert seen == ["fakefw", "fakefw.core"] and fakefw.core is core if (fakefw := sys.modules["fakefw"]) else 0
+for module in (core, fakefw):
+    spec = module.__spec__
+    assert type(spec) is ModuleSpec and not spec._initializing
+    assert type(module.__loader__) is type(spec.loader) is SourceFileLoader
+    assert spec.loader is module.__loader__ and spec.loader.name == module.__name__
+importlib.reload(core)
+assert seen == ["fakefw", "fakefw.core"], "a reload is no import"
+wait("fakefw.core", "later")
+assert seen[-1] == "later" and hooks.is_ready("fakefw.core") and not hooks.is_ready("fakefw.user")
+"""
+    )
+
+
+def test_a_look_at_a_spec_is_no_import(world):
+    world.run(
+        READY
+        + """
+wait("fakefw.core")
+spec = importlib.util.find_spec("fakefw.core")
+assert spec.origin.endswith("core.py") and "plain" in spec.loader.get_source("fakefw.core")
+assert seen == [] and spec.loader.is_package("fakefw.core") is False
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+assert seen == ["fakefw.core"] and type(module.__spec__.loader) is SourceFileLoader
+"""
+    )
+
+
+def test_a_module_runs_as_a_program(world):
+    world.module("fakefw/program.py", "print(__name__, __spec__.name)\n")
+    done = world.run(
+        READY
+        + """
+import runpy
+wait("fakefw.program")
+runpy.run_module("fakefw.program", run_name="__main__", alter_sys=True)
+assert seen == []
+"""
+    )
+    assert done.stdout == "__main__ fakefw.program\n"
+
+
+def test_a_failed_import_keeps_the_callback_for_the_next_one(world):
+    world.module("fakefw/half.py", "import os\nif os.environ.pop('BREAK', ''):\n    raise OSError('first')\n")
+    world.run(
+        READY
+        + """
+wait("fakefw.half")
+try:
+    import fakefw.half
+except OSError:
+    pass
+assert seen == [] and "fakefw.half" not in sys.modules
+import fakefw.half
+assert seen == ["fakefw.half"]
+""",
+        BREAK="1",
+    )
+
+
+def test_a_callback_may_wait_for_the_module_that_it_was_called_for(world):
+    world.run(
+        READY
+        + """
+hooks.when_ready("fakefw.core", lambda module: (wait("fakefw.core", "inner"), wait("fakefw.core", "next")))
+wait("fakefw.core", "outer")
+import fakefw.core
+assert seen == ["outer", "inner", "next"], seen
+"""
+    )
+
+
+def test_another_tools_hooks_come_after_ours(world):
+    """A tool that hooks the module later than we do finds it patched."""
+    world.run(
+        READY
+        + """
+import wrapt
+wait("fakefw.core", "ours")
+wrapt.register_post_import_hook(lambda module: seen.append("theirs"), "fakefw.core")
+import fakefw.core
+assert seen == ["ours", "theirs"], seen
+"""
+    )
+
+
+def test_threads_wait_for_the_callbacks_of_an_import(world):
+    world.run(
+        READY
+        + """
+import threading, time
+done = []
+def slow(module):
+    time.sleep(0.2)
+    done.append(module)
+hooks.when_ready("fakefw.core", slow)
+wrong = []
+def load():
+    import fakefw.core
+    if not done:
+        wrong.append(1)
+threads = [threading.Thread(target=load) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert not wrong and len(done) == 1
+"""
+    )

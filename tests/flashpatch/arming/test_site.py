@@ -259,3 +259,33 @@ FAMILY = Family("toy", "", (patch("toy.fakefw.thing", "fakefw.core:Thing"),))
         assert isinstance(core.Thing, type)
     """)
     assert "Target a function, a method or a property" in done.stderr
+
+
+@pytest.mark.parametrize("alias", [False, True])
+def test_modules_are_searched_only_where_a_function_has_other_names(toys, alias):
+    toys.module("fakefw/alone.py", "def f():\n    return 1\nasync def g():\n    return 1\n")
+    toys.module(
+        "fakefw/holder.py", "from fakefw.alone import f as renamed_f, g as renamed_g\n" if alias else ""
+    )
+    toys.families("""
+from toykit import *
+FAMILY = Family("toy", "", (
+    patch("toy.fakefw.f", "fakefw.alone:f"), patch("toy.fakefw.g", "fakefw.alone:g", wrapper=patched_later),
+))
+""")
+    toys.run(f"""
+        import asyncio, flashpatch, fakefw.alone as alone, fakefw.holder as holder
+        from flashpatch.arming import bindings
+        born, searched, search = (alone.f, alone.g), [], bindings.swap
+        born = [id(one) for one in born]
+        bindings.swap = lambda old, new: (searched.append(id(old)), search(old, new))
+        flashpatch.enable("toy")
+        assert searched == (born if {alias} else []), searched
+        assert alone.f() == asyncio.run(alone.g()) == ("patched", 1)
+        if {alias}:
+            assert holder.renamed_f is alone.f and holder.renamed_g is alone.g
+        flashpatch.disable()
+        assert [id(alone.f), id(alone.g)] == born
+        if {alias}:
+            assert [id(holder.renamed_f), id(holder.renamed_g)] == born
+    """)

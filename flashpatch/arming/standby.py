@@ -1,0 +1,232 @@
+"""Wait for a framework with nothing loaded but an index; most processes of a job never import one.
+
+`start` reads the environment, exports what it means to children, writes the ledger row, and watches the target
+modules of the chosen families. When the first of them has been imported, or somebody calls a function of the
+engine, `wake` loads the engine and lets it take over. What takes more than the index to decide (a config file, a
+third party's family, an error to report, a framework that is loaded already) is left to the engine at once.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import sys
+
+from flashpatch import index, variables
+from flashpatch.arming import import_hooks
+from flashpatch.errors import PatchError
+from flashpatch.ledger import files
+from flashpatch.settings import child_env, options
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+_LEVELS = ("", "DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+_CONFIG = "flashpatch.toml"
+
+
+class Resolved:
+    """What the environment means.
+
+    Attributes:
+        names: the chosen name of each family.
+        options: every option of each family.
+        strict: whether strict mode is on.
+        families: what the index says about each.
+        environment: the exported values of ``FLASHPATCH`` and ``FLASHPATCH_RESOLVED``.
+    """
+
+    def __init__(self, names: dict[str, str], options: dict[str, dict[str, Any]], strict: bool) -> None:
+        self.names = names
+        self.options = options
+        self.strict = strict
+        self.families = {name: index.family(name) for name in names}
+        self.environment: tuple[str | None, str | None] = (None, None)
+
+
+_pending: Resolved | None = None
+"""What `wake` will switch on; None before `start` and after `wake`."""
+
+_lock = _thread.RLock()
+_waking = False
+"""Whether the thread that holds the lock is at it: what it calls must not wake again."""
+
+
+def start() -> bool:
+    """Obey ``FLASHPATCH`` as far as possible without the engine; later calls in a process reconcile.
+
+    Returns:
+        False when the engine has to decide: it is loaded, or the index is not enough.
+    """
+    global _pending
+    if _pending is not None:
+        if _environment() != _pending.environment:
+            return False
+        if any(import_hooks.is_ready(name) for name in _watched(_pending)):  # imported past our finder
+            wake()
+        return True
+    if "flashpatch.api" in sys.modules or "flashpatch.engine" in sys.modules:
+        return False
+    resolved = _resolve(os.environ.get("FLASHPATCH", ""))
+    if resolved is None or any(module.partition(".")[0] in sys.modules for module in _watched(resolved)):
+        return False
+    child_env.publish(resolved.names.values(), resolved.options, resolved.strict)
+    resolved.environment = _environment()
+    _pending = resolved
+    for name in sorted(_watched(resolved)):
+        import_hooks.when_ready(name, _on_module)
+    write_row()
+    return True
+
+
+def wake() -> None:
+    """Let the engine take over, if it has not yet. Returns when it watches the modules in our place.
+
+    May be called from any thread and from import hooks: the lock is held while modules of ours are imported
+    and bookkeeping is done, never while a patch is applied.
+    """
+    global _pending, _waking
+    if _pending is None:
+        return
+    with _lock:
+        if _pending is None or _waking:
+            return
+        _waking = True
+        try:
+            from flashpatch import api, engine
+
+            api.adopt(_pending.environment)
+        finally:
+            _pending, _waking = None, False
+    engine.machine.sweep()
+
+
+def snapshot() -> dict[str, Any]:
+    """What `flashpatch.engine.snapshot` would give: patches that wait, or whose framework is not installed."""
+    patches = {}
+    found: dict[str, bool] = {}
+    for family in _pending.families.values() if _pending is not None else ():
+        for patch_id, modules in family.patches.items():
+            packages = sorted({module.partition(".")[0] for module in modules})
+            found.update((package, _is_installed(package)) for package in packages if package not in found)
+            absent = not any(found[package] for package in packages)
+            patches[patch_id] = {
+                "state": "skipped" if absent else "waiting",
+                "detail": f"{', '.join(packages)} is not installed" if absent else "",
+                "calls": 0,
+                "target": "",
+                "tested": None,
+            }
+    return {"patches": patches, "versions": {}, "error": None}
+
+
+def write_row() -> None:
+    """Write this process's row in the ledger; a failure is logged."""
+    try:
+        path = files.row_path()
+        files.write(path, files.row(snapshot()))
+    except OSError as error:
+        import logging
+
+        message = "flashpatch: the ledger row of this process cannot be written: %s"
+        logging.getLogger("flashpatch").warning(message, error)
+
+
+def _on_module(module: ModuleType) -> None:
+    wake()
+
+
+def _watched(resolved: Resolved) -> set[str]:
+    return set().union(*(family.modules() for family in resolved.families.values()))
+
+
+def _environment() -> tuple[str | None, str | None]:
+    return os.environ.get("FLASHPATCH"), os.environ.get("FLASHPATCH_RESOLVED")
+
+
+def _resolve(asked: str) -> Resolved | None:
+    """What the environment means; None when the engine has to say, such as that it is wrong."""
+    if os.environ.get("FLASHPATCH_LOG", "").strip().upper() not in _LEVELS:
+        return None
+    try:
+        text = os.environ.get("FLASHPATCH_RESOLVED")
+        return (_inherited(text, asked) if text else None) or _asked(asked)
+    except (PatchError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _inherited(text: str, asked: str) -> Resolved | None:
+    """What a parent resolved; None when that was for another value of ``FLASHPATCH``."""
+    for strict in (False, True):  # defaults, most often: no need to parse
+        if f'"from": "{asked}"' in text and text == _text(resolved := _of_names(asked, strict), asked):
+            return resolved
+    import json
+
+    data = json.loads(text)
+    if data["from"] != asked:
+        return None
+    names = _one_per_family(data["names"])
+    given = {family: dict(table) for family, table in data["options"].items()}
+    resolved = Resolved(names, {}, bool(data["strict"]))
+    for name, family in resolved.families.items():
+        checked = options.checked(family, given.get(name, {}), "")
+        resolved.options[name] = {**options.defaults(family), **checked}
+    return resolved
+
+
+def _asked(asked: str) -> Resolved | None:
+    if os.environ.get("FLASHPATCH_CONFIG") or os.path.isfile(_CONFIG):
+        return None
+    strict = variables.flag(os.environ.get("FLASHPATCH_STRICT", ""))
+    return _of_names(asked, strict) if strict is not None else None
+
+
+def _of_names(asked: str, strict: bool) -> Resolved:
+    """The names in ``asked`` with the options that they have where no config says otherwise."""
+    names = variables.DEFAULT_NAMES if asked == "1" else variables.names(asked)
+    if not names:
+        raise ValueError(asked)
+    resolved = Resolved(_one_per_family(names), {}, strict)
+    for family, name in resolved.names.items():
+        record = resolved.families[family]
+        resolved.options[family] = {**options.defaults(record), **record.names[name]}
+    return resolved
+
+
+def _text(resolved: Resolved, asked: str) -> str:
+    return child_env.resolved(asked, resolved.names.values(), resolved.options, resolved.strict)
+
+
+def _one_per_family(names: Any) -> dict[str, str]:
+    """Family to name. Raises KeyError for a name that the index has not, ValueError for two of a family."""
+    chosen: dict[str, str] = {}
+    for name in names:
+        family = index.family_of(name)
+        if family is None:
+            raise KeyError(name)
+        if chosen.setdefault(family, name) != name:
+            raise ValueError(name)
+    return chosen
+
+
+def _is_installed(package: str) -> bool:
+    """Whether a top-level package is there, without importing it; as `flashpatch.contracts.check.installed_root`."""
+    for finder in sys.meta_path:
+        find_spec = getattr(finder, "find_spec", None)
+        spec = find_spec(package, None, None) if find_spec is not None else None
+        if spec is not None:
+            return bool(spec.submodule_search_locations or (spec.origin or "").endswith(".py"))
+    return False
+
+
+def _after_fork() -> None:
+    """In a forked child: write its own row. A thread of the parent that was waking is not here."""
+    global _lock, _waking
+    _lock, _waking = _thread.RLock(), False
+    if _pending is not None:
+        write_row()
+
+
+os.register_at_fork(after_in_child=_after_fork)

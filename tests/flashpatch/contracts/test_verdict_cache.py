@@ -1,0 +1,338 @@
+"""Kept verdicts: used while all that they were derived from is as it was, and never otherwise."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flashpatch.contracts import disk_cache, source, verdict_cache, versions
+from flashpatch.contracts.check import ContractResult
+from flashpatch.record import Contract
+
+ENGINE = "from toy.base import Base\nclass Engine(Base):\n    def step(self, batch): ...\n"
+BASE = "class Base:\n    def load(self, weights): ...\n"
+TOLD_APART = 0.1  # seconds after which a further change of a file shows in its stamp
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("FLASHPATCH_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def read(monkeypatch) -> list[str]:
+    """Labels of the files that were parsed, in order; a kept verdict parses none."""
+    labels: list[str] = []
+    real = source._parse
+
+    def parse(path, label, known):
+        labels.append(label)
+        return real(path, label, known)
+
+    monkeypatch.setattr(source, "_parse", parse)
+    return labels
+
+
+@pytest.fixture
+def toy(write, toy_patch, tmp_path):
+    """``toy(version="1")`` checks a patch whose verdict needs two files and looks for a third in vain."""
+    write(toy={"engine": ENGINE, "base": BASE})
+    time.sleep(TOLD_APART)
+    patch = toy_patch("toy.newer:f", "toy.engine:Engine.load", params=("weights",))
+
+    def check(version: str = "1", patch=patch, roots: dict[str, Path] | None = None) -> ContractResult:
+        found = {"toy": tmp_path / "toy"} if roots is None else roots
+        return verdict_cache.check(patch, found.get, version)
+
+    check.patch = patch
+    return check
+
+
+def kept(folder: Path) -> Path:
+    [path] = folder.iterdir()
+    return path
+
+
+def test_the_second_check_parses_nothing_and_says_the_same(toy, read, folder):
+    first = toy()
+    assert first.ok and set(read) == {"toy/engine.py", "toy/base.py"}
+    body = json.loads(kept(folder).read_text())["body"]
+    assert {Path(path).name for path in body["files"]} == {"engine.py", "base.py"}
+    assert {Path(path).name for path in body["absent"]} >= {"newer.py"}
+    read.clear()
+    assert toy() == first and read == []
+
+
+def test_a_verdict_against_is_kept_too(toy, read):
+    patch = replace(toy.patch, contract=Contract(params=("absent",)))
+    first = toy(patch=patch)
+    assert not first.ok and "'absent'" in first.drift
+    read.clear()
+    assert toy(patch=patch) == first and read == []
+
+
+@pytest.mark.parametrize("keep_times", [False, True])
+def test_a_changed_file_of_the_same_size_is_read_again(toy, write, tmp_path, keep_times):
+    assert toy().ok
+    path = tmp_path / "toy" / "base.py"
+    before = path.stat()
+    write(toy={"engine": ENGINE, "base": BASE.replace("weights", "wieghts")})
+    if keep_times:
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
+    assert not toy().ok
+
+
+def test_a_file_that_was_absent_and_has_come_counts(toy, write):
+    assert toy().target == "toy.engine:Engine.load"
+    write(toy={"engine": ENGINE, "base": BASE, "newer": "def f(weights): ...\n"})
+    assert toy().target == "toy.newer:f"
+
+
+def test_a_file_that_has_gone_counts(toy, tmp_path):
+    assert toy().ok
+    (tmp_path / "toy" / "base.py").unlink()
+    assert not toy().ok
+
+
+def test_a_package_in_another_place_has_a_verdict_of_its_own(toy, write, tmp_path, read):
+    assert toy().ok
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "toy").rename(tmp_path / "elsewhere" / "toy")
+    assert not toy(roots={}).ok
+    assert toy(roots={"toy": tmp_path / "elsewhere" / "toy"}).ok
+    write(toy={"engine": "", "base": BASE})
+    assert not toy().ok
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"contract": Contract(params=("absent",))},
+        {"contract": Contract(mentions=("absent",))},
+        {"contract": Contract(exists=("toy.base:absent",))},
+        {"contract": Contract(fingerprints={"1": "0"})},
+        {"targets": ("toy.engine:absent",)},
+    ],
+    ids=str,
+)
+def test_a_changed_record_never_gets_the_old_verdict(toy, change):
+    assert toy().ok
+    assert not toy(patch=replace(toy.patch, **change)).ok
+    assert toy().ok
+
+
+def test_another_version_is_checked_anew(toy, read):
+    assert toy("1").ok
+    read.clear()
+    assert toy("2").ok and read
+
+
+def test_a_changed_check_never_gets_the_old_verdict(toy, read, tmp_path, monkeypatch):
+    assert toy().ok
+    read.clear()
+    code = tmp_path / "contract.py"
+    code.write_text("")
+    monkeypatch.setattr(verdict_cache.contract, "__file__", str(code))
+    assert toy().ok and read
+
+
+def test_a_file_that_is_written_right_now_keeps_nothing(toy, write, folder):
+    write(toy={"engine": ENGINE, "base": BASE})
+    assert toy().ok
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("value", ["0"])
+def test_it_can_be_switched_off(toy, read, folder, monkeypatch, value):
+    assert toy().ok
+    monkeypatch.setenv("FLASHPATCH_CACHE", value)
+    read.clear()
+    assert toy().ok and read
+    assert disk_cache.directory() is None and len(list(folder.iterdir())) == 1
+
+
+def test_without_the_variable_it_is_in_the_users_cache(toy, tmp_path, monkeypatch):
+    monkeypatch.delenv("FLASHPATCH_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert toy().ok
+    assert len(list((tmp_path / "xdg" / "flashpatch" / "verdicts").iterdir())) == 1
+
+
+def lie(path: Path, **changes) -> str:
+    """The kept file with a wrong verdict, or other changes, and the sum that goes with it."""
+    body = {**json.loads(path.read_text())["body"], "verdict": [False, "", "a lie", ""], **changes}
+    return json.dumps({"sum": disk_cache.digest(json.dumps(body)), "body": body})
+
+
+DAMAGE = {
+    "empty": lambda path: "",
+    "truncated": lambda path: path.read_text()[:-7],
+    "not json": lambda path: "{",
+    "a list": lambda path: "[]",
+    "no body": lambda path: '{"sum": ""}',
+    "not text": lambda path: "\udcff\udcfe",
+    "nested": lambda path: "[" * 100_000,
+    "a flipped bit": lambda path: path.read_text().replace("true", "fals", 1),
+    "another verdict, old sum": lambda path: path.read_text().replace("Engine.load", "Engine.lo4d"),
+    "a verdict of wrong types": lambda path: lie(path, verdict=[1, 2, 3, 4]),
+    "a short verdict": lambda path: lie(path, verdict=[False]),
+    "files of a wrong type": lambda path: lie(path, files=3),
+    "stamps of a wrong type": lambda path: lie(path, files={"/": "x"}),
+    "another key": lambda path: lie(path, key="0"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_damage_is_not_believed_and_written_over(toy, folder, read, damage):
+    honest = toy()
+    path = kept(folder)
+    path.write_bytes(damage(path).encode(errors="surrogateescape"))
+    assert toy() == honest
+    read.clear()
+    assert toy() == honest and read == []
+
+
+def test_the_lie_itself_would_be_believed(toy, folder):
+    """The damage above is found for what it is, not for a mistake of these tests."""
+    toy()
+    path = kept(folder)
+    path.write_text(lie(path))
+    assert toy().drift == "a lie"
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+def test_a_file_that_others_may_write_is_not_believed(toy, folder, mode):
+    honest = toy()
+    path = kept(folder)
+    path.write_text(lie(path))
+    path.chmod(mode)
+    assert toy() == honest
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_another_users_file_is_not_believed(toy, folder):
+    honest = toy()
+    path = kept(folder)
+    path.write_text(lie(path))
+    os.chown(path, 65534, -1)
+    assert toy() == honest
+
+
+def test_links_pipes_and_huge_files_are_not_read(toy, folder, tmp_path):
+    honest = toy()
+    path = kept(folder)
+    elsewhere = tmp_path / "elsewhere.json"
+    elsewhere.write_text(lie(path))
+    path.unlink()
+    path.symlink_to(elsewhere)
+    assert toy() == honest and not path.is_symlink()
+    path.unlink()
+    os.mkfifo(path)
+    assert toy() == honest
+    with open(path, "r+b") as file:
+        file.truncate(1 << 30)
+    assert toy() == honest
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(toy, folder, read):
+    folder.write_text("in the way")
+    assert toy().ok
+    read.clear()
+    assert toy().ok and read and folder.read_text() == "in the way"
+
+
+def test_it_does_not_grow_for_ever(toy, folder, monkeypatch):
+    monkeypatch.setattr(disk_cache, "_MOST", 3)
+    for number in range(8):
+        assert toy(patch=replace(toy.patch, id=f"test.toy.patch{number}")).ok
+        time.sleep(0.01)
+    names = sorted(path.name.partition("-")[0] for path in folder.iterdir())
+    assert len(names) <= 3 and names[-1] == "test.toy.patch7"
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from flashpatch.contracts.check import ContractResult
+from flashpatch.contracts import verdict_cache
+from flashpatch.record import Contract, Patch
+root = Path(sys.argv[1])
+def patch(*params):
+    return Patch(id="test.toy.patch", targets=("toy.newer:f", "toy.engine:Engine.load"), requires="toy",
+                 why="", how="", remove_when="", wrapper=print, contract=Contract(params=params))
+wanted = {("weights",): True, ("absent",): False}
+for _ in range(150):
+    for params, ok in wanted.items():
+        found = verdict_cache.check(patch(*params), {"toy": root / "toy"}.get, "1")
+        assert found.ok is ok, (params, found)
+"""
+
+
+def test_concurrent_writers_never_get_each_others_verdict(toy, folder, tmp_path):
+    """All write one file, with two records that contradict each other."""
+    jobs = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stderr=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    for job in jobs:
+        _, err = job.communicate(timeout=120)
+        assert job.returncode == 0, err
+    assert toy().ok and kept(folder).name.startswith("test.toy.patch-")
+
+
+class TestOwners:
+    """Which distribution owns a package is kept in the same way."""
+
+    @pytest.fixture
+    def site(self, tmp_path) -> Path:
+        (tmp_path / "site" / "toy").mkdir(parents=True)
+        self.distribution(tmp_path / "site", "toy-cpu", "1.0")
+        return tmp_path / "site"
+
+    @staticmethod
+    def distribution(site: Path, name: str, version: str) -> None:
+        folder = site / f"{name}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (folder / "RECORD").write_text("toy/__init__.py,,\n")
+        time.sleep(TOLD_APART)
+
+    @staticmethod
+    def owner(site: Path) -> str:
+        versions._owner.cache_clear()  # as in a new process
+        return str(versions.owner("toy", {"toy": site / "toy"}.get))
+
+    def test_it_is_kept(self, site, folder, monkeypatch):
+        assert self.owner(site) == "toy-cpu 1.0"
+        monkeypatch.setattr(versions, "_beside", lambda *args: pytest.fail("looked again"))
+        assert self.owner(site) == "toy-cpu 1.0"
+
+    def test_an_upgrade_is_seen(self, site):
+        assert self.owner(site) == "toy-cpu 1.0"
+        (site / "toy-cpu-1.0.dist-info").rename(site / "gone")
+        self.distribution(site, "toy", "2.0")
+        assert self.owner(site) == "toy 2.0"
+
+    def test_another_owner_that_comes_first_is_seen(self, site):
+        assert self.owner(site) == "toy-cpu 1.0"
+        self.distribution(site, "toy", "0.1")
+        assert self.owner(site) == "toy 0.1"
+
+    def test_metadata_that_changed_in_place_is_seen(self, site):
+        assert self.owner(site) == "toy-cpu 1.0"
+        metadata = site / "toy-cpu-1.0.dist-info" / "METADATA"
+        metadata.write_text(metadata.read_text().replace("1.0", "1.1"))
+        assert self.owner(site) == "toy-cpu 1.1"
+
+    def test_damage_is_not_believed(self, site, folder):
+        assert self.owner(site) == "toy-cpu 1.0"
+        [path] = folder.iterdir()
+        path.write_text(path.read_text().replace("1.0", "9.9", 1))
+        assert self.owner(site) == "toy-cpu 1.0"
