@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec
-from pathlib import Path
 
 from flashpatch.patches.fp8.precision import fleet
 from flashpatch.patches.fp8.sglang import PATCHES as SGLANG
@@ -18,7 +16,6 @@ from flashpatch.patches.fp8.vllm import (
     scheduler_gate,
     worker,
 )
-from flashpatch.proof import Proof
 from flashpatch.record import Family, Option
 
 
@@ -52,15 +49,6 @@ def _too_late_vllm() -> str | None:
     if not unknown:
         return None
     return f"{len(unknown)} vLLM engine(s) exist already and stay as they are; build them after enabling."
-
-
-def _probe(nonce: str, workdir: Path) -> list[Proof]:
-    if find_spec("vllm") is None and find_spec("sglang") is not None:
-        from flashpatch.verify.probes.fp8.sglang_probe import probe
-    else:
-        from flashpatch.verify.probes.fp8.vllm_probe import probe
-
-    return probe(nonce, workdir)
 
 
 FAMILY = Family(
@@ -127,7 +115,6 @@ FAMILY = Family(
         ),
     },
     too_late=_too_late,
-    probe=_probe,
     commands={
         "profile": "flashpatch.patches.fp8.calibration.command",
         "advise": "flashpatch.patches.fp8.advise.command",
