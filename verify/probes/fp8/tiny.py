@@ -1,6 +1,6 @@
-"""A tiny random model, an engine on it, and what is asked of that engine.
+"""Write a tiny random model, open an engine on it, and collect the engine's answers.
 
-Run as a script, by its path, it is the other side of the comparison: an engine that has never met FlashPatch.
+Run as a script, by its path, it is the reference: an engine without FlashPatch.
 
     python tiny.py MODEL KEYWORDS ANSWERS
 
@@ -26,9 +26,9 @@ _HIDDEN, _INNER, _LAYERS, _HEADS, _KV_HEADS = 256, 512, 2, 4, 2
 #: Every token id occurs; long enough that a whole block of the prefix cache is kept.
 _PROMPTS = tuple(list(range(start, VOCAB, 3)) for start in range(3))
 _TOKENS = 8
-_PATIENCE = 240.0  # seconds the script waits to be told how to open the model
+_TIMEOUT = 240.0  # seconds the script waits for its engine arguments
 
-#: What makes a tiny engine start quickly and answer the same in any process.
+#: Variables with which a tiny engine starts quickly and gives the same answers in any process.
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
@@ -116,15 +116,16 @@ def engine_arguments(model: str, **more: Any) -> dict[str, Any]:
     )
 
 
-def answers(llm: Any) -> numpy.ndarray:
-    """float32 [positions, VOCAB]: logprobs of the prompts, then of greedy continuations that may use the
-    prefix cache. One request at a time, so that batches are the same in every process."""
+def answers(llm: Any, prompts: int = len(_PROMPTS)) -> numpy.ndarray:
+    """Return float32 [positions, VOCAB]: logprobs of the first ``prompts`` prompts, each followed by those of a
+    greedy continuation that may use the prefix cache. Requests run one at a time, so that batches are the same in
+    every process."""
     import numpy
     from vllm import SamplingParams
 
     greedy = dict(temperature=0, ignore_eos=True, detokenize=False, flat_logprobs=True)
     rows = []
-    for prompt in _PROMPTS:
+    for prompt in _PROMPTS[:prompts]:
         [scored] = _ask(llm, prompt, SamplingParams(max_tokens=1, prompt_logprobs=-1, **greedy))
         rows.append(_dense(scored.prompt_logprobs)[1:])
         [continued] = _ask(llm, prompt, SamplingParams(max_tokens=_TOKENS, logprobs=-1, **greedy))
@@ -137,7 +138,7 @@ def _ask(llm: Any, prompt: list[int], sampling: Any) -> Any:
 
 
 def _dense(flat: Any) -> numpy.ndarray:
-    """vLLM's ``FlatLogprobs`` as float32 [positions, VOCAB]; NaN where it says nothing."""
+    """vLLM's ``FlatLogprobs`` as float32 [positions, VOCAB]; NaN where there is no logprob."""
     import numpy
 
     rows = numpy.full((len(flat.start_indices), VOCAB), numpy.nan, dtype=numpy.float32)
@@ -169,7 +170,7 @@ def _main(model: Path, keywords: Path, saved: Path) -> None:
     import numpy
     from vllm import LLM
 
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _TIMEOUT
     while not keywords.exists():
         if time.monotonic() > deadline:
             raise TimeoutError(f"nobody wrote {keywords}")
@@ -180,7 +181,7 @@ def _main(model: Path, keywords: Path, saved: Path) -> None:
         raise RuntimeError("this engine is not independent: FlashPatch is in its process")
     with saved.open("wb") as file:
         numpy.save(file, found)
-    os._exit(0)  # all is said; vLLM's shutdown takes seconds
+    os._exit(0)  # vLLM's shutdown takes seconds
 
 
 if __name__ == "__main__":
