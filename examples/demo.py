@@ -90,6 +90,8 @@ def _prepare(home: Path) -> None:
             import vllm.v1.engine.llm_engine  # noqa: F401
             import vllm.v1.worker.cpu_worker  # noqa: F401
             from vllm import LLM  # noqa: F401
+
+            tiny.register_model()
         finally:
             os.dup2(out, 1)
             os.dup2(err, 2)

@@ -18,7 +18,7 @@ def _too_late() -> str | None:
     built = [
         o
         for o in gc.get_objects()
-        if isinstance(o, module.FSDPEngine) and getattr(o, "module", None) is not None
+        if issubclass(type(o), module.FSDPEngine) and getattr(o, "module", None) is not None
     ]
     trained = [engine for engine in built if not engine.engine_config.forward_only]
     if not any(actor.capture(engine) is None for engine in trained):

@@ -32,7 +32,8 @@ def _too_late_sglang() -> str | None:
 
     from flashpatch.patches.fp8.sglang import schedulers
 
-    unknown = [o for o in gc.get_objects() if isinstance(o, module.Scheduler) and o not in schedulers.known()]
+    found = [o for o in gc.get_objects() if issubclass(type(o), module.Scheduler)]  # see _too_late_vllm
+    unknown = [scheduler for scheduler in found if scheduler not in schedulers.known()]
     if not unknown:
         return None
     return f"{len(unknown)} SGLang scheduler(s) exist already and stay as they are; build engines after enabling."
@@ -44,7 +45,8 @@ def _too_late_vllm() -> str | None:
         return None
     import gc
 
-    engines = [o for o in gc.get_objects() if isinstance(o, module.EngineCore)]
+    # isinstance() would ask an object's __class__, at which lazy proxies, as openai's, import what they stand for.
+    engines = [o for o in gc.get_objects() if issubclass(type(o), module.EngineCore)]
     unknown = [e for e in engines if e not in scheduler_gate._gates]
     if not unknown:
         return None

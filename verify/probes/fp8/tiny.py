@@ -116,6 +116,14 @@ def engine_arguments(model: str, **more: Any) -> dict[str, Any]:
     )
 
 
+def register_model() -> None:
+    """Register the model's class, or vLLM inspects it in a process that imports vLLM anew, unless cached."""
+    from vllm import ModelRegistry
+    from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
+
+    ModelRegistry.register_model("Qwen2ForCausalLM", Qwen2ForCausalLM)
+
+
 def answers(llm: Any, prompts: int = len(_PROMPTS)) -> numpy.ndarray:
     """Return float32 [positions, VOCAB]: logprobs of the first ``prompts`` prompts, each followed by those of a
     greedy continuation that may use the prefix cache. Requests run one at a time, so that batches are the same in
@@ -175,6 +183,7 @@ def _main(model: Path, keywords: Path, saved: Path) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"nobody wrote {keywords}")
         time.sleep(0.1)
+    register_model()
     llm = LLM(**engine_arguments(str(model), **json.loads(keywords.read_text())))
     found = answers(llm)
     if "flashpatch.engine" in sys.modules:
