@@ -67,7 +67,7 @@ def test_a_live_engine_is_proven(tmp_path):
             "drafter_weights.py",
             "        drafter.load_weights(iter(tensors.items()))\n",
             "",
-            "new drafter weights",
+            "drafter updates",
         ),
     ],
 )

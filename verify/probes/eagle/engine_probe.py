@@ -60,9 +60,9 @@ def _weigh(engine: Any, workdir: Path, seen: Mapping[str, Any], notes: Mapping[s
     counts = seen.get("captured") or notes.get("eagle_capture")
     yield _aligned(workdir / "target", Reader(_ring(notes)).take(10_000), seen, counts)
     for what, (good, evidence) in (
-        ("the bandit chooses the number of tokens, and learns from the steps", engine.switched(notes)),
+        ("the bandit chooses the number of draft tokens, and learns from the steps", engine.switched(notes)),
         (
-            "new drafter weights arrive: acceptance falls with noise, which goes back, and rises with better ones",
+            "drafter updates arrive: acceptance falls with noise, which is rolled back, and rises with better weights",
             engine.synced(notes, seen),
         ),
     ):
@@ -70,7 +70,7 @@ def _weigh(engine: Any, workdir: Path, seen: Mapping[str, Any], notes: Mapping[s
 
 
 def _greedy(target: Path, seen: Mapping[str, Any]) -> Proof:
-    what = "greedy tokens are those of the target alone, whatever the drafter and the number of tokens"
+    what = "greedy tokens are those of the target alone, for every drafter and number of draft tokens"
     rounds = [row for rows in seen["tokens"].values() for row in rows]
     if any(row != rounds[0] for row in rounds):
         return _proof(what, "the tokens depend on the drafter")
@@ -82,13 +82,13 @@ def _greedy(target: Path, seen: Mapping[str, Any]) -> Proof:
 
 
 def _aligned(target: Path, samples: list[Any], seen: Mapping[str, Any], counts: Any) -> Proof:
-    what = "captured states are those of a forward of the same tokens, position by position"
+    what = "captured states are those of a forward of the same tokens, at every position"
     said = [p + t for rows in seen["tokens"].values() for row in rows for p, t in zip(prompts(), row)]
     rows, worst = 0, 0.0
     for sample in samples:
         tokens = sample.input_ids.tolist()
         if tokens not in said:
-            return _proof(what, "a sample holds tokens that the engine never gave")
+            return _proof(what, "a sample holds tokens that the engine never returned")
         states, _ = _forward(target, tokens)
         rows += int(sample.known.sum())
         worst = max(worst, float((sample.hidden - states)[sample.known].abs().max()))
@@ -109,7 +109,7 @@ def _called(nonce: str, engine: str, due: tuple[str, ...]) -> Proof:
 
 
 def _forward(target: Path, tokens: list[int]) -> tuple[Any, Any]:
-    """States [n, H] after the final norm, and the best next token at each position."""
+    """Return hidden states [n, H] after the final norm, and the most probable next token at each position [n]."""
     import torch
     from transformers import LlamaForCausalLM
 
@@ -128,7 +128,7 @@ def _ring(notes: Mapping[str, Any]) -> Path:
 
 
 def _notes(nonce: str) -> dict[str, Any]:
-    """What the probe's processes noted, together."""
+    """Return the notes of all the probe's processes, merged."""
     return {name: value for row in _rows(nonce) for name, value in row.notes.items()}
 
 
