@@ -2,46 +2,54 @@
 
     python examples/demo.py [--quantization SCHEME]
 
-Three engines on tiny random models, each in a process of its own: one opened on the new policy (what the
-answers should be), a stock one on the old policy that is sent the new one through four doors, and the same
-with FlashPatch. A few minutes on two cores; nothing is downloaded.
+Four engines on tiny random models, each in a process of its own: for stock vLLM and for vLLM with FlashPatch, one
+opened on the new policy, whose answers are the reference, and one opened on the old policy and sent the new one
+through four entry points. vLLM is imported once; the processes are forked from that one, as many at a time as there
+are cores. About half a minute on two quiet cores; nothing is downloaded.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
-import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
 from flashpatch.verify.probes.fp8 import tiny
 
-DOORS = (
+ENTRY_POINTS = (
     "reload_weights, the whole model",
     "reload_weights, half the model at a time",
     "load_weights, the whole model",
     "load_weights, 5 buckets, then post-processing",
 )
 
+#: What each process does; those that take longest come first.
+ENGINES = {
+    "stock-updated": "stock vLLM on A, sent B",
+    "patched-updated": "vLLM with FlashPatch on A, sent B",
+    "stock-fresh": "a fresh engine on B, stock vLLM",
+    "patched-fresh": "a fresh engine on B, with FlashPatch",
+}
+
 
 def main() -> None:
+    """Read the options and compare."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quantization", default="fp8_per_channel", help="vLLM's name of an online scheme")
-    parser.add_argument("--side", nargs=2, metavar=("SIDE", "DIR"), help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.side:
-        _side(asked.side[0], Path(asked.side[1]), asked.quantization)
-    else:
-        _compare(asked.quantization)
+    _compare(parser.parse_args().quantization)
 
 
 def _compare(quantization: str) -> None:
+    """Run the engines, print what each update led to, and exit 1 if one with FlashPatch was wrong."""
     from rich.console import Console
     from rich.table import Table
 
@@ -49,73 +57,111 @@ def _compare(quantization: str) -> None:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="flashpatch-demo-") as directory:
         home = Path(directory)
-        console.print("two tiny random policies, A (old) and B (new)")
+        console.print("two tiny random policies, A (old) and B (new); importing vLLM")
         tiny.write(home / "A", seed=0)
         tiny.write(home / "B", seed=1)
-        for number, (side, what) in enumerate(
-            (
-                ("fresh", "a fresh engine on B: what the answers should be"),
-                ("stock", "stock vLLM on A, sent B"),
-                ("patched", "vLLM with FlashPatch on A, sent B"),
-            ),
-            start=1,
-        ):
-            with console.status(f"[{number}/3] {what}"):
-                spent = _run(side, home, quantization)
-            console.print(f"[{number}/3] {what}: {spent:.0f} s", markup=False)
+        _prepare(home)
+        for number, (engine, seconds) in enumerate(_run(home, quantization), start=1):
+            console.print(f"[{number}/{len(ENGINES)}] {ENGINES[engine]}: {seconds:.0f} s", markup=False)
+        outcomes = {kind: _outcomes(home, kind) for kind in ("stock", "patched")}
         table = Table("update through", "stock vLLM", "with FlashPatch", title=f"A to B under {quantization}")
-        stock, patched = (json.loads((home / f"{side}.json").read_text()) for side in ("stock", "patched"))
-        for door in DOORS:
-            table.add_row(door, stock["doors"][door], patched["doors"][door])
+        for name, stock, patched in zip(ENTRY_POINTS, *outcomes.values(), strict=True):
+            table.add_row(name, stock, patched)
         console.print(table)
-        console.print(patched["status"], markup=False, highlight=False)
+        console.print(f"the two fresh engines: {_difference(home, 'patched-fresh', 'stock-fresh')}")
+        status = json.loads((home / "patched-updated.json").read_text())["status"]
+        console.print(status, markup=False, highlight=False, soft_wrap=True)
     console.print(f"done in {time.monotonic() - began:.0f} s")
-    if not patched["sound"]:
+    if not all(text.startswith(("exact", "refused")) for text in outcomes["patched"]):
         sys.exit("an update with FlashPatch was neither exact nor refused")
 
 
-def _run(side: str, home: Path, quantization: str) -> float:
-    """Run one side in its own process; the seconds it took."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("FLASHPATCH")}
-    environment |= tiny.ENVIRONMENT | {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    environment["FLASHPATCH_LEDGER"] = str(home / "ledger")
-    command = [sys.executable, __file__, "--side", side, str(home), "--quantization", quantization]
-    began = time.monotonic()
-    done = subprocess.run(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    if done.returncode:
-        sys.exit(f"the side {side!r} failed:\n{done.stdout}")
-    return time.monotonic() - began
+def _prepare(home: Path) -> None:
+    """Import vLLM with the environment of a tiny engine, for the processes to be forked with it."""
+    for name in [name for name in os.environ if name.startswith("FLASHPATCH")]:
+        del os.environ[name]
+    os.environ |= tiny.ENVIRONMENT | {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    os.environ["FLASHPATCH_LEDGER"] = str(home / "ledger")
+    with (home / "import.log").open("wb") as log:
+        out, err = os.dup(1), os.dup(2)
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        try:
+            import vllm.v1.engine.llm_engine  # noqa: F401
+            import vllm.v1.worker.cpu_worker  # noqa: F401
+            from vllm import LLM  # noqa: F401
+
+            tiny.register_model()
+        finally:
+            os.dup2(out, 1)
+            os.dup2(err, 2)
 
 
-def _side(side: str, home: Path, quantization: str) -> None:
+def _run(home: Path, quantization: str) -> Iterator[tuple[str, float]]:
+    """Run all engines, as many at a time as there are cores; yield each that ended, with its seconds."""
+    fork = multiprocessing.get_context("fork")
+    waiting, running = list(ENGINES), {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < len(os.sched_getaffinity(0)):
+                engine = waiting.pop(0)
+                process = fork.Process(target=_engine, args=(engine, home, quantization))
+                process.start()
+                running[process.sentinel] = engine, process, time.monotonic()
+            for sentinel in connection.wait(list(running)):
+                engine, process, began = running.pop(sentinel)
+                process.join()
+                if process.exitcode:
+                    sys.exit(f"{ENGINES[engine]} failed:\n{(home / f'{engine}.log').read_text()}")
+                yield engine, time.monotonic() - began
+    finally:
+        for _, process, _ in running.values():
+            process.kill()
+
+
+def _engine(name: str, home: Path, quantization: str) -> None:
+    """Be one engine: save its answers as ``NAME.npy`` or, after each update, ``NAME-NUMBER.npy``."""
+    with (home / f"{name}.log").open("wb") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    try:
+        _answer(name, home, quantization)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)  # vLLM's shutdown takes seconds
+
+
+def _answer(name: str, home: Path, quantization: str) -> None:
     import numpy
 
     import flashpatch
 
-    if side == "patched":
+    kind, _, role = name.partition("-")
+    if kind == "patched":
         flashpatch.enable("fp8", scheme=quantization)
     from vllm import LLM
 
-    asked = {} if side == "patched" else {"quantization": quantization}
-    llm = LLM(**tiny.engine_arguments(str(home / ("B" if side == "fresh" else "A")), **asked))
-    if side == "fresh":
-        numpy.save(home / "fresh.npy", tiny.answers(llm))
+    keywords = {} if kind == "patched" else {"quantization": quantization}
+    llm = LLM(**tiny.engine_arguments(str(home / ("B" if role == "fresh" else "A")), **keywords))
+    if role == "fresh":
+        numpy.save(home / f"{name}.npy", tiny.answers(llm, prompts=1))
         return
-    wanted = numpy.load(home / "fresh.npy")
-    doors = {}
-    for door, update in zip(DOORS, _updates(llm, home / "B"), strict=True):
-        doors[door] = _outcome(llm, update, wanted)
+    errors = {}
+    for number, update in enumerate(_updates(llm, home / "B")):
+        error = _error(update)
+        if error:
+            errors[number] = error
+        else:
+            numpy.save(home / f"{name}-{number}.npy", tiny.answers(llm, prompts=1))
         llm.collective_rpc("reload_weights", kwargs={"weights_path": str(home / "A")})
-    sound = side != "patched" or all(text.startswith(("exact", "refused")) for text in doors.values())
-    enabled = [line for line in str(flashpatch.status()).splitlines() if "  disabled" not in line]
-    report = {"doors": doors, "sound": sound, "status": "\n".join(enabled)}
-    (home / f"{side}.json").write_text(json.dumps(report))
+    lines = [line for line in str(flashpatch.status()).splitlines() if "  disabled" not in line]
+    (home / f"{name}.json").write_text(json.dumps({"errors": errors, "status": "\n".join(lines)}))
 
 
 def _updates(llm: Any, new: Path) -> Iterator[Callable[[], None]]:
-    """The doors, in the order of `DOORS`."""
+    """Updates to the checkpoint ``new``, in the order of `ENTRY_POINTS`."""
     import torch
     from safetensors.torch import load_file
     from vllm.config import set_current_vllm_config
@@ -141,10 +187,8 @@ def _updates(llm: Any, new: Path) -> Iterator[Callable[[], None]]:
     yield buckets
 
 
-def _outcome(llm: Any, update: Callable[[], None], wanted: Any) -> str:
-    """What came of one update, in a few words."""
-    import numpy
-
+def _error(update: Callable[[], None]) -> str:
+    """Update; return how it was refused or failed, empty if it returned."""
     from flashpatch import PatchError
 
     try:
@@ -153,10 +197,28 @@ def _outcome(llm: Any, update: Callable[[], None], wanted: Any) -> str:
         return f"refused: {error.problem[:90]}"
     except Exception as error:
         return f"fails: {type(error).__name__}: {str(error)[:60]}"
-    given = tiny.answers(llm)
+    return ""
+
+
+def _outcomes(home: Path, kind: str) -> list[str]:
+    """What each update led to, against the fresh engine of the same kind."""
+    errors = json.loads((home / f"{kind}-updated.json").read_text())["errors"]
+    return [
+        errors.get(str(number)) or _difference(home, f"{kind}-updated-{number}", f"{kind}-fresh")
+        for number in range(len(ENTRY_POINTS))
+    ]
+
+
+def _difference(home: Path, name: str, reference: str) -> str:
+    """Compare saved answers, logprobs [positions, VOCAB], with those of the reference."""
+    import numpy
+
+    given, wanted = (numpy.load(home / f"{one}.npy") for one in (name, reference))
     if numpy.isnan(given).sum() > numpy.isnan(wanted).sum():
         return "silently wrong: NaN"
     worst = float(numpy.nanmax(numpy.abs(given - wanted)))
+    if name.endswith("fresh"):
+        return "every logprob equal" if worst == 0 else f"logprobs differ by up to {worst:.2g}"
     return (
         "exact: every logprob equal" if worst == 0 else f"silently wrong: logprobs off by up to {worst:.1f}"
     )

@@ -1,8 +1,9 @@
-"""What is reported about patches, and how it prints."""
+"""Report the state of patches in this process, and print it as a table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from flashpatch.record import State
@@ -37,7 +38,7 @@ class Status(Mapping[str, PatchStatus]):
     Attributes:
         names: the names that are switched on.
         strict: whether strict mode is on.
-        warnings: what the call that returned this status has to say, such as being too late.
+        warnings: warnings of the call that returned this status, such as enabling too late.
         error: why the environment was not obeyed, or None.
     """
 
@@ -66,12 +67,29 @@ class Status(Mapping[str, PatchStatus]):
 
     def __str__(self) -> str:
         head = f"flashpatch: {', '.join(self.names) or 'nothing'} on{', strict' if self.strict else ''}"
-        width = max(map(len, self._patches), default=0)
-        rows = [f"  {status.id:<{width}}  {_line(status)}" for status in self._patches.values()]
+        absent = [one.id for one in self._patches.values() if is_absent(one.state.word, one.state.detail)]
+        shown = [one for one in self._patches.values() if one.id not in absent]
+        width = max((len(one.id) for one in shown), default=0)
+        rows = [f"  {one.id:<{width}}  {_line(one)}" for one in shown]
+        rows += [f"  {line}" for line in absent_frameworks(absent)]
         tail = [f"  error: {self.error}"] if self.error else []
         return "\n".join([head, *rows, *(f"  warning: {text}" for text in self.warnings), *tail])
 
     __repr__ = __str__
+
+
+def is_absent(word: str, detail: str) -> bool:
+    """Whether a state says that the patch's framework is not installed, so that nothing is due."""
+    return word == "skipped" and detail.endswith(" is not installed")
+
+
+def absent_frameworks(patch_ids: Iterable[str]) -> list[str]:
+    """One line per framework that is not installed, from the ids of the patches for it."""
+    counts = Counter(patch_id.split(".")[1] for patch_id in patch_ids)
+    return [
+        f"{name}: not installed, {n} {'patch waits' if n == 1 else 'patches wait'}"
+        for name, n in counts.items()
+    ]
 
 
 def _line(status: PatchStatus) -> str:

@@ -1,4 +1,4 @@
-"""``flashpatch-verify``: exit 0 when all that is required is live, 1 when not, 2 on wrong use."""
+"""Run ``flashpatch-verify``: exit 0 when all that is required is live, 1 when not, 2 on wrong use."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from flashpatch import registry
 from flashpatch.commands.report import Table, emit
 from flashpatch.errors import PatchError
 from flashpatch.ledger import files, runs
+from flashpatch.patch_status import absent_frameworks
 from flashpatch.record import Patch
 
 if TYPE_CHECKING:
@@ -39,9 +40,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="flashpatch-verify",
         description="Prove by observed behaviour that patches are live.",
-        epilog="Exit status: 0 all that is required is live, 1 something is not, 2 wrong use.",
+        epilog="Exit status: 0 every required patch is live, 1 some are not, 2 wrong use.",
     )
-    parser.add_argument("names", nargs="*", help="families to verify (default: those FLASHPATCH switches on)")
+    parser.add_argument(
+        "names", nargs="*", help="names to verify, such as fp8 or eagle (default: those in FLASHPATCH)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument(
@@ -49,16 +52,16 @@ def _parser() -> argparse.ArgumentParser:
         nargs="?",
         const="",
         metavar="DIR",
-        help="judge a running or finished job from its ledger (default: this user's)",
+        help="verify a running or finished job from its ledger (default: this user's ledger)",
     )
     mode.add_argument(
         "--against",
         nargs="+",
         type=Path,
         metavar="PATH",
-        help="check contracts against wheels, sdists, unpacked sources or site-packages; imports nothing",
+        help="check contracts against wheels, sdists, unpacked sources or site-packages; import nothing",
     )
-    parser.add_argument("--run", metavar="ID", help="with --live: this run instead of the newest")
+    parser.add_argument("--run", metavar="ID", help="with --live: verify this run instead of the newest")
     return parser
 
 
@@ -75,20 +78,24 @@ def _probes(options: argparse.Namespace) -> int:
         (patch.id, str(patch.state), patch.evidence, patch.framework, "yes" if patch.tested else "untested")
         for report in reports
         for patch in report.patches
+        if patch.framework
     ]
+    absent = absent_frameworks(
+        patch.id for report in reports for patch in report.patches if not patch.framework
+    )
     proofs = [
         (proof.subject, proof.what, "yes" if proof.ok else "failed", proof.evidence, f"{proof.seconds:.1f}")
         for report in reports
         for proof in report.proofs
     ]
     tables = [
-        Table("Patches", ("patch", "state", "evidence", "framework", "tested"), patches),
+        Table("Patches", ("patch", "state", "evidence", "framework", "tested"), patches, notes=absent),
         Table("Observed", ("about", "behaviour", "seen", "evidence", "seconds"), proofs, "nothing"),
     ]
     emit({"ok": ok, "families": [report.as_json() for report in reports]}, tables, options.json)
     for report in reports:
         if report.workdir:
-            print(f"{report.name}: what the probe left is in {report.workdir}", file=sys.stderr)
+            print(f"{report.name}: logs and files of the probe are in {report.workdir}", file=sys.stderr)
     return OK if ok else NOT_LIVE
 
 
@@ -102,7 +109,7 @@ def _live(options: argparse.Namespace) -> int:
     if not found:
         print(f"flashpatch-verify: no process has written to the ledger {directory}", file=sys.stderr)
         return NOT_LIVE
-    required = [registry.family_of(name).name for name in options.names]
+    required = {registry.family_of(name).name: name for name in options.names}
     report = live.judge(live.choose(found, options.run), registry.patches(), required)
     tables = [
         Table(
@@ -143,7 +150,7 @@ def _against(options: argparse.Namespace) -> int:
         (cell.patch, cell.of, cell.text, "yes" if cell.tested else "untested", cell.drift) for cell in cells
     ]
     ok = all(cell.verdict != "drifted" for cell in cells)
-    table = Table("Contracts", ("patch", "version", "contract", "tested", "what drifted"), rows)
+    table = Table("Contracts", ("patch", "version", "contract", "tested", "drift"), rows)
     emit({"ok": ok, "cells": [cell.as_json() for cell in cells]}, [table], options.json)
     return OK if ok else NOT_LIVE
 

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from flashpatch.ledger.runs import Expected, Row, Run, is_alive
+from flashpatch.patch_status import is_absent
 from flashpatch.record import Patch
 
 _ARRIVED = frozenset({"installed", "live", "displaced", "failed", "superseded"})
-_NOT_HERE = " is not installed"  # as the engine words it for a framework that is absent: nothing is due
 _COUNTER = {"update": "updates", "step": "steps"}
 
 
@@ -75,35 +75,42 @@ def choose(runs: Collection[Run], wanted: str | None = None) -> Run:
     return (living or list(runs))[-1]
 
 
-def judge(run: Run, patches: Mapping[str, Patch], required: Collection[str] = ()) -> LiveReport:
+def judge(run: Run, patches: Mapping[str, Patch], required: Mapping[str, str] | None = None) -> LiveReport:
     """Compare what each process shows with what is due in it.
 
     Args:
         run: the job.
         patches: known patches by id; what others write is shown, and judged by its state alone.
-        required: families that the job must carry; others in the ledger are left out. Empty means all.
+        required: families that the job must carry, each with the name to report it by; others in the ledger
+            are left out. Empty means all.
     """
+    named = required or {}
     carried = {family for row in run.rows for family in _families(row.patches)}
-    chosen = set(required) or carried | {name for expected in run.expected for name in expected.families}
-    processes = [_present(row, run, patches, chosen) for row in run.rows]
+    chosen = set(named) or carried | {name for expected in run.expected for name in expected.families}
+    processes = [_present(row, run, patches, chosen, named) for row in run.rows]
     processes += [_missing(expected) for expected in run.missing if chosen & set(expected.families)]
     problems = [f"{process.name}: {problem}" for process in processes for problem in process.problems]
-    problems += [f"no process carries {family}" for family in sorted(set(required) - carried)]
+    problems += [f"no process carries {named[family]}" for family in sorted(set(named) - carried)]
     problems += run.problems
     return LiveReport(run.id, tuple(processes), tuple(problems))
 
 
-def _present(row: Row, run: Run, patches: Mapping[str, Patch], families: set[str]) -> Process:
+def _present(
+    row: Row, run: Run, patches: Mapping[str, Patch], families: set[str], named: Mapping[str, str]
+) -> Process:
     due = _due(row, run, patches)
     expectations = [expected for expected in run.expected if expected.matches(row)]
     roles = {*row.roles, *(role for expected in expectations for role in expected.roles)}
     written = {id: patch for id, patch in row.patches.items() if id.split(".")[0] in families}
     present = _families(written)
     promised = {family for expected in expectations for family in expected.families} & families
-    problems = [f"carries no {family} patch, as it should" for family in sorted(promised - present)]
+    problems = [
+        f"carries no {named.get(family, family)} patch, though one is expected"
+        for family in sorted(promised - present)
+    ]
     for family in sorted(families - present - promised):
         if any(patch.family == family and roles & patch.scope for patch in patches.values()):
-            problems.append(f"carries no {family} patch, as its role asks for")
+            problems.append(f"carries no {named.get(family, family)} patch, though its role needs one")
     for id, patch in sorted(written.items()):
         problems += _problems(id, patch, patches.get(id), roles, row, due)
     if row.error:
@@ -145,7 +152,7 @@ def _problems(
     word, detail = written["state"], written.get("detail") or "no reason given"
     if word in ("failed", "displaced"):
         yield f"{id} is {word}: {detail}"
-    elif word == "skipped" and not detail.endswith(_NOT_HERE):
+    elif word == "skipped" and not is_absent(word, detail):
         yield f"{id} is skipped: {detail}"
     elif patch is None or not (roles & patch.scope if patch.scope else roles):
         return

@@ -1,4 +1,4 @@
-"""Run the probes of families and weigh what they observed against what the patched processes wrote."""
+"""Run the probes of families, and judge their observations beside what the patched processes wrote."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,9 @@ from flashpatch.ledger.runs import Row, Run
 from flashpatch.proof import Proof
 from flashpatch.record import Family, Patch, State
 from flashpatch.settings import selections
-from flashpatch.verify import live
+from flashpatch.verify import live, probes
+
+Probe = Callable[[str, Path], list[Proof]]
 
 _GOOD = frozenset({"live", "installed", "superseded"})
 _FURTHEST = ("failed", "displaced", "skipped", "live", "installed", "superseded", "waiting", "disabled")
@@ -30,7 +34,10 @@ _FURTHEST = ("failed", "displaced", "skipped", "live", "installed", "superseded"
 
 @dataclass(frozen=True)
 class PatchReport:
-    """What became of one patch while its family's probe ran. ``framework`` is distribution and version."""
+    """The state of one patch while its family's probe ran.
+
+    ``framework`` is distribution and version, empty where it is not installed.
+    """
 
     id: str
     state: State
@@ -41,7 +48,10 @@ class PatchReport:
 
 @dataclass(frozen=True)
 class FamilyReport:
-    """What became of one family. ``ok`` is None when there is no framework here for it to patch."""
+    """The verdict on one family; ``name`` is the one that the user typed.
+
+    ``ok`` is None when no framework that the family patches is installed.
+    """
 
     family: str
     name: str
@@ -55,7 +65,7 @@ class FamilyReport:
 
 
 def selected(names: Sequence[str]) -> list[selections.Selection]:
-    """One selection per family to verify: those named, else those that the environment switches on.
+    """Return one selection per family to verify: those named, else those that the environment switches on.
 
     Raises:
         PatchError: an unknown name, or settings that cannot be read.
@@ -67,7 +77,11 @@ def selected(names: Sequence[str]) -> list[selections.Selection]:
 
 
 def verify(selection: selections.Selection, progress: Callable[[str], None]) -> FamilyReport:
-    """Probe the one family of ``selection`` and report. Its working directory is kept if anything failed."""
+    """Probe the one family of ``selection`` and report.
+
+    Proofs and problems call the family by the name the user typed. The working directory is kept if anything
+    failed.
+    """
     [(family_name, choice)] = selection.choices.items()
     family = registry.families()[family_name]
     found = {patch.id: _owner(patch) for patch in family.patches}
@@ -82,7 +96,8 @@ def verify(selection: selections.Selection, progress: Callable[[str], None]) -> 
         for patch in family.patches
     )
     known = {patch.id: patch for patch in family.patches if found[patch.id] is not None}
-    proofs.append(_ledger_proof(family, live.judge(run, known, [family.name]), rows))
+    judged = live.judge(run, known, {family.name: choice.name})
+    proofs.append(_ledger_proof(choice.name, judged, rows))
     idle = _unused(family, rows)
     states = [
         r.state.word for r in reports if r.framework and not (r.state.word == "waiting" and r.id in idle)
@@ -96,20 +111,32 @@ def verify(selection: selections.Selection, progress: Callable[[str], None]) -> 
 def _probe(
     family: Family, selection: selections.Selection, workdir: Path, progress: Callable[[str], None]
 ) -> tuple[list[Proof], Run]:
-    """What the probes observed, and what the processes they started wrote under a nonce of its own."""
+    """Return what the probes observed, and the run that their processes wrote under a new nonce."""
+    [choice] = selection.choices.values()
     nonce = f"verify-{secrets.token_hex(8)}"
     with _environment(selection, nonce, workdir / "ledger"):
-        proofs = list(_observe(family, nonce, workdir, progress))
+        proofs = list(_observe(family, choice.name, nonce, workdir, progress))
         written = {run.id: run for run in ledger.read(workdir / "ledger")}
     return proofs, written.get(nonce, Run(nonce))
 
 
-def _observe(family: Family, nonce: str, workdir: Path, progress: Callable[[str], None]) -> Iterator[Proof]:
-    probes = [(family.name, family.probe)] + [(patch.id, patch.probe) for patch in family.patches]
-    given = [(subject, probe) for subject, probe in probes if probe is not None]
-    if not given:
-        yield Proof(family.name, "the family has a probe", False, "it has none: nothing can be observed")
-    for subject, probe in given:
+def find_probe(family: Family) -> Probe | None:
+    """Return the probe of a family: its own, or for a built-in one `flashpatch.verify.probes.FAMILY.probe`."""
+    if family.probe is not None:
+        return family.probe
+    module = f"{probes.__name__}.{family.name}"
+    return import_module(module).probe if find_spec(module) is not None else None
+
+
+def _observe(
+    family: Family, name: str, nonce: str, workdir: Path, progress: Callable[[str], None]
+) -> Iterator[Proof]:
+    """Run the probes of the family and of its patches; ``name`` stands for the family in what is reported."""
+    candidates = [(name, find_probe(family))] + [(patch.id, patch.probe) for patch in family.patches]
+    found = [(subject, probe) for subject, probe in candidates if probe is not None]
+    if not found:
+        yield Proof(name, "the family has a probe", False, "it has none: nothing can be observed")
+    for subject, probe in found:
         progress(f"{subject}: probing")
         began = time.monotonic()
         try:
@@ -118,6 +145,7 @@ def _observe(family: Family, nonce: str, workdir: Path, progress: Callable[[str]
             traceback.print_exc(file=sys.stderr)
             spent = time.monotonic() - began
             proofs = [Proof(subject, "the probe runs", False, f"{type(error).__name__}: {error}", spent)]
+        proofs = [replace(p, subject=name) if p.subject == family.name else p for p in proofs]
         for proof in proofs:
             progress(f"{proof.subject}: {proof.what}: {'yes' if proof.ok else 'NO'} ({proof.evidence})")
         yield from proofs
@@ -125,7 +153,7 @@ def _observe(family: Family, nonce: str, workdir: Path, progress: Callable[[str]
 
 @contextlib.contextmanager
 def _environment(selection: selections.Selection, nonce: str, directory: Path) -> Iterator[None]:
-    """The environment that the probe's processes inherit: this family alone, a ledger and run of its own."""
+    """Set the environment that the probe's processes inherit: this family only, a new ledger and run."""
     before = dict(os.environ)
     try:
         os.environ["FLASHPATCH_LEDGER"] = str(directory)
@@ -138,8 +166,8 @@ def _environment(selection: selections.Selection, nonce: str, directory: Path) -
 
 
 def _report(patch: Patch, owner: versions.Installed, rows: list[Row]) -> PatchReport:
-    """The patch's state in the processes that wrote a row under the nonce: a fault if one shows it, else
-    the furthest it came."""
+    """Return the patch's state over the processes that wrote a row under the nonce: a failure if there is one,
+    else the most advanced state."""
     seen = [(row, row.patches[patch.id]) for row in rows if patch.id in row.patches]
     called = [(row, entry["calls"]) for row, entry in seen if entry["calls"]]
     entries = sorted((entry for _, entry in seen), key=lambda entry: _FURTHEST.index(entry["state"]))
@@ -156,22 +184,22 @@ def _report(patch: Patch, owner: versions.Installed, rows: list[Row]) -> PatchRe
 
 
 def _unused(family: Family, rows: list[Row]) -> set[str]:
-    """Patches for frameworks that the probe did without, though it used another one the family patches.
+    """Return the ids of patches for frameworks that the probe did not use, if it used another of the family's.
 
-    Of several frameworks a probe may need one only: a job shows the others, with ``--live``.
+    Of several frameworks a probe may need only one; verify the others on a job, with ``--live``.
     """
     used = {id.split(".")[1] for row in rows for id, entry in row.patches.items() if entry["calls"]}
     used &= {patch.framework for patch in family.patches}
     return {patch.id for patch in family.patches if used and patch.framework not in used}
 
 
-def _ledger_proof(family: Family, judged: live.LiveReport, rows: list[Row]) -> Proof:
+def _ledger_proof(name: str, judged: live.LiveReport, rows: list[Row]) -> Proof:
     what = "the probe's processes wrote the nonce and carry what is due"
     if not rows:
-        return Proof(family.name, what, False, "no process wrote a row under the nonce")
+        return Proof(name, what, False, "no process wrote a row under the nonce")
     if judged.problems:
-        return Proof(family.name, what, False, "; ".join(judged.problems))
-    return Proof(family.name, what, True, f"{len(rows)} processes under {judged.run}")
+        return Proof(name, what, False, "; ".join(judged.problems))
+    return Proof(name, what, True, f"{len(rows)} processes under {judged.run}")
 
 
 def _not_installed(patch: Patch) -> PatchReport:

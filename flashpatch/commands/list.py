@@ -1,4 +1,4 @@
-"""``flashpatch list``: every patch and whether it fits what is installed."""
+"""Run ``flashpatch list``: every patch, and whether it fits what is installed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from flashpatch import registry
 from flashpatch.commands.catalogue import Entry, entries
 from flashpatch.commands.report import Table, emit
+from flashpatch.patch_status import absent_frameworks
 
 HELP = "every patch, and whether it fits the installed framework"
 _COLUMNS = ("patch", "requires", "installed", "contract", "tested", "state")
@@ -19,14 +20,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """1 when a patch that is switched on does not fit an installed framework, or a family failed to load,
-    which the registry has logged."""
+    """Print the list; return 1 when an enabled patch does not fit an installed framework, or a family failed to
+    load, which the registry has logged."""
     found = entries()
     tables = []
     for family in registry.families().values():
         title = f"{family.name}: {family.summary} (names: {', '.join(registry.family_names(family))})"
-        rows = [_row(entry) for entry in found if entry.patch.family == family.name]
-        tables.append(Table(title, _COLUMNS, rows))
+        members = [entry for entry in found if entry.patch.family == family.name]
+        rows = [_row(entry) for entry in members if entry.version]
+        absent = absent_frameworks(entry.patch.id for entry in members if not entry.version)
+        tables.append(Table(title, _COLUMNS, rows, notes=absent))
     broken = registry.problems()
     data = {"patches": [_data(entry) for entry in found], "problems": dict(broken)}
     emit(data, tables or [Table("patches", _COLUMNS, [])], args.json)
@@ -36,8 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _row(entry: Entry) -> tuple[str, ...]:
     patch = entry.patch
-    installed = entry.version or "-"
-    return patch.id, patch.requires, installed, entry.contract, _TESTED[entry.tested], str(entry.state)
+    return patch.id, patch.requires, entry.version, entry.contract, _TESTED[entry.tested], str(entry.state)
 
 
 def _data(entry: Entry) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How commands print: tables on a terminal, aligned plain text into a pipe, JSON when asked for."""
+"""Print tables on a terminal, aligned plain text into a pipe, or JSON."""
 
 from __future__ import annotations
 
@@ -26,16 +26,20 @@ _STYLES = {
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under a title; every row has one cell per column."""
+    """Rows of text under a title, one cell per column; then notes, one line each.
+
+    ``empty`` is printed where there are neither rows nor notes.
+    """
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     empty: str = "none"
+    notes: Sequence[str] = ()
 
 
 def emit(data: Any, tables: Iterable[Table], as_json: bool, stream: TextIO | None = None) -> None:
-    """Print ``data`` as JSON, or else ``tables``, to ``stream`` or standard output. NO_COLOR is obeyed."""
+    """Print ``data`` as JSON, or else ``tables``, to ``stream`` or standard output. Obey NO_COLOR."""
     stream = stream or sys.stdout
     if as_json:
         json.dump(data, stream, indent=2)
@@ -51,13 +55,14 @@ def emit(data: Any, tables: Iterable[Table], as_json: bool, stream: TextIO | Non
 def _plain(table: Table, stream: TextIO) -> None:
     stream.write(f"{table.title}\n")
     if not table.rows:
-        stream.write(f"{table.empty}\n")
+        stream.write("".join(f"{line}\n" for line in table.notes or [table.empty]))
         return
     lines = [table.columns, *table.rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(table.columns))]
     for line in lines:
         cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
         stream.write("  ".join(cells).rstrip() + "\n")
+    stream.write("".join(f"{line}\n" for line in table.notes))
 
 
 def _rich(table: Table, stream: TextIO) -> None:
@@ -67,7 +72,8 @@ def _rich(table: Table, stream: TextIO) -> None:
 
     console = Console(file=stream)
     if not table.rows:
-        console.print(Text(f"{table.title}: {table.empty}"))
+        for line in table.notes or [table.empty]:
+            console.print(Text(f"{table.title}: {line}"))
         return
     drawn = RichTable(title=table.title, title_justify="left")
     for column in table.columns:
@@ -75,8 +81,10 @@ def _rich(table: Table, stream: TextIO) -> None:
     for row in table.rows:
         drawn.add_row(*(Text(cell, style=_style(cell)) for cell in row))
     console.print(drawn)
+    for line in table.notes:
+        console.print(Text(line))
 
 
 def _style(cell: str) -> str:
-    """A colour for cells that begin with a state: ``skipped(no vllm)`` is coloured as ``skipped``."""
+    """Return the style of a cell that begins with a state: ``skipped(no vllm)`` has that of ``skipped``."""
     return _STYLES.get(cell.partition("(")[0], "")

@@ -1,4 +1,4 @@
-"""``flashpatch show``: everything a record says about one patch, or one family."""
+"""Run ``flashpatch show``: all fields of one patch's record, or of one family's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flashpatch.commands.report import Table, emit
 from flashpatch.record import Family
 from flashpatch.suggest import nearest
 
-HELP = "everything about one patch, or about a family and its options"
+HELP = "all about one patch, or about a family and its options"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +19,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Always 0; an unknown ID is wrong usage."""
+    """Print the fields and return 0; an unknown ID is wrong usage."""
     families = registry.names()
     entry = next((entry for entry in entries() if entry.patch.id == args.id), None)
     if entry is not None:
@@ -79,7 +79,7 @@ def _family(family: Family) -> dict[str, Any]:
 
 
 def _lines(value: Any) -> list[str]:
-    """One cell per item, so that long lists stay readable; ``-`` for nothing."""
+    """Return one cell per item, for long lists to stay readable; ``-`` for nothing."""
     if isinstance(value, dict):
         return [f"{name}: {_text(inner)}" for name, inner in value.items()] or ["-"]
     if isinstance(value, list):

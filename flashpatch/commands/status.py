@@ -1,9 +1,10 @@
-"""``flashpatch status``: what the processes of the latest run reported."""
+"""Run ``flashpatch status``: what the processes of the latest run reported."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from flashpatch.commands import original_env
 from flashpatch.commands.report import Table, emit
 from flashpatch.ledger import files
 from flashpatch.ledger.runs import Expected, Row, Run
+from flashpatch.patch_status import is_absent
 
 HELP = "what the processes of the latest run reported"
 _COLUMNS = ("pid", "host", "roles", "alive", "patch", "state", "calls", "tested")
@@ -23,11 +25,12 @@ _OUR_COMMANDS = frozenset({"flashpatch", "flashpatch-verify"})
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--ledger", metavar="DIR", type=Path, help="read this ledger, not the user's own")
+    parser.add_argument("--ledger", metavar="DIR", type=Path, help="read this ledger instead of the user's")
 
 
 def run(args: argparse.Namespace) -> int:
-    """1 when there is no run, an expected process is missing, or a patch does not act where it should."""
+    """Print the latest run; return 1 when there is none, an expected process is missing, or a patch does not act
+    though its framework is installed."""
     with original_env.environment():
         directory = args.ledger or files.directory()
     latest = next((found for found in map(_of_jobs, reversed(ledger.read(directory))) if found), None)
@@ -40,21 +43,31 @@ def run(args: argparse.Namespace) -> int:
     complaints = [f"pid {row.pid}: {row.error}" for row in latest.rows if row.error] + latest.problems
     for complaint in complaints:
         print(complaint, file=sys.stderr)
-    bad = any(patch["state"] in _BAD for row in latest.rows for patch in row.patches.values())
+    bad = any(_is_bad(patch) for row in latest.rows for patch in row.patches.values())
     return int(bad or bool(complaints) or bool(latest.missing))
 
 
 def _of_jobs(found: Run) -> Run | None:
-    """The run without rows of our own commands, which report too when started with FLASHPATCH set."""
+    """Leave out rows of our own commands, which report too when started with FLASHPATCH set; None if no job is
+    left."""
     found.rows = [row for row in found.rows if Path(row.argv0).name not in _OUR_COMMANDS]
     return found if found.rows or found.expected or found.problems else None
 
 
 def _lines(row: Row) -> list[tuple[str, ...]]:
-    """One line per patch that is on, or one for a process without any."""
+    """One line per enabled patch and per framework that is not installed, or one for a process without any."""
     who = (str(row.pid), row.host, _who(row.roles, row.rank), _ALIVE[row.alive])
     on = {name: patch for name, patch in row.patches.items() if patch["state"] != "disabled"}
-    return [(*who, name, *_cells(patch)) for name, patch in on.items()] or [(*who, "-", "-", "-", "-")]
+    absent = Counter(
+        name.split(".")[1] for name, patch in on.items() if is_absent(patch["state"], patch["detail"])
+    )
+    lines = [(*who, name, *_cells(patch)) for name, patch in on.items() if name.split(".")[1] not in absent]
+    lines += [(*who, f"{n} for {name}", "skipped(not installed)", "-", "-") for name, n in absent.items()]
+    return lines or [(*who, "-", "-", "-", "-")]
+
+
+def _is_bad(patch: Any) -> bool:
+    return patch["state"] in _BAD and not is_absent(patch["state"], patch["detail"])
 
 
 def _cells(patch: Any) -> tuple[str, str, str]:

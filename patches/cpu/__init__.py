@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from flashpatch.patches.cpu import engines, fsdp, gloo, platform, verl_config, vllm_distribution
-from flashpatch.proof import Proof
 from flashpatch.record import Family
-
-
-def _probe(nonce: str, workdir: Path) -> list[Proof]:
-    from flashpatch.verify.probes.cpu.probe import probe
-
-    return probe(nonce, workdir)
-
 
 FAMILY = Family(
     name="cpu",
@@ -31,6 +21,5 @@ FAMILY = Family(
         fsdp.OFFLOAD,
     ),
     too_late=platform.too_late,
-    probe=_probe,
     refuses=("verl.utils.config:validate_config",),
 )

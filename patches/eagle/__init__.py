@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from pathlib import Path
 
 from flashpatch.patches.eagle.verl import PATCHES as VERL
 from flashpatch.patches.eagle.vllm import PATCHES as VLLM
-from flashpatch.proof import Proof
 from flashpatch.record import Family, Option, Patch
 
 
@@ -17,12 +15,6 @@ def _sglang() -> tuple[Patch, ...]:
     from flashpatch.patches.eagle.sglang import PATCHES
 
     return PATCHES
-
-
-def _probe(nonce: str, workdir: Path) -> list[Proof]:
-    from flashpatch.verify.probes.eagle.probe import probe
-
-    return probe(nonce, workdir)
 
 
 FAMILY = Family(
@@ -65,5 +57,4 @@ FAMILY = Family(
             64, "speculative steps over which acceptance is compared around a sync", kind=int
         ),
     },
-    probe=_probe,
 )

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from flashpatch.patches.flowrl import actor, export, forward, loss, options, resume, verl_config
-from flashpatch.proof import Proof
 from flashpatch.record import Family
 
 
@@ -20,18 +18,12 @@ def _too_late() -> str | None:
     built = [
         o
         for o in gc.get_objects()
-        if isinstance(o, module.FSDPEngine) and getattr(o, "module", None) is not None
+        if issubclass(type(o), module.FSDPEngine) and getattr(o, "module", None) is not None
     ]
     trained = [engine for engine in built if not engine.engine_config.forward_only]
     if not any(actor.capture(engine) is None for engine in trained):
         return None
     return "verl has built an actor already, without partition function; enable flowrl before that."
-
-
-def _probe(nonce: str, workdir: Path) -> list[Proof]:
-    from flashpatch.verify.probes.flowrl.probe import probe
-
-    return probe(nonce, workdir)
 
 
 FAMILY = Family(
@@ -55,7 +47,6 @@ FAMILY = Family(
     ),
     options=options.OPTIONS,
     too_late=_too_late,
-    probe=_probe,
     refuses=(
         "verl.utils.config:validate_config",
         "verl.workers.engine_workers:ActorRolloutRefWorker.init_model",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec
-from pathlib import Path
 
 from flashpatch.patches.fp8.precision import fleet
 from flashpatch.patches.fp8.sglang import PATCHES as SGLANG
@@ -19,7 +17,6 @@ from flashpatch.patches.fp8.vllm import (
     scheduler_gate,
     worker,
 )
-from flashpatch.proof import Proof
 from flashpatch.record import Family, Option
 
 
@@ -36,7 +33,8 @@ def _too_late_sglang() -> str | None:
 
     from flashpatch.patches.fp8.sglang import schedulers
 
-    unknown = [o for o in gc.get_objects() if isinstance(o, module.Scheduler) and o not in schedulers.known()]
+    found = [o for o in gc.get_objects() if issubclass(type(o), module.Scheduler)]  # see _too_late_vllm
+    unknown = [scheduler for scheduler in found if scheduler not in schedulers.known()]
     if not unknown:
         return None
     return f"{len(unknown)} SGLang scheduler(s) exist already and stay as they are; build engines after enabling."
@@ -48,20 +46,12 @@ def _too_late_vllm() -> str | None:
         return None
     import gc
 
-    engines = [o for o in gc.get_objects() if isinstance(o, module.EngineCore)]
+    # isinstance() would ask an object's __class__, at which lazy proxies, as openai's, import what they stand for.
+    engines = [o for o in gc.get_objects() if issubclass(type(o), module.EngineCore)]
     unknown = [e for e in engines if e not in scheduler_gate._gates]
     if not unknown:
         return None
     return f"{len(unknown)} vLLM engine(s) exist already and stay as they are; build them after enabling."
-
-
-def _probe(nonce: str, workdir: Path) -> list[Proof]:
-    if find_spec("vllm") is None and find_spec("sglang") is not None:
-        from flashpatch.verify.probes.fp8.sglang_probe import probe
-    else:
-        from flashpatch.verify.probes.fp8.vllm_probe import probe
-
-    return probe(nonce, workdir)
 
 
 FAMILY = Family(
@@ -129,7 +119,6 @@ FAMILY = Family(
         ),
     },
     too_late=_too_late,
-    probe=_probe,
     commands={
         "profile": "flashpatch.patches.fp8.calibration.command",
         "advise": "flashpatch.patches.fp8.advise.command",

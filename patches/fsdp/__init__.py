@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from flashpatch.patches.fsdp import export, hybrid_sharding, receive, verl_config
-from flashpatch.proof import Proof
 from flashpatch.record import Family, Option
-
-
-def _probe(nonce: str, workdir: Path) -> list[Proof]:
-    from flashpatch.verify.probes.fsdp.probe import probe
-
-    return probe(nonce, workdir)
-
 
 FAMILY = Family(
     name="fsdp",
@@ -27,6 +17,5 @@ FAMILY = Family(
         ),
         "audit_every": Option(1, "look at every how manieth sync", kind=int),
     },
-    probe=_probe,
     refuses=("verl.utils.config:validate_config", receive.TARGET),
 )

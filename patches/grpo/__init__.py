@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from flashpatch.patches.grpo import complete, verl_config
 from flashpatch.patches.grpo.loss import batch_counts, fused_logprobs, policy_loss
 from flashpatch.patches.grpo.routing import resubmit, router
-from flashpatch.proof import Proof
 from flashpatch.record import Family, Option
-
-
-def _probe(nonce: str, workdir: Path) -> list[Proof]:
-    from flashpatch.verify.probes.grpo.probe import probe
-
-    return probe(nonce, workdir)
-
 
 FAMILY = Family(
     name="grpo",
@@ -51,5 +41,4 @@ FAMILY = Family(
         "rest": Option(30.0, "seconds without new requests for a slow server", kind=float),
     },
     refuses=("verl.utils.config:validate_config",),
-    probe=_probe,
 )

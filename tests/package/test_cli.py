@@ -33,8 +33,11 @@ FAMILY = Family("toy", "a toy", (fits,), names={"loud": {"volume": 11}},
 DRIFTED = Family("drifted", "one of two drifted",
                  (patch("drifted.packaging.well"),
                   patch("drifted.packaging.ill", contract=Contract(params=("nonsense",)))))
+HAUNTED = Family("haunted", "one of two for a framework that is not installed",
+                 (patch("haunted.packaging.here"),
+                  *(patch(f"haunted.ghost.{n}", targets=("ghost.engine:run",), requires="ghost") for n in "abc")))
 """
-ENTRY_POINTS = "[flashpatch.patches]\ntoy = toy:FAMILY\ndrifted = toy:DRIFTED\n"
+ENTRY_POINTS = "[flashpatch.patches]\ntoy = toy:FAMILY\ndrifted = toy:DRIFTED\nhaunted = toy:HAUNTED\n"
 PLAY = """
 HELP = "plays a tune, 100% of it"
 
@@ -98,6 +101,16 @@ class TestList:
         found = listed(toys, code=1, FLASHPATCH="drifted")
         assert found["drifted.packaging.ill"]["state"] == "skipped"
         assert found["drifted.packaging.well"]["detail"] == "family: drifted.packaging.ill failed"
+
+    def test_a_framework_that_is_not_installed_takes_one_line_and_json_stays_complete(self, toys) -> None:
+        done = toys.run("flashpatch", "list", FLASHPATCH="haunted")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert [line for line in done.stdout.splitlines() if "ghost" in line] == [
+            "ghost: not installed, 3 patches wait"
+        ]
+        found = read(toys.run("flashpatch", "list", "--json", FLASHPATCH="haunted"))["patches"]
+        ghosts = [patch for patch in found if patch["framework"] == "ghost"]
+        assert [patch["detail"] for patch in ghosts] == ["ghost is not installed"] * 3
 
     def test_a_wrong_name_is_reported_with_the_nearest(self, toys) -> None:
         done = toys.run("flashpatch", "list", FLASHPATCH="tyo")
@@ -224,6 +237,18 @@ class TestStatus:
         toys.run("python", "-c", "import packaging.version", **env)
         found = read(toys.run("flashpatch", "status", "--json", "--ledger", ledger), code=1)
         assert {patch["state"] for patch in found["rows"][0]["patches"].values()} == {"skipped"}
+
+    def test_a_framework_that_is_not_installed_takes_one_line_and_is_no_fault(
+        self, toys, ledger: Path
+    ) -> None:
+        env = {"FLASHPATCH": "haunted", "FLASHPATCH_LEDGER": str(ledger)}
+        toys.python("from packaging.version import parse; parse('1')", **env)
+        done = toys.run("flashpatch", "status", "--ledger", ledger)
+        assert done.returncode == 0, done.stdout
+        [line] = [line for line in done.stdout.splitlines() if "ghost" in line]
+        assert "3 for ghost" in line and "skipped(not installed)" in line
+        [row] = read(toys.run("flashpatch", "status", "--json", "--ledger", ledger))["rows"]
+        assert sum(name.startswith("haunted.ghost.") for name in row["patches"]) == 3
 
     def test_a_process_that_never_reported_fails_the_command(self, toys, ledger: Path) -> None:
         env = {"FLASHPATCH": "toy", "FLASHPATCH_LEDGER": str(ledger)}

@@ -43,7 +43,9 @@ def row(
     return Row(host, pid, start, ppid, "python", roles, {}, {}, patches, notes, error, "now")
 
 
-def problems(*rows: Row, expected: tuple[Expected, ...] = (), required: tuple[str, ...] = ()) -> list[str]:
+def problems(
+    *rows: Row, expected: tuple[Expected, ...] = (), required: Mapping[str, str] | None = None
+) -> list[str]:
     report = judge(Run("r", list(rows), list(expected)), PATCHES, required)
     assert report.ok == (not report.problems)
     return list(report.problems)
@@ -143,14 +145,14 @@ def test_a_missing_process_is_named():
 
 def test_a_present_process_without_the_family_is_named():
     assert problems(row(pid=12), expected=(expects(12, "worker"),)) == [
-        "worker far:12: carries no fam patch, as it should"
+        "worker far:12: carries no fam patch, though one is expected"
     ]
 
 
 def test_a_worker_that_lacks_what_its_peers_carry_is_named():
     peer = row("worker", patches={LOAD.id: entry("live", 3)}, updates=1)
     assert problems(peer, row("worker", pid=12)) == [
-        "worker far:12: carries no fam patch, as its role asks for"
+        "worker far:12: carries no fam patch, though its role needs one"
     ]
 
 
@@ -162,15 +164,15 @@ def test_an_expected_role_counts_where_the_process_never_learned_it():
 
 
 def test_a_required_family_that_nobody_carries_is_named():
-    assert problems(row("worker"), required=("fam",)) == [
-        "worker far:10: carries no fam patch, as its role asks for",
-        "no process carries fam",
+    assert problems(row("worker"), required={"fam": "typed"}) == [
+        "worker far:10: carries no typed patch, though its role needs one",
+        "no process carries typed",
     ]
 
 
 def test_families_not_asked_for_are_left_out():
     foreign = {"else.toy.x": entry("failed"), LOAD.id: entry("live", 1)}
-    assert problems(row("worker", patches=foreign), required=("fam",)) == []
+    assert problems(row("worker", patches=foreign), required={"fam": "typed"}) == []
     assert len(problems(row("worker", patches=foreign))) == 1
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from flashpatch.verify.probes.fsdp import job, probe
+from flashpatch.verify.probes.fsdp import job, verl_probe
 
 pytestmark = pytest.mark.verl
 
@@ -49,9 +49,9 @@ def carry(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Carry
             monkeypatch.delenv(name, raising=False)
         (tmp_path / "model").symlink_to(model)
         variables = {"FLASHPATCH": names, "FLASHPATCH_LEDGER": str(tmp_path / "ledger"), **variables}
-        problem = probe.run(tmp_path, plan, **variables)
+        problem = verl_probe.run(tmp_path, plan, **variables)
         assert not problem, problem
-        return [probe.report(tmp_path, part, rank) for part in ("trainer", "rollout") for rank in range(2)]
+        return [verl_probe.report(tmp_path, part, rank) for part in ("trainer", "rollout") for rank in range(2)]
 
     return run
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import cpu_lab
 import pytest
 
+from flashpatch.verify.machine_speed import scaled
+
 pytestmark = pytest.mark.verl
 
 
@@ -19,7 +21,7 @@ def test_it_is_live_here(tmp_path):
         env=cpu_lab.environment(tmp_path),
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=scaled(600),
     )
     assert done.returncode == 0, cpu_lab.tail(done)
     (family,) = json.loads(done.stdout)["families"]
@@ -28,8 +30,8 @@ def test_it_is_live_here(tmp_path):
 
 def test_with_an_accelerator_nothing_is_proven(monkeypatch, tmp_path):
     from flashpatch.patches.cpu import accelerator
-    from flashpatch.verify.probes.cpu import probe
+    from flashpatch.verify.probes import cpu
 
     monkeypatch.setattr(accelerator, "found", lambda: "cuda")
-    (proof,) = probe.probe("nonce", tmp_path)
+    (proof,) = cpu.probe("nonce", tmp_path)
     assert not proof.ok and "cuda" in proof.evidence

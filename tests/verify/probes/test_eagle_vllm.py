@@ -17,6 +17,7 @@ pytest.importorskip("torch")
 import flashpatch
 import flashpatch.patches
 import flashpatch.verify
+from flashpatch.verify.machine_speed import scaled
 
 COMMAND = "import sys; from flashpatch.verify.cli import main; sys.exit(main(sys.argv[1:]))"
 
@@ -31,7 +32,7 @@ def _verify(folder: Path, **variables: str) -> tuple[int, list[dict], str]:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=scaled(400),
     )
     said = done.stdout + done.stderr
     try:
@@ -56,8 +57,18 @@ def test_a_live_engine_is_proven(tmp_path):
             "            self.positions + 1,\n",
             "captured states",
         ),
-        ("speculate.py", "min(self.policy.select(batch_size).steps, self.most)", "self.most", "the bandit"),
-        ("weights.py", "        drafter.load_weights(iter(tensors.items()))\n", "", "new drafter weights"),
+        (
+            "spec_controller.py",
+            "min(self.policy.select(batch_size).steps, self.most)",
+            "self.most",
+            "the bandit",
+        ),
+        (
+            "drafter_weights.py",
+            "        drafter.load_weights(iter(tensors.items()))\n",
+            "",
+            "drafter updates",
+        ),
     ],
 )
 def test_sabotage_is_caught(tmp_path, file, text, other, what):

@@ -16,6 +16,8 @@ pytest.importorskip("torch")
 
 import flow_lab
 
+from flashpatch.verify.machine_speed import scaled
+
 pytestmark = pytest.mark.verl
 
 COMMAND = "import sys; from flashpatch.verify.cli import main; sys.exit(main(['flowrl', '--json']))"
@@ -29,7 +31,7 @@ def verify(folder: Path, **extra: str) -> tuple[int, dict, str]:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=flow_lab.LIMIT,
+        timeout=scaled(flow_lab.LIMIT),
     )
     said = f"exit {done.returncode}\n{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
     assert done.stdout.startswith("{"), said
@@ -83,17 +85,17 @@ def test_a_loss_that_forgets_the_reference_is_caught_though_every_patch_is_live(
             "export.py",
             "dict(without_head(state_dict.items()))",
             "dict(state_dict)",
-            "what the rollout engine",
+            "the rollout engine gets",
         ),
         (
-            "partition.py",
+            "partition_function.py",
             "means.detach() if self._detach else means",
             "(means * 0).detach()",
             "log Z is that",
         ),
         # unrefused, the recipe goes on to verl, which stumbles over what it lacks
         (
-            "recipe.py",
+            "verl_config.py",
             'if strategy not in (None, "fsdp", "fsdp2"):',
             "if False:",
             "verl's worker updates an actor",

@@ -14,6 +14,7 @@ from tree import SUPPORT
 import flashpatch
 import flashpatch.patches
 import flashpatch.verify
+from flashpatch.verify.machine_speed import scaled
 
 pytestmark = pytest.mark.vllm
 
@@ -34,7 +35,7 @@ def verify(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=TIMEOUT,
+            timeout=scaled(TIMEOUT),
         )
 
     return verify

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from flashpatch.ledger import files
+from flashpatch.verify.machine_speed import scaled
 from flashpatch.verify.probes.fp8 import vllm_probe
 
 COMMAND = "import sys; from flashpatch.verify.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -41,7 +42,7 @@ def test_on_a_real_engine(tmp_path, name, dtype):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=scaled(400),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     [family] = json.loads(done.stdout)["families"]
@@ -72,8 +73,8 @@ def test_an_engine_that_did_not_open_says_why():
     assert (
         vllm_probe._opened({"failed": {"step": "before", "error": "E: x"}}, ENDED, "fp8").evidence == "E: x"
     )
-    ended = {"job": "ended with status 1: ...Traceback"}
-    assert vllm_probe._opened({}, ended, "fp8").evidence == "the job ended with status 1: ...Traceback"
+    ended = {"job": "job ended with status 1: ...Traceback"}
+    assert vllm_probe._opened({}, ended, "fp8").evidence == "job ended with status 1: ...Traceback"
 
 
 @pytest.mark.parametrize("other", [{"at": [1, 9]}, {"at": [9, 2]}, None])

@@ -11,6 +11,8 @@ from pathlib import Path
 import cpu_lab
 import pytest
 
+from flashpatch.verify.machine_speed import scaled
+
 pytestmark = pytest.mark.verl
 
 SABOTAGE = """
@@ -28,7 +30,7 @@ def verify(folder: Path, **extra: str) -> tuple[int, dict]:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=scaled(900),
     )
     return done.returncode, json.loads(done.stdout)
 

@@ -11,6 +11,8 @@ import grpo_lab
 import pytest
 from tree import SUPPORT
 
+from flashpatch.verify.machine_speed import scaled
+
 pytestmark = pytest.mark.verl
 
 
@@ -20,7 +22,7 @@ def verify(folder: Path, **extra: str) -> tuple[int, dict]:
         env=grpo_lab.environment(folder, TMPDIR=str(folder), **extra),
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=scaled(600),
     )
     assert done.stdout.startswith("{"), grpo_lab.tail(done)
     (family,) = json.loads(done.stdout)["families"]

@@ -1,6 +1,6 @@
-"""One of the probe's two ranks: what verl does at its start, and one optimizer step under each FSDP.
+"""Run one of the probe's two ranks: start as verl does, and take one optimizer step under each FSDP.
 
-Run by `flashpatch.verify.probes.cpu.probe` as a user's program would be: the variables say all.
+Started by `flashpatch.verify.probes.cpu.verl_probe` as a user's program: only the environment switches patches on.
 """
 
 from __future__ import annotations
@@ -17,36 +17,37 @@ ROWS, WIDTH, RATE = 8, 4, 0.1
 
 
 def network(seed: int) -> torch.nn.Sequential:
-    """A small network; ranks give different seeds, as FSDP must level them."""
+    """Return a small network; ranks give different seeds, for FSDP to broadcast rank 0's weights."""
     torch.manual_seed(seed)
     return torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, 1))
 
 
 def rows() -> torch.Tensor:
-    """The whole batch, the same in every process."""
+    """Return the whole batch [ROWS, WIDTH], the same in every process."""
     return torch.linspace(-1, 1, ROWS * WIDTH).reshape(ROWS, WIDTH)
 
 
 def step(model: torch.nn.Module, batch: torch.Tensor) -> None:
-    """One step of plain gradient descent on the batch's mean output, squared."""
+    """Take one step of plain gradient descent on the mean squared output."""
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     model(batch).square().mean().backward()
     optimizer.step()
 
 
 def plain() -> list[float]:
-    """What one process without FSDP gets from rank 0's network and the whole batch."""
+    """Return the weights after one process's step with rank 0's network on the whole batch, without FSDP."""
     model = network(0)
     step(model, rows())
     return flat(model.state_dict().values())
 
 
 def flat(tensors: Any) -> list[float]:
+    """Return all elements of the tensors."""
     return [value for tensor in tensors for value in tensor.flatten().tolist()]
 
 
 def main() -> None:
-    """Write ``seen-RANK.json`` in the directory given."""
+    """Write ``seen-RANK.json`` in the directory ``sys.argv[1]``."""
     workdir, rank = Path(sys.argv[1]), int(os.environ["RANK"])
     seen: dict[str, Any] = {}
 
@@ -73,7 +74,7 @@ def main() -> None:
 
 
 def refused() -> str:
-    """What the driver's first check says to a recipe with LoRA."""
+    """Return the error with which verl's config validation refuses LoRA; empty if it does not."""
     from omegaconf import OmegaConf
     from verl.utils.config import validate_config
 
@@ -87,7 +88,7 @@ def refused() -> str:
 
 
 def sharded_once(model: torch.nn.Module, batch: torch.Tensor, device: Any) -> list[float]:
-    """FSDP1 as verl builds it: every rank takes rank 0's weights."""
+    """Step under FSDP1 as verl builds it: every rank takes rank 0's weights."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     whole = FullyShardedDataParallel(model, device_id=device, sync_module_states=True, use_orig_params=True)
@@ -97,7 +98,7 @@ def sharded_once(model: torch.nn.Module, batch: torch.Tensor, device: Any) -> li
 
 
 def sharded_twice(model: torch.nn.Module, batch: torch.Tensor) -> list[float]:
-    """FSDP2 with the offload policy that verl gives a reference policy."""
+    """Step under FSDP2 with the offload policy that verl gives a reference policy."""
     from torch.distributed import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 

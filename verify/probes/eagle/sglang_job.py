@@ -1,4 +1,4 @@
-"""The probe's engine on SGLang: what a user's program would do with it. The scheduler runs in another process."""
+"""Run the probe's engine on SGLang as a user's program would; the scheduler runs in another process."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from flashpatch.verify.probes.eagle import rounds
 from flashpatch.verify.probes.eagle.rounds import MOST, TOKENS, prompts
 
 _TURNS = {"exact": 3, "noise": 8, "after": 3}
-"""Phases, and how often all prompts are asked in each; in the second a drafter of noise is judged and goes back."""
+"""Phases, and how often all prompts run in each; in the second a drafter of noise is rejected and rolled back."""
 
 
 def main() -> None:
+    """Run the job in this process."""
     rounds.main(run)
 
 
 def run(workdir: Path, seen: dict[str, Any]) -> None:
-    """One engine, that gets a drafter of noise and takes it back."""
+    """Open one engine, send it a drafter of noise, and generate until that is rolled back and after."""
     import sglang
     from safetensors.torch import load_file
 

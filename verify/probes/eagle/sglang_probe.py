@@ -1,5 +1,4 @@
-"""The probe on SGLang: an engine is opened with a drafter that is nearly always right, gets one that is noise, and
-takes it back."""
+"""Probe family eagle on SGLang: open an engine with an exact drafter, send it noise, and see that rolled back."""
 
 from __future__ import annotations
 
@@ -34,19 +33,22 @@ def models(workdir: Path) -> None:
 
 
 def switched(notes: Mapping[str, Any]) -> tuple[bool, str]:
-    """Whether the bandit chose and learned, and what shows it."""
-    told = notes.get("eagle_bandit")
-    if not isinstance(told, dict):
-        return False, f"the ledger says nothing of it: {told!r}"
-    pulls = {name.split("/")[1]: n for name, n in told.items() if name.endswith("/pulls") and n}
-    return len(pulls) > 1 and told["steps"] > 20, f"{told['steps']:.0f} steps, pulls {pulls}"
+    """Return whether the bandit chose and learned, and the evidence."""
+    noted = notes.get("eagle_bandit")
+    if not isinstance(noted, dict):
+        return False, f"the ledger holds no note of it: {noted!r}"
+    pulls = {name.split("/")[1]: n for name, n in noted.items() if name.endswith("/pulls") and n}
+    return len(pulls) > 1 and noted["steps"] > 20, f"{noted['steps']:.0f} steps, pulls {pulls}"
 
 
 def synced(notes: Mapping[str, Any], seen: Mapping[str, Any]) -> tuple[bool, str]:
-    """Whether acceptance followed the drafters, noise went back, and what shows it."""
-    told, version = notes.get("eagle_sync", {}), notes.get("eagle_drafter")
-    before, after = told.get("before", 0.0), told.get("after", 0.0)
+    """Return whether the acceptance length followed the drafters and noise was rolled back, and the evidence."""
+    noted, version = notes.get("eagle_sync", {}), notes.get("eagle_drafter")
+    before, after = noted.get("before", 0.0), noted.get("after", 0.0)
     again = max(seen["lengths"].get("after", [0.0]))
-    back = told.get("verdict") == "taken back" and version == 0
+    back = noted.get("verdict") == "taken back" and version == 0
     good = back and before > 2 * after > 0 and again > 2 * after
-    return good, f"tokens per step {before:.2f}, {after:.2f} with noise, {again:.2f} after; went back: {back}"
+    return (
+        good,
+        f"tokens per step {before:.2f}, {after:.2f} with noise, {again:.2f} after; rolled back: {back}",
+    )

@@ -1,4 +1,4 @@
-"""The probe's engine on vLLM: what a user's program would do with it. The engine core runs in another process."""
+"""Run the probe's engine on vLLM as a user's program would; the engine core runs in another process."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from flashpatch.verify.probes.eagle import rounds
 from flashpatch.verify.probes.eagle.rounds import MOST, TOKENS, prompts
 
 ROUNDS = ("exact", "noise", "exact2")
-"""Drafters in the order in which the engine has them; the first it is opened with."""
+"""Drafters in the order in which the engine gets them; it is opened with the first."""
 
 
 def main() -> None:
+    """Run the job in this process."""
     rounds.main(run)
 
 
 def run(workdir: Path, seen: dict[str, Any]) -> None:
-    """One engine, and its drafters in turn."""
+    """Open one engine, generate, and update its drafter in turn; write tokens and seconds to ``seen``."""
     from vllm import LLM, SamplingParams
 
     from flashpatch.verify.probes.eagle import tiny

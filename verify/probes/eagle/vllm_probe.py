@@ -1,5 +1,4 @@
-"""The probe on vLLM: an engine is opened with a drafter that is nearly always right, gets one that is noise, and a
-right one again."""
+"""Probe family eagle on vLLM: open an engine with an exact drafter, send it noise, then an exact one again."""
 
 from __future__ import annotations
 
@@ -34,17 +33,17 @@ def models(workdir: Path) -> None:
 
 
 def switched(notes: Mapping[str, Any]) -> tuple[bool, str]:
-    """Whether the bandit chose and learned, and what shows it."""
-    told = notes.get("eagle_speculation")
-    if not isinstance(told, dict):
-        return False, f"the ledger says nothing of it: {told!r}"
-    pulls = {name.split("/")[1]: n for name, n in told.items() if name.endswith("/pulls") and n}
-    good = len(pulls) > 1 and told["counted"] > 20
-    return good, f"{told['steps']} steps, {told['counted']} counted, pulls {pulls}"
+    """Return whether the bandit chose and learned, and the evidence."""
+    noted = notes.get("eagle_speculation")
+    if not isinstance(noted, dict):
+        return False, f"the ledger holds no note of it: {noted!r}"
+    pulls = {name.split("/")[1]: n for name, n in noted.items() if name.endswith("/pulls") and n}
+    good = len(pulls) > 1 and noted["counted"] > 20
+    return good, f"{noted['steps']} steps, {noted['counted']} counted, pulls {pulls}"
 
 
 def synced(notes: Mapping[str, Any], seen: Mapping[str, Any]) -> tuple[bool, str]:
-    """Whether acceptance followed the drafters, noise went back, and what shows it."""
+    """Return whether the acceptance length followed the drafters and noise was rolled back, and the evidence."""
     log = notes.get("eagle_drafter", {}).get("log", ())
     updates = [event for event in log if event["event"] == "update"]
     if len(updates) != len(vllm_job.ROUNDS):
@@ -53,4 +52,7 @@ def synced(notes: Mapping[str, Any], seen: Mapping[str, Any]) -> tuple[bool, str
     exact, noise, again = updates[0]["before"], judged.get(1, 0.0), judged.get(2, updates[2]["before"])
     back = [event["version"] for event in log if event["event"] == "rollback"][:1] == [0]
     good = back and exact > 2 * noise > 0 and again > 2 * noise
-    return good, f"tokens per step {exact:.2f}, {noise:.2f} with noise, {again:.2f} after; went back: {back}"
+    return (
+        good,
+        f"tokens per step {exact:.2f}, {noise:.2f} with noise, {again:.2f} after; rolled back: {back}",
+    )

@@ -1,7 +1,7 @@
-"""The probe's job: one update of a tiny actor in verl's worker, and the same in float64 without verl.
+"""Update a tiny actor once in verl's worker, and compute the same in float64 without verl.
 
-Run by `flashpatch.verify.probes.flowrl.probe` as a user's program would be: the variables say all. Where there is
-no accelerator the family ``cpu`` must help.
+Started by `flashpatch.verify.probes.flowrl.verl_probe` as a user's program: the environment switches the family on.
+Without an accelerator the family ``cpu`` is enabled too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import flashpatch
 
 
 def main() -> None:
-    """Write ``seen.json`` in the directory given."""
+    """Write ``seen.json`` in the directory ``sys.argv[1]``."""
     workdir = Path(sys.argv[1])
     if torch.accelerator.current_accelerator(check_available=True) is None:
         flashpatch.enable("cpu", "bf16")
@@ -55,11 +55,11 @@ def main() -> None:
 def paper(
     model: Path, weights: Mapping[str, torch.Tensor], rows: Sequence[Any], chosen: Any
 ) -> tuple[float, float]:
-    """Mean loss and mean log Z of the rows, from transformers' model in float64 and `paper`.
+    """Return mean loss and mean log Z of the rows, from transformers' model in float64 and `paper`.
 
     Args:
         model: the model's folder.
-        weights: the partition function's are among them, by name.
+        weights: by name, those of the partition function among them.
         rows: as `tiny.responses` gives them.
         chosen: the family's options.
     """
@@ -97,8 +97,10 @@ def paper(
 
 
 def refused() -> str:
-    """What the driver's first check says to a recipe for Megatron. The last thing to ask here: ``cpu``, which
-    refuses it as well, is off afterwards."""
+    """Return the error with which verl's config validation refuses Megatron; empty if it does not.
+
+    Call it last: it disables ``cpu``, which refuses Megatron as well.
+    """
     from omegaconf import OmegaConf
     from verl.utils.config import validate_config
 

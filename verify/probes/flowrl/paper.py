@@ -1,6 +1,6 @@
-"""FlowRL's loss in plain floating-point numbers, written from the paper: what the rest is held against.
+"""Compute FlowRL's loss in plain floating-point numbers, as a reference written from the paper.
 
-No tensors and no framework, so that nothing is shared with what it checks. Source: FlowRL (arXiv 2509.15207),
+No tensors and no framework, so that no code is shared with what it checks. Source: FlowRL (arXiv 2509.15207),
 its final objective.
 """
 
@@ -22,13 +22,13 @@ def response_loss(
     weight: str = "clip",
     length: str = "mean",
 ) -> float:
-    """The loss of one response from the logprobs of its tokens; logarithms are natural.
+    """Return the loss of one response from the logprobs of its tokens; logarithms are natural.
 
     Args:
         log_z: log Z of its prompt.
         log_p, log_p_old, log_p_ref: its tokens under the policy, the policy that sampled it, the reference.
         reward: its group-normalised reward.
-        beta: how much the reward counts.
+        beta: factor of the reward.
         epsilon: half the width of the clip range.
         weight: ``clip`` (the paper), ``raw`` (the published code) or ``none``.
         length: ``mean`` (the paper) or ``sum``.
@@ -43,12 +43,12 @@ def response_loss(
 def partition(
     mean_hidden: Sequence[float], layers: Sequence[tuple[Sequence[Sequence[float]], Sequence[float]]]
 ) -> float:
-    """log Z from the mean hidden state of a prompt.
+    """Return log Z from the mean hidden state of a prompt.
 
     Args:
         mean_hidden: the mean over the prompt's tokens.
         layers: weight rows and bias of each linear layer; between two of them GELU, then a LayerNorm whose
-            scale is 1 and whose shift is 0, as at birth.
+            scale is 1 and whose shift is 0, as initialized.
     """
     values = list(mean_hidden)
     for at, (weight, bias) in enumerate(layers):

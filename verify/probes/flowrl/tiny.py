@@ -1,4 +1,4 @@
-"""A tiny actor on verl's real worker, without Ray and without rollouts: what probe and tests step on."""
+"""Build a tiny actor on verl's real worker, without Ray and rollouts, for the probe and tests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RECIPE = (
 
 
 def write_model(folder: Path, seed: int = 0, tied: bool = False) -> Path:
-    """A Qwen2 of random weights large enough to matter, in Hugging Face format."""
+    """Write a Qwen2 of random weights, std 0.2, in Hugging Face format."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(seed)
@@ -64,7 +64,7 @@ def write_model(folder: Path, seed: int = 0, tied: bool = False) -> Path:
 
 
 def recipe(model: Path, *overrides: str) -> Any:
-    """verl's own recipe with `RECIPE` and ``overrides``, checked as its driver checks it."""
+    """Return verl's own config with `RECIPE` and ``overrides``, validated as its driver does."""
     import verl.trainer
     from hydra import compose, initialize_config_dir
     from verl.utils.config import validate_config
@@ -87,7 +87,7 @@ class Response:
 
 
 def responses(number: int = 8, seed: int = 0) -> list[Response]:
-    """Responses of different lengths to prompts of different lengths."""
+    """Return responses of different lengths to prompts of different lengths."""
     draw = torch.Generator().manual_seed(seed)
 
     def ids(least: int, most: int) -> list[int]:
@@ -103,11 +103,11 @@ def responses(number: int = 8, seed: int = 0) -> list[Response]:
 
 
 def batch(rows: Sequence[Response], whole: int | None = None, **extra: Any) -> Any:
-    """The TensorDict that verl's trainer sends to ``update_actor``, of this rank's ``rows``.
+    """Return the TensorDict that verl's trainer sends to ``update_actor``, of this rank's ``rows``.
 
     Args:
         rows: this rank's responses.
-        whole: how many responses all ranks have together.
+        whole: number of responses of all ranks together.
         extra: further settings, or tensors as lists of one list of floats per response.
     """
     from verl.utils import tensordict_utils as tu
@@ -145,7 +145,7 @@ def batch(rows: Sequence[Response], whole: int | None = None, **extra: Any) -> A
 
 
 def worker(config: Any) -> Any:
-    """verl's worker with the role of an actor, built as in a Ray worker."""
+    """Return verl's worker in the role of an actor, built as in a Ray worker."""
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
     for name, value in (
@@ -161,7 +161,7 @@ def worker(config: Any) -> Any:
 
 
 def metrics(output: Any) -> dict[str, float]:
-    """What the trainer logs of an update."""
+    """Return the metrics that the trainer logs of an update."""
     from verl.utils import tensordict_utils as tu
     from verl.utils.metric import reduce_metrics
 
@@ -169,7 +169,7 @@ def metrics(output: Any) -> dict[str, float]:
 
 
 def weights(engine: Any) -> dict[str, torch.Tensor]:
-    """Every weight of an engine whole, float32 copies by name, on every rank."""
+    """Gather every weight of an engine on every rank: float32 copies by name."""
     from torch.distributed.fsdp import FullStateDictConfig, StateDictType
     from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 

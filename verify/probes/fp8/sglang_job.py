@@ -1,4 +1,4 @@
-"""What the processes of SGLang's probe do: a user's program around an engine."""
+"""Run an engine of the SGLang probe as a user's program would."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 _BUCKETS = 5
-_LAST_ROW = 1.5  # seconds until every process has surely written its last row
+_LAST_ROW = 1.5  # seconds until every process has written its last row
 _PROMPTS = tuple(list(range(start, 512, 9)) for start in range(3))
 
 
@@ -92,7 +92,7 @@ def _check(done: bool, message: str) -> None:
 
 
 def _answers(engine: Any) -> list[list[float]]:
-    """Logprobs of prompts and of greedy continuations that may use the prefix cache; one request at a time."""
+    """Return logprobs of prompts and of greedy continuations that may use the prefix cache; one request at a time."""
     found = []
     for prompt in _PROMPTS:
         info = engine.generate(

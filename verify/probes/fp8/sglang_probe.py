@@ -1,26 +1,23 @@
-"""The family's probe where SGLang is the engine: an engine takes new weights, and its answers are compared.
+"""Probe family fp8 on SGLang: update an engine in processes of its own, and compare its answers.
 
 As on vLLM: one process carries FlashPatch and goes from model A to A, to B in buckets that cut every fused layer,
-and back to A from disk; another has never met FlashPatch and opens B.
+and back to A from disk; another, without FlashPatch, opens B.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from flashpatch import ledger
 from flashpatch.proof import Proof
+from flashpatch.verify import processes
 from flashpatch.verify.probes.fp8 import sglang_job, tiny
+from flashpatch.verify.processes import Command
 
-_PATIENCE = 400.0  # seconds for both processes together
-_TAIL = 700
+_TIMEOUT = 400.0  # seconds for both processes together
 
 #: What the job does, what that shows, and whose answers it must give.
 _STEPS = {
@@ -50,7 +47,7 @@ _DUE = {
 
 
 def probe(nonce: str, workdir: Path) -> list[Proof]:
-    """Run both processes, then weigh what they saw and what the ledger holds under ``nonce``."""
+    """Run both processes, then judge what they saw and what the ledger holds under ``nonce``."""
     tiny.write(workdir / "a", seed=1)
     tiny.write(workdir / "b", seed=2)
     ended = _run(workdir)
@@ -59,51 +56,33 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
 
 
 def _run(workdir: Path) -> dict[str, str]:
-    """Both processes at the same time; how each ended, empty for well."""
-    code = f"from {sglang_job.__name__} import main; main()"
-    keep = {name: value for name, value in os.environ.items() if not name.startswith("FLASHPATCH")}
-    running = {}
-    for name, environ in (("job", dict(os.environ)), ("fresh", keep)):
-        with (workdir / f"{name}.log").open("wb") as log:
-            running[name] = subprocess.Popen(
-                [sys.executable, "-P", "-c", code, name, str(workdir)],
-                env={**environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-                cwd=workdir,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-    deadline = time.monotonic() + _PATIENCE
-    while any(process.poll() is None for process in running.values()) and time.monotonic() < deadline:
-        if running["job"].poll():
-            break
-        time.sleep(0.2)
-    endings = {}
-    for name, process in running.items():
-        status = process.poll()
-        how = "did not end in time" if status is None else f"ended with status {status}"
-        log = (workdir / f"{name}.log").read_text(errors="replace").strip()
-        endings[name] = "" if status == 0 else f"{how}: ...{log[-_TAIL:]}"
-        try:
-            os.killpg(process.pid, 9)
-        except ProcessLookupError:
-            pass  # nothing was left
-        process.wait()
-    return endings
+    """Run the job and the fresh engine at the same time; return how each failed, empty for success."""
+    job, fresh = (
+        Command(
+            name,
+            processes.entry_point(sglang_job.__name__, name, workdir),
+            stock=name == "fresh",
+            stops_others=name == "job",
+        )
+        for name in ("job", "fresh")
+    )
+    endings = processes.run([job, fresh], workdir, _TIMEOUT)
+    return {name: ending.problem for name, ending in endings.items()}
 
 
 def _updates(seen: Mapping[str, Any], ended: Mapping[str, str]) -> Iterator[Proof]:
     job, fresh = seen["job"].get("answers", {}), seen["fresh"].get("answers", {})
     answers = {**job, "fresh": fresh.get("before")}
-    yield _proof("an engine opens and answers", "" if "before" in job else f"the job {ended['job']}")
+    yield _proof(
+        "an engine opens and answers", "" if "before" in job else ended["job"] or "it gave no answers"
+    )
     for step, (what, reference) in _STEPS.items():
         got, wanted = answers.get(step), answers.get(reference)
         if got is None:
             failed = seen["job"].get("failed") or ended["job"]
             yield _proof(what, f"not reached: {failed}")
         elif wanted is None:
-            yield _proof(what, f"the fresh engine {ended['fresh']}")
+            yield _proof(what, ended["fresh"] or "the fresh engine gave no answers")
         else:
             count = sum(map(len, got))
             moved = reference == "before" or got != answers["before"]

@@ -1,6 +1,6 @@
-"""A tiny random model, an engine on it, and what is asked of that engine.
+"""Write a tiny random model, open an engine on it, and collect the engine's answers.
 
-Run as a script, by its path, it is the other side of the comparison: an engine that has never met FlashPatch.
+Run as a script, by its path, it is the reference: an engine without FlashPatch.
 
     python tiny.py MODEL KEYWORDS ANSWERS
 
@@ -26,9 +26,9 @@ _HIDDEN, _INNER, _LAYERS, _HEADS, _KV_HEADS = 256, 512, 2, 4, 2
 #: Every token id occurs; long enough that a whole block of the prefix cache is kept.
 _PROMPTS = tuple(list(range(start, VOCAB, 3)) for start in range(3))
 _TOKENS = 8
-_PATIENCE = 240.0  # seconds the script waits to be told how to open the model
+_TIMEOUT = 240.0  # seconds the script waits for its engine arguments
 
-#: What makes a tiny engine start quickly and answer the same in any process.
+#: Variables with which a tiny engine starts quickly and gives the same answers in any process.
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
@@ -116,15 +116,24 @@ def engine_arguments(model: str, **more: Any) -> dict[str, Any]:
     )
 
 
-def answers(llm: Any) -> numpy.ndarray:
-    """float32 [positions, VOCAB]: logprobs of the prompts, then of greedy continuations that may use the
-    prefix cache. One request at a time, so that batches are the same in every process."""
+def register_model() -> None:
+    """Register the model's class, or vLLM inspects it in a process that imports vLLM anew, unless cached."""
+    from vllm import ModelRegistry
+    from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
+
+    ModelRegistry.register_model("Qwen2ForCausalLM", Qwen2ForCausalLM)
+
+
+def answers(llm: Any, prompts: int = len(_PROMPTS)) -> numpy.ndarray:
+    """Return float32 [positions, VOCAB]: logprobs of the first ``prompts`` prompts, each followed by those of a
+    greedy continuation that may use the prefix cache. Requests run one at a time, so that batches are the same in
+    every process."""
     import numpy
     from vllm import SamplingParams
 
     greedy = dict(temperature=0, ignore_eos=True, detokenize=False, flat_logprobs=True)
     rows = []
-    for prompt in _PROMPTS:
+    for prompt in _PROMPTS[:prompts]:
         [scored] = _ask(llm, prompt, SamplingParams(max_tokens=1, prompt_logprobs=-1, **greedy))
         rows.append(_dense(scored.prompt_logprobs)[1:])
         [continued] = _ask(llm, prompt, SamplingParams(max_tokens=_TOKENS, logprobs=-1, **greedy))
@@ -137,7 +146,7 @@ def _ask(llm: Any, prompt: list[int], sampling: Any) -> Any:
 
 
 def _dense(flat: Any) -> numpy.ndarray:
-    """vLLM's ``FlatLogprobs`` as float32 [positions, VOCAB]; NaN where it says nothing."""
+    """vLLM's ``FlatLogprobs`` as float32 [positions, VOCAB]; NaN where there is no logprob."""
     import numpy
 
     rows = numpy.full((len(flat.start_indices), VOCAB), numpy.nan, dtype=numpy.float32)
@@ -170,7 +179,7 @@ def _main(model: Path, keywords: Path, saved: Path) -> None:
     from vllm import LLM
     from vllm.platforms import current_platform
 
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _TIMEOUT
     while not keywords.exists():
         if time.monotonic() > deadline:
             raise TimeoutError(f"nobody wrote {keywords}")
@@ -179,6 +188,7 @@ def _main(model: Path, keywords: Path, saved: Path) -> None:
         from flashpatch.patches.fp8.vllm import cpu_kernels
 
         cpu_kernels.use()
+    register_model()
     llm = LLM(**engine_arguments(str(model), **json.loads(keywords.read_text())))
     found = answers(llm)
     engine = sys.modules.get("flashpatch.engine")
@@ -186,7 +196,7 @@ def _main(model: Path, keywords: Path, saved: Path) -> None:
         raise RuntimeError("this engine is not independent: FlashPatch is in its process")
     with saved.open("wb") as file:
         numpy.save(file, found)
-    os._exit(0)  # all is said; vLLM's shutdown takes seconds
+    os._exit(0)  # vLLM's shutdown takes seconds
 
 
 if __name__ == "__main__":

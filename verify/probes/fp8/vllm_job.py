@@ -1,4 +1,4 @@
-"""What the probe's patched processes do: a user's program, and the part of it that runs on the worker."""
+"""Run the probe's patched engine as a user's program would, with an extension that runs on the worker."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
     import torch
 
 _BUCKETS = 5
-_LAST_ROW = 1.5  # seconds until every process has surely written its last row
+_LAST_ROW = 1.5  # seconds until every process has written its last row
 
 
 class Extension:
     """Joined to the worker's class by vLLM's own ``worker_extension_cls``, as verl does; called by name."""
 
     def flashpatch_probe_look(self) -> dict[str, Any]:
-        """This process, its parent, every parameter and buffer, what it is and where it lies, and the kernels."""
+        """Return the ids of this process and its parent, dtype and address of every parameter and buffer, and the
+        kernels."""
         model = self.get_model()
         parameters = model.named_parameters(remove_duplicate=False)
         buffers = model.named_buffers(remove_duplicate=False)
@@ -39,7 +40,7 @@ class Extension:
     def flashpatch_probe_load(self, checkpoint: str, finish: bool) -> None:
         """Stream a checkpoint into ``model.load_weights`` in buckets that cut every fused layer.
 
-        With ``finish``, post-process at the end as verl's receiver does; else the engine must notice.
+        With ``finish``, post-process at the end as verl's receiver does; else the engine must do it by itself.
         """
         model = self.get_model()
         for bucket in range(_BUCKETS):
@@ -51,7 +52,7 @@ class Extension:
 
 
 def _bucket(checkpoint: Path, number: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every fifth tensor by name: neighbours, as shards of a fused layer are, come in different buckets."""
+    """Yield every fifth tensor by name, so that shards of a fused layer come in different buckets."""
     from safetensors import safe_open
 
     with safe_open(str(checkpoint / "model.safetensors"), framework="pt") as tensors:
@@ -60,19 +61,19 @@ def _bucket(checkpoint: Path, number: int) -> Iterator[tuple[str, torch.Tensor]]
 
 
 def main() -> None:
-    """The driver: ``python -c ... WORKDIR``."""
+    """Run the driver: ``python -c ... WORKDIR``."""
     _Job(Path(sys.argv[1])).run()
 
 
 def _stock(args: Any) -> dict[str, Any]:
-    """Keywords with which stock vLLM opens a checkpoint in the precision that is chosen for ``args``."""
+    """Return keywords with which stock vLLM opens a checkpoint in the precision chosen for ``args``."""
     chosen = args.create_engine_config().model_config.quantization
     overrides = {key: value for key, value in args.hf_overrides.items() if key != "quantization_config"}
     return {"quantization": chosen, "hf_overrides": overrides}
 
 
 class _Job:
-    """Opens the engine, updates it, and keeps ``seen.json`` and the answers in ``workdir`` up to date."""
+    """Open the engine, update it, and keep ``seen.json`` and the answers in ``workdir`` up to date."""
 
     def __init__(self, workdir: Path) -> None:
         self._workdir = workdir
@@ -124,7 +125,7 @@ class _Job:
         self._write("seen.json", self._seen)
 
     def _write(self, name: str, value: Any) -> None:
-        """At once or not at all: others wait for these files."""
+        """Write a file atomically: other processes wait for it."""
         draft = self._workdir / f".{name}"
         draft.write_text(json.dumps(value))
         draft.replace(self._workdir / name)

@@ -1,18 +1,13 @@
-"""The family's probe: a tiny engine in processes of its own takes new weights, and its answers are compared.
+"""Probe family fp8 on vLLM: update a tiny engine in processes of its own, and compare its answers.
 
 Two processes are started. `flashpatch.verify.probes.fp8.vllm_job` carries FlashPatch as a user's program would: it
-opens an engine on model A, updates it to A, to B and back through three doors, and writes down what it sees.
-`flashpatch.verify.probes.fp8.tiny`, run as a script, never meets FlashPatch: it is the fresh engine on B.
+opens an engine on model A, updates it to A, to B and back through three entry points, and writes down what it
+sees. `flashpatch.verify.probes.fp8.tiny`, run as a script without FlashPatch, is the fresh engine on B.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,16 +17,16 @@ from flashpatch import ledger
 from flashpatch.patches.fp8.vllm import int8_config
 from flashpatch.proof import Proof
 from flashpatch.settings import selections
+from flashpatch.verify import processes
 from flashpatch.verify.probes.fp8 import tiny, vllm_job
+from flashpatch.verify.processes import Command
 
 if TYPE_CHECKING:
     import numpy
 
-_PATIENCE = 300.0  # seconds for both processes together
-_TAIL = 700  # characters of a failed process's log that are shown
-_OURS = ("FLASHPATCH", "VLLM_CPU_KVCACHE_SPACE")  # prefixes of variables that the fresh engine does without
+_TIMEOUT = 300.0  # seconds for both processes together
 
-_NARROW = ("float8", "float4", "int8", "uint8", "int4", "uint4")  # kinds of number that mean quantized
+_NARROW = ("float8", "float4", "int8", "uint8", "int4", "uint4")  # dtypes that mean quantized
 
 #: Updates in order: what each shows, and whose answers it must give.
 _STEPS = {
@@ -56,7 +51,7 @@ _DUE: Mapping[str, Sequence[str | tuple[str, ...]]] = {
 
 
 def probe(nonce: str, workdir: Path) -> list[Proof]:
-    """Run both processes, then weigh what they saw and what the ledger holds under ``nonce``."""
+    """Run both processes, then judge what they saw and what the ledger holds under ``nonce``."""
     tiny.write(workdir / "a", seed=1)
     fresh = tiny.write(workdir / "b", seed=2)
     if _precision() == "int8":  # stock vLLM does not round: its checkpoint is
@@ -75,67 +70,22 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
 
 
 def _run(workdir: Path, fresh: Path) -> dict[str, str]:
-    """Run the job and the fresh engine at the same time; how each ended, empty for well."""
-    code = f"from {vllm_job.__name__} import main; main()"
-    commands = {"job": ["-c", code, str(workdir)], "fresh": [tiny.__file__, str(fresh), *_paths(workdir)]}
-    environments = {
-        "job": _environment(),
-        "fresh": _environment(without=_OURS, VLLM_ENABLE_V1_MULTIPROCESSING="0"),
-    }
-    running: dict[str, subprocess.Popen[bytes]] = {}
-    try:
-        for name, command in commands.items():
-            with (workdir / f"{name}.log").open("wb") as log:
-                running[name] = subprocess.Popen(
-                    [sys.executable, "-P", *command],
-                    env=environments[name],
-                    cwd=workdir,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-        _wait(running)
-        return {name: _ending(name, process, workdir) for name, process in running.items()}
-    finally:
-        for process in running.values():
-            _end(process)
-
-
-def _wait(running: Mapping[str, subprocess.Popen[bytes]]) -> None:
-    """Until both have ended, or the job has failed, or time is up."""
-    deadline = time.monotonic() + _PATIENCE
-    while any(process.poll() is None for process in running.values()) and time.monotonic() < deadline:
-        if running["job"].poll():
-            return
-        time.sleep(0.1)
-
-
-def _ending(name: str, process: subprocess.Popen[bytes], workdir: Path) -> str:
-    status = process.poll()
-    if status == 0:
-        return ""
-    how = f"ended with status {status}" if status is not None else "did not end in time"
-    lines = (workdir / f"{name}.log").read_text(errors="replace").strip()
-    return f"{how}: ...{lines[-_TAIL:]}"
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End what is left of the process and of its children, which are all in a session of their own."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # nothing was left
-    process.wait()
-
-
-def _paths(workdir: Path) -> list[str]:
-    return [str(workdir / name) for name in ("keywords.json", "fresh.npy")]
-
-
-def _environment(without: tuple[str, ...] = _OURS[1:], **more: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(without)}
-    return {**kept, **tiny.ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", **more}
+    """Run the job and the fresh engine at the same time; return how each failed, empty for success."""
+    paths = [str(workdir / name) for name in ("keywords.json", "fresh.npy")]
+    job = Command(
+        "job",
+        processes.entry_point(vllm_job.__name__, workdir),
+        {**tiny.ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+    )
+    stock = Command(
+        "fresh",
+        [tiny.__file__, str(fresh), *paths],
+        {**tiny.ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
+        stock=True,
+        stops_others=False,
+    )
+    endings = processes.run([job, stock], workdir, _TIMEOUT)
+    return {name: ending.problem for name, ending in endings.items()}
 
 
 # -- what they saw -------------------------------------------------------------------------------------
@@ -175,7 +125,7 @@ def _updates(workdir: Path, seen: Mapping[str, Any], ended: Mapping[str, str]) -
             yield _proof(what, _why(seen, ended) if reached else "not reached")
             reached = False
         elif reference not in answers:
-            yield _proof(what, f"the fresh engine {ended[reference]}")
+            yield _proof(what, ended[reference] or "the fresh engine saved no answers")
         else:
             found = _compare(answers[step], answers[reference], answers["before"], reference)
             yield _proof(what, *found, _spent(seen, step))
@@ -183,7 +133,7 @@ def _updates(workdir: Path, seen: Mapping[str, Any], ended: Mapping[str, str]) -
 
 def _why(seen: Mapping[str, Any], ended: Mapping[str, str]) -> str:
     """Why the job went no further."""
-    return seen["failed"]["error"] if "failed" in seen else f"the job {ended['job']}"
+    return seen["failed"]["error"] if "failed" in seen else ended["job"]
 
 
 def _compare(got: numpy.ndarray, wanted: numpy.ndarray, before: numpy.ndarray, name: str) -> tuple[str, str]:

@@ -1,12 +1,12 @@
-"""The probe's processes: ranks that build verl's FSDP engine, step and send, and rollout sides that receive.
+"""Run a process of the probe: a rank that builds verl's FSDP engine, steps and sends, or a rollout worker.
 
-Run by `flashpatch.verify.probes.fsdp.probe`: ``main()`` with the working directory and the part to play,
-``trainer`` or ``rollout``. The rank is in ``RANK``; ``plan.json`` says what to do, a list of dictionaries:
+Started by `flashpatch.verify.probes.fsdp.verl_probe`: ``main()`` with the working directory and the part,
+``trainer`` or ``rollout``. The rank is in ``RANK``; ``plan.json`` lists the transfers as dictionaries:
 
-- ``strategy`` "fsdp" or "fsdp2", ``fsdp_size`` and ``dtype`` of the engine; the same as before keeps it;
+- ``strategy`` "fsdp" or "fsdp2", ``fsdp_size`` and ``dtype`` of the engine; unchanged, the engine is reused;
 - ``step``: whether to take an optimizer step first;
-- ``apart``: whether rank 1 changes its weights on its own after that;
-- ``tamper``: what happens to the weights on their way, see `tampered`; ``victim``: to which tensor.
+- ``apart``: whether rank 1 alone then changes its weights;
+- ``tamper``: the fault injected in transit, see `tampered`; ``victim``: the tensor it hits.
 
 Each side writes what it saw as ``trainer-RANK.json`` and ``rollout-RANK.json``, and the weights that it had
 as ``.pt`` beside it, for each entry of the plan.
@@ -27,13 +27,13 @@ from typing import Any
 import torch
 
 BUCKET = 1  # MiB
-PATIENCE = 300.0  # seconds that a sender waits for the other side; stock verl waits for ever
+TIMEOUT = 300.0  # seconds that one side waits for the other; stock verl waits for ever
 BATCH, LENGTH, VOCABULARY = 4, 8, 96
 RATE = 0.05
 
 
 def main() -> None:
-    """Play the part given. Without an accelerator verl starts with the family cpu only."""
+    """Run the part ``sys.argv[2]`` in the directory ``sys.argv[1]``; without an accelerator enable family cpu."""
     import flashpatch
 
     if not torch.accelerator.is_available():
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def make_model(path: Path, layers: int = 2, dtype: str = "float32", **sizes: int) -> None:
-    """A small random Qwen2 whose rows do not divide evenly by two, saved in Hugging Face's format."""
+    """Save a small random Qwen2, whose rows do not divide evenly by two, in Hugging Face's format."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
@@ -65,18 +65,18 @@ def make_model(path: Path, layers: int = 2, dtype: str = "float32", **sizes: int
 
 
 def batch() -> torch.Tensor:
-    """The whole batch of token ids ``(BATCH, LENGTH)``, the same in every process."""
+    """Return the whole batch of token ids [BATCH, LENGTH], the same in every process."""
     return torch.arange(BATCH * LENGTH).view(BATCH, LENGTH) * 7 % VOCABULARY
 
 
 def loss(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Mean next-token cross entropy of a batch."""
+    """Return the mean next-token cross entropy of a batch."""
     logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
     return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
 
 
 def plain_step(path: Path) -> dict[str, torch.Tensor]:
-    """Weights after one step of a single process that never meets verl or FSDP."""
+    """Return the weights after one step of a single process without verl and FSDP."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
@@ -88,7 +88,7 @@ def plain_step(path: Path) -> dict[str, torch.Tensor]:
 
 
 def build(path: Path, strategy: str, fsdp_size: int = -1, dtype: str = "fp32") -> Any:
-    """verl's own FSDP engine, initialized."""
+    """Return verl's own FSDP engine, initialized."""
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
     from verl.workers.engine import EngineRegistry
@@ -121,7 +121,7 @@ def build(path: Path, strategy: str, fsdp_size: int = -1, dtype: str = "fp32") -
 
 
 def step(engine: Any, rank: int, world: int) -> None:
-    """One optimizer step of verl's engine on this rank's share of the batch."""
+    """Take one optimizer step of verl's engine on this rank's shard of the batch."""
     engine.module.train()
     engine.optimizer_zero_grad()
     loss(engine.module, batch().chunk(world)[rank]).backward()
@@ -129,7 +129,7 @@ def step(engine: Any, rank: int, world: int) -> None:
 
 
 def trainer(workdir: Path, rank: int, plan: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Build, step and send as the plan says."""
+    """Build engines, step and send as planned; return an entry per transfer."""
     from verl.utils import distributed
 
     distributed.initialize_global_process_group_ray(timeout_second=120)
@@ -166,8 +166,8 @@ def _noted(weights: Any, kept: dict[str, torch.Tensor]) -> Iterator[tuple[str, t
 
 
 def tampered(weights: Any, entry: dict[str, Any], old: dict[str, torch.Tensor]) -> Iterator[Any]:
-    """The weights with an accident on their way: a bit flipped in the gathered tensor, two elements
-    exchanged, a tensor left out, sent twice or as it was before, an extra one, or another shape or dtype."""
+    """Yield the weights with a fault injected: a bit flipped in the gathered tensor, two elements exchanged, a
+    tensor left out, sent twice or stale, an extra one, or another shape or dtype."""
     what, victim = entry.get("tamper"), entry.get("victim", "model.norm.weight")
     for name, tensor in weights:
         hit = what is not None and name == victim
@@ -196,7 +196,7 @@ def tampered(weights: Any, entry: dict[str, Any], old: dict[str, torch.Tensor]) 
 
 
 def _send(workdir: Path, rank: int, number: int, weights: Any, entry: dict[str, Any]) -> None:
-    """verl's own sender, over shared memory."""
+    """Send with verl's own sender, over shared memory."""
     from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 
     class Sender(BucketedWeightSender):
@@ -210,8 +210,10 @@ def _send(workdir: Path, rank: int, number: int, weights: Any, entry: dict[str, 
 
 
 class _Socket:
-    """A socket that ends its wait when the other side has failed; stock verl waits for ever. With a
-    ``victim``, it flips one bit of the shared memory just before it says that the bucket is full."""
+    """Wrap a socket to stop waiting when the other side has failed; stock verl waits for ever.
+
+    With a ``victim``, flip one bit of the shared memory just before the bucket is announced.
+    """
 
     def __init__(self, owner: Any, failure: Path, victim: str | None = None) -> None:
         self._socket, self._owner, self._failure, self._victim = owner.socket, owner, failure, victim
@@ -226,7 +228,7 @@ class _Socket:
         self._socket.send(data)
 
     def recv(self) -> bytes:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while not self._socket.poll(50):
             if self._failure.exists() or time.monotonic() > deadline:
                 raise TimeoutError("the other side has failed")
@@ -240,7 +242,7 @@ class _Socket:
 
 
 def rollout(workdir: Path, rank: int, plan: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Receive with verl's own receiver and load, that is, copy."""
+    """Receive with verl's own receiver and copy the weights; return an entry per transfer."""
     from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
 
     class Receiver(BucketedWeightReceiver):
@@ -277,12 +279,12 @@ def _address(workdir: Path, rank: int, number: int) -> str:
 
 
 def _failure(workdir: Path, part: str, rank: int, number: int) -> Path:
-    """Exists once one side of a rank has failed."""
+    """Return the path of a file that exists once one side of a rank has failed."""
     return workdir / f"failed-{part}-{rank}-{number}"
 
 
 def _text(error: BaseException) -> str:
-    """The message of the error, or of ours beneath it: cleaning up after it fails in verl 0.9.1."""
+    """Return the message of the PatchError in the chain, else of the error: verl 0.9.1 raises another in cleanup."""
     from flashpatch.errors import PatchError
 
     chain: BaseException | None = error

@@ -1,6 +1,6 @@
-"""One of the probe's ranks: gradients of one batch through verl's own FSDP engines, divided in several ways.
+"""Run one of the probe's ranks: gradients of one batch through verl's own FSDP engines, split in several ways.
 
-Run by `flashpatch.verify.probes.grpo.probe` as a trainer would be: the variables say all. Each gradient is compared
+Started by `flashpatch.verify.probes.grpo.verl_probe` as a trainer: only the environment switches patches on. Each gradient is compared
 with one backward of the plain model over the whole batch, whose loss is written out here, without this
 family's code.
 """
@@ -29,7 +29,7 @@ AGGREGATIONS = ("seq-mean-token-mean", "seq-mean-token-sum", "token-mean")
 
 
 def tiny(folder: Path) -> Path:
-    """A random Qwen2 without tokenizer, as a Hugging Face checkpoint."""
+    """Write a random Qwen2 without tokenizer, as a Hugging Face checkpoint."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
@@ -51,8 +51,8 @@ def tiny(folder: Path) -> Path:
 
 
 def rows(model: torch.nn.Module) -> list[dict[str, torch.Tensor]]:
-    """The whole batch: prompts and responses of different lengths, slightly off-policy; the last rows are
-    empty."""
+    """Return the whole batch: prompts and responses of different lengths, slightly off-policy; the last rows have
+    an empty response mask."""
     draw = torch.Generator().manual_seed(1)
     found = []
     for row in range(ROWS):
@@ -76,13 +76,13 @@ def rows(model: torch.nn.Module) -> list[dict[str, torch.Tensor]]:
 
 
 def own_logprobs(model: torch.nn.Module, ids: torch.Tensor, length: int) -> torch.Tensor:
-    """Log-probabilities of the last ``length`` tokens, the plain way."""
+    """Return log-probabilities of the last ``length`` tokens, from the whole logits."""
     logs = torch.log_softmax(model(input_ids=ids[None]).logits[0].float(), -1)
     return logs[:-1].gather(-1, ids[1:, None])[-length:, 0]
 
 
 def wanted(model: torch.nn.Module, batch: list[dict[str, torch.Tensor]], aggregation: str) -> torch.Tensor:
-    """The gradient of the whole batch at once, flat, from formulas written out."""
+    """Return the gradient of the whole batch at once, flat, from formulas written out."""
     model.zero_grad()
     real = batch[:REAL]
     tokens = sum(len(row["responses"]) for row in real)
@@ -98,7 +98,7 @@ def wanted(model: torch.nn.Module, batch: list[dict[str, torch.Tensor]], aggrega
 
 
 def engine_for(strategy: str, model: Path) -> Any:
-    """verl's engine of that name around the model, in float32 throughout."""
+    """Return verl's engine of that name around the model, in float32 throughout."""
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
     from verl.workers.engine import EngineRegistry
@@ -145,7 +145,7 @@ def loss_function(mode: str, aggregation: str) -> Any:
 
 
 def share(batch: list[dict[str, torch.Tensor]], configured: int, split: dict[str, Any]) -> Any:
-    """Rows as verl's trainer hands them to one rank's engine."""
+    """Return rows as verl's trainer passes them to one rank's engine."""
     from tensordict import TensorDict
     from verl.utils import tensordict_utils as tu
 
@@ -161,7 +161,7 @@ def share(batch: list[dict[str, torch.Tensor]], configured: int, split: dict[str
 
 
 def gradient(engine: Any, data: Any, loss: Any) -> torch.Tensor:
-    """What the engine's backward leaves in the parameters of all ranks, flat, as in `wanted`."""
+    """Return the gradient that the engine's backward leaves in the parameters of all ranks, flat, as in `wanted`."""
     with engine.train_mode():
         engine.optimizer_zero_grad()
         engine.forward_backward_batch(data, loss)
@@ -171,7 +171,7 @@ def gradient(engine: Any, data: Any, loss: Any) -> torch.Tensor:
 def streamed(
     engine: Any, batch: list[dict[str, torch.Tensor]], rank: int, world: int, aggregation: str
 ) -> tuple[torch.Tensor, int]:
-    """The same when rows arrive one by one and leave for the ranks in rounds; and how many rounds."""
+    """Return the same gradient for rows that arrive one by one and are packed in rounds; and the number of rounds."""
     from flashpatch.patches.grpo.standalone.packing import Packer
     from flashpatch.patches.grpo.standalone.streaming import StreamedStep
 
@@ -194,7 +194,7 @@ def streamed(
 
 
 def _whole(engine: Any) -> torch.Tensor:
-    """The gradient in the parameters of all ranks, flat."""
+    """Return the gradient in the parameters of all ranks, flat."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     if isinstance(engine.module, FullyShardedDataParallel):
@@ -209,7 +209,7 @@ def _flat(gradients: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def compare(strategy: str, model: Path, rank: int, world: int) -> Iterator[tuple[str, float]]:
-    """What was done, and how far the gradient is from the whole batch's, relative to the latter's norm."""
+    """Yield each split, and the distance of its gradient from the whole batch's, relative to the latter's norm."""
     from transformers import Qwen2ForCausalLM
 
     import flashpatch
@@ -219,7 +219,7 @@ def compare(strategy: str, model: Path, rank: int, world: int) -> Iterator[tuple
     engine = engine_for(strategy, model)
 
     def shared(split: dict[str, Any]) -> list[dict[str, torch.Tensor]]:
-        """This rank's rows; where verl levels the number of micro-batches, only the first rank has real
+        """Return this rank's rows; where verl equalizes the number of micro-batches, only the first rank has real
         ones."""
         if split["use_dynamic_bsz"] and world > 1:
             return [batch[:REAL], batch[REAL:]][rank] if rank < 2 else []
@@ -248,7 +248,7 @@ def compare(strategy: str, model: Path, rank: int, world: int) -> Iterator[tuple
 
 
 def refused() -> str:
-    """What the driver's first check says to a recipe with another loss."""
+    """Return the error with which verl's config validation refuses another loss; empty if it does not."""
     from omegaconf import OmegaConf
     from verl.utils.config import validate_config
 
@@ -263,7 +263,7 @@ def refused() -> str:
 
 
 def logprobs_away() -> float:
-    """How far log-probabilities from blocks are from the plain ones; random float32."""
+    """Return the largest difference of blockwise log-probabilities from the plain ones; random float32."""
     from flashpatch.patches.grpo.loss.logprobs import token_logprobs
 
     draw = torch.Generator().manual_seed(0)
@@ -274,7 +274,7 @@ def logprobs_away() -> float:
 
 
 def main() -> None:
-    """Write ``seen-RANK.json`` in the directory given: for each kind of FSDP, what `compare` found."""
+    """Write ``seen-RANK.json`` in the directory ``sys.argv[1]``: for each FSDP, what `compare` yields."""
     workdir, rank, world = Path(sys.argv[1]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     import flashpatch
     from flashpatch.verify.probes.grpo.route import routed

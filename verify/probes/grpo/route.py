@@ -1,4 +1,4 @@
-"""verl's client asked for answers while one of its servers is dead; no Ray cluster is started for it."""
+"""Send requests through verl's client while one of its servers is dead; without a Ray cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ REQUESTS = 40
 
 
 class _Remote:
-    """An object whose methods are called as a Ray actor's are: ``handle.method.remote(...)``."""
+    """Call methods of an object as those of a Ray actor: ``handle.method.remote(...)``."""
 
     def __init__(self, target: Any) -> None:
         self._target = target
@@ -44,12 +44,11 @@ class _Server:
 
 
 def routed() -> dict[str, Any]:
-    """What became of some requests to three servers of which one is dead.
+    """Send requests to three servers, one of them dead, and return how they were answered.
 
     Returns:
         ``answered``: requests that got their own answer; ``served``: answers by server; ``left``: the
-            balancer's
-        servers and outstanding requests at the end.
+        balancer's servers and outstanding requests at the end.
     """
     return asyncio.run(asyncio.wait_for(_routed(), 60))
 

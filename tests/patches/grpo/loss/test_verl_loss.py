@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import grpo_lab
 import pytest
 
-from flashpatch.verify.probes.grpo import job, probe
+from flashpatch.verify.probes.grpo import job, verl_probe
 
 pytestmark = pytest.mark.verl
 
@@ -21,7 +21,7 @@ def seen(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         for name, value in grpo_lab.environment(folder, FLASHPATCH="grpo").items():
             patch.setenv(name, value)
-        problem = probe.run(folder)
+        problem = verl_probe.run(folder)
     assert not problem, problem
     return [json.loads((folder / f"seen-{rank}.json").read_text()) for rank in range(2)]
 

@@ -1,19 +1,17 @@
-"""The family's probe: verl's FSDP engines send to verl's receivers, whole and with an accident on the way."""
+"""Probe family fsdp: verl's FSDP engines send to verl's receivers, unharmed and with a fault in transit."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from flashpatch.proof import Proof
+from flashpatch.verify import processes
+from flashpatch.verify.processes import Command
 
-PATIENCE = 600.0  # seconds for all processes together
-_TAIL = 900  # characters of a failed process's log that are shown
+TIMEOUT = 600.0  # seconds for all processes together
 _CLOSE = 1e-5  # of weights after one step, against one process's
 
 VICTIM = "model.layers.1.mlp.down_proj.weight"
@@ -28,35 +26,38 @@ PLAN = [
 
 
 def run(workdir: Path, plan: list[dict[str, Any]], world: int = 2, **extra: str) -> str:
-    """Carry out a plan of `probe_job` with a trainer and a rollout side per rank; what went wrong, or empty.
+    """Carry out a plan of `flashpatch.verify.probes.fsdp.job` with a trainer and a rollout worker per rank.
 
-    The model is in ``workdir/model``. ``extra`` are environment variables.
+    Args:
+        workdir: holds the model in ``model``.
+        plan: what to send, one entry per transfer.
+        world: number of ranks.
+        extra: environment variables.
+
+    Returns:
+        What went wrong, or an empty string.
     """
     (workdir / "plan.json").write_text(json.dumps(plan))
-    (workdir / "meet").unlink(missing_ok=True)
-    parts = [(part, rank) for part in ("rollout", "trainer") for rank in range(world)]
-    running = [_start(workdir, part, rank, world, extra) for part, rank in parts]
-    deadline = time.monotonic() + PATIENCE
-    try:
-        while any(process.poll() is None for process in running):
-            failed = [process for process in running if process.poll()]
-            if failed or time.monotonic() > deadline:
-                return f"a process failed or was too slow: {_tails(workdir, parts)}"
-            time.sleep(0.1)
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-    return f"a process failed: {_tails(workdir, parts)}" if any(p.returncode for p in running) else ""
+    ranks = processes.rank_environments(workdir, world)
+    commands = [
+        Command(
+            f"{part}-{rank}",
+            processes.entry_point("flashpatch.verify.probes.fsdp.job", workdir, part),
+            {**ranks[rank], **extra},
+        )
+        for part in ("rollout", "trainer")
+        for rank in range(world)
+    ]
+    return processes.problems(processes.run(commands, workdir, TIMEOUT))
 
 
 def report(workdir: Path, part: str, rank: int) -> list[dict[str, Any]]:
-    """What one side saw, by entry of the plan."""
+    """What one side of one rank saw, by entry of the plan."""
     return json.loads((workdir / f"{part}-{rank}.json").read_text())
 
 
 def probe(nonce: str, workdir: Path) -> list[Proof]:
-    """Two ranks under both FSDPs and both meshes, against one process; one flipped bit under each."""
+    """Send from two ranks under both FSDPs and both meshes; flip one bit under each FSDP."""
     from flashpatch.verify.probes.fsdp import job
 
     job.make_model(workdir / "model")
@@ -68,34 +69,8 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     return _weigh(workdir, job.plain_step(workdir / "model"), seconds)
 
 
-def _start(workdir: Path, part: str, rank: int, world: int, extra: dict[str, str]) -> subprocess.Popen[bytes]:
-    environment = {
-        **os.environ,
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(world),
-        "OMP_NUM_THREADS": "1",
-        "DIST_INIT_METHOD": f"file://{workdir}/meet",
-        **extra,
-    }
-    code = "from flashpatch.verify.probes.fsdp.job import main; main()"
-    with (workdir / f"{part}-{rank}.log").open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-c", code, str(workdir), part],
-            env=environment,
-            cwd=workdir,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-        )
-
-
-def _tails(workdir: Path, parts: list[tuple[str, int]]) -> str:
-    logs = [(workdir / f"{part}-{rank}.log").read_text(errors="replace").strip() for part, rank in parts]
-    return " | ".join(f"...{log[-_TAIL:]}" for log in logs)
-
-
 def _weigh(workdir: Path, wanted: dict[str, Any], seconds: float) -> list[Proof]:
+    """Judge what the rollout workers received; ``wanted`` are one process's weights after the same step."""
     import torch
 
     sides = [report(workdir, "rollout", rank) for rank in range(2)]

@@ -1,19 +1,15 @@
-"""The family's probe: a tiny engine speculates, is watched, and gets other drafters while it runs.
+"""Probe family eagle: a tiny engine speculates, captures hidden states, and gets other drafters while it runs.
 
-The engine runs in processes of its own and has drafters that are nearly always right, and one that is noise
-(`flashpatch.verify.probes.eagle.vllm_probe`, and on SGLang `flashpatch.verify.probes.eagle.sglang_probe`). What it said and
-captured is compared with Hugging Face's forward of the same checkpoint here, and what it decided is read from the
-ledger.
+The engine runs in processes of its own. Its drafters are nearly always right, and one is noise
+(`flashpatch.verify.probes.eagle.vllm_probe`, and on SGLang `flashpatch.verify.probes.eagle.sglang_probe`). Its
+tokens and captured hidden states are compared with Hugging Face's forward of the same checkpoint in this process;
+the bandit's choices are read from the ledger.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,25 +18,28 @@ from typing import Any
 from flashpatch import ledger
 from flashpatch.patches.eagle.capture import sample_queue
 from flashpatch.proof import Proof
+from flashpatch.verify import processes
 from flashpatch.verify.probes.eagle.rounds import prompts
+from flashpatch.verify.processes import Command
 
-_PATIENCE = 300.0
-_TAIL = 700
+_TIMEOUT = 300.0  # seconds
 _CLOSE = 2e-4  # between float32 kernels that add up in another order; values are of order 1
 _ADDS = 0.02  # what the target's layers add, for states to depend on the context and drafts to be right
 
 
 def probe(nonce: str, workdir: Path) -> list[Proof]:
-    """Run the engine that is installed, vLLM if both are, then weigh what it did."""
+    """Run the engine that is installed, vLLM if both are, then judge what it did."""
     name = next((name for name in ("vllm", "sglang") if find_spec(name) is not None), None)
     if name is None:
         return [_proof("an engine opens", "neither vLLM nor SGLang is installed here")]
     from flashpatch.verify.probes.eagle import tiny
 
-    engine = importlib.import_module(f"flashpatch.patches.eagle.{name}.proof")
+    engine = importlib.import_module(f"flashpatch.verify.probes.eagle.{name}_probe")
     tiny.target(workdir / "target", seed=2, adds=_ADDS)
     engine.models(workdir)
-    ended = _run(engine.JOB, workdir, {**os.environ, **tiny.ENVIRONMENT, **engine.ENVIRONMENT})
+    main = processes.entry_point(engine.JOB, workdir)
+    job = Command("job", main, {**tiny.ENVIRONMENT, **engine.ENVIRONMENT})
+    ended = processes.problems(processes.run([job], workdir, _TIMEOUT))
     path = workdir / "seen.json"
     seen = json.loads(path.read_text()) if path.exists() else {}
     if ended or not seen.get("tokens"):
@@ -61,9 +60,9 @@ def _weigh(engine: Any, workdir: Path, seen: Mapping[str, Any], notes: Mapping[s
     counts = seen.get("captured") or notes.get("eagle_capture")
     yield _aligned(workdir / "target", Reader(_ring(notes)).take(10_000), seen, counts)
     for what, (good, evidence) in (
-        ("the bandit chooses the number of tokens, and learns from the steps", engine.switched(notes)),
+        ("the bandit chooses the number of draft tokens, and learns from the steps", engine.switched(notes)),
         (
-            "new drafter weights arrive: acceptance falls with noise, which goes back, and rises with better ones",
+            "drafter updates arrive: acceptance falls with noise, which is rolled back, and rises with better weights",
             engine.synced(notes, seen),
         ),
     ):
@@ -71,7 +70,7 @@ def _weigh(engine: Any, workdir: Path, seen: Mapping[str, Any], notes: Mapping[s
 
 
 def _greedy(target: Path, seen: Mapping[str, Any]) -> Proof:
-    what = "greedy tokens are those of the target alone, whatever the drafter and the number of tokens"
+    what = "greedy tokens are those of the target alone, for every drafter and number of draft tokens"
     rounds = [row for rows in seen["tokens"].values() for row in rows]
     if any(row != rounds[0] for row in rounds):
         return _proof(what, "the tokens depend on the drafter")
@@ -83,13 +82,13 @@ def _greedy(target: Path, seen: Mapping[str, Any]) -> Proof:
 
 
 def _aligned(target: Path, samples: list[Any], seen: Mapping[str, Any], counts: Any) -> Proof:
-    what = "captured states are those of a forward of the same tokens, position by position"
+    what = "captured states are those of a forward of the same tokens, at every position"
     said = [p + t for rows in seen["tokens"].values() for row in rows for p, t in zip(prompts(), row)]
     rows, worst = 0, 0.0
     for sample in samples:
         tokens = sample.input_ids.tolist()
         if tokens not in said:
-            return _proof(what, "a sample holds tokens that the engine never gave")
+            return _proof(what, "a sample holds tokens that the engine never returned")
         states, _ = _forward(target, tokens)
         rows += int(sample.known.sum())
         worst = max(worst, float((sample.hidden - states)[sample.known].abs().max()))
@@ -110,7 +109,7 @@ def _called(nonce: str, engine: str, due: tuple[str, ...]) -> Proof:
 
 
 def _forward(target: Path, tokens: list[int]) -> tuple[Any, Any]:
-    """States [n, H] after the final norm, and the best next token at each position."""
+    """Return hidden states [n, H] after the final norm, and the most probable next token at each position [n]."""
     import torch
     from transformers import LlamaForCausalLM
 
@@ -129,41 +128,12 @@ def _ring(notes: Mapping[str, Any]) -> Path:
 
 
 def _notes(nonce: str) -> dict[str, Any]:
-    """What the probe's processes noted, together."""
+    """Return the notes of all the probe's processes, merged."""
     return {name: value for row in _rows(nonce) for name, value in row.notes.items()}
 
 
 def _rows(nonce: str) -> list[Any]:
     return [row for run in ledger.read() if run.id == nonce for row in run.rows]
-
-
-def _run(job: str, workdir: Path, environment: Mapping[str, str]) -> str:
-    """Run the job; how it ended, empty for well."""
-    code = f"from {job} import main; main()"
-    with (workdir / "job.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-c", code, str(workdir)],
-            env=dict(environment),
-            cwd=workdir,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    try:
-        status: int | None = process.wait(_PATIENCE)
-    except subprocess.TimeoutExpired:
-        status = None
-    finally:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)  # what is left of it and of its children
-        except ProcessLookupError:
-            pass
-        process.wait()
-    if status == 0:
-        return ""
-    how = f"ended with status {status}" if status is not None else "did not end in time"
-    return f"the job {how}: ...{(workdir / 'job.log').read_text(errors='replace').strip()[-_TAIL:]}"
 
 
 def _proof(what: str, problem: str, evidence: str = "", seconds: float = 0.0) -> Proof:

@@ -1,58 +1,36 @@
-"""The family's probe: verl's own worker takes one step on a tiny actor, and the paper checks it."""
+"""Probe family flowrl: verl's own worker takes one step on a tiny actor; the paper's formulas check it."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from flashpatch.proof import Proof
+from flashpatch.verify import processes
+from flashpatch.verify.processes import Command
 
-_PATIENCE = 600.0  # seconds
-_TAIL = 1200  # characters of a failed job's log that are shown
+_TIMEOUT = 600.0  # seconds
 _CLOSE = 1e-4  # of float32 in verl against float64, relative
 
 
 def probe(nonce: str, workdir: Path) -> list[Proof]:
-    """Start the job as a user's program would be, and weigh what it saw."""
+    """Run the job as a user's program, and judge what it saw."""
     began = time.monotonic()
-    log = workdir / "job.log"
-    environment = {**os.environ, "DIST_INIT_METHOD": f"file://{workdir}/meet", "HF_HUB_OFFLINE": "1"}
-    code = "from flashpatch.verify.probes.flowrl.job import main; main()"
-    with log.open("wb") as file:
-        job = subprocess.Popen(
-            [sys.executable, "-P", "-c", code, str(workdir)],
-            env=environment,
-            cwd=workdir,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-        )
-    try:
-        code_of_exit: int | None = job.wait(_PATIENCE)
-    except subprocess.TimeoutExpired:
-        code_of_exit = None
-    finally:
-        job.kill()
-        job.wait()
+    main = processes.entry_point("flashpatch.verify.probes.flowrl.job", workdir)
+    job = Command("job", main, processes.rank_environments(workdir, 1)[0])
+    problem = processes.problems(processes.run([job], workdir, _TIMEOUT))
     seconds = time.monotonic() - began
-    if code_of_exit != 0:
-        ended = f"exit {code_of_exit}" if code_of_exit is not None else f"no end within {_PATIENCE:.0f} s"
-        evidence = f"{ended}: ...{log.read_text(errors='replace').strip()[-_TAIL:]}"
-        return [
-            Proof(
-                "flowrl", "verl's worker updates an actor with the loss mode flowrl", False, evidence, seconds
-            )
-        ]
+    if problem:
+        what = "verl's worker updates an actor with the loss mode flowrl"
+        return [Proof("flowrl", what, False, problem, seconds)]
     return _weigh(json.loads((workdir / "seen.json").read_text()), seconds)
 
 
 def _weigh(seen: Mapping[str, Any], seconds: float) -> list[Proof]:
+    """Judge what the job saw; ``seconds`` is what running it took."""
     loss, wanted = seen["loss"], seen["paper_loss"]
     log_z, wanted_z = seen["log_z"], seen["paper_log_z"]
     head, policy = seen["moved_head"], seen["moved_policy"]
@@ -79,7 +57,7 @@ def _weigh(seen: Mapping[str, Any], seconds: float) -> list[Proof]:
         ),
         Proof(
             "flowrl",
-            "what the rollout engine gets is the policy's weights, all of them, and nothing of proj_z",
+            "the rollout engine gets all of the policy's weights and nothing of proj_z",
             seen["exported"] == seen["policy"] and bool(seen["policy"]),
             f"{len(seen['exported'])} names of {len(seen['policy'])}, "
             f"{sum('proj_z' in name for name in seen['exported'])} of proj_z",
@@ -88,6 +66,6 @@ def _weigh(seen: Mapping[str, Any], seconds: float) -> list[Proof]:
             "flowrl",
             "a Megatron recipe is refused by name",
             "strategy=megatron" in seen["refused"] and "not refused" not in seen["refused"],
-            "PatchError before anything started" if seen["refused"] else "it was not",
+            "PatchError before anything started" if seen["refused"] else "it was accepted",
         ),
     ]

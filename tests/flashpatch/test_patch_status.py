@@ -1,0 +1,30 @@
+"""The table of `flashpatch.status`."""
+
+from flashpatch.patch_status import PatchStatus, Status, absent_frameworks, is_absent
+from flashpatch.record import State
+
+
+def test_a_framework_that_is_not_installed_takes_one_line() -> None:
+    states = {
+        "fam.here.run": State("live", "3 calls"),
+        "fam.ghost.run": State("skipped", "ghost is not installed"),
+        "fam.ghost.stop": State("skipped", "ghost is not installed"),
+        "fam.shade.run": State("skipped", "shade is not installed"),
+        "fam.here.stop": State("skipped", "no such target"),
+    }
+    status = Status({name: PatchStatus(name, state) for name, state in states.items()}, ("fam",))
+    assert str(status).splitlines() == [
+        "flashpatch: fam on",
+        "  fam.here.run   live(3 calls)",
+        "  fam.here.stop  skipped(no such target)",
+        "  ghost: not installed, 2 patches wait",
+        "  shade: not installed, 1 patch waits",
+    ]
+    assert len(status) == 5 and status["fam.ghost.run"].state == states["fam.ghost.run"]
+
+
+def test_only_a_skip_for_want_of_the_framework_counts_as_absent() -> None:
+    assert is_absent("skipped", "ghost is not installed")
+    assert not is_absent("skipped", "needs a.b.c, which is not enabled")
+    assert not is_absent("failed", "ghost is not installed")
+    assert absent_frameworks([]) == []

@@ -1,0 +1,87 @@
+"""How a family's probe is found, and by which name a family is reported."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from flashpatch import registry
+from flashpatch.proof import Proof
+from flashpatch.record import Family
+from flashpatch.verify.run import find_probe
+
+
+@pytest.mark.parametrize("family", ["cpu", "eagle", "flowrl", "fp8", "fsdp", "grpo"])
+def test_a_built_in_family_has_its_probe_by_convention(family):
+    assert registry.families()[family].probe is None
+    found = find_probe(registry.families()[family])
+    assert (found.__module__, found.__name__) == (f"flashpatch.verify.probes.{family}", "probe")
+
+
+def test_every_built_in_family_has_a_probe():
+    built_in = [f for f in registry.families().values() if f.patches[0].wrapper or f.patches[0].apply]
+    assert built_in and all(find_probe(family) is not None for family in built_in)
+
+
+def test_a_family_of_another_package_brings_its_own():
+    def probe(nonce, workdir):
+        return [Proof("other", "", True, "")]
+
+    assert find_probe(Family("other", "", (), probe=probe)) is probe
+    assert find_probe(Family("other", "", ())) is None
+
+
+def test_patches_do_not_import_verify_and_probes_load_lazily():
+    code = (
+        "import sys; from flashpatch import registry; registry.families();"
+        "assert not [name for name in sys.modules if name.startswith('flashpatch.verify')];"
+        "from flashpatch.verify.run import find_probe;"
+        "[find_probe(family) for family in registry.families().values()];"
+        "print([n for n in sys.modules if n.endswith(('_probe', '.job', '_job')) or n in ('torch', 'vllm')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_a_family_is_reported_by_the_name_the_user_typed(verify, site):
+    source = (site / "toyfamily.py").read_text()
+    source = source.replace("), probe=probe)", '), probe=probe, names={"loud": {}, "quiet": {}})')
+    (site / "toyfamily.py").write_text(source)
+    done = verify("loud", "--json")
+    [family] = json.loads(done.stdout)["families"]
+    assert {proof["subject"] for proof in family["proofs"]} == {"loud"}
+    assert (family["name"], family["family"]) == ("loud", "toy")
+    words = (verify("loud").stdout + done.stderr).replace("toy.toyfw.", "").replace("toyfw 1.0", "").split()
+    assert "loud" in words and "loud:" in words and not [word for word in words if "toy" in word]
+
+
+def test_a_problem_calls_the_family_by_the_name_the_user_typed(verify, site):
+    source = (site / "toyfamily.py").read_text()
+    (site / "toyfamily.py").write_text(
+        source.replace("), probe=probe)", '), probe=probe, names={"loud": {}})')
+    )
+    job = "import os; [os.environ.pop(n) for n in list(os.environ) if n.startswith('FLASHPATCH')]; print(41)"
+    done = verify(
+        "loud",
+        "--json",
+        TOY_JOB=f"import sys, subprocess; sys.exit(subprocess.call([sys.executable, '-c', {job!r}]))",
+    )
+    assert done.returncode == 1
+    assert not [
+        p["subject"]
+        for f in json.loads(done.stdout)["families"]
+        for p in f["proofs"]
+        if p["subject"] != "loud"
+    ]
+
+
+def test_live_reports_a_required_family_by_the_name_the_user_typed(run, verify, site):
+    source = (site / "toyfamily.py").read_text()
+    (site / "toyfamily.py").write_text(
+        source.replace("), probe=probe)", '), probe=probe, names={"loud": {}})')
+    )
+    run("-c", "import flashpatch.ledger as l; l.role('worker')", FLASHPATCH="fp8")
+    done = verify("loud", "--live")
+    assert done.returncode == 1
+    assert "no process carries loud" in done.stdout and "toy" not in done.stdout

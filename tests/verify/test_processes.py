@@ -1,0 +1,150 @@
+"""The runner of the probes' processes, on real ones."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flashpatch.verify.processes import Command, entry_point, problems, rank_environments, run
+
+SLEEP = "import time; time.sleep(600)"
+QUICK = 60.0  # seconds that no process here takes
+
+
+def python(name: str, code: str, **fields) -> Command:
+    return Command(name, ["-c", code], **fields)
+
+
+def one() -> float:
+    return 1.0
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and is not reaped yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + QUICK
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
+
+
+def test_exit_statuses_and_the_ends_of_logs(tmp_path):
+    long = "import sys; print('x' * 5000); print('the end', file=sys.stderr); sys.exit(3)"
+    commands = [python("good", "print('fine')"), python("bad", long, stops_others=False)]
+    endings = run(commands, tmp_path, QUICK, one)
+    assert (endings["good"].status, endings["good"].problem) == (0, "")
+    assert endings["bad"].status == 3
+    assert endings["bad"].problem.startswith("bad ended with status 3: ...xxx")
+    assert endings["bad"].problem.endswith("the end") and len(endings["bad"].problem) < 1000
+    assert problems(endings) == endings["bad"].problem
+    assert (tmp_path / "good.log").read_text() == "fine\n"
+
+
+def test_a_time_out_kills_the_whole_process_group(tmp_path):
+    parent = (
+        "import subprocess, sys, time\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {SLEEP!r}])\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(600)"
+    )
+    log = tmp_path / "stuck.log"
+    # Time passes only once the child runs.
+    endings = run([python("stuck", parent)], tmp_path, 5.0, one, lambda: float(bool(log.read_text())) * 9)
+    child = int(log.read_text())
+    assert endings["stuck"].status is None
+    assert endings["stuck"].problem == f"stuck did not end within 5 s: ...{child}"
+    assert wait_for(lambda: not is_alive(child))
+
+
+def test_what_an_ended_process_left_behind_is_killed(tmp_path):
+    parent = (
+        "import subprocess, sys\n"
+        f"print(subprocess.Popen([sys.executable, '-c', {SLEEP!r}], stdout=subprocess.DEVNULL).pid)"
+    )
+    assert problems(run([python("parent", parent)], tmp_path, QUICK, one)) == ""
+    child = int((tmp_path / "parent.log").read_text())
+    assert wait_for(lambda: not is_alive(child))
+
+
+def test_the_time_out_is_scaled_by_the_machine(tmp_path):
+    readings = iter([0.0, *(6.0,) * 3, *(16.0,) * 1000])
+    endings = run([python("slow", SLEEP)], tmp_path, 5.0, lambda: 3.0, lambda: next(readings))
+    assert "did not end within 15 s" in endings["slow"].problem
+
+
+def test_a_machine_that_became_busy_gets_the_difference_once(tmp_path):
+    factors = iter([1.0, 2.0, 8.0])
+    readings = iter([0.0, 6.0, *(9.0,) * 3, *(11.0,) * 1000])
+    endings = run([python("slow", SLEEP)], tmp_path, 5.0, lambda: next(factors), lambda: next(readings))
+    assert "did not end within 10 s" in endings["slow"].problem
+    assert next(factors) == 8.0
+
+
+def test_a_failure_kills_the_others_and_is_named_first(tmp_path):
+    endings = run([python("waits", SLEEP), python("fails", "raise SystemExit(2)")], tmp_path, QUICK, one)
+    assert endings["waits"].problem == "waits was killed, as fails had failed: ..."
+    assert problems(endings).startswith("fails ended with status 2")
+
+
+def test_one_that_may_fail_leaves_the_others_alone(tmp_path):
+    commands = [
+        python("fails", "raise SystemExit(2)", stops_others=False),
+        python("works", "import time; time.sleep(1)"),
+    ]
+    endings = run(commands, tmp_path, QUICK, one)
+    assert [endings[name].status for name in ("fails", "works")] == [2, 0]
+
+
+def test_processes_are_killed_when_the_probe_is_interrupted(tmp_path):
+    log = tmp_path / "stuck.log"
+
+    def interrupted() -> float:
+        if log.read_text():
+            raise KeyboardInterrupt
+        return 0.0
+
+    with pytest.raises(KeyboardInterrupt):
+        run(
+            [python("stuck", f"import os; print(os.getpid(), flush=True); {SLEEP}")],
+            tmp_path,
+            5.0,
+            one,
+            interrupted,
+        )
+    assert not is_alive(int(log.read_text()))
+
+
+def test_the_environment_is_clean(tmp_path, monkeypatch):
+    for name in ("RANK", "MASTER_PORT", "FLASHPATCH_RUN", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.setenv(name, "from outside")
+    code = "import json, os; print(json.dumps(dict(os.environ)))"
+    commands = [python("ours", code, environment={"EXTRA": "1"}), python("theirs", code, stock=True)]
+    run(commands, tmp_path, QUICK, one)
+    ours, theirs = ((tmp_path / f"{name}.log").read_text() for name in ("ours", "theirs"))
+    assert ours.count("from outside") == 1 and '"FLASHPATCH_RUN": "from outside"' in ours
+    assert '"EXTRA": "1"' in ours and '"HF_HUB_OFFLINE": "1"' in ours
+    assert "FLASHPATCH" not in theirs and os.environ["PATH"] in theirs
+
+
+def test_ranks_meet_in_the_working_directory(tmp_path):
+    (tmp_path / "meet").touch()
+    first, second = rank_environments(tmp_path, 2)
+    assert (first["RANK"], second["RANK"], second["WORLD_SIZE"]) == ("0", "1", "2")
+    assert {first["DIST_INIT_METHOD"], second["DIST_INIT_METHOD"]} == {f"file://{tmp_path}/meet"}
+    assert first["MASTER_PORT"] == second["MASTER_PORT"]
+    assert not (tmp_path / "meet").exists(), "a file of an earlier meeting would be joined"
+
+
+def test_an_entry_point_gets_its_arguments(tmp_path, monkeypatch):
+    (tmp_path / "entry.py").write_text("import sys\ndef main():\n    print(sys.argv[1:])\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    endings = run([Command("entry", entry_point("entry", tmp_path, 3))], tmp_path, QUICK, one)
+    assert endings["entry"].tail == f"['{tmp_path}', '3']"

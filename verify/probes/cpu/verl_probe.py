@@ -1,0 +1,63 @@
+"""Probe family cpu: two ranks start as verl's trainers do and take one step under each FSDP."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flashpatch.proof import Proof
+from flashpatch.verify import processes
+from flashpatch.verify.processes import Command
+
+RANKS = 2
+_TIMEOUT = 300.0  # seconds for both ranks together
+_CLOSE = 1e-6  # largest difference of weights after one step
+
+
+def probe(nonce: str, workdir: Path) -> list[Proof]:
+    """Run two ranks and compare what they saw with one process without FSDP."""
+    from flashpatch.patches.cpu import accelerator
+
+    device = accelerator.found()
+    if device is not None:
+        return [Proof("cpu", "there is no accelerator", False, f"there is {device}: cpu refuses itself")]
+    began = time.monotonic()
+    main = processes.entry_point("flashpatch.verify.probes.cpu.job", workdir)
+    variables = processes.rank_environments(workdir, RANKS)
+    ranks = [Command(f"rank-{rank}", main, variables[rank]) for rank in range(RANKS)]
+    problem = processes.problems(processes.run(ranks, workdir, _TIMEOUT))
+    seconds = time.monotonic() - began
+    if problem:
+        return [Proof("cpu", "two ranks start as verl's trainers do", False, problem, seconds)]
+    seen = [json.loads((workdir / f"seen-{rank}.json").read_text()) for rank in range(RANKS)]
+    return _weigh(seen, seconds)
+
+
+def _weigh(seen: list[Mapping[str, Any]], seconds: float) -> list[Proof]:
+    """Judge what the ranks saw; ``seconds`` is what running them took."""
+    from flashpatch.verify.probes.cpu import job
+
+    first, wanted = seen[0], job.plain()
+    proofs = [
+        Proof(
+            "cpu",
+            "verl chooses the CPU, its FSDP engine and vLLM's CPU build",
+            first["platform"] == "cpu" and first["engine"].startswith("FSDP") and bool(first["vllm"]),
+            f"{first['platform']}, {first['engine']}, vllm {first['vllm']}",
+            seconds,
+        ),
+        Proof(
+            "cpu",
+            "a recipe with LoRA is refused by name",
+            "lora_rank=8" in first["refused"],
+            "PatchError before anything started" if first["refused"] else "it was accepted",
+        ),
+    ]
+    for kind in ("fsdp", "fsdp2"):
+        worst = max(abs(got - want) for rank in seen for got, want in zip(rank[kind], wanted, strict=True))
+        what = f"a step of two ranks under {kind} equals one process's on the whole batch"
+        proofs.append(Proof("cpu", what, worst < _CLOSE, f"largest difference {worst:.1e}"))
+    return proofs

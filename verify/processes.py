@@ -1,0 +1,203 @@
+"""Run the processes of a probe: a clean environment, one time-out for all, and nothing left behind.
+
+A probe says what to run, as `Command`, and judges the files that its processes wrote. `run` starts the commands
+side by side, each in a process group of its own with a log in the working directory, waits, kills the groups and
+returns an `Ending` per command.
+
+The time-out is that of a quiet machine of two cores; `flashpatch.verify.machine_speed` scales it. When it is
+reached, the factor is measured once more: a machine that has become busy gets the difference.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flashpatch.verify import machine_speed
+
+TAIL = 900  # characters at the end of a log that are shown
+_POLL = 0.1  # seconds
+
+#: Variables that a surrounding job may have set and that would reach a probe's processes.
+_FROM_A_JOB = (
+    "DIST_INIT_METHOD",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "RANK",
+    "TORCHELASTIC_",
+    "VLLM_CPU_KVCACHE_SPACE",
+    "WORLD_SIZE",
+)
+_EVERYWHERE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True)
+class Command:
+    """One process to start.
+
+    Attributes:
+        name: names it in reports, and its log ``NAME.log``.
+        arguments: what follows ``python -P``.
+        environment: variables beside those inherited.
+        stock: whether it starts without FlashPatch's variables.
+        stops_others: whether the other processes are killed as soon as this one fails.
+    """
+
+    name: str
+    arguments: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    stock: bool = False
+    stops_others: bool = True
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How one process ended.
+
+    Attributes:
+        name: that of its command.
+        status: exit status, negative for a signal; None when it was killed here, still running.
+        reason: why it was killed here; empty otherwise.
+        tail: the end of its log.
+    """
+
+    name: str
+    status: int | None
+    reason: str
+    tail: str
+
+    @property
+    def problem(self) -> str:
+        """What went wrong, with the end of the log; empty after exit status 0."""
+        if self.status == 0:
+            return ""
+        how = self.reason if self.status is None else f"ended with status {self.status}"
+        return f"{self.name} {how}: ...{self.tail}"
+
+
+def entry_point(module: str, *arguments: object) -> list[str]:
+    """`Command.arguments` that call ``main()`` of a module, with these as ``sys.argv[1:]``."""
+    return ["-c", f"from {module} import main; main()", *map(str, arguments)]
+
+
+def rank_environments(workdir: Path, world: int) -> list[dict[str, str]]:
+    """Variables of each rank of a torch.distributed job that meets in ``workdir``."""
+    meeting = workdir / "meet"
+    meeting.unlink(missing_ok=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return [
+        {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(world),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "DIST_INIT_METHOD": f"file://{meeting}",
+        }
+        for rank in range(world)
+    ]
+
+
+def problems(endings: Mapping[str, Ending]) -> str:
+    """What went wrong in all processes, those that failed by themselves first; empty if all ended well."""
+    bad = [ending for ending in endings.values() if ending.problem]
+    return " | ".join(ending.problem for ending in sorted(bad, key=lambda ending: ending.status is None))
+
+
+def run(
+    commands: Sequence[Command],
+    workdir: Path,
+    timeout: float,
+    measure: Callable[[], float] = machine_speed.measure,
+    clock: Callable[[], float] = time.monotonic,
+) -> dict[str, Ending]:
+    """Run commands side by side, at most ``timeout`` times the machine's factor, and kill what is left.
+
+    Args:
+        commands: what to run, each with another name.
+        workdir: their working directory, and that of their logs.
+        timeout: seconds for all of them together on a quiet machine of two cores.
+        measure: the machine's factor now.
+        clock: seconds from any start.
+
+    Returns:
+        How each ended, by name.
+    """
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    with ExitStack() as stack:
+        for command in commands:
+            running[command.name] = _start(command, workdir)
+            stack.callback(_kill, running[command.name])
+        reason = _wait(running, [c.name for c in commands if c.stops_others], timeout, measure, clock)
+        statuses = {name: process.poll() for name, process in running.items()}
+    return {
+        name: Ending(name, status, reason if status is None else "", _tail(workdir / f"{name}.log"))
+        for name, status in statuses.items()
+    }
+
+
+def _start(command: Command, workdir: Path) -> subprocess.Popen[bytes]:
+    with (workdir / f"{command.name}.log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-P", *command.arguments],
+            env=_environment(command),
+            cwd=workdir,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def _environment(command: Command) -> dict[str, str]:
+    """The command's variables: the probe's own, without those of a surrounding job."""
+    without = (*_FROM_A_JOB, "FLASHPATCH") if command.stock else _FROM_A_JOB
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(without)}
+    return {**kept, **_EVERYWHERE, **command.environment}
+
+
+def _wait(
+    running: Mapping[str, subprocess.Popen[bytes]],
+    essential: Collection[str],
+    timeout: float,
+    measure: Callable[[], float],
+    clock: Callable[[], float],
+) -> str:
+    """Wait until all have ended, an essential one has failed, or time is up; why the rest is killed."""
+    began, limit, is_final = clock(), timeout * measure(), False
+    while any(process.poll() is None for process in running.values()):
+        failed = [name for name in essential if running[name].poll()]
+        if failed:
+            return f"was killed, as {failed[0]} had failed"
+        if clock() - began >= limit:
+            if is_final:
+                return f"did not end within {limit:.0f} s"
+            limit, is_final = max(limit, timeout * measure()), True
+            continue
+        time.sleep(_POLL)
+    return ""
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill what is left of the process and of its children, which share its process group."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # nothing was left
+    process.wait()
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace").strip()[-TAIL:]
