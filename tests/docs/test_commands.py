@@ -1,0 +1,109 @@
+"""Run what the documentation shows: shell blocks, Python blocks and TOML files.
+
+A comment right before a block says otherwise: ``<!-- not run: REASON -->``, ``<!-- needs vllm -->`` (run where that is
+installed) or ``<!-- output -->`` (what a command prints).
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from doc_blocks import PAGES, Block, blocks
+from tree import TREE
+
+SHELL = [b for b in blocks() if b.language in ("", "sh", "bash", "shell") and b.note != "output"]
+PYTHON = [b for b in blocks() if b.language == "python"]
+SCRIPTS = re.compile(r"python (?:-m )?((?:benchmarks|examples)/\w+\.py)((?: [^\s`|;&)]+)*)")
+
+
+def _runs(block: Block) -> pytest.param:
+    """The block as a parameter, marked with what it needs."""
+    needs = block.note.removeprefix("needs ") if block.note.startswith("needs ") else ""
+    if needs == "torch":
+        return pytest.param(
+            block, id=str(block), marks=pytest.mark.skipif(not find_spec("torch"), reason="no torch")
+        )
+    return pytest.param(block, id=str(block), marks=[getattr(pytest.mark, needs)] if needs else [])
+
+
+def _run(command: list[str], cwd: Path) -> str:
+    """Run a command as a reader would, with this environment's commands and a home of its own."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("FLASHPATCH", "VLLM_"))}
+    binaries = os.pathsep.join([str(Path(sys.executable).parent), kept["PATH"]])
+    env = {**kept, "PATH": binaries, "HOME": str(cwd), "XDG_CACHE_HOME": str(cwd / "cache"), "NO_COLOR": "1"}
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("block", [_runs(b) for b in (*SHELL, *PYTHON) if not b.note.startswith("not run")])
+def test_a_block_runs(block: Block, tmp_path: Path) -> None:
+    for name in ("examples", "benchmarks"):
+        shutil.copytree(TREE / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    if block.language == "python":
+        _run([sys.executable, "-c", block.text], tmp_path)
+    for command in block.commands if block.language != "python" else ():
+        assert not command.startswith(("pip ", "make ")), (
+            "this would change the environment: say why it is not run"
+        )
+        _run(["bash", "-euc", command], tmp_path)
+
+
+@pytest.mark.parametrize(
+    "block", [pytest.param(b, id=str(b)) for b in blocks() if b.note.startswith("not run")]
+)
+def test_what_is_not_run_says_why(block: Block) -> None:
+    assert len(block.note.removeprefix("not run:").strip()) > 10
+
+
+@pytest.mark.parametrize(
+    "block", [pytest.param(b, id=str(b)) for b in blocks() if b.language in ("toml", "json")]
+)
+def test_a_file_can_be_read(block: Block) -> None:
+    from flashpatch import registry
+
+    if block.language == "json":
+        json.loads(block.text)
+        return
+    tables = tomllib.loads(block.text)
+    for name in tables.get("enable", []):
+        registry.family_of(name)
+    for family in tables.keys() & registry.families().keys():
+        assert tables[family].keys() <= registry.families()[family].options.keys()
+
+
+@pytest.mark.parametrize("block", [pytest.param(b, id=str(b)) for b in PYTHON])
+def test_python_compiles(block: Block) -> None:
+    compile(block.text, str(block), "exec")
+
+
+def _scripts() -> list[pytest.param]:
+    found = {(page.name, *match.groups()) for page in PAGES for match in SCRIPTS.finditer(page.read_text())}
+    return [
+        pytest.param(script, options, id=f"{page}-{script}{options}")
+        for page, script, options in sorted(found)
+    ]
+
+
+@pytest.mark.parametrize(("script", "options"), _scripts())
+def test_a_script_has_the_options_shown(script: str, options: str) -> None:
+    source = (TREE / script).read_text()
+    for option in re.findall(r"--[\w-]+", options):
+        assert option in source, f"{script} has no option {option}"
+
+
+def _targets() -> list[str]:
+    pages = "\n".join(page.read_text() for page in PAGES)
+    return sorted(set(re.findall(r"(?:`|^)make ([a-z][\w-]*)", pages, re.M)))
+
+
+@pytest.mark.parametrize("target", _targets())
+def test_make_has_the_target(target: str) -> None:
+    assert re.search(rf"^{target}( [\w-]+)*:", (TREE / "Makefile").read_text(), re.M)

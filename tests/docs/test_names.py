@@ -1,0 +1,60 @@
+"""Files, links, patch ids and modules that the documentation names exist."""
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from doc_blocks import PAGES
+from tree import TREE
+
+from flashpatch import registry
+
+#: The page that lists what names were before.
+HISTORY = "CHANGELOG.md"
+CURRENT = [page for page in PAGES if page.name != HISTORY]
+
+
+def _named(pattern: str) -> list[pytest.param]:
+    found = {(page, name) for page in CURRENT for name in re.findall(pattern, page.read_text())}
+    return [pytest.param(page, name, id=f"{page.name}-{name}") for page, name in sorted(found)]
+
+
+@pytest.mark.parametrize(
+    ("page", "path"), _named(r"`((?:flashpatch|patches|verify|tests|examples|benchmarks|docs)/[\w./-]+)`")
+)
+def test_a_path_exists(page: Path, path: str) -> None:
+    assert (TREE / path).exists()
+
+
+@pytest.mark.parametrize(("page", "link"), _named(r"\]\(([^)#:]+)(?:#[^)]*)?\)"))
+def test_a_link_leads_somewhere(page: Path, link: str) -> None:
+    assert (page.parent / link).exists()
+
+
+@pytest.mark.parametrize(("page", "anchor"), _named(r"\]\(([^):]*#[^)]+)\)"))
+def test_an_anchor_exists(page: Path, anchor: str) -> None:
+    where, _, heading = anchor.partition("#")
+    target = page.parent / where if where else page
+    titles = re.findall(r"^#+ (.*)$", target.read_text(), re.M)
+    slugs = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    assert heading in slugs
+
+
+@pytest.mark.parametrize(
+    ("page", "id"), _named(r"`((?:fp8|eagle|flowrl|grpo|fsdp|cpu)\.(?:vllm|sglang|verl|torch)\.[\w-]+)`")
+)
+def test_a_patch_id_is_known(page: Path, id: str) -> None:
+    assert id in registry.patches()
+
+
+@pytest.mark.parametrize(("page", "name"), _named(r"(flashpatch\.(?:patches|verify)\.[\w.]*\w)"))
+def test_a_module_or_what_it_defines_exists(page: Path, name: str) -> None:
+    parent, _, last = name.rpartition(".")
+    file = Path(find_spec(parent).origin)
+    inside = (
+        file.name == "__init__.py"
+        and (file.parent / last).with_suffix(".py").exists()
+        or (file.parent / last).is_dir()
+    )
+    assert inside or re.search(rf"^(?:def|class) {last}\b|^{last}\b.* = ", file.read_text(), re.M)
