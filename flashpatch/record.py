@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,8 +13,17 @@ if TYPE_CHECKING:
 StateWord = Literal[
     "disabled", "waiting", "skipped", "superseded", "installed", "live", "displaced", "failed"
 ]
-Evidence = Literal["install", "update", "step", "fault"]
+Evidence = Literal["install", "update", "step", "fault", "optional"]
 Role = Literal["driver", "engine-core", "worker", "trainer"]
+
+WHEN_DUE: Mapping[Evidence, str] = {
+    "install": "once the process acts in the patch's scope",
+    "update": "once weights were updated",
+    "step": "once a step was taken",
+    "fault": "only on a fault",
+    "optional": "only if this path is taken; another one may be",
+}
+"""When a patch must have shown that it is live, by its ``evidence``; ends a sentence such as "due ..."."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +79,10 @@ class Patch:
         wrapper: ``wrapper(original, *args, **kwargs)`` called instead of the target; for a method
             ``args[0]`` is ``self``. None for a patch that brings its own ``apply`` and ``undo``.
         contract: see `Contract`.
-        evidence: when proof of life is due: at ``install``, per ``update``, per ``step``, or only on a
-            ``fault`` (such a patch is healthy while never called).
+        evidence: when the patch must have shown that it is live: at ``install``, after the first ``update``
+            of weights or the first ``step``; or never, so that it is healthy while never called, because it
+            acts only on a ``fault`` (a failure path), or because it is ``optional`` (the framework may take
+            another path, such as a second model runner or another way to update weights).
         scope: process roles the patch acts in.
         needs: ids of patches that must be armed too.
         conflicts: ids of patches, names of distributions, or names of modules (excluding once they have been
@@ -117,6 +129,8 @@ class Patch:
         for target in self.targets:
             if target.count(":") != 1:
                 raise ValueError(f"{self.id}: target {target!r} is not of the form package.module:Qual.name")
+        if self.evidence not in WHEN_DUE:
+            raise ValueError(f"{self.id}: evidence {self.evidence!r} is none of {', '.join(WHEN_DUE)}")
         if self.wrapper is None and self.apply is _wrap:
             raise ValueError(f"{self.id}: give a wrapper, or apply and undo of its own")
 
@@ -132,6 +146,12 @@ class Option:
         kind: type the value must have (``str``, ``bool``, ``int``, ``float``, ``list``).
         items: what a list holds: ``str``, or ``dict`` for tables, ``[[family.option]]`` in TOML, whose
             content the family checks itself.
+        least, most: smallest and largest allowed number, themselves included; None for no bound. A number
+            that is not finite is outside of any range.
+        above, below: the same bounds with the bound itself excluded.
+
+    Raises:
+        ValueError: bounds for a kind that is no number, two bounds on one side, or a default out of range.
     """
 
     default: Any
@@ -139,6 +159,43 @@ class Option:
     choices: tuple[Any, ...] = ()
     kind: type = str
     items: type = str
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.range:
+            return
+        if self.kind not in (int, float):
+            raise ValueError(f"a range for an option of type {self.kind.__name__}")
+        if None not in (self.least, self.above) or None not in (self.most, self.below):
+            raise ValueError("two bounds on one side of an option")
+        if self.default is not None and not self.in_range(self.default):
+            raise ValueError(f"the default {self.default} of an option is not {self.range}")
+
+    @property
+    def range(self) -> str:
+        """The bounds in words, such as ``"at least 0 and below 1"``; empty without any."""
+        bounds = (
+            ("at least", self.least),
+            ("above", self.above),
+            ("at most", self.most),
+            ("below", self.below),
+        )
+        return " and ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
+
+    def in_range(self, value: float) -> bool:
+        """Whether a number is within the bounds, if there are any."""
+        if not self.range:
+            return True
+        return (
+            math.isfinite(value)
+            and (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and (self.most is None or value <= self.most)
+            and (self.below is None or value < self.below)
+        )
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 from flashpatch import registry
 from flashpatch.commands.catalogue import Entry, entries
 from flashpatch.commands.report import Table, emit
-from flashpatch.record import Family
+from flashpatch.record import WHEN_DUE, Family
 from flashpatch.suggest import nearest
 
 HELP = "everything about one patch, or about a family and its options"
@@ -57,6 +57,7 @@ def _patch(entry: Entry) -> dict[str, Any]:
         "contract_mentions": list(contract.mentions),
         "contract_fingerprints": dict(contract.fingerprints),
         "evidence": patch.evidence,
+        "evidence_due": WHEN_DUE[patch.evidence],
         "scope": sorted(patch.scope),
         "needs": list(patch.needs),
         "conflicts": list(patch.conflicts),
@@ -69,7 +70,12 @@ def _family(family: Family) -> dict[str, Any]:
         "summary": family.summary,
         "names": {name: dict(preset) for name, preset in registry.family_names(family).items()},
         "options": {
-            name: {"default": option.default, "choices": list(option.choices), "help": option.help}
+            name: {
+                "default": option.default,
+                "choices": list(option.choices),
+                **({"range": option.range} if option.range else {}),
+                "help": option.help,
+            }
             for name, option in family.options.items()
         },
         "patches": [patch.id for patch in family.patches],

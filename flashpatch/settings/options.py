@@ -24,7 +24,7 @@ def checked(family: Family, values: Mapping[str, Any], source: str) -> dict[str,
         source: where they come from, for the message.
 
     Raises:
-        PatchError: an unknown option, or a value of the wrong type or not among the choices.
+        PatchError: an unknown option, or a value of the wrong type, not among the choices or out of range.
     """
     return {name: _checked_one(family, name, value, source) for name, value in values.items()}
 
@@ -41,6 +41,12 @@ def _checked_one(family: Family, name: str, value: Any, source: str) -> Any:
             wanted += f" of {option.items.__name__}"
         raise PatchError(
             f"option {name!r} in {source} is {value!r}, not {wanted}.", patch=family.name, advice=option.help
+        )
+    if value is not None and not option.in_range(value):
+        raise PatchError(
+            f"option {name!r} in {source} is {value!r}, not {option.range}.",
+            patch=family.name,
+            advice=option.help,
         )
     return list(value) if option.kind is list and value is not None else value
 

@@ -61,7 +61,7 @@ LAUNCHER = Patch(
     targets=(f"{DISTRIBUTED}:initialize_global_process_group",),
     wrapper=on_launcher,
     contract=Contract(params=("timeout_second",), mentions=("get_nccl_backend",)),
-    evidence="fault",
+    evidence="optional",
     how='The same group with "cpu:gloo", for scripts started by torchrun.',
     **_COMMON,
 )

@@ -78,7 +78,7 @@ _COMMON = dict(
     requires="verl>=0.9", tested=("0.9.1",), remove_when="verl has a partition function of its own."
 )
 _MODEL = dict(
-    evidence="fault",
+    evidence="optional",
     scope=frozenset({"trainer"}),
     why="A model exported in Hugging Face format must load anywhere.",
     how="Leaves proj_z out of the exported model and writes it into flowrl/proj_z.safetensors beside it, "

@@ -97,7 +97,7 @@ PATCH = Patch(
             "self.lr_scheduler.load_state_dict",
         ),
     ),
-    evidence="fault",
+    evidence="optional",
     scope=frozenset({"trainer"}),
     requires="verl>=0.9",
     tested=("0.9.1",),

@@ -205,7 +205,7 @@ PATCH = Patch(
         mentions=("self.module", "peft_config", "self._qat_enabled", "per_tensor_param"),
         exists=(f"{IMPL}:FSDPEngine._init_device_mesh", "verl.utils.model:convert_weight_keys"),
     ),
-    evidence="fault",
+    evidence="optional",
     scope=frozenset({"trainer"}),
     tested=("0.9.1",),
     why="Between a trainer's shards and the rollout engine lie a gather, a buffer and another process; a bit "

@@ -35,7 +35,7 @@ PATCH = Patch(
     contract=Contract(
         params=("seqlen_list", "k_partitions", "equal_size"), exists=(f"{BALANCING}:karmarkar_karp",)
     ),
-    evidence="fault",
+    evidence="optional",
     scope=frozenset({"trainer", "driver"}),
     tested=("0.9.1",),
     why="A batch that is complete can be divided better than one that streams; verl does so already.",

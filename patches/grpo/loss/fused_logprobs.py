@@ -45,7 +45,7 @@ PATCH = Patch(
     wrapper=on_forward,
     native=native,
     contract=Contract(params=("hidden_states", "vocab_weights", "input_ids", "temperature")),
-    evidence="fault",
+    evidence="optional",
     scope=frozenset({"trainer"}),
     tested=("0.9.1",),
     why="verl's fused log-probabilities (model.use_fused_kernels) are chunked and right in float32. In bf16 "

@@ -62,7 +62,7 @@ PATCH = Patch(
             f"{ROUTER}:GlobalRequestLoadBalancer.get_inflight_count",
         ),
     ),
-    evidence="fault",
+    evidence="optional",
     scope=frozenset({"driver"}),
     tested=("0.9.1",),
     why="verl's balancer counts requests, not tokens, keeps a conversation on its server however full that "

@@ -148,7 +148,7 @@ PATCH = Patch(
             "verl.trainer.ppo.rollout_corr_helper:compute_rollout_correction_and_add_to_batch",
         ),
     ),
-    evidence="fault",  # only one of a job's drivers has it
+    evidence="optional",  # only one of a job's drivers has it
     why="Tokens drawn by a quantized policy are trained on as if the trainer's own had drawn them; verl's "
     "correction for that is off by default.",
     how="Sets rollout_correction.rollout_is=token with cap 2 where rollouts are quantized and the recipe sets no "
@@ -163,7 +163,7 @@ LOGPROBS = Patch(
     contract=Contract(
         params=("config",), exists=("verl.workers.config.rollout:RolloutConfig.logprobs_mode",)
     ),
-    evidence="fault",
+    evidence="optional",
     native=_natively,
     why="Logprobs before temperature, top-k and top-p are not those that tokens were drawn with.",
     how="Asks for processed logprobs where verl's defaults do not.",

@@ -96,7 +96,7 @@ UPDATE = Patch(
             "verl.single_controller.ray.base:RayWorkerGroup._init_with_resource_pool",
         ),
     ),
-    evidence="fault",  # only one of a job's drivers has it
+    evidence="optional",  # only one of a job's drivers has it
     needs=("fp8.verl.server_adapter_update_weights",),
     why="A replica that kept an old policy, or has committed twice, is trained on as if it had the new one.",
     how="Collects the receipts of all ranks after each sync and compares steps and versions.",
@@ -109,7 +109,7 @@ LOG = Patch(
     targets=("verl.utils.tracking:Tracking.log",),
     wrapper=on_log,
     contract=Contract(params=("data", "step")),
-    evidence="fault",
+    evidence="optional",
     needs=(receipts.ID,),
     why="verl logs how long an update took, not where.",
     how="Adds timing_s/sync/* and sync/* to what the trainer logs next.",
