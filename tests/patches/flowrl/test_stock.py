@@ -159,4 +159,4 @@ def test_the_driver_sets_what_is_unset_and_the_filter_is_what_keeps_the_head_her
         FLASHPATCH="cpu,bf16,flowrl",
     )
     for setting in ("policy_loss.loss_mode=flowrl", "use_kl_loss=True", "kl_loss_coef=0"):
-        assert f"actor_rollout_ref.actor.{setting}, as FlowRL needs" in said
+        assert f"actor_rollout_ref.actor.{setting}: FlowRL needs it" in said
