@@ -1,4 +1,4 @@
-"""Where ledger files live, how they are written, and how a process is told from its pid's next owner."""
+"""Locate and write the ledger's files, and detect a reused PID."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from flashpatch.atomic_file import replacing
 
 
 def directory() -> Path:
@@ -63,16 +65,10 @@ def write(path: Path, value: Mapping[str, Any]) -> None:
     another user's or a link.
     """
     _private(path.parent)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     data = json.dumps(value, default=repr).encode()
-    try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-        with open(os.open(temporary, flags, 0o600), "wb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    with replacing(path) as temporary, open(os.open(temporary, flags, 0o600), "wb") as file:
+        file.write(data)
 
 
 def _private(folder: Path) -> None:

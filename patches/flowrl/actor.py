@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Iterator
@@ -175,9 +176,16 @@ def on_build_optimizer(original, self, module: Any) -> Any:
     return original(self, _Grouped({"params": rest}, {"params": head, **own}))
 
 
-_COMMON = dict(requires="verl>=0.9", scope=frozenset({"trainer"}), tested=("0.9.1",))
+_patch = functools.partial(
+    Patch,
+    requires="verl>=0.9",
+    evidence="install",
+    scope=frozenset({"trainer"}),
+    tested=("0.9.1",),
+    remove_when="verl has a partition function of its own.",
+)
 
-INIT = Patch(
+INIT = _patch(
     id="flowrl.verl.init_model",
     targets=(f"{WORKERS}:ActorRolloutRefWorker.init_model",),
     wrapper=on_init_model,
@@ -186,15 +194,12 @@ INIT = Patch(
         mentions=("self.role", "self.actor.reset", "self.ref.reset", "ref_config.engine"),
         exists=(f"{WORKERS}:ActorRolloutRefWorker.update_actor",),
     ),
-    evidence="install",
     why="The engine that builds a model does not know whether it is an actor's, nor by which loss it learns.",
     how="While a worker with the actor's role builds its engines, those that train get a partition function; "
     "a worker whose loss mode is another one ends here.",
-    remove_when="verl has a partition function of its own.",
-    **_COMMON,
 )
 
-BUILD = Patch(
+BUILD = _patch(
     id="flowrl.verl.build_module",
     targets=(f"{IMPL}:FSDPEngine._build_module",),
     wrapper=on_build_module,
@@ -208,14 +213,11 @@ BUILD = Patch(
             "verl.utils.fsdp_utils:apply_fsdp2",
         ),
     ),
-    evidence="install",
     why="The partition function must exist before FSDP wraps the model, to be sharded and saved with it.",
     how="Adds proj_z to the actor's module, in the actor's dtype, as an FSDP unit of its own.",
-    remove_when="verl has a partition function of its own.",
-    **_COMMON,
 )
 
-OPTIMIZER = Patch(
+OPTIMIZER = _patch(
     id="flowrl.verl.build_optimizer",
     targets=(f"{IMPL}:FSDPEngine._build_optimizer",),
     wrapper=on_build_optimizer,
@@ -224,9 +226,6 @@ OPTIMIZER = Patch(
         mentions=("module.parameters", "build_optimizer"),
         exists=("verl.workers.config.optimizer:build_optimizer",),
     ),
-    evidence="install",
     why="The partition function starts from nothing and may need another learning rate than the policy.",
     how="Hands verl's optimizer two parameter groups, the policy's and the partition function's.",
-    remove_when="verl has a partition function of its own.",
-    **_COMMON,
 )

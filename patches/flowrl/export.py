@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -74,19 +75,22 @@ def _collecting() -> Iterator[dict[str, Any]]:
         _left_out.reset(token)
 
 
-_COMMON = dict(
-    requires="verl>=0.9", tested=("0.9.1",), remove_when="verl has a partition function of its own."
-)
-_MODEL = dict(
-    evidence="optional",
+_patch = functools.partial(
+    Patch,
+    requires="verl>=0.9",
     scope=frozenset({"trainer"}),
+    tested=("0.9.1",),
+    remove_when="verl has a partition function of its own.",
+)
+_export_patch = functools.partial(
+    _patch,
+    evidence="optional",
     why="A model exported in Hugging Face format must load anywhere.",
     how="Leaves proj_z out of the exported model and writes it into flowrl/proj_z.safetensors beside it, "
-    "from where the next actor takes it up.",
-    **_COMMON,
+    "from where the next actor loads it.",
 )
 
-ROLLOUT = Patch(
+ROLLOUT = _patch(
     id="flowrl.verl.convert_weight_keys",
     targets=("verl.utils.model:convert_weight_keys",),
     wrapper=on_export,
@@ -99,42 +103,36 @@ ROLLOUT = Patch(
         ),
     ),
     evidence="update",
-    scope=frozenset({"trainer"}),
     why="A rollout engine has no module proj_z: vLLM refuses the update, and the trainer waits for ever.",
     how="Leaves proj_z out where verl's FSDP engine names the weights it exports, before they are gathered.",
-    **_COMMON,
 )
 
-WHOLE = Patch(
+WHOLE = _export_patch(
     id="flowrl.verl.get_fsdp_full_state_dict",
     targets=(f"{SHARDED}:get_fsdp_full_state_dict",),
     wrapper=on_whole,
     contract=Contract(params=("model",), mentions=("model.state_dict",)),
-    **_MODEL,
 )
 
-SAVE = Patch(
+SAVE = _export_patch(
     id="flowrl.verl.save_checkpoint",
     targets=(f"{MANAGER}:FSDPCheckpointManager.save_checkpoint",),
     wrapper=on_save,
     contract=Contract(
         params=("local_path",), mentions=("get_fsdp_full_state_dict", "self.should_save_hf_model")
     ),
-    **_MODEL,
 )
 
-MERGE = Patch(
+MERGE = _export_patch(
     id="flowrl.verl.merge_and_save",
     targets=(f"{MERGER}.fsdp_model_merger:FSDPModelMerger.merge_and_save",),
     wrapper=on_merge,
     contract=Contract(mentions=("self._load_and_merge_state_dicts", "self.save_hf_model_and_tokenizer")),
-    **_MODEL,
 )
 
-MERGED = Patch(
+MERGED = _export_patch(
     id="flowrl.verl.load_and_merge_state_dicts",
     targets=(f"{MERGER}.fsdp_model_merger:FSDPModelMerger._load_and_merge_state_dicts",),
     wrapper=on_whole,
     contract=Contract(params=("world_size",)),
-    **_MODEL,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from flashpatch.patches.flowrl.actor import IMPL, capture
@@ -48,7 +49,8 @@ def on_outputs(original, self, output: Any, *args: Any, **kwargs: Any) -> dict[s
     return outputs
 
 
-_COMMON = dict(
+_patch = functools.partial(
+    Patch,
     requires="verl>=0.9",
     evidence="step",
     scope=frozenset({"trainer"}),
@@ -57,7 +59,7 @@ _COMMON = dict(
     remove_when="verl has a partition function of its own.",
 )
 
-INPUTS = Patch(
+INPUTS = _patch(
     id="flowrl.verl.prepare_model_inputs",
     targets=(f"{IMPL}:FSDPEngineWithLMHead.prepare_model_inputs",),
     wrapper=on_inputs,
@@ -67,10 +69,9 @@ INPUTS = Patch(
         exists=("verl.workers.utils.padding:no_padding_2_padding",),
     ),
     how="Notes the prompts' places in the micro-batch, packed or padded, before a pass with gradient.",
-    **_COMMON,
 )
 
-OUTPUTS = Patch(
+OUTPUTS = _patch(
     id="flowrl.verl.prepare_model_outputs",
     targets=(f"{IMPL}:FSDPEngineWithLMHead.prepare_model_outputs",),
     wrapper=on_outputs,
@@ -80,5 +81,4 @@ OUTPUTS = Patch(
         exists=(f"{IMPL}:FSDPEngineWithLMHead.forward_step",),
     ),
     how="Takes log Z from the output's unused field loss.",
-    **_COMMON,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -198,7 +199,8 @@ def undo(site: Any) -> None:
         del site.module.POLICY_LOSS_REGISTRY[MODE]
 
 
-_COMMON = dict(
+_patch = functools.partial(
+    Patch,
     requires="verl>=0.9",
     evidence="step",
     scope=frozenset({"trainer"}),
@@ -206,7 +208,7 @@ _COMMON = dict(
     remove_when="verl has the trajectory-balance loss.",
 )
 
-REGISTRATION = Patch(
+REGISTRATION = _patch(
     id=MODE_ID,
     targets=(f"{ALGOS}:register_policy_loss",),
     apply=apply,
@@ -224,10 +226,9 @@ REGISTRATION = Patch(
     how="Registers the loss mode flowrl with verl's own registry; verl's agg_loss scales it over "
     "micro-batches and ranks.",
     upstream="FlowRL, arXiv 2509.15207",
-    **_COMMON,
 )
 
-LOSS = Patch(
+LOSS = _patch(
     id=LOSS_ID,
     targets=(f"{LOSSES}:ppo_loss",),
     wrapper=on_loss,
@@ -238,5 +239,4 @@ LOSS = Patch(
     why="Loss functions registered with verl get neither the model's outputs nor the reference's logprobs.",
     how="For the mode flowrl, keeps both at hand while verl's ppo_loss calls the registered function; "
     "entropy bonus and metrics stay verl's.",
-    **_COMMON,
 )

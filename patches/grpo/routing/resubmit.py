@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from contextvars import ContextVar
 from typing import Any
@@ -134,7 +135,8 @@ async def _report(client: Any, server: str, slow: bool, rest: float) -> None:
         await balancer.rest_server.remote(server, rest)
 
 
-_COMMON = dict(
+_patch = functools.partial(
+    Patch,
     requires="verl>=0.9",
     evidence="fault",
     tested=("0.9.1",),
@@ -143,16 +145,15 @@ _COMMON = dict(
     remove_when="verl takes dead servers out of its balancer and repeats their requests.",
 )
 
-ACQUIRE = Patch(
+ACQUIRE = _patch(
     id="grpo.verl.acquire_server",
     targets=(f"{CLIENT}:LLMServerClient._acquire_server",),
     wrapper=on_acquire,
     contract=Contract(params=("request_id",), mentions=("self._load_balancer",)),
     how="Remembers which server a request was given.",
-    **_COMMON,
 )
 
-GENERATE = Patch(
+GENERATE = _patch(
     id=ID,
     targets=(f"{CLIENT}:LLMServerClient.generate",),
     wrapper=on_generate,
@@ -160,5 +161,4 @@ GENERATE = Patch(
     contract=Contract(params=("request_id",), exists=(f"{CLIENT}:LLMServerClient._release_server",)),
     how="Takes the server out of the balancer and repeats the request once on another; with the option "
     "patience, also when it does not answer in time. A result is delivered once.",
-    **_COMMON,
 )
