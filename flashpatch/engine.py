@@ -1,4 +1,4 @@
-"""The engine of this process, as other rooms see it: what is on, what it does, what it has observed."""
+"""Query this process's engine: which families are on, and the state and calls of each patch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def enabled(family: str) -> bool:
 
 
 def options(family: str) -> Mapping[str, Any]:
-    """All options of a family; the mapping follows later changes.
+    """Return all options of a family; the mapping follows later changes.
 
     Raises:
         PatchError: the family was never on in this process.
@@ -42,7 +42,7 @@ def options(family: str) -> Mapping[str, Any]:
 
 
 def require(name: str) -> None:
-    """Go on only if a family can act: called where its capability is first needed.
+    """Raise unless a family can act; call it where the family's capability is first needed.
 
     What is not imported yet does not count against it. In strict mode neither may another tool sit on top of
     one of its patches.
@@ -86,13 +86,13 @@ def record_call(patch_id: str) -> None:
 
 
 def statuses() -> dict[str, PatchStatus]:
-    """Every known patch by id, those of families that are off included."""
+    """Return the status of every known patch by id, including families that are off."""
     known = {patch_id: PatchStatus(patch_id, State("disabled")) for patch_id in registry.patches()}
     return {**known, **{i: _status(group, member) for i, (group, member) in machine.members.items()}}
 
 
 def snapshot() -> dict[str, Any]:
-    """The engine's part of the ledger row, cheap enough for once a second.
+    """Return the engine's part of the ledger row, cheap enough to call once a second.
 
     Returns:
         ``patches``: id to ``state``, ``detail``, ``calls``, ``target``, ``tested``, of all patches that are

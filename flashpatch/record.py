@@ -1,4 +1,4 @@
-"""The patch record: what a patch is, written down as data plus three functions."""
+"""Describe a patch as data: what it changes, on which versions, why, and when it must be live."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ WHEN_DUE: Mapping[Evidence, str] = {
     "fault": "only on a fault",
     "optional": "only if this path is taken; another one may be",
 }
-"""When a patch must have shown that it is live, by its ``evidence``; ends a sentence such as "due ..."."""
+"""By ``evidence``: when a patch must have been observed live; completes a sentence that begins with "due"."""
 
 
 @dataclass(frozen=True)
 class State:
-    """One word, and the detail that goes with it: ``skipped`` why, ``displaced`` by whom, and so on."""
+    """Hold a patch's state: one word, and its detail, such as why ``skipped`` or by whom ``displaced``."""
 
     word: StateWord
     detail: str = ""
@@ -39,7 +39,7 @@ class State:
 
 @dataclass(frozen=True)
 class Contract:
-    """What a patch relies on, checkable from the framework's source alone.
+    """List what a patch relies on in the framework, so that it can be checked from source alone.
 
     Attributes:
         params: parameter names the target must still accept (any order, any kind).
@@ -70,7 +70,7 @@ def _no_native(site: Site) -> str | None:
 
 @dataclass(frozen=True)
 class Patch:
-    """One change to one framework object.
+    """Record one change to one framework object.
 
     Attributes:
         id: ``family.framework.what``.
@@ -79,7 +79,7 @@ class Patch:
         wrapper: ``wrapper(original, *args, **kwargs)`` called instead of the target; for a method
             ``args[0]`` is ``self``. None for a patch that brings its own ``apply`` and ``undo``.
         contract: see `Contract`.
-        evidence: when the patch must have shown that it is live: at ``install``, after the first ``update``
+        evidence: when the patch must have been observed live: at ``install``, after the first ``update``
             of weights or the first ``step``; or never, so that it is healthy while never called, because it
             acts only on a ``fault`` (a failure path), or because it is ``optional`` (the framework may take
             another path, such as a second model runner or another way to update weights).
@@ -91,7 +91,7 @@ class Patch:
         why, how, upstream, remove_when: the documentation, as data.
         apply, undo: install and restore.
         native: answers "does the framework already do this, correctly?" with the name of what does,
-            or None; then the patch stands aside as ``superseded``.
+            or None; then the patch is not applied and its state is ``superseded``.
         probe: proves by behaviour that the patch is live; see `flashpatch.verify`. None where the
             family's own probe covers it.
     """
@@ -137,7 +137,7 @@ class Patch:
 
 @dataclass(frozen=True)
 class Option:
-    """One option of a family.
+    """Describe one option of a family.
 
     Attributes:
         default: value when nobody set it.
@@ -200,7 +200,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Family:
-    """A set of patches that is switched on by name and installs all or nothing per framework.
+    """Group patches that are switched on by one name and installed all or none per framework.
 
     Attributes:
         name: the family's name, first part of every member's id.
@@ -208,7 +208,7 @@ class Family:
         patches: the members.
         names: names a user may type, each with the options it presets; the family's own name is one of them.
         options: option name to `Option`.
-        too_late: returns a sentence when objects the family must see at birth already exist, else None.
+        too_late: returns a sentence when objects exist that had to be created after enabling, else None.
         probe: proves by behaviour that the whole family is live; see `flashpatch.verify`.
         refuses: targets, as ``"package.module:Qual.name"``, that raise `PatchError` when called while the
             members for that package are switched on but cannot be armed; such as the engine's constructor,

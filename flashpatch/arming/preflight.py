@@ -1,4 +1,4 @@
-"""What can be known about a patch before its framework is imported: version, contract, rivals."""
+"""Check a patch before its framework is imported: version, contract, conflicts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flashpatch.record import Patch
 
 @dataclass(frozen=True)
 class Findings:
-    """The answer of `examine`.
+    """Hold the result of `examine`.
 
     Attributes:
         target: the target to patch in this installation, or empty.
@@ -27,12 +27,12 @@ class Findings:
 
 
 def packages(patch: Patch) -> set[str]:
-    """Top-level packages of the patch's targets."""
+    """Return the top-level packages of the patch's targets."""
     return {target.partition(":")[0].partition(".")[0] for target in patch.targets}
 
 
 def module_of(target: str) -> str:
-    """``"package.module"`` of ``"package.module:Qual.name"``."""
+    """Return ``"package.module"`` of ``"package.module:Qual.name"``."""
     return target.partition(":")[0]
 
 
@@ -42,7 +42,7 @@ def present(patch: Patch) -> bool:
 
 
 def examine(patch: Patch) -> Findings:
-    """Check version, contract and rival distributions, without importing the framework."""
+    """Check version, contract and conflicting distributions, without importing the framework."""
     package = next((p for p in sorted(packages(patch)) if check.installed_root(p) is not None), None)
     if package is None:
         return Findings(problem=f"{', '.join(sorted(packages(patch)))} is not installed")
@@ -58,7 +58,7 @@ def examine(patch: Patch) -> Findings:
 
 
 def _rivals(patch: Patch) -> Iterator[str]:
-    """What excludes the patch: by being installed, or by having been imported into this process."""
+    """Return what conflicts with the patch: an installed distribution, or a module imported here."""
     for name in patch.conflicts:
         if _is_distribution(name):
             yield f"conflicts with distribution {name}"

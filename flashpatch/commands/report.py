@@ -1,4 +1,4 @@
-"""How commands print: tables on a terminal, aligned plain text into a pipe, JSON when asked for."""
+"""Print reports: tables on a terminal, aligned plain text into a pipe, JSON on request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STYLES = {
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under a title; every row has one cell per column."""
+    """Hold rows of text under a title; every row has one cell per column."""
 
     title: str
     columns: Sequence[str]
@@ -78,5 +78,5 @@ def _rich(table: Table, stream: TextIO) -> None:
 
 
 def _style(cell: str) -> str:
-    """A colour for cells that begin with a state: ``skipped(no vllm)`` is coloured as ``skipped``."""
+    """Return the colour of a cell by the state it begins with: ``skipped(no vllm)`` as ``skipped``."""
     return _STYLES.get(cell.partition("(")[0], "")

@@ -1,4 +1,4 @@
-"""``flashpatch show``: everything a record says about one patch, or one family."""
+"""Run ``flashpatch show``: print the whole record of one patch or one family."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Always 0; an unknown ID is wrong usage."""
+    """Print the record and return 0; an unknown ID is a usage error."""
     families = registry.names()
     entry = next((entry for entry in entries() if entry.patch.id == args.id), None)
     if entry is not None:
@@ -85,7 +85,7 @@ def _family(family: Family) -> dict[str, Any]:
 
 
 def _lines(value: Any) -> list[str]:
-    """One cell per item, so that long lists stay readable; ``-`` for nothing."""
+    """Return one cell per item, so that long lists stay readable; ``-`` for an empty value."""
     if isinstance(value, dict):
         return [f"{name}: {_text(inner)}" for name, inner in value.items()] or ["-"]
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""``flashpatch status``: what the processes of the latest run reported."""
+"""Run ``flashpatch status``: print what the processes of the latest run reported."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _of_jobs(found: Run) -> Run | None:
-    """The run without rows of our own commands, which report too when started with FLASHPATCH set."""
+    """Return the run without rows of FlashPatch's own commands, which report too when FLASHPATCH is set."""
     found.rows = [row for row in found.rows if Path(row.argv0).name not in _OUR_COMMANDS]
     return found if found.rows or found.expected or found.problems else None
 
 
 def _lines(row: Row) -> list[tuple[str, ...]]:
-    """One line per patch that is on, or one for a process without any."""
+    """Return one line per patch that is on, or one for a process without any."""
     who = (str(row.pid), row.host, _who(row.roles, row.rank), _ALIVE[row.alive])
     on = {name: patch for name, patch in row.patches.items() if patch["state"] != "disabled"}
     return [(*who, name, *_cells(patch)) for name, patch in on.items()] or [(*who, "-", "-", "-", "-")]

@@ -15,7 +15,7 @@ from flashpatch.atomic_file import replacing
 
 
 def directory() -> Path:
-    """The ledger: ``FLASHPATCH_LEDGER``, else ``flashpatch/ledger`` in the user's cache directory."""
+    """Return the ledger: ``FLASHPATCH_LEDGER``, else ``flashpatch/ledger`` in the user's cache directory."""
     chosen = os.environ.get("FLASHPATCH_LEDGER")
     if chosen:
         return Path(chosen).expanduser()
@@ -24,7 +24,7 @@ def directory() -> Path:
 
 
 def run_id() -> str:
-    """This job's id: ``FLASHPATCH_RUN``, set here by the first process so that its children inherit it.
+    """Return this job's id: ``FLASHPATCH_RUN``, set here by the first process so that children inherit it.
 
     The value becomes a directory name, so anything but letters, digits, ``._-`` is replaced.
     """
@@ -40,12 +40,12 @@ def host() -> str:
 
 
 def file_name(kind: str, at: str, pid: int, start: str) -> str:
-    """``row-<host>-<pid>-<start>.json`` or ``expect-...``."""
+    """Return ``row-<host>-<pid>-<start>.json`` or ``expect-...``."""
     return f"{kind}-{_plain(at)}-{pid}-{_plain(start) or 'unknown'}.json"
 
 
 def process_start(pid: int) -> str | None:
-    """Start time of a running process of this host, in clock ticks since boot, as text.
+    """Return the start time of a running process of this host, in clock ticks since boot, as text.
 
     None when it is gone or a zombie; ``""`` when it runs but this platform (no ``/proc``) does not say.
     Source: ``proc(5)``, fields 3 and 22 of ``/proc/<pid>/stat``.

@@ -1,4 +1,4 @@
-"""The variables that carry the selection to other processes, and the lists that must let them through.
+"""Pass the selection to child processes in environment variables, and through the lists that filter them.
 
 A local child inherits the environment. Ray's workers have that of the node they run on, which on a cluster
 that was running before is not the driver's: what is to reach them must be in the job's runtime environment,
@@ -35,8 +35,8 @@ def export(asked: str, resolved: str) -> None:
     """Set ``FLASHPATCH`` and ``FLASHPATCH_RESOLVED`` for children, put our variables on vLLM's list and our
     hook into Ray's.
 
-    A relative ledger becomes absolute, since workers run in other directories. A hook of somebody else's stays:
-    code is never taken from a variable of ours, so it could not be called in turn.
+    A relative ledger becomes absolute, since workers run in other directories. A hook that is set already is
+    kept: FlashPatch never loads code named by a variable, so it could not call that hook in turn.
     """
     _set("FLASHPATCH", asked)
     _set("FLASHPATCH_RESOLVED", resolved)
@@ -58,7 +58,7 @@ def export(asked: str, resolved: str) -> None:
 
 
 def withdraw() -> None:
-    """Take back what `export` set. The run id stays: this process's row belongs to that run for good."""
+    """Undo `export`. The run id stays, since this process's row belongs to that run."""
     os.environ.pop("FLASHPATCH", None)
     os.environ.pop("FLASHPATCH_RESOLVED", None)
     _list(add=False)

@@ -1,4 +1,4 @@
-"""Option values: from a preset, a config table or keyword arguments, checked against the family's record."""
+"""Check option values from a preset, a config table or keyword arguments against the family's record."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from flashpatch.suggest import nearest
 
 
 def defaults(family: Family) -> dict[str, Any]:
-    """Every option of the family at its default."""
+    """Return every option of the family at its default."""
     return {name: option.default for name, option in family.options.items()}
 
 
 def checked(family: Family, values: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """``values`` if the family has such options and takes such values.
+    """Return ``values`` after checking that the family has these options and accepts these values.
 
     Args:
         family: whose options they are.

@@ -1,4 +1,4 @@
-"""What is switched on: names, options and strictness, from ``enable()``, the environment and the config.
+"""Resolve names, options and strictness from ``enable()``, the environment and the config.
 
 Precedence: ``enable()`` in this process, then the resolved data a parent process exported, then
 ``FLASHPATCH`` with the config, then defaults. Of the options: ``enable(**options)``, then what the chosen
@@ -26,7 +26,7 @@ _NO = frozenset({"", "0", "false", "no", "off"})
 
 @dataclass(frozen=True)
 class Choice:
-    """One family that is on.
+    """Hold one family that is on, with its options.
 
     Attributes:
         name: the name the user chose, one of the family's.
@@ -41,7 +41,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Selection:
-    """Everything that is on: family name to `Choice`."""
+    """Hold all families that are on: family name to `Choice`."""
 
     choices: Mapping[str, Choice]
     strict: bool = False
@@ -55,7 +55,7 @@ NOTHING = Selection({})
 
 
 def from_environment(current: Selection) -> Selection:
-    """The selection that the environment asks for, under what ``enable()`` chose in this process.
+    """Resolve the selection of the environment; what ``enable()`` chose in this process wins.
 
     Raises:
         PatchError: an unknown name or option, a value of the wrong type, an unreadable config.
@@ -71,7 +71,7 @@ def from_environment(current: Selection) -> Selection:
 def extend(
     current: Selection, names: Iterable[str], strict: bool | None, values: Mapping[str, Any]
 ) -> Selection:
-    """``current`` with ``names`` switched on, as ``enable(*names, strict=strict, **values)`` wants it.
+    """Return ``current`` with ``names`` switched on, as by ``enable(*names, strict=strict, **values)``.
 
     Without names, those of the config, else fp8. A family that is on keeps its options unless ``values`` say
     otherwise.
@@ -98,7 +98,7 @@ def extend(
 
 
 def reduce(current: Selection, names: Iterable[str]) -> Selection:
-    """``current`` without the families of ``names``; without any, when no name is given.
+    """Return ``current`` without the families of ``names``; without any family when no name is given.
 
     Raises:
         PatchError: an unknown name.
@@ -108,7 +108,7 @@ def reduce(current: Selection, names: Iterable[str]) -> Selection:
 
 
 def export(selection: Selection) -> None:
-    """Hand the selection to processes started from now on, or withdraw it when nothing is on.
+    """Export the selection to processes started from now on; withdraw it when nothing is on.
 
     The value of ``FLASHPATCH`` stays as the user wrote it while it means the same; a child started with
     another value ignores the resolved data.
@@ -129,7 +129,7 @@ def export(selection: Selection) -> None:
 
 
 def _inherited(asked: str) -> Selection | None:
-    """What a parent resolved, if it was resolved from the value that ``FLASHPATCH`` has now."""
+    """Return the parent's resolved selection, if it was resolved from the present value of ``FLASHPATCH``."""
     text = os.environ.get("FLASHPATCH_RESOLVED", "")
     if not text:
         return None
@@ -183,7 +183,7 @@ def _two_names(family: str, first: str, second: str, advice: str) -> PatchError:
 
 
 def _known_somewhere(values: Mapping[str, Any], chosen: Mapping[str, str]) -> None:
-    """Each option given to ``enable()`` must belong to at least one of the families it names."""
+    """Refuse options given to ``enable()`` that belong to none of the named families."""
     known = {option for family in chosen for option in registry.families()[family].options}
     for option in values:
         if option not in known:

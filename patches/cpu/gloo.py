@@ -1,4 +1,4 @@
-"""One gloo backend for the process group, where verl names it twice."""
+"""Initialize the process group with one gloo backend, where verl names it twice."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ BACKEND = "cpu:gloo"
 
 
 def on_ray(original, timeout_second: int | None = None, backend: str | None = None) -> Any:
-    """Around ``initialize_global_process_group_ray``: whoever joins it is a trainer."""
+    """Pass one gloo backend to ``initialize_global_process_group_ray``, and note the role trainer."""
     _trainer()
     return original(timeout_second, backend or BACKEND)
 
 
 def on_launcher(original, timeout_second: int = 36000) -> tuple[int, int, int]:
-    """Instead of ``initialize_global_process_group``, which takes no backend."""
+    """Replace ``initialize_global_process_group``, which takes no backend."""
     import torch
 
     _trainer()
@@ -63,5 +63,5 @@ LAUNCHER = _patch(
     wrapper=on_launcher,
     contract=Contract(params=("timeout_second",), mentions=("get_nccl_backend",)),
     evidence="optional",
-    how='The same group with "cpu:gloo", for scripts started by torchrun.',
+    how='Initializes the same group with "cpu:gloo", for scripts started by torchrun.',
 )

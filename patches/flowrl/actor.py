@@ -1,4 +1,4 @@
-"""The actor gets its partition function before FSDP wraps it, and its optimizer a group for it."""
+"""Attach the partition function to the actor before FSDP wraps it, as a parameter group of its own."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _CAPTURE = "_flashpatch_flowrl"
 
 
 def capture(engine: Any) -> Any:
-    """The `partition.Capture` of an engine, or None for an engine without partition function."""
+    """Return the `partition_function.Capture` of an engine, or None for one without partition function."""
     return vars(engine).get(_CAPTURE)
 
 
 @contextmanager
 def building() -> Iterator[None]:
-    """Within, language-model engines that train get a partition function."""
+    """Give a partition function to language-model engines that train and are built inside the block."""
     token = _building.set(True)
     try:
         yield
@@ -67,7 +67,7 @@ def on_init_model(original, self) -> Any:
 
 
 def on_build_module(original, self) -> Any:
-    """Around ``FSDPEngine._build_module``: attach the partition function to an actor, not a reference."""
+    """Attach the partition function to an actor, not a reference, in ``FSDPEngine._build_module``."""
     module = original(self)
     if _building.get() and not self.engine_config.forward_only:
         attach(self, module)
@@ -75,7 +75,7 @@ def on_build_module(original, self) -> Any:
 
 
 def attach(engine: Any, module: Any) -> None:
-    """Give ``module`` a partition function, equal on all ranks.
+    """Attach a partition function to ``module``, equal on all ranks.
 
     Its weights are those beside the model (``flowrl/proj_z.safetensors``), if there are any, else fresh and
     drawn from the engine's seed, without touching the process's random numbers.
@@ -130,13 +130,13 @@ def _restore(head: Any, file: Path) -> None:
             f"cannot take the partition function from {file}: {error}.",
             patch=BUILD.id,
             target=BUILD.targets[0],
-            advice="Set num_layers as it was, or move the file away for a fresh one.",
+            advice="Set num_layers as it was, or move the file away to start from initial weights.",
         ) from error
-    logger.warning("the partition function continues from %s", file)
+    logger.warning("the partition function is loaded from %s", file)
 
 
 class _Grouped:
-    """Stands for a module where only its parameters are asked for, and gives them in groups."""
+    """Stand in for a module whose parameters only are read, and return them in groups."""
 
     def __init__(self, *groups: dict[str, Any]) -> None:
         self._groups = list(groups)
@@ -194,9 +194,9 @@ INIT = _patch(
         mentions=("self.role", "self.actor.reset", "self.ref.reset", "ref_config.engine"),
         exists=(f"{WORKERS}:ActorRolloutRefWorker.update_actor",),
     ),
-    why="The engine that builds a model does not know whether it is an actor's, nor by which loss it learns.",
+    why="The engine that builds a model knows neither whether it is an actor's, nor its loss mode.",
     how="While a worker with the actor's role builds its engines, those that train get a partition function; "
-    "a worker whose loss mode is another one ends here.",
+    "a worker with another loss mode is refused.",
 )
 
 BUILD = _patch(
@@ -226,6 +226,6 @@ OPTIMIZER = _patch(
         mentions=("module.parameters", "build_optimizer"),
         exists=("verl.workers.config.optimizer:build_optimizer",),
     ),
-    why="The partition function starts from nothing and may need another learning rate than the policy.",
-    how="Hands verl's optimizer two parameter groups, the policy's and the partition function's.",
+    why="The partition function is not pretrained and may need another learning rate than the policy.",
+    how="Gives verl's optimizer two parameter groups, the policy's and the partition function's.",
 )

@@ -1,4 +1,4 @@
-"""The partition function stays with the trainer, whichever way the weights leave it."""
+"""Leave the partition function out of all exported weights."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ MANAGER = "verl.utils.checkpoint.fsdp_checkpoint_manager"
 MERGER = "verl.model_merger"
 
 _left_out: ContextVar[dict[str, Any] | None] = ContextVar("flashpatch_flowrl_left_out", default=None)
-"""Collects the partition function's weights while somebody saves a whole model."""
+"""Collects the partition function's weights while a whole model is saved."""
 
 
 def on_export(original, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """Around ``convert_weight_keys``, which every export to a rollout passes: whole, sharded, delta."""
+    """Drop the partition function in ``convert_weight_keys``, which every export to a rollout calls."""
     return original(dict(without_head(state_dict.items())), *args, **kwargs)
 
 
 def on_whole(original, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """Around ``get_fsdp_full_state_dict`` and ``_load_and_merge_state_dicts``: a model by names, which loses
-    the partition function; who saves it may `collect` that."""
+    """Drop the partition function from ``get_fsdp_full_state_dict`` and ``_load_and_merge_state_dicts``.
+
+    Inside `_collecting`, it is collected instead of lost.
+    """
     state = original(*args, **kwargs)
     taken = {name: state[name] for name in state if is_head(name)}
     collected = _left_out.get()
@@ -38,7 +40,7 @@ def on_whole(original, *args: Any, **kwargs: Any) -> dict[str, Any]:
 
 
 def on_save(original, self, local_path: str | None, *args: Any, **kwargs: Any) -> Any:
-    """Around ``FSDPCheckpointManager.save_checkpoint``: beside an exported model, in a folder of its own."""
+    """Save the partition function beside a model that ``FSDPCheckpointManager.save_checkpoint`` exports."""
     with _collecting() as taken:
         result = original(self, local_path, *args, **kwargs)
     if taken:
@@ -47,7 +49,7 @@ def on_save(original, self, local_path: str | None, *args: Any, **kwargs: Any) -
 
 
 def on_merge(original, self, *args: Any, **kwargs: Any) -> Any:
-    """Around ``FSDPModelMerger.merge_and_save``: the same beside a merged model."""
+    """Save the partition function beside a model that ``FSDPModelMerger.merge_and_save`` merges."""
     with _collecting() as taken:
         result = original(self, *args, **kwargs)
     if taken and self.config.operation == "merge":
@@ -56,8 +58,8 @@ def on_merge(original, self, *args: Any, **kwargs: Any) -> Any:
 
 
 def keep(weights: dict[str, Any], model: Path) -> None:
-    """Write the partition function as ``model/flowrl/proj_z.safetensors``; nobody who loads the model looks
-    there but `flashpatch.patches.flowrl.actor.attach`."""
+    """Write the partition function as ``model/flowrl/proj_z.safetensors``, which only
+    `flashpatch.patches.flowrl.actor.attach` loads."""
     from safetensors.torch import save_file
 
     (model / FOLDER).mkdir(parents=True, exist_ok=True)

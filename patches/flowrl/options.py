@@ -1,4 +1,4 @@
-"""The family's options."""
+"""Define the family's options."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ OPTIONS = {
     ),
     "weight": Option(
         "clip",
-        "importance weight of a response: clip (as in the paper; by actor.clip_ratio_low and _high), raw (as in "
-        "the published code), or none",
+        "importance weight of a response: clip (as in the paper; by actor.clip_ratio_low and _high), raw (as "
+        "in the published code), or none",
         ("clip", "raw", "none"),
     ),
     "weight_cap": Option(None, "upper bound of the importance weight; none if unset", kind=float, above=0),
@@ -37,7 +37,7 @@ OPTIONS = {
 
 @dataclass(frozen=True)
 class Choices:
-    """All options of the family; see `OPTIONS` for what they mean."""
+    """Hold all options of the family; see `OPTIONS` for their meaning."""
 
     beta: float
     length: str

@@ -1,4 +1,4 @@
-"""Audit of verl's weight syncs: what a rollout engine loads equals the trainer's shards."""
+"""Audit verl's weight syncs: compare what a rollout engine loads with the trainer's shards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""async-grpo's training core on stock verl: exact loss, token-cost routing, streaming batches."""
+"""Run async-grpo's training core on stock verl: exact loss, routing by tokens, streaming batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _probe(nonce: str, workdir: Path) -> list[Proof]:
 
 FAMILY = Family(
     name="grpo",
-    summary="a GRPO loss that no split changes, routing by token cost, and batches as samples arrive",
+    summary="GRPO loss that no split of the batch changes; routing by tokens; retries on lost servers",
     patches=(
         verl_config.PATCH,
         policy_loss.PATCH,

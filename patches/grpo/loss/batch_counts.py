@@ -15,7 +15,7 @@ _last: Any = None
 
 
 def last() -> Any:
-    """What the loss may divide by: the counts that this process last wrote into a training batch."""
+    """Hold the counts that this process last wrote into a training batch, by which the loss divides."""
     return _last
 
 
@@ -42,7 +42,7 @@ def on_split(original, data: Any, dp_group: Any = None, *args: Any, **kwargs: An
 
 
 def native(site: Any) -> str | None:
-    """verl's own count, once it has one: asked with a batch of two samples of which one is masked out."""
+    """Name verl's own count if it is right for a batch of two samples of which one is masked out."""
     import torch
     from tensordict import TensorDict
     from verl.utils import tensordict_utils as tu

@@ -144,7 +144,7 @@ def test_each_side_says_when_the_other_is_not_patched(scenario):
             deliver([a], [b])
         assert not loaded
         start = list(wire.opening({"source": "x", "sync": 1, "audited": True}, cpu))
-        with pytest.raises(flashpatch.PatchError, match="did not come"):
+        with pytest.raises(flashpatch.PatchError, match="did not arrive"):
             deliver([*start, a], [b])
         assert loaded == [(["a"], False)]
         with pytest.raises(flashpatch.PatchError, match="sync 1 is a replay"):
@@ -178,7 +178,7 @@ def test_each_side_says_when_the_other_is_not_patched(scenario):
                     deliver_as_before_09([*start, a], [b, *end])
                 assert loaded == [(["a"], None)]
         start = list(wire.opening({"source": "x", "sync": 6, "audited": True}, cpu))
-        with pytest.raises(flashpatch.PatchError, match="did not come"):
+        with pytest.raises(flashpatch.PatchError, match="did not arrive"):
             deliver_as_before_09([*start, a], [b])
 
         flashpatch.enable("fsdp", audit="off")
