@@ -57,6 +57,7 @@ class Contract:
 
 
 def _wrap(site: Site) -> None:
+    assert site.patch.wrapper is not None  # see `Patch.__post_init__`
     site.wrap(site.patch.wrapper)
 
 
@@ -74,7 +75,7 @@ class Patch:
 
     Attributes:
         id: ``family.framework.what``.
-        targets: candidate places, newest first, as ``"package.module:Qual.name"``; the first that exists wins.
+        targets: candidates, newest first, as ``"package.module:Qual.name"``; the first one found is used.
         requires: requirement on the framework, e.g. ``"vllm>=0.28"``; prereleases match.
         wrapper: ``wrapper(original, *args, **kwargs)`` called instead of the target; for a method
             ``args[0]`` is ``self``. None for a patch that brings its own ``apply`` and ``undo``.

@@ -61,5 +61,5 @@ def _names_source(loaded: config_file.Config, file: str) -> str:
 
 def _inherited() -> bool:
     """Whether a parent's resolved data counts: only for the value of FLASHPATCH it was made from."""
-    resolved = os.environ.get("FLASHPATCH_RESOLVED")
+    resolved = os.environ.get("FLASHPATCH_RESOLVED", "")
     return bool(resolved) and json.loads(resolved)["from"] == os.environ["FLASHPATCH"]

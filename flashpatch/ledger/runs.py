@@ -95,12 +95,14 @@ def _read_run(folder: os.DirEntry[str]) -> Run | None:
             continue
         try:
             value, modified = _load(entry.path)
-            record = _row(value) if kind == "row" else _expected(value)
+            if kind == "row":
+                run.rows.append(_row(value))
+            else:
+                run.expected.append(_expected(value))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             run.problems.append(f"{folder.name}/{entry.name}: {_reason(error)}")
             continue
         run.written = max(run.written, modified)
-        (run.rows if kind == "row" else run.expected).append(record)
     return run if run.rows or run.expected or run.problems else None
 
 

@@ -44,7 +44,7 @@ def building() -> Iterator[None]:
 
 
 def on_init_model(original, self) -> Any:
-    """Around ``ActorRolloutRefWorker.init_model``.
+    """Give the actor's engines a partition function while ``ActorRolloutRefWorker.init_model`` builds them.
 
     Raises:
         PatchError: the actor's loss mode is another one, or its strategy not FSDP.
@@ -113,7 +113,7 @@ def attach(engine: Any, module: Any) -> None:
     _restore(head, Path(engine.model_config.local_path) / FOLDER / FILE)
     module.add_module(HEAD, head.to(module.dtype))
     # A unit of its own for FSDP, like a layer: its optimizer state then has a place of its own too, and a
-    # checkpoint from before FlowRL still fits the rest. Ignored when the recipe names the units itself.
+    # checkpoint from before FlowRL still fits the rest. Ignored when the configuration names units.
     module._no_split_modules = [*(module._no_split_modules or ()), type(head).__name__]
     setattr(engine, _CAPTURE, Capture(module, chosen.detach_hidden))
 
@@ -146,10 +146,10 @@ class _Grouped:
 
 
 def on_build_optimizer(original, self, module: Any) -> Any:
-    """Around ``FSDPEngine._build_optimizer``: the partition function is a second group, with its own rates.
+    """Make the partition function a second parameter group in ``FSDPEngine._build_optimizer``.
 
     Raises:
-        PatchError: rates of its own, and FSDP flattened it together with other weights.
+        PatchError: it has rates of its own, and FSDP flattened it together with other weights.
     """
     if capture(self) is None:
         return original(self, module)

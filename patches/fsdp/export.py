@@ -25,10 +25,10 @@ _syncs: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 
 
 def on_export(original, self, *args: Any, **kwargs: Any) -> Any:
-    """Around ``FSDPEngine.get_per_tensor_param``, which returns ``(tensors by name, adapter's config)``.
+    """Add fingerprints to the tensors that ``FSDPEngine.get_per_tensor_param`` returns.
 
     Raises:
-        PatchError: the tensors are none that shards can answer for: adapters, or verl's own quantization.
+        PatchError: the tensors cannot be traced back to shards: adapters, or verl's own quantization.
     """
     options = engine.options("fsdp")
     ledger.role("trainer")

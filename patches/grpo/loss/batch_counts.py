@@ -20,8 +20,7 @@ def last() -> Any:
 
 
 def on_split(original, data: Any, dp_group: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """Around ``prepare_micro_batches``, where an engine has its whole mini-batch and nobody has divided it
-    yet.
+    """Count the mini-batch in ``prepare_micro_batches``, where it is not divided into micro-batches yet.
 
     A training batch of PPO carries ``global_batch_size``, the configured number of samples, and
     ``batch_num_tokens``. Both are counted anew over all data-parallel ranks, from the mask that the loss
