@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from typing import Any
 
 
 def caller_awaits() -> bool:
@@ -15,3 +16,8 @@ def caller_awaits() -> bool:
     while frame is not None and frame.f_globals.get("__name__", "").startswith("flashpatch."):
         frame = frame.f_back
     return frame is not None and bool(frame.f_code.co_flags & inspect.CO_COROUTINE)
+
+
+async def resolve(result: Any) -> Any:
+    """Await a result if it can be awaited; else return it as it is."""
+    return await result if inspect.isawaitable(result) else result

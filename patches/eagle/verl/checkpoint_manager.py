@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import time
 from typing import Any
 
 from flashpatch import ledger
 from flashpatch.arming.site import Site
-from flashpatch.patches._shared.awaits import caller_awaits
+from flashpatch.patches._shared.awaits import caller_awaits, resolve
 from flashpatch.patches.eagle.verl import verl_config
 from flashpatch.patches.eagle.verl.cotraining import Job
 from flashpatch.patches.eagle.verl.targets import TEXT
@@ -40,8 +39,7 @@ def on_update(original, self, global_steps: int | None = None, *args: Any, **kwa
     """Around ``update_weights``, after which rollouts go on."""
 
     async def awaited() -> Any:
-        result = original(self, global_steps, *args, **kwargs)
-        result = await result if inspect.isawaitable(result) else result
+        result = await resolve(original(self, global_steps, *args, **kwargs))
         await asyncio.to_thread(_updated, self, global_steps)
         return result
 

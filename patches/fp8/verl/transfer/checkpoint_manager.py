@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from flashpatch import ledger
-from flashpatch.patches._shared.awaits import caller_awaits
+from flashpatch.patches._shared.awaits import caller_awaits, resolve
 from flashpatch.patches.fp8.verl.correction import mismatch
 from flashpatch.patches.fp8.verl.transfer import receipts
 from flashpatch.record import Contract, Patch
@@ -22,8 +21,7 @@ def on_update(original, self, global_steps: int | None = None, *args: Any, **kwa
     judged = _uses_vllm(self)
 
     async def awaited() -> Any:
-        result = original(self, global_steps, *args, **kwargs)
-        result = await result if inspect.isawaitable(result) else result
+        result = await resolve(original(self, global_steps, *args, **kwargs))
         if judged:
             _settle(global_steps, [await call for call in _ask(self)])
         return result
