@@ -81,7 +81,7 @@ def attach(engine: Any, module: Any) -> None:
     drawn from the engine's seed, without touching the process's random numbers.
 
     Raises:
-        PatchError: an option out of range, a model or an engine that is not supported.
+        PatchError: the model or engine is not supported, or the weights beside the model do not fit.
     """
     import torch
 

@@ -46,7 +46,7 @@ class TokenBalancer:
         """Return a server for one generation, and its handle; wait while all are above their thresholds.
 
         Raises:
-            RuntimeError: there is no server at all, in verl's words.
+            RuntimeError: there is no server at all, with verl's message.
         """
         ticket, name = next(self._tickets), None
         while name is None or self._pool.where(ticket) != name:

@@ -50,7 +50,7 @@ class Packer:
         rebalance: divide a complete round's samples anew. Without it they stay where they came.
 
     Raises:
-        PatchError: an argument that cannot be meant.
+        PatchError: an invalid argument.
     """
 
     def __init__(
