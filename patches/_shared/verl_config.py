@@ -1,7 +1,7 @@
 """Read, check and change verl's configuration in ``verl.utils.config.validate_config``.
 
-Every trainer's driver calls that function first, before it starts any worker. Several families hook it: to set what
-they need where the user chose nothing, and to refuse what contradicts them by name.
+Every trainer's driver calls that function first, before it starts any worker. Several families hook it: to
+set what they need where the user chose nothing, and to refuse what contradicts them by name.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class JobConfig:
         return job
 
     def get(self, path: str, default: Any = None) -> Any:
-        """Read one setting as a plain value; ``default`` where it is absent. Mappings and lists are copies."""
+        """Read one setting as a plain value, mappings and lists as copies; ``default`` if it is absent."""
         from omegaconf import OmegaConf
 
         value = OmegaConf.select(self.config, path, default=default)

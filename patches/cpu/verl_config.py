@@ -1,4 +1,4 @@
-"""Refuse settings of verl's configuration that need an accelerator, and set what suits a CPU, before anything starts."""
+"""Refuse settings that need an accelerator, and set what suits a CPU, before anything starts."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def refusals(get: Get) -> Iterator[str]:
 
 
 def asynchronous(get: Get) -> Iterator[str]:
-    """Yield the settings that separate trainer and rollout devices; ``sync`` and ``colocate_async`` do not."""
+    """Yield the settings that separate trainer and rollout; ``sync`` and ``colocate_async`` do not."""
     if get("async_training") is not None:
         yield "async_training (verl.experimental.fully_async_policy sends weights through an accelerator)"
     if get(f"{ENGINE}.custom_backend_module"):

@@ -95,7 +95,7 @@ PATCH = validate_config_patch(
     evidence="install",
     why="FlowRL needs a loss mode, the reference's logprobs and one reward per response; without them it "
     "would fail at the first step, or train something else.",
-    how="Before anything starts, sets loss_mode=flowrl and use_kl_loss=True with kl_loss_coef=0 unless the user "
-    "chose otherwise, logs that, and refuses contradicting settings by name.",
+    how="Before anything starts, sets loss_mode=flowrl and use_kl_loss=True with kl_loss_coef=0 unless the "
+    "user chose otherwise, logs that, and refuses contradicting settings by name.",
     remove_when="never: it states what the family needs.",
 )

@@ -25,7 +25,7 @@ _EXACT = {MODE: "processed_logprobs", ASKED: True}
 
 
 def on_correct(original, config: Any, *args: Any, **kwargs: Any) -> Any:
-    """Switch truncated importance sampling on where rollouts are quantized and the user chose no correction."""
+    """Switch truncated importance sampling on for quantized rollouts if the user chose no correction."""
     job = JobConfig(config, ID)
     ledger.role("driver")
     options = engine.options("fp8")
