@@ -7,13 +7,11 @@
 Importing this package imports nothing else, not even ``typing``; each name below is loaded when first used.
 """
 
-import sys
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from flashpatch.api import disable as disable
     from flashpatch.api import enable as enable
-    from flashpatch.api import patches as patches
+    from flashpatch.api import list_patches as list_patches
     from flashpatch.api import status as status
     from flashpatch.errors import PatchError as PatchError
     from flashpatch.record import Contract as Contract
@@ -27,6 +25,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "enable": "api",
     "disable": "api",
+    "list_patches": "api",
     "status": "api",
     "PatchError": "errors",
     "Contract": "record",
@@ -36,7 +35,7 @@ _HOMES = {
     "State": "record",
 }
 
-__all__ = ["__version__", "patches", *_HOMES]  # noqa: PLE0604
+__all__ = ["__version__", *_HOMES]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> object:
@@ -53,24 +52,3 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-class _Patches(type(sys)):  # type: ignore[misc]
-    """The package ``flashpatch.patches``, which holds the families and, called, lists their patches by id."""
-
-    def __call__(self) -> object:
-        from flashpatch.api import patches
-
-        return patches()
-
-
-class _Package(type(sys)):  # type: ignore[misc]
-    """This package. Importing ``flashpatch.patches`` binds that name here, where users expect a function."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name == "patches" and type(value) is type(sys):
-            value.__class__ = _Patches
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

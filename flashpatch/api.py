@@ -1,4 +1,4 @@
-"""The functions users call: `enable`, `disable`, `status`, `patches`; and `start`, behind the front doors."""
+"""The functions users call: `enable`, `disable`, `status`, `list_patches`; and `start`, behind the front doors."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def status() -> Status:
     return _status()
 
 
-def patches() -> dict[str, Patch]:
+def list_patches() -> dict[str, Patch]:
     """Every known patch by id, on or off."""
     return registry.patches()
 

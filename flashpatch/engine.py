@@ -1,4 +1,4 @@
-"""The engine of this process, as other rooms see it: what is on, what it does, what it has observed."""
+"""Query this process's engine: which families are on, and the state and calls of each patch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def enabled(family: str) -> bool:
 
 
 def options(family: str) -> Mapping[str, Any]:
-    """All options of a family; the mapping follows later changes.
+    """Return all options of a family; the mapping follows later changes.
 
     Raises:
         PatchError: the family was never on in this process.
@@ -44,7 +44,7 @@ def options(family: str) -> Mapping[str, Any]:
 
 
 def require(name: str) -> None:
-    """Go on only if a family can act: called where its capability is first needed.
+    """Raise unless a family can act; call it where the family's capability is first needed.
 
     What is not imported yet does not count against it. In strict mode neither may another tool sit on top of
     one of its patches.
@@ -96,7 +96,7 @@ def statuses() -> dict[str, PatchStatus]:
 
 
 def snapshot() -> dict[str, Any]:
-    """The engine's part of the ledger row, cheap enough for once a second.
+    """Return the engine's part of the ledger row, cheap enough to call once a second.
 
     Returns:
         ``patches``: id to ``state``, ``detail``, ``calls``, ``target``, ``tested``, of all patches that are

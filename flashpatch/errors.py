@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class PatchError(RuntimeError):
     """A patch could not be armed, or refuses to go on.
@@ -35,10 +37,12 @@ class PatchError(RuntimeError):
         text = f"[flashpatch{': ' + where if where else ''}] {problem}"
         super().__init__(f"{text} {advice}" if advice else text)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         """Survive pickling, so that the error crosses process boundaries whole."""
         return _rebuild, (self.problem, self.patch, self.target, self.version, self.advice)
 
 
-def _rebuild(problem, patch, target, version, advice):
+def _rebuild(
+    problem: str, patch: str | None, target: str | None, version: str | None, advice: str | None
+) -> PatchError:
     return PatchError(problem, patch=patch, target=target, version=version, advice=advice)

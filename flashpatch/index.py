@@ -7,6 +7,7 @@ family's names, options or targets have changed; a test fails until then.
 from __future__ import annotations
 
 from flashpatch._index import FAMILIES as _DATA
+from flashpatch.bounds import Bounded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,12 +19,15 @@ if TYPE_CHECKING:
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in (str, bool, int, float, list, dict)}
 
 
-class IndexedOption:
+class IndexedOption(Bounded):
     """What `flashpatch.settings.options` needs of an option, under the same names."""
 
-    __slots__ = ("choices", "default", "help", "items", "kind")
+    __slots__ = ("above", "below", "choices", "default", "help", "items", "kind", "least", "most")
 
-    def __init__(self, default: Any, choices: tuple[Any, ...], kind: str, items: str) -> None:
+    def __init__(
+        self, default: Any, choices: tuple[Any, ...], kind: str, items: str, bounds: tuple[Any, ...]
+    ) -> None:
+        self.least, self.most, self.above, self.below = bounds or (None,) * 4
         self.default = default
         self.choices = choices
         self.kind = _KINDS[kind]
@@ -76,7 +80,13 @@ def entry(record: Family) -> dict[str, Any]:
     return {
         "names": {name: dict(preset) for name, preset in family_names(record).items()},
         "options": {
-            name: (option.default, tuple(option.choices), option.kind.__name__, option.items.__name__)
+            name: (
+                option.default,
+                tuple(option.choices),
+                option.kind.__name__,
+                option.items.__name__,
+                (option.least, option.most, option.above, option.below) if option.range else (),
+            )
             for name, option in record.options.items()
         },
         "patches": {

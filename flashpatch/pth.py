@@ -7,11 +7,19 @@ perhaps our dependencies, a framework or somebody's patches. Python 3.15 waits b
 import builtins
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
 
 class _EndOfSite:
     """A finder that sees `site` import ``sitecustomize``, which it does when it is done with paths."""
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(
+        self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
+    ) -> "ModuleSpec | None":
         if name != "sitecustomize":
             return None
         sys.meta_path.remove(self)

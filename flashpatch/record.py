@@ -1,4 +1,4 @@
-"""The patch record: what a patch is, written down as data plus three functions."""
+"""Describe a patch as data: what it changes, on which versions, why, and when it must be live."""
 
 from __future__ import annotations
 
@@ -6,19 +6,30 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from flashpatch.bounds import Bounded
+
 if TYPE_CHECKING:
     from flashpatch.arming.site import Site
 
 StateWord = Literal[
     "disabled", "waiting", "skipped", "superseded", "installed", "live", "displaced", "failed"
 ]
-Evidence = Literal["install", "update", "step", "fault"]
+Evidence = Literal["install", "update", "step", "fault", "optional"]
 Role = Literal["driver", "engine-core", "worker", "trainer"]
+
+WHEN_DUE: Mapping[Evidence, str] = {
+    "install": "once the process acts in the patch's scope",
+    "update": "once weights were updated",
+    "step": "once a step was taken",
+    "fault": "only on a fault",
+    "optional": "only if this path is taken; another one may be",
+}
+"""By ``evidence``: when a patch must have been observed live; completes a sentence that begins with "due"."""
 
 
 @dataclass(frozen=True)
 class State:
-    """One word, and the detail that goes with it: ``skipped`` why, ``displaced`` by whom, and so on."""
+    """Hold a patch's state: one word, and its detail, such as why ``skipped`` or by whom ``displaced``."""
 
     word: StateWord
     detail: str = ""
@@ -29,7 +40,7 @@ class State:
 
 @dataclass(frozen=True)
 class Contract:
-    """What a patch relies on, checkable from the framework's source alone.
+    """List what a patch relies on in the framework, so that it can be checked from source alone.
 
     Attributes:
         params: parameter names the target must still accept (any order, any kind).
@@ -47,6 +58,7 @@ class Contract:
 
 
 def _wrap(site: Site) -> None:
+    assert site.patch.wrapper is not None  # see `Patch.__post_init__`
     site.wrap(site.patch.wrapper)
 
 
@@ -60,17 +72,19 @@ def _no_native(site: Site) -> str | None:
 
 @dataclass(frozen=True)
 class Patch:
-    """One change to one framework object.
+    """Record one change to one framework object.
 
     Attributes:
         id: ``family.framework.what``.
-        targets: candidate places, newest first, as ``"package.module:Qual.name"``; the first that exists wins.
+        targets: candidates, newest first, as ``"package.module:Qual.name"``; the first one found is used.
         requires: requirement on the framework, e.g. ``"vllm>=0.28"``; prereleases match.
         wrapper: ``wrapper(original, *args, **kwargs)`` called instead of the target; for a method
             ``args[0]`` is ``self``. None for a patch that brings its own ``apply`` and ``undo``.
         contract: see `Contract`.
-        evidence: when proof of life is due: at ``install``, per ``update``, per ``step``, or only on a
-            ``fault`` (such a patch is healthy while never called).
+        evidence: when the patch must have been observed live: at ``install``, after the first ``update``
+            of weights or the first ``step``; or never, so that it is healthy while never called, because it
+            acts only on a ``fault`` (a failure path), or because it is ``optional`` (the framework may take
+            another path, such as a second model runner or another way to update weights).
         scope: process roles the patch acts in.
         needs: ids of patches that must be armed too.
         conflicts: ids of patches, names of distributions, or names of modules (excluding once they have been
@@ -79,7 +93,7 @@ class Patch:
         why, how, upstream, remove_when: the documentation, as data.
         apply, undo: install and restore.
         native: answers "does the framework already do this, correctly?" with the name of what does,
-            or None; then the patch stands aside as ``superseded``.
+            or None; then the patch is not applied and its state is ``superseded``.
         probe: proves by behaviour that the patch is live; see `flashpatch.verify`. None where the
             family's own probe covers it.
     """
@@ -117,13 +131,15 @@ class Patch:
         for target in self.targets:
             if target.count(":") != 1:
                 raise ValueError(f"{self.id}: target {target!r} is not of the form package.module:Qual.name")
+        if self.evidence not in WHEN_DUE:
+            raise ValueError(f"{self.id}: evidence {self.evidence!r} is none of {', '.join(WHEN_DUE)}")
         if self.wrapper is None and self.apply is _wrap:
             raise ValueError(f"{self.id}: give a wrapper, or apply and undo of its own")
 
 
 @dataclass(frozen=True)
-class Option:
-    """One option of a family.
+class Option(Bounded):
+    """Describe one option of a family.
 
     Attributes:
         default: value when nobody set it.
@@ -132,6 +148,12 @@ class Option:
         kind: type the value must have (``str``, ``bool``, ``int``, ``float``, ``list``).
         items: what a list holds: ``str``, or ``dict`` for tables, ``[[family.option]]`` in TOML, whose
             content the family checks itself.
+        least, most: smallest and largest allowed number, themselves included; None for no bound. A number
+            that is not finite is outside of any range.
+        above, below: the same bounds with the bound itself excluded.
+
+    Raises:
+        ValueError: bounds for a kind that is no number, two bounds on one side, or a default out of range.
     """
 
     default: Any
@@ -139,11 +161,25 @@ class Option:
     choices: tuple[Any, ...] = ()
     kind: type = str
     items: type = str
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.range:
+            return
+        if self.kind not in (int, float):
+            raise ValueError(f"a range for an option of type {self.kind.__name__}")
+        if None not in (self.least, self.above) or None not in (self.most, self.below):
+            raise ValueError("two bounds on one side of an option")
+        if self.default is not None and not self.in_range(self.default):
+            raise ValueError(f"the default {self.default} of an option is not {self.range}")
 
 
 @dataclass(frozen=True)
 class Family:
-    """A set of patches that is switched on by name and installs all or nothing per framework.
+    """Group patches that are switched on by one name and installed all or none per framework.
 
     Attributes:
         name: the family's name, first part of every member's id.
@@ -151,7 +187,7 @@ class Family:
         patches: the members.
         names: names a user may type, each with the options it presets; the family's own name is one of them.
         options: option name to `Option`.
-        too_late: returns a sentence when objects the family must see at birth already exist, else None.
+        too_late: returns a sentence when objects exist that had to be created after enabling, else None.
         probe: proves by behaviour that the whole family is live; see `flashpatch.verify`.
         refuses: targets, as ``"package.module:Qual.name"``, that raise `PatchError` when called while the
             members for that package are switched on but cannot be armed; such as the engine's constructor,

@@ -164,7 +164,7 @@ def _problems(
 
 
 def _due(row: Row, run: Run, patches: Mapping[str, Patch]) -> set[str]:
-    """Kinds of evidence that are due in this process by now.
+    """Kinds of evidence that are due in this process by now; ``fault`` and ``optional`` never are.
 
     Updates concern the whole job. Steps concern this process, its parent and its children, of which one noted
     some or had a patch called that is called on steps; another replica of the job may be idle.

@@ -22,7 +22,7 @@ from flashpatch.arming.preflight import packages
 from flashpatch.contracts import versions
 from flashpatch.ledger.runs import Row, Run
 from flashpatch.proof import Proof
-from flashpatch.record import Family, Patch, State
+from flashpatch.record import WHEN_DUE, Family, Patch, State
 from flashpatch.settings import selections
 from flashpatch.verify import live, probes
 
@@ -179,7 +179,7 @@ def _report(patch: Patch, owner: versions.Installed, rows: list[Row]) -> PatchRe
         state = State(entries[0]["state"], entries[0].get("detail", ""))
     evidence = ", ".join(f"{calls} calls in {'+'.join(row.roles)} {row.pid}" for row, calls in called)
     if not evidence:
-        evidence = "due only on a fault" if patch.evidence == "fault" else "none"
+        evidence = f"due {WHEN_DUE[patch.evidence]}" if patch.evidence in ("fault", "optional") else "none"
     return PatchReport(patch.id, state, evidence, str(owner), owner.version in patch.tested)
 
 

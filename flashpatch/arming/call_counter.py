@@ -1,4 +1,4 @@
-"""Exact call counts without a lock on the hot path, and the pulse that tells the ledger."""
+"""Count calls exactly without a lock on the hot path, and notify the ledger of changes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Pulse:
-    """Tells a listener that some count changed, once until the listener has looked.
+    """Notify a listener that some count changed, once until the listener has read the counts.
 
     Attributes:
         dirty: True from the first change until `settle`.
@@ -32,7 +32,7 @@ class Pulse:
                 self.listener(first)
 
     def settle(self) -> None:
-        """The listener is about to read the counts; later changes are reported anew."""
+        """Mark the counts as read; later changes are reported again."""
         self.dirty = False
 
 
@@ -40,7 +40,7 @@ pulse = Pulse()
 
 
 class Meter:
-    """The calls of one patch, and the gate that lets its wrapper act.
+    """Count the calls of one patch, and enable or disable its wrapper.
 
     ``next()`` on an `itertools.count` is atomic, so concurrent calls are counted exactly. Reading takes a
     number too; the numbers taken by readers are subtracted.
@@ -71,7 +71,7 @@ class Meter:
             pulse.beat()
 
     def calls(self) -> int:
-        """Calls counted in this process."""
+        """Return the calls counted in this process."""
         with _reading:
             return self._raw() - self._baseline
 
@@ -87,7 +87,7 @@ class Meter:
         return value
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A replacement pickled by value takes a fresh meter along: counts belong to a process."""
+        """Pickle as a new meter: counts belong to one process."""
         return Meter, (self.patch_id,)
 
 
@@ -96,7 +96,7 @@ _reading = threading.Lock()
 
 
 def after_fork() -> None:
-    """Make every count start from zero in a forked child, whatever other threads held in the parent."""
+    """Reset every count in a forked child, whatever other threads held in the parent."""
     global _reading
     _reading = threading.Lock()
     pulse.settle()

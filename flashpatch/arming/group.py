@@ -1,4 +1,4 @@
-"""The patches of one family for one framework, which are armed all or none."""
+"""Group the patches of one family for one framework, which are armed all or none."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DISABLED = State("disabled")
 
 @dataclass(eq=False)
 class Member:
-    """One patch in this process.
+    """Hold one patch's state in this process.
 
     Attributes:
         patch: the record.
@@ -42,7 +42,7 @@ class Member:
     error: str | None = None
 
     def observed(self) -> State:
-        """The state with what can be seen now: calls make ``live``, a stranger on top ``displaced``."""
+        """Return the observed state: ``live`` once called, ``displaced`` under another tool's wrapper."""
         if self.site is not None and self.state.word in ("installed", "disabled", "skipped", "failed"):
             by = self.site.displaced_by()
             if by is not None:
@@ -58,7 +58,7 @@ class Member:
 
 @dataclass(eq=False)
 class Group:
-    """The members of ``family`` for ``framework``.
+    """Hold the members of ``family`` for ``framework``.
 
     Attributes:
         checked: versions and contracts of all members were checked since the family was switched on.
@@ -78,18 +78,18 @@ class Group:
     guards: list[Site] = field(default_factory=list)
 
     def modules(self) -> Iterator[str]:
-        """Modules whose import may be the moment to act."""
+        """Yield the modules whose import may arm a member."""
         for member in self.members:
             for target in (member.target, *member.patch.targets) if member.target else member.patch.targets:
                 yield module_of(target)
 
     def check(self) -> None:
-        """Raise the refusal, if the group was refused."""
+        """Raise the refusal if the group was refused."""
         if self.refusal is not None:
             raise copy.copy(self.refusal)
 
     def guarded(self, strict: bool) -> tuple[str, ...]:
-        """Targets that raise while the group is refused: the family's choice; strict, else its members'."""
+        """Return the targets that raise while the group is refused: the family's, else in strict mode all."""
         ours = {package for member in self.members for package in packages(member.patch)}
         chosen = tuple(t for t in self.family.refuses if module_of(t).partition(".")[0] in ours)
         if chosen or not strict:
@@ -98,7 +98,7 @@ class Group:
 
 
 def groups_of(family: Family) -> list[Group]:
-    """One group per framework that the family patches."""
+    """Return one group per framework that the family patches."""
     frameworks = dict.fromkeys(patch.framework for patch in family.patches)
     return [
         Group(

@@ -1,4 +1,4 @@
-"""The state machine: which patches are armed in this process, which are not, and why.
+"""Arm and disarm patches in this process, and keep the state of each with its reason.
 
 A group (`flashpatch.arming.group`) is checked from source when the first of its modules is imported, and each
 member armed as its own module is; one that cannot be takes the whole group down. Imports are never broken:
@@ -34,7 +34,7 @@ from flashpatch.settings.selections import NOTHING, Selection
 
 
 class Machine:
-    """All groups ever switched on in this process; `flashpatch.engine` holds the one there is.
+    """Hold all groups ever switched on in this process; `flashpatch.engine` has the one instance.
 
     Attributes:
         selection: what is switched on.
@@ -76,18 +76,18 @@ class Machine:
         pulse.beat()
 
     def sweep(self) -> None:
-        """Arm what is due and was missed, such as a module that another thread was about to import."""
+        """Arm members that are due and were missed, such as in a module that another thread was importing."""
         for group in self.active():
             self._hook(group, loaded_too=True)
 
     def after_fork(self) -> None:
-        """In a forked child: whatever other threads of the parent were at, they are not here."""
+        """Reset locks and unfinished work in a forked child, which has none of the parent's other threads."""
         self._lock = threading.RLock()
         for _, member in self.members.values():
             member.busy = False
 
     def active(self) -> Iterator[Group]:
-        """Groups of the families that are on."""
+        """Return the groups of the families that are on."""
         for family in list(self.selection.choices):
             yield from self.groups.get(family, ())
 
@@ -113,7 +113,7 @@ class Machine:
         self._refuse_dependants(group)
 
     def _on_module(self, group: Group, module: ModuleType) -> None:
-        """A hook fired. Whether it is still wanted is read now."""
+        """Handle an import hook; whether the family is still on is read now."""
         if not self._wanted(group):
             return
         self._check(group)
@@ -152,7 +152,7 @@ class Machine:
         return State("skipped", problem) if problem else None
 
     def _incompatible(self, group: Group, member: Member) -> str | None:
-        """What another patch has against this member."""
+        """Return how another patch conflicts with this member."""
         for need in member.patch.needs:
             other, _ = self.members.get(need, (None, None))
             if other is None or not self._wanted(other):
@@ -208,7 +208,7 @@ class Machine:
         return State("installed")
 
     def _refuse(self, group: Group, culprits: list[tuple[Member, State]]) -> None:
-        """None of the group acts, because ``culprits`` cannot."""
+        """Refuse the whole group because ``culprits`` cannot be armed."""
         first, state = culprits[0]
         with self._lock:
             if group.refusal is not None:

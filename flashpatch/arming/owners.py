@@ -1,4 +1,4 @@
-"""Who an attribute belongs to: the framework that defines it, or somebody who wrapped it before us."""
+"""Find the owner of an attribute: the framework that defines it, or a tool that wrapped it first."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 
 def is_a(thing: Any, *kinds: type) -> bool:
-    """``isinstance`` that a proxy posing as what it wraps does not pass."""
+    """Check ``isinstance`` without trusting a proxy's ``__class__``."""
     return issubclass(type(thing), kinds)
 
 
 def underlying(raw: Any) -> Any:
-    """The plain callable inside a class or static method, property or cached property; else ``raw``."""
+    """Return the plain callable in a class or static method, property or cached property; else ``raw``."""
     if is_a(raw, classmethod, staticmethod):
         return raw.__func__
     if is_a(raw, property):
@@ -26,7 +26,7 @@ def underlying(raw: Any) -> Any:
 
 
 def describe(raw: Any) -> str:
-    """``module.qualname`` of the code that made an object, whatever ``functools.wraps`` copied onto it."""
+    """Return ``module.qualname`` of the code that made an object, despite ``functools.wraps``."""
     made = underlying(raw)
     if is_a(made, FunctionType):
         return f"{_home(made)}.{made.__code__.co_qualname}"
@@ -35,7 +35,7 @@ def describe(raw: Any) -> str:
 
 
 def foreign(raw: Any, module: str) -> str | None:
-    """Who else owns ``raw``, found where ``module`` should have defined it; None when nobody does.
+    """Return who else owns ``raw``, found where ``module`` should have defined it; None when nobody does.
 
     A decorator of another package is the framework's own doing when the source shows it above the
     definition, as ``@torch.inference_mode()`` is in vLLM.
@@ -48,7 +48,7 @@ def foreign(raw: Any, module: str) -> str | None:
 
 
 def _home(made: Any) -> str:
-    """Name of the module whose code made a callable."""
+    """Return the name of the module whose code made a callable."""
     if is_a(made, FunctionType):
         return made.__globals__.get("__name__", "")
     if is_a(made, type):

@@ -1,4 +1,4 @@
-"""What can be known about a patch before its framework is imported: version, contract, rivals."""
+"""Check a patch before its framework is imported: version, contract, conflicts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flashpatch.record import Patch
 
 @dataclass(frozen=True)
 class Findings:
-    """The answer of `examine`.
+    """Hold the result of `examine`.
 
     Attributes:
         target: the target to patch in this installation, or empty.
@@ -28,12 +28,12 @@ class Findings:
 
 
 def packages(patch: Patch) -> set[str]:
-    """Top-level packages of the patch's targets."""
+    """Return the top-level packages of the patch's targets."""
     return {target.partition(":")[0].partition(".")[0] for target in patch.targets}
 
 
 def module_of(target: str) -> str:
-    """``"package.module"`` of ``"package.module:Qual.name"``."""
+    """Return ``"package.module"`` of ``"package.module:Qual.name"``."""
     return target.partition(":")[0]
 
 
@@ -64,7 +64,7 @@ def examine(patch: Patch, root_for: RootFor = check.installed_root) -> Findings:
 
 
 def _rivals(patch: Patch) -> Iterator[str]:
-    """What excludes the patch: by being installed, or by having been imported into this process."""
+    """Return what conflicts with the patch: an installed distribution, or a module imported here."""
     for name in patch.conflicts:
         if _is_distribution(name):
             yield f"conflicts with distribution {name}"

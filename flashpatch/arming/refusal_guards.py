@@ -1,4 +1,4 @@
-"""Make the use of a refused capability raise, instead of going on without the patch."""
+"""Make targets of a refused group raise instead of running without the patch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flashpatch.record import Patch
 
 
 def install(group: Group, target: str, module: ModuleType) -> None:
-    """Let ``target`` raise the group's refusal when called; the site goes to ``group.guards``.
+    """Make ``target`` raise the group's refusal when called; the site is added to ``group.guards``.
 
     A target that is not there, or that somebody else owns, stays as it is, which is logged.
     """

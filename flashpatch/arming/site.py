@@ -1,4 +1,4 @@
-"""Put a wrapper in the place of one attribute, and take it out again without a trace."""
+"""Replace one attribute by a wrapper, and restore it without a trace."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _ABSENT: Any = object()
 
 
 class Owned(Exception):
-    """The attribute belongs to somebody else, whom the message names."""
+    """Report that the attribute is owned by another tool, which the message names."""
 
 
 class Site:
-    """The place where one patch acts.
+    """Wrap and unwrap the attribute that one patch replaces.
 
     Attributes:
         patch: the patch.
@@ -108,7 +108,7 @@ class Site:
         setattr(self.owner, self.name, self._installed)
 
     def unwrap(self) -> None:
-        """Put the original back under every name bound to the replacement, if the replacement is outermost.
+        """Restore the original under every name bound to the replacement, if the replacement is outermost.
 
         Where somebody wrapped the replacement in turn it stays, passes every call through from now on, and
         `displaced_by` names them. Does nothing when nothing is wrapped.
@@ -127,7 +127,7 @@ class Site:
             bindings.swap(installed, bottom.original)
 
     def lingers(self) -> bool:
-        """Whether a replacement that `unwrap` could not take out is still in somebody's chain.
+        """Whether a replacement that `unwrap` could not remove is still called by another tool's wrapper.
 
         `wrap` then lets that one act again instead of adding a second.
         """
@@ -139,7 +139,7 @@ class Site:
         return False
 
     def displaced_by(self) -> str | None:
-        """Who sits on top of the replacement or took it out; None while it is in effect or undone."""
+        """Return who wrapped or removed the replacement; None while it is in effect or undone."""
         if not self.wrapped:
             return None
         current, _ = _find(self.owner, self.name)
@@ -155,14 +155,14 @@ class Site:
         return owners.describe(current) if current is not _ABSENT else "nobody: the attribute was deleted"
 
     def _bottom(self) -> Site:
-        """The lowest of the sites whose undone replacements lie directly beneath this one, or this one."""
+        """Return the bottom of the chain of undone wrappers beneath this one, or this one."""
         site = self
         while (below := _sites.get(id(site.original))) is not None and not below.meter.open:
             site = below
         return site
 
     def _forget(self, bottom: Site) -> None:
-        """Drop this site and the undone ones beneath it, down to ``bottom``: none is reachable any more."""
+        """Drop this site and the undone ones beneath it, down to ``bottom``; none can be called any more."""
         site: Site | None = self
         while site is not None:
             below = _sites.get(id(site.original)) if site is not bottom else None
@@ -211,7 +211,7 @@ def _find_owner(module: ModuleType, target: str) -> tuple[Any, str]:
 
 
 def _find(owner: Any, name: str) -> tuple[Any, Any]:
-    """The raw attribute and whose dictionary holds it; ``_ABSENT`` when no such attribute exists."""
+    """Return the raw attribute and the owner of its dictionary; ``_ABSENT`` when no such attribute exists."""
     for holder in owner.__mro__ if isinstance(owner, type) else (owner,):
         if name in vars(holder):
             return vars(holder)[name], holder
@@ -233,7 +233,7 @@ def _kind(owner: Any, raw: Any) -> Kind:
 
 
 def _counted(original: Callable[..., Any], wrapper: Wrapper, meter: Meter) -> Callable[..., Any]:
-    """A plain function (picklable by reference, unlike a proxy) that stands in for ``original``."""
+    """Make a plain function (picklable by reference, unlike a proxy) that replaces ``original``."""
     if inspect.iscoroutinefunction(original):
 
         @functools.wraps(original)
@@ -257,7 +257,7 @@ def _counted(original: Callable[..., Any], wrapper: Wrapper, meter: Meter) -> Ca
 
 
 def _dress(replacement: Callable[..., Any], raw: Any, owner: Any, name: str) -> Any:
-    """``replacement`` as the same kind of descriptor as ``raw``."""
+    """Wrap ``replacement`` in the same kind of descriptor as ``raw``."""
     if is_a(raw, classmethod, staticmethod):
         return type(raw)(replacement)
     if is_a(raw, property):

@@ -1,4 +1,4 @@
-"""What can be said about every known patch without importing a framework."""
+"""Inspect every known patch without importing a framework."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flashpatch.settings import selections
 
 @dataclass(frozen=True)
 class Entry:
-    """A patch, what its contract says about the installed framework, and the state a process would start in.
+    """Hold a patch, the result of its contract on the installed framework, and its state in a new process.
 
     ``state`` is ``disabled`` where the environment does not switch the family on, ``waiting`` where it does
     and nothing stands in the way, else ``skipped`` with the reason.
@@ -43,7 +43,7 @@ class Entry:
 
 
 def entries() -> list[Entry]:
-    """All patches, by family. Raises PatchError when the environment or the config is wrong."""
+    """Return all patches, by family. Raises PatchError when the environment or the config is wrong."""
     with original_env.environment():
         enabled = selections.from_environment(selections.NOTHING).choices.keys()
     return [entry for family in registry.families().values() for entry in _family(family.patches, enabled)]

@@ -1,4 +1,4 @@
-"""``flashpatch env``: our variables, and where each setting in force comes from."""
+"""Run ``flashpatch env``: print FlashPatch's variables, and where each setting in force comes from."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ MEANINGS = {
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Nothing beyond ``--json``."""
+    """Add nothing: ``--json`` is common to all commands."""
 
 
 def run(args: argparse.Namespace) -> int:
-    """Always 0; settings that cannot be obeyed raise PatchError."""
+    """Print the settings and return 0; invalid settings raise PatchError."""
     values = original_env.variables()
     settings = in_force()
     data = {

@@ -1,4 +1,4 @@
-"""Run ``flashpatch list``: every patch, and whether it fits what is installed."""
+"""Run ``flashpatch list``: print every patch and whether it fits the installed frameworks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TESTED = {True: "tested", False: "untested", None: ""}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Nothing beyond ``--json``."""
+    """Add nothing: ``--json`` is common to all commands."""
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""The environment as the user gave it to this process."""
+"""Recover the environment that the user gave this process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flashpatch.settings import child_env
 
 
 def variables() -> dict[str, str]:
-    """Our variables as they were when this process was started.
+    """Return FlashPatch's variables as they were when this process was started.
 
     A process started with ``FLASHPATCH`` exports what it resolved for its children; a command reports what
     it was given, not what its own start made of it. Without ``/proc`` the two cannot be told apart.
@@ -28,7 +28,7 @@ def variables() -> dict[str, str]:
 
 @contextmanager
 def environment() -> Iterator[None]:
-    """Our variables in ``os.environ`` are those of `variables` inside the block."""
+    """Set FlashPatch's variables in ``os.environ`` to those of `variables` inside the block."""
     before = variables()
     now = {name: os.environ.pop(name) for name in child_env.VARIABLES if name in os.environ}
     os.environ.update(before)

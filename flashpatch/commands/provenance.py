@@ -1,4 +1,4 @@
-"""Which settings the environment and the config put in force, and which of them each one comes from."""
+"""Find the source of each setting in force: a variable, the config file, a preset or a default."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PRECEDENCE = (
 
 
 class Setting(NamedTuple):
-    """One setting; ``source`` is a variable, a config file, ``name 'int8'`` for a preset, or ``default``."""
+    """Hold one setting and its source: a variable, a file, ``name 'int8'`` for a preset, or ``default``."""
 
     name: str
     value: Any
@@ -27,7 +27,7 @@ class Setting(NamedTuple):
 
 
 def in_force() -> list[Setting]:
-    """Settings of a process started with this environment. Raises PatchError when they cannot be obeyed."""
+    """Return the settings of a process started with this environment. Raises PatchError for invalid ones."""
     with original_env.environment():
         ledger = "FLASHPATCH_LEDGER" if os.environ.get("FLASHPATCH_LEDGER") else "default"
         return [*_settings(), Setting("ledger", str(files.directory()), ledger)]
@@ -61,5 +61,5 @@ def _names_source(loaded: config_file.Config, file: str) -> str:
 
 def _inherited() -> bool:
     """Whether a parent's resolved data counts: only for the value of FLASHPATCH it was made from."""
-    resolved = os.environ.get("FLASHPATCH_RESOLVED")
+    resolved = os.environ.get("FLASHPATCH_RESOLVED", "")
     return bool(resolved) and json.loads(resolved)["from"] == os.environ["FLASHPATCH"]

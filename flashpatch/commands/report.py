@@ -1,4 +1,4 @@
-"""Print tables on a terminal, aligned plain text into a pipe, or JSON."""
+"""Print reports: tables on a terminal, aligned plain text into a pipe, JSON on request."""
 
 from __future__ import annotations
 
@@ -26,10 +26,7 @@ _STYLES = {
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under a title, one cell per column; then notes, one line each.
-
-    ``empty`` is printed where there are neither rows nor notes.
-    """
+    """Hold rows of text under a title; every row has one cell per column."""
 
     title: str
     columns: Sequence[str]
@@ -86,5 +83,5 @@ def _rich(table: Table, stream: TextIO) -> None:
 
 
 def _style(cell: str) -> str:
-    """Return the style of a cell that begins with a state: ``skipped(no vllm)`` has that of ``skipped``."""
+    """Return the colour of a cell by the state it begins with: ``skipped(no vllm)`` as ``skipped``."""
     return _STYLES.get(cell.partition("(")[0], "")

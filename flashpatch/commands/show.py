@@ -1,4 +1,4 @@
-"""Run ``flashpatch show``: all fields of one patch's record, or of one family's."""
+"""Run ``flashpatch show``: print the whole record of one patch or one family."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from flashpatch import registry
 from flashpatch.commands.catalogue import Entry, entries
 from flashpatch.commands.report import Table, emit
-from flashpatch.record import Family
+from flashpatch.record import WHEN_DUE, Family
 from flashpatch.suggest import nearest
 
 HELP = "all about one patch, or about a family and its options"
@@ -19,7 +19,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the fields and return 0; an unknown ID is wrong usage."""
+    """Print the record and return 0; an unknown ID is a usage error."""
     families = registry.names()
     entry = next((entry for entry in entries() if entry.patch.id == args.id), None)
     if entry is not None:
@@ -57,6 +57,7 @@ def _patch(entry: Entry) -> dict[str, Any]:
         "contract_mentions": list(contract.mentions),
         "contract_fingerprints": dict(contract.fingerprints),
         "evidence": patch.evidence,
+        "evidence_due": WHEN_DUE[patch.evidence],
         "scope": sorted(patch.scope),
         "needs": list(patch.needs),
         "conflicts": list(patch.conflicts),
@@ -69,7 +70,12 @@ def _family(family: Family) -> dict[str, Any]:
         "summary": family.summary,
         "names": {name: dict(preset) for name, preset in registry.family_names(family).items()},
         "options": {
-            name: {"default": option.default, "choices": list(option.choices), "help": option.help}
+            name: {
+                "default": option.default,
+                "choices": list(option.choices),
+                **({"range": option.range} if option.range else {}),
+                "help": option.help,
+            }
             for name, option in family.options.items()
         },
         "patches": [patch.id for patch in family.patches],
@@ -79,7 +85,7 @@ def _family(family: Family) -> dict[str, Any]:
 
 
 def _lines(value: Any) -> list[str]:
-    """Return one cell per item, for long lists to stay readable; ``-`` for nothing."""
+    """Return one cell per item, so that long lists stay readable; ``-`` for an empty value."""
     if isinstance(value, dict):
         return [f"{name}: {_text(inner)}" for name, inner in value.items()] or ["-"]
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Run ``flashpatch status``: what the processes of the latest run reported."""
+"""Run ``flashpatch status``: print what the processes of the latest run reported."""
 
 from __future__ import annotations
 
@@ -48,14 +48,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _of_jobs(found: Run) -> Run | None:
-    """Leave out rows of our own commands, which report too when started with FLASHPATCH set; None if no job is
-    left."""
+    """Return the run without rows of FlashPatch's own commands, which report too when FLASHPATCH is set."""
     found.rows = [row for row in found.rows if Path(row.argv0).name not in _OUR_COMMANDS]
     return found if found.rows or found.expected or found.problems else None
 
 
 def _lines(row: Row) -> list[tuple[str, ...]]:
-    """One line per enabled patch and per framework that is not installed, or one for a process without any."""
+    """Return one line per patch that is on, or one for a process without any."""
     who = (str(row.pid), row.host, _who(row.roles, row.rank), _ALIVE[row.alive])
     on = {name: patch for name, patch in row.patches.items() if patch["state"] != "disabled"}
     absent = Counter(

@@ -94,7 +94,7 @@ def row(
 
 
 def run_id() -> str:
-    """This job's id: ``FLASHPATCH_RUN``, set here by the first process so that its children inherit it.
+    """Return this job's id: ``FLASHPATCH_RUN``, set here by the first process so that children inherit it.
 
     The value becomes a directory name, so anything but letters, digits, ``._-`` is replaced.
     """
@@ -115,7 +115,7 @@ def file_name(kind: str, at: str, pid: int, start: str) -> str:
 
 
 def process_start(pid: int) -> str | None:
-    """Start time of a running process of this host, in clock ticks since boot, as text.
+    """Return the start time of a running process of this host, in clock ticks since boot, as text.
 
     None when it is gone or a zombie; ``""`` when it runs but this platform (no ``/proc``) does not say.
     Source: ``proc(5)``, fields 3 and 22 of ``/proc/<pid>/stat``.

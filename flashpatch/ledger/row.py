@@ -1,4 +1,4 @@
-"""This process's row in the ledger: what it is, which patches are live in it, and how often they ran.
+"""Write this process's row in the ledger: its roles, and the state and call count of its patches.
 
 The row is written at `boot`, at a patch's first call, and from then on at most once a second; a change that
 falls between two writes is written by a timer, so an idle process loses nothing, and engines that die by
@@ -167,7 +167,7 @@ def note(**values: Any) -> None:
 
 
 def notes() -> dict[str, Any]:
-    """A copy of this process's notes."""
+    """Return a copy of this process's notes."""
     with _row._facts:
         return dict(_row.notes)
 
@@ -205,7 +205,7 @@ def expect(
 
 
 def touch(now: bool = False) -> None:
-    """Something in the row changed. ``now`` writes at once: for a patch's first call."""
+    """Mark the row as changed. ``now`` writes at once, for a patch's first call."""
     _row.touch(now)
 
 
@@ -215,12 +215,12 @@ def flush() -> None:
 
 
 def problem() -> str | None:
-    """Why the last write failed, or None."""
+    """Return why the last write failed, or None."""
     return _row.problem
 
 
 def read(directory: str | os.PathLike[str] | None = None) -> list[Run]:
-    """All runs of a ledger (default: this user's); see `flashpatch.ledger.runs.read`."""
+    """Read all runs of a ledger (default: this user's); see `flashpatch.ledger.runs.read`."""
     from flashpatch.ledger.runs import read as read_runs
 
     return read_runs(Path(directory) if directory is not None else files.directory())
@@ -243,7 +243,7 @@ def _engine_snapshot() -> dict[str, Any]:
 
 
 def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A deep copy, so that a row being written cannot change under the writer's feet."""
+    """Return a deep copy, so that the row cannot change while it is written."""
     return json.loads(json.dumps(dict(values), default=repr))
 
 

@@ -17,7 +17,7 @@ _LARGEST = 4 << 20
 
 @dataclass(frozen=True)
 class Row:
-    """What one process wrote about itself; keys as in the file."""
+    """Hold what one process wrote about itself; keys as in the file."""
 
     host: str
     pid: int
@@ -40,7 +40,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Expected:
-    """A row that process ``by`` says process ``pid`` should have written. ``start`` is empty if unknown."""
+    """Hold a row that process ``by`` expects of process ``pid``. ``start`` is empty if unknown."""
 
     host: str
     pid: int
@@ -55,7 +55,7 @@ class Expected:
 
 @dataclass
 class Run:
-    """One job. ``problems`` names every file that was not trusted or could not be read, and why."""
+    """Hold the rows of one job. ``problems`` names each file that was not trusted or readable, and why."""
 
     id: str
     rows: list[Row] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Run:
 
 
 def read(directory: Path) -> list[Run]:
-    """Runs in ``directory``, oldest first by their newest file; empty when there is no such directory.
+    """Read the runs in ``directory``, oldest first by their newest file; empty without a directory.
 
     Links are not followed, files of other users are not trusted, broken ones are reported in
     ``Run.problems``; none of that raises.
@@ -80,7 +80,7 @@ def read(directory: Path) -> list[Run]:
 
 
 def is_alive(host: str, pid: int, start: str) -> bool | None:
-    """Whether the process runs on this host; None when it belongs to another host."""
+    """Return whether the process runs on this host; None when it belongs to another host."""
     if host != files.host():
         return None
     now = files.process_start(pid)
@@ -95,12 +95,14 @@ def _read_run(folder: os.DirEntry[str]) -> Run | None:
             continue
         try:
             value, modified = _load(entry.path)
-            record = _row(value) if kind == "row" else _expected(value)
+            if kind == "row":
+                run.rows.append(_row(value))
+            else:
+                run.expected.append(_expected(value))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             run.problems.append(f"{folder.name}/{entry.name}: {_reason(error)}")
             continue
         run.written = max(run.written, modified)
-        (run.rows if kind == "row" else run.expected).append(record)
     return run if run.rows or run.expected or run.problems else None
 
 

@@ -1,4 +1,4 @@
-"""The variables that carry the selection to other processes, and the lists that must let them through.
+"""Pass the selection to child processes in environment variables, and through the lists that filter them.
 
 A local child inherits the environment. Ray's workers have that of the node they run on, which on a cluster
 that was running before is not the driver's: what is to reach them must be in the job's runtime environment,
@@ -93,7 +93,7 @@ def export(asked: str, resolved: str) -> None:
 
 
 def withdraw() -> None:
-    """Take back what `export` set. The run id stays: this process's row belongs to that run for good."""
+    """Undo `export`. The run id stays, since this process's row belongs to that run."""
     os.environ.pop("FLASHPATCH", None)
     os.environ.pop("FLASHPATCH_RESOLVED", None)
     _list(add=False)

@@ -1,4 +1,4 @@
-"""The TOML file: which names are on, whether to be strict, and one table of options per family.
+"""Read the TOML file: names to switch on, strictness, and one table of options per family.
 
 .. code-block:: toml
 
@@ -28,7 +28,7 @@ DEFAULT_FILE = "flashpatch.toml"
 
 @dataclass(frozen=True)
 class Config:
-    """A config file, checked.
+    """Hold the checked content of a config file.
 
     Attributes:
         enable: names to switch on with ``FLASHPATCH=1`` or ``enable()``; empty when the file does not say.
@@ -42,7 +42,7 @@ class Config:
 
 
 def load() -> Config:
-    """The file named by ``FLASHPATCH_CONFIG``, else ``./flashpatch.toml`` if there is one, else nothing.
+    """Read the file named by ``FLASHPATCH_CONFIG``, else ``./flashpatch.toml`` if there is one, else nothing.
 
     Raises:
         PatchError: a named file is missing, not TOML, or has an unknown key or wrong value.

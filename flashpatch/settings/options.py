@@ -1,4 +1,4 @@
-"""Option values: from a preset, a config table or keyword arguments, checked against the family's record."""
+"""Check option values from a preset, a config table or keyword arguments against the family's record."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def checked(family: Family | IndexedFamily, values: Mapping[str, Any], source: s
         source: where they come from, for the message.
 
     Raises:
-        PatchError: an unknown option, or a value of the wrong type or not among the choices.
+        PatchError: an unknown option, or a value of the wrong type, not among the choices or out of range.
     """
     return {name: _checked_one(family, name, value, source) for name, value in values.items()}
 
@@ -45,6 +45,12 @@ def _checked_one(family: Family | IndexedFamily, name: str, value: Any, source: 
             wanted += f" of {option.items.__name__}"
         raise PatchError(
             f"option {name!r} in {source} is {value!r}, not {wanted}.", patch=family.name, advice=option.help
+        )
+    if value is not None and not option.in_range(value):
+        raise PatchError(
+            f"option {name!r} in {source} is {value!r}, not {option.range}.",
+            patch=family.name,
+            advice=option.help,
         )
     return list(value) if option.kind is list and value is not None else value
 

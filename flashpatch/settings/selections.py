@@ -1,4 +1,4 @@
-"""What is switched on: names, options and strictness, from ``enable()``, the environment and the config.
+"""Resolve names, options and strictness from ``enable()``, the environment and the config.
 
 Precedence: ``enable()`` in this process, then the resolved data a parent process exported, then
 ``FLASHPATCH`` with the config, then defaults. Of the options: ``enable(**options)``, then what the chosen
@@ -21,7 +21,7 @@ from flashpatch.suggest import nearest
 
 @dataclass(frozen=True)
 class Choice:
-    """One family that is on.
+    """Hold one family that is on, with its options.
 
     Attributes:
         name: the name the user chose, one of the family's.
@@ -36,7 +36,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Selection:
-    """Everything that is on: family name to `Choice`."""
+    """Hold all families that are on: family name to `Choice`."""
 
     choices: Mapping[str, Choice]
     strict: bool = False
@@ -50,7 +50,7 @@ NOTHING = Selection({})
 
 
 def from_environment(current: Selection) -> Selection:
-    """The selection that the environment asks for, under what ``enable()`` chose in this process.
+    """Resolve the selection of the environment; what ``enable()`` chose in this process wins.
 
     Raises:
         PatchError: an unknown name or option, a value of the wrong type, an unreadable config.
@@ -66,7 +66,7 @@ def from_environment(current: Selection) -> Selection:
 def extend(
     current: Selection, names: Iterable[str], strict: bool | None, values: Mapping[str, Any]
 ) -> Selection:
-    """``current`` with ``names`` switched on, as ``enable(*names, strict=strict, **values)`` wants it.
+    """Return ``current`` with ``names`` switched on, as by ``enable(*names, strict=strict, **values)``.
 
     Without names, those of the config, else fp8. A family that is on keeps its options unless ``values`` say
     otherwise.
@@ -93,7 +93,7 @@ def extend(
 
 
 def reduce(current: Selection, names: Iterable[str]) -> Selection:
-    """``current`` without the families of ``names``; without any, when no name is given.
+    """Return ``current`` without the families of ``names``; without any family when no name is given.
 
     Raises:
         PatchError: an unknown name.

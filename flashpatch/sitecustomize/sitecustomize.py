@@ -27,7 +27,7 @@ def _run_next() -> None:
     """Run the first ``sitecustomize`` behind this one on ``sys.path``, in this module's place."""
     behind = sys.path[sys.path.index(_HERE) + 1 :] if _HERE in sys.path else []
     spec = PathFinder.find_spec("sitecustomize", behind)
-    if spec is not None:
+    if spec is not None and spec.loader is not None:
         sys.modules["sitecustomize"] = module = module_from_spec(spec)
         spec.loader.exec_module(module)
 

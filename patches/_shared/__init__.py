@@ -1,1 +1,1 @@
-"""Code that several patch families use; not a family."""
+"""Share code between patch families; not a family itself."""

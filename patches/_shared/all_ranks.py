@@ -1,8 +1,8 @@
-"""Calls to several workers that may fail on some of them.
+"""Call a method on all ranks and raise only after every rank has answered.
 
 vLLM's multiprocess executor reads the workers' answers one by one and stops at the first failure; the answers
 of the ranks behind it stay in their queues and are taken for the answers to the *next* call. So a failure is
-sent back as an ordinary answer here, and raised once all ranks have been heard.
+sent back as an ordinary answer here, and raised once all ranks have answered.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ logger = logging.getLogger("flashpatch")
 
 @dataclass
 class Failure:
-    """An exception on a worker, as text: not every exception survives pickling."""
+    """Hold a worker's exception as text: not every exception survives pickling."""
 
     summary: str
     trace: str
 
 
 def wrap(method: str | Callable, args: tuple, kwargs: dict | None) -> tuple[Callable, tuple]:
-    """``(method, args)`` of a call that never raises on the worker."""
+    """Return ``(method, args)`` of a call that never raises on the worker."""
     if callable(method):
         import cloudpickle
 
@@ -34,7 +34,7 @@ def wrap(method: str | Callable, args: tuple, kwargs: dict | None) -> tuple[Call
 
 
 def guarded(worker: Any, method: str | bytes, args: tuple, kwargs: dict) -> Any:
-    """Run on each worker: the method's result, or a `Failure`."""
+    """Run a method on this worker; return its result, or a `Failure`."""
     from vllm.v1.serial_utils import run_method
 
     try:
@@ -45,7 +45,7 @@ def guarded(worker: Any, method: str | bytes, args: tuple, kwargs: dict) -> Any:
 
 
 def unwrap(results: list[Any]) -> list[Any]:
-    """The results, if no rank failed.
+    """Return the results, if no rank failed.
 
     Raises:
         RuntimeError: names every rank that failed, with the first one's traceback.

@@ -1,17 +1,23 @@
-"""Whether a wrapper must answer with a coroutine, for targets that serve both kinds of callers."""
+"""Serve targets that both coroutines and plain functions call."""
 
 from __future__ import annotations
 
 import inspect
 import sys
+from typing import Any
 
 
 def caller_awaits() -> bool:
-    """Whether a coroutine called the patched function, FlashPatch's own frames left out.
+    """Whether a coroutine called the patched function, ignoring FlashPatch's own frames.
 
-    verl's ``auto_await`` (verl/utils/ray_utils.py) tells in the same way, by its caller's frame.
+    verl's ``auto_await`` (verl/utils/ray_utils.py) decides in the same way, by its caller's frame.
     """
     frame = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith("flashpatch."):
         frame = frame.f_back
     return frame is not None and bool(frame.f_code.co_flags & inspect.CO_COROUTINE)
+
+
+async def resolve(result: Any) -> Any:
+    """Await a result if it can be awaited; else return it as it is."""
+    return await result if inspect.isawaitable(result) else result

@@ -1,4 +1,4 @@
-"""verl on a machine without an accelerator: gloo, FSDP on the CPU, vLLM's CPU engine."""
+"""Run verl on a machine without an accelerator: gloo, FSDP on the CPU, vLLM's CPU engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether this machine has an accelerator, in which case the family has no business here."""
+"""Detect accelerators; the family refuses to run beside one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from flashpatch.errors import PatchError
 
 
 def found() -> str | None:
-    """The accelerator that torch can use in this process, such as ``"cuda"``; None when there is none."""
+    """Return the accelerator that torch can use in this process, such as ``"cuda"``; None without one."""
     import torch
 
     device = torch.accelerator.current_accelerator(check_available=True)

@@ -1,4 +1,4 @@
-"""The CPU as verl's platform interface sees it; imported once verl is there.
+"""Implement verl's platform interface for the CPU. Needs verl.
 
 Sources: ``verl/plugin/platform/platform_base.py`` (the interface) and the callers of
 ``verl.utils.device.get_torch_device``, which use the names below on ``torch.cuda``.
@@ -21,7 +21,7 @@ PLATFORM = "cpu.verl.register_platform"
 
 
 class Ordinal(str):
-    """The current device where verl uses one value both as a tensor's target and as an index.
+    """Give the current device where verl uses one value both as a tensor's device and as an index.
 
     ``tensor.to(Ordinal("cpu"))`` is on the CPU, and ``f"cpu:{Ordinal('cpu')}"`` is ``"cpu:0"``, the same
     device; a plain 0 would be the first CUDA device, a plain "cpu" would give "cpu:cpu".
@@ -77,7 +77,7 @@ class CPUModule(ModuleType):
 
 
 class PlatformCPU(PlatformBase):
-    """A machine without an accelerator. Ray's "GPU" stands for one training rank, as on other platforms."""
+    """Describe a machine without an accelerator. One of Ray's "GPU"s is one training rank, as elsewhere."""
 
     device_name = "cpu"
     vendor_name = "cpu"

@@ -1,4 +1,4 @@
-"""verl's FSDP engines serve the CPU too, through its own registry."""
+"""Register verl's FSDP engines for the CPU with verl's own registry."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BACKENDS = ("fsdp", "fsdp2")
 
 
 def native(site: Any) -> str | None:
-    """verl's own registration, once it has one."""
+    """Name verl's own registration, once it has one."""
     known = _registry(site)._engines.get("language_model", {}).get("fsdp", {}).get("cpu")
     return None if known is None else f"{known.__module__}.{known.__qualname__}"
 
@@ -25,7 +25,7 @@ def apply(site: Any) -> None:
 
 
 def undo(site: Any) -> None:
-    """Take them out again."""
+    """Remove them from the registry."""
     for model_type, _ in ENGINES:
         for backend in BACKENDS:
             _registry(site)._engines[model_type][backend].pop("cpu", None)

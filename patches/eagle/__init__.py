@@ -22,39 +22,51 @@ FAMILY = Family(
     summary="speculative rollouts that adapt: hidden states captured, tokens per step chosen, drafter kept up",
     patches=(*VLLM, *_sglang(), *VERL),
     options={
-        "capture": Option(True, "keep hidden states of finished requests for the drafter", kind=bool),
-        "capture_rate": Option(1.0, "share of requests that are captured, 0 to 1", kind=float),
-        "capture_budget": Option(0, "tokens captured per policy version; 0: any number", kind=int),
-        "capture_tokens": Option(65536, "tokens of captured states held on the host at a time", kind=int),
-        "ring": Option("", "directory of the captured samples; empty: beside this run's ledger"),
-        "ring_slots": Option(1024, "samples the ring holds; the oldest gives way", kind=int),
-        "ring_bytes": Option(1 << 30, "bytes the ring holds; the oldest sample gives way", kind=int),
-        "adapt": Option(True, "choose the speculative configuration of each step by the bandit", kind=bool),
-        "arms": Option([], "arms such as 3_1_4 or disable; empty: all that the engine can do", kind=list),
-        "rule": Option("", "the bandit's rule; empty: the one that won our benchmark"),
-        "window": Option(300, "rewards the bandit remembers", kind=int),
-        "guard": Option(2048, "most draft tokens times batch size that an arm may ask for", kind=int),
-        "seed": Option(0, "seed of the bandit's and of the capture's choices", kind=int),
-        "state": Option(
-            "", "file that keeps what the bandit learned from one run to the next; empty: nowhere"
+        "capture": Option(True, "capture hidden states of finished requests to train the drafter", kind=bool),
+        "capture_rate": Option(1.0, "share of requests to capture", kind=float, least=0, most=1),
+        "capture_budget": Option(0, "tokens to capture per policy version; 0: no limit", kind=int, least=0),
+        "capture_tokens": Option(
+            65536, "tokens of captured states held in host memory at a time", kind=int, least=1
         ),
+        "ring": Option("", "directory of captured samples; empty: beside this run's ledger"),
+        "ring_slots": Option(
+            1024, "most samples in that directory; the oldest are removed first", kind=int, least=1
+        ),
+        "ring_bytes": Option(
+            1 << 30, "most bytes in that directory; the oldest samples are removed first", kind=int, least=1
+        ),
+        "adapt": Option(True, "choose the speculative configuration of each step by a bandit", kind=bool),
+        "arms": Option(
+            [],
+            "configurations to choose from, such as 3_1_4 or disable; empty: all that the engine supports",
+            kind=list,
+        ),
+        "rule": Option("", "the bandit's rule; empty: thompson"),
+        "window": Option(300, "steps that the bandit learns from", kind=int, least=2),
+        "guard": Option(2048, "most draft tokens times batch size of a configuration", kind=int, least=1),
+        "seed": Option(0, "seed of the bandit and of the capture's sampling", kind=int),
+        "state": Option("", "file that keeps the bandit's state between runs; empty: not kept"),
         "drafter": Option(
-            "", "under verl: folder of the rollout engine's drafter, or new; empty: the recipe's own"
+            "", "under verl: folder of the drafter, or new to make one; empty: as verl's configuration says"
         ),
-        "draft_tokens": Option(3, "under verl: tokens that this drafter may draft per step", kind=int),
-        "cotrain": Option(True, "under verl: train the drafter while rollouts rest", kind=bool),
-        "slice": Option(60.0, "seconds of training between two rollouts, at most", kind=float),
-        "patience": Option(
-            30.0, "seconds that a rollout waits for the trainer before it is killed", kind=float
+        "draft_tokens": Option(
+            3, "under verl: tokens to draft per step with that drafter", kind=int, least=1
         ),
-        "trainer": Option([], "settings of the training process, such as rate=1e-3 and least=4", kind=list),
+        "cotrain": Option(True, "under verl: train the drafter between rollouts", kind=bool),
+        "slice": Option(60.0, "most seconds of drafter training between two rollouts", kind=float, above=0),
+        "patience": Option(30.0, "seconds to wait before killing the drafter's trainer", kind=float, above=0),
+        "trainer": Option([], "settings of the drafter's training, such as rate=1e-3 and least=4", kind=list),
         "rollback": Option(
             0.2,
-            "share of the acceptance length that new drafter weights may cost before they go back; 1: any",
+            "largest relative loss of acceptance length before new drafter weights are rolled back; 1: any",
             kind=float,
+            least=0,
         ),
         "rollback_steps": Option(
-            64, "speculative steps over which acceptance is compared around a sync", kind=int
+            64,
+            "speculative steps over which acceptance is compared before and after a refit",
+            kind=int,
+            least=1,
         ),
     },
 )

@@ -1,4 +1,4 @@
-"""FlowRL on stock verl: a policy that matches the reward's distribution instead of maximising the reward."""
+"""Train FlowRL on stock verl: match the reward's distribution instead of maximising the reward."""
 
 from __future__ import annotations
 

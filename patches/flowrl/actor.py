@@ -1,7 +1,8 @@
-"""The actor gets its partition function before FSDP wraps it, and its optimizer a group for it."""
+"""Attach the partition function to the actor before FSDP wraps it, as a parameter group of its own."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Iterator
@@ -28,13 +29,13 @@ _CAPTURE = "_flashpatch_flowrl"
 
 
 def capture(engine: Any) -> Any:
-    """The `partition.Capture` of an engine, or None for an engine without partition function."""
+    """Return the `partition_function.Capture` of an engine, or None for one without partition function."""
     return vars(engine).get(_CAPTURE)
 
 
 @contextmanager
 def building() -> Iterator[None]:
-    """Within, language-model engines that train get a partition function."""
+    """Give a partition function to language-model engines that train and are built inside the block."""
     token = _building.set(True)
     try:
         yield
@@ -43,7 +44,7 @@ def building() -> Iterator[None]:
 
 
 def on_init_model(original, self) -> Any:
-    """Around ``ActorRolloutRefWorker.init_model``.
+    """Give the actor's engines a partition function while ``ActorRolloutRefWorker.init_model`` builds them.
 
     Raises:
         PatchError: the actor's loss mode is another one, or its strategy not FSDP.
@@ -66,7 +67,7 @@ def on_init_model(original, self) -> Any:
 
 
 def on_build_module(original, self) -> Any:
-    """Around ``FSDPEngine._build_module``: attach the partition function to an actor, not a reference."""
+    """Attach the partition function to an actor, not a reference, in ``FSDPEngine._build_module``."""
     module = original(self)
     if _building.get() and not self.engine_config.forward_only:
         attach(self, module)
@@ -74,13 +75,13 @@ def on_build_module(original, self) -> Any:
 
 
 def attach(engine: Any, module: Any) -> None:
-    """Give ``module`` a partition function, equal on all ranks.
+    """Attach a partition function to ``module``, equal on all ranks.
 
     Its weights are those beside the model (``flowrl/proj_z.safetensors``), if there are any, else fresh and
     drawn from the engine's seed, without touching the process's random numbers.
 
     Raises:
-        PatchError: an option out of range, a model or an engine that is not supported.
+        PatchError: the model or engine is not supported, or the weights beside the model do not fit.
     """
     import torch
 
@@ -112,7 +113,7 @@ def attach(engine: Any, module: Any) -> None:
     _restore(head, Path(engine.model_config.local_path) / FOLDER / FILE)
     module.add_module(HEAD, head.to(module.dtype))
     # A unit of its own for FSDP, like a layer: its optimizer state then has a place of its own too, and a
-    # checkpoint from before FlowRL still fits the rest. Ignored when the recipe names the units itself.
+    # checkpoint from before FlowRL still fits the rest. Ignored when the configuration names units.
     module._no_split_modules = [*(module._no_split_modules or ()), type(head).__name__]
     setattr(engine, _CAPTURE, Capture(module, chosen.detach_hidden))
 
@@ -129,13 +130,13 @@ def _restore(head: Any, file: Path) -> None:
             f"cannot take the partition function from {file}: {error}.",
             patch=BUILD.id,
             target=BUILD.targets[0],
-            advice="Set num_layers as it was, or move the file away for a fresh one.",
+            advice="Set num_layers as it was, or move the file away to start from initial weights.",
         ) from error
-    logger.warning("the partition function continues from %s", file)
+    logger.warning("the partition function is loaded from %s", file)
 
 
 class _Grouped:
-    """Stands for a module where only its parameters are asked for, and gives them in groups."""
+    """Stand in for a module whose parameters only are read, and return them in groups."""
 
     def __init__(self, *groups: dict[str, Any]) -> None:
         self._groups = list(groups)
@@ -145,10 +146,10 @@ class _Grouped:
 
 
 def on_build_optimizer(original, self, module: Any) -> Any:
-    """Around ``FSDPEngine._build_optimizer``: the partition function is a second group, with its own rates.
+    """Make the partition function a second parameter group in ``FSDPEngine._build_optimizer``.
 
     Raises:
-        PatchError: rates of its own, and FSDP flattened it together with other weights.
+        PatchError: it has rates of its own, and FSDP flattened it together with other weights.
     """
     if capture(self) is None:
         return original(self, module)
@@ -175,9 +176,16 @@ def on_build_optimizer(original, self, module: Any) -> Any:
     return original(self, _Grouped({"params": rest}, {"params": head, **own}))
 
 
-_COMMON = dict(requires="verl>=0.9", scope=frozenset({"trainer"}), tested=("0.9.1",))
+_patch = functools.partial(
+    Patch,
+    requires="verl>=0.9",
+    evidence="install",
+    scope=frozenset({"trainer"}),
+    tested=("0.9.1",),
+    remove_when="verl has a partition function of its own.",
+)
 
-INIT = Patch(
+INIT = _patch(
     id="flowrl.verl.init_model",
     targets=(f"{WORKERS}:ActorRolloutRefWorker.init_model",),
     wrapper=on_init_model,
@@ -186,15 +194,12 @@ INIT = Patch(
         mentions=("self.role", "self.actor.reset", "self.ref.reset", "ref_config.engine"),
         exists=(f"{WORKERS}:ActorRolloutRefWorker.update_actor",),
     ),
-    evidence="install",
-    why="The engine that builds a model does not know whether it is an actor's, nor by which loss it learns.",
+    why="The engine that builds a model knows neither whether it is an actor's, nor its loss mode.",
     how="While a worker with the actor's role builds its engines, those that train get a partition function; "
-    "a worker whose loss mode is another one ends here.",
-    remove_when="verl has a partition function of its own.",
-    **_COMMON,
+    "a worker with another loss mode is refused.",
 )
 
-BUILD = Patch(
+BUILD = _patch(
     id="flowrl.verl.build_module",
     targets=(f"{IMPL}:FSDPEngine._build_module",),
     wrapper=on_build_module,
@@ -208,14 +213,11 @@ BUILD = Patch(
             "verl.utils.fsdp_utils:apply_fsdp2",
         ),
     ),
-    evidence="install",
     why="The partition function must exist before FSDP wraps the model, to be sharded and saved with it.",
     how="Adds proj_z to the actor's module, in the actor's dtype, as an FSDP unit of its own.",
-    remove_when="verl has a partition function of its own.",
-    **_COMMON,
 )
 
-OPTIMIZER = Patch(
+OPTIMIZER = _patch(
     id="flowrl.verl.build_optimizer",
     targets=(f"{IMPL}:FSDPEngine._build_optimizer",),
     wrapper=on_build_optimizer,
@@ -224,9 +226,6 @@ OPTIMIZER = Patch(
         mentions=("module.parameters", "build_optimizer"),
         exists=("verl.workers.config.optimizer:build_optimizer",),
     ),
-    evidence="install",
-    why="The partition function starts from nothing and may need another learning rate than the policy.",
-    how="Hands verl's optimizer two parameter groups, the policy's and the partition function's.",
-    remove_when="verl has a partition function of its own.",
-    **_COMMON,
+    why="The partition function is not pretrained and may need another learning rate than the policy.",
+    how="Gives verl's optimizer two parameter groups, the policy's and the partition function's.",
 )

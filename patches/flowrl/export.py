@@ -1,7 +1,8 @@
-"""The partition function stays with the trainer, whichever way the weights leave it."""
+"""Leave the partition function out of all exported weights."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -17,17 +18,19 @@ MANAGER = "verl.utils.checkpoint.fsdp_checkpoint_manager"
 MERGER = "verl.model_merger"
 
 _left_out: ContextVar[dict[str, Any] | None] = ContextVar("flashpatch_flowrl_left_out", default=None)
-"""Collects the partition function's weights while somebody saves a whole model."""
+"""Collects the partition function's weights while a whole model is saved."""
 
 
 def on_export(original, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """Around ``convert_weight_keys``, which every export to a rollout passes: whole, sharded, delta."""
+    """Drop the partition function in ``convert_weight_keys``, which every export to a rollout calls."""
     return original(dict(without_head(state_dict.items())), *args, **kwargs)
 
 
 def on_whole(original, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """Around ``get_fsdp_full_state_dict`` and ``_load_and_merge_state_dicts``: a model by names, which loses
-    the partition function; who saves it may `collect` that."""
+    """Drop the partition function from ``get_fsdp_full_state_dict`` and ``_load_and_merge_state_dicts``.
+
+    Inside `_collecting`, it is collected instead of lost.
+    """
     state = original(*args, **kwargs)
     taken = {name: state[name] for name in state if is_head(name)}
     collected = _left_out.get()
@@ -37,7 +40,7 @@ def on_whole(original, *args: Any, **kwargs: Any) -> dict[str, Any]:
 
 
 def on_save(original, self, local_path: str | None, *args: Any, **kwargs: Any) -> Any:
-    """Around ``FSDPCheckpointManager.save_checkpoint``: beside an exported model, in a folder of its own."""
+    """Save the partition function beside a model that ``FSDPCheckpointManager.save_checkpoint`` exports."""
     with _collecting() as taken:
         result = original(self, local_path, *args, **kwargs)
     if taken:
@@ -46,7 +49,7 @@ def on_save(original, self, local_path: str | None, *args: Any, **kwargs: Any) -
 
 
 def on_merge(original, self, *args: Any, **kwargs: Any) -> Any:
-    """Around ``FSDPModelMerger.merge_and_save``: the same beside a merged model."""
+    """Save the partition function beside a model that ``FSDPModelMerger.merge_and_save`` merges."""
     with _collecting() as taken:
         result = original(self, *args, **kwargs)
     if taken and self.config.operation == "merge":
@@ -55,8 +58,8 @@ def on_merge(original, self, *args: Any, **kwargs: Any) -> Any:
 
 
 def keep(weights: dict[str, Any], model: Path) -> None:
-    """Write the partition function as ``model/flowrl/proj_z.safetensors``; nobody who loads the model looks
-    there but `flashpatch.patches.flowrl.actor.attach`."""
+    """Write the partition function as ``model/flowrl/proj_z.safetensors``, which only
+    `flashpatch.patches.flowrl.actor.attach` loads."""
     from safetensors.torch import save_file
 
     (model / FOLDER).mkdir(parents=True, exist_ok=True)
@@ -74,19 +77,22 @@ def _collecting() -> Iterator[dict[str, Any]]:
         _left_out.reset(token)
 
 
-_COMMON = dict(
-    requires="verl>=0.9", tested=("0.9.1",), remove_when="verl has a partition function of its own."
-)
-_MODEL = dict(
-    evidence="fault",
+_patch = functools.partial(
+    Patch,
+    requires="verl>=0.9",
     scope=frozenset({"trainer"}),
+    tested=("0.9.1",),
+    remove_when="verl has a partition function of its own.",
+)
+_export_patch = functools.partial(
+    _patch,
+    evidence="optional",
     why="A model exported in Hugging Face format must load anywhere.",
     how="Leaves proj_z out of the exported model and writes it into flowrl/proj_z.safetensors beside it, "
-    "from where the next actor takes it up.",
-    **_COMMON,
+    "from where the next actor loads it.",
 )
 
-ROLLOUT = Patch(
+ROLLOUT = _patch(
     id="flowrl.verl.convert_weight_keys",
     targets=("verl.utils.model:convert_weight_keys",),
     wrapper=on_export,
@@ -99,42 +105,36 @@ ROLLOUT = Patch(
         ),
     ),
     evidence="update",
-    scope=frozenset({"trainer"}),
     why="A rollout engine has no module proj_z: vLLM refuses the update, and the trainer waits for ever.",
     how="Leaves proj_z out where verl's FSDP engine names the weights it exports, before they are gathered.",
-    **_COMMON,
 )
 
-WHOLE = Patch(
+WHOLE = _export_patch(
     id="flowrl.verl.get_fsdp_full_state_dict",
     targets=(f"{SHARDED}:get_fsdp_full_state_dict",),
     wrapper=on_whole,
     contract=Contract(params=("model",), mentions=("model.state_dict",)),
-    **_MODEL,
 )
 
-SAVE = Patch(
+SAVE = _export_patch(
     id="flowrl.verl.save_checkpoint",
     targets=(f"{MANAGER}:FSDPCheckpointManager.save_checkpoint",),
     wrapper=on_save,
     contract=Contract(
         params=("local_path",), mentions=("get_fsdp_full_state_dict", "self.should_save_hf_model")
     ),
-    **_MODEL,
 )
 
-MERGE = Patch(
+MERGE = _export_patch(
     id="flowrl.verl.merge_and_save",
     targets=(f"{MERGER}.fsdp_model_merger:FSDPModelMerger.merge_and_save",),
     wrapper=on_merge,
     contract=Contract(mentions=("self._load_and_merge_state_dicts", "self.save_hf_model_and_tokenizer")),
-    **_MODEL,
 )
 
-MERGED = Patch(
+MERGED = _export_patch(
     id="flowrl.verl.load_and_merge_state_dicts",
     targets=(f"{MERGER}.fsdp_model_merger:FSDPModelMerger._load_and_merge_state_dicts",),
     wrapper=on_whole,
     contract=Contract(params=("world_size",)),
-    **_MODEL,
 )

@@ -1,7 +1,8 @@
-"""Where the prompts are goes into the actor's forward pass; log Z comes out of it."""
+"""Pass prompt offsets to the actor's forward; return log Z."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from flashpatch.patches.flowrl.actor import IMPL, capture
@@ -11,7 +12,7 @@ LOG_Z = "log_z"
 
 
 def on_inputs(original, self, micro_batch: Any) -> Any:
-    """Around ``FSDPEngineWithLMHead.prepare_model_inputs``."""
+    """Record the prompts' offsets in ``FSDPEngineWithLMHead.prepare_model_inputs``."""
     import torch
 
     inputs = original(self, micro_batch)
@@ -22,7 +23,7 @@ def on_inputs(original, self, micro_batch: Any) -> Any:
 
 
 def locate(micro_batch: Any, model_inputs: Any) -> Any:
-    """The `partition.Prompts` of a micro-batch, from the lengths that verl itself splits responses by.
+    """Return the `partition_function.Prompts` of a micro-batch, by the lengths that verl splits by.
 
     Source: ``verl/workers/utils/padding.py: no_padding_2_padding``.
     """
@@ -39,7 +40,7 @@ def locate(micro_batch: Any, model_inputs: Any) -> Any:
 
 
 def on_outputs(original, self, output: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """Around ``FSDPEngineWithLMHead.prepare_model_outputs``: pass log Z on to the loss, ``(batch,)``."""
+    """Pass log Z to the loss, ``(batch,)``, in ``FSDPEngineWithLMHead.prepare_model_outputs``."""
     import torch
 
     outputs = original(self, output, *args, **kwargs)
@@ -48,16 +49,17 @@ def on_outputs(original, self, output: Any, *args: Any, **kwargs: Any) -> dict[s
     return outputs
 
 
-_COMMON = dict(
+_patch = functools.partial(
+    Patch,
     requires="verl>=0.9",
     evidence="step",
     scope=frozenset({"trainer"}),
     tested=("0.9.1",),
-    why="log Z must come from the forward pass that is made anyway, with only its last layer's output kept.",
+    why="log Z must be computed in the actor's own forward, which keeps only its last layer's output.",
     remove_when="verl has a partition function of its own.",
 )
 
-INPUTS = Patch(
+INPUTS = _patch(
     id="flowrl.verl.prepare_model_inputs",
     targets=(f"{IMPL}:FSDPEngineWithLMHead.prepare_model_inputs",),
     wrapper=on_inputs,
@@ -66,11 +68,10 @@ INPUTS = Patch(
         mentions=("input_ids.offsets", "input_ids.values", "self.use_ulysses_sp"),
         exists=("verl.workers.utils.padding:no_padding_2_padding",),
     ),
-    how="Notes the prompts' places in the micro-batch, packed or padded, before a pass with gradient.",
-    **_COMMON,
+    how="Records the prompts' offsets in the micro-batch, packed or padded, before a forward with gradient.",
 )
 
-OUTPUTS = Patch(
+OUTPUTS = _patch(
     id="flowrl.verl.prepare_model_outputs",
     targets=(f"{IMPL}:FSDPEngineWithLMHead.prepare_model_outputs",),
     wrapper=on_outputs,
@@ -79,6 +80,5 @@ OUTPUTS = Patch(
         mentions=("output.logits", "output.log_probs"),
         exists=(f"{IMPL}:FSDPEngineWithLMHead.forward_step",),
     ),
-    how="Takes log Z from the output's unused field loss.",
-    **_COMMON,
+    how="Returns log Z in the output's unused field loss.",
 )

@@ -1,7 +1,8 @@
-"""The loss mode ``flowrl``, registered with verl, and what verl's loss functions are not given."""
+"""Register the loss mode ``flowrl`` with verl, and give it the inputs that verl does not pass."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -23,7 +24,7 @@ LOSS_ID = "flowrl.verl.ppo_loss"
 
 @dataclass(eq=False)
 class _Given:
-    """What the registered loss needs besides what verl hands it, and what it hands back besides.
+    """Hold the registered loss's inputs and outputs that verl does not pass.
 
     Attributes:
         log_z: ``(batch,)``.
@@ -41,7 +42,7 @@ _given: ContextVar[_Given | None] = ContextVar("flashpatch_flowrl_given", defaul
 
 
 def on_loss(original, config: Any, model_output: Any, data: Any, dp_group: Any = None) -> Any:
-    """Around ``ppo_loss``: hand the registered loss what verl keeps to itself.
+    """Give the registered loss the model outputs and reference logprobs while ``ppo_loss`` calls it.
 
     Raises:
         PatchError: the mode is ``flowrl`` and log Z or the reference's logprobs are missing.
@@ -129,7 +130,7 @@ def trajectory_balance(
 
 
 def _over_responses(values: Any, mask: Any, config: Any) -> Any:
-    """This micro-batch's part in the mean over all responses of the global batch, of ``(batch,)``."""
+    """Return this micro-batch's part of the mean over all responses of the global batch, of ``(batch,)``."""
     from verl.trainer.ppo.core_algos import agg_loss
 
     spread = values.unsqueeze(1).expand(mask.shape)
@@ -139,7 +140,7 @@ def _over_responses(values: Any, mask: Any, config: Any) -> Any:
 def _metrics(
     parts: Any, loss: Any, log_prob: Any, advantages: Any, mask: Any, given: _Given, config: Any
 ) -> dict[str, Any]:
-    """FlowRL's metrics, exact over micro-batches and ranks: sums of each one's part in the global mean."""
+    """Return FlowRL's metrics, exact over micro-batches and ranks: sums of parts of the global mean."""
     from verl.trainer.ppo.core_algos import agg_loss
     from verl.utils.metric import AggregationType, Metric
 
@@ -179,7 +180,7 @@ def apply(site: Any) -> None:
     """Register the loss mode.
 
     Raises:
-        PatchError: somebody else has registered one of this name.
+        PatchError: another loss is registered under this name.
     """
     taken = site.module.POLICY_LOSS_REGISTRY.get(MODE)
     if taken is not None and taken is not trajectory_balance:
@@ -187,18 +188,19 @@ def apply(site: Any) -> None:
             f"finds the loss mode {MODE!r} registered by {taken.__module__} already.",
             patch=MODE_ID,
             target=site.target,
-            advice="Take that registration out, or flowrl out of FLASHPATCH.",
+            advice="Remove that registration, or take flowrl out of FLASHPATCH.",
         )
     site.module.register_policy_loss(MODE)(trajectory_balance)
 
 
 def undo(site: Any) -> None:
-    """Take it out again."""
+    """Remove it from the registry."""
     if site.module.POLICY_LOSS_REGISTRY.get(MODE) is trajectory_balance:
         del site.module.POLICY_LOSS_REGISTRY[MODE]
 
 
-_COMMON = dict(
+_patch = functools.partial(
+    Patch,
     requires="verl>=0.9",
     evidence="step",
     scope=frozenset({"trainer"}),
@@ -206,7 +208,7 @@ _COMMON = dict(
     remove_when="verl has the trajectory-balance loss.",
 )
 
-REGISTRATION = Patch(
+REGISTRATION = _patch(
     id=MODE_ID,
     targets=(f"{ALGOS}:register_policy_loss",),
     apply=apply,
@@ -224,10 +226,9 @@ REGISTRATION = Patch(
     how="Registers the loss mode flowrl with verl's own registry; verl's agg_loss scales it over "
     "micro-batches and ranks.",
     upstream="FlowRL, arXiv 2509.15207",
-    **_COMMON,
 )
 
-LOSS = Patch(
+LOSS = _patch(
     id=LOSS_ID,
     targets=(f"{LOSSES}:ppo_loss",),
     wrapper=on_loss,
@@ -236,7 +237,6 @@ LOSS = Patch(
         mentions=("config.policy_loss.get", "get_policy_loss_fn", "config.global_batch_info", "pg_metrics"),
     ),
     why="Loss functions registered with verl get neither the model's outputs nor the reference's logprobs.",
-    how="For the mode flowrl, keeps both at hand while verl's ppo_loss calls the registered function; "
+    how="For the mode flowrl, gives the registered function both while verl's ppo_loss calls it; "
     "entropy bonus and metrics stay verl's.",
-    **_COMMON,
 )

@@ -1,4 +1,4 @@
-"""FlowRL's trajectory-balance loss, one number per response. Plain tensors; imported once torch is needed.
+"""Compute FlowRL's trajectory-balance loss, one number per response, from plain tensors. Needs torch.
 
 Source: FlowRL (arXiv 2509.15207), its objective with length normalisation, reward shaping and the clipped,
 detached importance weight::
@@ -17,7 +17,7 @@ import torch
 
 @dataclass(frozen=True)
 class Balance:
-    """The parts of the loss, each ``(batch,)``, with gradient where it is due.
+    """Hold the terms of the loss, each ``(batch,)``, with gradient where the loss needs it.
 
     Attributes:
         residual: by how much the trajectory balance is violated.
@@ -50,7 +50,7 @@ def balance(
     cap: float | None,
     correction: torch.Tensor | None = None,
 ) -> Balance:
-    """Weigh each response's probability against its reward.
+    """Compute the squared difference between each response's log-probability and its scaled reward.
 
     Args:
         log_z: ``(batch,)``.

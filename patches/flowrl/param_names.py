@@ -1,4 +1,4 @@
-"""The partition function's name in a model, and the names of what belongs to it."""
+"""Recognise the partition function's parameters by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MODE = "flowrl"
 """verl's ``actor.policy_loss.loss_mode``."""
 
 FOLDER, FILE = "flowrl", "proj_z.safetensors"
-"""Where an exported model keeps its partition function, out of reach of whoever loads the model."""
+"""Folder of the partition function in an exported model, where loaders of the model do not look."""
 
 
 def is_head(name: str) -> bool:
@@ -21,5 +21,5 @@ def is_head(name: str) -> bool:
 
 
 def without_head(pairs: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    """Tuples whose first element is a parameter's name, without the partition function's."""
+    """Yield tuples ``(parameter name, ...)`` except those of the partition function."""
     return (pair for pair in pairs if not is_head(pair[0]))

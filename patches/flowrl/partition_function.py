@@ -1,4 +1,4 @@
-"""The partition function log Z(x) of FlowRL, and how the actor's own forward pass computes it.
+"""Compute FlowRL's partition function log Z(x) within the actor's own forward pass.
 
 Sources: FlowRL (arXiv 2509.15207), section 3: Z is learned from the prompt; its published code takes the mean
 of the prompt's last hidden states through a small network. Imported once torch is needed.
@@ -19,7 +19,7 @@ PATCH = "flowrl.verl.build_module"
 
 
 class PartitionFunction(nn.Module):
-    """From the mean hidden state of a prompt to log Z: ``(batch, hidden)`` to ``(batch,)``, in its own dtype.
+    """Map the mean hidden state of a prompt to log Z: ``(batch, hidden)`` to ``(batch,)``, in its own dtype.
 
     Args:
         hidden: width of the model.
@@ -42,7 +42,7 @@ class PartitionFunction(nn.Module):
 
 @dataclass(frozen=True)
 class Prompts:
-    """Where the prompts of a micro-batch are in what the model sees.
+    """Locate the prompts of a micro-batch in the model's input.
 
     Attributes:
         lengths: tokens of each prompt, ``(batch,)``.
@@ -54,14 +54,14 @@ class Prompts:
     starts: torch.Tensor | None
 
     def mask(self, columns: int) -> torch.Tensor:
-        """1 for the tokens of each prompt, ``(batch, columns)``, columns being those of a row."""
+        """Return a mask with 1 for the tokens of each prompt, ``(batch, columns)``, with a row's columns."""
         starts = torch.zeros_like(self.lengths) if self.starts is None else self.starts
         at = torch.arange(columns, device=self.lengths.device)
         starts = starts.unsqueeze(1)
         return (at >= starts) & (at < starts + self.lengths.unsqueeze(1))
 
     def mean(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The mean of each prompt's hidden states.
+        """Average each prompt's hidden states.
 
         Args:
             hidden: ``(batch, columns, width)``, or ``(1, columns, width)`` for a packed row; padding at the
@@ -88,7 +88,7 @@ class Prompts:
 
 
 class Capture:
-    """Ties the partition function to one actor's forward pass.
+    """Run the partition function within one actor's forward pass.
 
     The last hidden state is taken from the backbone as it passes by, so that no other layer's is kept and no
     second pass is needed. log Z is computed inside the forward pass of the module that FSDP wraps, so that

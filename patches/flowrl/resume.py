@@ -1,4 +1,4 @@
-"""A checkpoint from before FlowRL can be resumed: the policy's part from it, the partition function fresh."""
+"""Resume from a checkpoint without FlowRL: load the policy, start a new partition function."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger("flashpatch.flowrl")
 
 
 def on_load(original, self, local_path: str | None, *args: Any, **kwargs: Any) -> Any:
-    """Around ``FSDPCheckpointManager.load_checkpoint``: what the checkpoint lacks is filled in on its way."""
+    """Add what the checkpoint lacks while ``FSDPCheckpointManager.load_checkpoint`` loads it."""
     if local_path is None or self.model is None or not any(is_head(name) for name in _names(self.model)):
         return original(self, local_path, *args, **kwargs)
 
@@ -23,7 +23,8 @@ def on_load(original, self, local_path: str | None, *args: Any, **kwargs: Any) -
         if any(map(is_head, state)):
             return state
         logger.warning(
-            "%s is from before FlowRL: it has no partition function, which starts fresh", local_path
+            "%s was written without FlowRL: the partition function starts from its initial weights",
+            local_path,
         )
         return {**state, **{name: own for name, own in self.model.state_dict().items() if is_head(name)}}
 
@@ -36,7 +37,7 @@ def on_load(original, self, local_path: str | None, *args: Any, **kwargs: Any) -
 
 
 def with_group(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> Mapping[str, Any]:
-    """An optimizer's state with the second parameter group, if the saved one has only the first.
+    """Add the second parameter group to a saved optimizer state that has only the first.
 
     The second group's learning rate joins at the stage where the first one's is.
     """
@@ -51,7 +52,7 @@ def with_group(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> Mapping[st
 
 
 def with_rate(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A learning-rate schedule's state with the second group's, if the saved one has only the first's.
+    """Add the second group's learning rate to a saved schedule that has only the first's.
 
     The second group joins at the stage where the first one is.
     """
@@ -69,7 +70,7 @@ def with_rate(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> Mapping[str
 
 @contextmanager
 def _filling(holder: Any, fill: Callable[[Any], Any]) -> Iterator[None]:
-    """Within, ``holder.load_state_dict`` gets what ``fill`` makes of the state."""
+    """Pass the state through ``fill`` before ``holder.load_state_dict`` inside the block."""
     if holder is None:
         yield
         return
@@ -97,12 +98,12 @@ PATCH = Patch(
             "self.lr_scheduler.load_state_dict",
         ),
     ),
-    evidence="fault",
+    evidence="optional",
     scope=frozenset({"trainer"}),
     requires="verl>=0.9",
     tested=("0.9.1",),
-    why="A checkpoint from before FlowRL lacks the partition function; verl would end with missing keys.",
-    how="Fills in the fresh partition function, its optimizer group and its learning rate, and says so; a "
-    "checkpoint that has them is loaded as it is.",
+    why="A checkpoint written without FlowRL lacks the partition function; verl fails with missing keys.",
+    how="Adds the initial partition function, its optimizer group and its learning rate, and logs that; a "
+    "checkpoint that has them is loaded unchanged.",
     remove_when="verl has a partition function of its own.",
 )

@@ -81,41 +81,49 @@ FAMILY = Family(
     names={precision: {"precision": precision} for precision in fleet.SCHEMES},
     options={
         "precision": Option(
-            "fp8", "what engines without an explicit quantization run in", tuple(fleet.SCHEMES)
+            "fp8", "precision of engines opened without an explicit quantization", tuple(fleet.SCHEMES)
         ),
-        "fleet": Option([], "tables with a precision each, for the replicas in turn", kind=list, items=dict),
-        "scheme": Option("", "vLLM's name of the quantization; empty: what the platform can run"),
-        "profile": Option("", "absolute path of a profile that smooths the trainer's weights, for int8"),
-        "lm_head": Option("", "float32: the lm_head computes in float32", ("", "float32")),
+        "fleet": Option(
+            [], "tables with a precision each, assigned to replicas in turn", kind=list, items=dict
+        ),
+        "scheme": Option("", "vLLM's name of the quantization; empty: chosen for the platform"),
+        "profile": Option("", "absolute path of a smoothing profile for int8"),
+        "lm_head": Option(
+            "", "float32: compute the lm_head in float32; empty: in the model's dtype", ("", "float32")
+        ),
         "logprobs": Option(
             "processed",
-            "processed: engines give logprobs after temperature, top-k and top-p; asked: as they were told",
+            "processed: logprobs after temperature, top-k and top-p; asked: as the engine is configured",
             ("processed", "asked"),
         ),
         "exclude": Option([], "models (path patterns) that keep their own precision", kind=list),
         "atomic": Option(
             "layer",
-            "layer: little memory, a failed update stops generation; model: nothing changes until commit",
+            "layer: update layer by layer, a failure stops generation; model: stage all weights until commit",
             ("layer", "model"),
         ),
-        "partial": Option(False, "accept updates that leave whole layers out", kind=bool),
+        "partial": Option(False, "accept updates without some of the layers", kind=bool),
         "in_flight": Option(
             "refuse",
-            "requests running when an update comes: refuse the update, abort them, recompute them, or keep them",
+            "when an update meets running requests: refuse it, or abort, recompute or keep the requests",
             ("refuse", "abort", "recompute", "keep"),
         ),
         "tis": Option(
             "auto",
-            "auto: verl's truncated importance sampling where rollouts are quantized and nobody chose; off: never",
+            "auto: truncated importance sampling for quantized rollouts unless a correction is set; off: never",
             ("auto", "off"),
         ),
         "mismatch_jump": Option(
-            4.0, "how many times the usual mismatch makes an update of verl suspect; 0: none is", kind=float
+            4.0,
+            "factor over the usual mismatch that marks an update under verl as suspect; 0: never",
+            kind=float,
+            least=0,
         ),
         "transfer_timeout": Option(
             600.0,
-            "seconds of silence of the other side that a weight transfer of verl accepts; 0: any",
+            "seconds without progress after which a weight transfer under verl fails; 0: never",
             kind=float,
+            least=0,
         ),
     },
     too_late=_too_late,

@@ -1,4 +1,4 @@
-"""Resharding that can be trusted: the weights a rollout engine gets are those of the trainer's shards."""
+"""Audit verl's weight syncs: compare what a rollout engine loads with the trainer's shards."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from flashpatch.record import Family, Option
 
 FAMILY = Family(
     name="fsdp",
-    summary="verl's weight syncs checked against the trainer's shards; replicas that stay together",
+    summary="checks verl's weight syncs against the trainer's shards; keeps FSDP1 replicas one model",
     patches=(export.PATCH, receive.PATCH, hybrid_sharding.PATCH, verl_config.PATCH),
     options={
         "audit": Option(
             "refuse",
-            "weights that are not the trainer's: refuse the update, report it, or off: do not look",
+            "when weights differ from the trainer's: refuse the update, report it, or off: no audit",
             ("refuse", "report", "off"),
         ),
-        "audit_every": Option(1, "look at every how manieth sync", kind=int),
+        "audit_every": Option(1, "audit every n-th weight sync", kind=int, least=1),
     },
     refuses=("verl.utils.config:validate_config", receive.TARGET),
 )

@@ -1,4 +1,4 @@
-"""Large pieces of work on a second thread, small ones at once: handing those over costs more than they do."""
+"""Run large pieces of work on a second thread and small ones at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SMALL = 1 << 20  # bytes
 
 
 class Background:
-    """A second thread that starts when it is first needed.
+    """Run work on a second thread that starts when it is first needed.
 
     Attributes:
         seconds: spent on all work so far, on either thread.
@@ -22,7 +22,7 @@ class Background:
         self.seconds = 0.0
 
     def submit(self, size: int, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Have ``function(*args)`` done, which reads ``size`` bytes."""
+        """Run ``function(*args)``, which reads ``size`` bytes."""
         if size >= _SMALL:
             self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="flashpatch-audit")
             return self._pool.submit(self._timed, function, *args)
@@ -31,7 +31,7 @@ class Background:
         return done
 
     def close(self) -> None:
-        """Wait for what has begun and drop the rest."""
+        """Wait for the work that has begun and drop the rest."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
 

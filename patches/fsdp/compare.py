@@ -1,4 +1,4 @@
-"""What was sent against what arrived, in words."""
+"""Describe the differences between sent and received weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SHOWN = 6
 
 @dataclass(frozen=True)
 class Seen:
-    """A tensor's shape, dtype and fingerprint."""
+    """Hold a tensor's shape, dtype and fingerprint."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -34,7 +34,7 @@ def differences(
     excused: Iterable[str] = (),
     before: Mapping[str, Seen] | None = None,
 ) -> list[str]:
-    """A sentence for each tensor that is not what the trainer's shards say.
+    """Return a sentence for each tensor that differs from the trainer's shards.
 
     Args:
         sent: from the shards.
@@ -73,6 +73,6 @@ def _guess(name: str, got: Seen, sent: Mapping[str, Seen], before: Mapping[str, 
 
 
 def shortened(sentences: Sequence[str]) -> str:
-    """All of them, or the first few and how many more there are."""
+    """Join all of them, or the first few and the number of the others."""
     more = len(sentences) - _SHOWN
     return "; ".join(sentences[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""The trainer's side of the audit: what its shards say, sent behind the weights."""
+"""Send fingerprints of the trainer's shards behind the weights: the trainer's side of the audit."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ IMPL = "verl.workers.engine.fsdp.transformer_impl"
 _ADVICE = "The option audit of fsdp: report sends them without, off sends all without."
 
 _syncs: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
-"""Each engine's name, unlike any other's, and how often its weights were exported."""
+"""Each engine's unique name, and the number of exports of its weights."""
 
 
 def on_export(original, self, *args: Any, **kwargs: Any) -> Any:
-    """Around ``FSDPEngine.get_per_tensor_param``, which returns ``(tensors by name, adapter's config)``.
+    """Add fingerprints to the tensors that ``FSDPEngine.get_per_tensor_param`` returns.
 
     Raises:
-        PatchError: the tensors are none that shards can answer for: adapters, or verl's own quantization.
+        PatchError: the tensors cannot be traced back to shards: adapters, or verl's own quantization.
     """
     options = engine.options("fsdp")
     ledger.role("trainer")
@@ -42,7 +42,7 @@ def on_export(original, self, *args: Any, **kwargs: Any) -> Any:
 
 
 def unanswerable(trainer: Any, adapter: Any) -> str:
-    """What is exported instead of the shards' values; empty when nothing is."""
+    """Say what is exported instead of the shards' values; empty when the shards are."""
     if adapter is not None:
         return "a LoRA adapter's tensors"
     if hasattr(getattr(trainer.module, "_fsdp_wrapped_module", trainer.module), "peft_config"):
@@ -53,7 +53,7 @@ def unanswerable(trainer: Any, adapter: Any) -> str:
 
 
 def _followed(trainer: Any, tensors: Iterable[Any], mode: str, every: int, problem: str) -> Iterator[Any]:
-    """The same tensors between the two messages. Runs when the weights are sent, on all ranks alike."""
+    """Yield the same tensors between the two messages, on all ranks, as the weights are sent."""
     from flashpatch.patches.fsdp import messages
 
     source = _syncs.setdefault(trainer, [os.urandom(8).hex(), 0])
@@ -126,7 +126,7 @@ class _Account:
             self._sent[name] = part, str(tensor.dtype), future
 
     def closed(self) -> dict[str, Any]:
-        """The table for the other side, agreed upon by all ranks.
+        """Return the table of fingerprints for the rollout engine, equal on all ranks.
 
         Raises:
             PatchError: replicas of the model differ, or the export does not match the shards.
@@ -170,7 +170,9 @@ class _Account:
 
 def _complain(problem: str, mode: str) -> None:
     if mode == "refuse":
-        raise PatchError(problem, patch=ID, advice="Nothing was committed. To go on anyway: audit=report.")
+        raise PatchError(
+            problem, patch=ID, advice="Nothing was committed. To continue anyway, set audit=report."
+        )
     logger.error("%s", problem)
 
 
@@ -205,11 +207,11 @@ PATCH = Patch(
         mentions=("self.module", "peft_config", "self._qat_enabled", "per_tensor_param"),
         exists=(f"{IMPL}:FSDPEngine._init_device_mesh", "verl.utils.model:convert_weight_keys"),
     ),
-    evidence="fault",
+    evidence="optional",
     scope=frozenset({"trainer"}),
     tested=("0.9.1",),
-    why="Between a trainer's shards and the rollout engine lie a gather, a buffer and another process; a bit "
-    "that falls over there, or a tensor that is left out, trains on silently.",
+    why="Between a trainer's shards and the rollout engine lie a gather, a buffer and another process; a "
+    "flipped bit or a missing tensor there goes unnoticed.",
     how="Sends a fingerprint of each parameter behind the weights, computed on each rank's own shards after "
     "the cast to what is sent and added up over the ranks. Replicas of the model must agree.",
     remove_when="verl checks what arrives against the trainer's shards.",

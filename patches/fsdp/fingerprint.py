@@ -1,4 +1,4 @@
-"""An exact fingerprint of a tensor that can be computed in parts: two sums of 64 bits over its bytes.
+"""Compute a tensor's exact fingerprint in parts: two sums of 64 bits over its bytes.
 
 A tensor is read as little-endian words of 8 bytes, in row-major order, the last one padded with zeros. With
 x_j the word at position j, as a signed integer, and hi(x_j) its upper half, also signed, the fingerprint is
@@ -38,7 +38,7 @@ _SHARE = 4 << 20  # bytes that make a second thread worth starting
 
 
 def of(tensor: torch.Tensor, start: int = 0, dtype: torch.dtype | None = None) -> Sums:
-    """The contribution of a run of consecutive elements to the fingerprint of the whole tensor.
+    """Return the contribution of a run of consecutive elements to the fingerprint of the whole tensor.
 
     Args:
         tensor: the run, any shape, dtype, strides and device; read in row-major order. May be empty.
@@ -73,7 +73,7 @@ def of(tensor: torch.Tensor, start: int = 0, dtype: torch.dtype | None = None) -
 
 
 def total(parts: Iterator[Sums] | list[Sums]) -> Sums:
-    """The sum of contributions."""
+    """Sum contributions."""
     first = second = 0
     for one, other in parts:
         first, second = first + one, second + other
@@ -81,7 +81,7 @@ def total(parts: Iterator[Sums] | list[Sums]) -> Sums:
 
 
 def _small(words: torch.Tensor, block: int, at: int) -> Sums:
-    """The contribution of words inside one block, which begin at its word ``at``."""
+    """Return the contribution of words inside one block, which begin at its word ``at``."""
     cpu, end = words.device, at + words.numel()
     one = int(torch.dot(words, _weights(0, cpu)[at:end]))
     two = int(torch.dot(words >> 32, _weights(1, cpu)[at:end]))

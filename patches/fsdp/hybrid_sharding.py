@@ -1,4 +1,4 @@
-"""Hybrid sharding where a shard group has one rank: its replicas must average their gradients too.
+"""Average gradients over replicas in hybrid sharding where a shard group has one rank.
 
 torch's FSDP1 turns any strategy into ``NO_SHARD`` when its shard group has one rank
 (``torch/distributed/fsdp/_init_utils.py: _init_core_state``), and ``NO_SHARD`` averages gradients over that
@@ -18,7 +18,7 @@ ID = "fsdp.verl.get_sharding_strategy"
 
 
 def on_strategy(original, device_mesh: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around ``get_sharding_strategy(device_mesh, ...)``: for a mesh of n x 1, ``NO_SHARD`` by name.
+    """Return ``NO_SHARD`` for a mesh of n x 1 in ``get_sharding_strategy(device_mesh, ...)``.
 
     FSDP1 then takes the mesh's first dimension, that of the replicas, as the group it averages over. FSDP2
     looks at the mesh alone and is right without this.
@@ -76,9 +76,9 @@ PATCH = Patch(
     evidence="install",
     scope=frozenset({"trainer"}),
     tested=("0.9.1",),
-    why="With FSDP1, fsdp_size=1 and several ranks, torch averages gradients within shard groups of one rank, "
-    "so that the replicas silently part from the first step on.",
-    how="Names NO_SHARD for such a mesh itself, which FSDP1 then applies over the replicas. All other meshes "
-    "are verl's own affair: they are right.",
+    why="With FSDP1, fsdp_size=1 and several ranks, torch averages gradients within shard groups of one "
+    "rank, so that the replicas silently differ from the first step on.",
+    how="Returns NO_SHARD for such a mesh, which FSDP1 then applies over the replicas. All other meshes "
+    "are right and left to verl.",
     remove_when="torch's FSDP1 couples the replicas of a hybrid strategy whose shard group has one rank.",
 )

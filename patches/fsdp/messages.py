@@ -22,12 +22,12 @@ _PIECE = 64 << 10  # bytes; a table larger than that travels in several tensors,
 
 
 def opening(content: dict[str, Any], device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
-    """The message before the weights."""
+    """Encode the message before the weights."""
     yield from _tensors(OPEN, content, device)
 
 
 def closing(content: dict[str, Any], device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
-    """The message after the weights."""
+    """Encode the message after the weights."""
     yield from _tensors(CLOSE, content, device)
 
 
@@ -36,13 +36,13 @@ def ours(name: str) -> bool:
 
 
 class Message:
-    """Puts the pieces of one message together again."""
+    """Join the pieces of one message."""
 
     def __init__(self) -> None:
         self._pieces: dict[int, bytes] = {}
 
     def add(self, name: str, tensor: torch.Tensor) -> dict[str, Any] | None:
-        """Take one piece; the content once all are there.
+        """Add one piece; return the content once all have arrived.
 
         Raises:
             ValueError: the bytes are not what was sent.

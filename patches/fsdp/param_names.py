@@ -1,4 +1,4 @@
-"""Which part of which entry an exported tensor is: verl renames entries and takes packed experts apart.
+"""Map exported tensors to entries of the state dict: verl renames entries and splits packed experts.
 
 Sources: ``verl/utils/model.py: convert_weight_keys`` and ``verl/workers/engine/fsdp/utils.py:
 unfuse_moe_params``.
@@ -18,7 +18,7 @@ GATE_UP, DOWN = ".mlp.experts.gate_up_proj", ".mlp.experts.down_proj"
 
 @dataclass(frozen=True)
 class Part:
-    """Elements ``[begin, end)`` of the flattened entry ``of``, exported with ``shape``."""
+    """Name the elements ``[begin, end)`` of the flattened entry ``of``, exported with ``shape``."""
 
     of: str
     begin: int
@@ -27,7 +27,7 @@ class Part:
 
 
 def converted(entries: dict[str, Own], module: Any) -> dict[str, Own]:
-    """The entries under the names that verl exports them by."""
+    """Return the entries under the names by which verl exports them."""
     from verl.utils.model import convert_weight_keys
 
     return convert_weight_keys(entries, getattr(module, "_fsdp_wrapped_module", module))

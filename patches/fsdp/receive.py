@@ -1,4 +1,4 @@
-"""The rollout engine's side of the audit: what arrived, before it is quantized or loaded."""
+"""Check received weights before they are quantized or loaded: the rollout engine's side of the audit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TARGET = f"{MODULE}:BucketedWeightReceiver.receive_weights"
 
 
 def on_receive(original, self, on_bucket_received: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around ``BucketedWeightReceiver.receive_weights``: each bucket is read before it is loaded.
+    """Fingerprint each bucket before ``BucketedWeightReceiver.receive_weights`` loads it.
 
     The last one, and with it the update, is not loaded when something is wrong.
 
@@ -43,7 +43,7 @@ def on_receive(original, self, on_bucket_received: Any, *args: Any, **kwargs: An
 
 
 class _History:
-    """What this process was sent before."""
+    """Keep what this process received before."""
 
     def __init__(self) -> None:
         self.source = ""
@@ -57,7 +57,7 @@ _history = _History()
 
 
 class _Arrival:
-    """One sync. Large tensors are read on a second thread, while the engine loads the same bucket."""
+    """Audit one sync. Large tensors are read on a second thread while the engine loads the same bucket."""
 
     def __init__(self, mode: str) -> None:
         from flashpatch.patches.fsdp import fingerprint, messages
@@ -99,7 +99,7 @@ class _Arrival:
             self.ends()
 
     def settles(self) -> None:
-        """Done with this bucket's tensors, whose memory is used again."""
+        """Finish with this bucket's tensors, whose memory is reused."""
         from flashpatch.patches.fsdp.compare import Seen
 
         for name, (shape, dtype, future) in self._pending.items():
@@ -107,7 +107,7 @@ class _Arrival:
         self._pending.clear()
 
     def ends(self) -> None:
-        """No bucket follows.
+        """Finish the audit after the last bucket.
 
         Raises:
             PatchError: the fingerprints did not come.
@@ -118,7 +118,7 @@ class _Arrival:
             raise self._unpatched()
         self._done = True
         if self._header["audited"]:
-            self._fails(["the fingerprints that were announced did not come"])
+            self._fails(["the announced fingerprints did not arrive"])
 
     def _arrives(self, name: str, tensor: Any) -> None:
         if self._mode == "off":
@@ -130,7 +130,7 @@ class _Arrival:
         if name in self._seen or name in self._pending:
             self._twice.append(name)
         elif self._done:
-            self._fails([f"{name} came after all that was announced"])
+            self._fails([f"{name} arrived after all announced tensors"])
         else:
             future = self._background.submit(tensor.nbytes, self._fingerprint, tensor)
             self._pending[name] = tuple(tensor.shape), str(tensor.dtype), future
@@ -156,7 +156,7 @@ class _Arrival:
         if header["source"] != known.source:
             known.source, known.sync, known.sent = header["source"], 0, {}
         if header["sync"] <= known.sync:
-            self._fails([f"sync {header['sync']} is a replay: sync {known.sync} came before"])
+            self._fails([f"sync {header['sync']} is a replay: sync {known.sync} was received before"])
         known.sync = header["sync"]
 
     def _compares(self, table: dict[str, Any]) -> None:
@@ -181,11 +181,11 @@ class _Arrival:
         self._notes(tensors=len(sent), not_audited=len(table["not_audited"]))
 
     def _fails(self, found: list[str]) -> None:
-        """Refuse the update or report it, by option."""
+        """Refuse the update or report it, as the option ``audit`` says."""
         from flashpatch.patches.fsdp.compare import shortened
 
         _history.failed += 1
-        problem = f"{len(found)} of the weights are not what the trainer's shards say: {shortened(found)}."
+        problem = f"{len(found)} of the weights differ from the trainer's shards: {shortened(found)}."
         self._notes(problem=problem)
         if self._mode == "refuse":
             raise self._refusal(problem)
@@ -208,7 +208,7 @@ class _Arrival:
             f"sync {sync} is refused: {problem}",
             patch=ID,
             target=TARGET,
-            advice="The rollout engine keeps its weights. To load such weights all the same: audit=report.",
+            advice="The rollout engine keeps its weights. To load such weights anyway, set audit=report.",
         )
 
     def _unpatched(self) -> PatchError:
@@ -234,7 +234,7 @@ PATCH = Patch(
     evidence="update",
     scope=frozenset({"worker"}),
     tested=("0.9.1",),
-    why="A rollout engine loads whatever arrives, and trains the policy on the text of another one.",
+    why="A rollout engine loads whatever arrives; with wrong weights the policy trains on another's text.",
     how="Fingerprints each tensor as it arrives, whole, before it is quantized or loaded, and compares with "
     "the trainer's before the last bucket is loaded.",
     remove_when="verl checks what arrives against the trainer's shards.",

@@ -1,4 +1,4 @@
-"""What one rank of an FSDP model holds: for each entry of the state dict, runs of consecutive elements.
+"""Find what one rank of an FSDP model holds: for each entry of the state dict, runs of consecutive elements.
 
 Read from the shards themselves, without a gather: FSDP2's DTensors and FSDP1's flat parameters. Sources:
 ``torch/distributed/fsdp/_flat_param.py`` (``_ShardParamInfo``: where a parameter lies in the local shard) and
@@ -33,7 +33,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Own:
-    """This rank's part of one entry.
+    """Hold this rank's part of one entry.
 
     Attributes:
         shape: of the whole entry.
@@ -46,7 +46,7 @@ class Own:
     block: tuple[tuple[int, ...], torch.Tensor] | None = None
 
     def sums(self, begin: int, end: int, dtype: torch.dtype) -> fingerprint.Sums:
-        """This rank's contribution to the fingerprint of the elements ``[begin, end)``, cast to ``dtype``."""
+        """Return this rank's part of the fingerprint of the elements ``[begin, end)``, cast to ``dtype``."""
         return fingerprint.total(
             fingerprint.of(values[max(begin - start, 0) : end - start], max(start - begin, 0), dtype)
             for start, values in self._all_runs()
@@ -69,14 +69,14 @@ class Own:
 
 
 def place(mesh: Any) -> Place:
-    """This rank's place in verl's mesh: one dimension shards, of two the first replicates."""
+    """Return this rank's position in verl's mesh: one dimension shards, of two the first replicates."""
     if mesh.ndim == 1:
         return Place(rank=mesh.get_local_rank())
     return Place(mesh.size(0), mesh.get_local_rank(0), mesh.get_local_rank(1))
 
 
 def own(module: torch.nn.Module, at: Place) -> dict[str, Own]:
-    """Entries of the state dict by name, with what this rank contributes to its replica.
+    """Return the entries of the state dict by name, with this rank's part of its replica.
 
     Raises:
         PatchError: an entry is distributed in a way that this audit does not know.
@@ -98,7 +98,7 @@ def _entry(name: str, value: torch.Tensor, at: Place) -> Own:
         raise PatchError(
             f"{name} is distributed as {placements}.",
             patch="fsdp.verl.get_per_tensor_param",
-            advice="The audit knows shards, and replicas of shards; set its option audit to off.",
+            advice="The audit supports shards and replicas of shards; set the option audit to off.",
         )
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -113,7 +113,7 @@ def _entry(name: str, value: torch.Tensor, at: Place) -> Own:
 
 
 def _whole(value: torch.Tensor, at: Place) -> Own:
-    """An entry that every rank has whole: the first rank of a replica speaks for it."""
+    """Return an entry that every rank has whole; only the first rank of a replica contributes it."""
     runs = ((0, value.detach().reshape(-1)),) if at.rank == 0 else ()
     return Own(tuple(value.shape), runs)
 
@@ -150,7 +150,7 @@ def _flat(root: torch.nn.Module, at: Place) -> dict[str, Own]:
 
 
 def _unflattened(root: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Persistent buffers, and parameters that FSDP1 was told to ignore."""
+    """Yield persistent buffers, and parameters that FSDP1 ignores."""
     from torch.distributed.fsdp import FlatParameter
 
     flattened: set[int] = set()

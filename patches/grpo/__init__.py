@@ -1,15 +1,15 @@
-"""async-grpo's training core on stock verl: exact loss, token-cost routing, streaming batches."""
+"""Run async-grpo's training core on stock verl: exact loss, routing by tokens, streaming batches."""
 
 from __future__ import annotations
 
-from flashpatch.patches.grpo import complete, verl_config
+from flashpatch.patches.grpo import verl_config
 from flashpatch.patches.grpo.loss import batch_counts, fused_logprobs, policy_loss
 from flashpatch.patches.grpo.routing import resubmit, router
 from flashpatch.record import Family, Option
 
 FAMILY = Family(
     name="grpo",
-    summary="a GRPO loss that no split changes, routing by token cost, and batches as samples arrive",
+    summary="GRPO loss that no split of the batch changes; routing by tokens; retries on lost servers",
     patches=(
         verl_config.PATCH,
         policy_loss.PATCH,
@@ -18,27 +18,42 @@ FAMILY = Family(
         resubmit.ACQUIRE,
         resubmit.GENERATE,
         fused_logprobs.PATCH,
-        complete.PATCH,
     ),
     options={
-        "loss": Option(True, "set the loss mode grpo_exact where a recipe has verl's default", kind=bool),
+        "loss": Option(
+            True, "set the loss mode grpo_exact where the configuration has verl's default", kind=bool
+        ),
         "logprobs": Option(
-            False, "replace verl's fused log-probabilities (use_fused_kernels) by ours", kind=bool
+            False,
+            "replace verl's fused log-probabilities (use_fused_kernels) by exact ones in blocks",
+            kind=bool,
         ),
         "router": Option(
-            True, "route by outstanding tokens, unless a recipe has a router of its own", kind=bool
+            True, "route by outstanding tokens, unless the configuration has a router of its own", kind=bool
         ),
         "worker_tokens": Option(
-            0, "outstanding tokens above which a server gets no request; 0: any", kind=int
+            0, "outstanding tokens above which a server gets no request; 0: no limit", kind=int, least=0
         ),
-        "worker_requests": Option(0, "outstanding requests at which a server gets no more; 0: any", kind=int),
+        "worker_requests": Option(
+            0, "outstanding requests at which a server gets no more; 0: no limit", kind=int, least=0
+        ),
         "affinity_slack": Option(
-            0, "tokens by which a conversation's server may be fuller; 0: any", kind=int
+            0,
+            "outstanding tokens that a conversation's server may have above the emptiest one's; 0: no limit",
+            kind=int,
+            least=0,
         ),
-        "response_tokens": Option(1024, "tokens to expect of a response, at most its limit", kind=int),
-        "resubmit": Option(True, "give requests of a dead or slow server to another one, once", kind=bool),
-        "patience": Option(0.0, "seconds after which a server counts as slow; 0: never", kind=float),
-        "rest": Option(30.0, "seconds without new requests for a slow server", kind=float),
+        "response_tokens": Option(
+            1024, "expected tokens of a response, at most its own limit", kind=int, least=0
+        ),
+        "resubmit": Option(True, "repeat requests of a dead or slow server on another one, once", kind=bool),
+        "patience": Option(
+            0.0,
+            "seconds without an answer after which a server counts as slow; 0: never",
+            kind=float,
+            least=0,
+        ),
+        "rest": Option(30.0, "seconds for which a slow server gets no new requests", kind=float, least=0),
     },
     refuses=("verl.utils.config:validate_config",),
 )

@@ -1,4 +1,4 @@
-"""One way to refuse bad input by name."""
+"""Refuse invalid arguments by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flashpatch.errors import PatchError
 
 
 def refuse(part: str, setting: str, problem: str, advice: str) -> NoReturn:
-    """Raise for an argument or option that cannot be meant.
+    """Raise for an invalid argument or option.
 
     Args:
         part: which part of the family, such as ``"logprobs"``.

@@ -1,93 +1,84 @@
-"""The recipe before anything starts: the loss mode is set where nobody chose one, and contradictions are
-refused."""
+"""Set the loss mode in verl's configuration where the user chose none, and refuse contradicting settings."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from flashpatch import engine, ledger
-from flashpatch.errors import PatchError
+from flashpatch import engine
+from flashpatch.patches._shared.verl_config import Get, JobConfig, validate_config_patch
 from flashpatch.patches.grpo.loss.policy_loss import MODE
-from flashpatch.record import Contract, Patch
+from flashpatch.record import Contract
 
 logger = logging.getLogger("flashpatch.grpo")
 
 ID = "grpo.verl.validate_config"
 ACTOR = "actor_rollout_ref.actor"
 LOSS = f"{ACTOR}.policy_loss.loss_mode"
-_DEFAULT = "vanilla"  # verl's; a recipe that says so cannot be told from one that says nothing
+_DEFAULT = "vanilla"  # verl's; the same whether the user wrote it or not
 
 
 def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> None:
-    """Around ``verl.utils.config.validate_config``, the first thing a trainer's driver does with its recipe.
+    """Set the loss mode and refuse contradicting settings, before verl validates its configuration.
 
     Raises:
-        PatchError: settings that contradict the family; all are named.
+        PatchError: settings contradict the family; all are named.
     """
-    from omegaconf import OmegaConf, open_dict
-
-    engine.require("grpo")
-    ledger.role("driver")
+    job = JobConfig.open(config, ID)
     options = engine.options("grpo")
-
-    def get(path: str, default: Any = None) -> Any:
-        return OmegaConf.select(config, path, default=default)
-
-    refused = list(refusals(get, options))
-    if refused:
-        raise PatchError(
-            f"contradicts this recipe: {'; '.join(refused)}.",
-            patch=ID,
-            advice="Change these settings, or switch that part off (grpo's options loss and router).",
-        )
-    with open_dict(config):
-        for path, value, why in adaptations(get, options):
-            logger.warning("%s=%s: %s", path, value, why)
-            OmegaConf.update(config, path, value, force_add=True)
-    for sentence in remarks(get, options):
+    job.refuse(
+        refusals(job.get, options),
+        "cannot train with",
+        "Change these settings, or switch that part off (grpo's options loss and router).",
+    )
+    for path, value, reason in adaptations(job.get, options):
+        job.set(path, value, reason)
+    for sentence in remarks(job.get, options):
         logger.warning("%s", sentence)
     return original(config, *args, **kwargs)
 
 
-def refusals(get: Any, options: Any) -> Iterator[str]:
-    """Settings that contradict the family, each with the reason; ``get(path, default)`` reads the recipe."""
+def refusals(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the settings that contradict the family, each with the reason."""
     if not options["loss"]:
         return
     mode = get(LOSS, _DEFAULT)
     if mode not in (None, _DEFAULT, MODE):
-        yield f"{LOSS}={mode} (grpo sets {MODE}; a recipe chooses one of the two)"
+        yield f"{LOSS}={mode} (grpo sets {MODE}; choose one of the two)"
     if get("algorithm.rollout_correction.bypass_mode"):
-        yield "algorithm.rollout_correction.bypass_mode=True (it brings a loss of its own)"
+        yield "algorithm.rollout_correction.bypass_mode=True (it replaces grpo's loss)"
 
 
-def adaptations(get: Any, options: Any) -> Iterator[tuple[str, Any, str]]:
-    """Settings to make, with the reason."""
+def adaptations(get: Get, options: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
+    """Yield the settings to make, each with its value and the reason."""
     if not options["loss"]:
         return
     if get(LOSS) != MODE:
-        yield LOSS, MODE, "the loss divides by the samples that are really there"
+        yield LOSS, MODE, "the loss divides by the samples of the batch, not by its padding"
     norm = get(f"{ACTOR}.loss_agg_mode") == "seq-mean-token-sum-norm"
     if norm and get(f"{ACTOR}.loss_scale_factor") is None:
         width = get("data.max_response_length")
-        yield f"{ACTOR}.loss_scale_factor", width, "the width of a micro-batch depends on the split"
+        yield (
+            f"{ACTOR}.loss_scale_factor",
+            width,
+            "verl would divide by a micro-batch's width, which depends on the split",
+        )
 
 
-def remarks(get: Any, options: Any) -> Iterator[str]:
-    """What stands aside in this recipe, and for what."""
+def remarks(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each part of the family that this configuration does not use."""
     mode = get("trainer.v1.trainer_mode", "sync") if get("trainer.use_v1", True) else "legacy"
     yield (
-        f"the streaming batcher stands aside: in trainer mode {mode} verl has the whole batch before it "
+        f"the streaming batcher is not used: in trainer mode {mode} verl has the whole batch before it "
         "divides it, and balances it by Karmarkar and Karp"
     )
     if options["router"] and get("actor_rollout_ref.rollout.router_config_path"):
-        yield "the token router stands aside: the recipe has a router_config_path"
+        yield "the token router is not used: the configuration has a router_config_path"
 
 
-PATCH = Patch(
+PATCH = validate_config_patch(
     id=ID,
-    targets=("verl.utils.config:validate_config",),
     requires="verl>=0.9",
     wrapper=on_validate,
     contract=Contract(
@@ -98,11 +89,9 @@ PATCH = Patch(
         ),
     ),
     evidence="install",
-    scope=frozenset({"driver"}),
     needs=("grpo.verl.register_policy_loss",),
-    tested=("0.9.1",),
-    why="A registered loss does nothing until a recipe names it.",
-    how="Before anything starts, names the loss mode where the recipe has verl's default, gives a constant "
-    "divisor where verl would take a micro-batch's width, and refuses another loss mode.",
-    remove_when="never: it says what the family does to a recipe.",
+    why="verl uses a registered loss only where the configuration names it.",
+    how="Before anything starts, sets the loss mode where the configuration has verl's default, sets a "
+    "constant divisor where verl would take a micro-batch's width, and refuses another loss mode.",
+    remove_when="never: it states what the family changes in a configuration.",
 )

@@ -98,10 +98,9 @@ def test_public_names_and_lazy_import(toys):
         import sys, flashpatch
         assert "flashpatch.api" not in sys.modules and "wrapt" not in sys.modules
         for name in flashpatch.__all__:
-            if name != "patches":
-                assert getattr(flashpatch, name) is getattr(flashpatch, name)
+            assert getattr(flashpatch, name) is getattr(flashpatch, name)
         assert set(flashpatch.__all__) <= set(dir(flashpatch))
-        from flashpatch import Contract, Family, Option, Patch, PatchError, disable, enable, status
+        from flashpatch import Contract, Family, Option, Patch, PatchError, disable, enable, list_patches, status
         try:
             flashpatch.absent
         except AttributeError as error:
@@ -109,15 +108,18 @@ def test_public_names_and_lazy_import(toys):
     """)
 
 
-def test_patches_is_a_package_and_a_function(toys):
+def test_patches_are_listed_beside_the_package_that_holds_them(toys):
     toys.run("""
-        import importlib.util, flashpatch
-        if importlib.util.find_spec("flashpatch.patches"):
-            assert "toy.fakefw.plain" in flashpatch.patches()
+        import types, flashpatch
+        assert "toy.fakefw.plain" in flashpatch.list_patches()
+        assert type(flashpatch) is types.ModuleType
+        try:
             import flashpatch.patches as package
-            from flashpatch import patches
-            assert "toy.fakefw.plain" in flashpatch.patches() == patches() == package()
-            assert package.__path__
+        except ModuleNotFoundError:
+            pass
+        else:
+            assert type(package) is types.ModuleType and package.__path__
+            assert "toy.fakefw.plain" in flashpatch.list_patches()
     """)
 
 

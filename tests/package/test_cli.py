@@ -28,7 +28,7 @@ def patch(what, **changes):
 
 fits = patch("toy.packaging.fits", contract=Contract(params=("version",)))
 FAMILY = Family("toy", "a toy", (fits,), names={"loud": {"volume": 11}},
-                options={"volume": Option(5, "how loud", kind=int), "pitch": Option("low", "how high")},
+                options={"volume": Option(5, "how loud", kind=int, least=0, most=11), "pitch": Option("low", "how high")},
                 commands={"play": "toy_play", "jam": "toy_jam", "lost": "toy_lost"})
 DRIFTED = Family("drifted", "one of two drifted",
                  (patch("drifted.packaging.well"),
@@ -132,7 +132,13 @@ class TestShow:
         shown = read(toys.run("flashpatch", "show", name, "--json"))
         assert shown["family"] == "toy"
         assert shown["names"] == {"toy": {}, "loud": {"volume": 11}}
-        assert shown["options"]["volume"] == {"default": 5, "choices": [], "help": "how loud"}
+        assert shown["options"]["volume"] == {
+            "default": 5,
+            "choices": [],
+            "range": "at least 0 and at most 11",
+            "help": "how loud",
+        }
+        assert "range" not in shown["options"]["pitch"]
         code_only = {"too_late", "probe", "name"}
         assert set(shown) >= {field.name for field in fields(Family)} - code_only
 

@@ -57,6 +57,26 @@ def test_an_absent_framework(verify, site):
     assert verify(FLASHPATCH="toy").returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("evidence", "word", "text"),
+    [
+        ("fault", "installed", "due only on a fault"),
+        ("optional", "installed", "due only if this path is taken; another one may be"),
+        ("install", "installed", "none"),
+        ("step", "failed", "none"),
+    ],
+)
+def test_the_report_says_why_a_patch_that_was_never_called_is_healthy(evidence, word, text):
+    from flashpatch.verify.run import _report
+
+    one = Patch(
+        "toy.one.a", ("one.mod:f",), "x>=1", "", "", "", wrapper=print, evidence=evidence, tested=("1.0",)
+    )
+    row = types.SimpleNamespace(patches={one.id: {"state": "installed", "calls": 0}})
+    found = _report(one, types.SimpleNamespace(version="1.0"), [row])
+    assert (found.state.word, found.evidence, found.tested) == (word, text, True)
+
+
 def test_what_waits_for_a_framework_that_the_probe_did_without():
     """Only that: a patch still waiting for a framework in use, or for the only one, is a failure."""
     from flashpatch.verify.run import _unused

@@ -28,8 +28,9 @@ LOAD = patch("fam.toy.load", "update", {"worker"})
 STEP = patch("fam.toy.step", "step", {"engine-core"})
 DOOR = patch("fam.toy.door", "install", {"driver"})
 FAULT = patch("fam.toy.fault", "fault", {"worker"})
+OPTIONAL = patch("fam.toy.optional", "optional", {"worker"})
 OTHER = patch("fam.rival.load", "update", {"worker"})
-PATCHES = {p.id: p for p in (LOAD, STEP, DOOR, FAULT, OTHER)}
+PATCHES = {p.id: p for p in (LOAD, STEP, DOOR, FAULT, OPTIONAL, OTHER)}
 
 
 def entry(state: str, calls: int = 0, detail: str = "") -> Mapping:
@@ -109,8 +110,10 @@ def test_install_evidence_is_due_at_boot():
     assert "fam.toy.door is still waiting for toy.core:f" in problem
 
 
-def test_a_fault_patch_is_healthy_while_never_called():
-    assert problems(row("worker", patches={FAULT.id: entry("installed")}, updates=3, steps=3)) == []
+@pytest.mark.parametrize("spare", [FAULT, OPTIONAL], ids=lambda patch: patch.evidence)
+def test_what_is_for_faults_or_another_path_is_healthy_while_never_called(spare):
+    for state in ("installed", "waiting"):
+        assert problems(row("worker", patches={spare.id: entry(state)}, updates=3, steps=3)) == []
 
 
 def test_waiting_is_fine_out_of_scope_and_before_it_is_due():

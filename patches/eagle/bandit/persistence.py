@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-import os
 from pathlib import Path
 
+from flashpatch.atomic_file import replacing
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.bandit.policy import Policy
 
@@ -16,15 +15,12 @@ logger = logging.getLogger("flashpatch.eagle")
 
 def save(policy: Policy, path: Path) -> None:
     """Write the policy's state, whole or not at all. A failure is logged, not raised."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(policy.state()))
-        os.replace(temporary, path)
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps(policy.state()))
     except OSError as error:
         logger.warning("what the bandit learned cannot be saved: %s", error)
-        with contextlib.suppress(OSError):
-            temporary.unlink()
 
 
 def restore(policy: Policy, path: Path) -> str:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flashpatch.atomic_file import replacing
 from flashpatch.errors import PatchError
 
 if TYPE_CHECKING:
@@ -114,13 +115,8 @@ class Writer:
         temporary = self.directory / f".write-{self._pid}-{self._sequence}"
         final = self.directory / f"{time.time_ns():020d}-{self._pid}-{self._sequence}.safetensors"
         self._sequence += 1
-        try:
+        with replacing(final, temporary):
             sample.save(temporary)
-            os.replace(temporary, final)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise
 
     def _make_room(self, size: int) -> None:
         """Let the oldest samples, and what killed processes left, give way. Far from full, few samples need a look."""

@@ -166,7 +166,7 @@ VERIFY = Patch(
             "sglang.srt.runtime_context:get_parallel",
         ),
     ),
-    evidence="fault",  # an engine without speculation verifies nothing
+    evidence="optional",  # an engine without speculation verifies nothing
     needs=("eagle.sglang.release_kv_cache",),
     why=_WHY,
     how="Notes tokens, positions and states of the accepted path after each verification.",
@@ -178,7 +178,7 @@ PREFILL = Patch(
     targets=(f"{WORKER}._forward_prefill_batch",),
     wrapper=on_prefill,
     contract=Contract(params=("batch",), mentions=("batch_output.logits_output.hidden_states",)),
-    evidence="fault",
+    evidence="optional",
     needs=("eagle.sglang.verify",),
     why=_WHY,
     how="Notes tokens, positions and states of prompts, chunk by chunk; cached prefixes stay unknown.",
@@ -196,7 +196,7 @@ FINISHED = Patch(
             "sglang.srt.managers.schedule_batch:Req.finished",
         ),
     ),
-    evidence="fault",
+    evidence="optional",
     why="Only the scheduler knows which tokens a request kept.",
     how="Hands finished requests over with their tokens when their cache is released.",
     **TEXT,

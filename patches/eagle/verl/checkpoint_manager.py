@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import time
 from typing import Any
 
 from flashpatch import ledger
 from flashpatch.arming.site import Site
-from flashpatch.patches._shared.awaits import caller_awaits
+from flashpatch.patches._shared.awaits import caller_awaits, resolve
 from flashpatch.patches.eagle.verl import verl_config
 from flashpatch.patches.eagle.verl.cotraining import Job
 from flashpatch.patches.eagle.verl.targets import TEXT
@@ -40,8 +39,7 @@ def on_update(original, self, global_steps: int | None = None, *args: Any, **kwa
     """Around ``update_weights``, after which rollouts go on."""
 
     async def awaited() -> Any:
-        result = original(self, global_steps, *args, **kwargs)
-        result = await result if inspect.isawaitable(result) else result
+        result = await resolve(original(self, global_steps, *args, **kwargs))
         await asyncio.to_thread(_updated, self, global_steps)
         return result
 
@@ -100,7 +98,7 @@ IDLE = Patch(
     targets=(f"{MANAGER}.sleep_replicas",),
     wrapper=on_sleep,
     contract=Contract(mentions=("self.replicas",)),
-    evidence="fault",  # only one of a job's drivers has it
+    evidence="optional",  # only one of a job's drivers has it
     needs=("eagle.verl.update_weights",),
     why="A drafter can be trained at no cost to the rollouts only while they rest.",
     how="Lets the drafter's trainer work from here to the next weight update.",
@@ -120,7 +118,7 @@ UPDATE = Patch(
             "verl.workers.rollout.replica:RolloutReplica.server_handle",
         ),
     ),
-    evidence="fault",
+    evidence="optional",
     needs=("eagle.verl.validate_config", "eagle.verl.collective_rpc"),
     why="A drafter falls behind a policy that is trained, and verl brings the replicas nothing but the policy.",
     how="After each update of the policy brings every replica the newest drafter, and the trainer what the "
@@ -133,7 +131,7 @@ LOG = Patch(
     targets=("verl.utils.tracking:Tracking.log",),
     wrapper=on_log,
     contract=Contract(params=("data", "step")),
-    evidence="fault",
+    evidence="optional",
     needs=("eagle.verl.update_weights",),
     why="verl does not log what a drafter of its own training does.",
     how="Adds eagle/* to what the trainer logs next.",

@@ -25,7 +25,7 @@ PATCH = Patch(
     contract=Contract(
         params=("method", "timeout", "args", "kwargs"), mentions=("self.engine.collective_rpc",)
     ),
-    evidence="fault",  # a job without co-training calls none of them
+    evidence="optional",  # a job without co-training calls none of them
     why="verl's server calls its workers and drops what they answer: where samples are, what is accepted.",
     how="Returns the answers of the family's own methods; other calls go on as they were.",
     **TEXT,

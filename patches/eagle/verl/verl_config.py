@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from flashpatch import engine, ledger
+from flashpatch import engine
 from flashpatch.errors import PatchError
+from flashpatch.patches._shared.verl_config import TARGET, JobConfig
 from flashpatch.patches.eagle.train.settings import WorkerSettings
 from flashpatch.patches.eagle.verl.targets import TEXT
 from flashpatch.record import Contract, Patch
@@ -32,44 +33,33 @@ def settings(rollout: Any) -> dict[str, Any] | None:
 
 
 def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around ``verl.utils.config.validate_config``, the first thing a trainer's driver does with its recipe.
+    """Set the drafter and its training in verl's configuration, before verl validates it.
 
     Raises:
-        PatchError: the recipe contradicts the family's options; all such settings are named.
+        PatchError: the configuration contradicts the family's options; all such settings are named.
     """
-    from omegaconf import OmegaConf, open_dict
-
-    engine.require("eagle")
-    ledger.role("driver")
+    job = JobConfig.open(config, ID)
     options = engine.options("eagle")
-
-    def get(path: str, default: Any = None) -> Any:
-        found = OmegaConf.select(config, path, default=default)
-        return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
-
-    if get(f"{ROLLOUT}.engine_kwargs.{OURS}"):  # done by another of the job's processes
+    if job.get(f"{ROLLOUT}.engine_kwargs.{OURS}"):  # another process of the job has done it
         return original(config, *args, **kwargs)
-    speculative = speculation(get)
-    refused = list(refusals(get, options, speculative))
-    if refused:
-        raise PatchError(
-            f"contradicts this recipe: {'; '.join(refused)}.",
-            patch=ID,
-            target=PATCH.targets[0],
-            advice="Change these settings, or take eagle out of FLASHPATCH.",
-        )
+    speculative = speculation(job.get)
+    job.refuse(
+        refusals(job.get, options, speculative),
+        "cannot run with",
+        "Change these settings, or take eagle out of FLASHPATCH.",
+    )
     if options["drafter"]:
-        speculative = _wanted(get, options)
-        logger.warning("%s=%s", SPECULATIVE, speculative)
-        with open_dict(config):
-            OmegaConf.update(config, SPECULATIVE, speculative, force_add=True)
-    idle = list(remarks(get, speculative)) if options["cotrain"] else ["cotrain is off"]
+        speculative = _wanted(job.get, options)
+        job.set(SPECULATIVE, speculative, "eagle's option drafter")
+    idle = list(remarks(job.get, speculative)) if options["cotrain"] else ["cotrain is off"]
     for reason in idle:
         logger.warning("eagle trains no drafter: %s", reason)
     if not idle:
-        given = {"eagle": json.dumps(training(get, options, speculative))}
-        with open_dict(config):
-            OmegaConf.update(config, f"{ROLLOUT}.engine_kwargs.{OURS}", given, force_add=True)
+        job.set(
+            f"{ROLLOUT}.engine_kwargs.{OURS}",
+            {"eagle": json.dumps(training(job.get, options, speculative))},
+            "settings of the drafter's training",
+        )
     return original(config, *args, **kwargs)
 
 
@@ -94,10 +84,7 @@ def speculation(get: Any) -> dict[str, Any]:
 
 
 def refusals(get: Any, options: Mapping[str, Any], speculative: Mapping[str, Any]) -> Iterator[str]:
-    """Options that make no sense, and settings that contradict the option ``drafter``, each with the reason."""
-    for name in ("slice", "patience"):
-        if options[name] <= 0:
-            yield f"eagle's option {name}={options[name]} (more than 0 seconds)"
+    """Yield the settings that contradict the option ``drafter``, each with the reason."""
     if not options["drafter"]:
         return
     if get(f"{ROLLOUT}.name") != "vllm":
@@ -108,8 +95,6 @@ def refusals(get: Any, options: Mapping[str, Any], speculative: Mapping[str, Any
         yield "actor_rollout_ref.model.mtp.enable=True (verl's own drafter)"
     if options["drafter"] != NEW and not (Path(options["drafter"]) / "config.json").exists():
         yield f"eagle's option drafter={options['drafter']} (no config.json there)"
-    if options["draft_tokens"] < 1:
-        yield f"eagle's option draft_tokens={options['draft_tokens']} (at least 1)"
 
 
 def remarks(get: Any, speculative: Mapping[str, Any]) -> Iterator[str]:
@@ -207,7 +192,7 @@ def _folder(get: Any) -> Path:
 
 PATCH = Patch(
     id=ID,
-    targets=("verl.utils.config:validate_config",),
+    targets=(TARGET,),
     wrapper=on_validate,
     contract=Contract(params=("config",), mentions=("config.actor_rollout_ref.rollout",)),
     evidence="install",

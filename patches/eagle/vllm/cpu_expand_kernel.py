@@ -48,7 +48,7 @@ PATCH = Patch(
         params=("output", "input_val", "cu_num_tokens", "replace_from", "replace_to"),
         mentions=("torch.ops._C.expand_kernel_impl",),
     ),
-    evidence="fault",
+    evidence="optional",
     why="On a CPU, vLLM samples draft tokens at temperatures that were never written.",
     how="Spreads the values with torch and writes them where they are read.",
     **{**WORKERS, "remove_when": "vLLM's stand-in copies its result back, as its neighbours do."},

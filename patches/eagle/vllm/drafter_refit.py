@@ -224,7 +224,7 @@ METHODS = Patch(
             "vllm.config:set_current_vllm_config",
         ),
     ),
-    evidence="fault",
+    evidence="optional",
     why="vLLM updates its target and never its drafter, which falls behind a policy that is trained.",
     how="Gives workers methods that collective_rpc can call.",
     **WORKERS,
@@ -237,7 +237,7 @@ RPC = Patch(
     contract=Contract(
         params=("method", "timeout", "args", "kwargs"), mentions=("self.model_executor.collective_rpc",)
     ),
-    evidence="fault",
+    evidence="optional",
     needs=("eagle.vllm.worker", "eagle.vllm.update_from_output"),
     why="Acceptance is seen in the scheduler, the weights are in the workers.",
     how="Follows acceptance around each update of the drafter, goes back when it has fallen, and tells the bandit.",

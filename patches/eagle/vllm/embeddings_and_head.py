@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
+from flashpatch.atomic_file import replacing
 from flashpatch.errors import PatchError
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -31,12 +31,8 @@ def save(model: Any, folder: Path) -> int:
     if get_tp_group().rank_in_group:
         return 0
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".model-{os.getpid()}.safetensors"
-    try:
+    with replacing(folder / "model.safetensors") as temporary:
         save_file(found, temporary)
-        os.replace(temporary, folder / "model.safetensors")
-    finally:
-        temporary.unlink(missing_ok=True)
     return len(found)
 
 

@@ -52,7 +52,7 @@ PATCH = Patch(
             "vllm.v1.request:Request.prompt_token_ids",
         ),
     ),
-    evidence="fault",
+    evidence="optional",
     why="Only the scheduler knows which tokens a finished request kept.",
     how="Notes tokens and prompt length of each request as it is freed.",
     **TEXT,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flashpatch.atomic_file import replacing
 from flashpatch.patches.fp8.calibration import untrusted
 from flashpatch.patches.fp8.calibration.structure import Exchange
 from flashpatch.patches.fp8.calibration.untrusted import refuse
@@ -152,13 +152,11 @@ def save(profile: Profile, path: Path, overwrite: bool = False) -> None:
         "quantized": json.dumps(sorted(profile.quantized)),
     }
     data = serialised({name: t.contiguous().clone() for name, t in tensors.items()}, metadata)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_bytes(data)
-        beside.replace(path)
+        with replacing(path) as temporary:
+            temporary.write_bytes(data)
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise refuse(path, f"cannot be written ({error})") from error
 
 

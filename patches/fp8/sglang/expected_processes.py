@@ -22,7 +22,7 @@ PATCH = Patch(
     requires="sglang>=0.5.21",
     wrapper=on_launch,
     contract=Contract(params=("server_args",), mentions=("scheduler_procs",)),
-    evidence="fault",
+    evidence="optional",
     scope=frozenset({"driver"}),
     tested=("0.5.23",),
     why="A process that never loaded FlashPatch writes nothing, so its absence must be known to someone else.",

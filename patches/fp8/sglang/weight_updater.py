@@ -88,7 +88,7 @@ def answered(update: Callable[[], tuple[bool, str]]) -> tuple[bool, str]:
 
 _COMMON = dict(
     requires="sglang>=0.5.21",
-    evidence="fault",  # an engine is updated through one of these doors
+    evidence="optional",  # an engine is updated through one of these doors
     scope=frozenset({"worker"}),
     tested=("0.5.23",),
     needs=("fp8.sglang.initialize_model",),

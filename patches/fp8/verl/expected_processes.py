@@ -48,7 +48,7 @@ def _identity() -> Any:
 
 _COMMON = dict(
     requires="verl>=0.9",
-    evidence="fault",
+    evidence="optional",
     scope=frozenset({"driver", "trainer"}),
     tested=("0.9.1",),
     why="A process that never loaded FlashPatch writes nothing, so somebody else must know of its absence.",

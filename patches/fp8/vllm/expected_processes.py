@@ -25,7 +25,7 @@ def on_workers(original, self, *args: Any, **kwargs: Any):
 
 _COMMON = dict(
     requires="vllm>=0.28",
-    evidence="fault",
+    evidence="optional",
     tested=("0.31.0", "0.32.0"),
     why="A process that never loaded FlashPatch writes nothing, so its absence must be known to someone else.",
     how="After the start, writes an expected row with the child's pid and start time.",

@@ -217,7 +217,7 @@ STEP = Patch(
             "vllm.v1.request:RequestStatus.FINISHED_ABORTED",
         ),
     ),
-    evidence="fault",  # an engine uses one of the two step functions, this or the next
+    evidence="optional",  # an engine uses one of the two step functions, this or the next
     needs=("fp8.vllm.engine_core_init",),
     why="An engine that schedules on half-updated weights serves a policy that never existed; stale prefix "
     "caches mix two.",
@@ -230,7 +230,7 @@ QUEUE = Patch(
     targets=(f"{CORE}.step_with_batch_queue",),
     wrapper=on_step,
     contract=Contract(mentions=("self.scheduler.schedule", "self.scheduler.has_requests")),
-    evidence="fault",
+    evidence="optional",
     needs=("fp8.vllm.engine_core_init",),
     why="The same as fp8.vllm.engine_core_step, for asynchronous scheduling and pipeline parallelism.",
     how="The same check before the other step function.",
@@ -246,7 +246,7 @@ RPC = Patch(
         mentions=("self.model_executor",),
         exists=("vllm.v1.serial_utils:run_method",),
     ),
-    evidence="fault",  # a model in this process can be updated without a call
+    evidence="optional",  # a model in this process can be updated without a call
     needs=("fp8.vllm.engine_core_init",),
     why="Updates reach workers as calls through the engine core, which must notice the outcome.",
     how="Tells workers whether requests run, hears all ranks even when one fails (vLLM stops at the first and "

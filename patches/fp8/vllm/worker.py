@@ -103,7 +103,7 @@ SLEEP = Patch(
     targets=(f"{WORKER}.sleep",),
     wrapper=on_sleep,
     contract=Contract(params=("level",)),
-    evidence="fault",
+    evidence="optional",
     needs=("fp8.vllm.initialize_model",),
     why="After sleep level 2 the weights' memory holds nothing; vLLM would generate from it.",
     how="Marks the policy as broken until a complete update.",

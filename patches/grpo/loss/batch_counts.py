@@ -15,13 +15,12 @@ _last: Any = None
 
 
 def last() -> Any:
-    """What the loss may divide by: the counts that this process last wrote into a training batch."""
+    """Hold the counts that this process last wrote into a training batch, by which the loss divides."""
     return _last
 
 
 def on_split(original, data: Any, dp_group: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """Around ``prepare_micro_batches``, where an engine has its whole mini-batch and nobody has divided it
-    yet.
+    """Count the mini-batch in ``prepare_micro_batches``, where it is not divided into micro-batches yet.
 
     A training batch of PPO carries ``global_batch_size``, the configured number of samples, and
     ``batch_num_tokens``. Both are counted anew over all data-parallel ranks, from the mask that the loss
@@ -42,7 +41,7 @@ def on_split(original, data: Any, dp_group: Any = None, *args: Any, **kwargs: An
 
 
 def native(site: Any) -> str | None:
-    """verl's own count, once it has one: asked with a batch of two samples of which one is masked out."""
+    """Name verl's own count if it is right for a batch of two samples of which one is masked out."""
     import torch
     from tensordict import TensorDict
     from verl.utils import tensordict_utils as tu

@@ -1,4 +1,4 @@
-"""verl's fused log-probabilities stand where they are right; ours take their place when asked for."""
+"""Replace verl's fused log-probabilities on request, or where they are wrong."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HOME = "verl.utils.experimental.torch_functional"
 def on_forward(
     original, self, hidden_states: Any, vocab_weights: Any, input_ids: Any, temperature: float = 1.0
 ) -> tuple[Any, Any]:
-    """Instead of ``FusedLinearForPPO.forward``; the same results, in float32."""
+    """Replace ``FusedLinearForPPO.forward``: the same results, in float32."""
     from flashpatch.patches.grpo.loss.logprobs import token_logprobs
 
     weights = vocab_weights.full_tensor() if hasattr(vocab_weights, "full_tensor") else vocab_weights
@@ -23,7 +23,7 @@ def on_forward(
 
 
 def native(site: Any) -> str | None:
-    """verl's own, when it agrees with the plain way on a small case, and ours was not asked for."""
+    """Name verl's own when it is right on a small case and the option logprobs is off."""
     if site.options.get("logprobs"):
         return None
     import torch
@@ -45,12 +45,12 @@ PATCH = Patch(
     wrapper=on_forward,
     native=native,
     contract=Contract(params=("hidden_states", "vocab_weights", "input_ids", "temperature")),
-    evidence="fault",
+    evidence="optional",
     scope=frozenset({"trainer"}),
     tested=("0.9.1",),
     why="verl's fused log-probabilities (model.use_fused_kernels) are chunked and right in float32. In bf16 "
     "they round logits, entropy and the sum of the head's gradient; without an accelerator bf16 products "
     "are slow.",
-    how="Stands aside for verl's. With the option logprobs, computes them in blocks with float32 sums.",
+    how="Keeps verl's by default. With the option logprobs, computes them in blocks with float32 sums.",
     remove_when="verl's torch backend sums in float32.",
 )

@@ -1,4 +1,4 @@
-r"""A GRPO loss whose gradient does not depend on how the batch was divided.
+r"""Compute a GRPO loss whose gradient does not depend on how the batch was divided.
 
 Per token minus advantage times log-probability (GRPO, Shao et al. 2024, equations 19 and 20; async-grpo's
 ``grpo_loss.py``), or the clipped ratio where the batch is off-policy. Tokens are weighted, summed, and
@@ -30,7 +30,7 @@ the sum by the number of samples; by the number of tokens; by nothing at all."""
 
 @dataclass(frozen=True)
 class Counts:
-    """How much a whole batch holds, over all micro-batches and ranks.
+    """Hold the samples and tokens of a whole batch, over all micro-batches and ranks.
 
     Attributes:
         samples: number of samples with at least one output token.
@@ -43,7 +43,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Clip:
-    """Bounds of the ratio between the policy and the one that the advantages belong to.
+    """Hold the bounds of the ratio between the policy and the policy of the advantages.
 
     Attributes:
         low, high: the ratio is clipped to [1 - low, 1 + high] (PPO, Schulman et al. 2017).
@@ -58,7 +58,7 @@ class Clip:
 
 @dataclass(frozen=True)
 class GrpoLoss:
-    """One micro-batch's part of the loss.
+    """Hold one micro-batch's part of the loss.
 
     Attributes:
         loss: scalar; call ``backward`` on it once per micro-batch.
@@ -72,7 +72,7 @@ class GrpoLoss:
 
 
 def count(mask: torch.Tensor, group: Any = None) -> Counts:
-    """What all ranks of a group hold together; every rank must call it.
+    """Count samples and tokens over all ranks of a group; every rank must call it.
 
     Args:
         mask: [B, L], or jagged; this rank's whole share of the batch, 1 (or True) at output tokens.
@@ -106,7 +106,7 @@ def grpo_loss(
     truncation: float = 2.0,
     weights: torch.Tensor | None = None,
 ) -> GrpoLoss:
-    """The loss of one micro-batch.
+    """Compute the loss of one micro-batch.
 
     Args:
         logprobs: [B, L], of the policy being trained, with gradient; float64 stays float64, others float32.
@@ -126,7 +126,7 @@ def grpo_loss(
         rollout_logprobs: [B, L], of the engine that generated the tokens; then each token is weighted with
             the ratio of ``old_logprobs`` (or the policy's own) to them, at most ``truncation`` (truncated
             importance sampling, Yao et al. 2025). No gradient goes through it.
-        weights: [B, L], such weights where somebody computed them already.
+        weights: [B, L], such weights if they are computed already.
 
     Raises:
         PatchError: shapes do not fit, or an argument that cannot be meant.
@@ -182,7 +182,7 @@ def aggregate(
 
 
 def _surrogate(new, old, gain, clip: Clip | None, sums: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Minus advantage times ratio, clipped where that makes it larger (the pessimistic bound)."""
+    """Return minus advantage times ratio, clipped where that makes it larger (the pessimistic bound)."""
     log_ratio = new - old
     sums["log_ratio"] = -log_ratio.detach().sum()
     # exp(20) is far beyond any clip; without a bound a single token could overflow.
@@ -201,7 +201,7 @@ def _surrogate(new, old, gain, clip: Clip | None, sums: dict[str, torch.Tensor])
 
 
 def _inside(values: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """Wide enough, and 0 outside the mask, so that what is there can neither count nor spoil a gradient."""
+    """Widen the dtype and set values outside the mask to 0, so that they do not reach the gradient."""
     wide = values if values.dtype == torch.float64 else values.float()
     return wide.masked_fill(~kept, 0.0)
 

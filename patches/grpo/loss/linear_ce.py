@@ -1,4 +1,4 @@
-"""Linear layer, softmax and cross entropy as one differentiable function that never holds all logits.
+"""Compute linear layer, softmax and cross entropy in one differentiable function without all logits.
 
 Forward keeps, per token, a running maximum and running sums over blocks of the vocabulary (the online softmax
 of Milakov and Gimelshein, 2018). Backward computes each block of logits again. Blocks of the vocabulary are
@@ -17,7 +17,7 @@ import torch
 
 @dataclass(frozen=True)
 class Shape:
-    """How to go about it.
+    """Hold the block sizes and the process group of the computation.
 
     Attributes:
         tokens, vocabulary: largest block.
@@ -140,7 +140,7 @@ def _join(top, total, weighted, target, best, group):
 
 
 def _slope(wide, part, labels, norm, entropy, up, up_entropy, first: int, block: slice):
-    """The gradient of one block of logits, [t, v].
+    """Return the gradient of one block of logits, [t, v].
 
     d logprob / d z_j = 1[j is the label] - p_j, and d entropy / d z_j = -p_j (log p_j + entropy).
     """
@@ -160,7 +160,7 @@ def _slope(wide, part, labels, norm, entropy, up, up_entropy, first: int, block:
 
 
 def _local(labels: torch.Tensor, first: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where labels are in a block, [t, 1] (0 for those that are not), and which are."""
+    """Return the positions of labels in a block, [t, 1] (0 for others), and which labels are in it."""
     at = labels - first
     here = (at >= 0) & (at < width)
     return at.clamp(0, width - 1)[:, None], here
@@ -186,5 +186,5 @@ def _times(values: torch.Tensor, scale: float | torch.Tensor) -> torch.Tensor:
 
 
 def _exact(like: torch.Tensor) -> Any:
-    """No autocast: it would narrow what was just widened."""
+    """Disable autocast, which would narrow the widened values."""
     return torch.autocast(like.device.type, enabled=False)

@@ -1,4 +1,4 @@
-"""Per-token log-probabilities as negative cross entropy, straight from hidden states and the head.
+"""Compute per-token log-probabilities from hidden states and the head, without all logits.
 
 The source of the idea is async-grpo's ``PerTokenLogProbsFromCE``: the log-probability of a token is minus its
 cross entropy, and a label of -100 gives 0. Here the logits of all tokens never exist at once: forward and
@@ -24,7 +24,7 @@ TOKENS, VOCABULARY = 1024, 4096
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """What one pass over the head gives; every field has the shape of the labels.
+    """Hold the results of one pass over the head; every field has the shape of the labels.
 
     Attributes:
         logprobs: float32 (float64 for float64 input), log-probability of the label; 0 where it is -100.
@@ -51,7 +51,7 @@ def token_logprobs(
     tokens: int = TOKENS,
     vocabulary: int = VOCABULARY,
 ) -> TokenLogprobs:
-    """Log-probabilities of labels under ``softmax(hidden @ head.T / temperature)``.
+    """Compute log-probabilities of labels under ``softmax(hidden @ head.T / temperature)``.
 
     Differentiable in ``hidden`` and ``head``, once; entropy too. Tokens labelled -100 cost nothing. All sums
     are float32, also for bf16 input; gradients are rounded to the input's dtype once, at the end.
@@ -103,7 +103,7 @@ def token_logprobs(
 
 
 def logprobs_from_logits(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The same from logits that exist already: negative cross entropy without reduction.
+    """Compute the same from given logits: negative cross entropy without reduction.
 
     Args:
         logits: [..., V], floating point.
@@ -138,7 +138,7 @@ def _check(
 def _scale(
     temperature: float | torch.Tensor, labels: torch.Tensor, keep: torch.Tensor
 ) -> float | torch.Tensor:
-    """One over the temperature: a number, or one value per wanted token."""
+    """Return one over the temperature: a number, or one value per wanted token."""
     if isinstance(temperature, torch.Tensor):
         if temperature.ndim == 0:
             temperature = float(temperature)
@@ -156,7 +156,7 @@ def _scale(
 
 
 def _span(rows: int, group: Any, device: torch.device) -> tuple[int, int]:
-    """The vocabulary's first local row, and its size over all ranks of the group."""
+    """Return the vocabulary's first local row, and its size over all ranks of the group."""
     if group is None:
         return 0, rows
     import torch.distributed as dist

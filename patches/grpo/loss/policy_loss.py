@@ -1,4 +1,4 @@
-"""The loss as a loss mode of verl, through its own registry."""
+"""Register the loss as a loss mode with verl's own registry."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def policy_loss(
     config: Any = None,
     rollout_is_weights: Any = None,
 ) -> tuple[Any, dict[str, Any]]:
-    """verl's interface of a policy loss, see ``verl.trainer.ppo.core_algos.register_policy_loss``.
+    """Implement verl's policy loss interface, see ``verl.trainer.ppo.core_algos.register_policy_loss``.
 
     Args:
         old_log_prob, log_prob, advantages: [samples, tokens], float32.
@@ -42,12 +42,12 @@ def policy_loss(
     engine.record_call(ID)
     info = config.global_batch_info
     counts = batch_counts.last()
-    told = info.get("global_batch_size"), info.get("batch_num_tokens")
+    given = info.get("global_batch_size"), info.get("batch_num_tokens")
     if counts is None and engine.statuses()[batch_counts.ID].state.word == "superseded":
-        counts = Counts(*told)
-    if counts is None or told != (max(counts.samples, 1), max(counts.tokens, 1)):
+        counts = Counts(*given)
+    if counts is None or given != (max(counts.samples, 1), max(counts.tokens, 1)):
         raise PatchError(
-            f"was given the counts {told}, and the batch was counted as {counts}.",
+            f"was given the counts {given}, and the batch was counted as {counts}.",
             patch=ID,
             target=batch_counts.TARGET,
             advice=f"{batch_counts.ID} must be live in every trainer: see flashpatch-verify --live.",
@@ -86,7 +86,7 @@ def apply(site: Any) -> None:
 
 
 def undo(site: Any) -> None:
-    """Take it out again."""
+    """Remove it from the registry."""
     if site.module.POLICY_LOSS_REGISTRY.get(MODE) is policy_loss:
         del site.module.POLICY_LOSS_REGISTRY[MODE]
 
@@ -114,5 +114,5 @@ PATCH = Patch(
     "size, and under seq-mean-token-sum-norm through the width of a micro-batch.",
     how=f'Registers the policy loss "{MODE}" with verl. Reference KL, entropy and importance weights stay '
     "verl's.",
-    remove_when="verl's losses divide by what the batch really holds.",
+    remove_when="verl's losses divide by the samples and tokens that the batch really holds.",
 )

@@ -1,5 +1,4 @@
-"""verl's load balancer with the registry's routing: by outstanding tokens, below thresholds, with
-back-pressure."""
+"""Balance verl's requests by outstanding tokens, below thresholds, with back-pressure."""
 
 from __future__ import annotations
 
@@ -13,11 +12,11 @@ from flashpatch.patches.grpo.routing.pool import Pool
 from flashpatch.patches.grpo.routing.wait_queue import Places, RequestLost
 
 EMPTY = "No available servers in load balancer"
-"""verl's own words; its asynchronous client waits when it reads them."""
+"""verl's own message, on which its asynchronous client waits."""
 
 
 class TokenBalancer:
-    """verl's ``RequestLoadBalancer`` (``verl/workers/rollout/router.py``), as an asynchronous Ray actor.
+    """Implement verl's ``RequestLoadBalancer`` (``verl/workers/rollout/router.py``), an async Ray actor.
 
     A request goes to the server with the fewest outstanding tokens: its prompt and the response it may have.
     Turns of one conversation stay on one server, as in verl, unless that is above its threshold or more than
@@ -44,10 +43,10 @@ class TokenBalancer:
     async def acquire_server(
         self, request_id: str, prompt_ids: Any = None, sampling_params: Mapping[str, Any] | None = None
     ) -> tuple[str, Any]:
-        """A server for one generation, and its handle; waits while all are above their thresholds.
+        """Return a server for one generation, and its handle; wait while all are above their thresholds.
 
         Raises:
-            RuntimeError: there is no server at all, in verl's words.
+            RuntimeError: there is no server at all, with verl's message.
         """
         ticket, name = next(self._tickets), None
         while name is None or self._pool.where(ticket) != name:
@@ -61,13 +60,13 @@ class TokenBalancer:
         return name, self._handles[name]
 
     def cost(self, prompt_ids: Any, sampling_params: Mapping[str, Any] | None) -> int:
-        """Tokens of the prompt and of the response to expect."""
+        """Return the tokens of the prompt and the expected tokens of the response."""
         params = sampling_params or {}
         limit = params.get("max_tokens") or params.get("max_new_tokens") or self._response
         return max(1, len(prompt_ids or ()) + min(int(limit), self._response))
 
     async def release_server(self, server_id: str, request_id: str | None = None) -> None:
-        """A generation is over, in whatever way."""
+        """Release a server after a generation has ended or failed."""
         tickets = self._held.get((server_id, request_id))
         if tickets:
             self._pool.release(tickets.popleft())
@@ -76,7 +75,7 @@ class TokenBalancer:
             self._places.serve()
 
     async def rest_server(self, server_id: str, seconds: float) -> None:
-        """No new requests for a server for a while: it did not answer one in time."""
+        """Give a server no new requests for a while, after it did not answer one in time."""
         self._pool.suspend(server_id)
         mark = self._rests[server_id] = self._rests.get(server_id, 0) + 1
 
@@ -88,25 +87,25 @@ class TokenBalancer:
         asyncio.get_running_loop().call_later(seconds, back)
 
     def require_acquire_fields(self) -> list[str]:
-        """What verl's client is to send along."""
+        """Name the fields that verl's client must send."""
         return ["prompt_ids", "sampling_params"]
 
     def require_release_fields(self) -> list[str]:
         return ["request_id"]
 
     async def add_servers(self, servers: Mapping[str, Any]) -> None:
-        """Servers join, idle; those that wait may go to them."""
+        """Add idle servers; waiting requests may go to them."""
         self._add(servers)
 
     async def remove_servers(self, server_ids: list[str]) -> None:
-        """Servers leave or died; their generations no longer count."""
+        """Remove servers that left or died; their generations no longer count."""
         for name in server_ids:
             self._pool.remove(name)
             self._handles.pop(name, None)
             for key in [key for key in self._held if key[0] == name]:
                 del self._held[key]
         if not self._handles:
-            # Nobody is left to wait for: whoever waits asks again, and hears it.
+            # No server is left: waiting callers ask again and get the error.
             self._places.end(EMPTY)
         self._places.serve()
 
@@ -118,12 +117,12 @@ class TokenBalancer:
         return list(self._handles)
 
     def clear_sticky_cache(self) -> dict[str, Any]:
-        """Conversations may go to other servers from now on."""
+        """Forget which conversations belong to which server."""
         cleared = self._pool.forget_prefixes()
         return {"cleared_entries": cleared, "server_loads": self._inflight()}
 
     def get_status(self) -> dict[str, Any]:
-        """verl's fields, and ``tokens``: outstanding tokens by server; ``waiting``: requests without a
+        """Return verl's fields, and ``tokens``: outstanding tokens by server; ``waiting``: requests without a
         place."""
         inflight = self._inflight()
         return {

@@ -1,6 +1,6 @@
-"""Who gets the next request: the worker with the fewest outstanding tokens, below its threshold.
+"""Choose the worker for the next request: the fewest outstanding tokens, below its threshold.
 
-No clock, no network, no event loop: what happened is told by method calls, and asked for in the same way.
+It has no clock, network or event loop: callers report every event and ask for every decision.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from flashpatch.patches.grpo.errors import refuse
 
 @dataclass
 class Worker:
-    """What the pool knows of one worker.
+    """Hold the state of one worker.
 
     Attributes:
         name: its name.
@@ -42,7 +42,7 @@ class Worker:
 
 
 class Pool:
-    """Workers and what is outstanding on each.
+    """Track workers and the requests outstanding on each.
 
     Args:
         cap: default threshold of a worker in tokens; 0 for none.
@@ -77,7 +77,7 @@ class Pool:
         self._prefixes: OrderedDict[Hashable, str] = OrderedDict()
 
     def add(self, name: str, cap: int | None = None) -> list[Hashable]:
-        """A worker joins, idle. One of that name that was here is removed first.
+        """Add an idle worker. An earlier one of that name is removed first.
 
         Returns:
             the requests that were outstanding on it.
@@ -88,7 +88,7 @@ class Pool:
         return orphans
 
     def remove(self, name: str) -> list[Hashable]:
-        """A worker leaves or died; gives its outstanding requests, which the pool forgets."""
+        """Remove a worker; return its outstanding requests, which the pool forgets."""
         worker = self.workers.pop(name, None)
         if worker is None:
             return []
@@ -97,7 +97,7 @@ class Pool:
         return list(worker.requests)
 
     def suspend(self, name: str) -> None:
-        """No new requests for a worker until `resume`."""
+        """Give a worker no new requests until `resume`."""
         if name in self.workers:
             self.workers[name].resting = True
 
@@ -109,7 +109,7 @@ class Pool:
     def acquire(
         self, request: Hashable, tokens: int, prefix: Hashable = None, avoid: Collection[str] = ()
     ) -> str | None:
-        """Choose a worker and count the request on it; None when all are full, resting or to be avoided.
+        """Choose a worker and count the request on it; None when all are full, suspended or to be avoided.
 
         Args:
             request: must not be outstanding already.
@@ -143,7 +143,7 @@ class Pool:
         return chosen.name
 
     def release(self, request: Hashable) -> bool:
-        """A request is no longer outstanding; False when it was not, as after its worker was removed."""
+        """Release an outstanding request; False when it was not, as after its worker was removed."""
         name = self._holder.pop(request, None)
         if name is None:
             return False
@@ -153,21 +153,21 @@ class Pool:
         return True
 
     def where(self, request: Hashable) -> str | None:
-        """The worker on which a request is outstanding."""
+        """Return the worker on which a request is outstanding."""
         return self._holder.get(request)
 
     def forget_prefixes(self) -> int:
-        """Drop all affinity; gives how many prefixes there were."""
+        """Drop all affinity; return the number of prefixes."""
         number = len(self._prefixes)
         self._prefixes.clear()
         return number
 
     def loads(self) -> dict[str, int]:
-        """Outstanding tokens by worker."""
+        """Return the outstanding tokens by worker."""
         return {name: worker.tokens for name, worker in self.workers.items()}
 
     def _known(self, tokens: int, prefix: Hashable, avoid: Collection[str]) -> Worker | None:
-        """The worker that has the prefix, if it may take the request and is not too full."""
+        """Return the worker that has the prefix, if it may take the request and is not too full."""
         name = self._prefixes.get(prefix) if self.affinity and prefix is not None else None
         worker = self.workers.get(name) if name is not None and name not in avoid else None
         if worker is None or not worker.takes(tokens):
@@ -179,7 +179,7 @@ class Pool:
         return worker
 
     def _least(self, tokens: int, avoid: Collection[str]) -> Worker | None:
-        """The emptiest worker that takes the request. Thresholds may differ, so the first may not be it."""
+        """Return the emptiest worker that takes the request; thresholds may differ between workers."""
         passed, found = [], None
         while self._heap:
             entry = self._heap[0]

@@ -1,8 +1,9 @@
-"""A generation whose server died or does not answer goes to another one, exactly once."""
+"""Repeat a generation on another server, once, when its server died or does not answer."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from contextvars import ContextVar
 from typing import Any
@@ -18,7 +19,7 @@ ID = "grpo.verl.generate"
 
 
 class _Attempt:
-    """One try of a generation: the server it was given, once it has one."""
+    """Hold one attempt of a generation: its server, once it has one."""
 
     def __init__(self) -> None:
         self.server: str | None = None
@@ -29,7 +30,7 @@ _attempt: ContextVar[_Attempt | None] = ContextVar("flashpatch_grpo_attempt", de
 
 
 async def on_acquire(original, self, request_id: str, **extra: Any) -> tuple[str, Any]:
-    """Around ``LLMServerClient._acquire_server``: remember which server it was.
+    """Record which server ``LLMServerClient._acquire_server`` returns.
 
     A balancer cannot know that a client which waited for a place was cancelled: a place that comes too late
     is given back, or it would be taken for ever.
@@ -53,7 +54,7 @@ async def on_acquire(original, self, request_id: str, **extra: Any) -> tuple[str
 
 
 async def on_generate(original, self, request_id: str, **arguments: Any) -> Any:
-    """Around ``LLMServerClient.generate``.
+    """Repeat ``LLMServerClient.generate`` once on another server when the first is lost.
 
     Raises:
         PatchError: the second server was lost as well; the first cause is attached.
@@ -84,24 +85,24 @@ async def on_generate(original, self, request_id: str, **arguments: Any) -> Any:
                 ) from first
             first = error
             logger.warning(
-                "request %s: server %s %s; it goes to another one", request_id, attempt.server, why
+                "request %s: server %s %s; repeating it on another one", request_id, attempt.server, why
             )
             ledger.note(resubmitted=ledger.notes().get("resubmitted", 0) + 1)
         finally:
             _attempt.reset(reset)
 
 
-async def _within(patience: float, attempt: _Attempt, generation: Any) -> Any:
-    """Wait for a generation; the time counts from when it has a server. It is cancelled with whoever waits.
+async def _within(timeout: float, attempt: _Attempt, generation: Any) -> Any:
+    """Wait for a generation, timed from when it has a server. It is cancelled with the caller.
 
     Raises:
-        TimeoutError: it took longer than ``patience`` seconds, unless that is 0.
+        TimeoutError: it took longer than ``timeout`` seconds, unless that is 0.
     """
     task = asyncio.ensure_future(generation)
     placed = asyncio.ensure_future(attempt.placed.wait())
     try:
         await asyncio.wait({task, placed}, return_when=asyncio.FIRST_COMPLETED)
-        await asyncio.wait({task}, timeout=patience or None)
+        await asyncio.wait({task}, timeout=timeout or None)
         if not task.done():
             raise TimeoutError
         return task.result()
@@ -112,7 +113,7 @@ async def _within(patience: float, attempt: _Attempt, generation: Any) -> Any:
 
 
 def lost(error: BaseException) -> str | None:
-    """Why a server is lost, if that is what an error says; None for an error of the request itself."""
+    """Return why a server is lost, if the error means that; None for an error of the request itself."""
     from ray.exceptions import RayActorError, RayTaskError
 
     if isinstance(error, TimeoutError):
@@ -125,8 +126,10 @@ def lost(error: BaseException) -> str | None:
 
 
 async def _report(client: Any, server: str, slow: bool, rest: float) -> None:
-    """Tell the balancer, ours or verl's own: a dead server leaves the pool, a slow one rests where that is
-    known."""
+    """Report a lost server to the balancer, grpo's or verl's own.
+
+    A dead server is removed; a slow one gets no new requests for ``rest`` seconds, if the balancer can.
+    """
     balancer = client._load_balancer
     if not slow:
         await balancer.remove_servers.remote([server])
@@ -134,7 +137,8 @@ async def _report(client: Any, server: str, slow: bool, rest: float) -> None:
         await balancer.rest_server.remote(server, rest)
 
 
-_COMMON = dict(
+_patch = functools.partial(
+    Patch,
     requires="verl>=0.9",
     evidence="fault",
     tested=("0.9.1",),
@@ -143,22 +147,20 @@ _COMMON = dict(
     remove_when="verl takes dead servers out of its balancer and repeats their requests.",
 )
 
-ACQUIRE = Patch(
+ACQUIRE = _patch(
     id="grpo.verl.acquire_server",
     targets=(f"{CLIENT}:LLMServerClient._acquire_server",),
     wrapper=on_acquire,
     contract=Contract(params=("request_id",), mentions=("self._load_balancer",)),
-    how="Remembers which server a request was given.",
-    **_COMMON,
+    how="Records which server a request was sent to.",
 )
 
-GENERATE = Patch(
+GENERATE = _patch(
     id=ID,
     targets=(f"{CLIENT}:LLMServerClient.generate",),
     wrapper=on_generate,
     needs=("grpo.verl.acquire_server",),
     contract=Contract(params=("request_id",), exists=(f"{CLIENT}:LLMServerClient._release_server",)),
-    how="Takes the server out of the balancer and repeats the request once on another; with the option "
+    how="Removes the server from the balancer and repeats the request once on another; with the option "
     "patience, also when it does not answer in time. A result is delivered once.",
-    **_COMMON,
 )

@@ -1,4 +1,4 @@
-"""verl's requests are routed by outstanding tokens."""
+"""Route verl's requests by outstanding tokens."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ def on_handle(
     full_determinism: bool = False,
     load_balancer_cls: type | None = None,
 ) -> Any:
-    """Around ``get_router_handle``. A router that the recipe asks for by name, or determinism, is left
-    alone."""
+    """Return grpo's balancer instead of verl's, unless the configuration names a router or determinism."""
     options = engine.options("grpo")
     asked = router_config_path or load_balancer_cls or ("full_determinism" if full_determinism else None)
     if asked or not options["router"]:
@@ -62,12 +61,12 @@ PATCH = Patch(
             f"{ROUTER}:GlobalRequestLoadBalancer.get_inflight_count",
         ),
     ),
-    evidence="fault",
+    evidence="optional",
     scope=frozenset({"driver"}),
     tested=("0.9.1",),
     why="verl's balancer counts requests, not tokens, keeps a conversation on its server however full that "
     "is, and never holds a request back.",
     how="Makes the balancer, through verl's own interface, one that counts outstanding tokens, with "
-    "thresholds and back-pressure. A router of the recipe's own stays.",
+    "thresholds and back-pressure. A router that the configuration names stays.",
     remove_when="verl's router weighs requests by tokens and has thresholds.",
 )

@@ -1,4 +1,4 @@
-"""A queue in front of a pool: requests wait, first come first served, for a worker that takes them."""
+"""Queue requests in front of a pool, first come first served, until a worker takes them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flashpatch.patches.grpo.routing.pool import Pool
 
 
 class RequestLost(PatchError):
-    """A request ended without a result: its workers died or did not answer, or none took it."""
+    """Report a request without a result: its workers died or did not answer, or none took it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,21 +25,21 @@ class _Wait:
 
 
 class Places:
-    """Places on the workers of a pool. All methods belong to one event loop.
+    """Give waiting requests places on the workers of a pool. All methods belong to one event loop.
 
     Args:
         pool: whose thresholds are kept. After any change of it that is not made here, call `serve`.
-        patience: seconds a request may wait; None for any time.
+        timeout: seconds a request may wait; None for any time.
     """
 
-    def __init__(self, pool: Pool, patience: float | None = None) -> None:
+    def __init__(self, pool: Pool, timeout: float | None = None) -> None:
         self.pool = pool
-        self._patience = patience
+        self._timeout = timeout
         self._waits: deque[_Wait] = deque()
 
     @property
     def waiting(self) -> int:
-        """Number of requests that wait."""
+        """Count the waiting requests."""
         return len(self._waits)
 
     async def take(
@@ -62,9 +62,9 @@ class Places:
         (self._waits.appendleft if avoid else self._waits.append)(wait)
         self.serve()
         try:
-            return await asyncio.wait_for(wait.place, self._patience)
+            return await asyncio.wait_for(wait.place, self._timeout)
         except TimeoutError:
-            raise _no_place(request, f"none took it within {self._patience} s") from None
+            raise _no_place(request, f"none took it within {self._timeout} s") from None
         except asyncio.CancelledError:
             if wait.place.done() and not wait.place.cancelled():
                 self.pool.release(request)
@@ -96,7 +96,7 @@ class Places:
         self._waits = kept
 
     def end(self, why: str) -> None:
-        """Nobody gets a place any more; all that wait hear why."""
+        """Fail all waiting requests with the reason."""
         for wait in self._waits:
             if not wait.place.done():
                 wait.place.set_exception(_no_place(wait.request, why))

@@ -1,1 +1,1 @@
-"""Parts of async-grpo for use alone; no patch calls them."""
+"""Collect parts of async-grpo for use without verl; no patch calls them."""

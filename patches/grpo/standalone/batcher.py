@@ -13,7 +13,7 @@ from flashpatch.patches.grpo.standalone.packing import Batch, Packer, Round
 
 
 class StreamingBatcher:
-    """Batches for ranks from samples that come in any order.
+    """Make batches for ranks from samples that arrive in any order.
 
     Every rank gets the same number of batches, one of each round, so that the forwards of FSDP ranks match. A
     sample is in exactly one batch that is no filler, also when a ``put`` that waits is cancelled.
@@ -47,7 +47,7 @@ class StreamingBatcher:
         self._changed = asyncio.Condition()
 
     async def put(self, sample: Any, tokens: int) -> None:
-        """Hand in a sample; waits while the slowest rank is ``depth`` rounds behind.
+        """Add a sample; wait while the slowest rank is ``depth`` rounds behind.
 
         The sample belongs to the batcher from the moment this is called, also if the waiting is cancelled.
 
@@ -62,7 +62,7 @@ class StreamingBatcher:
             await self._changed.wait_for(lambda: not self._complete)
 
     async def close(self) -> None:
-        """No more samples: what waits leaves as a last round, and every rank's `get` ends after it."""
+        """End the stream: waiting samples form a last round, after which every rank's `get` returns None."""
         if not self._closed:
             self._closed = True
             last = self._packer.flush()
@@ -73,7 +73,7 @@ class StreamingBatcher:
             self._changed.notify_all()
 
     async def get(self, rank: int) -> Batch | None:
-        """The next batch of a rank; None when there are no more."""
+        """Return the next batch of a rank; None when there are no more."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._queues[rank] or (self._closed and not self._complete))
             batch = self._queues[rank].popleft() if self._queues[rank] else None
@@ -81,7 +81,7 @@ class StreamingBatcher:
         return batch
 
     async def batches(self, rank: int) -> AsyncIterator[Batch]:
-        """All batches of a rank, to the end."""
+        """Yield all batches of a rank."""
         while (batch := await self.get(rank)) is not None:
             yield batch
 

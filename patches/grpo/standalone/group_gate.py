@@ -1,4 +1,4 @@
-"""Advantages of a group, which can only be computed when the whole group is there."""
+"""Compute advantages of a group once the whole group has arrived."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from flashpatch.patches.grpo.errors import refuse
 
 @dataclass(frozen=True)
 class Scored:
-    """A sample with its advantage (rewards less the group's mean, divided by its standard deviation)."""
+    """Hold a sample with its advantage (reward less the group's mean, divided by its standard deviation)."""
 
     sample: Any
     advantage: float
 
 
 class GroupGate:
-    """Holds samples back until all of their group have come; then lets the group through with advantages.
+    """Hold samples until their whole group has arrived; then return the group with advantages.
 
     verl's replay buffer does the same for prompts (``status`` "finished"); this is for pipelines of one's
     own.
@@ -41,16 +41,16 @@ class GroupGate:
 
     @property
     def waiting(self) -> int:
-        """Number of samples held back."""
+        """Count the held samples."""
         return sum(map(len, self._open.values()))
 
     def add(self, group: Hashable, sample: Any, reward: float) -> list[Scored]:
-        """One sample has its reward; gives all of its group when it was the last one, else nothing."""
+        """Add one sample with its reward; return its group when it was the last one, else nothing."""
         self._open.setdefault(group, []).append((sample, reward))
         return self._pass(group)
 
     def fail(self, group: Hashable) -> list[Scored]:
-        """One sample of the group will never come; gives the others when it was the last one to wait for.
+        """Drop one sample of the group; return the others when it was the last one missing.
 
         A group whose samples all failed gives nothing and is forgotten.
         """

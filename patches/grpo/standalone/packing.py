@@ -1,4 +1,4 @@
-"""Samples, as they come, into rounds of one batch per rank, under a budget of tokens.
+"""Pack arriving samples into rounds of one batch per rank, under a budget of tokens.
 
 After async-grpo's ``add_sample_to_batches``: the next sample goes to the least-full rank; when it would
 overflow there it would overflow everywhere, and the round is complete. Before a round leaves, its samples are
@@ -19,7 +19,7 @@ from flashpatch.patches.grpo.standalone.partition import balance
 
 @dataclass(frozen=True)
 class Batch:
-    """What one rank does in one round.
+    """Hold one rank's samples of one round.
 
     Attributes:
         round: number of the round, from 0; every rank gets exactly one batch of each.
@@ -41,7 +41,7 @@ Round = tuple[Batch, ...]
 
 
 class Packer:
-    """Packs samples into rounds.
+    """Pack samples into rounds.
 
     Args:
         ranks: number of batches in a round.
@@ -50,7 +50,7 @@ class Packer:
         rebalance: divide a complete round's samples anew. Without it they stay where they came.
 
     Raises:
-        PatchError: an argument that cannot be meant.
+        PatchError: an invalid argument.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class Packer:
 
     @property
     def waiting(self) -> int:
-        """Number of samples in the open round."""
+        """Count the samples in the open round."""
         return sum(map(len, self._rows))
 
     def add(self, sample: Any, tokens: int) -> Iterator[Round]:
-        """Take one sample; gives the round that it completed, if any. Costs O(log ranks), a round's end
+        """Add one sample; return the round that it completed, if any. Costs O(log ranks), a round's end
         aside.
 
         The sample is taken when this returns, whether or not the iterator is used.
@@ -99,7 +99,7 @@ class Packer:
         return iter(done)
 
     def flush(self) -> Round | None:
-        """The open round as it is, or None when nothing waits. Ranks without a sample get a filler."""
+        """Return the open round as it is, or None when it is empty. Ranks without a sample get a filler."""
         return self._close() if self.waiting else None
 
     def _open(self) -> None:

@@ -1,4 +1,4 @@
-"""The registry of a pool of workers: requests in, results out, and each request ends exactly once.
+"""Route requests to a pool of workers so that each request ends exactly once.
 
 After async-grpo's ``vllm_registry.py``, which picks the least-loaded worker; but a request whose worker dies,
 hangs or leaves is given to another one, and a request that cannot be served ends with an error that says why.
@@ -27,7 +27,7 @@ fault."""
 
 
 class WorkerLost(ConnectionError):
-    """The worker is gone; the request may be given to another."""
+    """Report a lost worker; the request may be sent to another."""
 
 
 @dataclass
@@ -41,21 +41,20 @@ class _Link:
 
 
 class Registry:
-    """Routes requests of one pool.
+    """Route requests of one pool.
 
     Args:
         send: how a request reaches a worker.
-        cap, most, affinity, slack: see `flashpatch.patches.grpo.routing.pool.Pool`. Above their thresholds workers
-            get nothing,
-            and `submit` waits: that is the back-pressure.
-        patience: seconds a worker may take for one request before it counts as slow: the request goes to
+        cap, most, affinity, slack: see `flashpatch.patches.grpo.routing.pool.Pool`. Above their thresholds,
+            workers get nothing and `submit` waits: that is the back-pressure.
+        timeout: seconds a worker may take for one request before it counts as slow: the request goes to
             another worker, and the slow one gets nothing new for ``rest`` seconds. None for any time.
-        rest: see ``patience``.
+        rest: see ``timeout``.
         resubmissions: how often a request may go to another worker; 1 is "exactly once more".
         ping: ``await ping(handle)`` returns while a worker is alive; None for no heartbeat.
         heartbeat, grace: seconds between pings, and without an answer until a worker counts as hung. It rests
             then, its requests go elsewhere, and it is taken back when it answers again.
-        place_patience: seconds a request may wait for a worker that takes it, before it ends with an error;
+        queue_timeout: seconds a request may wait for a worker that takes it, before it ends with an error;
             None for any time.
 
     Raises:
@@ -70,36 +69,36 @@ class Registry:
         most: int = 0,
         affinity: bool = True,
         slack: int | None = None,
-        patience: float | None = None,
+        timeout: float | None = None,
         rest: float = 5.0,
         resubmissions: int = 1,
         ping: Callable[[Any], Awaitable[Any]] | None = None,
         heartbeat: float = 1.0,
         grace: float = 3.0,
-        place_patience: float | None = None,
+        queue_timeout: float | None = None,
     ) -> None:
         if (
             resubmissions < 0
             or min(heartbeat, grace) <= 0
             or rest < 0
-            or (patience is not None and patience <= 0)
+            or (timeout is not None and timeout <= 0)
         ):
-            problem = f"are {patience}, {rest}, {resubmissions}, {heartbeat} and {grace}."
+            problem = f"are {timeout}, {rest}, {resubmissions}, {heartbeat} and {grace}."
             refuse(
-                "registry", "patience, rest, resubmissions, heartbeat, grace", problem, "Give positive times."
+                "registry", "timeout, rest, resubmissions, heartbeat, grace", problem, "Give positive times."
             )
         self.pool = Pool(cap=cap, most=most, affinity=affinity, slack=slack)
-        self._places = Places(self.pool, place_patience)
+        self._places = Places(self.pool, queue_timeout)
         self.counts: Counter[str] = Counter()
         self._send, self._ping = send, ping
-        self._patience, self._rest, self._resubmissions = patience, rest, resubmissions
+        self._timeout, self._rest, self._resubmissions = timeout, rest, resubmissions
         self._heartbeat, self._grace = heartbeat, grace
         self._links: dict[str, _Link] = {}
         self._ids = itertools.count()
         self._watches: dict[str, asyncio.Task[None]] = {}
 
     async def register(self, name: str, handle: Any, cap: int | None = None) -> None:
-        """A worker joins, now or again; requests that an earlier one of that name holds go to another
+        """Add a worker, now or again; requests that an earlier one of that name holds go to another
         worker."""
         self._lose(name, "registered anew")
         self.pool.add(name, cap)
@@ -109,13 +108,13 @@ class Registry:
         self._places.serve()
 
     async def remove(self, name: str) -> None:
-        """A worker leaves; its requests go to others."""
+        """Remove a worker; its requests go to others."""
         self._lose(name, "removed")
 
     async def submit(
         self, payload: Any, tokens: int, *, request: Hashable = None, prefix: Hashable = None
     ) -> Any:
-        """Have one request served; gives the worker's answer.
+        """Serve one request; return the worker's answer.
 
         Args:
             payload: what `send` gets.
@@ -151,7 +150,7 @@ class Registry:
             raise RequestLost(
                 f"request {key!r} got no answer: {'; '.join(reasons)}.",
                 patch="grpo.registry",
-                advice="Look at the workers' logs; raise resubmissions or patience.",
+                advice="Look at the workers' logs; raise resubmissions or timeout.",
             )
         except BaseException:
             self.counts["failed"] += 1
@@ -165,14 +164,14 @@ class Registry:
         return {"counts": dict(self.counts), "loads": self.pool.loads(), "waiting": self._places.waiting}
 
     async def close(self) -> None:
-        """Let go of all workers; requests under way end with `RequestLost`."""
+        """Release all workers; requests under way end with `RequestLost`."""
         self._resubmissions = 0
         for name in list(self._links):
             self._lose(name, "closed")
         self._places.end("the registry was closed")
 
     async def _attempt(self, name: str, payload: Any) -> Any:
-        """One try on one worker.
+        """Try the request on one worker.
 
         Raises:
             WorkerLost: no answer came; the worker was dealt with.
@@ -181,14 +180,14 @@ class Registry:
         gone = link.gone
         answer = asyncio.ensure_future(self._send(link.handle, payload))
         try:
-            await asyncio.wait({answer, gone}, timeout=self._patience, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({answer, gone}, timeout=self._timeout, return_when=asyncio.FIRST_COMPLETED)
             if answer.done():
                 return answer.result()
             if gone.done():
                 raise WorkerLost(gone.result())
             self.counts["slow"] += 1
             self._suspend(name, link)
-            raise WorkerLost(f"did not answer within {self._patience} s")
+            raise WorkerLost(f"did not answer within {self._timeout} s")
         except (ConnectionError, EOFError) as error:
             if isinstance(error, WorkerLost) and not answer.done():
                 raise
@@ -200,7 +199,7 @@ class Registry:
                 answer.cancel()
 
     def _lose(self, name: str, why: str) -> None:
-        """A worker is gone: its requests hear of it and look for another."""
+        """Drop a lost worker and send its requests to others."""
         link = self._links.pop(name, None)
         watch = self._watches.pop(name, None)
         if watch is not None and watch is not asyncio.current_task():
@@ -214,7 +213,7 @@ class Registry:
         self._places.serve()
 
     def _suspend(self, name: str, link: _Link) -> None:
-        """A worker rests for a while, if it is still the one that is meant."""
+        """Suspend a worker for a while, if it was not replaced meanwhile."""
         if self._links.get(name) is not link:
             return
         self.pool.suspend(name)
@@ -247,7 +246,7 @@ class Registry:
                     self._places.serve()
 
     def _quarantine(self, name: str, link: _Link) -> None:
-        """A worker hangs: it keeps its place but gets nothing, and its requests go elsewhere."""
+        """Suspend a hanging worker without removing it; its requests go to others."""
         link.hung = True
         self.counts["hung workers"] += 1
         self.pool.suspend(name)

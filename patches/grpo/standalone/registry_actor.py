@@ -1,4 +1,4 @@
-"""One registry per pool as a Ray actor, found by its name from anywhere in a Ray cluster."""
+"""Run one registry per pool as a Ray actor, found by its name from anywhere in a Ray cluster."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def send(handle: Any, payload: Any) -> Any:
 
 
 async def ping(handle: Any) -> None:
-    """A method that Ray gives every actor."""
+    """Ping an actor by a method that Ray gives every actor."""
     from ray.exceptions import RayActorError
 
     try:
@@ -38,17 +38,17 @@ async def ping(handle: Any) -> None:
 
 
 class RegistryActor(Registry):
-    """A `Registry` whose workers are Ray actors; use `owner` to create or find one."""
+    """Run a `Registry` whose workers are Ray actors; use `owner` to create or find one."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(send, **{"ping": None, **options})
 
     async def register_actor(self, name: str, actor: Any, method: str, cap: int | None = None) -> None:
-        """A worker joins; requests call ``method`` of it."""
+        """Add a worker; requests call its ``method``."""
         await self.register(name, (actor, method), cap)
 
     async def call(self, tokens: int, prefix: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """`Registry.submit` with the arguments of the worker's method."""
+        """Submit a request with the arguments of the worker's method, see `Registry.submit`."""
         return await self.submit((args, kwargs), tokens, prefix=prefix)
 
     async def report(self) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class RegistryActor(Registry):
 
 
 def owner(pool: str, **options: Any) -> Any:
-    """The registry of a pool: created by the first who asks, found by the others.
+    """Return the registry of a pool: the first caller creates it, the others find it.
 
     Args:
         pool: ``"generation"`` or ``"logprob"``.

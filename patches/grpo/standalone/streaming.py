@@ -1,6 +1,6 @@
-"""One optimizer step over rounds of a streaming batcher, through an FSDP engine of verl.
+"""Run one optimizer step over rounds of a streaming batcher, through an FSDP engine of verl.
 
-While samples still arrive nobody knows how many there will be, so each round adds its *sum* to the gradient,
+While samples still arrive their number is unknown, so each round adds its *sum* to the gradient,
 and the step ends with a division by the number of samples over all rounds and ranks (async-grpo's
 ``train_grpo.py``). The result is one backward through the whole batch.
 """
@@ -15,7 +15,7 @@ from flashpatch.patches.grpo.loss import batch_counts
 
 
 class StreamedStep:
-    """Collects rounds; every rank must take part in every round, with a filler if it has no sample of it.
+    """Collect rounds; every rank must take part in every round, with a filler if it has no sample.
 
     Args:
         engine: verl's engine, in its ``train_mode()``, with gradients at zero.
@@ -39,14 +39,14 @@ class StreamedStep:
         self._unit = "tokens" if aggregation == "token-mean" else "samples"
 
     def add(self, data: Any, loss: Callable[..., Any]) -> Any:
-        """Forward and backward of this rank's share of a round.
+        """Run forward and backward for this rank's share of a round.
 
         Args:
             data: TensorDict as for ``forward_backward_batch``; a filler's ``response_mask`` is all 0.
             loss: ``(model_output, data, dp_group=None) -> (loss, metrics)``, such as verl's ``ppo_loss``.
 
         Raises:
-            PatchError: nobody counted the round: ``grpo.verl.prepare_micro_batches`` is not live in this process.
+            PatchError: the round was not counted: ``grpo.verl.prepare_micro_batches`` is not live here.
         """
 
         def summed(*args: Any, **kwargs: Any) -> Any:
@@ -59,7 +59,7 @@ class StreamedStep:
         return found
 
     def finish(self) -> int:
-        """Divide the gradients; the optimizer may step then. Gives the number they were divided by."""
+        """Divide the gradients, after which the optimizer may step; return the divisor."""
         for parameter in self.engine.module.parameters():
             if parameter.grad is not None:
                 parameter.grad.div_(max(self.total, 1))

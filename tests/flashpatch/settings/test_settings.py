@@ -317,6 +317,50 @@ def test_log_level_touches_no_other_logger(toys):
     assert "toy.fakefw.plain installed on fakefw.core:plain (fakefw-cpu 1.2.0)" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("bounds", "good", "bad", "wanted"),
+    [
+        (dict(least=0, most=1), [0, 0.5, 1], [-0.1, 1.1], "at least 0 and at most 1"),
+        (dict(above=0), [1e-9, 7], [0, -1, float("inf"), float("nan")], "above 0"),
+        (dict(least=0, below=1), [0.0, 0.99], [1.0], "at least 0 and below 1"),
+    ],
+)
+def test_a_number_is_in_the_range_of_its_option(bounds, good, bad, wanted):
+    from flashpatch import Family, Option
+    from flashpatch.settings.options import checked
+
+    share = Option(None, "Share of requests.", kind=float, **bounds)
+    family = Family("toy", "a toy", (), options={"share": share})
+    assert share.range == wanted
+    for value in (*good, None):
+        assert checked(family, {"share": value}, "enable()") == {"share": value}
+    for value in bad:
+        with pytest.raises(PatchError) as error:
+            checked(family, {"share": value}, "enable()")
+        said = str(error.value)
+        assert (
+            said.startswith("[flashpatch: toy] option")
+            and f"option 'share' in enable() is {value!r}, not {wanted}." in said
+        )
+        assert "Share of requests." in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "default", "bounds", "problem"),
+    [
+        (str, "", dict(least=1), "a range for an option of type str"),
+        (int, 0, dict(least=1), "the default 0 of an option is not at least 1"),
+        (float, 1.0, dict(least=0, above=0), "two bounds on one side"),
+        (float, 1.0, dict(most=2, below=2), "two bounds on one side"),
+    ],
+)
+def test_a_range_that_makes_no_sense_is_refused(kind, default, bounds, problem):
+    from flashpatch import Option
+
+    with pytest.raises(ValueError, match=problem):
+        Option(default, "", kind=kind, **bounds)
+
+
 def test_a_list_holds_what_the_option_says():
     from flashpatch import Family, Option
     from flashpatch.settings.options import checked

@@ -48,7 +48,7 @@ def test_two_steps_with_updated_rollouts(world, tmp_path, precision, bound):
     # what is drawn in 8 bits is corrected for, by verl; and how far it is from the trainer's, is measured
     corrected = precision != "bf16"
     assert bool(metrics(done.stdout, "rollout_corr/rollout_is_mean")) is corrected
-    assert ("rollout_is=token with cap 2" in done.stdout) is corrected
+    assert ("rollout_is=token: truncated importance sampling" in done.stdout) is corrected
     gaps = metrics(done.stdout, "mismatch/k3")
     assert len(gaps) == 2 and all(0 <= gap < bound for gap in gaps)
     assert metrics(done.stdout, "mismatch/suspect") == [0, 0]

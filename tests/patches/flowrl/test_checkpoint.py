@@ -147,4 +147,4 @@ def test_the_merged_model_is_the_policy_alone_and_an_actor_goes_on_from_it(done,
     flow_lab.run(folder, [{"name": "again", "model": f"{kind}-merged", "overrides": [*ADAM]}])
     again = flow_lab.result(folder, "again")["before"]
     assert all(torch.equal(again[f"proj_z.{n}"], tensor.float()) for n, tensor in beside.items())
-    assert "the partition function continues from" in flow_lab.tail(folder)
+    assert "the partition function is loaded from" in flow_lab.tail(folder)

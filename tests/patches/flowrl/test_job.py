@@ -34,7 +34,7 @@ def test_two_steps_with_updated_rollouts(world, tmp_path):
     for name in ("logpf", "logp_ref", "log_z", "log_reward", "tb_loss", "tb_residual_mean"):
         assert len(metrics(told, f"actor/{name}")) == 2, name
     assert min(metrics(told, "actor/grad_norm")) > 0 and min(metrics(told, "actor/tb_loss")) > 0
-    assert "policy_loss.loss_mode=flowrl, as FlowRL needs" in told
+    assert "policy_loss.loss_mode=flowrl: FlowRL needs it" in told
 
     processes = live(tmp_path)
     (trainer,) = [process for process in processes if "trainer" in process["roles"]]

@@ -1,11 +1,12 @@
-"""What a recipe may ask for, read from the recipe alone: neither verl nor torch is needed."""
+"""Which settings and options the family refuses; neither verl nor torch is needed."""
 
 from __future__ import annotations
 
 import pytest
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.flowrl import options, verl_config
+from flashpatch.patches.flowrl import FAMILY, verl_config
+from flashpatch.settings.options import checked, defaults
 
 ACTOR, MODEL = verl_config.ACTOR, verl_config.MODEL
 PLAIN = {
@@ -25,9 +26,9 @@ def reader(**changes):
     return lambda path, default=None: settings.get(path, default)
 
 
-def test_verls_own_values_are_not_in_the_way():
+def test_verls_own_values_are_accepted():
     assert list(verl_config.refusals(reader())) == []
-    assert list(verl_config.refusals(reader(**verl_config.WANTED), set(verl_config.WANTED))) == []
+    assert list(verl_config.refusals(reader(**verl_config.REQUIRED), set(verl_config.REQUIRED))) == []
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def test_what_contradicts_flowrl_is_refused_by_name(path, value):
     "path, value",
     [(verl_config.LOSS_MODE, "vanilla"), (verl_config.USE_KL, False), (verl_config.KL_COEF, 0.001)],
 )
-def test_verls_own_value_typed_on_purpose_is_refused(path, value):
+def test_verls_own_value_on_the_command_line_is_refused(path, value):
     (refusal,) = verl_config.refusals(reader(), {path})
     assert refusal.startswith(f"{path}={value} (")
 
@@ -82,11 +83,10 @@ def test_verls_own_value_typed_on_purpose_is_refused(path, value):
     ],
 )
 def test_an_option_out_of_range_is_named(changes):
-    values = {name: option.default for name, option in options.OPTIONS.items()}
-    assert list(options.problems(values)) == []
     ((name, value),) = changes.items()
-    (problem,) = options.problems({**values, **changes})
-    assert problem.startswith(f"{name}={value} (")
+    with pytest.raises(PatchError, match=rf"flowrl\] option '{name}' in enable.. is {value!r}, not "):
+        checked(FAMILY, changes, "enable()")
+    assert checked(FAMILY, defaults(FAMILY), "enable()") == defaults(FAMILY)
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,9 @@ def carry(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Carry
         variables = {"FLASHPATCH": names, "FLASHPATCH_LEDGER": str(tmp_path / "ledger"), **variables}
         problem = verl_probe.run(tmp_path, plan, **variables)
         assert not problem, problem
-        return [verl_probe.report(tmp_path, part, rank) for part in ("trainer", "rollout") for rank in range(2)]
+        return [
+            verl_probe.report(tmp_path, part, rank) for part in ("trainer", "rollout") for rank in range(2)
+        ]
 
     return run
 

@@ -27,14 +27,14 @@ def test_armed_superseded_and_undone(scenario):
         import verl.utils.config as config, verl.workers.engine.utils as utils
         import verl.workers.engine.fsdp.transformer_impl as fsdp
         import verl.trainer.ppo.core_algos as algos, verl.workers.rollout.router as router
-        import verl.utils.experimental.torch_functional as fused, verl.utils.seqlen_balancing as balancing
+        import verl.utils.experimental.torch_functional as fused
         from verl.workers.rollout.llm_server import LLMServerClient
 
         def look():
             return [config.validate_config, utils.prepare_micro_batches, fsdp.prepare_micro_batches,
                     algos.POLICY_LOSS_REGISTRY.get("grpo_exact"), router.get_router_handle,
                     vars(LLMServerClient)["generate"], vars(LLMServerClient)["_acquire_server"],
-                    fused.FusedLinearForPPO.forward, balancing.get_seqlen_balanced_partitions]
+                    fused.FusedLinearForPPO.forward]
 
         before = look()
         assert before[3] is None
@@ -42,10 +42,10 @@ def test_armed_superseded_and_undone(scenario):
         flashpatch.enable("grpo")
         during = look()
         states = {id: one.state.word for id, one in flashpatch.status().items() if id.startswith("grpo.")}
-        aside = {"grpo.verl.fused_linear_for_ppo_forward", "grpo.verl.balancing"}
+        aside = {"grpo.verl.fused_linear_for_ppo_forward"}
         assert {id for id, word in states.items() if word == "superseded"} == aside, states
         assert {word for id, word in states.items() if id not in aside} == {"installed"}, states
-        assert [now is then for now, then in zip(during, before)] == [False] * 7 + [True] * 2
+        assert [now is then for now, then in zip(during, before)] == [False] * 7 + [True]
         flashpatch.disable()
         assert all(now is then for now, then in zip(look(), before))
 

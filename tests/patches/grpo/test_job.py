@@ -32,7 +32,7 @@ def test_two_steps_with_this_loss_and_router(world, tmp_path):
     said = learn(world, tmp_path, "cpu,bf16,grpo")
     assert metrics(said, "training/global_step") == [1, 2]
     assert metrics(said, "actor/samples") == [32, 32] and min(metrics(said, "actor/grad_norm")) > 0
-    assert "policy_loss.loss_mode=grpo_exact" in said and "streaming batcher stands aside" in said
+    assert "policy_loss.loss_mode=grpo_exact" in said and "streaming batcher is not used" in said
     processes = live(tmp_path)
 
     def calls(patch: str, role: str) -> int:

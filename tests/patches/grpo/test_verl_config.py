@@ -1,4 +1,4 @@
-"""What the family makes of a recipe, read from the recipe alone: neither verl nor torch is needed."""
+"""What the family changes and refuses in a configuration; neither verl nor torch is needed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def reader(**settings):
 
 
 @pytest.mark.parametrize("mode", [None, "vanilla"])
-def test_the_loss_mode_is_set_where_nobody_chose_one(mode):
+def test_the_loss_mode_is_set_where_the_user_chose_none(mode):
     get = reader(**{verl_config.LOSS: mode} if mode else {})
     assert [(path, value) for path, value, _ in verl_config.adaptations(get, ON)] == [
         (verl_config.LOSS, "grpo_exact")
@@ -24,7 +24,7 @@ def test_the_loss_mode_is_set_where_nobody_chose_one(mode):
     assert not list(verl_config.refusals(get, ON))
 
 
-def test_one_that_names_it_is_left_as_it_is():
+def test_a_configuration_that_names_it_is_left_unchanged():
     get = reader(**{verl_config.LOSS: "grpo_exact"})
     assert not list(verl_config.adaptations(get, ON)) and not list(verl_config.refusals(get, ON))
 
@@ -44,9 +44,9 @@ def test_a_constant_divisor_is_given_where_verl_would_take_a_width():
     ]
 
 
-def test_what_stands_aside_is_said():
+def test_parts_that_are_not_used_are_logged():
     (batcher,) = verl_config.remarks(reader(), ON)
-    assert "batcher stands aside" in batcher and "mode sync" in batcher
+    assert "batcher is not used" in batcher and "mode sync" in batcher
     get = reader(**{"trainer.use_v1": False, "actor_rollout_ref.rollout.router_config_path": "own.yaml"})
     batcher, router = verl_config.remarks(get, ON)
-    assert "mode legacy" in batcher and "router stands aside" in router
+    assert "mode legacy" in batcher and "router is not used" in router

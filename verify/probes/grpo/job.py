@@ -282,7 +282,6 @@ def main() -> None:
     if torch.accelerator.current_accelerator(check_available=True) is None:
         flashpatch.enable("cpu", "bf16")
     import verl.utils.experimental.torch_functional
-    import verl.utils.seqlen_balancing
     import verl.workers.engine
     import verl.workers.engine_workers
     import verl.workers.rollout.router  # noqa: F401

@@ -217,7 +217,7 @@ def _precisions(batch: Any) -> list[str | None] | None:
     ]
 
 
-_COMMON = dict(requires="verl>=0.9", evidence="fault", scope=frozenset({"driver"}), tested=("0.9.1",))
+_COMMON = dict(requires="verl>=0.9", evidence="optional", scope=frozenset({"driver"}), tested=("0.9.1",))
 
 MEASURE = Patch(
     id="fp8.verl.calculate_debug_metrics",

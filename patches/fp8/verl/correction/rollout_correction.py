@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from flashpatch import engine, ledger
+from flashpatch.patches._shared.verl_config import JobConfig, validate_config_patch
 from flashpatch.patches.fp8.precision import flashrl_compat
-from flashpatch.record import Contract, Patch
+from flashpatch.record import Contract
 
 logger = logging.getLogger("flashpatch.fp8")
 
@@ -25,42 +25,30 @@ _EXACT = {MODE: "processed_logprobs", ASKED: True}
 
 
 def on_correct(original, config: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around ``verl.utils.config.validate_config``: truncated importance sampling where nobody chose a correction."""
-    from omegaconf import OmegaConf, open_dict
-
-    def get(path: str, default: Any = None) -> Any:
-        return OmegaConf.select(config, path, default=default)
-
+    """Switch truncated importance sampling on for quantized rollouts if the user chose no correction."""
+    job = JobConfig(config, ID)
     ledger.role("driver")
     options = engine.options("fp8")
-    rolled = precisions(options, get(f"{ROLLOUT}.quantization"))
-    switched, why = decide(get, options["tis"], rolled, typed())
+    rolled = precisions(options, job.get(f"{ROLLOUT}.quantization"))
+    switched, why = decide(job.get, options["tis"], rolled, job.overrides)
     if switched:
-        with open_dict(config):
-            for name, value in (("rollout_is", "token"), ("rollout_is_threshold", CAP)):
-                OmegaConf.update(config, f"{CORRECTION}.{name}", value, force_add=True)
-        logger.warning(
-            "%s.rollout_is=token with cap %g: rollouts run in %s, and the recipe sets no correction. This changes the "
-            "algorithm (truncated importance sampling); the option tis='off' leaves it as it is",
-            CORRECTION,
-            CAP,
-            ", ".join(rolled),
+        job.set(
+            f"{CORRECTION}.rollout_is",
+            "token",
+            f"truncated importance sampling with cap {CAP:g}, since rollouts run in {', '.join(rolled)} and no "
+            "correction is set. This changes the algorithm; the option tis='off' leaves it as it is",
         )
+        job.set(f"{CORRECTION}.rollout_is_threshold", CAP)
     ledger.note(tis={"on": switched, "why": why, "cap": CAP if switched else None, "rollouts": list(rolled)})
     return original(config, *args, **kwargs)
 
 
 def on_logprobs(original, config: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around the same function: rollouts report the logprobs that their tokens were drawn with."""
-    from omegaconf import OmegaConf, open_dict
-
-    with open_dict(config):
-        for path, value in _EXACT.items():
-            if path in typed():
-                continue
-            if OmegaConf.select(config, path) != value:
-                logger.warning("%s=%s, since importance ratios need exact logprobs", path, value)
-                OmegaConf.update(config, path, value, force_add=True)
+    """Make rollouts return the logprobs that their tokens were sampled with."""
+    job = JobConfig(config, LOGPROBS.id)
+    for path, value in _EXACT.items():
+        if path not in job.overrides:
+            job.set(path, value, "importance ratios need exact logprobs")
     return original(config, *args, **kwargs)
 
 
@@ -106,14 +94,6 @@ def decide(get: Any, tis: str, rolled: Collection[str], typed: Collection[str]) 
     return True, "rollouts are quantized, and the recipe sets no correction"
 
 
-def typed() -> set[str]:
-    """Settings named on the command line, if this process is a Hydra application."""
-    module = sys.modules.get("hydra.core.hydra_config")
-    if module is None or not module.HydraConfig.initialized():
-        return set()
-    return {override.partition("=")[0].lstrip("+~") for override in module.HydraConfig.get().overrides.task}
-
-
 def _natively(site: Any) -> str | None:
     """verl's own defaults, if they ask for exact logprobs."""
     import verl
@@ -130,15 +110,9 @@ def _natively(site: Any) -> str | None:
     return "verl's rollout.yaml: " + ", ".join(f"{name}={value}" for name, value in wanted.items())
 
 
-_COMMON = dict(
-    targets=("verl.utils.config:validate_config",),
-    requires="verl>=0.9",
-    scope=frozenset({"driver"}),
-    tested=("0.9.1",),
-)
-
-PATCH = Patch(
+PATCH = validate_config_patch(
     id=ID,
+    requires="verl>=0.9",
     wrapper=on_correct,
     contract=Contract(
         params=("config",),
@@ -148,25 +122,24 @@ PATCH = Patch(
             "verl.trainer.ppo.rollout_corr_helper:compute_rollout_correction_and_add_to_batch",
         ),
     ),
-    evidence="fault",  # only one of a job's drivers has it
+    evidence="optional",  # only one of a job's drivers has it
     why="Tokens drawn by a quantized policy are trained on as if the trainer's own had drawn them; verl's "
     "correction for that is off by default.",
     how="Sets rollout_correction.rollout_is=token with cap 2 where rollouts are quantized and the recipe sets no "
     "correction, says so, and writes it into the ledger.",
     remove_when="verl switches it on by itself for quantized rollouts.",
-    **_COMMON,
 )
 
-LOGPROBS = Patch(
+LOGPROBS = validate_config_patch(
     id="fp8.verl.validate_config_logprobs",
+    requires="verl>=0.9",
     wrapper=on_logprobs,
     contract=Contract(
         params=("config",), exists=("verl.workers.config.rollout:RolloutConfig.logprobs_mode",)
     ),
-    evidence="fault",
+    evidence="optional",
     native=_natively,
     why="Logprobs before temperature, top-k and top-p are not those that tokens were drawn with.",
     how="Asks for processed logprobs where verl's defaults do not.",
     remove_when="no supported verl has other defaults.",
-    **_COMMON,
 )

@@ -30,7 +30,7 @@ PATCH = Patch(
         mentions=("TokenOutput", "self.replica_rank"),
         exists=("verl.workers.rollout.replica:TokenOutput.extra_fields",),
     ),
-    evidence="fault",  # a server may only score
+    evidence="optional",  # a server may only score
     scope=frozenset({"driver"}),
     needs=("fp8.verl.calculate_debug_metrics",),
     tested=("0.9.1",),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from flashpatch import ledger
-from flashpatch.patches._shared.awaits import caller_awaits
+from flashpatch.patches._shared.awaits import caller_awaits, resolve
 from flashpatch.patches.fp8.verl.correction import mismatch
 from flashpatch.patches.fp8.verl.transfer import receipts
 from flashpatch.record import Contract, Patch
@@ -22,8 +21,7 @@ def on_update(original, self, global_steps: int | None = None, *args: Any, **kwa
     judged = _uses_vllm(self)
 
     async def awaited() -> Any:
-        result = original(self, global_steps, *args, **kwargs)
-        result = await result if inspect.isawaitable(result) else result
+        result = await resolve(original(self, global_steps, *args, **kwargs))
         if judged:
             _settle(global_steps, [await call for call in _ask(self)])
         return result
@@ -96,7 +94,7 @@ UPDATE = Patch(
             "verl.single_controller.ray.base:RayWorkerGroup._init_with_resource_pool",
         ),
     ),
-    evidence="fault",  # only one of a job's drivers has it
+    evidence="optional",  # only one of a job's drivers has it
     needs=("fp8.verl.server_adapter_update_weights",),
     why="A replica that kept an old policy, or has committed twice, is trained on as if it had the new one.",
     how="Collects the receipts of all ranks after each sync and compares steps and versions.",
@@ -109,7 +107,7 @@ LOG = Patch(
     targets=("verl.utils.tracking:Tracking.log",),
     wrapper=on_log,
     contract=Contract(params=("data", "step")),
-    evidence="fault",
+    evidence="optional",
     needs=(receipts.ID,),
     why="verl logs how long an update took, not where.",
     how="Adds timing_s/sync/* and sync/* to what the trainer logs next.",

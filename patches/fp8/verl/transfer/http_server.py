@@ -57,7 +57,7 @@ async def _while_alive(server: Any, answer: Awaitable[Any], what: str) -> Any:
 
 _COMMON = dict(
     requires="verl>=0.9",
-    evidence="fault",
+    evidence="optional",
     scope=frozenset({"driver"}),
     tested=("0.9.1",),
     remove_when="verl returns the answers, and vLLM fails the calls under way when an engine core ends.",

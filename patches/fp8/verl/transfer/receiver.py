@@ -128,7 +128,7 @@ RECEIVE = Patch(
         params=("on_bucket_received",),
         mentions=("self._init_socket", "self._init_buffer", "self._cleanup", "self._ack_pending"),
     ),
-    evidence="fault",  # an engine of the job may belong to somebody else
+    evidence="optional",  # an engine of the job may belong to somebody else
     needs=("fp8.verl.receiver_cleanup",),
     why="An exception while weights are loaded leaves views of the shared memory behind, and closing it fails.",
     how="Times the loading, and after a failure clears the frames that hold views before memory is closed.",
@@ -140,7 +140,7 @@ SOCKET = Patch(
     targets=(f"{RECEIVER}._init_socket",),
     wrapper=on_socket,
     contract=Contract(mentions=("self.socket", "self.zmq_handle")),
-    evidence="fault",
+    evidence="optional",
     needs=("fp8.verl.receiver_cleanup",),
     why="The receiver blocks for ever in recv when the trainer failed or died, and its engine with it.",
     how="A socket that polls, watches the connection and the sending process, and raises what they say.",
@@ -152,7 +152,7 @@ CLEANUP = Patch(
     targets=(f"{RECEIVER}._cleanup",),
     wrapper=on_cleanup,
     contract=Contract(mentions=("self.socket", "self.shm", "self._ack_pending")),
-    evidence="fault",
+    evidence="optional",
     needs=("fp8.verl.receive_weights",),
     why="After an exception the sender gets no answer and waits for ever; the error that can be seen, "
     "'cannot close exported pointers exist', hides the real one.",

@@ -87,7 +87,7 @@ PATCH = Patch(
         mentions=("BucketedWeightReceiver", "process_weights_after_loading"),
         exists=(f"{EXTENSION}._iter_all_models",),
     ),
-    evidence="fault",  # a job may have other engines, updated otherwise
+    evidence="optional",  # a job may have other engines, updated otherwise
     scope=frozenset({"worker"}),
     needs=("fp8.vllm.initialize_model",),
     tested=("0.9.1",),

@@ -101,7 +101,7 @@ def _unlink(name: str) -> None:
 
 _COMMON = dict(
     requires="verl>=0.9",
-    evidence="fault",  # some trainers send nothing, such as a critic; the driver asks all that should
+    evidence="optional",  # some trainers send nothing, such as a critic; the driver asks all that should
     scope=frozenset({"trainer"}),
     tested=("0.9.1",),
     remove_when="verl's transfer polls, watches its peer and carries errors in-band.",

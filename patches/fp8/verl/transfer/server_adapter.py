@@ -63,7 +63,7 @@ async def on_execute(
 
 _COMMON = dict(
     requires="verl>=0.9",
-    evidence="fault",  # some trainers send nothing, such as a critic; the driver asks all that should
+    evidence="optional",  # some trainers send nothing, such as a critic; the driver asks all that should
     scope=frozenset({"trainer"}),
     tested=("0.9.1",),
     remove_when="verl's update returns what each worker committed and raises when a worker fails.",

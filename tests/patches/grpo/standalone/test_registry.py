@@ -149,7 +149,7 @@ def test_a_request_is_resubmitted_exactly_once():
             seen.append((handle, payload))
             raise WorkerLost("died")
 
-        registry = Registry(send, place_patience=1)
+        registry = Registry(send, queue_timeout=1)
         for name in "abc":
             await registry.register(name, name)
         with pytest.raises(RequestLost, match="a was lost: died; b was lost: died"):
@@ -201,7 +201,7 @@ def test_a_cancelled_request_leaves_nothing_behind():
     [
         (lambda: Pool(cap=-1), "cap, most, slack, remembered"),
         (lambda: Pool().acquire(1, 0), "tokens] is 0"),
-        (lambda: Registry(None, patience=0), "patience"),
+        (lambda: Registry(None, timeout=0), "timeout"),
     ],
 )
 def test_bad_input_is_refused_by_name(make, named):
@@ -222,7 +222,7 @@ async def chaos(folder, requests: int, workers: int, seconds: float, harm: float
     """Send requests while workers are killed, stopped, restarted; how they ended, and what happened."""
     draw = random.Random(5)
     registry = Registry(
-        grpo_fleet.send, cap=40, patience=1.5, rest=0.3, ping=grpo_fleet.ping, heartbeat=0.2, grace=0.4
+        grpo_fleet.send, cap=40, timeout=1.5, rest=0.3, ping=grpo_fleet.ping, heartbeat=0.2, grace=0.4
     )
     ends: dict[int, list[str]] = {number: [] for number in range(requests)}
     async with grpo_fleet.Fleet(folder, registry) as fleet:

@@ -101,7 +101,10 @@ def test_quantized_rollouts_are_corrected_and_measured(tmp_path):
         tmp_path,
         "cpu,int8",
     )
-    assert "rollout_correction.rollout_is=token with cap 2" in said and "tis='off'" in said
+    assert (
+        "rollout_correction.rollout_is=token: truncated importance sampling with cap 2" in said
+        and "tis='off'" in said
+    )
 
 
 def test_it_can_be_switched_off(tmp_path):

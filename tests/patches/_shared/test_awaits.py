@@ -1,0 +1,38 @@
+"""Functions that coroutines and plain functions call alike."""
+
+from __future__ import annotations
+
+import asyncio
+
+from flashpatch.patches._shared.awaits import caller_awaits, resolve
+
+
+def target() -> bool:
+    return caller_awaits()
+
+
+def test_the_frame_that_calls_decides() -> None:
+    async def coroutine() -> bool:
+        return caller_awaits()
+
+    assert asyncio.run(coroutine()) and not target()
+
+
+def test_frames_of_flashpatch_are_ignored() -> None:
+    wrapper = {"__name__": "flashpatch.patches.toy.hook", "caller_awaits": caller_awaits}
+    exec("def hook():\n    return caller_awaits()", wrapper)
+
+    async def coroutine() -> bool:
+        return wrapper["hook"]()
+
+    assert asyncio.run(coroutine()) and not wrapper["hook"]()
+
+
+def test_a_result_is_awaited_only_if_it_can_be() -> None:
+    async def later() -> int:
+        return 3
+
+    async def both() -> tuple[int, int]:
+        return await resolve(later()), await resolve(4)
+
+    assert asyncio.run(both()) == (3, 4)

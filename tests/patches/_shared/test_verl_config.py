@@ -1,0 +1,68 @@
+"""Reading, changing and refusing settings of verl's configuration; verl itself is not needed."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from flashpatch.errors import PatchError
+from flashpatch.patches._shared.verl_config import TARGET, JobConfig, is_chosen, overrides
+
+omegaconf = pytest.importorskip("omegaconf")
+PATH = "actor.policy_loss.loss_mode"
+
+
+@pytest.fixture
+def job() -> JobConfig:
+    config = omegaconf.OmegaConf.create(
+        {"actor": {"policy_loss": {"loss_mode": "vanilla"}, "copy": "${actor.policy_loss}"}}
+    )
+    omegaconf.OmegaConf.set_struct(config, True)
+    return JobConfig(config, "toy.verl.validate_config")
+
+
+def test_settings_are_read_as_plain_values(job):
+    assert (job.get(PATH), job.get("actor.lost"), job.get("lost.path", 3)) == ("vanilla", None, 3)
+    assert job.get("actor.copy") == {"loss_mode": "vanilla"} and type(job.get("actor.copy")) is dict
+
+
+def test_a_setting_is_logged_once_and_added_where_it_is_missing(job, caplog):
+    with caplog.at_level(logging.WARNING, logger="flashpatch.toy"):
+        for _ in range(2):
+            job.set(PATH, "flowrl", "the loss needs it")
+            job.set("actor.engine_kwargs.own", {"a": 1})
+    assert caplog.messages == [f"{PATH}=flowrl: the loss needs it", "actor.engine_kwargs.own={'a': 1}"]
+    assert job.config.actor.policy_loss.loss_mode == "flowrl" and job.get("actor.engine_kwargs.own.a") == 1
+    with pytest.raises(omegaconf.errors.ConfigAttributeError):
+        job.config.actor.other = 1  # the structure is as closed as before
+
+
+def test_all_contradictions_are_refused_in_one_error(job):
+    job.refuse(iter(()), "cannot train with", "Nothing.")
+    with pytest.raises(PatchError) as error:
+        job.refuse(iter(["a=1 (one)", "b=2 (two)"]), "cannot train with", "Change these settings.")
+    said = str(error.value)
+    assert "cannot train with a=1 (one); b=2 (two)." in said
+    assert "toy.verl.validate_config" in said and TARGET in said and "Change these settings." in said
+
+
+def test_a_default_counts_as_chosen_only_on_the_command_line(job):
+    assert not is_chosen(job.get, PATH, "vanilla")
+    assert is_chosen(job.get, PATH, "vanilla", {PATH})
+    assert is_chosen(job.get, PATH, "gspo")
+    assert not is_chosen(job.get, "actor.lost", "vanilla", {"actor.lost"})
+
+
+def test_overrides_are_those_of_the_hydra_application():
+    hydra = pytest.importorskip("hydra.core.hydra_config")
+    conf = pytest.importorskip("hydra.conf")
+    assert overrides() == set()
+    task = [f"{PATH}=flowrl", "+added.one=1", "~gone"]
+    config = omegaconf.OmegaConf.structured(conf.HydraConf(overrides=conf.OverridesConf(task=task)))
+    instance = hydra.HydraConfig.instance()
+    before, instance.cfg = instance.cfg, omegaconf.OmegaConf.create({"hydra": config})
+    try:
+        assert overrides() == {PATH, "added.one", "gone"}
+    finally:
+        instance.cfg = before
