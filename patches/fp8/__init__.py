@@ -48,7 +48,7 @@ def _too_late_vllm() -> str | None:
     import gc
 
     engines = [o for o in gc.get_objects() if isinstance(o, module.EngineCore)]
-    unknown = [e for e in engines if e not in scheduler_gate._gates]
+    unknown = [e for e in engines if e not in scheduler_gate.gates]
     if not unknown:
         return None
     return f"{len(unknown)} vLLM engine(s) exist already and stay as they are; build them after enabling."

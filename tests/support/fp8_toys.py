@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from flashpatch.patches.fp8.refit.managed_model import Host, ManagedModel
+from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
+from flashpatch.patches.fp8.refit.managed_model import ManagedModel
 
 HIDDEN, VOCAB, PADDED = 4, 10, 12
 
@@ -327,20 +328,20 @@ def process_all(model: nn.Module) -> None:
         process(module)
 
 
-def host(**overrides: Any) -> Host:
+def adapter(**overrides: Any) -> LoaderAdapter:
     keywords = dict(
         device=torch.device("cpu"),
         process=process,
         deferred=lambda module: isinstance(module, Attention),
         context=nullcontext,
     )
-    return Host(**{**keywords, **overrides})
+    return LoaderAdapter(**{**keywords, **overrides})
 
 
 def manage(model: nn.Module, atomic: str = "layer", partial: bool = False, **overrides: Any) -> ManagedModel:
     """Follow ``model``, just constructed, without anything loaded."""
     options = {"atomic": atomic, "partial": partial, "in_flight": "refuse"}
-    return ManagedModel(model, host(**overrides), options)
+    return ManagedModel(model, adapter(**overrides), options)
 
 
 class Engine:
@@ -366,7 +367,7 @@ class Engine:
         else:
             self.load(first)
         processing(model)
-        self.managed.sealed()
+        self.managed.end_first_load()
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], **keywords: Any) -> Any:
         return self.managed.load(self.model.load_weights, weights, **keywords)

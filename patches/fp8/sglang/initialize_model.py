@@ -1,4 +1,4 @@
-"""Record1: SGLang's models are followed from the moment they are constructed."""
+"""Record SGLang's models when they are constructed (FlashRL's Record1), and end their first load."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ def on_initialize(original, model_config: Any, load_config: Any, *args: Any, **k
 
     engine.require("fp8")
     model = original(model_config, load_config, *args, **kwargs)
-    if _native(load_config):
+    if _uses_native_loader(load_config):
         logger.warning("updates of %s are left to %s", type(model).__name__, NATIVE)
         ledger.note(superseded={"fp8.sglang.initialize_model": NATIVE})
     elif hasattr(model, "load_weights"):
         owner = ManagedModel(model, loader_adapter.for_model(model, model_config), engine.options("fp8"))
         model_registry.add(model, owner)
-        model.load_weights = quantize_on_load.accepting(owner, model.load_weights)
+        model.load_weights = quantize_on_load.quantizing(owner, model.load_weights)
     return model
 
 
 def on_load_model(original, self, *args: Any, **kwargs: Any):
-    """Around ``ModelRunner.load_model``: after it the first load is over, whichever loader did it."""
+    """Around ``ModelRunner.load_model``: the first load, by whichever loader, ends here."""
     from sglang.srt.runtime_context import get_parallel
 
     ledger.role("worker", rank=get_parallel().tp_rank)
     result = original(self, *args, **kwargs)
-    model_registry.seal()
+    model_registry.end_first_loads()
     model = self.model
     if model_registry.get(model) is not None and not self.is_draft_worker:
         check_quantized(model, self.model_config.quantization)
@@ -67,14 +67,14 @@ def check_quantized(model: Any, quantization: str | None) -> None:
         )
 
 
-def _native(load_config: Any) -> bool:
-    """Whether the engine was asked for SGLang's own loader of weights that change."""
+def _uses_native_loader(load_config: Any) -> bool:
+    """Whether the engine uses SGLang's own loader for changing weights."""
     form = load_config.load_format
     return getattr(form, "value", form) == "flash_rl"
 
 
 def _undo(site: Site) -> None:
-    model_registry.release()
+    model_registry.restore_load_weights()
     site.unwrap()
 
 
@@ -125,6 +125,6 @@ LOADED = Patch(
         ),
     ),
     why="A process must be known as a worker, with its rank, for its absence to be noticed.",
-    how="Writes role and rank to the ledger, ends the first load, looks whether the quantization took hold.",
+    how="Writes role and rank to the ledger, ends the first load, checks that layers are quantized.",
     **_COMMON,
 )

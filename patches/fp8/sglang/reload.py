@@ -53,7 +53,7 @@ def on_postprocess(original, model: torch.nn.Module, target_device: Any):
         return original(model, target_device)
     if owner.state == "loading":
         original(model, target_device)
-        owner.sealed()
+        owner.end_first_load()
         return None
     try:
         owner.finish()

@@ -31,7 +31,7 @@ def on_begin(original, self, recv_req: Any):
     if done:
         return BeginWeightUpdateReqOutput(success=True, message=message)
     for owner in _owners(self, recv_req.selector):
-        owner.withdraw()
+        owner.close_if_empty()
     self._session = None
     return BeginWeightUpdateReqOutput(success=False, message=message)
 
@@ -48,7 +48,7 @@ def on_end(original, self, recv_req: Any):
         return EndWeightUpdateReqOutput(
             success=False, message="requests are running; wait for them and call end_weight_update() again"
         )
-    idle = [owner.withdraw() for owner in owners]  # a selected drafter may have been brought nothing
+    idle = [owner.close_if_empty() for owner in owners]  # a selected drafter may have been brought nothing
     if all(idle) and not weight_updater.failures:
         self._session = None
         return EndWeightUpdateReqOutput(success=False, message=_NOTHING)
@@ -82,7 +82,7 @@ def on_release(original, self, recv_req: Any):
     kept = not features.enable_memory_saver or features.enable_weights_cpu_backup
     if not kept and (not recv_req.tags or GPU_MEMORY_TYPE_WEIGHTS in recv_req.tags):
         for owner in _owners(self, "all"):
-            owner.discarded()
+            owner.mark_discarded()
     return output
 
 

@@ -39,7 +39,7 @@ def on_initialize(original, vllm_config: Any, *, model_config: Any = None, **kwa
 
 
 def _undo(site: Site) -> None:
-    model_registry.release()
+    model_registry.restore_load_weights()
     site.unwrap()
 
 

@@ -44,7 +44,7 @@ def on_process(original, model: torch.nn.Module, model_config: Any, target_devic
     if owner is None or owner.state == "loading":
         result = original(model, model_config, target_device)
         if owner is not None:
-            owner.sealed()
+            owner.end_first_load()
             engine_args.check_quantized(model, model_config)
             ledger.note(kernels=quantize_on_load.kernels(model))
         return result

@@ -67,7 +67,7 @@ def on_update(original, self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         "process": seconds - receiving.receive,
         "bytes": receiving.bytes,
         "tensors": receiving.tensors,
-        "errors": {layer: error for model in models for layer, error in model.errors.items()},
+        "errors": {layer: error for model in models for layer, error in model.rounding_errors.items()},
     }
 
 

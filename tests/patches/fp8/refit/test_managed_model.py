@@ -28,13 +28,13 @@ def atomic(request) -> str:
 
 def test_the_first_load_learns_what_a_checkpoint_brings():
     engine = toys.engine("bare")
-    slots = {slot.name: slot for layer in engine.managed.layers for slot in layer.slots}
-    assert slots["layers.0.qkv.weight"].expected.covered == 3 * toys.HIDDEN**2
-    assert list(slots["layers.0.qkv.weight"].expected.names.values()) == [
+    params = {param.name: param for layer in engine.managed.layers for param in layer.params}
+    assert params["layers.0.qkv.weight"].expected.covered == 3 * toys.HIDDEN**2
+    assert list(params["layers.0.qkv.weight"].expected.names.values()) == [
         f"layers.0.{p}.weight" for p in "qkv"
     ]
-    assert slots["layers.0.norm.bias"].required
-    assert not slots["layers.0.attn.k_scale"].required
+    assert params["layers.0.norm.bias"].required
+    assert not params["layers.0.attn.k_scale"].required
     assert engine.managed.state == "ready" and engine.managed.version == 0
 
 
@@ -275,21 +275,21 @@ def test_begin_drops_what_came_before(atomic):
 
 def test_processing_that_fails(atomic):
     engine = toys.engine(atomic=atomic)
-    before, good = toys.state(engine.model), engine.managed.host.process
+    before, good = toys.state(engine.model), engine.managed.adapter.process
 
     def fails(module):
         good(module)
         if module is engine.model.layers[1].down:
             raise MemoryError("no room to repack")
 
-    engine.managed.host.process = fails
+    engine.managed.adapter.process = fails
     with pytest.raises(MemoryError):
         engine.update(B)
     assert toys.same_places(before, toys.state(engine.model))
     assert engine.managed.may_generate == (atomic == "model")
     if atomic == "model":
         assert toys.same_bits(before, toys.state(engine.model))
-    engine.managed.host.process = good
+    engine.managed.adapter.process = good
     engine.update(B)
     assert toys.same_answers(engine.model, toys.fresh("transposed", B))
 
@@ -300,19 +300,19 @@ def test_a_commit_that_fails_half_way_is_broken_whatever_the_option(atomic):
     def fails(model):
         raise MemoryError("the last step failed")
 
-    engine.managed.host.finalize = fails
+    engine.managed.adapter.finalize = fails
     with pytest.raises(MemoryError) as caught:
         engine.update(B)
     assert not engine.managed.may_generate and engine.managed.state == "broken"
     assert "generation is refused" in caught.value.__notes__[0]
-    engine.managed.host.finalize = lambda model: None
+    engine.managed.adapter.finalize = lambda model: None
     engine.update(A)
     assert toys.same_answers(engine.model, toys.fresh("transposed", A))
 
 
 def test_an_engine_that_refuses_updates_says_why(atomic):
     engine = toys.engine(atomic=atomic)
-    engine.managed.host.refuse = lambda: "LoRA adapters are enabled"
+    engine.managed.adapter.refusal = lambda: "LoRA adapters are enabled"
     with pytest.raises(PatchError, match="LoRA adapters are enabled"):
         engine.load(B)
     assert engine.managed.may_generate
@@ -320,7 +320,7 @@ def test_an_engine_that_refuses_updates_says_why(atomic):
 
 def test_running_requests_refuse_an_update(atomic):
     engine = toys.engine(atomic=atomic)
-    engine.managed.host.busy = lambda: True
+    engine.managed.adapter.busy = lambda: True
     with pytest.raises(PatchError, match="requests are running"):
         engine.load(B)
     assert engine.managed.may_generate
@@ -416,7 +416,7 @@ def test_a_partial_update_cannot_mend_a_mixed_policy(fault):
         engine.load(B[:8])
         engine.load(B[:1])
     else:
-        engine.managed.discarded()
+        engine.managed.mark_discarded()
     engine.load([item for item in A if item[0].startswith("layers.1.")])
     with pytest.raises(PatchError, match="did not come"):
         engine.managed.finish()
@@ -442,10 +442,10 @@ def test_finish_twice_and_without_an_update(atomic):
 def test_a_step_commits_what_is_complete_and_nothing_else(atomic):
     engine = toys.engine(atomic=atomic)
     engine.load(B[:-1])
-    engine.managed.settle()
+    engine.managed.commit_if_complete()
     assert engine.managed.state == "open" and engine.managed.may_generate == (atomic == "model")
     engine.load(B[-1:])
-    engine.managed.settle()
+    engine.managed.commit_if_complete()
     assert engine.managed.state == "ready" and engine.managed.version == 1
     assert toys.same_answers(engine.model, toys.fresh("transposed", B))
 
@@ -465,7 +465,7 @@ def test_after_sleep_level_2_only_a_complete_update_helps():
             tensor.zero_() if not tensor.is_floating_point() else tensor.fill_(torch.nan)
         for layer in engine.model.layers:
             layer.attn._scale.fill_(1)  # vLLM saves buffers over a sleep
-    engine.managed.discarded()
+    engine.managed.mark_discarded()
     assert not engine.managed.may_generate
     with pytest.raises(PatchError, match="sleep level 2"):
         engine.managed.finish()
@@ -477,7 +477,7 @@ def test_after_sleep_level_2_only_a_complete_update_helps():
 
 def test_sleep_level_2_has_nothing_to_fall_back_to():
     engine = toys.engine(atomic="model")
-    engine.managed.discarded()
+    engine.managed.mark_discarded()
     with pytest.raises(PatchError, match="nothing to fall back to"):
         engine.load(B)
     assert not engine.managed.may_generate
@@ -531,7 +531,7 @@ def test_no_step_while_a_bucket_loads(atomic):
     allowed = []
 
     def step():
-        engine.managed.settle()
+        engine.managed.commit_if_complete()
         allowed.append(engine.managed.may_generate)
 
     assert in_the_middle(engine, B, step) is None
@@ -560,16 +560,16 @@ def test_no_growth_over_many_updates(method, atomic):
 
 def test_staged_memory_is_one_layers_at_a_time():
     engine = toys.engine("bare")
-    staged = [slot for layer in engine.managed.layers for slot in layer.slots]
+    staged = [param for layer in engine.managed.layers for param in layer.params]
     held = []
 
     def stream():
         for item in B:
-            held.append(sum(slot.storage.get().nbytes() for slot in staged))
+            held.append(sum(param.storage.get().nbytes() for param in staged))
             yield item
 
     engine.load(stream())
-    largest = max(slot.storage.nbytes for slot in staged)
+    largest = max(param.storage.nbytes for param in staged)
     assert max(held) <= largest + 2 * 4 * toys.HIDDEN
     engine.managed.finish()
 
@@ -600,7 +600,7 @@ def test_an_engine_that_is_gone_is_forgotten():
     )
     model.load_weights(A)
     toys.process_all(model)
-    model_registry.seal()
+    model_registry.end_first_loads()
     model.load_weights(B)
     assert model_registry.get(model).state == "open"
     del model
@@ -611,7 +611,7 @@ def test_an_engine_that_is_gone_is_forgotten():
 def test_an_update_that_wrote_nothing_can_be_withdrawn(atomic):
     engine = toys.engine("bare", atomic=atomic)
     engine.managed.begin()
-    assert engine.managed.withdraw() and engine.managed.may_generate and engine.managed.version == 0
+    assert engine.managed.close_if_empty() and engine.managed.may_generate and engine.managed.version == 0
     engine.managed.begin()
     engine.load(list(B)[:1])
-    assert not engine.managed.withdraw() and engine.managed.state == "open"
+    assert not engine.managed.close_if_empty() and engine.managed.state == "open"
