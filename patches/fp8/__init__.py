@@ -1,4 +1,4 @@
-"""FlashRL's rollout precisions on stock vLLM: weights that can be updated in place, exactly, under any of them."""
+"""Run quantized rollouts on stock engines, and update their weights in place, exactly (FlashRL)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from flashpatch.record import Family, Option
 
 
 def _too_late() -> str | None:
-    """A sentence when an engine was built before the family was enabled."""
+    """Return a sentence when an engine was built before the family was enabled, else None."""
     return _too_late_sglang() or _too_late_vllm()
 
 
@@ -65,7 +65,7 @@ def _probe(nonce: str, workdir: Path) -> list[Proof]:
 
 FAMILY = Family(
     name="fp8",
-    summary="quantized rollouts (fp8, int8) or plain ones (bf16) whose weights can be updated in place, exactly",
+    summary="quantized (fp8, int8) or bf16 rollouts with exact in-place weight updates",
     patches=(
         engine_args.PATCH,
         initialize_model.PATCH,
@@ -89,40 +89,46 @@ FAMILY = Family(
     names={precision: {"precision": precision} for precision in fleet.SCHEMES},
     options={
         "precision": Option(
-            "fp8", "what engines without an explicit quantization run in", tuple(fleet.SCHEMES)
+            "fp8", "precision of engines opened without an explicit quantization", tuple(fleet.SCHEMES)
         ),
-        "fleet": Option([], "tables with a precision each, for the replicas in turn", kind=list, items=dict),
-        "scheme": Option("", "vLLM's name of the quantization; empty: what the platform can run"),
-        "profile": Option("", "absolute path of a profile that smooths the trainer's weights, for int8"),
-        "lm_head": Option("", "float32: the lm_head computes in float32", ("", "float32")),
+        "fleet": Option(
+            [], "a precision per replica, in turn: tables with precision and scheme", kind=list, items=dict
+        ),
+        "scheme": Option("", "vLLM's name of the fp8 scheme; empty: the platform's default"),
+        "profile": Option("", "for int8: absolute path of a profile that smooths the trainer's weights"),
+        "lm_head": Option(
+            "", "float32: compute the lm_head in float32; empty: in the model's dtype", ("", "float32")
+        ),
         "logprobs": Option(
             "processed",
-            "processed: engines give logprobs after temperature, top-k and top-p; asked: as they were told",
+            "processed: logprobs after temperature, top-k and top-p; asked: as the engine's caller set them",
             ("processed", "asked"),
         ),
-        "exclude": Option([], "models (path patterns) that keep their own precision", kind=list),
+        "exclude": Option([], "path patterns of models that keep their own precision", kind=list),
         "atomic": Option(
             "layer",
-            "layer: little memory, a failed update stops generation; model: nothing changes until commit",
+            "layer: least memory, a failed update stops generation; model: twice the weights, it does not",
             ("layer", "model"),
         ),
-        "partial": Option(False, "accept updates that leave whole layers out", kind=bool),
+        "partial": Option(False, "accept updates that leave out whole layers", kind=bool),
         "in_flight": Option(
             "refuse",
-            "requests running when an update comes: refuse the update, abort them, recompute them, or keep them",
+            "with requests running at an update: refuse the update, abort, recompute or keep the requests",
             ("refuse", "abort", "recompute", "keep"),
         ),
         "tis": Option(
             "auto",
-            "auto: verl's truncated importance sampling where rollouts are quantized and nobody chose; off: never",
+            "auto: truncated importance sampling for verl's quantized rollouts by default; off: never",
             ("auto", "off"),
         ),
         "mismatch_jump": Option(
-            4.0, "how many times the usual mismatch makes an update of verl suspect; 0: none is", kind=float
+            4.0,
+            "report an update of verl when its mismatch exceeds this many times the usual; 0: never",
+            kind=float,
         ),
         "transfer_timeout": Option(
             600.0,
-            "seconds of silence of the other side that a weight transfer of verl accepts; 0: any",
+            "seconds to wait for the peer in verl's weight transfer; 0: for ever",
             kind=float,
         ),
     },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 from flashpatch import engine, ledger
@@ -78,15 +79,15 @@ def _undo(site: Site) -> None:
     site.unwrap()
 
 
-_COMMON = dict(
+_patch = partial(
+    Patch,
     requires="sglang>=0.5.21",
     evidence="install",
     scope=frozenset({"worker"}),
-    tested=("0.5.23",),
     remove_when="SGLang's flash_rl covers every model, int8, and buckets that cut a fused layer.",
 )
 
-PATCH = Patch(
+PATCH = _patch(
     id="fp8.sglang.initialize_model",
     targets=(f"{LOADER}:_initialize_model",),
     wrapper=on_initialize,
@@ -108,12 +109,11 @@ PATCH = Patch(
     why="After post-processing, SGLang's parameters have lost their loaders and shapes: an update raises in the "
     "scheduler, which ends the engine.",
     how="Records every parameter and buffer, and the Python state around it, as the constructor made it, and "
-    "routes the model's load_weights through a transaction. Stands aside for load_format=flash_rl.",
+    "routes the model's load_weights through an update. Stands aside for load_format=flash_rl.",
     upstream="QuantizedRLModelLoader (load_format=flash_rl): fp8 on Qwen2 and Qwen3, whole fused layers only.",
-    **_COMMON,
 )
 
-LOADED = Patch(
+LOADED = _patch(
     id="fp8.sglang.load_model",
     targets=("sglang.srt.model_executor.model_runner:ModelRunner.load_model",),
     wrapper=on_load_model,
@@ -126,5 +126,4 @@ LOADED = Patch(
     ),
     why="A process must be known as a worker, with its rank, for its absence to be noticed.",
     how="Writes role and rank to the ledger, ends the first load, checks that layers are quantized.",
-    **_COMMON,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from flashpatch import engine, ledger
@@ -43,14 +44,14 @@ def _abort_all(scheduler: Any, message: str) -> None:
     scheduler.abort_request(AbortReq(abort_all=True, finished_reason=reason))
 
 
-_COMMON = dict(
+_patch = partial(
+    Patch,
     requires="sglang>=0.5.21",
     scope=frozenset({"engine-core"}),
-    tested=("0.5.23",),
     remove_when=initialize_model.PATCH.remove_when,
 )
 
-INIT = Patch(
+INIT = _patch(
     id="fp8.sglang.scheduler_init",
     targets=(f"{SCHEDULER}.__init__",),
     wrapper=on_init,
@@ -60,10 +61,9 @@ INIT = Patch(
     evidence="install",
     why="Only the scheduler knows whether requests run, and holds the cache to flush.",
     how="Remembers the schedulers of this process.",
-    **_COMMON,
 )
 
-STEP = Patch(
+STEP = _patch(
     id="fp8.sglang.get_next_batch_to_run",
     targets=(f"{SCHEDULER}.get_next_batch_to_run",),
     wrapper=on_next_batch,
@@ -78,5 +78,4 @@ STEP = Patch(
     needs=("fp8.sglang.scheduler_init", "fp8.sglang.initialize_model"),
     why="An engine that schedules on half-updated weights serves a policy that never existed.",
     how="Checks one flag per model before each batch; ends the requests with the reason.",
-    **_COMMON,
 )

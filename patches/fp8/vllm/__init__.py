@@ -1,1 +1,1 @@
-"""The family on vLLM."""
+"""Adapt precision and refit to vLLM."""

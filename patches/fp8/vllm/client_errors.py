@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from flashpatch.errors import PatchError
@@ -39,15 +40,15 @@ def on_step(original, self):
         raise
 
 
-_COMMON = dict(
+_patch = partial(
+    Patch,
     requires="vllm>=0.28",
     evidence="fault",
     scope=frozenset({"driver"}),
-    tested=("0.31.0", "0.32.0"),
     remove_when="the scheduler gate is removed.",
 )
 
-STEP = Patch(
+STEP = _patch(
     id="fp8.vllm.llm_engine_step",
     targets=("vllm.v1.engine.llm_engine:LLMEngine.step",),
     wrapper=on_step,
@@ -56,12 +57,11 @@ STEP = Patch(
         exists=("vllm.v1.engine.llm_engine:LLMEngine.abort_request",),
     ),
     needs=("fp8.vllm.process_outputs",),
-    why="An exception out of step leaves the client's other requests in the engine, and they answer a later call.",
+    why="An exception out of step leaves the client's other requests in the engine; a later call gets them.",
     how="Aborts them before the refusal is raised.",
-    **_COMMON,
 )
 
-PATCH = Patch(
+PATCH = _patch(
     id="fp8.vllm.process_outputs",
     targets=("vllm.v1.engine.output_processor:OutputProcessor.process_outputs",),
     wrapper=on_process_outputs,
@@ -72,5 +72,4 @@ PATCH = Patch(
     needs=("fp8.vllm.engine_core_step",),
     why="vLLM returns a request that ended in an error as an empty completion.",
     how="Raises the gate's reason for requests that the gate ended.",
-    **_COMMON,
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flashpatch import engine, ledger
@@ -185,14 +186,14 @@ def on_collective_rpc(original, self, method: Any, timeout: Any = None, args: tu
     return result
 
 
-_COMMON = dict(
+_patch = partial(
+    Patch,
     requires="vllm>=0.28",
     scope=frozenset({"engine-core"}),
-    tested=("0.31.0", "0.32.0"),
     remove_when="vLLM refuses to schedule while an update is open or has failed, and resets its caches at commit.",
 )
 
-INIT = Patch(
+INIT = _patch(
     id="fp8.vllm.engine_core_init",
     targets=(f"{CORE}.__init__",),
     wrapper=on_init,
@@ -204,10 +205,9 @@ INIT = Patch(
     evidence="install",
     why="The scheduler must know which policy its workers hold.",
     how="Attaches a gate to each engine core.",
-    **_COMMON,
 )
 
-STEP = Patch(
+STEP = _patch(
     id="fp8.vllm.engine_core_step",
     targets=(f"{CORE}.step",),
     wrapper=on_step,
@@ -228,10 +228,9 @@ STEP = Patch(
     why="An engine that schedules on half-updated weights serves a policy that never existed; stale prefix "
     "caches mix two.",
     how="Asks the workers after every call that may have changed weights; adopts a committed version, refuses everything else.",
-    **_COMMON,
 )
 
-QUEUE = Patch(
+QUEUE = _patch(
     id="fp8.vllm.step_with_batch_queue",
     targets=(f"{CORE}.step_with_batch_queue",),
     wrapper=on_step,
@@ -240,10 +239,9 @@ QUEUE = Patch(
     needs=("fp8.vllm.engine_core_init",),
     why="The same as fp8.vllm.engine_core_step, for asynchronous scheduling and pipeline parallelism.",
     how="The same check before the other step function.",
-    **_COMMON,
 )
 
-RPC = Patch(
+RPC = _patch(
     id="fp8.vllm.collective_rpc",
     targets=(f"{CORE}.collective_rpc",),
     wrapper=on_collective_rpc,
@@ -257,5 +255,4 @@ RPC = Patch(
     why="Updates reach workers as calls through the engine core, which must notice the outcome.",
     how="Reports to workers whether requests run, collects the answers of all ranks even when one fails (vLLM "
     "stops at the first and takes the others' answers for those of the next call), and checks their policy after it.",
-    **_COMMON,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flashpatch import ledger
@@ -61,9 +62,9 @@ def report(worker: Any) -> list[Policy]:
     return [model.policy() for model in model_registry.all_models()]
 
 
-_COMMON = dict(requires="vllm>=0.28", scope=frozenset({"worker"}), tested=("0.31.0", "0.32.0"))
+_patch = partial(Patch, requires="vllm>=0.28", scope=frozenset({"worker"}))
 
-LOAD = Patch(
+LOAD = _patch(
     id="fp8.vllm.worker_load_model",
     targets=(f"{WORKER}.load_model",),
     wrapper=on_load_model,
@@ -72,10 +73,9 @@ LOAD = Patch(
     why="A process must be known as a worker, with its rank, for its absence to be noticed.",
     how="Writes role and rank to the ledger and ends the first load of every model.",
     remove_when="never: this is the evidence itself.",
-    **_COMMON,
 )
 
-STEP = Patch(
+STEP = _patch(
     id="fp8.vllm.worker_execute_model",
     targets=(f"{WORKER}.execute_model",),
     wrapper=on_execute_model,
@@ -88,10 +88,9 @@ STEP = Patch(
     why="A model that holds layers of two policies must not produce a token, whoever drives the worker.",
     how="Checks one flag per model before each step.",
     remove_when="vLLM refuses steps while an update is open or has failed.",
-    **_COMMON,
 )
 
-SLEEP = Patch(
+SLEEP = _patch(
     id="fp8.vllm.worker_sleep",
     targets=(f"{WORKER}.sleep",),
     wrapper=on_sleep,
@@ -101,5 +100,4 @@ SLEEP = Patch(
     why="After sleep level 2 the weights' memory holds nothing; vLLM would generate from it.",
     how="Marks the policy as broken until a complete update.",
     remove_when="vLLM refuses to generate after sleep level 2 until weights are restored.",
-    **_COMMON,
 )

@@ -1,10 +1,11 @@
-"""The recipe before anything starts: rollouts in 8 bits are corrected for, from exact logprobs."""
+"""Switch on truncated importance sampling and exact logprobs for 8-bit rollouts by default."""
 
 from __future__ import annotations
 
 import logging
 import sys
 from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ _EXACT = {MODE: "processed_logprobs", ASKED: True}
 
 
 def on_correct(original, config: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around ``verl.utils.config.validate_config``: truncated importance sampling where nobody chose a correction."""
+    """Around ``validate_config``: set truncated importance sampling where no correction is chosen."""
     from omegaconf import OmegaConf, open_dict
 
     def get(path: str, default: Any = None) -> Any:
@@ -40,8 +41,8 @@ def on_correct(original, config: Any, *args: Any, **kwargs: Any) -> Any:
             for name, value in (("rollout_is", "token"), ("rollout_is_threshold", CAP)):
                 OmegaConf.update(config, f"{CORRECTION}.{name}", value, force_add=True)
         logger.warning(
-            "%s.rollout_is=token with cap %g: rollouts run in %s, and the recipe sets no correction. This changes the "
-            "algorithm (truncated importance sampling); the option tis='off' leaves it as it is",
+            "%s.rollout_is=token with cap %g: rollouts run in %s, and the config sets no correction. This "
+            "changes the algorithm (truncated importance sampling); the option tis='off' leaves it as it is",
             CORRECTION,
             CAP,
             ", ".join(rolled),
@@ -51,7 +52,7 @@ def on_correct(original, config: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def on_logprobs(original, config: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around the same function: rollouts report the logprobs that their tokens were drawn with."""
+    """Around the same function: make rollouts return the logprobs that their tokens were sampled with."""
     from omegaconf import OmegaConf, open_dict
 
     with open_dict(config):
@@ -64,28 +65,28 @@ def on_logprobs(original, config: Any, *args: Any, **kwargs: Any) -> Any:
     return original(config, *args, **kwargs)
 
 
-def precisions(options: Mapping[str, Any], theirs: str | None) -> tuple[str, ...]:
-    """What the rollouts will run in, without repetition.
+def precisions(options: Mapping[str, Any], verl_quantization: str | None) -> tuple[str, ...]:
+    """Return the precisions of the rollouts, without repetition.
 
     Args:
         options: the family's.
-        theirs: verl's own ``rollout.quantization``.
+        verl_quantization: verl's own ``rollout.quantization``.
     """
     entries = flashrl_compat.entries(options["precision"], options["scheme"], options["fleet"])
     ours = [entry.precision for entry in entries]
-    if theirs:
-        ours = [theirs if name == "bf16" else name for name in ours]
+    if verl_quantization:
+        ours = [verl_quantization if name == "bf16" else name for name in ours]
     return tuple(dict.fromkeys(ours))
 
 
 def decide(get: Any, tis: str, rolled: Collection[str], typed: Collection[str]) -> tuple[bool, str]:
-    """Whether truncated importance sampling is switched on, and why or why not.
+    """Decide whether truncated importance sampling is switched on; return that and the reason.
 
     Args:
-        get: ``get(path, default)`` reads the recipe.
+        get: ``get(path, default)`` reads the config.
         tis: the family's option.
         rolled: precisions of the rollouts.
-        typed: settings that the command line names.
+        typed: settings given on the command line.
     """
     if tis == "off":
         return False, "the option tis is off"
@@ -98,16 +99,16 @@ def decide(get: Any, tis: str, rolled: Collection[str], typed: Collection[str]) 
         if get(f"{CORRECTION}.{name}")
     ]
     if chosen:
-        return False, f"the recipe sets {chosen[0]}"
+        return False, f"the config sets {chosen[0]}"
     for path, value in _EXACT.items():
         if get(path, value) != value:
-            logger.warning("%s=%s, so there are no exact logprobs to correct with", path, get(path))
-            return False, f"the recipe sets {path}={get(path)}"
-    return True, "rollouts are quantized, and the recipe sets no correction"
+            logger.warning("%s=%s, so there are no exact logprobs for a correction", path, get(path))
+            return False, f"the config sets {path}={get(path)}"
+    return True, "rollouts are quantized, and the config sets no correction"
 
 
 def typed() -> set[str]:
-    """Settings named on the command line, if this process is a Hydra application."""
+    """Return settings given on the command line, if this process is a Hydra application."""
     module = sys.modules.get("hydra.core.hydra_config")
     if module is None or not module.HydraConfig.initialized():
         return set()
@@ -115,7 +116,7 @@ def typed() -> set[str]:
 
 
 def _natively(site: Any) -> str | None:
-    """verl's own defaults, if they ask for exact logprobs."""
+    """Return a description of verl's own defaults if they request exact logprobs, else None."""
     import verl
     import yaml
 
@@ -130,14 +131,14 @@ def _natively(site: Any) -> str | None:
     return "verl's rollout.yaml: " + ", ".join(f"{name}={value}" for name, value in wanted.items())
 
 
-_COMMON = dict(
+_patch = partial(
+    Patch,
     targets=("verl.utils.config:validate_config",),
     requires="verl>=0.9",
     scope=frozenset({"driver"}),
-    tested=("0.9.1",),
 )
 
-PATCH = Patch(
+PATCH = _patch(
     id=ID,
     wrapper=on_correct,
     contract=Contract(
@@ -149,15 +150,14 @@ PATCH = Patch(
         ),
     ),
     evidence="fault",  # only one of a job's drivers has it
-    why="Tokens drawn by a quantized policy are trained on as if the trainer's own had drawn them; verl's "
+    why="Tokens sampled from a quantized policy are trained on as if sampled from the trainer's; verl's "
     "correction for that is off by default.",
-    how="Sets rollout_correction.rollout_is=token with cap 2 where rollouts are quantized and the recipe sets no "
-    "correction, says so, and writes it into the ledger.",
+    how="Sets rollout_correction.rollout_is=token with cap 2 where rollouts are quantized and the config sets no "
+    "correction, logs it, and writes it into the ledger.",
     remove_when="verl switches it on by itself for quantized rollouts.",
-    **_COMMON,
 )
 
-LOGPROBS = Patch(
+LOGPROBS = _patch(
     id="fp8.verl.validate_config_logprobs",
     wrapper=on_logprobs,
     contract=Contract(
@@ -165,8 +165,7 @@ LOGPROBS = Patch(
     ),
     evidence="fault",
     native=_natively,
-    why="Logprobs before temperature, top-k and top-p are not those that tokens were drawn with.",
+    why="Logprobs before temperature, top-k and top-p are not those that tokens were sampled with.",
     how="Asks for processed logprobs where verl's defaults do not.",
     remove_when="no supported verl has other defaults.",
-    **_COMMON,
 )
