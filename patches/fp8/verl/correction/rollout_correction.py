@@ -152,8 +152,8 @@ PATCH = _patch(
     evidence="fault",  # only one of a job's drivers has it
     why="Tokens sampled from a quantized policy are trained on as if sampled from the trainer's; verl's "
     "correction for that is off by default.",
-    how="Sets rollout_correction.rollout_is=token with cap 2 where rollouts are quantized and the config sets no "
-    "correction, logs it, and writes it into the ledger.",
+    how="Sets rollout_correction.rollout_is=token with cap 2 where rollouts are quantized and the config sets "
+    "no correction, logs it, and writes it into the ledger.",
     remove_when="verl switches it on by itself for quantized rollouts.",
 )
 
