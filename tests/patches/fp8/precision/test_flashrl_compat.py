@@ -67,7 +67,7 @@ def test_a_file_and_our_own_fleet(monkeypatch, tmp_path: Path) -> None:
         ("FLASHRL_CONFIG", "org/repo/flashrl_config.yaml", "nothing is downloaded here"),
         ("FLASHRL_CONFIG", "/no/such/file.yaml", "neither a precision of FlashRL nor a file"),
         ("FLASHRL_TEST_RELOAD", "some/model", "flashpatch-verify fp8"),
-        ("FLASHRL_TYPO", "1", "not a known variable that is known here"),
+        ("FLASHRL_TYPO", "1", "not a known variable of FlashRL"),
     ],
 )
 def test_refused_by_name(variable: str, value: str, said: str, monkeypatch) -> None:
