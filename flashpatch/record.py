@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from flashpatch.bounds import Bounded
+from flashpatch.tested_versions import TestedVersions
 
 if TYPE_CHECKING:
     from flashpatch.arming.site import Site
@@ -89,7 +90,8 @@ class Patch:
         needs: ids of patches that must be armed too.
         conflicts: ids of patches, names of distributions, or names of modules (excluding once they have been
             imported), that exclude this one.
-        tested: exact framework versions the patch's tests ran on.
+        tested: exact framework versions the patch's tests ran on; where the record gives none, those that
+            ``patches/tested.toml`` has for its family and framework.
         why, how, upstream, remove_when: the documentation, as data.
         apply, undo: install and restore.
         native: answers "does the framework already do this, correctly?" with the name of what does,
@@ -111,7 +113,7 @@ class Patch:
     scope: frozenset[Role] = frozenset()
     needs: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
-    tested: tuple[str, ...] = ()
+    tested: tuple[str, ...] = TestedVersions()
     apply: Callable[[Site], None] = _wrap
     undo: Callable[[Site], None] = _unwrap
     native: Callable[[Site], str | None] = _no_native

@@ -1,4 +1,4 @@
-"""FlashRL's rollout precisions on stock vLLM: weights that can be updated in place, exactly, under any of them."""
+"""Run quantized rollouts on stock engines, and update their weights in place, exactly (FlashRL)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import sys
 from flashpatch.patches.fp8.precision import fleet
 from flashpatch.patches.fp8.sglang import PATCHES as SGLANG
 from flashpatch.patches.fp8.verl import PATCHES as VERL
-from flashpatch.patches.fp8.vllm import PATCHES as VLLM_CPU
 from flashpatch.patches.fp8.vllm import (
     client_errors,
     engine_args,
     expected_processes,
     initialize_model,
+    int8_inputs,
+    linear_kernels,
     reload,
+    scaled_fp8_quant,
     scheduler_gate,
     worker,
 )
@@ -21,7 +23,7 @@ from flashpatch.record import Family, Option
 
 
 def _too_late() -> str | None:
-    """A sentence when an engine was built before the family was enabled."""
+    """Return a sentence when an engine was built before the family was enabled, else None."""
     return _too_late_sglang() or _too_late_vllm()
 
 
@@ -48,7 +50,7 @@ def _too_late_vllm() -> str | None:
 
     # isinstance() would ask an object's __class__, at which lazy proxies, as openai's, import what they stand for.
     engines = [o for o in gc.get_objects() if issubclass(type(o), module.EngineCore)]
-    unknown = [e for e in engines if e not in scheduler_gate._gates]
+    unknown = [e for e in engines if e not in scheduler_gate.gates]
     if not unknown:
         return None
     return f"{len(unknown)} vLLM engine(s) exist already and stay as they are; build them after enabling."
@@ -56,11 +58,13 @@ def _too_late_vllm() -> str | None:
 
 FAMILY = Family(
     name="fp8",
-    summary="quantized rollouts (fp8, int8) or plain ones (bf16) whose weights can be updated in place, exactly",
+    summary="quantized (fp8, int8) or bf16 rollouts with exact in-place weight updates",
     patches=(
         engine_args.PATCH,
         initialize_model.PATCH,
-        *VLLM_CPU,
+        linear_kernels.PATCH,
+        scaled_fp8_quant.PATCH,
+        int8_inputs.PATCH,
         reload.BEGIN,
         reload.END,
         reload.FINISH,
@@ -96,7 +100,7 @@ FAMILY = Family(
             "processed: logprobs after temperature, top-k and top-p; asked: as the engine is configured",
             ("processed", "asked"),
         ),
-        "exclude": Option([], "models (path patterns) that keep their own precision", kind=list),
+        "exclude": Option([], "path patterns of models that keep their own precision", kind=list),
         "atomic": Option(
             "layer",
             "layer: update layer by layer, a failure stops generation; model: stage all weights until commit",

@@ -193,14 +193,14 @@ def ticket() -> dict:
 
     if not engine.enabled("fp8"):
         return {"use_shm": True}
-    from flashpatch.patches.fp8.verl.transfer.weight_sync import KEY, Sending
+    from flashpatch.patches.fp8.verl.transfer.sync_calls import TICKET, Sending
 
-    return {"use_shm": True, KEY: Sending(STEP).ticket()}
+    return {"use_shm": True, TICKET: Sending(STEP).ticket()}
 
 
 def receipts() -> list:
-    module = sys.modules.get("flashpatch.patches.fp8.verl.transfer.receipts")
-    return module.take() if module else []
+    module = sys.modules.get("flashpatch.patches.fp8.verl.transfer.weight_sync")
+    return module.WEIGHT_SYNC.take_receipts() if module else []
 
 
 # -- both ----------------------------------------------------------------------------------------------

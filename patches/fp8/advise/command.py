@@ -134,14 +134,14 @@ def _engine(name: str | None) -> dict[str, str]:
         import vllm  # noqa: F401
     except ModuleNotFoundError as error:
         raise PatchError(
-            "vLLM is not installed here, so it is unknown what it would choose.",
+            "vLLM is not installed here, so its choice of quantization is unknown.",
             patch="fp8.advise",
             advice="Leave --engine out.",
         ) from error
     from flashpatch.contracts import versions
-    from flashpatch.patches.fp8.vllm.engine_args import _default_scheme
+    from flashpatch.patches.fp8.precision import fleet
 
-    what = f"{versions.owner('vllm')} would open this model with quantization={_default_scheme()}"
+    what = f"{versions.owner('vllm')} would open this model with quantization={fleet.default_scheme()}"
     return {
         "engine": f"{what} under FLASHPATCH=fp8",
         "kernels": "its kernels are its own: measure a rollout before you rely on these ratios",

@@ -1,5 +1,4 @@
-"""Coming from FlashRL: its environment variables, each mapped or refused by name, and FlashRL itself beside
-us."""
+"""Map or refuse FlashRL's environment variables by name, and refuse FlashRL itself in the same process."""
 
 from __future__ import annotations
 
@@ -20,9 +19,9 @@ MODULE = "flash_rl.vllm_patch"  # imported by flash_rl where FLASHRL_CONFIG is s
 
 _OFF = ("", "0")
 
-#: What each of FlashRL's other variables is called here, or why there is none. FLASHRL_CONFIG is read by
-#: `wanted`.
-_WAYS: Mapping[str, tuple[bool, str]] = {
+#: FlashRL's other variables: whether each is mapped, and its counterpart or the reason for refusing it.
+#: FLASHRL_CONFIG is read by `flashrl_entries`.
+_COUNTERPARTS: Mapping[str, tuple[bool, str]] = {
     "FLASHRL_LOGGING_LEVEL": (
         True,
         "FLASHPATCH_LOG sets the level of our logger; the root logger is left alone",
@@ -45,14 +44,14 @@ _WAYS: Mapping[str, tuple[bool, str]] = {
 
 
 @dataclass(frozen=True)
-class Way:
-    """What becomes of one variable of FlashRL.
+class Counterpart:
+    """Counterpart of one variable of FlashRL.
 
     Attributes:
         variable: its name.
         value: what it is set to.
-        mapped: whether what it asks for happens, one way or another; False: it is refused.
-        how: the FlashPatch way.
+        mapped: whether it takes effect; False: it is refused.
+        how: how FlashPatch does the same, or what to do instead.
     """
 
     variable: str
@@ -61,24 +60,24 @@ class Way:
     how: str
 
 
-def ways(environ: Mapping[str, str] | None = None) -> list[Way]:
-    """Every variable of FlashRL that is set, with what becomes of it."""
+def counterparts(environ: Mapping[str, str] | None = None) -> list[Counterpart]:
+    """Return every variable of FlashRL that is set, with its counterpart."""
     environ = os.environ if environ is None else environ
     found = []
     for name in sorted(name for name in environ if name.startswith("FLASHRL_")):
         value = environ[name]
         if name == "FLASHRL_CONFIG":
-            found.append(_config_way(value))
-        elif name not in _WAYS:
-            found.append(Way(name, value, False, "it is no variable of FlashRL that is known here: unset it"))
+            found.append(_config_counterpart(value))
+        elif name not in _COUNTERPARTS:
+            found.append(Counterpart(name, value, False, "it is not a known variable of FlashRL: unset it"))
         else:
-            mapped, how = _WAYS[name]
-            found.append(Way(name, value, mapped or value in _OFF, how))
+            mapped, how = _COUNTERPARTS[name]
+            found.append(Counterpart(name, value, mapped or value in _OFF, how))
     return found
 
 
-def wanted(environ: Mapping[str, str] | None = None) -> tuple[Entry, ...]:
-    """The fleet that ``FLASHRL_CONFIG`` asks for, of one entry if it names a precision; empty if it is unset.
+def flashrl_entries(environ: Mapping[str, str] | None = None) -> tuple[Entry, ...]:
+    """Read the fleet from ``FLASHRL_CONFIG``: one entry if it names a precision, none if it is unset.
 
     Raises:
         PatchError: it names a precision that has no counterpart here, a file that cannot be used, or
@@ -102,7 +101,7 @@ def wanted(environ: Mapping[str, str] | None = None) -> tuple[Entry, ...]:
 
 
 def entries(precision: str, scheme: str, tables: list[Mapping[str, object]]) -> tuple[Entry, ...]:
-    """What replicas run in, from our own options and ``FLASHRL_CONFIG`` together.
+    """Return the precisions of replicas, from our own options and ``FLASHRL_CONFIG`` together.
 
     Args:
         precision: the family's option, a key of `fleet.SCHEMES`.
@@ -112,15 +111,15 @@ def entries(precision: str, scheme: str, tables: list[Mapping[str, object]]) -> 
     Raises:
         PatchError: the two contradict each other, or a variable of FlashRL is refused.
     """
-    for way in ways():
-        if not way.mapped:
+    for variable in counterparts():
+        if not variable.mapped:
             raise PatchError(
-                f"{way.variable}={way.value[:80]!r}: {way.how}.",
+                f"{variable.variable}={variable.value[:80]!r}: {variable.how}.",
                 patch=PATCH,
                 advice="FlashRL's variables are mapped or refused, never ignored.",
             )
     own = fleet.parse(tables, "[[fp8.fleet]]") if tables else ()
-    theirs = wanted()
+    theirs = flashrl_entries()
     if not theirs:
         return own or (Entry(precision, scheme if fleet.takes_scheme(precision) else ""),)
     if own and own != theirs:
@@ -141,9 +140,9 @@ def entries(precision: str, scheme: str, tables: list[Mapping[str, object]]) -> 
 
 
 def check_not_active() -> None:
-    """Refuse to work beside FlashRL: both replace how vLLM loads weights.
+    """Refuse to run together with FlashRL: both replace how vLLM loads weights.
 
-    FlashRL is active where it has been imported with ``FLASHRL_CONFIG`` set; it then has patched vLLM. Merely
+    FlashRL is active once it was imported with ``FLASHRL_CONFIG`` set: it has patched vLLM then. While only
     installed it does nothing.
 
     Raises:
@@ -175,17 +174,17 @@ def _version() -> str | None:
         return None
 
 
-def _config_way(value: str) -> Way:
+def _config_counterpart(value: str) -> Counterpart:
     try:
-        found = wanted({"FLASHRL_CONFIG": value})
+        found = flashrl_entries({"FLASHRL_CONFIG": value})
     except PatchError as error:
-        return Way(
+        return Counterpart(
             "FLASHRL_CONFIG", value, False, f"{error.problem} {error.advice or ''}".strip().rstrip(".")
         )
     if not found:
-        return Way("FLASHRL_CONFIG", value, True, "empty: nothing is asked for")
+        return Counterpart("FLASHRL_CONFIG", value, True, "empty: no effect")
     if len(found) == 1:
-        return Way("FLASHRL_CONFIG", value, True, f"as precision {found[0].precision}")
-    return Way(
+        return Counterpart("FLASHRL_CONFIG", value, True, f"as precision {found[0].precision}")
+    return Counterpart(
         "FLASHRL_CONFIG", value, True, f"as a fleet of {', '.join(entry.precision for entry in found)}"
     )

@@ -1,4 +1,4 @@
-"""Mixed fleets: several precisions, assigned to the replicas of a rollout in turn.
+"""Assign several precisions to the replicas of a rollout in turn (mixed fleets).
 
 A fleet is a list of entries; the replica of rank r runs in entry r modulo their number, all its
 tensor-parallel ranks alike. Entries come from ``[[fp8.fleet]]`` tables in flashpatch.toml, or from FlashRL's
@@ -28,7 +28,7 @@ SCHEMES: Mapping[str, str | None] = {
     "int8": "compressed-tensors",
     "int8_weight_only": "torchao",
 }
-#: What FlashRL calls them (the ``_fast`` and ``_vllm`` ones differ in how they update, not in the result).
+#: FlashRL's names of them (the ``_fast`` and ``_vllm`` ones differ in how they update, not in the result).
 FLASHRL_NAMES: Mapping[str, str] = {
     "bf16": "bf16",
     "fp8": "fp8",
@@ -51,11 +51,11 @@ _SCHEME = re.compile(r"[A-Za-z0-9_.\-]{1,64}\Z")
 
 @dataclass(frozen=True)
 class Entry:
-    """What one replica runs in.
+    """Precision of one replica.
 
     Attributes:
         precision: a key of ``SCHEMES``.
-        scheme: vLLM's name of the quantization, where the precision's own is not wanted.
+        scheme: vLLM's name of the quantization, in place of the precision's own.
     """
 
     precision: str
@@ -69,10 +69,17 @@ class Entry:
 
 @dataclass(frozen=True)
 class Place:
-    """Which replica this is, and how that is known."""
+    """Rank of this replica, and the source that gave it."""
 
     rank: int
     source: str
+
+
+def default_scheme() -> str:
+    """Return vLLM's name of the online fp8 scheme that this platform can run."""
+    from vllm.platforms import current_platform
+
+    return "fp8_per_channel" if current_platform.is_cpu() else "fp8"
 
 
 def takes_scheme(precision: str) -> bool:
@@ -81,7 +88,7 @@ def takes_scheme(precision: str) -> bool:
 
 
 def parse(tables: Iterable[Mapping[str, Any]], source: str) -> tuple[Entry, ...]:
-    """The entries of ``[[fp8.fleet]]`` tables.
+    """Parse the entries of ``[[fp8.fleet]]`` tables.
 
     Raises:
         PatchError: an unknown key or precision, or a value that is no string.
@@ -112,8 +119,7 @@ def parse(tables: Iterable[Mapping[str, Any]], source: str) -> tuple[Entry, ...]
 
 
 def from_flashrl(path: Path) -> tuple[Entry, ...]:
-    """The entries of a FlashRL YAML file (``configs:``, a list with one mapping per data-parallel rank in
-    turn).
+    """Read the entries of a FlashRL YAML file (``configs:``, one mapping per data-parallel rank in turn).
 
     The file is read as plain data. Of each mapping, ``fn`` decides the precision; keys that steer FlashRL's
     own machinery (how to load, what to preserve, the template and profile of fp8) have no meaning here and
@@ -134,7 +140,11 @@ def from_flashrl(path: Path) -> tuple[Entry, ...]:
 
 
 def flashrl_precision(name: Any, where: str) -> str:
-    """The precision that FlashRL calls ``name``. Raises PatchError: it has none here, or nobody knows it."""
+    """Return the precision that FlashRL calls ``name``.
+
+    Raises:
+        PatchError: it has no counterpart here, or is unknown.
+    """
     if isinstance(name, str) and name in FLASHRL_REFUSED:
         raise _refuse(f"{where}: FlashRL's {name!r} cannot be had by this name.", FLASHRL_REFUSED[name])
     if not isinstance(name, str) or name not in FLASHRL_NAMES:
@@ -196,7 +206,7 @@ def _yaml(path: Path) -> Any:
 
 
 def place(args: Any, environ: Mapping[str, str] | None = None) -> Place:
-    """Which replica the engine of these arguments is.
+    """Find the rank of the replica that the engine of these arguments is.
 
     verl numbers its replicas in ``VERL_REPLICA_RANK``; under an external launcher (torchrun) the replica is
     the process rank over the ranks of one engine, as in FlashRL; else it is vLLM's data-parallel rank.
@@ -206,7 +216,7 @@ def place(args: Any, environ: Mapping[str, str] | None = None) -> Place:
         environ: for tests.
 
     Raises:
-        PatchError: one engine configuration is to serve several data-parallel ranks, or a rank is no number.
+        PatchError: one engine configuration serves several data-parallel ranks, or a rank is not a number.
     """
     environ = os.environ if environ is None else environ
     if "VERL_REPLICA_RANK" in environ:
@@ -218,14 +228,14 @@ def place(args: Any, environ: Mapping[str, str] | None = None) -> Place:
         return Place(args.data_parallel_rank, "data_parallel_rank")
     if getattr(args, "data_parallel_size", 1) > 1:
         raise _refuse(
-            f"one engine configuration is to serve {args.data_parallel_size} data-parallel ranks.",
+            f"one engine configuration serves {args.data_parallel_size} data-parallel ranks.",
             "A mixed fleet needs an engine per replica: give each its data_parallel_rank.",
         )
     return Place(0, "the only replica")
 
 
 def assigned(entries: Sequence[Entry], rank: int) -> Entry:
-    """The entry of a replica: they take turns."""
+    """Return the entry of a replica: rank modulo the number of entries."""
     return entries[rank % len(entries)]
 
 
@@ -233,7 +243,7 @@ def _number(environ: Mapping[str, str], name: str) -> int:
     written = environ.get(name, "")
     if not (written.isascii() and written.isdecimal() and len(written) < 10):
         raise _refuse(
-            f"{name} is {written[:40]!r}, so it is unknown which replica this is.", f"Set {name} to a number."
+            f"{name} is {written[:40]!r}, so the rank of this replica is unknown.", f"Set {name} to a number."
         )
     return int(written)
 

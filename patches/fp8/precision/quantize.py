@@ -1,6 +1,6 @@
-"""Rounding weights and activations to 8 bits: the arithmetic, in plain torch, on any device.
+"""Round weights and activations to 8 bits, in plain torch, on any device.
 
-int8 is symmetric, -127 to 127, as W8A8 kernels want it; fp8 is e4m3 (largest value 448). A weight ``w`` [out,
+int8 is symmetric, -127 to 127, as W8A8 kernels require; fp8 is e4m3 (largest value 448). A weight ``w`` [out,
 in] is kept as ``q`` of the same shape and a float32 ``scale`` [out, 1] (or [1, 1], one for the tensor) with
 ``w ≈ q * scale``. An activation ``x`` [tokens, in] gets a scale per token while it passes (dynamic).
 The largest error of one weight is ``scale / 2`` in int8. In fp8 it is 2^-4 of the weight, or ``scale *
@@ -30,7 +30,7 @@ _TINY = torch.finfo(torch.float32).tiny
 
 
 def quantized(w: torch.Tensor, form: str, granularity: str = "channel") -> tuple[torch.Tensor, torch.Tensor]:
-    """A weight in 8 bits.
+    """Quantize a weight to 8 bits.
 
     Args:
         w: [out, in], any floating dtype.
@@ -71,7 +71,7 @@ def quantized(w: torch.Tensor, form: str, granularity: str = "channel") -> tuple
 
 
 def dynamic(x: torch.Tensor, form: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """An activation in 8 bits, one scale per token.
+    """Quantize an activation to 8 bits, with one scale per token.
 
     Args:
         x: [tokens, in], any floating dtype.
@@ -85,22 +85,21 @@ def dynamic(x: torch.Tensor, form: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def rounded_to(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``x / scale``, rounded to the nearest value of ``dtype`` (int8 or float8_e4m3fn) and clipped to its
-    range."""
+    """Round ``x / scale`` to the nearest value of ``dtype`` (int8 or float8_e4m3fn), clipped to its range."""
     largest = LARGEST[dtype]
     scaled = (x / scale).clamp(-largest, largest)
     return (scaled.round() if dtype is torch.int8 else scaled).to(dtype)
 
 
 def dequantized(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """float32 ``q * scale``."""
+    """Return ``q * scale`` in float32."""
     return q.float() * scale
 
 
 def w8a8(
     x: torch.Tensor, q: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """A linear layer with int8 weights and activations that are rounded per token.
+    """Compute a linear layer with int8 weights and activations that are rounded per token.
 
     The products are summed exactly, as int32.
 
@@ -121,7 +120,7 @@ def w8a8(
 def weight_only(
     x: torch.Tensor, q: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """A linear layer with 8-bit weights and activations as they are.
+    """Compute a linear layer with 8-bit weights and unquantized activations.
 
     Args:
         x: [tokens, in], any floating dtype.
@@ -139,7 +138,7 @@ def weight_only(
 def smooth_scale(
     act_amax: torch.Tensor, weight_amax: Sequence[torch.Tensor], alpha: float = 0.5
 ) -> torch.Tensor:
-    """SmoothQuant's scale: how much of the activations' range the weights take over.
+    """Return SmoothQuant's scale, which moves range from the activations into the weights.
 
     Args:
         act_amax: [in], largest absolute activation per channel.
@@ -168,7 +167,7 @@ def stream(
     profile: Profile | None = None,
     chosen: Callable[[str, torch.Tensor], bool] | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """A trainer's weights on their way into an engine, one tensor at a time: smoothed, then rounded.
+    """Smooth, then round a trainer's weights for an engine, one tensor at a time.
 
     Args:
         weights: name and bf16 tensor, whole (not cut by tensor parallelism), in any order.
@@ -185,7 +184,11 @@ def stream(
         PatchError: neither profile nor ``chosen``; a shape that the profile was not made for; NaN or Inf.
     """
     if profile is None and chosen is None:
-        raise PatchError("it was not said which weights to round.", patch=_PATCH, advice="Give a profile.")
+        raise PatchError(
+            "neither a profile nor a choice of weights to round is given.",
+            patch=_PATCH,
+            advice="Give a profile.",
+        )
     for name, tensor in weights:
         new = tensor if profile is None else profile.smoothed(name, tensor)
         if name in profile.quantized if profile is not None else chosen(name, tensor):

@@ -1,1 +1,1 @@
-"""Update the weights of a model as a transaction; knows no framework."""
+"""Update the weights of a model in place, as a transaction; depends on no framework."""

@@ -1,4 +1,4 @@
-"""Which elements of a tensor have been written, exactly, without a mask where none is needed.
+"""Record exactly which elements of a tensor have been written, without a mask where boxes suffice.
 
 Weight loaders write whole tensors or rectangular slices (one shard of a fused layer, one expert). Each write
 is kept as a box in the tensor's own index space; disjoint boxes add up, so completeness is a sum. Writes that
@@ -38,7 +38,7 @@ class Coverage:
         return sum(_volume(box) for box in self.boxes)
 
     def add(self, view: torch.Tensor, name: str = "") -> None:
-        """Record that ``view``, which shares the tensor's storage, was written."""
+        """Record a write to ``view``, which shares the tensor's storage."""
         if view.numel() == 0:  # a loader's "zero the padding" where there is none
             return
         box = self._box(view)
@@ -52,7 +52,7 @@ class Coverage:
         self.names.setdefault(box, name)
 
     def satisfies(self, expected: Coverage) -> bool:
-        """True when everything that ``expected`` saw written has been written here as often."""
+        """Whether everything written in ``expected`` has been written here as often."""
         if self.covered < expected.covered:
             return False
         # Where writes lie over one another (cleared first, scaled at the end), each of them is needed.
@@ -66,13 +66,13 @@ class Coverage:
         return not bool((expected._elements() & ~self._elements()).any())
 
     def exceeded_by(self, view: torch.Tensor, expected: Coverage | None) -> bool:
-        """True when one more write of ``view`` is more often than ``expected`` saw it."""
+        """Whether one more write of ``view`` would be more than ``expected`` has."""
         box = self._box(view)
         allowed = 1 if expected is None else max(1, expected.boxes.get(box, 1))
         return self.boxes.get(box, 0) >= allowed
 
     def missing(self, expected: Coverage | None) -> list[str]:
-        """Checkpoint names of the expected boxes not written yet; empty when names are unknown."""
+        """Return checkpoint names of the expected boxes not written yet; empty when names are unknown."""
         if expected is None:
             return []
         names = (expected.names[box] for box in expected.boxes if box not in self.boxes)

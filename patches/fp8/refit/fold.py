@@ -1,11 +1,11 @@
-"""Bring freshly processed values into the objects the engine already runs on.
+"""Compare freshly processed values with the live layer, and write them into the objects the engine runs on.
 
-`Plan` pairs the live state of a layer with the state that a fresh load produced, and works out how to make the
-live one equal *in place*: tensors are copied into their existing storage (captured graphs keep their
-addresses), containers are entered, plain values replaced. An object that owns a resource outside Python's
-sight (it has a finaliser, as a handle to packed weights has) exchanges its contents with its counterpart, so
-that each resource keeps exactly one owner and the old one is released with the fresh object. Nothing is
-changed until `apply`; a pair that cannot be matched is found before that.
+`compare` finds what the post-processing of a layer has made or changed, by its Python state before and after.
+A `Plan` pairs that with the live state and works out how to make the live one equal *in place*: tensors are copied
+into their existing storage (captured graphs keep their addresses), containers are entered, plain values replaced.
+An object that owns a resource outside Python's sight (it has a finaliser, as a handle to packed weights has)
+exchanges its contents with its counterpart, so that each resource keeps exactly one owner and the old one is
+released with the fresh object. Nothing is changed until `Plan.apply`; a pair that cannot be matched is found before.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from typing import Any
 import torch
 
 from flashpatch.patches.fp8.refit import layer_state
+from flashpatch.patches.fp8.refit.layer_state import Snapshot
 
 
 class LayoutChanged(RuntimeError):
-    """A fresh load produced a tensor that does not fit the storage in use."""
+    """A fresh tensor does not fit the storage in use."""
 
 
 class Plan:
@@ -153,8 +154,98 @@ class Plan:
         self._steps.append(swap)
 
 
+class InitialBuffers:
+    """Buffers that a layer shows at their initial values while it is processed."""
+
+    def __init__(self) -> None:
+        self._writes: dict[int, int] = {}  # id of a buffer -> number of writes to it so far
+
+    def add(self, buffer: torch.Tensor) -> torch.Tensor:
+        """Note a buffer that is about to be shown; return it."""
+        self._writes[id(buffer)] = 0 if buffer.is_inference() else buffer._version
+        return buffer
+
+    def unwritten(self, value: Any) -> bool:
+        """Whether ``value`` is one of the buffers, and the post-processing did not write to it."""
+        if (
+            id(value) not in self._writes or value.is_inference()
+        ):  # writes to inference tensors are not counted
+            return False
+        return self._writes[id(value)] == value._version
+
+
+def compare(
+    name: str,
+    modules: list[torch.nn.Module],
+    live: Snapshot,
+    before: Snapshot,
+    after: Snapshot,
+    initial: InitialBuffers,
+    kept_alive: list[torch.Tensor],
+) -> Plan:
+    """Plan to bring into a live layer what post-processing has made of fresh values.
+
+    Args:
+        name: of the layer, for errors.
+        modules: of the layer; they are in their live state again.
+        live: their state in the running engine.
+        before: their state with fresh values, before post-processing.
+        after: the same after post-processing.
+        initial: buffers that were shown at their initial values.
+        kept_alive: when the plan is applied, its contents become the fresh tensors that a foreign resource may
+            point into; hold them until the next update.
+
+    Raises:
+        LayoutChanged: the values do not fit the storage in use.
+    """
+    plan = Plan()
+
+    def pair_into(state: dict, running: dict, changed: dict[str, Any], container: Any) -> None:
+        where = name if container in modules else f"{name}:{type(container).__name__}"
+        for key, value in changed.items():
+            if key in running and running[key] is not None:
+                value = plan.pair(running[key], value, f"{where}.{key}")
+            elif value is None:
+                continue
+            plan.assign(state, key, value)
+
+    for identity, (container, fresh) in after.contents.items():
+        if identity not in before.contents or identity not in live.contents:
+            continue  # made by the post-processing: reached through the attribute that holds it
+        old, running = before.contents[identity][1], live.contents[identity][1]
+        if isinstance(container, torch.nn.Module):
+            for table in ("_parameters", "_buffers", "_modules"):
+                changed = {k: v for k, v in fresh[table].items() if v is not running[table].get(k)}
+                changed = {k: v for k, v in changed.items() if not initial.unwritten(v)}
+                pair_into(getattr(container, table), running[table], changed, container)
+            old, running, fresh = (_attributes(contents) for contents in (old, running, fresh))
+        if isinstance(fresh, dict):
+            changed = {k: v for k, v in fresh.items() if k not in old or v is not old[k]}
+            state = container if isinstance(container, dict) else vars(container)
+            pair_into(state, running, changed, container)
+        elif any(a is not b for a, b in zip(old, fresh)) or len(old) != len(fresh):
+            plan.contents(container, running, fresh, name)
+    fresh_tensors = _tensors(after) if plan.owns_resources else []
+    plan.then(lambda: kept_alive.__setitem__(slice(None), fresh_tensors))
+    return plan
+
+
+def _attributes(contents: dict) -> dict:
+    return {key: value for key, value in contents.items() if key not in layer_state.TABLES}
+
+
+def _tensors(snapshot: Snapshot) -> list[torch.Tensor]:
+    """The parameters and tensor attributes of a snapshot's modules."""
+    found = []
+    for container, contents in snapshot.contents.values():
+        if isinstance(container, torch.nn.Module):
+            found += [t for t in contents["_parameters"].values() if t is not None]
+            found += [v for v in contents.values() if isinstance(v, torch.Tensor)]
+    return found
+
+
 def _refuse_tensors(live: Any, fresh: Any, where: str) -> None:
-    """Containers of unlike lengths cannot be paired; captured graphs would go on with the tensors in use."""
+    """Containers of unlike lengths cannot be paired; snapshot graphs would go on with the tensors in use."""
     if any(isinstance(value, torch.Tensor) for value in live):
         raise LayoutChanged(
             f"{where}: a fresh load gives {len(fresh)} values, the engine runs on {len(live)}"
@@ -165,7 +256,7 @@ _PLAIN = (str, bytes, int, float, bool, type(None))
 
 
 def _inner_tensors(tensor: torch.Tensor) -> list[str]:
-    """Names of the tensors a wrapper subclass is made of; empty for an ordinary tensor."""
+    """NamedWeights of the tensors a wrapper subclass is made of; empty for an ordinary tensor."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     return list(flatten()[0]) if flatten is not None else []
 

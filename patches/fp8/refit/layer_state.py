@@ -1,9 +1,9 @@
-"""The Python state a layer owns besides its tensors, captured and put back.
+"""Capture and restore the Python state that a layer owns besides its tensors.
 
 Kernels keep derived state in many places: attributes of the layer, of its quantization method, of kernel
-objects below that, in the cells of closures, in lists and dictionaries. A *container* is any of these. An
-`Ownership` knows which containers belong to one layer alone; `capture` copies their contents (one level each,
-no tensor is copied) and `restore` writes them back into the same containers.
+objects below that, in the cells of closures, in lists and dictionaries. A *container* is any of these. A
+`LayerState` finds the containers that belong to one layer alone; `capture` copies their contents (one level each,
+no tensor is copied) and `Snapshot.restore` writes them back into the same containers.
 """
 
 from __future__ import annotations
@@ -45,16 +45,17 @@ _LEAVES = (
 
 
 TABLES = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
-"""What a module keeps beside its ordinary attributes."""
+"""A module's own tables, beside its ordinary attributes."""
 
 
-class Captured:
+class Snapshot:
     """Contents of containers at one moment: ``id(container) -> (container, contents)``."""
 
     def __init__(self) -> None:
         self.contents: dict[int, tuple[Any, Any]] = {}
 
     def add(self, container: Any) -> None:
+        """Copy what ``container`` holds."""
         self.contents[id(container)] = (container, read(container))
 
     def restore(self) -> None:
@@ -64,7 +65,7 @@ class Captured:
 
 
 def read(container: Any) -> Any:
-    """A shallow copy of what ``container`` holds."""
+    """Return a shallow copy of what ``container`` holds."""
     if isinstance(container, types.FunctionType):
         return list(children(container))
     if isinstance(container, (dict, list, set)):
@@ -76,7 +77,7 @@ def read(container: Any) -> Any:
 
 
 def write(container: Any, contents: Any) -> None:
-    """The inverse of `read`; the container, and a module's own tables, keep their identity."""
+    """Write what `read` returned back; the container, and a module's own tables, keep their identity."""
     if isinstance(container, types.FunctionType):
         cells, defaults = container.__closure__ or (), container.__defaults__ or ()
         values = iter(contents)
@@ -121,7 +122,7 @@ def _cell(cell: types.CellType) -> Any:
 
 
 def children(container: Any) -> Iterator[Any]:
-    """Values directly held by ``container``."""
+    """Yield the values directly held by ``container``."""
     if isinstance(container, types.FunctionType):
         yield from (_cell(cell) for cell in container.__closure__ or ())
         yield from container.__defaults__ or ()
@@ -142,7 +143,7 @@ def children(container: Any) -> Iterator[Any]:
 
 
 def holds_state(value: Any) -> bool:
-    """True for objects worth walking into."""
+    """Whether an object may hold state of a kernel."""
     if isinstance(value, _LEAVES):
         return False
     if isinstance(value, types.FunctionType):
@@ -159,8 +160,8 @@ def _mutable(value: Any) -> bool:
     return not isinstance(value, (tuple, functools.partial, types.MethodType))
 
 
-class Ownership:
-    """Knows which containers belong to one layer alone.
+class LayerState:
+    """Find the containers that belong to one layer alone.
 
     Args:
         layers: groups of modules treated as one layer each.
@@ -170,10 +171,10 @@ class Ownership:
     def __init__(self, layers: list[list[torch.nn.Module]], fixed: Iterable[torch.nn.Module]) -> None:
         self._fixed = {id(module) for module in fixed}
         self._shared: set[int] = set()
-        self.learn(layers)
+        self.find_shared(layers)
 
-    def learn(self, layers: list[list[torch.nn.Module]]) -> None:
-        """Look again for what several layers share; what was found shared before stays so."""
+    def find_shared(self, layers: list[list[torch.nn.Module]]) -> None:
+        """Search for what several layers share; what was found shared before stays so."""
         first: dict[int, int] = {}
         for index, modules in enumerate(layers):
             for container in self._walk(modules):
@@ -181,14 +182,15 @@ class Ownership:
                     self._shared.add(id(container))
 
     def containers(self, modules: list[torch.nn.Module]) -> Iterator[Any]:
-        """The containers that belong to ``modules``, the modules included."""
+        """Yield the containers that belong to ``modules``, the modules included."""
         return (c for c in self._walk(modules) if _mutable(c))
 
-    def capture(self, modules: list[torch.nn.Module]) -> Captured:
-        captured = Captured()
+    def capture(self, modules: list[torch.nn.Module]) -> Snapshot:
+        """Copy the contents of all containers of ``modules``."""
+        snapshot = Snapshot()
         for container in self.containers(modules):
-            captured.add(container)
-        return captured
+            snapshot.add(container)
+        return snapshot
 
     def _walk(self, modules: list[torch.nn.Module]) -> Iterator[Any]:
         seen = {id(module) for module in modules}

@@ -1,4 +1,4 @@
-"""The models of this process whose weights FlashPatch looks after."""
+"""Register the models of this process whose weights FlashPatch updates."""
 
 from __future__ import annotations
 
@@ -18,49 +18,51 @@ _models: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[ManagedModel]] =
 
 
 def add(model: torch.nn.Module, managed: ManagedModel) -> None:
-    """Look after ``model``: from now on its ``load_weights`` belongs to the transaction."""
+    """Register ``model``: from now on its ``load_weights`` is part of an update."""
     original = model.load_weights
     _models[model] = weakref.ref(managed)
-    model.load_weights = _shadow(managed, original)
+    model.load_weights = _managed_load(managed, original)
 
 
 def get(model: torch.nn.Module) -> ManagedModel | None:
+    """Return the managed model of ``model``, None where it is not registered."""
     return _models.get(model, lambda: None)()
 
 
 def all_models() -> list[ManagedModel]:
+    """Return all managed models that are alive."""
     return [managed for reference in list(_models.values()) if (managed := reference()) is not None]
 
 
-def changes() -> int:
-    """Another number after every change of state of any model, though models come and go."""
+def change_count() -> int:
+    """Return another number after every change of state of any model, though models come and go."""
     return max((model.changes for model in all_models()), default=0)
 
 
-def release() -> None:
-    """Give every model its own ``load_weights`` back."""
+def restore_load_weights() -> None:
+    """Give every model its own ``load_weights`` back, and forget them."""
     for model in list(_models):
         vars(model).pop("load_weights", None)
     _models.clear()
 
 
-def seal() -> None:
-    """The first loads are over."""
+def end_first_loads() -> None:
+    """End the first load of every model."""
     for managed in all_models():
-        managed.sealed()
+        managed.end_first_load()
 
 
-def unusable() -> ManagedModel | None:
-    """A model that may not generate, after complete but unfinished updates have been committed."""
+def first_unservable() -> ManagedModel | None:
+    """Commit complete but unfinished updates; return a model that may not generate, or None."""
     for managed in all_models():
         if managed.state != "ready":
-            managed.settle()
+            managed.commit_if_complete()
         if not managed.may_generate:
             return managed
     return None
 
 
-def _shadow(managed: ManagedModel, original: Callable) -> Callable:
+def _managed_load(managed: ManagedModel, original: Callable) -> Callable:
     def load_weights(weights, *args, **kwargs):
         """Load a bucket of weights as part of an update; ``partial=True`` also commits it."""
         result = managed.load(original, weights, *args, **kwargs)

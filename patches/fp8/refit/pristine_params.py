@@ -1,9 +1,9 @@
-"""Record1: what each weight looked like before anything was loaded, and how to make an empty one again.
+"""Record each parameter before the first load, and make empty ones like it (FlashRL's Record1).
 
-A `Slot` remembers one parameter (or checkpoint-fed buffer) as the model's constructor made it: class,
-attributes such as its weight loader, shape, strides, dtype, and which other slots share its storage. It never
-holds the original tensor. `Slot.stage` makes an equal tensor with *no memory behind it*: the storage is
-allocated, and filled with a poison that reads as NaN, when the first element is touched.
+A `PristineParam` describes one parameter (or checkpoint-fed buffer) as the model's constructor made it: class,
+attributes such as its weight loader, shape, strides, dtype, and which other parameters share its storage. It never
+holds the original tensor. `PristineParam.stage` makes an equal tensor with *no memory behind it*: the storage is
+allocated, and filled with a poison that reads as NaN, when the first element is accessed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,25 @@ _ONLINE = "vllm.model_executor.model_loader.reload.layerwise"
 
 
 @dataclass
-class Slot:
-    """One tensor of one module as it was before the first load (Record1)."""
+class PristineParam:
+    """One tensor of one module as it was before the first load.
+
+    Attributes:
+        module, key, is_buffer: where the tensor is registered.
+        name: dotted name in the model.
+        tensor_class, attributes, shape, stride, offset, dtype: of the tensor that the constructor made.
+        storage: the memory it shares with others.
+        initial: its values, where it is small.
+        optional: a checkpoint may leave it out.
+        alias: a buffer that shares the memory of a parameter.
+        expected: what the first load wrote; None while unknown (dummy weights).
+        coverage: what the open update has written.
+        tensor: the staged tensor, None before `stage`.
+    """
 
     module: torch.nn.Module
     key: str
-    name: str  # dotted name in the model
+    name: str
     is_buffer: bool
     tensor_class: type
     attributes: dict[str, Any]
@@ -38,11 +51,11 @@ class Slot:
     stride: tuple[int, ...]
     offset: int
     dtype: torch.dtype
-    storage: StorageSlot
+    storage: SharedStorage
     initial: torch.Tensor | None
-    optional: bool = False  # a checkpoint may leave it out
-    alias: bool = False  # a buffer that shares the memory of a parameter
-    expected: Coverage | None = None  # what the first load wrote; None while unknown (dummy weights)
+    optional: bool = False
+    alias: bool = False
+    expected: Coverage | None = None
     coverage: Coverage = field(init=False)
     tensor: torch.Tensor | None = None
 
@@ -50,7 +63,7 @@ class Slot:
         self.reset()
 
     def live(self) -> torch.Tensor | None:
-        """The tensor the module has under this name now."""
+        """Return the tensor that the module has under this name now."""
         return (self.module._buffers if self.is_buffer else self.module._parameters).get(self.key)
 
     def forget(self) -> None:
@@ -58,13 +71,13 @@ class Slot:
         self.coverage = Coverage(self.shape, self.stride, self.offset)
 
     def reset(self) -> None:
-        """Forget what was staged, and let go of the tensor."""
+        """Forget what was written, and free the staged tensor."""
         self.forget()
         self.tensor = None
         self.storage.release()
 
     def stage(self) -> torch.Tensor:
-        """The empty tensor to load into; the same object until `reset`."""
+        """Return the empty tensor to load into; the same object until `reset`."""
         if self.tensor is None:
             data = torch.empty(0, dtype=self.dtype, device=self.storage.device)
             storage = self.storage.get()
@@ -78,24 +91,27 @@ class Slot:
             self.tensor = data
         return self.tensor
 
-    def touch(self) -> None:
+    def allocate(self) -> None:
         """Give the staged tensor memory: poison, unless loaders always leave gaps (padding) in it.
 
-        Gaps hold what they held at birth, or zeros in a large tensor.
+        Gaps hold their initial values, or zeros in a large tensor.
         """
         gaps = self.expected is not None and 0 < self.expected.covered < self.expected.total
         if self.storage.allocate(0 if gaps else _POISON) and gaps and self.initial is not None:
             self.stage().detach().copy_(self.initial)
 
     def fill(self, running: torch.Tensor | None) -> None:
-        """Make sure the staged tensor has values where the checkpoint brings none.
+        """Give the staged tensor values where the checkpoint brings none.
 
         Args:
-            running: the tensor of this name in the live layer, the source of last resort.
+            running: the tensor of this name in the live layer, used where initial values are not kept.
+
+        Raises:
+            PatchError: there is no source of values.
         """
         tensor = self.stage().detach()
-        self.touch()
-        if self.touched or tensor.numel() == 0:
+        self.allocate()
+        if self.written or tensor.numel() == 0:
             return
         source = self.initial if self.initial is not None else running
         if source is None or source.shape != tensor.shape or source.dtype != tensor.dtype:
@@ -107,7 +123,7 @@ class Slot:
         tensor.copy_(source)
 
     def part(self, view: torch.Tensor) -> torch.Tensor | None:
-        """``view``, of the same storage, in this slot's dtype; None if they lie apart."""
+        """Return ``view``, of the same storage, in this parameter's dtype; None if they do not overlap."""
         if view.dtype != self.dtype:
             view = view.view(self.dtype)
         return view if view.storage_offset() < self.end and self.offset < _end(view) else None
@@ -118,7 +134,7 @@ class Slot:
 
     @property
     def required(self) -> bool:
-        """Whether a complete update must write this slot."""
+        """Whether a complete update must write this parameter."""
         if self.expected is None:
             return not self.is_buffer and not self.optional
         return self.expected.covered > 0
@@ -132,19 +148,19 @@ class Slot:
         return self.coverage.satisfies(self.expected)
 
     @property
-    def touched(self) -> bool:
+    def written(self) -> bool:
         return self.coverage.covered > 0
 
     def missing(self) -> list[str]:
-        """What is still missing, by checkpoint name where the first load taught it."""
+        """What is still missing, by checkpoint name where the first load showed it."""
         if self.complete:
             return []
         known = self.coverage.missing(self.expected)
         return known or [f"{self.name} ({self.coverage.covered} of {self.coverage.total} elements)"]
 
 
-class StorageSlot:
-    """Memory shared by the slots that shared a storage at birth."""
+class SharedStorage:
+    """Memory of the parameters that shared a storage when they were constructed."""
 
     def __init__(self, nbytes: int, device: torch.device) -> None:
         self.nbytes = nbytes
@@ -152,13 +168,13 @@ class StorageSlot:
         self._storage: torch.UntypedStorage | None = None
 
     def get(self) -> torch.UntypedStorage:
-        """The storage, with zero bytes until `allocate`."""
+        """Return the storage, which has zero bytes until `allocate`."""
         if self._storage is None:
             self._storage = torch.UntypedStorage(0, device=self.device)
         return self._storage
 
     def allocate(self, byte: int) -> bool:
-        """Give the storage its memory, every byte set to ``byte``; False, and nothing, if it has it already."""
+        """Allocate the memory, every byte set to ``byte``; False, and nothing, if it is allocated already."""
         storage = self.get()
         if storage.nbytes() >= self.nbytes:
             return False
@@ -177,11 +193,11 @@ class StorageSlot:
         self._storage = None
 
 
-def record(modules: dict[str, torch.nn.Module], device: torch.device) -> list[Slot]:
-    """Record1 of every parameter and buffer of ``modules`` (name to module), taken before any load."""
-    storages: dict[int, StorageSlot] = {}
-    shared: dict[int, Slot] = {}
-    slots = []
+def record(modules: dict[str, torch.nn.Module], device: torch.device) -> list[PristineParam]:
+    """Describe every parameter and buffer of ``modules`` (name to module), before any load."""
+    storages: dict[int, SharedStorage] = {}
+    shared: dict[int, PristineParam] = {}
+    params = []
     for prefix, module in modules.items():
         for is_buffer, table in ((False, module._parameters), (True, module._buffers)):
             for key, tensor in table.items():
@@ -193,26 +209,26 @@ def record(modules: dict[str, torch.nn.Module], device: torch.device) -> list[Sl
                         patch="fp8.vllm.initialize_model",
                         advice="Weights of this model cannot be updated in place; open a new engine on them.",
                     )
-                slot = _record_one(
+                param = _record_one(
                     module, key, f"{prefix}.{key}".lstrip("."), is_buffer, tensor, storages, device
                 )
-                twin = shared.setdefault(id(tensor), slot)
-                slot.storage = twin.storage
-                slots.append(slot)
-    parameters = {id(slot.storage) for slot in slots if not slot.is_buffer}
-    for slot in slots:
-        slot.alias = slot.is_buffer and id(slot.storage) in parameters
-    return slots
+                twin = shared.setdefault(id(tensor), param)
+                param.storage = twin.storage
+                params.append(param)
+    parameters = {id(param.storage) for param in params if not param.is_buffer}
+    for param in params:
+        param.alias = param.is_buffer and id(param.storage) in parameters
+    return params
 
 
-def _record_one(module, key, name, is_buffer, tensor, storages, device) -> Slot:
+def _record_one(module, key, name, is_buffer, tensor, storages, device) -> PristineParam:
     raw = tensor.untyped_storage()
     storage = storages.get(raw._cdata)
     if storage is None:
         home = device if tensor.is_meta else tensor.device
-        storage = storages[raw._cdata] = StorageSlot(raw.nbytes(), home)
+        storage = storages[raw._cdata] = SharedStorage(raw.nbytes(), home)
     keep = tensor.numel() <= SMALL and not tensor.is_meta
-    return Slot(
+    return PristineParam(
         module=module,
         key=key,
         name=name,
@@ -243,11 +259,13 @@ def _plain_loader(value: Any) -> Any:
     return value
 
 
-def storage_table(slots: list[Slot], tensors: Callable[[Slot], torch.Tensor | None]) -> dict[int, list[Slot]]:
-    """Storage identity to the slots that live in it, for the tensor that ``tensors`` gives for each slot."""
-    table: dict[int, list[Slot]] = {}
-    for slot in slots:
-        tensor = tensors(slot)
+def storage_table(
+    params: list[PristineParam], tensors: Callable[[PristineParam], torch.Tensor | None]
+) -> dict[int, list[PristineParam]]:
+    """Map storage identity to the parameters whose tensor, as ``tensors`` gives it, lives there."""
+    table: dict[int, list[PristineParam]] = {}
+    for param in params:
+        tensor = tensors(param)
         if tensor is not None:
-            table.setdefault(tensor.untyped_storage()._cdata, []).append(slot)
+            table.setdefault(tensor.untyped_storage()._cdata, []).append(param)
     return table

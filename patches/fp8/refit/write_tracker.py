@@ -1,8 +1,8 @@
-"""See every write a weight loader makes, whatever loader it is.
+"""Track every write of any weight loader.
 
-`Watch` is a dispatch mode active only while weights are being loaded. It knows the tensors of interest by
-their storage, so a write through any view, ``.data`` or slice is seen: the storage is given memory, the
-destination is noted in the slot's coverage, the source's kind is checked.
+`WriteTracker` is a dispatch mode active only while weights are being loaded. It identifies tensors by their
+storage, so a write through any view, ``.data`` or slice is seen: the storage is allocated, the destination is
+recorded in the parameter's coverage, the dtype of the source is checked.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8.refit.pristine_params import Slot
+from flashpatch.patches.fp8.refit.pristine_params import PristineParam
 
 
-class Watch(TorchDispatchMode):
-    """Notes writes into watched storages.
+class WriteTracker(TorchDispatchMode):
+    """Report writes into given storages.
 
     Args:
-        table: storage identity to the slots in it.
-        on_write: called with ``(slot, view)`` before each write.
-        on_touch: called with ``slot`` before its storage is read or written.
+        table: storage identity to the parameters in it.
+        on_write: called with ``(param, view)`` before each write.
+        on_access: called with ``param`` before its storage is read or written.
         guarded: storage identity to name, for tensors that must not be written.
     """
 
     def __init__(
         self,
-        table: dict[int, list[Slot]],
-        on_write: Callable[[Slot, torch.Tensor], None],
-        on_touch: Callable[[Slot], None] = lambda slot: None,
+        table: dict[int, list[PristineParam]],
+        on_write: Callable[[PristineParam, torch.Tensor], None],
+        on_access: Callable[[PristineParam], None] = lambda param: None,
         guarded: dict[int, str] | None = None,
     ) -> None:
         super().__init__()
         self._table = table
         self._on_write = on_write
-        self._on_touch = on_touch
+        self._on_access = on_access
         self._guarded = guarded or {}
         # An identity is the address of a storage's descriptor: a weak reference keeps it from being used again.
         self._pins = [
-            StorageWeakRef(slot.tensor.untyped_storage())
-            for slots in table.values()
-            for slot in slots
-            if slot.tensor is not None
+            StorageWeakRef(param.tensor.untyped_storage())
+            for params in table.values()
+            for param in params
+            if param.tensor is not None
         ]
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -54,9 +54,9 @@ class Watch(TorchDispatchMode):
         for key, arg in (*enumerate(args), *(kwargs or {}).items()):
             for tensor in _tensors(arg):
                 identity = _storage(tensor)
-                slots = self._table.get(identity)
-                if slots is not None:
-                    self._touch(func, slots, tensor, args, key in written)
+                params = self._table.get(identity)
+                if params is not None:
+                    self._access(func, params, tensor, args, key in written)
                 elif key in written and identity in self._guarded:
                     raise PatchError(
                         f"a weight loader wrote straight into {self._guarded[identity]}, which an update must not",
@@ -64,24 +64,26 @@ class Watch(TorchDispatchMode):
                     )
         return func(*args, **(kwargs or {}))
 
-    def _touch(self, func, slots: list[Slot], tensor: torch.Tensor, args: tuple, is_write: bool) -> None:
+    def _access(
+        self, func, params: list[PristineParam], tensor: torch.Tensor, args: tuple, is_write: bool
+    ) -> None:
         if func in _METADATA:
             return
-        for slot in slots:
-            self._on_touch(slot)
+        for param in params:
+            self._on_access(param)
         if not is_write:
             return
-        for slot in slots:
-            part = slot.part(tensor)
+        for param in params:
+            part = param.part(tensor)
             if part is None:
                 continue
-            if func is torch.ops.aten.copy_.default and tensor.dtype == slot.dtype:
-                _check_kind(slot, args[1])
-            self._on_write(slot, part)
+            if func is torch.ops.aten.copy_.default and tensor.dtype == param.dtype:
+                _check_dtype(param, args[1])
+            self._on_write(param, part)
 
 
-class Names:
-    """Passes (name, tensor) pairs through and remembers the name in hand."""
+class NamedWeights:
+    """Pass (name, tensor) pairs through and remember the name of the last one in ``current``."""
 
     def __init__(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         self._weights = weights
@@ -124,18 +126,18 @@ def _storage(tensor: torch.Tensor) -> int | None:
         return None
 
 
-def _check_kind(slot: Slot, source: torch.Tensor) -> None:
-    """Refuse a source whose kind of number cannot stand for the destination's."""
+def _check_dtype(param: PristineParam, source: torch.Tensor) -> None:
+    """Reject a dtype the destination cannot load."""
     wide = source.dtype.is_floating_point and source.dtype.itemsize > 1
-    if slot.dtype.is_floating_point and slot.dtype.itemsize > 1:
+    if param.dtype.is_floating_point and param.dtype.itemsize > 1:
         fits = wide
-    elif slot.dtype.is_floating_point:
-        fits = wide or source.dtype == slot.dtype
+    elif param.dtype.is_floating_point:
+        fits = wide or source.dtype == param.dtype
     else:
         fits = not source.dtype.is_floating_point and not source.dtype.is_complex
     if not fits:
         raise PatchError(
-            f"{slot.name} holds {_short(slot.dtype)} but was given {_short(source.dtype)} values",
+            f"{param.name} holds {_short(param.dtype)} but was given {_short(source.dtype)} values",
             advice="Send the weights in the precision of the checkpoint the engine was opened on.",
         )
 

@@ -1,4 +1,4 @@
-"""Weight updates on SGLang: the same transaction, entered through SGLang's doors."""
+"""Update weights on SGLang: the same refit, called from SGLang's update functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines opened without an explicit quantization get the family's precision."""
+"""Set the family's precision on engines opened without an explicit quantization."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _choose(args: Any, options: Any) -> None:
         return
     if not scheme and precision not in QUANTIZATIONS:
         raise _refuse(
-            f"precision {precision!r} is not available on SGLang, which chooses the scales of fp8 by itself",
+            f"precision {precision!r} is not available on SGLang, which chooses fp8 scales itself",
             "Use fp8, or open the engine on a quantized checkpoint.",
         )
     chosen = scheme or QUANTIZATIONS[precision]
@@ -45,9 +45,7 @@ def _choose(args: Any, options: Any) -> None:
         return
     fields = {"quantization": chosen}
     if args.speculative_draft_model_path and args.speculative_draft_model_quantization is None:
-        fields["speculative_draft_model_quantization"] = (
-            "unquant"  # a drafter keeps its precision unless asked
-        )
+        fields["speculative_draft_model_quantization"] = "unquant"  # a drafter keeps its precision by default
     declare_resolution(args, PATCH.id, **fields)
 
 
@@ -88,7 +86,6 @@ PATCH = Patch(
     scope=frozenset({"driver"}),
     needs=("fp8.sglang.initialize_model",),
     conflicts=(flashrl_compat.MODULE,),
-    tested=("0.5.23",),
     why="Rollout scripts open their engine in bf16; asking for online fp8 means editing each of them.",
     how="Declares quantization, as SGLang's own resolvers do, where it is unset, the checkpoint is not quantized "
     "and the model is not excluded.",

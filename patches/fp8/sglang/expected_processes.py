@@ -1,4 +1,4 @@
-"""Whoever starts a scheduler process writes down that it expects to hear from it."""
+"""Write an expected ledger row for each scheduler process that is started."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ PATCH = Patch(
     contract=Contract(params=("server_args",), mentions=("scheduler_procs",)),
     evidence="optional",
     scope=frozenset({"driver"}),
-    tested=("0.5.23",),
-    why="A process that never loaded FlashPatch writes nothing, so its absence must be known to someone else.",
+    why="A process that never loaded FlashPatch writes nothing, so its parent records that it is expected.",
     how="After the start, writes an expected row with the child's pid and start time.",
     remove_when="never: this is the evidence itself.",
 )

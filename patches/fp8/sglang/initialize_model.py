@@ -1,8 +1,9 @@
-"""Record1: SGLang's models are followed from the moment they are constructed."""
+"""Record SGLang's models when they are constructed (FlashRL's Record1), and end their first load."""
 
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 from flashpatch import engine, ledger
@@ -24,23 +25,23 @@ def on_initialize(original, model_config: Any, load_config: Any, *args: Any, **k
 
     engine.require("fp8")
     model = original(model_config, load_config, *args, **kwargs)
-    if _native(load_config):
+    if _uses_native_loader(load_config):
         logger.warning("updates of %s are left to %s", type(model).__name__, NATIVE)
         ledger.note(superseded={"fp8.sglang.initialize_model": NATIVE})
     elif hasattr(model, "load_weights"):
         owner = ManagedModel(model, loader_adapter.for_model(model, model_config), engine.options("fp8"))
         model_registry.add(model, owner)
-        model.load_weights = quantize_on_load.accepting(owner, model.load_weights)
+        model.load_weights = quantize_on_load.quantizing(owner, model.load_weights)
     return model
 
 
 def on_load_model(original, self, *args: Any, **kwargs: Any):
-    """Around ``ModelRunner.load_model``: after it the first load is over, whichever loader did it."""
+    """Around ``ModelRunner.load_model``: the first load, by whichever loader, ends here."""
     from sglang.srt.runtime_context import get_parallel
 
     ledger.role("worker", rank=get_parallel().tp_rank)
     result = original(self, *args, **kwargs)
-    model_registry.seal()
+    model_registry.end_first_loads()
     model = self.model
     if model_registry.get(model) is not None and not self.is_draft_worker:
         check_quantized(model, self.model_config.quantization)
@@ -67,26 +68,26 @@ def check_quantized(model: Any, quantization: str | None) -> None:
         )
 
 
-def _native(load_config: Any) -> bool:
-    """Whether the engine was asked for SGLang's own loader of weights that change."""
+def _uses_native_loader(load_config: Any) -> bool:
+    """Whether the engine uses SGLang's own loader for changing weights."""
     form = load_config.load_format
     return getattr(form, "value", form) == "flash_rl"
 
 
 def _undo(site: Site) -> None:
-    model_registry.release()
+    model_registry.restore_load_weights()
     site.unwrap()
 
 
-_COMMON = dict(
+_patch = partial(
+    Patch,
     requires="sglang>=0.5.21",
     evidence="install",
     scope=frozenset({"worker"}),
-    tested=("0.5.23",),
     remove_when="SGLang's flash_rl covers every model, int8, and buckets that cut a fused layer.",
 )
 
-PATCH = Patch(
+PATCH = _patch(
     id="fp8.sglang.initialize_model",
     targets=(f"{LOADER}:_initialize_model",),
     wrapper=on_initialize,
@@ -108,12 +109,11 @@ PATCH = Patch(
     why="After post-processing, SGLang's parameters have lost their loaders and shapes: an update raises in the "
     "scheduler, which ends the engine.",
     how="Records every parameter and buffer, and the Python state around it, as the constructor made it, and "
-    "routes the model's load_weights through a transaction. Stands aside for load_format=flash_rl.",
+    "routes the model's load_weights through an update. Stands aside for load_format=flash_rl.",
     upstream="QuantizedRLModelLoader (load_format=flash_rl): fp8 on Qwen2 and Qwen3, whole fused layers only.",
-    **_COMMON,
 )
 
-LOADED = Patch(
+LOADED = _patch(
     id="fp8.sglang.load_model",
     targets=("sglang.srt.model_executor.model_runner:ModelRunner.load_model",),
     wrapper=on_load_model,
@@ -125,6 +125,5 @@ LOADED = Patch(
         ),
     ),
     why="A process must be known as a worker, with its rank, for its absence to be noticed.",
-    how="Writes role and rank to the ledger, ends the first load, looks whether the quantization took hold.",
-    **_COMMON,
+    how="Writes role and rank to the ledger, ends the first load, checks that layers are quantized.",
 )

@@ -1,4 +1,4 @@
-"""How SGLang's own loader would finish a module: what the transaction asks of the engine around it."""
+"""Adapt SGLang's model loader to the update: how it post-processes a module, which engines cannot be updated."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from flashpatch import engine
-from flashpatch.patches.fp8.refit import rank_consensus
-from flashpatch.patches.fp8.refit.managed_model import Host
+from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
+from flashpatch.patches.fp8.refit.rank_consensus import RankConsensus, SingleRank
 from flashpatch.patches.fp8.sglang import schedulers
 
 
-def for_model(model: torch.nn.Module, model_config: Any) -> Host:
-    """The `Host` of a model that SGLang has just constructed.
+def for_model(model: torch.nn.Module, model_config: Any) -> LoaderAdapter:
+    """Make the `LoaderAdapter` of a model that SGLang has just constructed.
 
     Args:
         model: nothing is loaded yet.
@@ -40,24 +40,19 @@ def for_model(model: torch.nn.Module, model_config: Any) -> Host:
             yield
 
     ranks = get_parallel().tp_size
-    voice = rank_consensus.RankConsensus(ranks, get_tp_group) if ranks > 1 else None
-    return Host(
+    return LoaderAdapter(
         device=device,
         process=process,
         deferred=lambda module: False,  # no module of SGLang is processed by its neighbours
         context=context,
-        refuse=lambda: refusal(model),
+        consensus=RankConsensus(ranks, get_tp_group) if ranks > 1 else SingleRank(),
+        refusal=lambda: refusal(model),
         busy=schedulers.busy,
-        **(
-            {"ranks": ranks, "begin": voice.begin, "agree": voice.agree, "announce": voice.announce}
-            if voice
-            else {}
-        ),
     )
 
 
 def refusal(model: torch.nn.Module) -> str | None:
-    """Why weights of this model in this engine cannot be updated, or None."""
+    """Return why weights of this model in this engine cannot be updated, or None."""
     from sglang.srt.runtime_context import get_exec, get_lora, get_parallel
 
     if hasattr(model, "post_load_weights"):

@@ -1,6 +1,6 @@
-"""int8 models take the trainer's wide weights: each is rounded on its way in, as its checkpoint was made.
+"""Quantize the trainer's bf16 weights for an int8 model while they are loaded.
 
-A row (output channel) has a scale of its own, so a shard of a fused layer is rounded by itself, and the sender
+Each row (output channel) has a scale of its own, so a shard of a fused layer is rounded by itself, and the sender
 needs no second copy of the model.
 """
 
@@ -14,18 +14,18 @@ from flashpatch.patches.fp8.precision import quantize
 from flashpatch.patches.fp8.refit.managed_model import ManagedModel
 
 
-def accepting(owner: ManagedModel, load_weights: Callable) -> Callable:
-    """``load_weights`` that also takes floating tensors for int8 parameters with a ``weight_scale``."""
+def quantizing(managed: ManagedModel, load_weights: Callable) -> Callable:
+    """Wrap ``load_weights`` so that it also takes floating tensors for int8 parameters with a ``weight_scale``."""
 
     def load(weights: Iterable[tuple[str, torch.Tensor]], *args, **kwargs):
-        if owner.state != "loading":
-            weights = _rounded(weights, _scales(owner))
+        if managed.state != "loading":
+            weights = _quantized(weights, _scale_names(managed))
         return load_weights(weights, *args, **kwargs)
 
     return load
 
 
-def _rounded(
+def _quantized(
     weights: Iterable[tuple[str, torch.Tensor]], scales: dict[str, str]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     for name, tensor in weights:
@@ -37,11 +37,11 @@ def _rounded(
             yield name, tensor
 
 
-def _scales(owner: ManagedModel) -> dict[str, str]:
-    """Checkpoint name of each int8 weight to that of its scales, as the first load taught them."""
-    taught: dict[torch.dtype, set[str]] = {torch.int8: set(), torch.float32: set()}
-    for layer in owner.layers:
-        for slot in layer.slots:
-            if slot.dtype in taught and slot.expected is not None:
-                taught[slot.dtype].update(slot.expected.names.values())
-    return {name: f"{name}_scale" for name in taught[torch.int8] if f"{name}_scale" in taught[torch.float32]}
+def _scale_names(managed: ManagedModel) -> dict[str, str]:
+    """Checkpoint name of each int8 weight to that of its scales, as the first load showed them."""
+    known: dict[torch.dtype, set[str]] = {torch.int8: set(), torch.float32: set()}
+    for layer in managed.layers:
+        for param in layer.params:
+            if param.dtype in known and param.expected is not None:
+                known[param.dtype].update(param.expected.names.values())
+    return {name: f"{name}_scale" for name in known[torch.int8] if f"{name}_scale" in known[torch.float32]}

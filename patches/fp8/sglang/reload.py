@@ -1,9 +1,10 @@
-"""The two places where SGLang prepares a model for new weights and finishes it afterwards."""
+"""Open and commit updates where SGLang prepares a model for new weights and post-processes it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flashpatch import ledger
@@ -23,59 +24,61 @@ _attempted: set[model_registry.ManagedModel] = set()
 
 
 def on_restore(original, model: torch.nn.Module, target_device: Any):
-    """Instead of ``restore_weights_before_loading``, which has a layer undo its packing: open an update."""
-    owner = model_registry.get(model)
-    if owner is None or owner.state == "loading":
+    """Around ``restore_weights_before_loading``: open an update in place of undoing a layer's packing."""
+    managed = model_registry.get(model)
+    if managed is None or managed.state == "loading":
         return original(model, target_device)
-    if owner in _attempted:
-        raise PatchError(owner.error or "the update failed", patch=BEGIN.id, advice="Send a complete update.")
-    if owner in _single:
-        _attempted.add(owner)
-    owner.begin()
+    if managed in _attempted:
+        raise PatchError(
+            managed.error or "the update failed", patch=BEGIN.id, advice="Send a complete update."
+        )
+    if managed in _single:
+        _attempted.add(managed)
+    managed.begin()
     return None
 
 
 @contextmanager
-def one_attempt(owner: model_registry.ManagedModel) -> Iterator[None]:
-    """Within, an update can be opened once: SGLang's rollback would load the same weights again."""
-    _single.add(owner)
+def one_attempt(managed: model_registry.ManagedModel) -> Iterator[None]:
+    """Allow one update within: SGLang's rollback would load the same weights again."""
+    _single.add(managed)
     try:
         yield
     finally:
-        _single.discard(owner)
-        _attempted.discard(owner)
+        _single.discard(managed)
+        _attempted.discard(managed)
 
 
 def on_postprocess(original, model: torch.nn.Module, target_device: Any):
     """Around ``postprocess_weights``: the end of the first load, or of an update."""
-    owner = model_registry.get(model)
-    if owner is None:
+    managed = model_registry.get(model)
+    if managed is None:
         return original(model, target_device)
-    if owner.state == "loading":
+    if managed.state == "loading":
         original(model, target_device)
-        owner.sealed()
+        managed.end_first_load()
         return None
     try:
-        owner.finish()
+        managed.finish()
     finally:
-        note(owner)
+        note(managed)
         ledger.flush()  # SGLang ends its processes by SIGKILL
     return None
 
 
-def note(owner: model_registry.ManagedModel) -> None:
-    """Where this model stands, into the ledger."""
-    ledger.note(policy_version=owner.version, updates=owner.version, policy_state=owner.state)
+def note(managed: model_registry.ManagedModel) -> None:
+    """Write this model's version and state to the ledger."""
+    ledger.note(policy_version=managed.version, updates=managed.version, policy_state=managed.state)
 
 
-_COMMON = dict(
+_patch = partial(
+    Patch,
     requires="sglang>=0.5.21",
     scope=frozenset({"worker"}),
-    tested=("0.5.23",),
     remove_when=initialize_model.PATCH.remove_when,
 )
 
-BEGIN = Patch(
+BEGIN = _patch(
     id="fp8.sglang.restore_weights_before_loading",
     targets=(f"{_LOADER}.restore_weights_before_loading",),
     wrapper=on_restore,
@@ -83,11 +86,10 @@ BEGIN = Patch(
     evidence="update",
     needs=("fp8.sglang.initialize_model",),
     why="Few quantization methods can undo their packing; for the others SGLang goes on with packed parameters.",
-    how="begin_weight_update and update_weights_from_disk open our transaction instead.",
-    **_COMMON,
+    how="begin_weight_update and update_weights_from_disk open an update instead.",
 )
 
-FINISH = Patch(
+FINISH = _patch(
     id="fp8.sglang.postprocess_weights",
     targets=(f"{_LOADER}.postprocess_weights",),
     wrapper=on_postprocess,
@@ -96,5 +98,4 @@ FINISH = Patch(
     needs=("fp8.sglang.initialize_model",),
     why="Run twice on processed weights, post-processing corrupts them.",
     how="The first call ends the first load; later ones commit the open update and never process twice.",
-    **_COMMON,
 )

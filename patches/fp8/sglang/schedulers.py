@@ -1,4 +1,4 @@
-"""The schedulers of this process. On SGLang scheduler and model share one."""
+"""Track the schedulers of this process. On SGLang scheduler and model share one."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 _known: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def watch(scheduler: Any) -> None:
-    """A scheduler lives in this process."""
+def track(scheduler: Any) -> None:
+    """Remember a scheduler of this process."""
     _known.add(scheduler)
 
 
 def known() -> list[Any]:
+    """Return the schedulers that are alive."""
     return list(_known)
 
 
@@ -28,9 +29,9 @@ def idle(scheduler: Any) -> bool:
 
 
 def flush(scheduler: Any) -> bool:
-    """Forget the cache although requests wait; False, and nothing, while some run.
+    """Flush the cache although requests wait; False, and nothing, while some run.
 
-    SGLang refuses that for fear of what waiting requests hold; `idle` has looked.
+    SGLang refuses that because waiting requests may hold parts of it; `idle` has checked that none does.
     """
     if not idle(scheduler):
         return False

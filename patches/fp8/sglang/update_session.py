@@ -1,8 +1,9 @@
-"""A weight update session, from ``begin_weight_update`` to ``end_weight_update``, as the scheduler sees it."""
+"""Answer the scheduler's weight update session: begin, end, update from disk, release of memory."""
 
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 from flashpatch.patches.fp8.refit import model_registry
@@ -15,29 +16,29 @@ MANAGER = "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeig
 
 
 _NOTHING = (
-    "[flashpatch: fp8.sglang.end_weight_update] the session brought no weights that were followed. Weights written "
-    "straight into memory (P2P, RDMA) bypass quantization: send them as tensors."
+    "[flashpatch: fp8.sglang.end_weight_update] the session brought no weights through the model's loader. "
+    "Weights written straight into memory (P2P, RDMA) bypass quantization: send them as tensors."
 )
 
 
 def on_begin(original, self, recv_req: Any):
-    """Around ``begin_weight_update``: a refusal is an answer, and leaves no session open."""
+    """Around ``begin_weight_update``: return a refusal as an answer, and leave no session open."""
     from sglang.srt.managers.io_struct import BeginWeightUpdateReqOutput
 
     if self._session is not None or not _owners(self, recv_req.selector):
         return original(self, recv_req)
     weight_updater.failures.clear()
-    done, message = weight_updater.answered(lambda: _answer(original(self, recv_req)))
+    done, message = weight_updater.exception_as_answer(lambda: _answer(original(self, recv_req)))
     if done:
         return BeginWeightUpdateReqOutput(success=True, message=message)
     for owner in _owners(self, recv_req.selector):
-        owner.withdraw()
+        owner.close_if_empty()
     self._session = None
     return BeginWeightUpdateReqOutput(success=False, message=message)
 
 
 def on_end(original, self, recv_req: Any):
-    """Around ``end_weight_update``: commit every model that was written to, then forget the old policy's cache."""
+    """Around ``end_weight_update``: commit every written model, then flush the old policy's cache."""
     from sglang.srt.managers.io_struct import EndWeightUpdateReqOutput
 
     session = self._session
@@ -48,32 +49,32 @@ def on_end(original, self, recv_req: Any):
         return EndWeightUpdateReqOutput(
             success=False, message="requests are running; wait for them and call end_weight_update() again"
         )
-    idle = [owner.withdraw() for owner in owners]  # a selected drafter may have been brought nothing
+    idle = [owner.close_if_empty() for owner in owners]  # a selected drafter may have received nothing
     if all(idle) and not weight_updater.failures:
         self._session = None
         return EndWeightUpdateReqOutput(success=False, message=_NOTHING)
     versions = [owner.version for owner in owners]
-    done, message = weight_updater.answered(lambda: _answer(original(self, recv_req)))
+    done, message = weight_updater.exception_as_answer(lambda: _answer(original(self, recv_req)))
     self._session = None
     if versions != [owner.version for owner in owners]:
-        done, message = _forget(self, done, message)
+        done, message = _flush(self, done, message)
     elif weight_updater.failures:
         done, message = False, weight_updater.failures[0]
     return EndWeightUpdateReqOutput(success=done, message=message)
 
 
 def on_disk(original, self, recv_req: Any):
-    """Around ``update_weights_from_disk``: the cache is forgotten even where the caller did not ask for it."""
+    """Around ``update_weights_from_disk``: flush the cache, also with ``flush_cache=False``."""
     owners = _owners(self, "all")
     versions = [owner.version for owner in owners]
     output = original(self, recv_req)
     if versions != [owner.version for owner in owners]:
-        output.success, output.message = _forget(self, output.success, output.message)
+        output.success, output.message = _flush(self, output.success, output.message)
     return output
 
 
 def on_release(original, self, recv_req: Any):
-    """Around ``release_memory_occupation``: weights whose memory is given back without a copy are gone."""
+    """Around ``release_memory_occupation``: mark weights discarded that have no copy."""
     from sglang.srt.constants import GPU_MEMORY_TYPE_WEIGHTS
     from sglang.srt.runtime_context import get_exec
 
@@ -82,12 +83,12 @@ def on_release(original, self, recv_req: Any):
     kept = not features.enable_memory_saver or features.enable_weights_cpu_backup
     if not kept and (not recv_req.tags or GPU_MEMORY_TYPE_WEIGHTS in recv_req.tags):
         for owner in _owners(self, "all"):
-            owner.discarded()
+            owner.mark_discarded()
     return output
 
 
 def _owners(manager: Any, selector: str) -> list[model_registry.ManagedModel]:
-    """The models that we look after among those a session selects."""
+    """Return the managed models among those a session selects."""
     models = (r.weight_updater.get_model() for _, r in manager._select_runners(selector))
     return [owner for model in models if (owner := model_registry.get(model)) is not None]
 
@@ -96,25 +97,25 @@ def _answer(output: Any) -> tuple[bool, str]:
     return output.success, output.message
 
 
-def _forget(manager: Any, done: bool, message: str) -> tuple[bool, str]:
-    """The cache of the old policy goes."""
+def _flush(manager: Any, done: bool, message: str) -> tuple[bool, str]:
+    """Flush the cache of the old policy."""
     if schedulers.flush(manager.scheduler):
         return done, message
     return (
         False,
-        "the new weights are in place, but the cache of the old ones could not be flushed: requests run",
+        "the new weights are in place, but the old cache could not be flushed: requests are running",
     )
 
 
-_COMMON = dict(
+_patch = partial(
+    Patch,
     requires="sglang>=0.5.21",
     scope=frozenset({"engine-core"}),
-    tested=("0.5.23",),
     needs=("fp8.sglang.initialize_model",),
     remove_when=initialize_model.PATCH.remove_when,
 )
 
-BEGIN = Patch(
+BEGIN = _patch(
     id="fp8.sglang.begin_weight_update",
     targets=(f"{MANAGER}.begin_weight_update",),
     wrapper=on_begin,
@@ -122,10 +123,9 @@ BEGIN = Patch(
     evidence="optional",
     why="A refusal to begin must reach the caller, and the scheduler must live on.",
     how="Answers success=False with the reason.",
-    **_COMMON,
 )
 
-END = Patch(
+END = _patch(
     id="fp8.sglang.end_weight_update",
     targets=(f"{MANAGER}.end_weight_update",),
     wrapper=on_end,
@@ -135,12 +135,11 @@ END = Patch(
         exists=("sglang.srt.managers.scheduler:Scheduler.is_fully_idle",),
     ),
     evidence="optional",
-    why="An incomplete update must not end in silence, nor leave prefixes of the old policy in the cache.",
-    how="Commits or answers with what did not come; flushes the cache after a commit.",
-    **_COMMON,
+    why="An incomplete update must end with an error, and not leave prefixes of the old policy in the cache.",
+    how="Commits, or answers with the names that did not come; flushes the cache after a commit.",
 )
 
-DISK = Patch(
+DISK = _patch(
     id="fp8.sglang.scheduler_update_weights_from_disk",
     targets=(f"{MANAGER}.update_weights_from_disk",),
     wrapper=on_disk,
@@ -148,10 +147,9 @@ DISK = Patch(
     evidence="optional",
     why="With flush_cache=False prefixes of the old policy stay in the cache.",
     how="Flushes it after a commit.",
-    **_COMMON,
 )
 
-RELEASE = Patch(
+RELEASE = _patch(
     id="fp8.sglang.release_memory_occupation",
     targets=(f"{MANAGER}.release_memory_occupation",),
     wrapper=on_release,
@@ -161,7 +159,6 @@ RELEASE = Patch(
         exists=("sglang.srt.runtime_context:get_exec",),
     ),
     evidence="optional",
-    why="After the weights' memory was given back it holds nothing; SGLang would generate from it.",
+    why="After the weights' memory was freed, SGLang would generate from undefined values.",
     how="Marks the policy as broken until a complete update, unless SGLang keeps a copy on the host.",
-    **_COMMON,
 )

@@ -1,9 +1,10 @@
-"""The updates of one model runner: an error is an answer to whoever sent the weights, never the scheduler's death."""
+"""Return errors of a model runner's updates to the sender, instead of ending the scheduler."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from flashpatch.errors import PatchError
@@ -14,7 +15,7 @@ from flashpatch.record import Contract, Patch
 logger = logging.getLogger("flashpatch.fp8")
 
 failures: list[str] = []
-"""What went wrong since the last session began."""
+"""Errors since the last session began."""
 
 UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater:WeightUpdater"
 
@@ -27,34 +28,34 @@ def on_tensor(original, self, named_tensors: Any, load_format: str | None = None
     def load() -> tuple[bool, str]:
         if load_format not in (None, "flattened_bucket"):
             raise PatchError(
-                f"load_format={load_format!r} writes into processed weights, past the transaction",
+                f"load_format={load_format!r} writes into processed weights, past the model's load_weights",
                 patch=TENSOR.id,
                 advice="Leave load_format out, or use flattened_bucket.",
             )
         return original(self, named_tensors, load_format)
 
-    return answered(load)
+    return exception_as_answer(load)
 
 
 def on_distributed(original, self, named_tensors: Any):
     """Around ``load_weights_from_distributed``."""
     if model_registry.get(self.get_model()) is None:
         return original(self, named_tensors)
-    return answered(lambda: original(self, named_tensors))
+    return exception_as_answer(lambda: original(self, named_tensors))
 
 
 def on_disk(original, self, model_path: str, *args: Any, **kwargs: Any):
     """Around ``update_weights_from_disk``.
 
-    After a failure SGLang "rolls back" by loading the same new path once more; that attempt is stopped, and the
-    path it has already set is put back.
+    After a failure SGLang "rolls back" by loading the same new path once more; stop that attempt, and
+    restore the path that it has already set.
     """
     owner = model_registry.get(self.get_model())
     if owner is None:
         return original(self, model_path, *args, **kwargs)
     config, path = self.model_config, self.model_config.model_path
     with reload.one_attempt(owner):
-        done, message = answered(lambda: original(self, model_path, *args, **kwargs))
+        done, message = exception_as_answer(lambda: original(self, model_path, *args, **kwargs))
     reload.note(owner)
     if not done:
         config.model_path = path
@@ -75,8 +76,8 @@ def on_ipc(original, self, recv_req: Any):
     )
 
 
-def answered(update: Callable[[], tuple[bool, str]]) -> tuple[bool, str]:
-    """What ``update`` answers, or its exception as an answer."""
+def exception_as_answer(update: Callable[[], tuple[bool, str]]) -> tuple[bool, str]:
+    """Return the answer of ``update``, or its exception as an answer."""
     try:
         return update()
     except Exception as error:
@@ -86,36 +87,34 @@ def answered(update: Callable[[], tuple[bool, str]]) -> tuple[bool, str]:
         return False, message
 
 
-_COMMON = dict(
+_patch = partial(
+    Patch,
     requires="sglang>=0.5.21",
-    evidence="optional",  # an engine is updated through one of these doors
+    evidence="optional",  # an engine is updated through one of these functions
     scope=frozenset({"worker"}),
-    tested=("0.5.23",),
     needs=("fp8.sglang.initialize_model",),
     remove_when=initialize_model.PATCH.remove_when,
 )
 
-TENSOR = Patch(
+TENSOR = _patch(
     id="fp8.sglang.update_weights_from_tensor",
     targets=(f"{UPDATER}.update_weights_from_tensor",),
     wrapper=on_tensor,
     contract=Contract(params=("named_tensors", "load_format"), mentions=("self.get_model",)),
-    why="An exception out of a loader ends the scheduler, and that its parent.",
+    why="An exception in a loader ends the scheduler, and the scheduler's end that of its parent.",
     how="Answers success=False with the reason. Refuses load formats that write past the model's load_weights.",
-    **_COMMON,
 )
 
-DISTRIBUTED = Patch(
+DISTRIBUTED = _patch(
     id="fp8.sglang.load_weights_from_distributed",
     targets=(f"{UPDATER}.load_weights_from_distributed",),
     wrapper=on_distributed,
     contract=Contract(params=("named_tensors",), mentions=("self.get_model",)),
     why="SGLang's own answer says that weights are partially updated, whatever has happened.",
-    how="Answers with what the transaction did.",
-    **_COMMON,
+    how="Answers with the outcome of the update.",
 )
 
-DISK = Patch(
+DISK = _patch(
     id="fp8.sglang.runner_update_weights_from_disk",
     targets=(f"{UPDATER}.update_weights_from_disk",),
     wrapper=on_disk,
@@ -125,15 +124,13 @@ DISK = Patch(
     ),
     why="SGLang's rollback loads the new path again, and raises when that fails too.",
     how="Stops the second attempt, puts the path back and answers with the first error.",
-    **_COMMON,
 )
 
-IPC = Patch(
+IPC = _patch(
     id="fp8.sglang.update_weights_from_ipc",
     targets=(f"{UPDATER}.update_weights_from_ipc",),
     wrapper=on_ipc,
     contract=Contract(params=("recv_req",)),
     why="The checkpoint engine's hook runs post-processing on layers that are processed already.",
     how="Refuses by name.",
-    **_COMMON,
 )

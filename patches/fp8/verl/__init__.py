@@ -1,4 +1,4 @@
-"""Updates under verl: a transfer that cannot hang in silence, one policy on all replicas, watched for drift."""
+"""Update weights under verl: detect failed peers, compare replicas, measure the mismatch."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Whoever starts a Ray worker writes down that it expects to hear from it."""
+"""Write an expected ledger row for each Ray worker that is started."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from flashpatch import engine, ledger
@@ -13,7 +14,7 @@ SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server"
 
 
 def on_workers(original, self, *args: Any, **kwargs: Any) -> Any:
-    """Around ``RayWorkerGroup._init_with_resource_pool``. What its workers are, they say themselves."""
+    """Around ``RayWorkerGroup._init_with_resource_pool``. The workers record their roles themselves."""
     import ray
 
     result = original(self, *args, **kwargs)
@@ -35,7 +36,7 @@ def _expect(identities: Iterable[tuple[str, int]], roles: tuple[str, ...]) -> No
 
 
 def _identity() -> Any:
-    """A function that Ray pickles by value, so that it also runs where FlashPatch is not installed."""
+    """Return a function that Ray pickles by value, so that it also runs where FlashPatch is not installed."""
 
     def identity(actor: Any) -> tuple[str, int]:
         import os
@@ -46,28 +47,26 @@ def _identity() -> Any:
     return identity
 
 
-_COMMON = dict(
+_patch = partial(
+    Patch,
     requires="verl>=0.9",
     evidence="optional",
     scope=frozenset({"driver", "trainer"}),
-    tested=("0.9.1",),
-    why="A process that never loaded FlashPatch writes nothing, so somebody else must know of its absence.",
+    why="A process that never loaded FlashPatch writes nothing, so its parent records that it is expected.",
     how="Asks each new actor for its host and pid, and writes an expected row with them.",
     remove_when="never: this is the evidence itself.",
 )
 
-WORKERS = Patch(
+WORKERS = _patch(
     id="fp8.verl.init_with_resource_pool",
     targets=(f"{RAY}:RayWorkerGroup._init_with_resource_pool",),
     wrapper=on_workers,
     contract=Contract(mentions=("self._create_worker",), exists=(f"{RAY}:RayWorkerGroup._create_worker",)),
-    **_COMMON,
 )
 
-SERVERS = Patch(
+SERVERS = _patch(
     id="fp8.verl.launch_servers",
     targets=(f"{SERVER}:vLLMReplica.launch_servers",),
     wrapper=on_servers,
     contract=Contract(mentions=("self.servers",)),
-    **_COMMON,
 )

@@ -1,7 +1,8 @@
-"""The client's side: a refused request raises, it does not return an empty answer."""
+"""Raise a refused request's reason in the client, in place of an empty completion."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from flashpatch.errors import PatchError
@@ -12,7 +13,7 @@ from flashpatch.record import Contract, Patch
 def on_process_outputs(original, self, engine_core_outputs, *args: Any, **kwargs: Any):
     """Around ``OutputProcessor.process_outputs``.
 
-    An asynchronous client gets the error in the request's own queue; a synchronous one gets it from ``step``.
+    An asynchronous client receives the error in the request's own queue; a synchronous one from ``step``.
     """
     refused = [o for o in engine_core_outputs if str(o.stop_reason or "").startswith(scheduler_gate.MARK)]
     if not refused:
@@ -31,7 +32,7 @@ def on_process_outputs(original, self, engine_core_outputs, *args: Any, **kwargs
 
 
 def on_step(original, self):
-    """Around ``LLMEngine.step``: a refusal ends all requests of this client, none is left for the next call."""
+    """Around ``LLMEngine.step``: abort all requests of this client when one is refused."""
     try:
         return original(self)
     except PatchError:
@@ -39,15 +40,15 @@ def on_step(original, self):
         raise
 
 
-_COMMON = dict(
+_patch = partial(
+    Patch,
     requires="vllm>=0.28",
     evidence="fault",
     scope=frozenset({"driver"}),
-    tested=("0.31.0", "0.32.0"),
-    remove_when="the gate is gone.",
+    remove_when="the scheduler gate is removed.",
 )
 
-STEP = Patch(
+STEP = _patch(
     id="fp8.vllm.llm_engine_step",
     targets=("vllm.v1.engine.llm_engine:LLMEngine.step",),
     wrapper=on_step,
@@ -56,12 +57,11 @@ STEP = Patch(
         exists=("vllm.v1.engine.llm_engine:LLMEngine.abort_request",),
     ),
     needs=("fp8.vllm.process_outputs",),
-    why="An exception out of step leaves the client's other requests behind, to answer a later call.",
+    why="An exception out of step leaves the client's other requests in the engine; a later call gets them.",
     how="Aborts them before the refusal is raised.",
-    **_COMMON,
 )
 
-PATCH = Patch(
+PATCH = _patch(
     id="fp8.vllm.process_outputs",
     targets=("vllm.v1.engine.output_processor:OutputProcessor.process_outputs",),
     wrapper=on_process_outputs,
@@ -71,6 +71,5 @@ PATCH = Patch(
     ),
     needs=("fp8.vllm.engine_core_step",),
     why="vLLM returns a request that ended in an error as an empty completion.",
-    how="Turns requests that the gate ended into an exception with the gate's reason.",
-    **_COMMON,
+    how="Raises the gate's reason for requests that the gate ended.",
 )

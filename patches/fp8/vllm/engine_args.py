@@ -1,4 +1,4 @@
-"""Engines opened without an explicit quantization get the family's precision."""
+"""Set the family's precision on engines opened without an explicit quantization."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _choose(args: Any, options: Any) -> None:
         return
     place = fleet.place(args)
     entry = fleet.assigned(entries, place.rank)
-    wanted = (_default_scheme() if entry.quantization is None else entry.quantization) or None
+    wanted = (fleet.default_scheme() if entry.quantization is None else entry.quantization) or None
     asked = "the checkpoint's own" if own else args.quantization
     if asked not in (None, wanted):
         raise PatchError(
@@ -99,14 +99,7 @@ def _give(args: Any, entry: fleet.Entry, options: Any) -> None:
     elif entry.precision == "int8_weight_only":
         int8_config.configure_weight_only(args)
     else:
-        args.quantization = entry.quantization or _default_scheme()
-
-
-def _default_scheme() -> str:
-    """vLLM's name of the online fp8 scheme that this platform can run."""
-    from vllm.platforms import current_platform
-
-    return "fp8_per_channel" if current_platform.is_cpu() else "fp8"
+        args.quantization = entry.quantization or fleet.default_scheme()
 
 
 def _excluded(model: str, options: Any) -> bool:
@@ -114,7 +107,7 @@ def _excluded(model: str, options: Any) -> bool:
 
 
 def _own_quantization(args: Any) -> Any:
-    """How the checkpoint is quantized already (vLLM then follows that), or None."""
+    """Return the checkpoint's own quantization config (vLLM then follows it), or None."""
     from vllm.transformers_utils.config import get_config
 
     if isinstance(args.hf_overrides, Mapping) and args.hf_overrides.get("quantization_config"):
@@ -151,7 +144,6 @@ PATCH = Patch(
     scope=frozenset({"driver"}),
     needs=("fp8.vllm.initialize_model",),
     conflicts=(flashrl_compat.MODULE,),
-    tested=("0.31.0", "0.32.0"),
     why="Rollout scripts open their engine in bf16 and ask for logprobs before temperature; vLLM has int8 kernels, "
     "but only for checkpoints that are int8 already.",
     how="Sets quantization where it is unset, the checkpoint is not quantized and the model is not excluded; for int8 "

@@ -1,7 +1,8 @@
-"""Whoever starts an engine process writes down that it expects to hear from it."""
+"""Write an expected ledger row for each engine process that is started."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from flashpatch import ledger
@@ -23,29 +24,27 @@ def on_workers(original, self, *args: Any, **kwargs: Any):
     return result
 
 
-_COMMON = dict(
+_patch = partial(
+    Patch,
     requires="vllm>=0.28",
     evidence="optional",
-    tested=("0.31.0", "0.32.0"),
-    why="A process that never loaded FlashPatch writes nothing, so its absence must be known to someone else.",
+    why="A process that never loaded FlashPatch writes nothing, so its parent records that it is expected.",
     how="After the start, writes an expected row with the child's pid and start time.",
     remove_when="never: this is the evidence itself.",
 )
 
-CORES = Patch(
+CORES = _patch(
     id="fp8.vllm.core_engine_proc_manager_init",
     targets=("vllm.v1.engine.utils:CoreEngineProcManager.__init__",),
     wrapper=on_cores,
     contract=Contract(mentions=("self.processes",)),
     scope=frozenset({"driver"}),
-    **_COMMON,
 )
 
-WORKERS = Patch(
+WORKERS = _patch(
     id="fp8.vllm.init_executor",
     targets=("vllm.v1.executor.multiproc_executor:MultiprocExecutor._init_executor",),
     wrapper=on_workers,
     contract=Contract(mentions=("self.workers",)),
     scope=frozenset({"engine-core"}),
-    **_COMMON,
 )

@@ -1,4 +1,4 @@
-"""Record1: models are followed from the moment they are constructed."""
+"""Record vLLM's models when they are constructed (FlashRL's Record1)."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def on_initialize(original, vllm_config: Any, *, model_config: Any = None, **kwa
         ) from error
     if hasattr(model, "load_weights"):
         amx_mla.refuse(model, PATCH.id)
-        surroundings = loader_adapter.for_model(vllm_config, model_config or vllm_config.model_config)
-        prepares = quantize_on_load.for_model(model, marked) if marked is not None else None
-        model_registry.add(model, ManagedModel(model, surroundings, engine.options("fp8"), prepares))
+        adapter = loader_adapter.for_model(vllm_config, model_config or vllm_config.model_config)
+        rounding = quantize_on_load.for_model(model, marked) if marked is not None else None
+        model_registry.add(model, ManagedModel(model, adapter, engine.options("fp8"), rounding))
     return model
 
 
 def _undo(site: Site) -> None:
-    model_registry.release()
+    model_registry.restore_load_weights()
     site.unwrap()
 
 
@@ -65,12 +65,11 @@ PATCH = Patch(
     evidence="install",
     scope=frozenset({"worker"}),
     needs=("fp8.vllm.process_weights_after_loading",),
-    tested=("0.31.0", "0.32.0"),
     why="After post-processing, vLLM's parameters have lost their loaders, shapes and names: a second load "
     "fails or writes into the wrong layout.",
     how="Records every parameter and buffer, and the Python state around it, as the constructor made it, and "
-    "routes the model's load_weights through a transaction; where a precision asks for it, rounds bf16 values before "
-    "the loaders of 8-bit parameters.",
+    "routes the model's load_weights through an update; where the precision needs it, rounds bf16 values "
+    "before the loaders of 8-bit parameters.",
     upstream="vllm/model_executor/model_loader/reload records metadata too, but not state outside parameters.",
     remove_when="vLLM's own reload is exact for tied, MoE and int8 models and for buckets that cut a fused layer.",
 )

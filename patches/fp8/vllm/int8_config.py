@@ -1,8 +1,9 @@
-"""int8 without a template: the engine's configuration says "compressed-tensors W8A8", the weights say bf16.
+"""Open a bf16 checkpoint in int8: describe it to vLLM as compressed-tensors W8A8.
 
 vLLM builds such layers from the ``quantization_config`` of a checkpoint. `configure` writes one over the
-config of a bf16 model, with a mark for the workers, whose loaders then round what comes (`rounding`): at the
-first load and at every update. A checkpoint that is W8A8 already only gets the mark.
+config of a bf16 model, with a mark for the workers, whose loaders then round the weights
+(`quantize_on_load`): at the first load and at every update. A checkpoint that is W8A8 already only gets the
+mark.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ KEPT = (
 
 
 def configuration(kept: tuple[str, ...] = KEPT) -> dict[str, Any]:
-    """compressed-tensors' description of int8 W8A8: a scale per output channel, activations per token."""
+    """Describe int8 W8A8 to compressed-tensors: a scale per output channel, activations per token."""
 
     def values(strategy: str, dynamic: bool) -> dict[str, Any]:
         return dict(num_bits=8, type="int", strategy=strategy, dynamic=dynamic, symmetric=True)
@@ -56,29 +57,29 @@ def configuration(kept: tuple[str, ...] = KEPT) -> dict[str, Any]:
 
 
 def mark(profile: str = "", at_load: bool = True) -> dict[str, Any]:
-    """What workers must know.
+    """Return what workers need to round weights.
 
     Args:
         profile: absolute path of a profile that smooths the trainer's weights; empty for none.
-        at_load: whether the first load brings the trainer's kind of weights too; a template is smoothed already.
+        at_load: whether the first load brings unsmoothed weights; a template is smoothed already.
     """
     return {"profile": profile, "at_load": at_load}
 
 
 def read_mark(model_config: Any) -> Mapping[str, Any] | None:
-    """The mark in ``vllm.config.ModelConfig``, in any process; None where there is none."""
+    """Return the mark in ``vllm.config.ModelConfig``, in any process; None where there is none."""
     written = getattr(model_config.hf_config, "quantization_config", None)
     return written.get(MARK) if isinstance(written, Mapping) else None
 
 
 def is_marked(args: Any) -> bool:
-    """Whether these ``EngineArgs`` have been through here."""
+    """Whether these ``EngineArgs`` carry the mark already."""
     written = args.hf_overrides.get("quantization_config") if isinstance(args.hf_overrides, Mapping) else None
     return isinstance(written, Mapping) and MARK in written
 
 
 def configure(args: Any, profile: str) -> None:
-    """Open this engine in int8, whose weights come in bf16.
+    """Open this engine in int8, on weights in bf16.
 
     Args:
         args: ``vllm.engine.arg_utils.EngineArgs``, changed in place.
@@ -87,14 +88,14 @@ def configure(args: Any, profile: str) -> None:
     Raises:
         PatchError: the overrides cannot take another key, or the profile is not of this model.
     """
-    _say_if_inexact()
-    kept = (*KEPT, *_not_rounded(args, profile)) if profile else KEPT
+    _warn_if_inexact()
+    kept = (*KEPT, *_unquantized(args, profile)) if profile else KEPT
     args.quantization = "compressed-tensors"
     override(args, "quantization_config", {**configuration(kept), MARK: mark(profile)})
 
 
 def configure_template(args: Any, own: Any, profile: str) -> None:
-    """The checkpoint is quantized: the trainer's weights are rounded as it is, where that is 8 bits."""
+    """Mark an 8-bit checkpoint, so that the trainer's weights are rounded as it is."""
     if (
         isinstance(own, Mapping)
         and own.get("quant_method") == "compressed-tensors"
@@ -126,7 +127,7 @@ def configure_weight_only(args: Any) -> None:
 
 
 def override(args: Any, key: str, value: Any) -> None:
-    """Set one key of ``hf_overrides``, beside the caller's.
+    """Set one key of ``hf_overrides``, in addition to the caller's.
 
     Raises:
         PatchError: the caller's overrides are a function, or have this key.
@@ -152,16 +153,17 @@ def inexact() -> bool:
     return not {"avx512_vnni", "avx_vnni"} & set(flags)
 
 
-def _say_if_inexact() -> None:
+def _warn_if_inexact() -> None:
     if inexact():
         logger.warning(
             "this CPU has no VNNI: vLLM's int8 kernel (oneDNN) is less exact here than int8 is, by two to four times "
-            "per layer. Good for trying things out, not for judging int8"
+            "per layer. Suitable for trials, not for judging int8"
         )
         ledger.note(int8="inexact: no VNNI")
 
 
 def check_path(profile: str) -> None:
+    """Raise `PatchError` unless ``profile`` is the absolute path of a file."""
     if not Path(profile).is_absolute() or not Path(profile).is_file():
         raise _refuse(
             f"the profile {profile[:200]!r} is not an absolute path of a file.",
@@ -169,11 +171,11 @@ def check_path(profile: str) -> None:
         )
 
 
-def _not_rounded(args: Any, profile: str) -> tuple[str, ...]:
-    """Modules whose weights the profile leaves as they are.
+def _unquantized(args: Any, profile: str) -> tuple[str, ...]:
+    """Return modules whose weights the profile leaves unquantized.
 
     Raises:
-        PatchError: the profile cannot be read, is not for int8, or not of this model.
+        PatchError: the profile cannot be read, is not for int8, or is of another model.
     """
     from flashpatch.patches.fp8.calibration.checkpoint import Checkpoint
     from flashpatch.patches.fp8.calibration.profile_file import load
@@ -183,17 +185,17 @@ def _not_rounded(args: Any, profile: str) -> tuple[str, ...]:
     if (found.form, found.granularity) != ("int8", "channel"):
         raise _refuse(
             f"the profile is for {found.form} with a scale per {found.granularity}.",
-            "int8 wants one for int8 with a scale per channel.",
+            "Make one for int8 with a scale per channel.",
         )
     with Checkpoint(args.model) as checkpoint:
         if found.fingerprint and found.fingerprint != checkpoint.fingerprint():
             raise _refuse(
                 "the profile is of another model.", "Make one of this model with 'flashpatch profile'."
             )
-        return _left(checkpoint, found.quantized)
+        return _matrices_not_in(checkpoint, found.quantized)
 
 
-def _left(checkpoint: Checkpoint, rounded: frozenset[str]) -> tuple[str, ...]:
+def _matrices_not_in(checkpoint: Checkpoint, rounded: frozenset[str]) -> tuple[str, ...]:
     matrices = [
         name for name, shape in checkpoint.shapes.items() if len(shape) == 2 and name.endswith(".weight")
     ]

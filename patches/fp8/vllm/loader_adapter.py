@@ -1,4 +1,4 @@
-"""How vLLM's own loader would finish a module: what the transaction asks of the engine around it."""
+"""Adapt vLLM's model loader to the update: how it post-processes a module, which engines cannot be updated."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from flashpatch.patches.fp8.precision.quantize_on_load import expected_error
-from flashpatch.patches.fp8.refit import rank_consensus
-from flashpatch.patches.fp8.refit.managed_model import Host
+from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
+from flashpatch.patches.fp8.refit.rank_consensus import RankConsensus, SingleRank
 from flashpatch.patches.fp8.vllm import running_requests
 
-#: vLLM's name of a scheme that rounds a wide weight in post-processing: the form, and how scales are cut.
+#: Schemes of vLLM that round a wide weight in post-processing: the 8-bit format, and the granularity of scales.
 _ROUNDED = {
     "fp8": ("fp8", "tensor"),
     "fp8_per_tensor": ("fp8", "tensor"),
@@ -21,14 +21,15 @@ _ROUNDED = {
 }
 
 
-def for_model(vllm_config: Any, model_config: Any) -> Host:
-    """The `Host` of a model that vLLM is constructing.
+def for_model(vllm_config: Any, model_config: Any) -> LoaderAdapter:
+    """Make the `LoaderAdapter` of a model that vLLM is constructing.
 
     Args:
         vllm_config: ``vllm.config.VllmConfig``.
         model_config: ``vllm.config.ModelConfig`` of this model (a drafter has its own).
     """
     from vllm.config import set_current_vllm_config
+    from vllm.distributed.parallel_state import get_tp_group
     from vllm.model_executor.layers.attention import is_deferred_attention_layer
     from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
     from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
@@ -45,7 +46,7 @@ def for_model(vllm_config: Any, model_config: Any) -> Host:
         if is_deferred_attention_layer(module):
             module.process_weights_after_loading(model_config.dtype)
 
-    def rounded(module: torch.nn.Module) -> float | None:
+    def rounding_error(module: torch.nn.Module) -> float | None:
         how = _ROUNDED.get(model_config.quantization or "")
         weight = module._parameters.get("weight")
         if how is None or weight is None or weight.dim() != 2 or not isinstance(module, LinearBase):
@@ -64,26 +65,21 @@ def for_model(vllm_config: Any, model_config: Any) -> Host:
             yield
 
     ranks = vllm_config.parallel_config.tensor_parallel_size
-    voice = rank_consensus.RankConsensus(ranks) if ranks > 1 else None
-    return Host(
+    return LoaderAdapter(
         device=device,
         process=process,
         deferred=is_deferred_attention_layer,
         context=context,
         finalize=finalize,
-        refuse=lambda: _refusal(vllm_config),
+        consensus=RankConsensus(ranks, get_tp_group) if ranks > 1 else SingleRank(),
+        refusal=lambda: _refusal(vllm_config),
         busy=running_requests.running,
-        rounded=rounded,
-        **(
-            {"ranks": ranks, "begin": voice.begin, "agree": voice.agree, "announce": voice.announce}
-            if voice
-            else {}
-        ),
+        rounding_error=rounding_error,
     )
 
 
 def _refusal(vllm_config: Any) -> str | None:
-    """Why an engine of this configuration cannot be updated, or None."""
+    """Return why an engine of this configuration cannot be updated, or None."""
     if vllm_config.lora_config is not None:
         return "LoRA adapters are enabled (enable_lora)"
     if vllm_config.parallel_config.enable_eplb:

@@ -1,4 +1,4 @@
-"""What an engine says about the tokens it drew: logprobs of the distribution they were drawn from."""
+"""Make engines return logprobs of the distribution that tokens were sampled from."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ _PATCH = "fp8.vllm.create_engine_config"
 
 
 def configure(args: Any, options: Mapping[str, Any]) -> None:
-    """Set ``logprobs_mode`` where it is at vLLM's default, and the head's dtype where asked.
+    """Set ``logprobs_mode`` where it is at vLLM's default, and the head's dtype where requested.
 
-    An importance ratio needs the probability with which a token was drawn: after temperature, top-k and top-p.
-    vLLM's default is that before them.
+    An importance ratio needs the probability with which a token was sampled: after temperature, top-k and
+    top-p. vLLM's default are logprobs before them.
 
     Args:
         args: ``vllm.engine.arg_utils.EngineArgs``, changed in place.
         options: the family's.
 
     Raises:
-        PatchError: a float32 head is asked for, and this vLLM has none.
+        PatchError: a float32 head is requested, and this vLLM has none.
     """
     if options["logprobs"] == "processed" and args.logprobs_mode == "raw_logprobs":
         args.logprobs_mode = "processed_logprobs"
     if options["lm_head"] == "float32" or os.environ.get("FLASHRL_LMHEAD_FP32", "") not in ("", "0"):
-        _widen(args)
+        _use_float32_head(args)
         ledger.note(lm_head="float32")
     ledger.note(logprobs=args.logprobs_mode)
 
 
-def _widen(args: Any) -> None:
+def _use_float32_head(args: Any) -> None:
     from vllm.model_executor.layers.logits_processor import LogitsProcessor
 
     if not hasattr(LogitsProcessor, "_apply_head"):

@@ -1,7 +1,8 @@
-"""The ways an update begins and ends: vLLM's reload functions and its post-processing."""
+"""Open and commit updates from vLLM's reload functions and its post-processing."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flashpatch import ledger
@@ -17,22 +18,22 @@ UTILS = "vllm.model_executor.model_loader.utils"
 
 
 def on_begin(original, model: torch.nn.Module):
-    """Instead of vLLM's own layerwise reload, open our update. Called within a load, it is already open."""
-    owner = model_registry.get(model)
-    if owner is None:
+    """Around ``initialize_layerwise_reload``: open an update; within a load one is open."""
+    managed = model_registry.get(model)
+    if managed is None:
         return original(model)
-    if not owner.inside_load:
-        owner.begin()
+    if not managed.inside_load:
+        managed.begin()
     return None
 
 
 def on_end(original, model: torch.nn.Module, *args: Any, **kwargs: Any):
-    """Commit; called within a load (torchao's decorator does), the sender will finish later."""
-    owner = model_registry.get(model)
-    if owner is None:
+    """Around ``finalize_layerwise_reload``: commit; within a load (torchao's decorator) do nothing."""
+    managed = model_registry.get(model)
+    if managed is None:
         return original(model, *args, **kwargs)
-    if not owner.inside_load:
-        _finish(owner)
+    if not managed.inside_load:
+        _finish(managed)
     return None
 
 
@@ -40,56 +41,55 @@ def on_process(original, model: torch.nn.Module, model_config: Any, target_devic
     """Around ``process_weights_after_loading``: the end of the first load, or of an update."""
     from flashpatch.patches.fp8.precision import quantize_on_load
 
-    owner = model_registry.get(model)
-    if owner is None or owner.state == "loading":
+    managed = model_registry.get(model)
+    if managed is None or managed.state == "loading":
         result = original(model, model_config, target_device)
-        if owner is not None:
-            owner.sealed()
+        if managed is not None:
+            managed.end_first_load()
             engine_args.check_quantized(model, model_config)
             ledger.note(kernels=quantize_on_load.kernels(model))
         return result
-    _finish(owner)
+    _finish(managed)
     return None
 
 
-def _finish(owner: model_registry.ManagedModel) -> None:
+def _finish(managed: model_registry.ManagedModel) -> None:
     try:
-        owner.finish()
+        managed.finish()
     finally:
-        ledger.note(policy_version=owner.version, updates=owner.version, policy_state=owner.state)
+        ledger.note(policy_version=managed.version, updates=managed.version, policy_state=managed.state)
 
 
-_TEXT = dict(
+_patch = partial(
+    Patch,
     requires="vllm>=0.28",
-    evidence="update",
     scope=frozenset({"worker"}),
-    tested=("0.31.0", "0.32.0"),
     remove_when="vLLM's own reload is exact for tied, MoE and int8 models and for buckets that cut a fused layer.",
 )
 
-BEGIN = Patch(
+BEGIN = _patch(
     id="fp8.vllm.initialize_layerwise_reload",
     targets=(f"{RELOAD}:initialize_layerwise_reload",),
     wrapper=on_begin,
     contract=Contract(params=("model",)),
     why="vLLM's layerwise reload skips tied and MoE layers and frees memory that int8 handles point into.",
-    how="reload_weights and the weight-transfer session open our transaction instead.",
+    how="reload_weights and the weight-transfer session open an update instead.",
     needs=("fp8.vllm.initialize_model",),
-    **{**_TEXT, "evidence": "optional"},
+    evidence="optional",
 )
 
-END = Patch(
+END = _patch(
     id="fp8.vllm.finalize_layerwise_reload",
     targets=(f"{RELOAD}:finalize_layerwise_reload",),
     wrapper=on_end,
     contract=Contract(exists=(f"{RELOAD}:finalize_layerwise_processing",)),
     why="The end of reload_weights or of a weight-transfer session is where an update must be complete.",
-    how="Commits the transaction, or raises with the names of what did not come.",
+    how="Commits the update, or raises with the names of what did not come.",
     needs=("fp8.vllm.initialize_layerwise_reload",),
-    **{**_TEXT, "evidence": "optional"},
+    evidence="optional",
 )
 
-FINISH = Patch(
+FINISH = _patch(
     id="fp8.vllm.process_weights_after_loading",
     targets=(f"{UTILS}:process_weights_after_loading",),
     wrapper=on_process,
@@ -98,5 +98,5 @@ FINISH = Patch(
     "weights it corrupts them.",
     how="The first call ends the first load; later ones commit the open update and never process twice.",
     needs=("fp8.vllm.initialize_model",),
-    **{**_TEXT, "evidence": "install"},
+    evidence="install",
 )

@@ -1,14 +1,15 @@
-"""The scheduler's side: nothing is scheduled unless every rank holds one whole policy, the same one.
+"""Schedule nothing unless every rank holds the same whole policy.
 
 A refusal must come before scheduling, because an exception inside a step ends the engine core. So before each
-step the gate looks at what the workers report; if they cannot serve, every request is finished with an error
-that says why, and the engine lives on for the update that mends it.
+step the gate checks what the workers report; if they cannot generate, every request is finished with an error
+that says why, and the engine keeps running for the update that repairs it.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections import defaultdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flashpatch import engine, ledger
@@ -19,47 +20,53 @@ from flashpatch.patches.fp8.vllm import running_requests, worker
 from flashpatch.record import Contract, Patch
 
 if TYPE_CHECKING:
-    from flashpatch.patches.fp8.refit.managed_model import Policy
+    from flashpatch.patches.fp8.refit.policy import Policy
 
 CORE = "vllm.v1.engine.core:EngineCore"
 MARK = "[flashpatch: fp8.vllm.engine_core_step]"
 
 
-class Gate:
-    """What one engine core knows of its workers' policy."""
+class SchedulerGate:
+    """Check one engine core's workers before it schedules.
+
+    Attributes:
+        version: policy version that the caches belong to.
+        weight_version: what was set as vLLM's ``weight_version``, None before the first update.
+        stepped: whether the engine core has stepped.
+    """
 
     def __init__(self) -> None:
         self.version = 0
         self.weight_version: str | None = None
         self.stepped = False
-        self._stale = True  # workers may have changed since they were last asked
+        self._stale = True  # workers may have changed since their last report
         self._seen_changes = 0  # of models in this process, which can be loaded into without a call
-        self._told_busy = False
-        self._owed: dict[int, Any] = {}  # outputs of requests that were aborted between two steps
+        self._reported_busy = False
+        self._pending_outputs: dict[int, Any] = {}  # outputs of requests that were aborted between two steps
 
     def before_call(self, core: Any) -> None:
-        """Before a call to the workers that may carry an update."""
+        """Prepare for a call to the workers that may carry an update: report whether requests run."""
         self._stale = True
         running = core.scheduler.has_unfinished_requests()
-        if running != self._told_busy:
-            core.model_executor.collective_rpc(running_requests.tell, args=(running,))
-            self._told_busy = running
+        if running != self._reported_busy:
+            core.model_executor.collective_rpc(running_requests.report, args=(running,))
+            self._reported_busy = running
 
-    def instead(self, core: Any) -> dict[int, Any] | None:
-        """Outputs that take the place of a step because requests were ended, or None when it may go ahead."""
-        stale = self._stale or model_registry.changes() != self._seen_changes
+    def replacement_outputs(self, core: Any) -> dict[int, Any] | None:
+        """Return the outputs of requests that were ended, in place of a step; None when the step may run."""
+        stale = self._stale or model_registry.change_count() != self._seen_changes
         if core.scheduler.has_unfinished_requests() and stale:
-            reason = self.look(core)
+            reason = self.check_workers(core)
             if reason is not None:
                 return _finish(core, None, "ERROR", f"{MARK} {reason}")
-        owed, self._owed = self._owed, {}
-        return owed or None
+        pending, self._pending_outputs = self._pending_outputs, {}
+        return pending or None
 
-    def look(self, core: Any) -> str | None:
-        """Ask the workers; follow a new version; say why nothing may be generated, or None."""
+    def check_workers(self, core: Any) -> str | None:
+        """Ask all workers for their policy, adopt a new version; return why nothing may be generated, or None."""
         reports = core.model_executor.collective_rpc(worker.report)
         broken = [
-            f"rank {rank} cannot serve: {worker.explain(policy)}"
+            f"rank {rank} cannot serve: {policy.why_refused()}"
             for rank, policies in enumerate(reports)
             for policy in policies
             if not _serves(policy)
@@ -69,19 +76,19 @@ class Gate:
         versions = {tuple(policy.version for policy in policies) for policies in reports}
         if len(versions) > 1:
             return f"ranks hold different policies {sorted(versions)}. Send a complete update."
-        self._stale, self._seen_changes = False, model_registry.changes()
+        self._stale, self._seen_changes = False, model_registry.change_count()
         version = max(versions.pop(), default=0) if versions else 0
         if version == self.version:
             return None
         try:
-            self._follow(core, version)
+            self._adopt(core, version)
         except (PatchError, RuntimeError) as error:
             self._stale = True
             return str(error)
         return None
 
-    def _follow(self, core: Any, version: int) -> None:
-        """The workers serve a new policy: forget what was cached under the old one."""
+    def _adopt(self, core: Any, version: int) -> None:
+        """Adopt a new policy version: reset what was cached under the old one."""
         mode = engine.options("fp8")["in_flight"]
         if core.scheduler.running and mode == "abort":
             self._abort(core, [request.request_id for request in core.scheduler.running])
@@ -108,11 +115,11 @@ class Gate:
         ledger.note(policy_version=version, updates=version)
 
     def _abort(self, core: Any, requests: list[str]) -> None:
-        """End ``requests`` and let their clients know: at once, or where there is no queue with the next step."""
+        """Abort ``requests`` and notify their clients: at once, or with the next step where there is no queue."""
         outputs = _finish(core, requests, "ABORT")
         queue = getattr(core, "output_queue", None)
         if queue is None:
-            self._owed.update(outputs)
+            self._pending_outputs.update(outputs)
             return
         for item in outputs.items():
             queue.put_nowait(item)
@@ -124,7 +131,7 @@ def _serves(policy: Policy) -> bool:
 
 
 def _finish(core: Any, requests: list[str] | None, how: str, message: str | None = None) -> dict[int, Any]:
-    """End ``requests`` (None: all of them) in ``how``: "ERROR" or "ABORT". Client index to its outputs."""
+    """End ``requests`` (None: all) in state ``how``, "ERROR" or "ABORT"; return client index to outputs."""
     from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
     from vllm.v1.request import RequestStatus
 
@@ -142,7 +149,7 @@ def _finish(core: Any, requests: list[str] | None, how: str, message: str | None
     return {client: EngineCoreOutputs(outputs=items) for client, items in outputs.items()}
 
 
-_gates: weakref.WeakKeyDictionary[Any, Gate] = weakref.WeakKeyDictionary()
+gates: weakref.WeakKeyDictionary[Any, SchedulerGate] = weakref.WeakKeyDictionary()
 
 
 def on_init(original, self, *args: Any, **kwargs: Any):
@@ -150,23 +157,23 @@ def on_init(original, self, *args: Any, **kwargs: Any):
     engine.require("fp8")
     ledger.role("engine-core")
     original(self, *args, **kwargs)
-    _gates[self] = Gate()
-    running_requests.watch(self)
+    gates[self] = SchedulerGate()
+    running_requests.track(self)
 
 
 def on_step(original, self):
     """Around both step functions."""
-    gate = _gates.get(self)
+    gate = gates.get(self)
     if gate is not None and not gate.stepped:
         gate.stepped = True
-        ledger.note(steps=1)  # from here on the workers of this engine core must have stepped too
-    outputs = gate.instead(self) if gate is not None else None
+        ledger.note(steps=1)  # from here on reports expect steps of this engine core's workers
+    outputs = gate.replacement_outputs(self) if gate is not None else None
     return original(self) if outputs is None else (outputs, False)
 
 
 def on_collective_rpc(original, self, method: Any, timeout: Any = None, args: tuple = (), kwargs: Any = None):
     """Around ``EngineCore.collective_rpc``: any such call may have updated weights."""
-    gate = _gates.get(self)
+    gate = gates.get(self)
     if gate is None:
         return original(self, method, timeout, args, kwargs)
     gate.before_call(self)
@@ -175,18 +182,18 @@ def on_collective_rpc(original, self, method: Any, timeout: Any = None, args: tu
     else:
         guarded, its_args = all_ranks.wrap(method, args, kwargs)
         result = all_ranks.unwrap(original(self, guarded, timeout, its_args))
-    gate.look(self)
+    gate.check_workers(self)
     return result
 
 
-_COMMON = dict(
+_patch = partial(
+    Patch,
     requires="vllm>=0.28",
     scope=frozenset({"engine-core"}),
-    tested=("0.31.0", "0.32.0"),
     remove_when="vLLM refuses to schedule while an update is open or has failed, and resets its caches at commit.",
 )
 
-INIT = Patch(
+INIT = _patch(
     id="fp8.vllm.engine_core_init",
     targets=(f"{CORE}.__init__",),
     wrapper=on_init,
@@ -198,10 +205,9 @@ INIT = Patch(
     evidence="install",
     why="The scheduler must know which policy its workers hold.",
     how="Attaches a gate to each engine core.",
-    **_COMMON,
 )
 
-STEP = Patch(
+STEP = _patch(
     id="fp8.vllm.engine_core_step",
     targets=(f"{CORE}.step",),
     wrapper=on_step,
@@ -221,11 +227,10 @@ STEP = Patch(
     needs=("fp8.vllm.engine_core_init",),
     why="An engine that schedules on half-updated weights serves a policy that never existed; stale prefix "
     "caches mix two.",
-    how="Asks the workers after every call that may have changed weights; follows a commit, refuses the rest.",
-    **_COMMON,
+    how="Asks the workers after every call that may have changed weights; adopts a committed version, refuses everything else.",
 )
 
-QUEUE = Patch(
+QUEUE = _patch(
     id="fp8.vllm.step_with_batch_queue",
     targets=(f"{CORE}.step_with_batch_queue",),
     wrapper=on_step,
@@ -234,10 +239,9 @@ QUEUE = Patch(
     needs=("fp8.vllm.engine_core_init",),
     why="The same as fp8.vllm.engine_core_step, for asynchronous scheduling and pipeline parallelism.",
     how="The same check before the other step function.",
-    **_COMMON,
 )
 
-RPC = Patch(
+RPC = _patch(
     id="fp8.vllm.collective_rpc",
     targets=(f"{CORE}.collective_rpc",),
     wrapper=on_collective_rpc,
@@ -249,7 +253,6 @@ RPC = Patch(
     evidence="optional",  # a model in this process can be updated without a call
     needs=("fp8.vllm.engine_core_init",),
     why="Updates reach workers as calls through the engine core, which must notice the outcome.",
-    how="Tells workers whether requests run, hears all ranks even when one fails (vLLM stops at the first and "
-    "takes the others' answers for those of the next call), and looks at their policy after the call.",
-    **_COMMON,
+    how="Reports to workers whether requests run, collects the answers of all ranks even when one fails (vLLM "
+    "stops at the first and takes the others' answers for those of the next call), and checks their policy after it.",
 )

@@ -1,8 +1,9 @@
-"""The worker's side: who it is, that it never runs on a broken policy, what it reports to the engine core."""
+"""Record a worker's role, stop it from running a broken policy, report its policy to the engine core."""
 
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flashpatch import ledger
@@ -11,7 +12,7 @@ from flashpatch.patches.fp8.refit import model_registry
 from flashpatch.record import Contract, Patch
 
 if TYPE_CHECKING:
-    from flashpatch.patches.fp8.refit.managed_model import Policy
+    from flashpatch.patches.fp8.refit.policy import Policy
 
 logger = logging.getLogger("flashpatch.fp8")
 
@@ -19,22 +20,22 @@ WORKER = "vllm.v1.worker.gpu_worker:Worker"
 
 
 def on_load_model(original, self, *args: Any, **kwargs: Any):
-    """Around ``Worker.load_model``: the process is a worker, and after it the first load is over."""
+    """Around ``Worker.load_model``: record the worker's role, and end the first load."""
     ledger.role("worker", rank=self.rank, local_rank=self.local_rank)
     result = original(self, *args, **kwargs)
-    model_registry.seal()
+    model_registry.end_first_loads()
     return result
 
 
 def on_execute_model(original, self, scheduler_output: Any, *args: Any, **kwargs: Any):
-    """Last line of defence: the engine core refuses before this, a worker driven otherwise is stopped here.
+    """Around ``Worker.execute_model``: stop a worker that is driven past the engine core's own refusal.
 
-    A step without tokens only tells the worker which requests have ended; it computes nothing.
+    A step without tokens only names the requests that have ended; it computes nothing.
     """
-    broken = model_registry.unusable() if scheduler_output.total_num_scheduled_tokens else None
+    broken = model_registry.first_unservable() if scheduler_output.total_num_scheduled_tokens else None
     if broken is not None:
         raise PatchError(
-            f"the weights are not one whole policy: {explain(broken.policy())}",
+            f"the weights are not one whole policy: {broken.policy().why_refused()}",
             patch="fp8.vllm.worker_execute_model",
             advice="Send a complete update.",
         )
@@ -46,31 +47,24 @@ def on_sleep(original, self, level: int = 1, *args: Any, **kwargs: Any):
     result = original(self, level, *args, **kwargs)
     if level >= 2:
         for model in model_registry.all_models():
-            model.discarded()
+            model.mark_discarded()
     return result
 
 
 def report(worker: Any) -> list[Policy]:
-    """Run on each worker by the engine core: commit what is complete, then say where each model stands."""
+    """Commit what is complete, then return the policy of each model; run on each worker by the engine core."""
     for model in model_registry.all_models():
         if model.state == "open":
             try:
-                model.settle()
+                model.commit_if_complete()
             except Exception:
                 logger.exception("an update could not be committed")  # the model's policy carries the error
     return [model.policy() for model in model_registry.all_models()]
 
 
-def explain(policy: Policy) -> str:
-    """One sentence for a policy that may not be served."""
-    if policy.missing:
-        return f"an update is incomplete, {', '.join(policy.missing)} did not come"
-    return policy.error or f"an update is {policy.state}"
+_patch = partial(Patch, requires="vllm>=0.28", scope=frozenset({"worker"}))
 
-
-_COMMON = dict(requires="vllm>=0.28", scope=frozenset({"worker"}), tested=("0.31.0", "0.32.0"))
-
-LOAD = Patch(
+LOAD = _patch(
     id="fp8.vllm.worker_load_model",
     targets=(f"{WORKER}.load_model",),
     wrapper=on_load_model,
@@ -79,10 +73,9 @@ LOAD = Patch(
     why="A process must be known as a worker, with its rank, for its absence to be noticed.",
     how="Writes role and rank to the ledger and ends the first load of every model.",
     remove_when="never: this is the evidence itself.",
-    **_COMMON,
 )
 
-STEP = Patch(
+STEP = _patch(
     id="fp8.vllm.worker_execute_model",
     targets=(f"{WORKER}.execute_model",),
     wrapper=on_execute_model,
@@ -95,10 +88,9 @@ STEP = Patch(
     why="A model that holds layers of two policies must not produce a token, whoever drives the worker.",
     how="Checks one flag per model before each step.",
     remove_when="vLLM refuses steps while an update is open or has failed.",
-    **_COMMON,
 )
 
-SLEEP = Patch(
+SLEEP = _patch(
     id="fp8.vllm.worker_sleep",
     targets=(f"{WORKER}.sleep",),
     wrapper=on_sleep,
@@ -108,5 +100,4 @@ SLEEP = Patch(
     why="After sleep level 2 the weights' memory holds nothing; vLLM would generate from it.",
     how="Marks the policy as broken until a complete update.",
     remove_when="vLLM refuses to generate after sleep level 2 until weights are restored.",
-    **_COMMON,
 )

@@ -1,8 +1,8 @@
-"""How far the policy that drew the tokens is from the one that is trained, after each update.
+"""Measure the gap between the rollout's policy and the trainer's after each update.
 
-verl has both logprobs of every token in hand when it computes its own debug metrics. There the gap is measured,
-per precision where a fleet is mixed, and compared with that of earlier updates: an update after which it jumps
-is reported, with the layers whose rounding error grew most.
+verl has both logprobs of every token when it computes its own debug metrics. There the gap is measured, per
+precision in a mixed fleet, and compared with that of earlier updates: an update after which it jumps is
+reported, with the layers whose rounding error grew most.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -25,18 +26,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger("flashpatch.fp8")
 
 KEY = "rollout_precision"
-"""Under which a sample carries the precision it was drawn in, among verl's extra fields."""
+"""Key of a sample's precision among verl's extra fields."""
 
 _BOUND = 20.0  # of a log ratio, as in verl
-_MEMORY = 8  # updates that a new one is compared with
-_LEAST = 2  # of them, before anything is called a jump
+_HISTORY = 8  # updates that a new one is compared with
+_MIN_HISTORY = 2  # of them, before anything is called a jump
 _FLOOR = 1e-5  # k3 below which nothing is a jump: float noise
 _SHOWN = 5  # layers named
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What is known about the batch in hand beside its tensors.
+    """Facts about the current batch besides its tensors.
 
     Attributes:
         cap: truncation of the importance weights.
@@ -51,15 +52,15 @@ BATCH: ContextVar[Batch] = ContextVar("batch", default=Batch())
 
 
 def measure(rollout: torch.Tensor, trainer: torch.Tensor, mask: torch.Tensor, cap: float) -> dict[str, float]:
-    """The gap between two policies on tokens that the first has drawn.
+    """Measure the gap between two policies on tokens sampled from the first.
 
     With the log ratio ``d = trainer - rollout`` per token: ``k1`` is the mean of ``-d`` and ``k3`` that of
     ``exp(d) - d - 1``, both estimates of KL(rollout || trainer), the second never negative (Schulman 2020).
 
     Args:
-        rollout: [samples, tokens], logprobs of the tokens under the policy that drew them.
+        rollout: [samples, tokens], logprobs of the tokens under the policy that sampled them.
         trainer: the same under the trainer's.
-        mask: [samples, tokens], which count.
+        mask: [samples, tokens], 1 for tokens that count.
         cap: where importance weights are truncated.
 
     Returns:
@@ -81,7 +82,7 @@ def measure(rollout: torch.Tensor, trainer: torch.Tensor, mask: torch.Tensor, ca
 
 
 class Monitor:
-    """What earlier updates left, and whether this one stands out."""
+    """Compare the gap of each update with that of earlier ones."""
 
     def __init__(self) -> None:
         self._seen: dict[str, deque[float]] = {}
@@ -89,24 +90,24 @@ class Monitor:
         self._before: dict[str, float] = {}
 
     def updated(self, errors: Mapping[str, float]) -> None:
-        """A new policy is in place, whose layers were rounded with these relative errors."""
+        """Note a new policy, whose layers were rounded with these relative errors."""
         if errors:
             self._before, self._errors = self._errors, dict(errors)
 
     def jump(self, precision: str, k3: float, factor: float) -> float | None:
-        """The usual k3 of this precision if the new one is more than ``factor`` times that, else None.
+        """Return the usual k3 of this precision if the new one is more than ``factor`` times that, else None.
 
         A value that is a jump is not remembered, so that a second bad update is one too. NaN is a jump.
         """
-        seen = self._seen.setdefault(precision, deque(maxlen=_MEMORY))
-        usual = median(seen) if len(seen) >= _LEAST else None
+        seen = self._seen.setdefault(precision, deque(maxlen=_HISTORY))
+        usual = median(seen) if len(seen) >= _MIN_HISTORY else None
         stands_out = usual is not None and factor > 0 and not k3 <= factor * max(usual, _FLOOR)
         if not stands_out and k3 == k3:
             seen.append(k3)
         return usual if stands_out else None
 
     def grown(self) -> list[tuple[str, float, float]]:
-        """Layers with their rounding error before and after the last update, the one that grew most first."""
+        """Return layers with their rounding error before and after the last update, largest growth first."""
         both = [(name, self._before[name], new) for name, new in self._errors.items() if name in self._before]
         return sorted((row for row in both if row[2] > row[1]), key=lambda row: row[1] / row[2])[:_SHOWN]
 
@@ -117,7 +118,7 @@ MONITOR = Monitor()
 def observe(
     monitor: Monitor, rollout: Any, trainer: Any, mask: Any, batch: Batch, factor: float
 ) -> dict[str, float]:
-    """Measure a batch: metrics for verl, facts for the ledger, and a warning where the last update is suspect."""
+    """Measure a batch: return metrics for verl, write the ledger, warn where the last update is suspect."""
     known = batch.precisions if batch.precisions is not None and len(batch.precisions) == len(mask) else None
     if known is not None:
         mask = mask * mask.new_tensor([precision is not None for precision in known])[:, None]
@@ -179,7 +180,7 @@ def on_debug_metrics(original, data: Any, *args: Any, **kwargs: Any) -> dict[str
 
 
 def on_old_log_prob(original, self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around the trainer's ``_compute_old_log_prob``: the precision of each sample of this batch is looked up."""
+    """Around the trainer's ``_compute_old_log_prob``: look up the precision of each sample of this batch."""
     token = BATCH.set(Batch(_cap(self.config), _precisions(batch)))
     try:
         return original(self, batch, *args, **kwargs)
@@ -188,7 +189,7 @@ def on_old_log_prob(original, self, batch: Any, *args: Any, **kwargs: Any) -> An
 
 
 def _cap(config: Any) -> float:
-    """The upper bound of importance weights in the recipe; verl's default where it has none."""
+    """Return the upper bound of importance weights in the config; verl's default where it has none."""
     from omegaconf import OmegaConf
 
     written = OmegaConf.select(config, "algorithm.rollout_correction.rollout_is_threshold")
@@ -199,7 +200,7 @@ def _cap(config: Any) -> float:
 
 
 def _precisions(batch: Any) -> list[str | None] | None:
-    """Per sample of a mixed fleet, from verl's transfer queue, in the order of its keys."""
+    """Return the precision per sample of a mixed fleet, in the order of the transfer queue's keys."""
     if len(engine.options("fp8")["fleet"]) < 2:
         padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
         return [None if padded else "" for padded in padding] if any(padding) else None
@@ -217,29 +218,27 @@ def _precisions(batch: Any) -> list[str | None] | None:
     ]
 
 
-_COMMON = dict(requires="verl>=0.9", evidence="optional", scope=frozenset({"driver"}), tested=("0.9.1",))
+_patch = partial(Patch, requires="verl>=0.9", evidence="optional", scope=frozenset({"driver"}))
 
-MEASURE = Patch(
+MEASURE = _patch(
     id="fp8.verl.calculate_debug_metrics",
     targets=("verl.utils.debug.metrics:calculate_debug_metrics",),
     wrapper=on_debug_metrics,
     contract=Contract(params=("data",), mentions=("data.batch",)),
-    why="A rollout that drifts from the trainer spoils training long before rewards show it, and nobody says which "
-    "update or layer did it.",
+    why="A rollout that drifts from the trainer harms training long before rewards show it, and verl does "
+    "not say which update or layer caused it.",
     how="Adds mismatch/* to verl's metrics, per precision in a mixed fleet, and reports an update after which k3 "
     "jumps with the layers whose rounding error grew most.",
     remove_when="verl compares updates, and its rollouts report their rounding errors.",
-    **_COMMON,
 )
 
-PRECISIONS = Patch(
+PRECISIONS = _patch(
     id="fp8.verl.compute_old_log_prob",
     targets=("verl.trainer.ppo.v1.trainer_base:PPOTrainer._compute_old_log_prob",),
     wrapper=on_old_log_prob,
     contract=Contract(params=("batch", "metrics"), mentions=("calculate_debug_metrics", "self.config")),
     needs=("fp8.verl.calculate_debug_metrics",),
-    why="verl's debug metrics see tensors only, neither padding nor where a sample comes from.",
+    why="verl's debug metrics see tensors only, neither padding nor the replica of a sample.",
     how="Looks up what precision each sample carries, and which samples are padding.",
     remove_when="verl's metrics are per replica.",
-    **_COMMON,
 )

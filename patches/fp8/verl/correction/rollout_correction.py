@@ -1,4 +1,4 @@
-"""The recipe before anything starts: rollouts in 8 bits are corrected for, from exact logprobs."""
+"""Switch on truncated importance sampling and exact logprobs for 8-bit rollouts by default."""
 
 from __future__ import annotations
 
@@ -52,28 +52,28 @@ def on_logprobs(original, config: Any, *args: Any, **kwargs: Any) -> Any:
     return original(config, *args, **kwargs)
 
 
-def precisions(options: Mapping[str, Any], theirs: str | None) -> tuple[str, ...]:
-    """What the rollouts will run in, without repetition.
+def precisions(options: Mapping[str, Any], verl_quantization: str | None) -> tuple[str, ...]:
+    """Return the precisions of the rollouts, without repetition.
 
     Args:
         options: the family's.
-        theirs: verl's own ``rollout.quantization``.
+        verl_quantization: verl's own ``rollout.quantization``.
     """
     entries = flashrl_compat.entries(options["precision"], options["scheme"], options["fleet"])
     ours = [entry.precision for entry in entries]
-    if theirs:
-        ours = [theirs if name == "bf16" else name for name in ours]
+    if verl_quantization:
+        ours = [verl_quantization if name == "bf16" else name for name in ours]
     return tuple(dict.fromkeys(ours))
 
 
 def decide(get: Any, tis: str, rolled: Collection[str], typed: Collection[str]) -> tuple[bool, str]:
-    """Whether truncated importance sampling is switched on, and why or why not.
+    """Decide whether truncated importance sampling is switched on; return that and the reason.
 
     Args:
-        get: ``get(path, default)`` reads the recipe.
+        get: ``get(path, default)`` reads the config.
         tis: the family's option.
         rolled: precisions of the rollouts.
-        typed: settings that the command line names.
+        typed: settings given on the command line.
     """
     if tis == "off":
         return False, "the option tis is off"
@@ -86,16 +86,16 @@ def decide(get: Any, tis: str, rolled: Collection[str], typed: Collection[str]) 
         if get(f"{CORRECTION}.{name}")
     ]
     if chosen:
-        return False, f"the recipe sets {chosen[0]}"
+        return False, f"the config sets {chosen[0]}"
     for path, value in _EXACT.items():
         if get(path, value) != value:
-            logger.warning("%s=%s, so there are no exact logprobs to correct with", path, get(path))
-            return False, f"the recipe sets {path}={get(path)}"
-    return True, "rollouts are quantized, and the recipe sets no correction"
+            logger.warning("%s=%s, so there are no exact logprobs for a correction", path, get(path))
+            return False, f"the config sets {path}={get(path)}"
+    return True, "rollouts are quantized, and the config sets no correction"
 
 
 def _natively(site: Any) -> str | None:
-    """verl's own defaults, if they ask for exact logprobs."""
+    """Return a description of verl's own defaults if they request exact logprobs, else None."""
     import verl
     import yaml
 
@@ -123,10 +123,10 @@ PATCH = validate_config_patch(
         ),
     ),
     evidence="optional",  # only one of a job's drivers has it
-    why="Tokens drawn by a quantized policy are trained on as if the trainer's own had drawn them; verl's "
+    why="Tokens sampled from a quantized policy are trained on as if sampled from the trainer's; verl's "
     "correction for that is off by default.",
-    how="Sets rollout_correction.rollout_is=token with cap 2 where rollouts are quantized and the recipe sets no "
-    "correction, says so, and writes it into the ledger.",
+    how="Sets rollout_correction.rollout_is=token with cap 2 where rollouts are quantized and the config sets "
+    "no correction, logs it, and writes it into the ledger.",
     remove_when="verl switches it on by itself for quantized rollouts.",
 )
 
@@ -139,7 +139,7 @@ LOGPROBS = validate_config_patch(
     ),
     evidence="optional",
     native=_natively,
-    why="Logprobs before temperature, top-k and top-p are not those that tokens were drawn with.",
+    why="Logprobs before temperature, top-k and top-p are not those that tokens were sampled with.",
     how="Asks for processed logprobs where verl's defaults do not.",
     remove_when="no supported verl has other defaults.",
 )

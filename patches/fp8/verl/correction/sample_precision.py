@@ -1,4 +1,4 @@
-"""Each sample says in what precision it was drawn, where a fleet is mixed."""
+"""Record each sample's rollout precision in a mixed fleet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flashpatch.record import Contract, Patch
 
 
 async def on_generate(original, self, *args: Any, **kwargs: Any) -> Any:
-    """Around ``vLLMHttpServer.generate``: verl carries extra fields with the sample, to the trainer."""
+    """Around ``vLLMHttpServer.generate``: add the precision to the sample's extra fields."""
     output = await original(self, *args, **kwargs)
     options = engine.options("fp8")
     if len(options["fleet"]) > 1:
@@ -33,8 +33,7 @@ PATCH = Patch(
     evidence="optional",  # a server may only score
     scope=frozenset({"driver"}),
     needs=("fp8.verl.calculate_debug_metrics",),
-    tested=("0.9.1",),
-    why="In a mixed fleet the trainer cannot tell which samples an 8-bit replica drew.",
-    how="Puts the replica's precision among the sample's extra fields.",
+    why="In a mixed fleet the trainer cannot tell which samples come from an 8-bit replica.",
+    how="Adds the replica's precision to the sample's extra fields.",
     remove_when="verl's samples name their replica.",
 )

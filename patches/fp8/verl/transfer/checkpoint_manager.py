@@ -1,18 +1,18 @@
-"""The driver: after a sync all replicas hold one policy, or the trainer stops."""
+"""Stop the trainer unless all replicas hold one policy after a sync; log the sync's times."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from flashpatch import ledger
 from flashpatch.patches._shared.awaits import caller_awaits, resolve
 from flashpatch.patches.fp8.verl.correction import mismatch
 from flashpatch.patches.fp8.verl.transfer import receipts
+from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
 from flashpatch.record import Contract, Patch
 
 MANAGER = "verl.checkpoint_engine.base:CheckpointEngineManager"
-_book = receipts.Book()
-_pending: dict[str, float] = {}  # metrics of the last sync, until they are logged
 
 
 def on_update(original, self, global_steps: int | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -23,7 +23,7 @@ def on_update(original, self, global_steps: int | None = None, *args: Any, **kwa
     async def awaited() -> Any:
         result = await resolve(original(self, global_steps, *args, **kwargs))
         if judged:
-            _settle(global_steps, [await call for call in _ask(self)])
+            _check_and_record(global_steps, [await call for call in _collect_calls(self)])
         return result
 
     if caller_awaits():
@@ -32,14 +32,13 @@ def on_update(original, self, global_steps: int | None = None, *args: Any, **kwa
     if judged:
         import ray
 
-        _settle(global_steps, ray.get(_ask(self)))
+        _check_and_record(global_steps, ray.get(_collect_calls(self)))
     return result
 
 
 def on_log(original, self, data: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around ``Tracking.log``: the last sync's numbers go where verl's go."""
-    data = {**data, **_pending}
-    _pending.clear()
+    """Around ``Tracking.log``: add the last sync's numbers to verl's own."""
+    data = {**data, **WEIGHT_SYNC.take_metrics()}
     return original(self, data, *args, **kwargs)
 
 
@@ -49,40 +48,41 @@ def _uses_vllm(manager: Any) -> bool:
     return any(module.startswith("verl.workers.rollout.vllm_rollout") for module in kinds)
 
 
-def _ask(manager: Any) -> list[Any]:
-    """Calls that fetch the receipts from all processes that sent weights to rollout workers."""
+def _collect_calls(manager: Any) -> list[Any]:
+    """Start calls that fetch the receipts of all processes that sent weights to rollout workers."""
     if manager.backend == "naive":
         senders = manager.actor_wg._workers
     else:
         senders = [worker for replica in manager.replicas for worker in replica.workers]
-    return [sender.__ray_call__.remote(_taker()) for sender in senders]
+    return [sender.__ray_call__.remote(_receipt_taker()) for sender in senders]
 
 
-def _taker() -> Any:
-    """A function that Ray pickles by value, so that it also runs where FlashPatch is not installed."""
+def _receipt_taker() -> Any:
+    """Return a function that Ray pickles by value, so that it also runs where FlashPatch is not installed."""
 
     def take(actor: Any) -> list | None:
         try:
-            from flashpatch.patches.fp8.verl.transfer import receipts
+            from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
         except ImportError:
             return None
-        return receipts.take()
+        return WEIGHT_SYNC.take_receipts()
 
     return take
 
 
-def _settle(step: int | None, given: list) -> None:
-    _book.check(step, given)
+def _check_and_record(step: int | None, given: list) -> None:
+    """Compare the receipts; keep the sync's numbers for the log and the ledger."""
+    WEIGHT_SYNC.worker_versions.check(step, given)
     numbers = receipts.metrics(given)
-    mismatch.MONITOR.updated(receipts.errors(given))
-    _pending.update(numbers)
+    mismatch.MONITOR.updated(receipts.rounding_errors(given))
+    WEIGHT_SYNC.metrics.update(numbers)
     ledger.role("driver")
     ledger.note(sync_step=step, sync={name: round(value, 4) for name, value in numbers.items()})
 
 
-_COMMON = dict(requires="verl>=0.9", scope=frozenset({"driver"}), tested=("0.9.1",))
+_patch = partial(Patch, requires="verl>=0.9", scope=frozenset({"driver"}))
 
-UPDATE = Patch(
+UPDATE = _patch(
     id=receipts.ID,
     targets=(f"{MANAGER}.update_weights",),
     wrapper=on_update,
@@ -99,10 +99,9 @@ UPDATE = Patch(
     why="A replica that kept an old policy, or has committed twice, is trained on as if it had the new one.",
     how="Collects the receipts of all ranks after each sync and compares steps and versions.",
     remove_when="verl compares what its replicas committed.",
-    **_COMMON,
 )
 
-LOG = Patch(
+LOG = _patch(
     id="fp8.verl.tracking_log",
     targets=("verl.utils.tracking:Tracking.log",),
     wrapper=on_log,
@@ -112,5 +111,4 @@ LOG = Patch(
     why="verl logs how long an update took, not where.",
     how="Adds timing_s/sync/* and sync/* to what the trainer logs next.",
     remove_when="verl logs the parts of a sync.",
-    **_COMMON,
 )

@@ -1,11 +1,11 @@
-"""The trainer's engine: what it spends before its first weight comes."""
+"""Measure the time the trainer's engine spends gathering before the first weight."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
-from flashpatch.patches.fp8.verl.transfer import weight_sync
+from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
 from flashpatch.record import Contract, Patch
 
 
@@ -15,7 +15,7 @@ def on_export(original, self, *args: Any, **kwargs: Any) -> Any:
     try:
         return original(self, *args, **kwargs)
     finally:
-        weight_sync.exported += time.perf_counter() - began
+        WEIGHT_SYNC.export_seconds += time.perf_counter() - began
 
 
 PATCH = Patch(
@@ -27,7 +27,6 @@ PATCH = Patch(
     evidence="optional",  # other engines have their own
     scope=frozenset({"trainer"}),
     needs=("fp8.verl.server_adapter_update_weights",),
-    tested=("0.9.1",),
     why="Under FSDP1 the gathering of a sync happens before the sync, where its time is lost.",
     how="Counts it towards the next sync's gather.",
     remove_when="verl logs the parts of a sync.",

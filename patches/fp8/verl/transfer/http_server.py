@@ -1,9 +1,10 @@
-"""The rollout server: what its workers answer reaches the trainer, and so does their engine's end."""
+"""Forward worker results and engine death to the trainer."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from functools import partial
 from typing import Any
 
 from flashpatch.errors import PatchError
@@ -12,13 +13,13 @@ from flashpatch.record import Contract, Patch
 
 ID = "fp8.verl.collective_rpc"
 SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer"
-_TICK = 0.5  # seconds between two looks at the engine
+_TICK = 0.5  # seconds between two checks of the engine
 
 
 async def on_collective_rpc(
     original, self, method: Any, timeout: Any = None, args: tuple = (), kwargs: Any = None
 ):
-    """Around ``vLLMHttpServer.collective_rpc``, which drops the workers' answers: those of an update are kept.
+    """Around ``vLLMHttpServer.collective_rpc``, which drops the workers' answers: return those of an update.
 
     Raises:
         PatchError: the engine ended before it answered.
@@ -40,7 +41,7 @@ async def on_clear(original, self):
 
 
 async def _while_alive(server: Any, answer: Awaitable[Any], what: str) -> Any:
-    """The answer of a call to the engine, for which vLLM's client waits for ever if the engine ends."""
+    """Return a call's answer; vLLM's client alone would wait for ever if the engine ends."""
     call = asyncio.ensure_future(answer)
     try:
         while not (await asyncio.wait({call}, timeout=_TICK))[0]:
@@ -55,15 +56,15 @@ async def _while_alive(server: Any, answer: Awaitable[Any], what: str) -> Any:
         call.cancel()
 
 
-_COMMON = dict(
+_patch = partial(
+    Patch,
     requires="verl>=0.9",
     evidence="optional",
     scope=frozenset({"driver"}),
-    tested=("0.9.1",),
     remove_when="verl returns the answers, and vLLM fails the calls under way when an engine core ends.",
 )
 
-PATCH = Patch(
+PATCH = _patch(
     id=ID,
     targets=(f"{SERVER}.collective_rpc",),
     wrapper=on_collective_rpc,
@@ -74,17 +75,15 @@ PATCH = Patch(
     ),
     why="verl's server drops the workers' answers, and a call to an engine that dies meanwhile never returns: "
     "vLLM's client fails later calls only.",
-    how="Returns the receipts of an update, and while any call runs looks whether the engine still lives.",
-    **_COMMON,
+    how="Returns the receipts of an update, and while any call runs checks that the engine still lives.",
 )
 
-CLEAR = Patch(
+CLEAR = _patch(
     id="fp8.verl.clear_kv_cache",
     targets=(f"{SERVER}.clear_kv_cache",),
     wrapper=on_clear,
     contract=Contract(mentions=("self.engine.reset_prefix_cache",)),
     needs=(ID,),
     why="The same: an engine that dies while a sync clears its caches leaves the trainer waiting.",
-    how="Looks whether the engine still lives while the call runs.",
-    **_COMMON,
+    how="Checks that the engine still lives while the call runs.",
 )

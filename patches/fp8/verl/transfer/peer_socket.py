@@ -1,8 +1,8 @@
-"""A zmq socket that does not wait for a peer that is gone.
+"""Detect a failed or dead peer in verl's weight transfer.
 
-Both ends of verl's weight transfer block in ``recv`` without a time-out, and neither can say "I failed". A
-`Guard` takes the socket's place: it polls, watches connections, asks whether the other side is still at work,
-and carries failures in-band as plain text behind `FAILURE`, where verl sends pickles or empty answers.
+Both ends of verl's weight transfer block in ``recv`` without a time-out, and neither can report a failure. A
+`PeerSocket` replaces the socket: it polls, watches connections, checks that the peer is still working, and
+sends failures in-band as plain text behind `FAILURE`, where verl sends pickles or empty answers.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from zmq.utils.monitor import recv_monitor_message
 from flashpatch.errors import PatchError
 
 FAILURE = b"flashpatch failure\n"
-"""Prefix of a message that says why its sender cannot go on; no pickle and no answer of verl's begins so."""
+"""Prefix of a message with the error of its sender; no pickle and no answer of verl's begins so."""
 
-_TICK = 0.1  # seconds between two looks around; data is noticed at once
+_TICK = 0.1  # seconds between two checks of the peer; data is noticed at once
 _GRACE = 2.0  # seconds in which a lost peer's last message, or the reason of its end, may still arrive
 _LINGER = 2000  # milliseconds that a failure may take to leave after the socket was closed
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
 
 
-class Guard:
-    """Stands in for a REQ or REP socket of verl's transfer.
+class PeerSocket:
+    """Replace a REQ or REP socket of verl's transfer.
 
     Args:
         socket: the socket, bound or connected.
-        patch: id of the patch that speaks in errors.
+        patch: id of the patch that errors name.
         peer: what the other side is, for errors.
-        limit: seconds of silence of the peer that are accepted; 0 for any.
-        look: called while waiting, with the seconds since the peer was lost (None: it is not); raises when
-            it knows why no answer will come.
+        timeout: seconds to wait for the peer; 0 for ever.
+        check_peer: called while waiting, with the seconds since the connection was lost (None: it was not);
+            raises when no answer will come.
 
     Attributes:
         waited: seconds spent waiting for the peer.
         last: the last message sent was the last bucket.
         complete: the last bucket was answered.
-        over: the peer has failed or is gone: nothing can be told to it.
+        over: the peer has failed or is gone: nothing can be sent to it.
         announced: name of the shared memory that was offered, or None.
     """
 
@@ -52,14 +52,14 @@ class Guard:
         *,
         patch: str,
         peer: str,
-        limit: float,
-        look: Callable[[float | None], None] = lambda lost: None,
+        timeout: float,
+        check_peer: Callable[[float | None], None] = lambda lost: None,
     ) -> None:
         self._socket = socket
-        self._patch, self._peer, self._limit, self._look = patch, peer, limit, look
+        self._patch, self._peer, self._timeout, self._check_peer = patch, peer, timeout, check_peer
         self._monitor = socket.get_monitor_socket(_EVENTS, f"inproc://flashpatch-{uuid.uuid4().hex}")
         self._connected = 0
-        self._lost: float | None = None  # when
+        self._lost: float | None = None  # time.monotonic()
         self.waited = 0.0
         self.last = self.complete = self.over = False
         self.announced: str | None = None
@@ -70,7 +70,7 @@ class Guard:
     # -- what verl calls -------------------------------------------------------------------------------
 
     def send_pyobj(self, message: Any, *args: Any, **kwargs: Any) -> Any:
-        """Send as verl does, once there is somebody to send to."""
+        """Send as verl does, once there is a peer to send to."""
         if isinstance(message, dict):
             self.announced = message.get("name", self.announced)
             self.last = bool(message.get("is_last"))
@@ -82,10 +82,10 @@ class Guard:
         return self._socket.send(data, *args, **kwargs)
 
     def recv(self, *args: Any, **kwargs: Any) -> bytes:
-        """The peer's next message.
+        """Return the peer's next message.
 
         Raises:
-            PatchError: it said that it failed, or is gone, or was silent for too long.
+            PatchError: the peer reported a failure, is gone, or did not answer in time.
         """
         self._wait(zmq.POLLIN)
         data = self._socket.recv(*args, **kwargs)
@@ -97,7 +97,7 @@ class Guard:
         return data
 
     def recv_pyobj(self, *args: Any, **kwargs: Any) -> Any:
-        """The peer's next message, unpickled as verl does."""
+        """Return the peer's next message, unpickled as verl does."""
         return pickle.loads(self.recv(*args, **kwargs))
 
     def close(self, linger: int | None = None) -> None:
@@ -107,14 +107,14 @@ class Guard:
 
     # -- failures --------------------------------------------------------------------------------------
 
-    def fail(self, text: str, patience: float = 0.0) -> None:
-        """Tell the peer, if it is its turn to hear something; wait up to ``patience`` seconds for it to come."""
+    def fail(self, text: str, timeout: float = 0.0) -> None:
+        """Send a failure, if it is our turn; wait up to ``timeout`` seconds for the peer to connect."""
         if self.over or self._socket.closed:
             return
         self.over = True
         self._socket.setsockopt(zmq.LINGER, _LINGER)
-        deadline = time.monotonic() + patience
-        while not self._socket.poll(_TICK * 1000 * bool(patience), zmq.POLLOUT):
+        deadline = time.monotonic() + timeout
+        while not self._socket.poll(_TICK * 1000 * bool(timeout), zmq.POLLOUT):
             self._notice()
             if self._lost is not None or time.monotonic() >= deadline:
                 return
@@ -137,7 +137,7 @@ class Guard:
         self._notice()
         lost = None if self._lost is None else time.monotonic() - self._lost
         try:
-            self._look(lost)
+            self._check_peer(lost)
         except BaseException:
             self.over = True
             raise
@@ -146,14 +146,14 @@ class Guard:
             raise self._problem(
                 f"{self._peer} is gone: its connection ended in the middle of a weight transfer."
             )
-        if 0 < self._limit < silence:
+        if 0 < self._timeout < silence:
             raise self._problem(
-                f"{self._peer} has not answered for {self._limit:g} s in a weight transfer.",
+                f"{self._peer} has not answered for {self._timeout:g} s in a weight transfer.",
                 "It may hang; if it is only slow, raise the option transfer_timeout (seconds, 0 for ever).",
             )
 
     def _notice(self) -> None:
-        """Read what happened to connections. One that was made before the monitor was attached goes unseen."""
+        """Read events of connections. One that was made before the monitor was attached is not among them."""
         while self._monitor.poll(0):
             event = recv_monitor_message(self._monitor)["event"]
             self._connected += -1 if event == zmq.EVENT_DISCONNECTED else 1

@@ -1,4 +1,4 @@
-"""What each rank's part in a sync came to, and whether all parts make one policy."""
+"""Write receipts of finished syncs, and check that all ranks hold one policy after them."""
 
 from __future__ import annotations
 
@@ -6,61 +6,53 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8.verl.transfer.weight_sync import Sending
+from flashpatch.patches.fp8.verl.transfer.sync_calls import Sending
 
 ID = "fp8.verl.checkpoint_manager_update_weights"
-_kept: list[dict[str, Any]] = []
 
 
-def keep(sending: Sending, replica: int, rank: int, workers: list[dict] | None, seconds: float) -> None:
-    """In the sending process: remember one finished sync.
+def receipt(
+    sending: Sending, replica: int, rank: int, workers: list[dict] | None, seconds: float
+) -> dict[str, Any]:
+    """Return the receipt of one finished sync, of plain values, in the sending process.
 
     Args:
         sending: what was sent.
         replica: number of the rollout replica; rank: of this process within it.
         workers: the receipts of the replica's workers; None where another rank has them.
-        seconds: what the sync took altogether.
+        seconds: duration of the whole sync.
     """
-    _kept.append(
-        {
-            "step": sending.step,
-            "id": sending.id,
-            "judged": True,
-            "replica": replica,
-            "rank": rank,
-            "called": sending.call is not None,
-            "workers": workers,
-            "seconds": seconds,
-            "export": sending.export,
-            "gather": sending.gather,
-            "send": sending.send,
-            "waited": sending.waited,
-            "bytes": sending.bytes,
-            "tensors": sending.tensors,
-        }
-    )
+    return {
+        "step": sending.step,
+        "id": sending.id,
+        "judged": True,
+        "replica": replica,
+        "rank": rank,
+        "called": sending.call is not None,
+        "workers": workers,
+        "seconds": seconds,
+        "export": sending.export,
+        "gather": sending.gather,
+        "send": sending.send,
+        "waited": sending.waited,
+        "bytes": sending.bytes,
+        "tensors": sending.tensors,
+    }
 
 
-def skip(sending: Sending) -> None:
-    """In the sending process: a sync was finished whose workers commit by another way, which is not judged."""
-    _kept.append({"step": sending.step, "id": sending.id, "judged": False})
+def unjudged_receipt(sending: Sending) -> dict[str, Any]:
+    """Return the receipt of a sync whose workers commit by another way, which is not checked."""
+    return {"step": sending.step, "id": sending.id, "judged": False}
 
 
-def take() -> list[dict[str, Any]]:
-    """The syncs since the last call."""
-    given = _kept[:]
-    _kept.clear()
-    return given
-
-
-class Book:
-    """The driver's memory of which version each worker holds."""
+class WorkerVersions:
+    """The version that each worker held after the last sync, kept by the driver."""
 
     def __init__(self) -> None:
-        self._left: dict[tuple[str, int], list[int]] = {}
+        self._last: dict[tuple[str, int], list[int]] = {}
 
     def check(self, step: int | None, given: Sequence[Sequence[Mapping[str, Any]] | None]) -> None:
-        """All workers of all replicas took the same step, each as exactly one new version.
+        """Check that all workers of all replicas took the same step, each as exactly one new version.
 
         Args:
             step: the driver's ``global_steps``.
@@ -70,7 +62,7 @@ class Book:
             PatchError: names each replica and rank that differs, with its versions.
         """
         problems = [problem for rank, syncs in enumerate(given) for problem in self._rank(rank, step, syncs)]
-        problems += _torn(_judged(given))
+        problems += _several_versions(_judged(given))
         if problems:
             raise PatchError(
                 f"the rollouts do not hold one policy after the sync of step {step}: {'; '.join(problems)}.",
@@ -101,11 +93,11 @@ class Book:
     def _worker(self, sync: Mapping[str, Any], worker: Mapping[str, Any]) -> Iterator[str]:
         before, after = list(worker["before"]), list(worker["after"])
         me = (worker["host"], worker["pid"])
-        left, self._left[me] = self._left.get(me), after
+        last, self._last[me] = self._last.get(me), after
         if worker["id"] != sync["id"]:
             yield f"its receipt is of another sync (step {worker['step']})"
-        if left is not None and left != before:
-            yield f"it held version {_text(before)}, though the sync before left it at {_text(left)}"
+        if last is not None and last != before:
+            yield f"it held version {_text(before)}, though the sync before left it at {_text(last)}"
         if worker["adapter"]:
             return
         if not after:
@@ -122,8 +114,8 @@ def _judged(given: Sequence[Sequence[Mapping[str, Any]] | None]) -> list[list[Ma
     return [[sync for sync in syncs or () if sync["judged"]] for syncs in given]
 
 
-def _torn(given: Sequence[Sequence[Mapping[str, Any]] | None]) -> Iterator[str]:
-    """Replicas whose ranks ended at different versions, or that no receipt is about."""
+def _several_versions(given: Sequence[Sequence[Mapping[str, Any]] | None]) -> Iterator[str]:
+    """Name replicas whose ranks ended at different versions, or without a receipt."""
     versions: dict[int, dict[str, list[int]]] = {}
     for sync in (sync for syncs in given for sync in syncs or ()):
         mine = versions.setdefault(sync["replica"], {})
@@ -146,7 +138,9 @@ def _successive(given: Sequence[Sequence[Mapping[str, Any]] | None], replica: in
 
 
 def metrics(given: Sequence[Sequence[Mapping[str, Any]] | None]) -> dict[str, float]:
-    """One sync in verl's terms: seconds are those of the slowest rank, bytes the sum over sending ranks.
+    """Return the numbers of one sync under verl's names.
+
+    Seconds are those of the slowest rank, bytes the sum over sending ranks.
 
     ``gather`` is the trainer's preparation and its generator of weights, ``load`` the engine's loading of buckets,
     ``process`` its work before and after, ``transfer`` what the sending took besides generator and loading,
@@ -169,8 +163,8 @@ def metrics(given: Sequence[Sequence[Mapping[str, Any]] | None]) -> dict[str, fl
     }
 
 
-def errors(given: Sequence[Sequence[Mapping[str, Any]] | None]) -> dict[str, float]:
-    """Layer to the relative error it was rounded with, the largest of all workers that round it."""
+def rounding_errors(given: Sequence[Sequence[Mapping[str, Any]] | None]) -> dict[str, float]:
+    """Return layer to relative rounding error, the largest of all workers that round it."""
     found: dict[str, float] = {}
     for sync in (sync for syncs in _judged(given) for sync in syncs):
         for worker in sync["workers"] or ():

@@ -1,4 +1,4 @@
-"""The rollout worker's end of verl's weight transfer: it tells of its failures, and hears of the sender's."""
+"""Exchange failures at the rollout worker's end of verl's weight transfer."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from flashpatch import engine
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8.verl.transfer.weight_sync import RECEIVING, Receiving, private, trace
+from flashpatch.patches.fp8.verl.transfer.sync_calls import Receiving, job_socket_name, traceback_text
+from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
 from flashpatch.record import Contract, Patch
 
 RECEIVER = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:BucketedWeightReceiver"
@@ -19,8 +21,8 @@ ID = "fp8.verl.receiver_init_socket"
 
 
 def on_receive(original, self, on_bucket_received: Callable, *args: Any, **kwargs: Any) -> Any:
-    """Around ``receive_weights``: counted and timed; after a failure nothing keeps the shared memory open."""
-    receiving = RECEIVING.get() or Receiving()
+    """Around ``receive_weights``: count and time it; after a failure close the shared memory."""
+    receiving = WEIGHT_SYNC.receiving or Receiving()
 
     def timed(weights: list[tuple[str, Any]], *rest: Any, **more: Any) -> Any:
         receiving.tensors += len(weights)
@@ -42,40 +44,40 @@ def on_receive(original, self, on_bucket_received: Callable, *args: Any, **kwarg
 
 
 def on_socket(original, self) -> None:
-    """Around ``_init_socket``: a guard takes the socket's place, under the name that the sender's ticket implies."""
-    from flashpatch.patches.fp8.verl.transfer.peer_socket import Guard
+    """Around ``_init_socket``: guard the socket, and give it the name that the sender's ticket implies."""
+    from flashpatch.patches.fp8.verl.transfer.peer_socket import PeerSocket
 
-    receiving = RECEIVING.get()
+    receiving = WEIGHT_SYNC.receiving
     if receiving is not None and receiving.ticket:
-        self.zmq_handle = private(self.zmq_handle, receiving.ticket["run"])
+        self.zmq_handle = job_socket_name(self.zmq_handle, receiving.ticket["run"])
     original(self)
-    self.socket = Guard(
+    self.socket = PeerSocket(
         self.socket,
         patch=ID,
         peer="the trainer that sends the weights",
-        limit=engine.options("fp8")["transfer_timeout"],
-        look=_Look(receiving),
+        timeout=engine.options("fp8")["transfer_timeout"],
+        check_peer=_SenderCheck(receiving),
     )
 
 
 def on_cleanup(original, self) -> None:
-    """Around ``_cleanup``: in place of the answer that the sender waits for, it gets the traceback.
+    """Around ``_cleanup``: send the traceback in place of the answer that the sender waits for.
 
     While the exception travels, frames hold views of the shared memory, and verl's attempt to close it would
     raise in the exception's place. Closing waits for `on_receive`.
     """
-    from flashpatch.patches.fp8.verl.transfer.peer_socket import Guard
+    from flashpatch.patches.fp8.verl.transfer.peer_socket import PeerSocket
 
     guard, error = self.socket, sys.exc_info()[1]
-    if not isinstance(guard, Guard):
+    if not isinstance(guard, PeerSocket):
         return original(self)
     try:
         if not self._ack_pending:
-            guard.fail(trace(error) if error else "the transfer ended early")
+            guard.fail(traceback_text(error) if error else "the transfer ended early")
             self._flashpatch_shm, self.shm = self.shm, None
         return original(self)
     except BaseException as problem:
-        guard.fail(trace(problem))
+        guard.fail(traceback_text(problem))
         raise
     finally:
         if not guard.closed:
@@ -83,7 +85,7 @@ def on_cleanup(original, self) -> None:
 
 
 def _release(receiver: Any, error: BaseException) -> None:
-    """Forget what the frames of a failure hold, then close the shared memory."""
+    """Clear the frames of a failure, then close the shared memory that they held."""
     seen = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -91,12 +93,12 @@ def _release(receiver: Any, error: BaseException) -> None:
         error = error.__cause__ or error.__context__
     shm = receiver.__dict__.pop("_flashpatch_shm", None)
     if shm is not None:
-        with suppress(BufferError):  # somebody else holds a view: the memory goes with it
+        with suppress(BufferError):  # another object holds a view and frees the memory later
             shm.close()
 
 
-class _Look:
-    """Asks whether the sending process lives, also before it has ever connected."""
+class _SenderCheck:
+    """Raise when the sending process has ended, also before it has ever connected."""
 
     _EVERY = 1.0
 
@@ -113,14 +115,14 @@ class _Look:
             raise PatchError(f"the trainer that sends the weights has ended (process {pid}).", patch=ID)
 
 
-_COMMON = dict(
+_patch = partial(
+    Patch,
     requires="verl>=0.9",
     scope=frozenset({"worker"}),
-    tested=("0.9.1",),
     remove_when="verl's transfer polls, watches its peer and carries errors in-band.",
 )
 
-RECEIVE = Patch(
+RECEIVE = _patch(
     id="fp8.verl.receive_weights",
     targets=(f"{RECEIVER}.receive_weights",),
     wrapper=on_receive,
@@ -132,10 +134,9 @@ RECEIVE = Patch(
     needs=("fp8.verl.receiver_cleanup",),
     why="An exception while weights are loaded leaves views of the shared memory behind, and closing it fails.",
     how="Times the loading, and after a failure clears the frames that hold views before memory is closed.",
-    **_COMMON,
 )
 
-SOCKET = Patch(
+SOCKET = _patch(
     id=ID,
     targets=(f"{RECEIVER}._init_socket",),
     wrapper=on_socket,
@@ -143,11 +144,10 @@ SOCKET = Patch(
     evidence="optional",
     needs=("fp8.verl.receiver_cleanup",),
     why="The receiver blocks for ever in recv when the trainer failed or died, and its engine with it.",
-    how="A socket that polls, watches the connection and the sending process, and raises what they say.",
-    **_COMMON,
+    how="A socket that polls, watches the connection and the sending process, and raises their errors.",
 )
 
-CLEANUP = Patch(
+CLEANUP = _patch(
     id="fp8.verl.receiver_cleanup",
     targets=(f"{RECEIVER}._cleanup",),
     wrapper=on_cleanup,
@@ -157,5 +157,4 @@ CLEANUP = Patch(
     why="After an exception the sender gets no answer and waits for ever; the error that can be seen, "
     "'cannot close exported pointers exist', hides the real one.",
     how="Answers with the traceback as text, and leaves the shared memory open until its views are gone.",
-    **_COMMON,
 )

@@ -1,4 +1,4 @@
-"""The rollout worker: its failure names itself, its success is a receipt."""
+"""Raise a failed update with rank and traceback; return a receipt of a finished one."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from flashpatch import ledger
 from flashpatch.errors import PatchError
 from flashpatch.ledger import files
 from flashpatch.patches.fp8.refit import model_registry
-from flashpatch.patches.fp8.verl.transfer.weight_sync import KEY, RECEIVING, Receiving, trace
+from flashpatch.patches.fp8.verl.transfer.sync_calls import TICKET, Receiving, traceback_text
+from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
 from flashpatch.record import Contract, Patch
 
 EXTENSION = "verl.workers.rollout.vllm_rollout.utils:vLLMColocateWorkerExtension"
 ID = "fp8.verl.update_weights_from_ipc"
-
-_failed = False  # whether the update before this one failed: its version was never committed
 
 
 def on_update(original, self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -32,23 +31,20 @@ def on_update(original, self, *args: Any, **kwargs: Any) -> dict[str, Any]:
     Raises:
         PatchError: the update failed; the message holds the whole traceback, as vLLM passes on nothing else.
     """
-    global _failed
-    receiving = Receiving(kwargs.pop(KEY, None) or {})
-    token = RECEIVING.set(receiving)
+    receiving = Receiving(kwargs.pop(TICKET, None) or {})
     models = _updated(self)
     before, began = [model.version for model in models], time.perf_counter()
     try:
-        original(self, *args, **kwargs)
+        with WEIGHT_SYNC.in_receiving(receiving):
+            original(self, *args, **kwargs)
     except Exception as error:
-        _failed = True
+        WEIGHT_SYNC.failed = True
         raise PatchError(
-            f"rollout worker {self.rank} (process {os.getpid()}) failed in a weight update:\n{trace(error)}\n",
+            f"rollout worker {self.rank} (process {os.getpid()}) failed in a weight update:\n{traceback_text(error)}\n",
             patch=ID,
         ) from error
-    finally:
-        RECEIVING.reset(token)
     seconds = time.perf_counter() - began
-    retry, _failed = _failed, False
+    retry, WEIGHT_SYNC.failed = WEIGHT_SYNC.failed, False
     ledger.note(sync_step=receiving.ticket.get("step"), sync_seconds=round(seconds, 4))
     return {
         "id": receiving.ticket.get("id"),
@@ -67,7 +63,7 @@ def on_update(original, self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         "process": seconds - receiving.receive,
         "bytes": receiving.bytes,
         "tensors": receiving.tensors,
-        "errors": {layer: error for model in models for layer, error in model.errors.items()},
+        "errors": {layer: error for model in models for layer, error in model.rounding_errors.items()},
     }
 
 
@@ -90,7 +86,6 @@ PATCH = Patch(
     evidence="optional",  # a job may have other engines, updated otherwise
     scope=frozenset({"worker"}),
     needs=("fp8.vllm.initialize_model",),
-    tested=("0.9.1",),
     why="vLLM passes a worker's exception on as one line, and its success as nothing.",
     how="Puts the traceback into the message, and answers with what was committed and what it took.",
     remove_when="verl's update answers with the version that each worker committed.",

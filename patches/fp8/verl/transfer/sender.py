@@ -1,27 +1,29 @@
-"""The trainer's end of verl's weight transfer: it hears of failures, and tells its own."""
+"""Exchange failures at the trainer's end of verl's weight transfer."""
 
 from __future__ import annotations
 
 import sys
 import time
+from functools import partial
 from multiprocessing import shared_memory
 from typing import Any
 
 from flashpatch import engine
 from flashpatch.errors import PatchError
 from flashpatch.ledger import files
-from flashpatch.patches.fp8.verl.transfer.weight_sync import SENDING, Sending, private, trace
+from flashpatch.patches.fp8.verl.transfer.sync_calls import Sending, job_socket_name, traceback_text
+from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
 from flashpatch.record import Contract, Patch
 
 SENDER = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:BucketedWeightSender"
 ID = "fp8.verl.sender_init_socket"
-_EARLY = 5.0  # seconds by which the workers' call may end before their last answer is read here
-_PATIENCE = 5.0  # seconds that a failure waits for a worker which has yet to connect
+_EARLY = 5.0  # seconds between the end of the workers' call and an error, while their last answer is read
+_CONNECT_TIMEOUT = 5.0  # seconds to wait for a worker that has not connected yet, to report a failure to it
 
 
 async def on_send(original, self, weights: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around ``async_send_weights``: the weights are counted and timed."""
-    sending = SENDING.get() or Sending()
+    """Around ``async_send_weights``: count and time the weights."""
+    sending = WEIGHT_SYNC.sending or Sending()
     began = time.perf_counter()
     try:
         return await original(self, sending.timed(weights), *args, **kwargs)
@@ -30,46 +32,48 @@ async def on_send(original, self, weights: Any, *args: Any, **kwargs: Any) -> An
 
 
 def on_socket(original, self) -> None:
-    """Around ``_init_socket``: a guard takes the socket's place, under a name that is this job's alone."""
-    from flashpatch.patches.fp8.verl.transfer.peer_socket import Guard
+    """Around ``_init_socket``: guard the socket, and give it a name that only this job uses."""
+    from flashpatch.patches.fp8.verl.transfer.peer_socket import PeerSocket
 
-    sending = SENDING.get()
+    sending = WEIGHT_SYNC.sending
     if sending is not None and sending.ticketed:
-        self.zmq_handle = private(self.zmq_handle, files.run_id())
+        self.zmq_handle = job_socket_name(self.zmq_handle, files.run_id())
     original(self)
-    self.socket = Guard(
+    self.socket = PeerSocket(
         self.socket,
         patch=ID,
         peer="the rollout worker that receives the weights",
-        limit=engine.options("fp8")["transfer_timeout"],
-        look=_Look(sending),
+        timeout=engine.options("fp8")["transfer_timeout"],
+        check_peer=_CallCheck(sending),
     )
 
 
 def on_cleanup(original, self) -> None:
-    """Around ``_cleanup``: when the transfer is not complete, the receiver is told why."""
-    from flashpatch.patches.fp8.verl.transfer.peer_socket import Guard
+    """Around ``_cleanup``: report to the receiver why an incomplete transfer ended."""
+    from flashpatch.patches.fp8.verl.transfer.peer_socket import PeerSocket
 
     guard, error = self.socket, sys.exc_info()[1]
-    if isinstance(guard, Guard):
-        if (sending := SENDING.get()) is not None:
+    if isinstance(guard, PeerSocket):
+        if (sending := WEIGHT_SYNC.sending) is not None:
             sending.waited += guard.waited
         if not guard.complete:
-            guard.fail(trace(error) if error else "the transfer ended early", _PATIENCE)
+            guard.fail(traceback_text(error) if error else "the transfer ended early", _CONNECT_TIMEOUT)
     early = None if self.shm is not None or guard is None else getattr(guard, "announced", None)
     try:
         original(self)
     except FileNotFoundError:
         if error is None:
             raise
-        self.shm = None  # a dead worker's resource tracker removed it first; what happened before is the news
+        self.shm = (
+            None  # a dead worker's resource tracker removed it first; the earlier error is the one to report
+        )
     finally:
         if early:
             _unlink(early)
 
 
-class _Look:
-    """Asks the call that makes the workers receive: if it ended, no answer will come."""
+class _CallCheck:
+    """Raise when the call that makes the workers receive has ended: no answer will come."""
 
     def __init__(self, sending: Sending | None) -> None:
         self._sending = sending
@@ -90,7 +94,7 @@ class _Look:
 
 
 def _unlink(name: str) -> None:
-    """Free shared memory that verl has announced but not yet kept."""
+    """Free shared memory that verl has offered but not stored on the sender yet."""
     try:
         shm = shared_memory.SharedMemory(name=name)
     except FileNotFoundError:
@@ -99,27 +103,26 @@ def _unlink(name: str) -> None:
     shm.unlink()
 
 
-_COMMON = dict(
+_patch = partial(
+    Patch,
     requires="verl>=0.9",
     evidence="optional",  # some trainers send nothing, such as a critic; the driver asks all that should
     scope=frozenset({"trainer"}),
-    tested=("0.9.1",),
     remove_when="verl's transfer polls, watches its peer and carries errors in-band.",
 )
 
-SEND = Patch(
+SEND = _patch(
     id="fp8.verl.async_send_weights",
     targets=(f"{SENDER}.async_send_weights",),
     wrapper=on_send,
     contract=Contract(
         params=("weights",), mentions=("self._init_socket", "self._init_buffer", "self._cleanup")
     ),
-    why="How long a sync takes, and where, is invisible.",
+    why="verl does not show how long the parts of a sync take.",
     how="Counts and times the generator of weights.",
-    **_COMMON,
 )
 
-SOCKET = Patch(
+SOCKET = _patch(
     id=ID,
     targets=(f"{SENDER}._init_socket",),
     wrapper=on_socket,
@@ -128,16 +131,14 @@ SOCKET = Patch(
     why="The sender blocks for ever in recv when the rollout worker failed, died, or never came. Two jobs on one "
     "host that each start a Ray of their own use the same socket, and exchange weights.",
     how="A socket of this job's own name that polls, watches the connection and the call to the workers, and "
-    "raises what they say.",
-    **_COMMON,
+    "raises their errors.",
 )
 
-CLEANUP = Patch(
+CLEANUP = _patch(
     id="fp8.verl.sender_cleanup",
     targets=(f"{SENDER}._cleanup",),
     wrapper=on_cleanup,
     contract=Contract(mentions=("self.socket", "self.shm")),
     why="A sender whose generator raises leaves the rollout worker waiting, and the engine with it.",
     how="Sends the traceback as text before the socket is closed.",
-    **_COMMON,
 )

@@ -1,14 +1,16 @@
-"""The trainer's client of a rollout server: each sync is known by an id and leaves a receipt."""
+"""Give each sync of the trainer's server client an id, and keep its receipt."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 from flashpatch import ledger
 from flashpatch.patches.fp8.verl.transfer import receipts
-from flashpatch.patches.fp8.verl.transfer.weight_sync import KEY, SENDING, Sending, begin
+from flashpatch.patches.fp8.verl.transfer.sync_calls import TICKET, Sending
+from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
 from flashpatch.record import Contract, Patch
 
 ADAPTER = "verl.workers.rollout.vllm_rollout.vllm_rollout:ServerAdapter"
@@ -19,23 +21,22 @@ RECEIVE = "update_weights_from_ipc"
 def on_update(original, self, weights: Any, *args: Any, **kwargs: Any) -> Coroutine:
     """Around ``update_weights``, whose decorator hides that it is a coroutine function."""
     step = kwargs.get("global_steps", args[0] if args else None)
-    sending = begin(step)
+    sending = WEIGHT_SYNC.begin(step)
     sending.ticketed = kwargs.get("wire_format", "named_tensors") == "named_tensors"
     return _update(original, self, weights, args, kwargs, sending)
 
 
 async def _update(original, self, weights: Any, args: tuple, kwargs: dict, sending: Sending) -> Any:
     began = time.perf_counter()
-    token = SENDING.set(sending)
-    try:
+    with WEIGHT_SYNC.in_sending(sending):
         result = await original(self, weights, *args, **kwargs)
         workers = await sending.call if sending.call is not None else None
-    finally:
-        SENDING.reset(token)
     if kwargs.get("wire_format", "named_tensors") == "named_tensors":  # others leave no receipts
-        receipts.keep(sending, self.replica_rank, self.rollout_rank, workers, time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        receipt = receipts.receipt(sending, self.replica_rank, self.rollout_rank, workers, seconds)
     else:
-        receipts.skip(sending)
+        receipt = receipts.unjudged_receipt(sending)
+    WEIGHT_SYNC.keep_receipt(receipt)
     ledger.role("trainer")
     ledger.note(sync_step=sending.step, sync_seconds=round(sending.send, 4))
     return result
@@ -50,10 +51,10 @@ async def on_execute(
     args: tuple = (),
     kwargs: Any = None,
 ) -> Any:
-    """Around ``_execute_method``: the call that makes workers receive carries the ticket, and is watched."""
-    sending = SENDING.get()
+    """Around ``_execute_method``: add the ticket to the workers' call, and keep its future."""
+    sending = WEIGHT_SYNC.sending
     if sending is not None and method == RECEIVE:
-        kwargs = {**(kwargs or {}), KEY: sending.ticket()}
+        kwargs = {**(kwargs or {}), TICKET: sending.ticket()}
     result = await original(self, method, non_block=non_block, timeout=timeout, args=args, kwargs=kwargs)
     if sending is not None and non_block and result is not None:
         sending.future = result.future()
@@ -61,15 +62,15 @@ async def on_execute(
     return result
 
 
-_COMMON = dict(
+_patch = partial(
+    Patch,
     requires="verl>=0.9",
     evidence="optional",  # some trainers send nothing, such as a critic; the driver asks all that should
     scope=frozenset({"trainer"}),
-    tested=("0.9.1",),
     remove_when="verl's update returns what each worker committed and raises when a worker fails.",
 )
 
-UPDATE = Patch(
+UPDATE = _patch(
     id="fp8.verl.server_adapter_update_weights",
     targets=(f"{ADAPTER}.update_weights",),
     wrapper=on_update,
@@ -77,19 +78,17 @@ UPDATE = Patch(
         params=("weights", "global_steps"), mentions=("self._execute_method", "BucketedWeightSender")
     ),
     needs=("fp8.verl.execute_method", "fp8.verl.collective_rpc", "fp8.verl.update_weights_from_ipc"),
-    why="Nobody knows which policy a replica holds after a sync.",
+    why="verl does not know which policy a replica holds after a sync.",
     how="Keeps the receipts of the replica's workers, and what the transfer took, until the driver asks.",
-    **_COMMON,
 )
 
-EXECUTE = Patch(
+EXECUTE = _patch(
     id="fp8.verl.execute_method",
     targets=(f"{ADAPTER}._execute_method",),
     wrapper=on_execute,
     contract=Contract(
         params=("method", "non_block", "timeout", "args", "kwargs"), mentions=("collective_rpc",)
     ),
-    why="A worker that fails before it connects fails in a call that nobody looks at until the transfer is over.",
-    how="Hands the running call to the sender's socket, which asks it while waiting.",
-    **_COMMON,
+    why="A worker that fails before it connects fails in a call that is read only after the transfer.",
+    how="Passes the running call to the sender's socket, which checks it while waiting.",
 )

@@ -1,152 +1,89 @@
-"""What one weight sync knows about itself, in the process that sends and in the one that receives."""
+"""Hold the state of verl's weight syncs in this process, at whichever end of them it is."""
 
 from __future__ import annotations
 
-import hashlib
 import os
-import time
-import traceback
-import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Any
 
-from flashpatch.ledger import files
-
-KEY = "flashpatch"
-"""The keyword under which `ticket` travels to the rollout workers."""
+from flashpatch.patches.fp8.verl.transfer.receipts import WorkerVersions
+from flashpatch.patches.fp8.verl.transfer.sync_calls import Receiving, Sending
 
 
-@dataclass
-class Sending:
-    """One call of verl's ``ServerAdapter.update_weights``.
+class WeightSync:
+    """State of weight syncs in one process. A forked child starts with an empty one.
 
     Attributes:
-        step: verl's ``global_steps``, None where it gives none.
-        ticketed: whether the call that makes the workers receive carries `ticket`.
-        id: names this call to the workers, which send it back.
-        future: of the call that makes the workers receive; None on ranks that do not make it.
-        call: the same as what can be awaited for the workers' receipts; None where they give none.
-        export: seconds in which the training engine prepared, before the sync.
-        gather: seconds in the generator of weights.
-        waited: seconds waiting for the worker.
-        send: seconds in the transfer, both included.
-        bytes, tensors: what was sent.
+        export_seconds: the training engine's preparation of weights since the last sync began.
+        failed: whether this rollout worker's last update failed, so that its version was never committed.
+        worker_versions: in the driver: version that each worker holds.
+        metrics: in the driver: numbers of the last sync, until they are logged.
     """
 
-    step: int | None = None
-    ticketed: bool = True
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    future: Any = None
-    call: Any = None
-    export: float = 0.0
-    gather: float = 0.0
-    waited: float = 0.0
-    send: float = 0.0
-    bytes: int = 0
-    tensors: int = 0
+    def __init__(self) -> None:
+        self._sending: ContextVar[Sending | None] = ContextVar("sending", default=None)
+        self._receiving: ContextVar[Receiving | None] = ContextVar("receiving", default=None)
+        self.reset()
 
-    def ticket(self) -> dict[str, Any]:
-        """Plain values for the workers: which sync it is, and which process sends."""
-        pid = os.getpid()
-        return {
-            "id": self.id,
-            "step": self.step,
-            "run": files.run_id(),
-            "host": files.host(),
-            "pid": pid,
-            "start": files.process_start(pid) or "",
-        }
+    def reset(self) -> None:
+        """Forget everything; for tests and forked children."""
+        self._sending.set(None)
+        self._receiving.set(None)
+        self._receipts: list[dict[str, Any]] = []
+        self.export_seconds = 0.0
+        self.failed = False
+        self.worker_versions = WorkerVersions()
+        self.metrics: dict[str, float] = {}
 
-    def timed(self, weights: Any) -> Any:
-        """The same weights, as lazily, counted."""
-        return self._async(weights) if hasattr(weights, "__aiter__") else self._plain(weights)
+    @property
+    def sending(self) -> Sending | None:
+        """The call of ``ServerAdapter.update_weights`` that this context is in."""
+        return self._sending.get()
 
-    def _plain(self, weights: Any) -> Iterator[Any]:
-        weights = iter(weights)
-        while True:
-            with self._gathering():
-                item = next(weights, None)
-            if item is None:
-                return
-            self._count(item)
-            yield item
+    @property
+    def receiving(self) -> Receiving | None:
+        """The call of ``update_weights_from_ipc`` that this context is in."""
+        return self._receiving.get()
 
-    async def _async(self, weights: Any) -> AsyncIterator[Any]:
-        weights = aiter(weights)
-        while True:
-            with self._gathering():
-                item = await anext(weights, None)
-            if item is None:
-                return
-            self._count(item)
-            yield item
+    def begin(self, step: int | None) -> Sending:
+        """Start a sync, including preceding export time."""
+        sending, self.export_seconds = Sending(step, export=self.export_seconds), 0.0
+        return sending
 
     @contextmanager
-    def _gathering(self) -> Iterator[None]:
-        began = time.perf_counter()
+    def in_sending(self, sending: Sending) -> Iterator[None]:
+        """Make ``sending`` the current call of this context."""
+        token = self._sending.set(sending)
         try:
             yield
         finally:
-            self.gather += time.perf_counter() - began
+            self._sending.reset(token)
 
-    def _count(self, item: tuple[str, Any]) -> None:
-        self.tensors += 1
-        self.bytes += item[1].nbytes
+    @contextmanager
+    def in_receiving(self, receiving: Receiving) -> Iterator[None]:
+        """Make ``receiving`` the current call of this context."""
+        token = self._receiving.set(receiving)
+        try:
+            yield
+        finally:
+            self._receiving.reset(token)
 
+    def keep_receipt(self, receipt: dict[str, Any]) -> None:
+        """Keep the receipt of a finished sync until the driver collects it."""
+        self._receipts.append(receipt)
 
-@dataclass
-class Receiving:
-    """One call of verl's ``vLLMColocateWorkerExtension.update_weights_from_ipc``.
+    def take_receipts(self) -> list[dict[str, Any]]:
+        """Return and forget the receipts of the syncs since the last call."""
+        receipts, self._receipts = self._receipts, []
+        return receipts
 
-    Attributes:
-        ticket: of the sender, empty where it gave none.
-        receive: seconds in ``receive_weights``; load: of them, in the engine's loading.
-        bytes, tensors: what came.
-    """
-
-    ticket: dict[str, Any] = field(default_factory=dict)
-    receive: float = 0.0
-    load: float = 0.0
-    bytes: int = 0
-    tensors: int = 0
-
-    def sender_gone(self) -> bool:
-        """Whether the sending process is known to have ended. It may live where this host cannot see it."""
-        pid, start = self.ticket.get("pid"), self.ticket.get("start")
-        if not start or self.ticket.get("host") != files.host():
-            return False
-        return files.process_start(pid) != start
+    def take_metrics(self) -> dict[str, float]:
+        """Return and forget the numbers of the last sync."""
+        metrics, self.metrics = self.metrics, {}
+        return metrics
 
 
-exported = 0.0
-"""Seconds that this process's training engine spent preparing weights since the last sync began."""
-
-
-def private(handle: str, run: str) -> str:
-    """The name of a socket that no other job on this host uses.
-
-    verl names it after Ray's job id and the ranks. Two jobs that each start a Ray of their own have the same, and
-    one's rollout takes the other's weights.
-    """
-    mark = hashlib.blake2b(run.encode(), digest_size=6).hexdigest()
-    stem, dot, _ = handle.rpartition(".sock")
-    return f"{stem or handle}-{mark}{dot}"
-
-
-SENDING: ContextVar[Sending | None] = ContextVar("sending", default=None)
-RECEIVING: ContextVar[Receiving | None] = ContextVar("receiving", default=None)
-
-
-def begin(step: int | None) -> Sending:
-    """A sync begins, to which the preparation of its weights belongs."""
-    global exported
-    sending, exported = Sending(step, export=exported), 0.0
-    return sending
-
-
-def trace(error: BaseException) -> str:
-    """An exception with its traceback, causes and notes, as text."""
-    return "".join(traceback.format_exception(error)).rstrip()
+WEIGHT_SYNC = WeightSync()
+os.register_at_fork(after_in_child=WEIGHT_SYNC.reset)

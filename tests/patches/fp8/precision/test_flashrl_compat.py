@@ -67,7 +67,7 @@ def test_a_file_and_our_own_fleet(monkeypatch, tmp_path: Path) -> None:
         ("FLASHRL_CONFIG", "org/repo/flashrl_config.yaml", "nothing is downloaded here"),
         ("FLASHRL_CONFIG", "/no/such/file.yaml", "neither a precision of FlashRL nor a file"),
         ("FLASHRL_TEST_RELOAD", "some/model", "flashpatch-verify fp8"),
-        ("FLASHRL_TYPO", "1", "no variable of FlashRL that is known here"),
+        ("FLASHRL_TYPO", "1", "not a known variable of FlashRL"),
     ],
 )
 def test_refused_by_name(variable: str, value: str, said: str, monkeypatch) -> None:
@@ -89,16 +89,16 @@ def test_refused_by_name(variable: str, value: str, said: str, monkeypatch) -> N
 def test_mapped_or_harmless(variable: str, value: str, monkeypatch) -> None:
     monkeypatch.setenv(variable, value)
     assert entries() == (Entry("fp8"),)
-    [way] = flashrl_compat.ways()
-    assert way.mapped and way.how
+    [found] = flashrl_compat.counterparts()
+    assert found.mapped and found.how
 
 
 def test_every_variable_that_flashrl_reads_is_known() -> None:
     """The list is that of flash-llm-rl 1.0.3, grepped for ``FLASHRL_`` in its sources."""
     read = ("CONFIG", "LMHEAD_FP32", "LOGGING_FILE", "LOGGING_LEVEL", "TEST_RELOAD")
-    ways = flashrl_compat.ways({f"FLASHRL_{name}": "fp8" for name in read})
-    assert [way.variable for way in ways] == [f"FLASHRL_{name}" for name in read]
-    assert all("no variable of FlashRL" not in way.how for way in ways)
+    found = flashrl_compat.counterparts({f"FLASHRL_{name}": "fp8" for name in read})
+    assert [one.variable for one in found] == [f"FLASHRL_{name}" for name in read]
+    assert all("not a known variable" not in one.how for one in found)
 
 
 CONFLICT = """

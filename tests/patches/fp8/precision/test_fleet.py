@@ -112,7 +112,7 @@ class TestPlace:
         [
             ({"data_parallel_size": 2}, {}, "2 data-parallel ranks"),
             ({}, {"VERL_REPLICA_RANK": "-1"}, "VERL_REPLICA_RANK is '-1'"),
-            ({}, {"VERL_REPLICA_RANK": "٣"}, "unknown which replica"),
+            ({}, {"VERL_REPLICA_RANK": "٣"}, "the rank of this replica is unknown"),
             ({"distributed_executor_backend": "external_launcher"}, {}, "RANK is ''"),
         ],
     )

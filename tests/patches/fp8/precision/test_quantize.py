@@ -241,8 +241,8 @@ class TestStream:
             pass
         assert len(alive) == 6
 
-    def test_without_being_told_what_to_round(self) -> None:
-        with pytest.raises(PatchError, match="which weights"):
+    def test_without_a_choice_of_weights_to_round(self) -> None:
+        with pytest.raises(PatchError, match="weights to round"):
             list(quantize.stream([], "int8"))
 
     def test_the_tensor_that_cannot_be_rounded_is_named(self) -> None:

@@ -1,4 +1,4 @@
-"""Updates under a captured CUDA graph, over real fp8 layers.
+"""Updates under a snapshot CUDA graph, over real fp8 layers.
 
 Needs only torch, pytest and flashpatch on the path (``pip install -e . --no-deps``), and a GPU with fp8
 (capability 8.9 or newer). Written without one at hand: IT HAS NOT RUN YET.
@@ -12,7 +12,8 @@ torch = pytest.importorskip("torch")
 
 from contextlib import nullcontext
 
-from flashpatch.patches.fp8.refit.managed_model import Host, ManagedModel
+from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
+from flashpatch.patches.fp8.refit.managed_model import ManagedModel
 
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9):
     pytest.skip("needs a GPU with fp8", allow_module_level=True)
@@ -114,7 +115,7 @@ def process(module: torch.nn.Module) -> None:
         module.process()
 
 
-class Captured:
+class Snapshot:
     """A model and a graph of its forward on ``x``."""
 
     def __init__(self, model: Model, x: torch.Tensor) -> None:
@@ -144,12 +145,12 @@ def fresh(weights) -> Model:
 
 def managed(weights, atomic: str) -> tuple[Model, ManagedModel]:
     model = Model()
-    host = Host(device=CUDA, process=process, deferred=lambda module: False, context=nullcontext)
-    follower = ManagedModel(model, host, {"atomic": atomic, "partial": False, "in_flight": "refuse"})
+    adapter = LoaderAdapter(device=CUDA, process=process, deferred=lambda module: False, context=nullcontext)
+    follower = ManagedModel(model, adapter, {"atomic": atomic, "partial": False, "in_flight": "refuse"})
     follower.load(model.load_weights, weights)
     for module in model.modules():
         process(module)
-    follower.sealed()
+    follower.end_first_load()
     return model, follower
 
 
@@ -170,11 +171,11 @@ def x() -> torch.Tensor:
 @pytest.mark.parametrize("atomic", ["layer", "model"])
 def test_replay_after_an_update_equals_a_fresh_capture(atomic, cuts, x, capsys):
     model, follower = managed(checkpoint(0), atomic)
-    engine, before = Captured(model, x), addresses(model)
-    assert torch.equal(engine.answer(), Captured(fresh(checkpoint(0)), x).answer())
+    engine, before = Snapshot(model, x), addresses(model)
+    assert torch.equal(engine.answer(), Snapshot(fresh(checkpoint(0)), x).answer())
     for seed in (1, 2, 1, 0):
         weights = checkpoint(seed)
-        oracle = Captured(fresh(weights), x).answer()
+        oracle = Snapshot(fresh(weights), x).answer()
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -196,7 +197,7 @@ def test_replay_after_an_update_equals_a_fresh_capture(atomic, cuts, x, capsys):
 
 def test_a_failed_update_under_atomic_model_leaves_the_graph_as_it_was(x):
     model, follower = managed(checkpoint(0), "model")
-    engine = Captured(model, x)
+    engine = Snapshot(model, x)
     answer = engine.answer()
 
     def broken_off():
@@ -210,7 +211,7 @@ def test_a_failed_update_under_atomic_model_leaves_the_graph_as_it_was(x):
 
 def test_no_growth(x):
     model, follower = managed(checkpoint(0), "layer")
-    engine = Captured(model, x)
+    engine = Snapshot(model, x)
     for update in range(20):
         follower.load(model.load_weights, checkpoint(update % 3))
         follower.finish()

@@ -1,4 +1,4 @@
-"""Python state captured and put back, and what belongs to one layer alone."""
+"""Python state snapshot and put back, and what belongs to one layer alone."""
 
 import functools
 import math
@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from torch import nn
 
 from flashpatch.patches.fp8.refit import layer_state
-from flashpatch.patches.fp8.refit.layer_state import Ownership
+from flashpatch.patches.fp8.refit.layer_state import LayerState
 
 
 class Kernel:
@@ -47,7 +47,7 @@ def test_everything_is_put_back_in_place():
     layer.register_buffer("buffer", one)
     held = {key: value for key, value in vars(layer).items()}
     parameters, weight = layer._parameters, layer.weight
-    captured = Ownership([[layer]], []).capture([layer])
+    snapshot = LayerState([[layer]], []).capture([layer])
     layer.kernel.value[:] = [two, two]
     layer.kernel.extra = two
     layer.call.__closure__[0].cell_contents = two
@@ -59,7 +59,7 @@ def test_everything_is_put_back_in_place():
     layer.weight = nn.Parameter(two)
     layer.buffer = two
     layer.call, layer.new = None, two
-    captured.restore()
+    snapshot.restore()
     assert {key: value for key, value in vars(layer).items()} == held
     assert layer._parameters is parameters and layer.weight is weight and layer.buffer is one
     assert layer.kernel.value == [one] and not hasattr(layer.kernel, "extra")
@@ -71,9 +71,9 @@ def test_default_arguments_are_put_back():
     one, two = torch.ones(1), torch.zeros(1)
     cell = 3
     call = lambda a=one, *, b=one: (a, b, cell)  # noqa: E731
-    captured = Ownership([[module(call=call)]], []).capture([module(call=call)])
+    snapshot = LayerState([[module(call=call)]], []).capture([module(call=call)])
     call.__defaults__, call.__kwdefaults__["b"] = (two,), two
-    captured.restore()
+    snapshot.restore()
     assert call() == (one, one, 3)
 
 
@@ -82,8 +82,8 @@ def test_an_empty_cell_stays_empty():
         def inner():
             return later
 
-        captured = Ownership([[module(inner=inner)]], []).capture([module(inner=inner)])
-        captured.restore()
+        snapshot = LayerState([[module(inner=inner)]], []).capture([module(inner=inner)])
+        snapshot.restore()
         with pytest.raises(NameError):
             inner()
         later = 4
@@ -95,31 +95,31 @@ def test_an_empty_cell_stays_empty():
 def test_what_layers_share_belongs_to_none():
     shared, own = Kernel(1), Kernel(2)
     a, b = module(kernel=shared, own=own), module(kernel=shared)
-    containers = list(Ownership([[a], [b]], []).containers([a]))
+    containers = list(LayerState([[a], [b]], []).containers([a]))
     assert any(c is own for c in containers) and not any(c is shared for c in containers)
 
 
 def test_what_is_shared_later_is_learned():
     kernel = Kernel(1)
     a, b = module(kernel=kernel), module()
-    ownership = Ownership([[a], [b]], [])
+    state = LayerState([[a], [b]], [])
     b.kernel = kernel
-    ownership.learn([[a], [b]])
-    assert not any(c is kernel for c in ownership.containers([a]))
+    state.find_shared([[a], [b]])
+    assert not any(c is kernel for c in state.containers([a]))
 
 
 def test_other_layers_and_their_parents_are_not_entered():
     other = module()
     layer = module()
     vars(layer)["neighbour"] = [other]
-    containers = list(Ownership([[layer], [other]], [layer, other]).containers([layer]))
+    containers = list(LayerState([[layer], [other]], [layer, other]).containers([layer]))
     assert not any(c is other for c in containers)
 
 
 def test_cycles_end():
     layer = module(kernel=Kernel(None))
     layer.kernel.value = {"back": layer.kernel, "up": [layer]}
-    containers = list(Ownership([[layer]], []).containers([layer]))
+    containers = list(LayerState([[layer]], []).containers([layer]))
     assert len({id(c) for c in containers}) == len(containers)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.refit.coverage import Coverage
-from flashpatch.patches.fp8.refit.pristine_params import SMALL, Slot, record
+from flashpatch.patches.fp8.refit.pristine_params import SMALL, PristineParam, record
 
 CPU = torch.device("cpu")
 FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2]
@@ -27,18 +27,18 @@ def module_of(**tensors) -> nn.Module:
     return module
 
 
-def slots_of(**tensors) -> dict[str, Slot]:
-    return {slot.key: slot for slot in record({"m": module_of(**tensors)}, CPU)}
+def params_of(**tensors) -> dict[str, PristineParam]:
+    return {param.key: param for param in record({"m": module_of(**tensors)}, CPU)}
 
 
-def param(*shape, dtype=torch.float32) -> nn.Parameter:
+def parameter(*shape, dtype=torch.float32) -> nn.Parameter:
     return nn.Parameter(torch.zeros(shape, dtype=dtype), requires_grad=False)
 
 
 def test_a_staged_tensor_looks_like_the_one_at_birth():
     original = nn.Parameter(torch.zeros(4, 6).t(), requires_grad=False)
     original.weight_loader = loader = lambda p, w: p.data.copy_(w)
-    staged = slots_of(w=original)["w"].stage()
+    staged = params_of(w=original)["w"].stage()
     assert type(staged) is nn.Parameter and staged.weight_loader is loader
     assert (staged.shape, staged.stride(), staged.dtype) == (
         original.shape,
@@ -48,117 +48,117 @@ def test_a_staged_tensor_looks_like_the_one_at_birth():
 
 
 def test_no_memory_before_the_first_touch():
-    slot = slots_of(w=param(256, 256))["w"]
-    staged = slot.stage()
+    param = params_of(w=parameter(256, 256))["w"]
+    staged = param.stage()
     assert staged.untyped_storage().nbytes() == 0 and staged.shape == (256, 256)
-    slot.touch()
+    param.allocate()
     assert staged.untyped_storage().nbytes() == 256 * 256 * 4
-    assert slot.stage() is staged
+    assert param.stage() is staged
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_poison_is_never_a_number(dtype):
-    slot = slots_of(w=param(8, dtype=dtype))["w"]
-    slot.stage()
-    slot.touch()
-    assert slot.tensor.float().isnan().all()
+    param = params_of(w=parameter(8, dtype=dtype))["w"]
+    param.stage()
+    param.allocate()
+    assert param.tensor.float().isnan().all()
 
 
 def test_touching_again_changes_nothing():
-    slot = slots_of(w=param(8))["w"]
-    slot.stage()
-    slot.touch()
-    slot.tensor.fill_(3)
-    slot.touch()
-    assert (slot.tensor == 3).all()
+    param = params_of(w=parameter(8))["w"]
+    param.stage()
+    param.allocate()
+    param.tensor.fill_(3)
+    param.allocate()
+    assert (param.tensor == 3).all()
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, -7.0])
 def test_gaps_that_loaders_always_leave_are_as_at_birth(value):
     original = nn.Parameter(torch.full((8,), value), requires_grad=False)
-    slot = slots_of(w=original)["w"]
-    slot.expected = Coverage(slot.shape, slot.stride)
-    slot.expected.add(original[:5])
-    slot.stage()
-    slot.touch()
-    slot.tensor[:5] = 9
-    assert slot.tensor.tolist() == [9] * 5 + [value] * 3
+    param = params_of(w=original)["w"]
+    param.expected = Coverage(param.shape, param.stride)
+    param.expected.add(original[:5])
+    param.stage()
+    param.allocate()
+    param.tensor[:5] = 9
+    assert param.tensor.tolist() == [9] * 5 + [value] * 3
 
 
 def test_initial_values_stand_in_for_what_a_checkpoint_leaves_out():
     original = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]), requires_grad=False)
-    slot = slots_of(w=original)["w"]
+    param = params_of(w=original)["w"]
     original.fill_(50)  # the first load
-    slot.fill(torch.full((3,), 7.0))
-    assert slot.stage().tolist() == [1, 2, 3]
+    param.fill(torch.full((3,), 7.0))
+    assert param.stage().tolist() == [1, 2, 3]
 
 
 def test_large_tensors_are_filled_from_the_running_layer():
-    slot = slots_of(w=param(SMALL + 1))["w"]
-    assert slot.initial is None
-    slot.fill(torch.full((SMALL + 1,), 7.0))
-    assert (slot.stage() == 7).all()
-    slot.reset()
+    param = params_of(w=parameter(SMALL + 1))["w"]
+    assert param.initial is None
+    param.fill(torch.full((SMALL + 1,), 7.0))
+    assert (param.stage() == 7).all()
+    param.reset()
     with pytest.raises(PatchError, match="m.w is not in the checkpoint and its initial values are gone"):
-        slot.fill(torch.ones(3))
+        param.fill(torch.ones(3))
 
 
 def test_the_original_tensor_is_not_held():
-    module = module_of(w=param(4, 4))
+    module = module_of(w=parameter(4, 4))
     reference = weakref.ref(module.w.untyped_storage())
-    slots = record({"m": module}, CPU)
-    module.w = param(2)
+    params = record({"m": module}, CPU)
+    module.w = parameter(2)
     gc.collect()
-    assert reference() is None and slots[0].live().shape == (2,)
+    assert reference() is None and params[0].live().shape == (2,)
 
 
 def test_tensors_that_shared_memory_share_it_when_staged():
     base = torch.zeros(4, 4)
-    slots = slots_of(w=nn.Parameter(base, requires_grad=False), alias=base[1:3], other=torch.zeros(2))
-    w, alias = slots["w"].stage(), slots["alias"].stage()
-    assert slots["w"].storage is slots["alias"].storage is not slots["other"].storage
-    slots["w"].touch()
+    params = params_of(w=nn.Parameter(base, requires_grad=False), alias=base[1:3], other=torch.zeros(2))
+    w, alias = params["w"].stage(), params["alias"].stage()
+    assert params["w"].storage is params["alias"].storage is not params["other"].storage
+    params["w"].allocate()
     w.fill_(5)
     assert (alias == 5).all() and alias.shape == (2, 4)
 
 
 def test_staging_a_second_alias_keeps_what_the_first_holds():
     base = torch.zeros(4, 4)
-    slots = slots_of(w=nn.Parameter(base, requires_grad=False), alias=base[1:3])
-    slots["w"].stage()
-    slots["w"].touch()
-    slots["w"].tensor.fill_(5)
-    assert (slots["alias"].stage() == 5).all()
+    params = params_of(w=nn.Parameter(base, requires_grad=False), alias=base[1:3])
+    params["w"].stage()
+    params["w"].allocate()
+    params["w"].tensor.fill_(5)
+    assert (params["alias"].stage() == 5).all()
 
 
 def test_reset_lets_go_of_the_memory():
-    slot = slots_of(w=param(64))["w"]
-    slot.stage()
-    slot.touch()
-    slot.coverage.add(slot.tensor)
-    reference = weakref.ref(slot.tensor)
-    slot.reset()
-    assert reference() is None and not slot.touched
+    param = params_of(w=parameter(64))["w"]
+    param.stage()
+    param.allocate()
+    param.coverage.add(param.tensor)
+    reference = weakref.ref(param.tensor)
+    param.reset()
+    assert reference() is None and not param.written
 
 
 def test_completeness_follows_what_the_first_load_taught():
-    slot = slots_of(w=param(4, 2))["w"]
-    assert slot.required and not slot.complete
-    assert slot.missing() == ["m.w (0 of 8 elements)"]
-    slot.expected = Coverage(slot.shape, slot.stride)
-    assert not slot.required and slot.complete
-    staged = slot.stage()
-    slot.touch()
-    slot.expected.add(staged[:2], "first.half")
-    assert slot.missing() == ["first.half"]
-    slot.coverage.add(staged[:2])
-    assert slot.complete and slot.missing() == []
+    param = params_of(w=parameter(4, 2))["w"]
+    assert param.required and not param.complete
+    assert param.missing() == ["m.w (0 of 8 elements)"]
+    param.expected = Coverage(param.shape, param.stride)
+    assert not param.required and param.complete
+    staged = param.stage()
+    param.allocate()
+    param.expected.add(staged[:2], "first.half")
+    assert param.missing() == ["first.half"]
+    param.coverage.add(staged[:2])
+    assert param.complete and param.missing() == []
 
 
 @pytest.mark.parametrize("name", ["w", "b"])
 def test_meta_tensors_are_staged_on_the_models_device(name):
     tensor = torch.zeros(4, device="meta")
-    slot = slots_of(**{name: nn.Parameter(tensor) if name == "w" else tensor})[name]
-    staged = slot.stage()
-    slot.touch()
-    assert staged.device == CPU and staged.isnan().all() and slot.initial is None
+    param = params_of(**{name: nn.Parameter(tensor) if name == "w" else tensor})[name]
+    staged = param.stage()
+    param.allocate()
+    assert staged.device == CPU and staged.isnan().all() and param.initial is None

@@ -11,23 +11,18 @@ pytest.importorskip("torch")
 
 RANK = '''
 import faulthandler, sys, time, types
-faulthandler.dump_traceback_later(60, exit=True)
+faulthandler.dump_traceback_later(240, exit=True)
 import torch, torch.distributed as dist
 
 rank, ranks, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 dist.init_process_group("gloo", store=dist.FileStore(path, ranks), rank=rank, world_size=ranks)
 
-state = types.ModuleType("vllm.distributed.parallel_state")
-state.get_tp_group = lambda: types.SimpleNamespace(ranks=list(range(ranks)), rank_in_group=rank)
-for name in ("vllm", "vllm.distributed"):
-    sys.modules[name] = types.ModuleType(name)
-sys.modules[state.__name__] = state
-
-from flashpatch.patches.fp8.refit import rank_consensus as agreement
+from flashpatch.patches.fp8.refit import rank_consensus
 import fp8_toys as toys
 
-agreement.TIMEOUT = 60
-voice = agreement.RankConsensus(ranks)
+rank_consensus.TIMEOUT = 60
+group = types.SimpleNamespace(ranks=list(range(ranks)), rank_in_group=rank)
+consensus = rank_consensus.RankConsensus(ranks, lambda: group)
 A, B, C = (toys.checkpoint(seed) for seed in range(3))
 
 def engine(**keywords):
@@ -37,9 +32,8 @@ def engine(**keywords):
         if isinstance(module, toys.Linear):
             dist.all_reduce(torch.ones(1))
     made = toys.engine("transposed", **keywords)
-    host = made.managed.host
-    host.ranks, host.begin, host.agree, host.announce = ranks, voice.begin, voice.agree, voice.announce
-    host.process = process
+    made.managed.adapter.consensus = consensus
+    made.managed.adapter.process = process
     return made
 
 def update(engine, weights, cuts=(3, 8)):
@@ -89,23 +83,23 @@ for atomic in ("layer", "model"):
     if rank == 1:
         def fails(model):
             raise MemoryError("too late")
-        e.managed.host.finalize = fails
+        e.managed.adapter.finalize = fails
     update(e, B)
     say(e.managed.may_generate)
-    e.managed.host.finalize = lambda model: None
+    e.managed.adapter.finalize = lambda model: None
     say(update(e, C), exact(e, C))
     say(e.managed.version)
 
 say("#late")
-agreement.TIMEOUT = 0.3
+rank_consensus.TIMEOUT = 0.3
 dist.barrier()
-voice.begin()
+consensus.begin()
 if rank == 2:
     time.sleep(1)
     dist.barrier()
-    say(voice.agree(None)[0])
+    say(consensus.agree(None)[0])
 else:
-    say(voice.agree(None)[0])
+    say(consensus.agree(None)[0])
     dist.barrier()
 
 say("#absent")
@@ -137,7 +131,7 @@ def said(tmp_path_factory) -> dict[str, list[list[str]]]:
         for rank in range(ranks)
     ]
     try:
-        outputs = [process.communicate(timeout=90) for process in processes]
+        outputs = [process.communicate(timeout=300) for process in processes]
     finally:
         for process in processes:
             process.kill()

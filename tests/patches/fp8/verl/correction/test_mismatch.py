@@ -122,7 +122,7 @@ def test_what_workers_rounded_comes_with_their_receipts() -> None:
         [{"judged": False}],
         [{"judged": True, "workers": None}],
     ]
-    assert receipts.errors(given) == {"a": 0.2, "b": 0.3}
+    assert receipts.rounding_errors(given) == {"a": 0.2, "b": 0.3}
 
 
 def test_verls_metrics_stay_and_ours_join(monkeypatch) -> None:

@@ -1,4 +1,4 @@
-"""When truncated importance sampling is switched on, and when the recipe is left alone."""
+"""When truncated importance sampling is switched on, and when the config is left alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def decided(
 
 
 def test_on_for_quantized_rollouts_where_nobody_chose() -> None:
-    assert decided() == (True, "rollouts are quantized, and the recipe sets no correction")
+    assert decided() == (True, "rollouts are quantized, and the config sets no correction")
     assert decided(rolled=("bf16", "fp8"))[0]
 
 
@@ -35,13 +35,13 @@ def test_on_for_quantized_rollouts_where_nobody_chose() -> None:
     [
         (dict(tis="off"), "the option tis is off"),
         (dict(rolled=("bf16",)), "rollouts run in bf16"),
-        (dict(typed={f"{CORRECTION}.rollout_is"}), "the recipe sets algorithm.rollout_correction.rollout_is"),
-        (dict(typed={CORRECTION}), "the recipe sets algorithm.rollout_correction"),
+        (dict(typed={f"{CORRECTION}.rollout_is"}), "the config sets algorithm.rollout_correction.rollout_is"),
+        (dict(typed={CORRECTION}), "the config sets algorithm.rollout_correction"),
         (dict(algorithm__rollout_correction__rollout_is="sequence"), "rollout_is"),
         (dict(algorithm__rollout_correction__rollout_rs="token_k1"), "rollout_rs"),
         (dict(algorithm__rollout_correction__bypass_mode=True), "bypass_mode"),
-        ({MODE.replace(".", "__"): "raw_logprobs"}, f"the recipe sets {MODE}=raw_logprobs"),
-        ({ASKED.replace(".", "__"): False}, f"the recipe sets {ASKED}=False"),
+        ({MODE.replace(".", "__"): "raw_logprobs"}, f"the config sets {MODE}=raw_logprobs"),
+        ({ASKED.replace(".", "__"): False}, f"the config sets {ASKED}=False"),
     ],
 )
 def test_off_otherwise_and_it_says_why(how: dict[str, Any], why: str) -> None:

@@ -80,7 +80,7 @@ def test_quantized_rollouts_are_corrected_and_measured(tmp_path):
         config = validated()
         correction = config.algorithm.rollout_correction
         assert (correction.rollout_is, correction.rollout_is_threshold) == ("token", 2.0), correction
-        assert ledger.notes()["tis"] == {"on": True, "why": "rollouts are quantized, and the recipe sets no correction",
+        assert ledger.notes()["tis"] == {"on": True, "why": "rollouts are quantized, and the config sets no correction",
                                          "cap": 2.0, "rollouts": ["int8"]}
         held, _ = correct(batch(), correction)
         weights = held.batch["rollout_is_weights"]

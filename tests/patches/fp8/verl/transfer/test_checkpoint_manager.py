@@ -26,19 +26,20 @@ class Sender:
         self.rank, self.version = rank, 0
 
     def sync(self, step, by=1):
-        from flashpatch.patches.fp8.verl.transfer import receipts
-        from flashpatch.patches.fp8.verl.transfer.weight_sync import Sending
+        from flashpatch.patches.fp8.verl.transfer.receipts import receipt
+        from flashpatch.patches.fp8.verl.transfer.sync_calls import Sending
+        from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
         before, self.version = self.version, self.version + by
         sending = Sending(step, export=0.5, gather=1.0, send=3.0, bytes=8, tensors=1)
         sending.call = "made"
         worker = dict(id=sending.id, step=step, rank=0, world=1, host="h", pid=self.rank, before=[before],
                       after=[self.version], states=["ready"], adapter=False, retry=False, receive=2.0,
                       load=1.5, process=0.25, bytes=8, tensors=1)
-        receipts.keep(sending, self.rank, 0, [worker], 4.0)
+        WEIGHT_SYNC.keep_receipt(receipt(sending, self.rank, 0, [worker], 4.0))
 
     def forget(self):
-        from flashpatch.patches.fp8.verl.transfer import receipts
-        receipts.take()
+        from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
+        WEIGHT_SYNC.take_receipts()
         self.version -= 2
 
     def fail(self):

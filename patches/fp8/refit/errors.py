@@ -1,0 +1,13 @@
+"""The error that an update of weights raises."""
+
+from __future__ import annotations
+
+from flashpatch.errors import PatchError
+
+PATCH = "fp8.update"
+REPORT = "Report this model; until then update it by restarting the engine."
+
+
+def update_error(problem: str, advice: str, model: str | None = None) -> PatchError:
+    """A `PatchError` of this patch; ``model``: class name of the model whose update failed."""
+    return PatchError(problem, patch=PATCH, target=model, advice=advice)

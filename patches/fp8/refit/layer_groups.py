@@ -1,0 +1,51 @@
+"""Divide a model's modules into the layers that are processed together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from flashpatch.patches.fp8.refit.layer import Layer
+from flashpatch.patches.fp8.refit.pristine_params import record
+
+
+def group_layers(
+    model: torch.nn.Module, device: torch.device, deferred: Callable[[torch.nn.Module], bool]
+) -> list[Layer]:
+    """Group modules that share memory; every other module with tensors is a layer by itself.
+
+    Args:
+        model: just constructed, nothing loaded.
+        device: where the weights live.
+        deferred: whether a module is processed after all others.
+
+    Raises:
+        PatchError: a parameter has no shape before it is loaded.
+    """
+    modules = dict(model.named_modules())
+    params = record(modules, device)
+    group: dict[int, set[int]] = {}
+    by_storage: dict[int, int] = {}
+    for param in params:
+        first = by_storage.setdefault(id(param.storage), id(param.module))
+        merged = group.setdefault(first, {first}) | group.setdefault(id(param.module), {id(param.module)})
+        group.update(dict.fromkeys(merged, merged))
+    layers, placed = [], set()
+    for module in modules.values():
+        if id(module) in placed:
+            continue
+        members = group.get(id(module), {id(module)})
+        placed |= members
+        together = [m for m in modules.values() if id(m) in members] if len(members) > 1 else [module]
+        own = [param for param in params if id(param.module) in members]
+        last = any(deferred(m) for m in together)
+        if own or last:
+            layers.append(Layer(together, own, last))
+    return layers
+
+
+def layers_and_parents(model: torch.nn.Module, layers: list[Layer]) -> list[torch.nn.Module]:
+    """The modules that are layers, and every module above one."""
+    layered = {id(module) for layer in layers for module in layer.modules}
+    return [m for m in model.modules() if any(id(below) in layered for below in m.modules())]

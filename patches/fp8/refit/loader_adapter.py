@@ -1,0 +1,39 @@
+"""The engine around a model, as an update needs it: one interface that each engine's adapter fills in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+import torch
+
+from flashpatch.patches.fp8.refit.rank_consensus import Consensus, SingleRank
+
+
+@dataclass
+class LoaderAdapter:
+    """Access to an engine's weight loader and requests.
+
+    Attributes:
+        device: where the weights live.
+        process: post-processes one module as the engine's loader does.
+        deferred: whether a module is processed after all others.
+        context: entered around post-processing (default dtype, engine configuration).
+        finalize: called with the model once all layers are in place.
+        consensus: agreement among the ranks that hold parts of this model and process it together.
+        refusal: why this engine cannot be updated at all, or None.
+        busy: whether requests are running.
+        rounding_error: relative error with which post-processing will round a module that holds fresh values;
+            None where it does not round, or where values came rounded.
+    """
+
+    device: torch.device
+    process: Callable[[torch.nn.Module], None]
+    deferred: Callable[[torch.nn.Module], bool]
+    context: Callable[[], AbstractContextManager]
+    finalize: Callable[[torch.nn.Module], None] = lambda model: None
+    consensus: Consensus = field(default_factory=SingleRank)
+    refusal: Callable[[], str | None] = lambda: None
+    busy: Callable[[], bool] = lambda: False
+    rounding_error: Callable[[torch.nn.Module], float | None] = lambda module: None

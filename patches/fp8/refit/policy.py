@@ -1,0 +1,36 @@
+"""State of a model's weights as a worker reports it to its scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+SHOWN = 6  # names listed in a message before "and N more"
+
+
+@dataclass
+class Policy:
+    """Which version of the policy a model holds.
+
+    Attributes:
+        state: ``loading``, ``ready``, ``open`` or ``broken``, see `managed_model`.
+        version: number of the last committed update, 0 before the first.
+        missing: names that an open update still waits for, the first few.
+        error: why the weights are broken; empty otherwise.
+    """
+
+    state: str
+    version: int
+    missing: list[str] = field(default_factory=list)
+    error: str = ""
+
+    def why_refused(self) -> str:
+        """One sentence for a policy that may not generate."""
+        if self.missing:
+            return f"an update is incomplete, {', '.join(self.missing)} did not come"
+        return self.error or f"an update is {self.state}"
+
+
+def listed(names: list[str]) -> str:
+    """The first names, comma-separated, and how many more there are."""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

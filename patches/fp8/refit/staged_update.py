@@ -1,0 +1,238 @@
+"""Load one update into staged tensors and bring layer after layer into the running model.
+
+Between the first bucket and the commit a `StagedUpdate` counts the load calls, queues the layers that are
+complete, lets the ranks agree on them, and processes them: into place at once (``atomic="layer"``), or into a plan
+that the commit carries out (``atomic="model"``).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from flashpatch.errors import PatchError
+from flashpatch.patches.fp8.refit.errors import update_error
+from flashpatch.patches.fp8.refit.fold import Plan
+from flashpatch.patches.fp8.refit.layer import Layer
+from flashpatch.patches.fp8.refit.layer_state import LayerState
+from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
+from flashpatch.patches.fp8.refit.policy import listed
+from flashpatch.patches.fp8.refit.pristine_params import PristineParam, storage_table
+from flashpatch.patches.fp8.refit.write_tracker import NamedWeights, WriteTracker
+
+logger = logging.getLogger("flashpatch.fp8")
+
+_TOGETHER = 8  # complete layers that several ranks process after one agreement
+
+
+class StagedUpdate:
+    """The update of one model that is under way; `drop` makes it ready for the next.
+
+    Args:
+        model: the model.
+        layers: its layers.
+        layer_state: which Python state belongs to which layer.
+        adapter: the engine around the model.
+        atomic: the family's option.
+        rounding_errors: layer to relative rounding error, filled while layers are processed.
+
+    Attributes:
+        number: of this update, where several ranks count them; None otherwise.
+        mixed: the live layers may be of several policies, so only a complete update helps. Outlives `drop`.
+        discarded: the live weights are gone (sleep level 2). Outlives `drop`.
+        verdict: the error that all ranks agreed on; None while there is none.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        layers: list[Layer],
+        layer_state: LayerState,
+        adapter: LoaderAdapter,
+        atomic: str,
+        rounding_errors: dict[str, float],
+    ) -> None:
+        self._model = model
+        self._layers = layers
+        self._layer_state = layer_state
+        self._adapter = adapter
+        self._atomic = atomic
+        self._rounding_errors = rounding_errors
+        self._plans: dict[Layer, Plan] = {}
+        self._queue: list[Layer] = []
+        self._call = 0  # number of the load_weights call under way
+        self.number: int | None = None
+        self.mixed = False
+        self.discarded = False
+        self.verdict: PatchError | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing has been written yet."""
+        return not any(layer.written or layer.processed_in for layer in self._layers)
+
+    def drop(self) -> None:
+        """Free everything staged and planned."""
+        self._plans.clear()
+        self._queue.clear()
+        self._call = 0
+        for layer in self._layers:
+            layer.reset()
+
+    def note_mixture(self) -> None:
+        """Before an unfinished update is dropped: note that layers of it may be in place already."""
+        if self._atomic == "layer" and any(layer.processed_in for layer in self._layers):
+            self.mixed = True
+
+    def missing(self, partial: bool) -> list[str]:
+        """Names that a complete update would still have to bring; ``partial``: layers left out whole are fine."""
+        partial = partial and not self.discarded and not self.mixed
+        waiting = [layer for layer in self._layers if not layer.processed_in]
+        missing = [name for layer in waiting if layer.written or not partial for name in layer.missing()]
+        return missing + [f"a part of {layer.name} on another rank" for layer in self._queue]
+
+    def load(self, original: Callable, names: NamedWeights, **kwargs: Any) -> Any:
+        """Run the model's ``load_weights`` on staged tensors; process the layers that this call completes."""
+        self._call += 1
+        guarded = _live_storages(self._model)
+        incomplete: dict[Layer, None] = {}  # layers written in this call and not complete yet, in order
+        with ExitStack() as stack:
+            for layer in self._layers:
+                stack.callback(layer.show_live)
+                layer.show_staged()
+            stack.enter_context(self._tracker(names, guarded, incomplete))
+            result = original(self._pass_on(names, incomplete), **kwargs)
+            self._queue_complete(incomplete)
+            for layer in self._layers:
+                layer.check_staged()
+        self._process_queue(last=True)
+        return result
+
+    def commit(self, missing: list[str]) -> None:
+        """Process the deferred layers and carry out all plans.
+
+        Args:
+            missing: what did not come.
+
+        Raises:
+            PatchError: something is missing, on this rank or another.
+        """
+        deferred = (layer for layer in self._layers if layer.deferred)
+        last = [layer for layer in deferred if layer.complete and not layer.processed_in]
+        for layer in last:
+            layer.prepare()
+        self._agree(f"the update is incomplete: {listed(missing)} did not come" if missing else None, [])
+        for layer in last:
+            self._process(layer)
+        self.mixed = True  # until all is in place
+        for plan in self._plans.values():
+            plan.apply()
+        with self._adapter.context():
+            self._adapter.finalize(self._model)
+
+    def _tracker(
+        self, names: NamedWeights, guarded: dict[int, str], incomplete: dict[Layer, None]
+    ) -> WriteTracker:
+        owner = {id(param): layer for layer in self._layers for param in layer.params}
+
+        def on_access(param: PristineParam) -> None:
+            if owner[id(param)].processed_in == self._call:
+                raise self._error(
+                    f"{names.current or param.name} came twice in one update", "Send each tensor once."
+                )
+            param.allocate()
+
+        def on_write(param: PristineParam, view: torch.Tensor) -> None:
+            layer = owner[id(param)]
+            if layer.processed_in or (layer in self._queue and layer.opened_in != self._call):
+                self._restart(names.current or param.name)
+            layer.opened_in = layer.opened_in or self._call
+            param.coverage.add(view, names.current)
+            incomplete[layer] = None
+
+        params = [param for layer in self._layers for param in layer.params]
+        table = storage_table(params, lambda param: param.tensor)
+        return WriteTracker(table, on_write, on_access, guarded)
+
+    def _pass_on(
+        self, names: NamedWeights, incomplete: dict[Layer, None]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        for item in names:
+            yield item
+            self._queue_complete(incomplete)
+
+    def _queue_complete(self, incomplete: dict[Layer, None]) -> None:
+        """Queue the layers that have become complete; process the queue when it may not wait."""
+        for layer in [layer for layer in incomplete if layer.complete and not layer.deferred]:
+            del incomplete[layer]
+            if layer not in self._queue:
+                self._queue.append(layer)
+        if self._adapter.consensus.ranks == 1 or len(self._queue) >= _TOGETHER:
+            self._process_queue()
+
+    def _process_queue(self, last: bool = False) -> None:
+        """Process the layers that are complete on every rank; ``last``: at the end of a call, until all ranks are."""
+        while self._queue or self._adapter.consensus.ranks > 1:
+            with _disable_current_modes():
+                for layer in self._queue:
+                    layer.prepare()
+            ready, all_last = self._agree(None, [self._layers.index(layer) for layer in self._queue], last)
+            for number in ready:
+                self._process(self._layers[number])
+                self._queue.remove(self._layers[number])
+            if not last or all_last:
+                break
+
+    def _process(self, layer: Layer) -> None:
+        paths = {id(param.module): param.name.rpartition(".")[0] for param in layer.params}
+
+        def process(module: torch.nn.Module) -> None:
+            error = self._adapter.rounding_error(module)
+            if error is not None:
+                self._rounding_errors[paths[id(module)]] = error
+            self._adapter.process(module)
+
+        with _disable_current_modes(), self._adapter.context():
+            plan = layer.process(self._layer_state, process)
+            if self._atomic == "layer":
+                plan.apply()
+            else:
+                self._plans[layer] = plan
+        layer.release()
+        layer.processed_in = self._call or 1
+
+    def _restart(self, name: str) -> None:
+        """A tensor of a layer that was complete already came again: a new update has begun."""
+        logger.warning("%s came again: taking it as the start of a new update", name)
+        self.note_mixture()
+        for layer in self._layers:
+            if layer.opened_in != self._call:
+                layer.forget()
+                self._plans.pop(layer, None)
+                if layer in self._queue:
+                    self._queue.remove(layer)
+
+    def _agree(self, error: str | None, ready: list[int], last: bool = True) -> tuple[list[int], bool]:
+        """The layers ready on every rank, and whether all are done; raise, on every rank, the first error of any."""
+        verdict, ready, last = self._adapter.consensus.agree(error, ready, last)
+        if verdict:
+            self.verdict = self._error(verdict, "Send a complete update.")
+            raise self.verdict
+        return ready, last
+
+    def _error(self, problem: str, advice: str) -> PatchError:
+        return update_error(problem, advice, type(self._model).__name__)
+
+
+def _live_storages(model: torch.nn.Module) -> dict[int, str]:
+    """Storage identity to name, for every parameter and buffer with memory of its own."""
+    storages = {}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if not hasattr(tensor, "__tensor_flatten__"):
+            storages[tensor.untyped_storage()._cdata] = name
+    return storages

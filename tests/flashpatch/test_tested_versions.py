@@ -1,0 +1,50 @@
+"""Versions that patches were tested on: from the record, or from one file when somebody asks."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from flashpatch import tested_versions
+from flashpatch.record import Patch
+
+
+def record(patch_id: str = "fp8.vllm.step", **fields) -> Patch:
+    common = dict(targets=("toyfw:step",), requires="", why="", how="", remove_when="", wrapper=print)
+    return Patch(patch_id, **common, **fields)
+
+
+def test_a_record_without_versions_has_those_of_its_family_and_framework() -> None:
+    assert record().tested == tested_versions.tested_versions("fp8", "vllm") != ()
+    assert record("fp8.verl.step").tested == tested_versions.tested_versions("fp8", "verl") != record().tested
+
+
+def test_what_the_record_gives_goes_first() -> None:
+    assert record(tested=("1.0",)).tested == ("1.0",)
+    assert dataclasses.replace(record(), tested=("1.0",)).tested == ("1.0",)
+
+
+@pytest.mark.parametrize("patch_id", ["acme.vllm.step", "fp8.acme.step"])
+def test_a_family_or_framework_that_the_file_does_not_know(patch_id: str) -> None:
+    assert record(patch_id).tested == ()
+
+
+def test_the_file_is_read_when_versions_are_asked_for() -> None:
+    code = (
+        "from flashpatch import tested_versions\n"
+        "from flashpatch.patches.fp8 import FAMILY\n"
+        "assert tested_versions._read.cache_info().currsize == 0\n"
+        "assert all(patch.tested for patch in FAMILY.patches)\n"
+        "assert tested_versions._read.cache_info().misses == 1\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("table", ["1.0", {"vllm": "1.0"}, {"vllm": [1.0]}])
+def test_a_malformed_table_is_refused_by_name(table) -> None:
+    with pytest.raises(ValueError, match="acme"):
+        tested_versions._versions("acme", table)

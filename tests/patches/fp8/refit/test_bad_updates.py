@@ -1,0 +1,249 @@
+"""Bad weights, dead senders and failing steps: the old policy, or no generation until a complete update."""
+
+import random
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import fp8_toys as toys
+
+from flashpatch.errors import PatchError
+
+A, B = toys.checkpoint(0), toys.checkpoint(1)
+
+
+@pytest.mark.parametrize("method", ["transposed", "handled"])
+def test_failing_anywhere_leaves_the_old_policy_under_atomic_model(method):
+    engine = toys.Engine(toys.Model(method), toys.checkpoint(0, scales=True), atomic="model")
+    weights = toys.checkpoint(1, scales=True)
+    before, answers = toys.state(engine.model), engine.model(toys.TOKENS)
+    for index in range(len(weights)):
+        with pytest.raises(ConnectionError) as caught:
+            engine.load(toys.broken_off(weights, index))
+        assert "the old policy stays in place" in caught.value.__notes__[0]
+        after = toys.state(engine.model)
+        assert toys.same_places(before, after) and toys.same_bits(before, after)
+        assert torch.equal(engine.model(toys.TOKENS), answers)
+        assert engine.managed.may_generate and engine.managed.version == 0
+    engine.update(weights)
+    assert toys.same_answers(engine.model, toys.fresh(method, weights))
+
+
+@pytest.mark.parametrize("method", ["transposed", "handled"])
+def test_failing_anywhere_breaks_atomic_layer_until_a_complete_update(method):
+    engine = toys.engine(method)
+    places = toys.state(engine.model)
+    for index in range(len(B)):
+        with pytest.raises(ConnectionError) as caught:
+            engine.load(toys.broken_off(B, index))
+        assert "generation is refused" in caught.value.__notes__[0]
+        assert engine.managed.state == "broken" and not engine.managed.may_generate
+        assert "the sender died" in engine.managed.policy().error
+        with pytest.raises(PatchError, match="the sender died"):
+            engine.managed.finish()
+        assert toys.same_places(places, toys.state(engine.model))
+        weights = toys.checkpoint(index + 2)
+        engine.update(weights)
+        assert engine.managed.may_generate
+        assert toys.same_answers(engine.model, toys.fresh(method, weights))
+
+
+@pytest.mark.parametrize("missing", range(len(B)))
+def test_what_did_not_come_is_named(missing, atomic):
+    engine = toys.engine(atomic=atomic)
+    before = toys.state(engine.model)
+    engine.load(B[:missing] + B[missing + 1 :])
+    assert engine.managed.policy().missing == [B[missing][0]]
+    with pytest.raises(PatchError, match=rf"incomplete: {B[missing][0]} did not come"):
+        engine.managed.finish()
+    assert engine.managed.may_generate == (atomic == "model")
+    if atomic == "model":
+        assert toys.same_bits(before, toys.state(engine.model))
+    engine.update(B)
+    assert toys.same_answers(engine.model, toys.fresh("transposed", B))
+
+
+def change(name, to):
+    return [(key, to(value) if key == name else value) for key, value in B]
+
+
+@pytest.mark.parametrize(
+    "to,error",
+    [
+        (lambda t: t[:-1], AssertionError),
+        (lambda t: t.to(torch.int32), PatchError),
+        (lambda t: t.to(torch.bool), PatchError),
+        (lambda t: t.to(torch.complex64), PatchError),
+        (lambda t: t.to(torch.float8_e4m3fn), PatchError),
+        (lambda t: torch.full_like(t, torch.nan), PatchError),
+        (lambda t: t / 0, PatchError),
+    ],
+    ids=["shape", "int", "bool", "complex", "fp8", "nan", "inf"],
+)
+def test_values_that_cannot_be_weights(to, error, atomic):
+    engine = toys.engine(atomic=atomic)
+    before = toys.state(engine.model)
+    with pytest.raises(error):
+        engine.update(change("layers.1.k.weight", to))
+    assert engine.managed.may_generate == (atomic == "model")
+    if atomic == "model":
+        assert toys.same_bits(before, toys.state(engine.model))
+    engine.update(B)
+    assert toys.same_answers(engine.model, toys.fresh("transposed", B))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_wide_floats_are_converted(dtype):
+    weights = [(name, tensor.to(dtype)) for name, tensor in B]
+    engine = toys.engine()
+    engine.update(weights)
+    assert toys.same_answers(engine.model, toys.fresh("transposed", weights))
+
+
+def test_an_unknown_name(atomic):
+    engine = toys.engine(atomic=atomic)
+    with pytest.raises(KeyError, match="layers.7.down.weight"):
+        engine.update([*B, ("layers.7.down.weight", torch.ones(4, 4))])
+    assert engine.managed.may_generate == (atomic == "model")
+
+
+def test_a_tensor_twice_in_one_call_is_refused():
+    engine = toys.engine()
+    with pytest.raises(PatchError, match="layers.0.down.weight came twice"):
+        engine.load([*B, B[4]])
+
+
+def test_a_tensor_again_in_a_later_call_starts_over(atomic):
+    engine = toys.engine(atomic=atomic)
+    engine.load(A[: len(A) // 2])  # a sender that died without a word
+    for bucket in toys.cut(B, 3, 7):
+        engine.load(bucket)
+    engine.managed.finish()
+    assert toys.same_answers(engine.model, toys.fresh("transposed", B))
+
+
+@pytest.mark.parametrize("dead", range(1, len(A)))
+def test_a_dead_sender_never_mixes(dead, atomic):
+    """Whatever came before it died, the next update ends whole or not at all."""
+    engine = toys.engine(seed=2, atomic=atomic)
+    engine.load(A[:dead])
+    rng = random.Random(dead)
+    try:
+        for bucket in toys.cut(rng.sample(B, len(B)), 4, 9):
+            engine.load(bucket)
+        engine.managed.finish()
+    except PatchError:
+        assert engine.managed.may_generate == (atomic == "model")
+        engine.update(B)
+    assert toys.same_answers(engine.model, toys.fresh("transposed", B))
+
+
+def test_begin_drops_what_came_before(atomic):
+    engine = toys.engine(atomic=atomic)
+    engine.load(A[:6])
+    engine.managed.begin()
+    engine.load(B)
+    engine.managed.finish()
+    assert toys.same_answers(engine.model, toys.fresh("transposed", B))
+
+
+def test_processing_that_fails(atomic):
+    engine = toys.engine(atomic=atomic)
+    before, good = toys.state(engine.model), engine.managed.adapter.process
+
+    def fails(module):
+        good(module)
+        if module is engine.model.layers[1].down:
+            raise MemoryError("no room to repack")
+
+    engine.managed.adapter.process = fails
+    with pytest.raises(MemoryError):
+        engine.update(B)
+    assert toys.same_places(before, toys.state(engine.model))
+    assert engine.managed.may_generate == (atomic == "model")
+    if atomic == "model":
+        assert toys.same_bits(before, toys.state(engine.model))
+    engine.managed.adapter.process = good
+    engine.update(B)
+    assert toys.same_answers(engine.model, toys.fresh("transposed", B))
+
+
+def test_a_commit_that_fails_half_way_is_broken_whatever_the_option(atomic):
+    engine = toys.engine(atomic=atomic)
+
+    def fails(model):
+        raise MemoryError("the last step failed")
+
+    engine.managed.adapter.finalize = fails
+    with pytest.raises(MemoryError) as caught:
+        engine.update(B)
+    assert not engine.managed.may_generate and engine.managed.state == "broken"
+    assert "generation is refused" in caught.value.__notes__[0]
+    engine.managed.adapter.finalize = lambda model: None
+    engine.update(A)
+    assert toys.same_answers(engine.model, toys.fresh("transposed", A))
+
+
+def test_an_engine_that_refuses_updates_says_why(atomic):
+    engine = toys.engine(atomic=atomic)
+    engine.managed.adapter.refusal = lambda: "LoRA adapters are enabled"
+    with pytest.raises(PatchError, match="LoRA adapters are enabled"):
+        engine.load(B)
+    assert engine.managed.may_generate
+
+
+def test_running_requests_refuse_an_update(atomic):
+    engine = toys.engine(atomic=atomic)
+    engine.managed.adapter.busy = lambda: True
+    with pytest.raises(PatchError, match="requests are running"):
+        engine.load(B)
+    assert engine.managed.may_generate
+
+
+def test_a_loader_that_writes_into_the_live_model(atomic):
+    engine = toys.engine("bare", atomic=atomic)
+    before, live = toys.state(engine.model), engine.model.layers[0].down.weight
+
+    def cheats(weights):
+        loaded = engine.model.load_weights(weights)
+        live.data.mul_(2)
+        return loaded
+
+    with pytest.raises(PatchError, match="straight into layers.0.down.weight"):
+        engine.managed.load(cheats, iter(B[:2]))
+    if atomic == "model":
+        assert toys.same_bits(before, toys.state(engine.model))
+    assert engine.managed.may_generate == (atomic == "model")
+
+
+def test_a_loader_that_replaces_parameters_instead_of_writing_to_them(atomic):
+    engine = toys.engine("bare", atomic=atomic)
+
+    def by_data(weights):
+        for name, tensor in weights:
+            dict(engine.model.named_parameters())[name].data = tensor
+
+    def by_parameter(weights):
+        for _, tensor in weights:
+            engine.model.layers[0].down.weight = torch.nn.Parameter(tensor, requires_grad=False)
+
+    for loader in (by_data, by_parameter):
+        with pytest.raises(PatchError, match=r"layers.0.down.weight .*replace"):
+            engine.managed.load(loader, [("layers.0.down.weight", torch.ones(4, 4))])
+        engine.update(B)
+        assert toys.same_answers(engine.model, toys.fresh("bare", B))
+
+
+def test_a_loader_that_writes_out_of_sight(atomic):
+    class Threaded(toys.Model):
+        def load_weights(self, weights):
+            thread = threading.Thread(target=super().load_weights, args=(list(weights),))
+            thread.start()
+            thread.join()
+
+    engine = toys.Engine(Threaded("bare"), A, atomic=atomic)
+    with pytest.raises(PatchError, match="in other threads perhaps"):
+        engine.load(B)
+    assert engine.managed.may_generate and toys.same_answers(engine.model, toys.fresh("bare", A))

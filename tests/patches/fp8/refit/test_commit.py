@@ -1,0 +1,129 @@
+"""When an update is committed: finish, a step, sleep, and other threads in between."""
+
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import fp8_toys as toys
+
+from flashpatch.errors import PatchError
+
+A, B = toys.checkpoint(0), toys.checkpoint(1)
+
+
+def test_finish_twice_and_without_an_update(atomic):
+    engine = toys.engine(atomic=atomic)
+    engine.managed.finish()
+    assert engine.managed.version == 0
+    engine.update(B)
+    engine.managed.finish()
+    assert engine.managed.version == 1
+
+
+def test_a_step_commits_what_is_complete_and_nothing_else(atomic):
+    engine = toys.engine(atomic=atomic)
+    engine.load(B[:-1])
+    engine.managed.commit_if_complete()
+    assert engine.managed.state == "open" and engine.managed.may_generate == (atomic == "model")
+    engine.load(B[-1:])
+    engine.managed.commit_if_complete()
+    assert engine.managed.state == "ready" and engine.managed.version == 1
+    assert toys.same_answers(engine.model, toys.fresh("transposed", B))
+
+
+def test_under_atomic_model_nothing_changes_before_the_commit(method):
+    engine = toys.Engine(toys.Model(method), toys.checkpoint(0, scales=True), atomic="model")
+    before, answers = toys.state(engine.model), engine.model(toys.TOKENS)
+    engine.load(toys.checkpoint(1, scales=True))
+    assert toys.same_bits(before, toys.state(engine.model))
+    assert torch.equal(engine.model(toys.TOKENS), answers)
+
+
+def test_after_sleep_level_2_only_a_complete_update_helps():
+    engine = toys.engine("quantized")
+    with torch.no_grad():
+        for tensor in (*engine.model.parameters(), *engine.model.buffers()):
+            tensor.zero_() if not tensor.is_floating_point() else tensor.fill_(torch.nan)
+        for layer in engine.model.layers:
+            layer.attn._scale.fill_(1)  # vLLM saves buffers over a sleep
+    engine.managed.mark_discarded()
+    assert not engine.managed.may_generate
+    with pytest.raises(PatchError, match="sleep level 2"):
+        engine.managed.finish()
+    with pytest.raises(PatchError, match="did not come"):
+        engine.update(B[:5])
+    engine.update(B)
+    assert toys.same_answers(engine.model, toys.fresh("quantized", B))
+
+
+def test_sleep_level_2_has_nothing_to_fall_back_to():
+    engine = toys.engine(atomic="model")
+    engine.managed.mark_discarded()
+    with pytest.raises(PatchError, match="nothing to fall back to"):
+        engine.load(B)
+    assert not engine.managed.may_generate
+
+
+def test_an_update_that_wrote_nothing_can_be_withdrawn(atomic):
+    engine = toys.engine("bare", atomic=atomic)
+    engine.managed.begin()
+    assert engine.managed.close_if_empty() and engine.managed.may_generate and engine.managed.version == 0
+    engine.managed.begin()
+    engine.load(list(B)[:1])
+    assert not engine.managed.close_if_empty() and engine.managed.state == "open"
+
+
+def in_the_middle(engine, weights, act):
+    """Load ``weights``, and call ``act`` in another thread half-way; what it raised, or None."""
+    raised = []
+
+    def guarded():
+        try:
+            act()
+        except Exception as error:
+            raised.append(error)
+
+    def stream():
+        for index, item in enumerate(weights):
+            if index == len(weights) // 2:
+                other = threading.Thread(target=guarded)
+                other.start()
+                other.join(timeout=10)
+                assert not other.is_alive()
+            yield item
+
+    engine.load(stream())
+    return raised[0] if raised else None
+
+
+def test_two_senders_at_once(atomic):
+    engine = toys.engine(atomic=atomic)
+    error = in_the_middle(engine, B, lambda: engine.load(A))
+    assert isinstance(error, PatchError) and "another update" in str(error)
+    engine.managed.finish()
+    assert toys.same_answers(engine.model, toys.fresh("transposed", B))
+
+
+@pytest.mark.parametrize("door", ["begin", "finish"])
+def test_doors_are_shut_while_a_bucket_loads(door, atomic):
+    engine = toys.engine(atomic=atomic, partial=True)
+    error = in_the_middle(engine, B, getattr(engine.managed, door))
+    assert isinstance(error, PatchError) and "another update" in str(error)
+    engine.managed.finish()
+    assert toys.same_answers(engine.model, toys.fresh("transposed", B))
+
+
+def test_no_step_while_a_bucket_loads(atomic):
+    engine = toys.engine(atomic=atomic, partial=True)
+    allowed = []
+
+    def step():
+        engine.managed.commit_if_complete()
+        allowed.append(engine.managed.may_generate)
+
+    assert in_the_middle(engine, B, step) is None
+    assert allowed == [False]
+    engine.managed.finish()
+    assert toys.same_answers(engine.model, toys.fresh("transposed", B))

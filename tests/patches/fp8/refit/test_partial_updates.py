@@ -1,0 +1,63 @@
+"""Updates that leave whole layers out."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import fp8_toys as toys
+
+from flashpatch.errors import PatchError
+
+A, B = toys.checkpoint(0), toys.checkpoint(1)
+
+
+FIRST = [item for item in B if item[0].startswith("layers.0.")]
+
+
+@pytest.mark.parametrize("how", ["option", "finish", "load"])
+def test_a_partial_update_leaves_whole_layers_out(how, atomic):
+    engine = toys.engine(atomic=atomic, partial=how == "option")
+    engine.load(FIRST, **({"partial": True} if how == "load" else {}))
+    engine.managed.finish(**({"partial": True} if how == "finish" else {}))
+    mixed = dict(A) | dict(FIRST)
+    assert toys.same_answers(engine.model, toys.fresh("transposed", list(mixed.items())))
+    assert engine.managed.version == 1
+
+
+def test_a_partial_update_keeps_the_scales_it_does_not_bring(atomic):
+    first = toys.checkpoint(0, scales=True)
+    engine = toys.Engine(toys.Model(), first, atomic=atomic)
+    engine.update(FIRST, partial=True)
+    assert toys.same_answers(
+        engine.model, toys.fresh("transposed", list((dict(first) | dict(FIRST)).items()))
+    )
+
+
+def test_a_partial_update_must_not_cut_a_layer(atomic):
+    engine = toys.engine(atomic=atomic)
+    with pytest.raises(PatchError, match=r"layers.0.v.weight did not come"):
+        engine.update([item for item in FIRST if ".v." not in item[0]], partial=True)
+
+
+@pytest.mark.parametrize("fault", ["failed", "abandoned", "restarted", "slept"])
+def test_a_partial_update_cannot_mend_a_mixed_policy(fault):
+    engine = toys.engine(partial=True)
+    if fault == "failed":
+        with pytest.raises(ConnectionError):
+            engine.load(toys.broken_off(B, 8))
+    elif fault == "abandoned":
+        engine.load(B[:8])
+        engine.managed.begin()
+    elif fault == "restarted":
+        engine.load(B[:8])
+        engine.load(B[:1])
+    else:
+        engine.managed.mark_discarded()
+    engine.load([item for item in A if item[0].startswith("layers.1.")])
+    with pytest.raises(PatchError, match="did not come"):
+        engine.managed.finish()
+    assert not engine.managed.may_generate
+    engine.update(B)
+    assert toys.same_answers(engine.model, toys.fresh("transposed", B))
+    engine.update([item for item in A if item[0].startswith("layers.1.")])
+    assert engine.managed.may_generate

@@ -1,0 +1,75 @@
+"""Open an engine in a precision by its name, update it, and compare it with stock vLLM.
+
+The oracle of int8 is stock vLLM on a compressed-tensors checkpoint of the same weights, written by the
+laboratory's own converter: the first load and every update must equal it to the last bit.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import vllm_updates as updates
+from vllm_lab import engines, models, oracle
+
+A, B = ("qwen2", 0), ("qwen2", 1)
+
+
+def opened(name: str, model: str, **kw: Any) -> Any:
+    import flashpatch
+
+    flashpatch.enable(name, **kw.pop("options", {}))
+    return engines.open_llm(model, **kw)
+
+
+def there_and_back(name: str, model: str, sources: list[str], seed: int, **kw: Any) -> dict[str, Any]:
+    """Open `model` in the precision `name`, then send each source in bf16, in buckets that cut fused layers."""
+    import flashpatch
+    from flashpatch import ledger
+
+    rng = random.Random(seed)
+    with opened(name, model, **kw) as llm:
+        inner = engines.inner_model(llm)
+        before = engines.addresses(inner)
+        found: dict[str, Any] = dict(answers=[engines.answers(llm)], errors=[])
+        for number, source in enumerate(sources):
+            updates.send(llm, updates.buckets(list(models.weights(source)), rng))
+            if number % 2:
+                updates.finish(llm)
+            found["answers"].append(engines.answers(llm))
+            found["errors"].append(errors_of(inner))
+        found.update(
+            moved=sorted(k for k, at in engines.addresses(inner).items() if before.get(k) != at),
+            kernels=ledger.notes()["kernels"],
+            precision=ledger.notes()["precision"],
+        )
+    flashpatch.disable(name)
+    return found
+
+
+def errors_of(model: Any) -> dict[str, float]:
+    from flashpatch.patches.fp8.refit import model_registry
+
+    return dict(model_registry.get(model).rounding_errors)
+
+
+def check(found: dict[str, Any], want: list[dict[str, Any]]) -> None:
+    gaps = [engines.difference(got, fresh) for got, fresh in zip(found["answers"], want, strict=True)]
+    assert all(gap.exact for gap in gaps), gaps
+    assert not found["moved"]
+
+
+def int8(family: str, seed: int) -> dict[str, Any]:
+    return oracle.answers(updates.checkpoint(family, seed, "int8"))
+
+
+def refusal(name: str, model: str, **options: Any) -> str | None:
+    import flashpatch
+
+    def opens() -> None:
+        with opened(name, model, options=options):
+            pass
+
+    error = updates.error(opens)
+    flashpatch.disable(name)
+    return error
