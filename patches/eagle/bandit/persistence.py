@@ -14,7 +14,7 @@ from flashpatch.patches.eagle.bandit.policy import Policy
 logger = logging.getLogger("flashpatch.eagle")
 
 
-def save(policy: Policy, path: Path) -> None:
+def save_policy(policy: Policy, path: Path) -> None:
     """Write the policy's state, whole or not at all. A failure is logged, not raised."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -27,7 +27,7 @@ def save(policy: Policy, path: Path) -> None:
             temporary.unlink()
 
 
-def restore(policy: Policy, path: Path) -> str:
+def restore_policy(policy: Policy, path: Path) -> str:
     """Take up the state in a file, if there is one.
 
     Returns:

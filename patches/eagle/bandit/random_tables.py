@@ -8,7 +8,7 @@ import random
 LENGTH = 8191  # prime, so that a cycle over few arms does not repeat in step with it
 
 
-class Noise:
+class RandomTables:
     """Draws from tables made once per seed.
 
     Attributes:

@@ -11,7 +11,7 @@ from typing import Any
 from flashpatch.errors import PatchError
 
 
-class Broadcast:
+class RankBroadcast:
     """The group's first rank decides and broadcasts; a decision costs one small collective on the host.
 
     All ranks must ask for the same steps in the same order, as tensor-parallel ranks do. Each checks that its
@@ -32,13 +32,13 @@ class Broadcast:
             raise PatchError(
                 "torch.distributed is not initialised.",
                 patch="eagle",
-                target="agree",
-                advice="Make the policy after the engine's process groups, or without agree on one rank.",
+                target="broadcast",
+                advice="Make the policy after the engine's process groups, or without broadcast on one rank.",
             )
         self._dist, self._group = dist, group
         self._source = dist.get_global_rank(group, 0) if group is not None else 0
         self._buffer = torch.empty(3, dtype=torch.int64)
-        self.leads = dist.get_rank() == self._source
+        self.is_leader = dist.get_rank() == self._source
 
     def __call__(self, turn: int, batch_size: int, arm: int) -> int:
         """The leader's arm.
@@ -47,7 +47,7 @@ class Broadcast:
             PatchError: this rank is at another step or has another batch than the leader.
         """
         buffer = self._buffer
-        if self.leads:
+        if self.is_leader:
             buffer[0], buffer[1], buffer[2] = turn, batch_size, arm
         self._dist.broadcast(buffer, src=self._source, group=self._group)
         theirs = buffer.tolist()
@@ -56,7 +56,7 @@ class Broadcast:
                 f"this rank is at step {turn} with batch {batch_size}, "
                 f"the leader at {theirs[0]} with {theirs[1]}.",
                 patch="eagle",
-                target="agree",
+                target="broadcast",
                 advice="Every rank has to ask the policy for the same steps.",
             )
         return theirs[2]

@@ -1,4 +1,4 @@
-"""Sums over the last steps of a group, exact and without a pass over them."""
+"""Sums over the last steps of a bucket, exact and without a pass over them."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class Checkpoints:
         return self.folder / f"step-{whole[-1]}" if whole else None
 
     def resume(self, trainer: Any) -> bool:
-        """Put a trainer where the last whole checkpoint was taken; False when there is none.
+        """Put a trainer where the last whole checkpoint was read; False when there is none.
 
         Raises:
             PatchError: the checkpoint cannot be read or is not of such a trainer.
@@ -106,7 +106,7 @@ class Checkpoints:
                 f"{path} cannot be resumed from: {str(error).strip().splitlines()[-1]}",
                 patch="eagle",
                 target="drafter checkpoint",
-                advice="Delete it; the one before, or a fresh start, is taken then.",
+                advice="Delete it; the one before, or a fresh start, is read then.",
             ) from error
         trainer.restore(state)
         return True

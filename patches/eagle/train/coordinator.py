@@ -38,7 +38,7 @@ class Coordinator:
         stop_limit: seconds until it must be idle after `stop`, or after its slice.
         silence_limit: seconds without a sign of life while training.
         restarts: how often a dead worker is started again, after 1, 2, 4 ... seconds; its last checkpoint is
-            taken up. Reset by every drafter that comes.
+            read up. Reset by every drafter that comes.
         environment: added to the worker's.
         clock: seconds.
 
@@ -46,7 +46,7 @@ class Coordinator:
         state: one of `State`.
         drafter: folder of the newest drafter, or None.
         figures: what the worker said last.
-        counts: ``started``, ``died``, ``killed``, ``drafters``, ``errors``, ``unheard`` (orders that could
+        counts: ``started``, ``died``, ``killed``, ``drafters``, ``errors``, ``undelivered`` (commands that could
             not be given).
         problem: the last one, or "".
     """
@@ -69,16 +69,16 @@ class Coordinator:
         self.state: State = "down"
         self.drafter: Path | None = None
         self.figures: dict[str, Any] = {}
-        self.counts: Counter[str] = Counter(started=0, died=0, killed=0, drafters=0, errors=0, unheard=0)
+        self.counts: Counter[str] = Counter(started=0, died=0, killed=0, drafters=0, errors=0, undelivered=0)
         self.problem = ""
         self._limits = {"starting": start_limit, "stopping": stop_limit}
         self._silence, self._stop_limit = silence_limit, stop_limit
-        self._restarts, self._left, self._again_at = restarts, restarts, 0.0
+        self._restarts, self._restarts_left, self._restart_at = restarts, restarts, 0.0
         self._environment, self._clock = dict(environment or {}), clock
         self._process: subprocess.Popen[str] | None = None
         self._events: queue.Queue[tuple[int, dict[str, Any]]] = queue.Queue()
         self._errors: deque[str] = deque(maxlen=20)
-        self._since = self._heard = self._slice_ends = 0.0
+        self._since = self._last_event = self._slice_ends = 0.0
         self._wanted = 0.0  # seconds of a slice asked for while the worker was starting
         self._lock = threading.RLock()
 
@@ -107,7 +107,7 @@ class Coordinator:
                     start_new_session=True,  # a terminal's Ctrl-C reaches the engine only
                 )
             except OSError as error:
-                self._trouble(f"the trainer cannot be started: {error}")
+                self._warn(f"the trainer cannot be started: {error}")
                 self._failed()
                 return False
             os.set_blocking(process.stdin.fileno(), False)
@@ -115,7 +115,7 @@ class Coordinator:
             self._errors.clear()
             self.counts["started"] += 1
             self._enter("starting")
-            for target in (self._listen, self._overhear):
+            for target in (self._read_events, self._read_errors):
                 threading.Thread(
                     target=target, args=(process,), name="flashpatch-trainer", daemon=True
                 ).start()
@@ -130,7 +130,7 @@ class Coordinator:
             )
         with self._lock:
             self.poll()
-            if self.state == "down" and self._clock() >= self._again_at:
+            if self.state == "down" and self._clock() >= self._restart_at:
                 self.start()
             if self.state == "starting":
                 self._wanted = seconds
@@ -148,16 +148,16 @@ class Coordinator:
             if self.state != "training":
                 return self.state in ("idle", "stopping")
             self._enter("stopping")
-            return self._tell({"do": "stop"})
+            return self._send({"command": "stop"})
 
     def load(self, folder: str | os.PathLike[str]) -> bool:
         """Have it go on from other weights, as after a rollback. False when it is not there to hear it."""
-        return self._tell({"do": "load", "folder": os.fspath(folder)})
+        return self._send({"command": "load", "folder": os.fspath(folder)})
 
     def target(self, folder: str | os.PathLike[str]) -> bool:
         """Tell it where the policy's present embedding and head are. False when it is not there to hear
         it."""
-        return self._tell({"do": "target", "folder": os.fspath(folder)})
+        return self._send({"command": "target", "folder": os.fspath(folder)})
 
     def poll(self) -> list[dict[str, Any]]:
         """Notice what happened since the last call; returns the worker's events. Never blocks, never
@@ -171,8 +171,8 @@ class Coordinator:
                     break
                 if pid == self.pid:  # not the words of a worker that is gone
                     found.append(event)
-                    self._hear(event)
-            self._watch()
+                    self._handle(event)
+            self._check_process()
             return found
 
     def wait_idle(self, limit: float) -> bool:
@@ -194,17 +194,17 @@ class Coordinator:
             self._kill(f"the trainer was not idle within {limit} seconds")
         return False
 
-    def close(self, patience: float = 10.0) -> None:
-        """End the worker: by an order, and when that takes longer than ``patience`` seconds by killing it."""
+    def close(self, timeout: float = 10.0) -> None:
+        """End the worker: by a command, and when that takes longer than ``timeout`` seconds by killing it."""
         with self._lock:
             process = self._process
             if process is None:
                 return
-            self._tell({"do": "exit"})
+            self._send({"command": "exit"})
             with contextlib.suppress(OSError):
                 process.stdin.close()
         try:
-            process.wait(patience)
+            process.wait(timeout)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -216,17 +216,17 @@ class Coordinator:
 
     def _begin(self, seconds: float) -> bool:
         self._slice_ends = self._clock() + seconds
-        if self._tell({"do": "train", "seconds": seconds}):
+        if self._send({"command": "train", "seconds": seconds}):
             self._enter("training")
             return True
         return False
 
-    def _hear(self, event: dict[str, Any]) -> None:
-        self._heard = self._clock()
+    def _handle(self, event: dict[str, Any]) -> None:
+        self._last_event = self._clock()
         name = event.get("event")
         if name in ("training", "idle", "drafter"):
             self.figures = {**self.figures, **event}
-        if name == "ready" or (name == "idle" and event.get("order", "train") == "train"):
+        if name == "ready" or (name == "idle" and event.get("command", "train") == "train"):
             self._enter("idle")
             if self._wanted:
                 seconds, self._wanted = self._wanted, 0.0
@@ -234,38 +234,40 @@ class Coordinator:
         elif name == "drafter":
             self.drafter = Path(event["folder"])
             self.counts["drafters"] += 1
-            self._left = self._restarts
+            self._restarts_left = self._restarts
         elif name == "error":
             self.counts["errors"] += 1
-            self._trouble(f"the trainer could not {event.get('order')}: {event.get('problem')}")
+            self._warn(f"the trainer could not {event.get('command')}: {event.get('problem')}")
         elif name == "refused":
-            self._left = 0  # it would be refused again
-            self._trouble(f"the trainer refused its settings: {event.get('problem')}")
+            self._restarts_left = 0  # it would be refused again
+            self._warn(f"the trainer refused its settings: {event.get('problem')}")
 
-    def _watch(self) -> None:
+    def _check_process(self) -> None:
         """Deaths and time limits."""
         process, now = self._process, self._clock()
         if process is None:
-            if self.state == "down" and self._wanted and now >= self._again_at:
+            if self.state == "down" and self._wanted and now >= self._restart_at:
                 self.start()
             return
         code = process.poll()
         if code is not None:
             self.counts["died"] += 1
             last = f": {self._errors[-1]}" if self._errors else ""
-            self._trouble(
-                self.problem if code == 2 and self._left == 0 else f"the trainer died, exit {code}{last}"
+            self._warn(
+                self.problem
+                if code == 2 and self._restarts_left == 0
+                else f"the trainer died, exit {code}{last}"
             )
             self._gone()
         elif self.state in self._limits and now - self._since > self._limits[self.state]:
             self._kill(f"the trainer was {self.state} for more than {self._limits[self.state]} seconds")
         elif self.state == "training" and now > self._slice_ends + self._stop_limit:
             self._kill(f"the trainer did not end its slice within {self._stop_limit} seconds")
-        elif self.state == "training" and now - max(self._heard, self._since) > self._silence:
+        elif self.state == "training" and now - max(self._last_event, self._since) > self._silence:
             self._kill(f"the trainer was silent for more than {self._silence} seconds")
 
     def _kill(self, why: str) -> None:
-        self._trouble(why)
+        self._warn(why)
         self.counts["killed"] += 1
         if self._process is not None:
             self._process.kill()
@@ -281,9 +283,9 @@ class Coordinator:
         self._failed()
 
     def _failed(self) -> None:
-        if self._left > 0:
-            self._again_at = self._clock() + 2.0 ** (self._restarts - self._left)
-            self._left -= 1
+        if self._restarts_left > 0:
+            self._restart_at = self._clock() + 2.0 ** (self._restarts - self._restarts_left)
+            self._restarts_left -= 1
             self._enter("down")
         else:
             self._enter("given up")
@@ -291,27 +293,27 @@ class Coordinator:
     def _enter(self, state: State) -> None:
         self.state, self._since = state, self._clock()
 
-    def _trouble(self, problem: str) -> None:
+    def _warn(self, problem: str) -> None:
         if problem != self.problem:
             logger.warning("%s", problem)
         self.problem = problem
 
-    def _tell(self, order: dict[str, Any]) -> bool:
+    def _send(self, command: dict[str, Any]) -> bool:
         with self._lock:
             process = self._process
             if process is None or process.stdin is None:
-                self.counts["unheard"] += 1
+                self.counts["undelivered"] += 1
                 return False
             try:
                 os.write(
-                    process.stdin.fileno(), (json.dumps(order) + "\n").encode()
+                    process.stdin.fileno(), (json.dumps(command) + "\n").encode()
                 )  # below PIPE_BUF: all or none
                 return True
             except (OSError, ValueError):  # it is gone, or does not read and the pipe is full
-                self.counts["unheard"] += 1
+                self.counts["undelivered"] += 1
                 return False
 
-    def _listen(self, process: subprocess.Popen[str]) -> None:
+    def _read_events(self, process: subprocess.Popen[str]) -> None:
         with contextlib.suppress(OSError, ValueError):
             for line in process.stdout:
                 with contextlib.suppress(ValueError):
@@ -319,7 +321,7 @@ class Coordinator:
                     if isinstance(event, dict):
                         self._events.put((process.pid, event))
 
-    def _overhear(self, process: subprocess.Popen[str]) -> None:
+    def _read_errors(self, process: subprocess.Popen[str]) -> None:
         with contextlib.suppress(OSError, ValueError):
             for line in process.stderr:
                 if line.strip():

@@ -18,19 +18,22 @@ from transformers import PretrainedConfig
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.train.drafter import Drafter, Drafter3
-from flashpatch.patches.eagle.train.target_embeddings import Frozen
+from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
 
 ENGINES = ("vllm", "sglang")
 
 
 def engine_weights(
-    weights: Mapping[str, Tensor], config: PretrainedConfig, engine: str, frozen: Frozen | None = None
+    weights: Mapping[str, Tensor],
+    config: PretrainedConfig,
+    engine: str,
+    target_embeddings: TargetEmbeddings | None = None,
 ) -> dict[str, Tensor]:
     """The drafter's weights under the names, and with the extras, that an engine's loader expects.
 
     SGLang's EAGLE-1 model has a bias on ``fc`` that stays random when the checkpoint lacks it, so it is
     written as zeros; vLLM's has none and refuses it. An EAGLE-3 checkpoint carries the head, which is
-    ``frozen``'s.
+    ``target_embeddings``'s.
 
     Raises:
         PatchError: an unknown engine, or an EAGLE-3 drafter without the target's head.
@@ -44,11 +47,11 @@ def engine_weights(
     found = {name: tensor.detach() for name, tensor in weights.items()}
     dtype = found["fc.weight"].dtype
     if config.eagle_kind == "eagle3":
-        if frozen is None:
+        if target_embeddings is None:
             raise PatchError(
                 "an EAGLE-3 drafter is written with the target's head.", patch="eagle", target="drafter"
             )
-        found["lm_head.weight"] = frozen.head.to("cpu", dtype)
+        found["lm_head.weight"] = target_embeddings.head.to("cpu", dtype)
     elif engine == "sglang":
         found["fc.bias"] = torch.zeros(config.hidden_size, dtype=dtype)
     return found
@@ -85,7 +88,7 @@ def save_drafter(
     weights: Mapping[str, Tensor],
     config: PretrainedConfig,
     engine: str,
-    frozen: Frozen | None = None,
+    target_embeddings: TargetEmbeddings | None = None,
     tokenizer: str | os.PathLike[str] | None = None,
 ) -> Path:
     """Write a drafter that the engine's ``speculative`` setting can name; whole or not at all.
@@ -100,7 +103,7 @@ def save_drafter(
         OSError: the disk is full or cannot be written; nothing is left behind.
     """
     final = Path(folder)
-    found = engine_weights(weights, config, engine, frozen)
+    found = engine_weights(weights, config, engine, target_embeddings)
     temporary = final.parent / f".{final.name}-{os.getpid()}"
     try:
         temporary.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ EMBEDDING = ("model.embed_tokens.weight", "embed_tokens.weight")
 HEAD = ("lm_head.weight",)
 
 
-class Frozen:
+class TargetEmbeddings:
     """Embeddings and head of the target, both [vocabulary, hidden]; one tensor where the target ties them."""
 
     def __init__(self, embedding: Tensor, head: Tensor | None = None) -> None:
@@ -31,7 +31,7 @@ class Frozen:
             )
 
     @classmethod
-    def load(cls, folder: str | os.PathLike[str]) -> Frozen:
+    def load(cls, folder: str | os.PathLike[str]) -> TargetEmbeddings:
         """Read both from a target's safetensors checkpoint.
 
         Raises:
@@ -61,10 +61,14 @@ class Frozen:
             )
         return cls(found["embedding"], found.get("head"))
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Frozen:
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> TargetEmbeddings:
         """The same elsewhere or in another precision."""
         embedding = self.embedding.to(device, dtype)
-        return Frozen(embedding, None if self.head is self.embedding else self.head.to(device, dtype))
+        return TargetEmbeddings(
+            embedding, None if self.head is self.embedding else self.head.to(device, dtype)
+        )
 
     def embed(self, ids: Tensor) -> Tensor:
         """[..., hidden] for integer ids."""

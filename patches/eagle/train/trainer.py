@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from flashpatch.patches.eagle.train.drafter import Drafter, Drafter3
 from flashpatch.patches.eagle.train.loss import sums
 from flashpatch.patches.eagle.train.pack import Pack, filler
-from flashpatch.patches.eagle.train.target_embeddings import Frozen
+from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Trainer:
 
     Args:
         drafter: sharded in place when ``mesh`` is given.
-        frozen: the target's embedding and head, on the drafter's device.
+        target_embeddings: the target's embedding and head, on the drafter's device.
         recipe: see `Recipe`.
         mesh: a device mesh of one dimension (FSDP2), or two (replicate, shard); None without sharding.
 
@@ -69,11 +69,16 @@ class Trainer:
     def __init__(
         self,
         drafter: Drafter | Drafter3,
-        frozen: Frozen,
+        target_embeddings: TargetEmbeddings,
         recipe: Recipe | None = None,
         mesh: DeviceMesh | None = None,
     ) -> None:
-        self.drafter, self.frozen, self.recipe, self.mesh = drafter, frozen, recipe or Recipe(), mesh
+        self.drafter, self.target_embeddings, self.recipe, self.mesh = (
+            drafter,
+            target_embeddings,
+            recipe or Recipe(),
+            mesh,
+        )
         self.count = self.skipped = 0
         if mesh is not None:
             policy = MixedPrecisionPolicy(param_dtype=self.recipe.compute, reduce_dtype=torch.float32)
@@ -123,7 +128,7 @@ class Trainer:
         for place, row in enumerate(rows):
             if self.mesh is not None:
                 self.drafter.set_requires_gradient_sync(place == len(rows) - 1)
-            part = sums(self.drafter, self.frozen, row.to(device, dtype))
+            part = sums(self.drafter, self.target_embeddings, row.to(device, dtype))
             loss = self.recipe.states * part.states + self.recipe.tokens * part.tokens
             # FSDP takes the mean of the ranks' gradients; the sum is wanted.
             (loss * (ranks / positions)).backward()
@@ -136,7 +141,10 @@ class Trainer:
     def evaluate(self, rows: Sequence[Pack]) -> dict[str, float]:
         """The means of `step` for this rank's rows, without learning; not for sharded drafters."""
         parameter = next(self.drafter.parameters())
-        found = [sums(self.drafter, self.frozen, row.to(parameter.device, parameter.dtype)) for row in rows]
+        found = [
+            sums(self.drafter, self.target_embeddings, row.to(parameter.device, parameter.dtype))
+            for row in rows
+        ]
         count = max(1.0, float(sum(part.count for part in found)))
         names = {"states": "states", "tokens": "tokens", "agreed": "agreement"}
         return {key: float(sum(getattr(part, name) for part in found)) / count for name, key in names.items()}

@@ -12,8 +12,8 @@ from flashpatch.arming.site import Site
 from flashpatch.patches._shared.awaits import caller_awaits
 from flashpatch.patches.eagle.verl import verl_config
 from flashpatch.patches.eagle.verl.cotraining import Job
-from flashpatch.patches.eagle.verl.targets import TEXT
-from flashpatch.record import Contract, Patch
+from flashpatch.patches.eagle.verl.targets import DriverPatch
+from flashpatch.record import Contract
 
 MANAGER = "verl.checkpoint_engine.base:CheckpointEngineManager"
 _LIMIT = 600.0  # seconds for a call to the replicas
@@ -95,7 +95,7 @@ def _undo(site: Site) -> None:
     site.unwrap()
 
 
-IDLE = Patch(
+IDLE = DriverPatch(
     id="eagle.verl.sleep_replicas",
     targets=(f"{MANAGER}.sleep_replicas",),
     wrapper=on_sleep,
@@ -104,10 +104,9 @@ IDLE = Patch(
     needs=("eagle.verl.update_weights",),
     why="A drafter can be trained at no cost to the rollouts only while they rest.",
     how="Lets the drafter's trainer work from here to the next weight update.",
-    **TEXT,
 )
 
-UPDATE = Patch(
+UPDATE = DriverPatch(
     id="eagle.verl.update_weights",
     targets=(f"{MANAGER}.update_weights",),
     wrapper=on_update,
@@ -125,10 +124,9 @@ UPDATE = Patch(
     why="A drafter falls behind a policy that is trained, and verl brings the replicas nothing but the policy.",
     how="After each update of the policy brings every replica the newest drafter, and the trainer what the "
     "drafter shares with the policy.",
-    **TEXT,
 )
 
-LOG = Patch(
+LOG = DriverPatch(
     id="eagle.verl.tracking_log",
     targets=("verl.utils.tracking:Tracking.log",),
     wrapper=on_log,
@@ -137,5 +135,4 @@ LOG = Patch(
     needs=("eagle.verl.update_weights",),
     why="verl does not log what a drafter of its own training does.",
     how="Adds eagle/* to what the trainer logs next.",
-    **TEXT,
 )

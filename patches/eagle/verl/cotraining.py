@@ -16,7 +16,7 @@ from typing import Any
 from flashpatch import ledger
 from flashpatch.patches.eagle.train.coordinator import Coordinator
 from flashpatch.patches.eagle.train.settings import WorkerSettings
-from flashpatch.patches.eagle.vllm.drafter_refit import FLUSH, SHARED, UPDATE
+from flashpatch.patches.eagle.vllm.drafter_refit import FLUSH, SAVE_EMBEDDINGS, UPDATE
 
 logger = logging.getLogger("flashpatch.eagle")
 
@@ -32,7 +32,7 @@ class Job:
     Args:
         settings: of the training process, all but ``ring``, which the replicas know.
         slice: seconds of training between two rollouts, at most.
-        patience: seconds to wait for the trainer when rollouts are about to go on.
+        timeout: seconds to wait for the trainer when rollouts are about to go on.
 
     Attributes:
         coordinator: of the training process; None until a replica has said where it captures.
@@ -40,8 +40,8 @@ class Job:
         metrics: of the last pause, ``eagle/...``.
     """
 
-    def __init__(self, settings: Mapping[str, Any], slice: float, patience: float) -> None:
-        self.settings, self.slice, self.patience = dict(settings), slice, patience
+    def __init__(self, settings: Mapping[str, Any], slice: float, timeout: float) -> None:
+        self.settings, self.slice, self.timeout = dict(settings), slice, timeout
         self.coordinator: Coordinator | None = None
         self.version = 0
         self.metrics: dict[str, float] = {}
@@ -64,7 +64,7 @@ class Job:
         counts = [first for answers in call(FLUSH, ()) for first in answers[:1] if first]
         if not self._meet(counts):
             return
-        self.coordinator.wait_idle(self.patience)
+        self.coordinator.wait_idle(self.timeout)
         self._follow(call, counts)
         drafter = self.coordinator.drafter
         if drafter is not None and drafter != self._sent:
@@ -112,7 +112,7 @@ class Job:
         folder = Path(self.settings["folder"])
         target = folder / f"shared-{step or 0:09d}"
         try:
-            call(SHARED, (str(target),))
+            call(SAVE_EMBEDDINGS, (str(target),))
         except Exception as error:
             self._say(f"the trainer keeps older embeddings and head: {error}")
             return

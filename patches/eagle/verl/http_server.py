@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from flashpatch.patches.eagle.verl.targets import TEXT
+from flashpatch.patches.eagle.verl.targets import DriverPatch
 from flashpatch.patches.eagle.vllm.drafter_refit import METHOD_NAMES
-from flashpatch.record import Contract, Patch
+from flashpatch.record import Contract
 
 
 async def on_collective_rpc(
@@ -18,7 +18,7 @@ async def on_collective_rpc(
     return await original(self, method, timeout, args, kwargs)
 
 
-PATCH = Patch(
+PATCH = DriverPatch(
     id="eagle.verl.collective_rpc",
     targets=("verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer.collective_rpc",),
     wrapper=on_collective_rpc,
@@ -28,5 +28,4 @@ PATCH = Patch(
     evidence="fault",  # a job without co-training calls none of them
     why="verl's server calls its workers and drops what they answer: where samples are, what is accepted.",
     how="Returns the answers of the family's own methods; other calls go on as they were.",
-    **TEXT,
 )

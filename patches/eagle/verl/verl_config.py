@@ -11,8 +11,8 @@ from typing import Any
 from flashpatch import engine, ledger
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.train.settings import WorkerSettings
-from flashpatch.patches.eagle.verl.targets import TEXT
-from flashpatch.record import Contract, Patch
+from flashpatch.patches.eagle.verl.targets import DriverPatch
+from flashpatch.record import Contract
 
 logger = logging.getLogger("flashpatch.eagle")
 
@@ -151,13 +151,13 @@ def _write_new(target: Path, folder: Path, options: Mapping[str, Any]) -> None:
     from flashpatch.patches.eagle.train.drafter import make_drafter
     from flashpatch.patches.eagle.train.drafter_config import drafter_config
     from flashpatch.patches.eagle.train.export import save_drafter
-    from flashpatch.patches.eagle.train.target_embeddings import Frozen
+    from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
 
     config = drafter_config(AutoConfig.from_pretrained(target))
     weights = make_drafter(config, options["seed"]).state_dict()
     dtype = getattr(torch, WorkerSettings(**_given(options, "", "", "")).dtype)
     weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
-    save_drafter(folder, weights, config, "vllm", Frozen.load(target), target)
+    save_drafter(folder, weights, config, "vllm", TargetEmbeddings.load(target), target)
 
 
 def training(get: Any, options: Mapping[str, Any], speculative: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def training(get: Any, options: Mapping[str, Any], speculative: Mapping[str, Any
     return {
         "settings": {name: value for name, value in vars(made).items() if name != "ring"},
         "slice": options["slice"],
-        "patience": options["patience"],
+        "timeout": options["patience"],
     }
 
 
@@ -205,7 +205,7 @@ def _folder(get: Any) -> Path:
     return Path(get("trainer.default_local_dir") or "checkpoints").expanduser().absolute() / "eagle"
 
 
-PATCH = Patch(
+PATCH = DriverPatch(
     id=ID,
     targets=("verl.utils.config:validate_config",),
     wrapper=on_validate,
@@ -214,5 +214,4 @@ PATCH = Patch(
     why="verl starts its engines with what the recipe says of speculation, which by default is nothing.",
     how="Gives the rollout engine the drafter that the option names, made from scratch on demand, and says why a "
     "recipe's drafter cannot be trained.",
-    **TEXT,
 )

@@ -56,8 +56,18 @@ def test_a_live_engine_is_proven(tmp_path):
             "            self.positions + 1,\n",
             "captured states",
         ),
-        ("speculate.py", "min(self.policy.select(batch_size).steps, self.most)", "self.most", "the bandit"),
-        ("weights.py", "        drafter.load_weights(iter(tensors.items()))\n", "", "new drafter weights"),
+        (
+            "spec_controller.py",
+            "min(super().choose(batch_size).steps, self.max_drafts)",
+            "self.max_drafts",
+            "the bandit",
+        ),
+        (
+            "drafter_weights.py",
+            "        drafter.load_weights(iter(tensors.items()))\n",
+            "",
+            "new drafter weights",
+        ),
     ],
 )
 def test_sabotage_is_caught(tmp_path, file, text, other, what):

@@ -1,9 +1,8 @@
-"""The family's probe: a tiny engine speculates, is watched, and gets other drafters while it runs.
+"""Probe the family: let a tiny engine speculate, and give it other drafters while it runs.
 
 The engine runs in processes of its own and has drafters that are nearly always right, and one that is noise
-(`flashpatch.verify.probes.eagle.vllm_probe`, and on SGLang `flashpatch.verify.probes.eagle.sglang_probe`). What it said and
-captured is compared with Hugging Face's forward of the same checkpoint here, and what it decided is read from the
-ledger.
+(`vllm_job`, `sglang_job`). What it answered and captured is compared with Hugging Face's forward of the same
+checkpoint here, and what it decided is read from the ledger, the same way on every engine.
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ from typing import Any
 from flashpatch import ledger
 from flashpatch.patches.eagle.capture import sample_queue
 from flashpatch.proof import Proof
-from flashpatch.verify.probes.eagle.rounds import prompts
+from flashpatch.verify.probes.eagle.notes import bandit_adapts, drafter_follows
+from flashpatch.verify.probes.eagle.rounds import prompts, write_drafters
 
 _PATIENCE = 300.0
 _TAIL = 700
@@ -31,15 +31,15 @@ _ADDS = 0.02  # what the target's layers add, for states to depend on the contex
 
 
 def probe(nonce: str, workdir: Path) -> list[Proof]:
-    """Run the engine that is installed, vLLM if both are, then weigh what it did."""
+    """Run the engine that is installed, vLLM if both are, then judge what it did."""
     name = next((name for name in ("vllm", "sglang") if find_spec(name) is not None), None)
     if name is None:
         return [_proof("an engine opens", "neither vLLM nor SGLang is installed here")]
     from flashpatch.verify.probes.eagle import tiny
 
-    engine = importlib.import_module(f"flashpatch.patches.eagle.{name}.proof")
+    engine = importlib.import_module(f"flashpatch.verify.probes.eagle.{name}_probe")
     tiny.target(workdir / "target", seed=2, adds=_ADDS)
-    engine.models(workdir)
+    write_drafters(workdir, name)
     ended = _run(engine.JOB, workdir, {**os.environ, **tiny.ENVIRONMENT, **engine.ENVIRONMENT})
     path = workdir / "seen.json"
     seen = json.loads(path.read_text()) if path.exists() else {}
@@ -49,22 +49,22 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     rounds = f"{len(seen['tokens'])} rounds with other drafters"
     return [
         _proof("an engine opens and generates", "", rounds, seen["seconds"]["opened"]),
-        *_weigh(engine, workdir, seen, notes),
+        *_judge(workdir, seen, notes),
         _called(nonce, name, engine.DUE),
     ]
 
 
-def _weigh(engine: Any, workdir: Path, seen: Mapping[str, Any], notes: Mapping[str, Any]) -> Iterator[Proof]:
-    from flashpatch.patches.eagle.capture.sample_queue import Reader
+def _judge(workdir: Path, seen: Mapping[str, Any], notes: Mapping[str, Any]) -> Iterator[Proof]:
+    from flashpatch.patches.eagle.capture.sample_queue import SampleReader
 
     yield _greedy(workdir / "target", seen)
     counts = seen.get("captured") or notes.get("eagle_capture")
-    yield _aligned(workdir / "target", Reader(_ring(notes)).take(10_000), seen, counts)
+    yield _aligned(workdir / "target", SampleReader(_ring(notes)).read_samples(10_000), seen, counts)
     for what, (good, evidence) in (
-        ("the bandit chooses the number of tokens, and learns from the steps", engine.switched(notes)),
+        ("the bandit chooses the number of tokens, and learns from the steps", bandit_adapts(notes)),
         (
-            "new drafter weights arrive: acceptance falls with noise, which goes back, and rises with better ones",
-            engine.synced(notes, seen),
+            "new drafter weights arrive: acceptance falls with noise, which is rolled back, and rises with better ones",
+            drafter_follows(notes),
         ),
     ):
         yield _proof(what, "" if good else evidence, evidence)
@@ -84,12 +84,12 @@ def _greedy(target: Path, seen: Mapping[str, Any]) -> Proof:
 
 def _aligned(target: Path, samples: list[Any], seen: Mapping[str, Any], counts: Any) -> Proof:
     what = "captured states are those of a forward of the same tokens, position by position"
-    said = [p + t for rows in seen["tokens"].values() for row in rows for p, t in zip(prompts(), row)]
+    answered = [p + t for rows in seen["tokens"].values() for row in rows for p, t in zip(prompts(), row)]
     rows, worst = 0, 0.0
     for sample in samples:
         tokens = sample.input_ids.tolist()
-        if tokens not in said:
-            return _proof(what, "a sample holds tokens that the engine never gave")
+        if tokens not in answered:
+            return _proof(what, "a sample holds tokens that the engine never generated")
         states, _ = _forward(target, tokens)
         rows += int(sample.known.sum())
         worst = max(worst, float((sample.hidden - states)[sample.known].abs().max()))
@@ -125,7 +125,7 @@ _models: dict[Path, Any] = {}
 
 
 def _ring(notes: Mapping[str, Any]) -> Path:
-    return Path(notes["eagle_ring"]) if "eagle_ring" in notes else sample_queue.place()
+    return Path(notes["eagle_ring"]) if "eagle_ring" in notes else sample_queue.queue_directory()
 
 
 def _notes(nonce: str) -> dict[str, Any]:

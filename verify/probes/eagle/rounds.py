@@ -1,4 +1,5 @@
-"""What the probe's engines are asked, and the frame around their jobs, which run in processes of their own."""
+"""Requests of the probe's engines, the order of their drafters, and the frame around their jobs, which run in
+processes of their own."""
 
 from __future__ import annotations
 
@@ -10,12 +11,44 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-MOST = 3
+MAX_DRAFTS = 3
 TOKENS = 80
+DRAFTERS = ("exact", "noise", "exact2")
+"""Drafters in the order in which the engine gets them; it is opened with the first."""
 
 
 def prompts() -> list[list[int]]:
     return [[3 + (7 * number + place * place) % 29 for place in range(5 + 9 * number)] for number in range(4)]
+
+
+def write_drafters(workdir: Path, engine: str) -> None:
+    """Write the drafters for an engine, ``vllm`` or ``sglang``."""
+    from flashpatch.verify.probes.eagle import tiny
+
+    for seed, name in enumerate(DRAFTERS):
+        tiny.drafter(workdir / name, exact=name != "noise", seed=seed, engine=engine)
+
+
+def run_rounds(
+    workdir: Path,
+    seen: dict[str, Any],
+    generate: Callable[[], list[list[int]]],
+    update: Callable[[Path], None],
+    turns: int,
+) -> None:
+    """Ask all prompts with each drafter in turn, ``turns`` times, and note the answers.
+
+    A last update ends the judgement of the third drafter, so that its acceptance is in the ledger.
+
+    Args:
+        generate: returns the greedy tokens of each prompt.
+        update: gives the engine the drafter of a folder.
+    """
+    for number, name in enumerate(DRAFTERS):
+        if number:
+            update(workdir / name)
+        seen["tokens"][name] = [generate() for _ in range(turns)]
+    update(workdir / DRAFTERS[0])
 
 
 def main(run: Callable[[Path, dict[str, Any]], None]) -> None:
@@ -30,4 +63,4 @@ def main(run: Callable[[Path, dict[str, Any]], None]) -> None:
         raise
     finally:
         (workdir / "seen.json").write_text(json.dumps(seen))
-    os._exit(0)  # all is said; an engine's shutdown takes seconds
+    os._exit(0)  # an engine's shutdown takes seconds

@@ -1,11 +1,6 @@
-"""The probe on SGLang: an engine is opened with a drafter that is nearly always right, gets one that is noise, and
-takes it back."""
+"""What the probe needs to know of SGLang: the job, its environment, and the patches that it must call."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 from flashpatch.verify.probes.eagle import sglang_job
 
@@ -23,30 +18,3 @@ DUE = (
     "end_weight_update",
 )
 """Patches that the job must have called."""
-
-
-def models(workdir: Path) -> None:
-    """Write the drafters."""
-    from flashpatch.verify.probes.eagle import tiny
-
-    for seed, name in enumerate(("exact", "noise")):
-        tiny.drafter(workdir / name, exact=name == "exact", seed=seed, engine="sglang")
-
-
-def switched(notes: Mapping[str, Any]) -> tuple[bool, str]:
-    """Whether the bandit chose and learned, and what shows it."""
-    told = notes.get("eagle_bandit")
-    if not isinstance(told, dict):
-        return False, f"the ledger says nothing of it: {told!r}"
-    pulls = {name.split("/")[1]: n for name, n in told.items() if name.endswith("/pulls") and n}
-    return len(pulls) > 1 and told["steps"] > 20, f"{told['steps']:.0f} steps, pulls {pulls}"
-
-
-def synced(notes: Mapping[str, Any], seen: Mapping[str, Any]) -> tuple[bool, str]:
-    """Whether acceptance followed the drafters, noise went back, and what shows it."""
-    told, version = notes.get("eagle_sync", {}), notes.get("eagle_drafter")
-    before, after = told.get("before", 0.0), told.get("after", 0.0)
-    again = max(seen["lengths"].get("after", [0.0]))
-    back = told.get("verdict") == "taken back" and version == 0
-    good = back and before > 2 * after > 0 and again > 2 * after
-    return good, f"tokens per step {before:.2f}, {after:.2f} with noise, {again:.2f} after; went back: {back}"

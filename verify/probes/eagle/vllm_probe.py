@@ -1,11 +1,6 @@
-"""The probe on vLLM: an engine is opened with a drafter that is nearly always right, gets one that is noise, and a
-right one again."""
+"""What the probe needs to know of vLLM: the job, its environment, and the patches that it must call."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 from flashpatch.verify.probes.eagle import vllm_job
 
@@ -23,34 +18,3 @@ DUE = (
     "collective_rpc",
 )
 """Patches that the job must have called."""
-
-
-def models(workdir: Path) -> None:
-    """Write the drafters."""
-    from flashpatch.verify.probes.eagle import tiny
-
-    for seed, name in enumerate(vllm_job.ROUNDS):
-        tiny.drafter(workdir / name, exact=name != "noise", seed=seed)
-
-
-def switched(notes: Mapping[str, Any]) -> tuple[bool, str]:
-    """Whether the bandit chose and learned, and what shows it."""
-    told = notes.get("eagle_speculation")
-    if not isinstance(told, dict):
-        return False, f"the ledger says nothing of it: {told!r}"
-    pulls = {name.split("/")[1]: n for name, n in told.items() if name.endswith("/pulls") and n}
-    good = len(pulls) > 1 and told["counted"] > 20
-    return good, f"{told['steps']} steps, {told['counted']} counted, pulls {pulls}"
-
-
-def synced(notes: Mapping[str, Any], seen: Mapping[str, Any]) -> tuple[bool, str]:
-    """Whether acceptance followed the drafters, noise went back, and what shows it."""
-    log = notes.get("eagle_drafter", {}).get("log", ())
-    updates = [event for event in log if event["event"] == "update"]
-    if len(updates) != len(vllm_job.ROUNDS):
-        return False, f"the ledger shows {len(updates)} of {len(vllm_job.ROUNDS)} updates"
-    judged = {event["version"]: event["after"] for event in log if event["event"] in ("kept", "worse")}
-    exact, noise, again = updates[0]["before"], judged.get(1, 0.0), judged.get(2, updates[2]["before"])
-    back = [event["version"] for event in log if event["event"] == "rollback"][:1] == [0]
-    good = back and exact > 2 * noise > 0 and again > 2 * noise
-    return good, f"tokens per step {exact:.2f}, {noise:.2f} with noise, {again:.2f} after; went back: {back}"

@@ -22,23 +22,23 @@ _ROUGH = 0.01
 Point = tuple[float, float, float]
 
 
-def point(level: float) -> int:
+def nearest_point(level: float) -> int:
     """The grid point nearest to a level."""
     at = int((level - LOW) * PER_UNIT + 0.5)
     return 0 if at < 0 else LAST if at > LAST else at
 
 
 @functools.lru_cache(maxsize=16)
-def curves(arms: tuple[Arm, ...]) -> tuple[tuple[Point, ...], ...]:
+def acceptance_curves(arms: tuple[Arm, ...]) -> tuple[tuple[Point, ...], ...]:
     """For each arm, and each point of the grid: a row's expected tokens (the target's own included), their
     derivative by the level, and their variance."""
     return tuple(tuple(_point(arm, LOW + at / PER_UNIT) for at in range(LAST + 1)) for arm in arms)
 
 
 @functools.lru_cache(maxsize=16)
-def by_point(arms: tuple[Arm, ...]) -> tuple[tuple[float, ...], ...]:
+def tokens_by_point(arms: tuple[Arm, ...]) -> tuple[tuple[float, ...], ...]:
     """For each point of the grid: a row's expected tokens under each arm."""
-    return tuple(zip(*([mean for mean, _, _ in curve] for curve in curves(arms)), strict=True))
+    return tuple(zip(*([mean for mean, _, _ in curve] for curve in acceptance_curves(arms)), strict=True))
 
 
 def _point(arm: Arm, level: float) -> Point:

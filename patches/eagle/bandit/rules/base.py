@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashpatch.patches.eagle.bandit.arm import Arm
-from flashpatch.patches.eagle.bandit.batch_buckets import Groups
-from flashpatch.patches.eagle.bandit.random_tables import Noise
+from flashpatch.patches.eagle.bandit.batch_buckets import BatchBuckets
+from flashpatch.patches.eagle.bandit.random_tables import RandomTables
 
 
 @dataclass(frozen=True)
@@ -18,21 +18,21 @@ class Setting:
 
     Attributes:
         arms: all arms; a rule speaks of them by their place here.
-        groups: the batch-size groups.
+        buckets: the batch-size buckets.
         window: steps after which an observation should weigh little or nothing.
-        noise: the policy's random numbers.
+        random: the policy's random numbers.
         table: arms by largest batch size, for the rules that go by one; None for a table made from the arms.
     """
 
     arms: tuple[Arm, ...]
-    groups: Groups
+    buckets: BatchBuckets
     window: int
-    noise: Noise
+    random: RandomTables
     table: tuple[tuple[int, int], ...] | None = None
 
 
 class Rule(ABC):
-    """Chooses among arms, group by group. Subclasses are made with a `Setting`."""
+    """Chooses among arms, bucket by bucket. Subclasses are made with a `Setting`."""
 
     hold = 1
     """Steps for which the policy keeps what was chosen."""
@@ -44,17 +44,17 @@ class Rule(ABC):
         self.setting = setting
 
     @abstractmethod
-    def choose(self, group: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
+    def choose(self, bucket: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
         """Choose one of ``allowed`` (never empty); ``current`` is the engine's present arm, or -1."""
 
     @abstractmethod
-    def learn(self, group: int, batch: int, arm: int, tokens: float, seconds: float, switched: bool) -> None:
+    def learn(self, bucket: int, batch: int, arm: int, tokens: float, seconds: float, switched: bool) -> None:
         """Take in a step; ``switched`` when the step before ran another arm, so that its time has the
         cost."""
 
     @abstractmethod
-    def rates(self, group: int) -> Sequence[float]:
-        """Tokens per second that each arm is believed to give in a group, 0 where nothing is known."""
+    def rates(self, bucket: int) -> Sequence[float]:
+        """Tokens per second that each arm is believed to give in a bucket, 0 where nothing is known."""
 
     def refresh(self) -> None:  # noqa: B027
         """The drafter changed: what was seen of it counts for less. Does nothing unless a rule can use it."""

@@ -10,12 +10,12 @@ class Greedy(Windowed):
 
     epsilon = 0.1
 
-    def choose(self, group: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
+    def choose(self, bucket: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
         cold = self.cold(allowed)
         if cold >= 0:
             return cold
-        rate = self.window(group).rate
+        rate = self.window(bucket).rate
         best = max(allowed, key=rate.__getitem__)
         self.best = rate[best]
-        noise = self.setting.noise
-        return allowed[noise.below(len(allowed))] if noise.uniform() < self.epsilon else best
+        random = self.setting.random
+        return allowed[random.below(len(allowed))] if random.uniform() < self.epsilon else best

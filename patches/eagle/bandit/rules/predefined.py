@@ -30,7 +30,7 @@ class Predefined(Windowed):
         self._arms = [arm for _, arm in rows]
         self._beyond = min(range(len(setting.arms)), key=lambda arm: setting.arms[arm].draft_tokens)
 
-    def choose(self, group: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
+    def choose(self, bucket: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
         row = bisect_left(self._edges, batch)
         arm = self._arms[row] if row < len(self._arms) else self._beyond
         if arm in allowed:

@@ -1,26 +1,26 @@
-"""Seconds of a step per arm in one group of batch sizes."""
+"""Seconds of a step per arm in one bucket of batch sizes."""
 
 from __future__ import annotations
 
 LARGE = 1e60
 """New observations weigh ever more instead of old ones ever less; at this weight all are scaled back."""
 BORROWED = 0.05
-"""Weight in steps of a time that another group lent; its spread is then some 13 %."""
+"""Weight in steps of a time that another bucket lent; its spread is then some 13 %."""
 
 
-class Times:
+class StepTimes:
     """Discounted means.
 
     Attributes:
         mean: seconds per arm, 0 where the arm never ran.
         weight: steps seen per arm, in units of `grown`.
         grown: weight of the newest step.
-        lent: means that came from another group, until a whole step was seen in this one; None then.
+        lent: means that came from another bucket, until a whole step was seen in this one; None then.
     """
 
     __slots__ = ("grown", "growth", "lent", "mean", "weight")
 
-    def __init__(self, arms: int, growth: float, lender: Times | None = None) -> None:
+    def __init__(self, arms: int, growth: float, lender: StepTimes | None = None) -> None:
         self.mean = [0.0] * arms if lender is None else list(lender.mean)
         self.weight = [BORROWED if seconds else 0.0 for seconds in self.mean]
         self.grown = 1.0

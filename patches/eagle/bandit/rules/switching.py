@@ -15,7 +15,7 @@ class SwitchCost:
     def __init__(self) -> None:
         self.seconds = 0.0
 
-    def saw(self, excess: float) -> None:
+    def add(self, excess: float) -> None:
         """Take in one switch."""
         self.seconds = max(0.0, self.seconds + 0.1 * (excess - self.seconds))
 

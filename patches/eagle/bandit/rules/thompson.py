@@ -2,10 +2,10 @@
 
 A step's rate is tokens per row times rows over seconds. How many tokens a row gains depends on the drafter
 and hardly on the batch; how long a step takes depends on the batch and hardly on the drafter. So times are learned
-per group of batch sizes, and the drafter is known by one number for all groups and arms: its level, the log odds
+per bucket of batch sizes, and the drafter is known by one number for all buckets and arms: its level, the log odds
 that a draft is accepted. A step of any arm that drafts tells it, so that a drafter that drifts under one arm is known
 under all. It is followed by an extended Kalman filter (a random walk, seen through the tokens that an arm gives at a
-level, `curves`), and how far an arm is off its curve is learned beside it. Drawing from what a filter believes is
+level, `acceptance_curves`), and how far an arm is off its curve is learned beside it. Drawing from what a filter believes is
 Thompson sampling for a drifting reward as in Russo et al., "A Tutorial on Thompson Sampling" (2018), section 6.3.
 """
 
@@ -21,12 +21,12 @@ from flashpatch.patches.eagle.bandit.rules.acceptance_curves import (
     LAST,
     LOW,
     PER_UNIT,
-    by_point,
-    curves,
-    point,
+    acceptance_curves,
+    nearest_point,
+    tokens_by_point,
 )
 from flashpatch.patches.eagle.bandit.rules.base import Rule, Setting
-from flashpatch.patches.eagle.bandit.rules.step_times import BORROWED, Times
+from flashpatch.patches.eagle.bandit.rules.step_times import BORROWED, StepTimes
 from flashpatch.patches.eagle.bandit.rules.switching import SwitchCost
 
 UNKNOWN = 4.0
@@ -40,7 +40,7 @@ CLUMPED = 3.0
 MOST_CLUMPED = 40.0
 """The most that one step may say of this."""
 RUN = 1.0 / 12.0
-"""Share of a new step in the mean that tells a run of surprises from noise."""
+"""Share of a new step in the mean that tells a run of surprises from random."""
 SURPRISED = 0.8
 """Mean surprise, in standard deviations of one step, at which the drafter must have changed."""
 CALM = 0.4
@@ -69,22 +69,22 @@ class Thompson(Rule):
         window, count = max(2, setting.window), len(setting.arms)
         self._keep = 1.0 - 1.0 / window
         self._drift = DRIFT / (window * window)
-        self._curves, self._by_point = curves(setting.arms), by_point(setting.arms)
+        self._curves, self._by_point = acceptance_curves(setting.arms), tokens_by_point(setting.arms)
         self._drafts = [arm.steps > 0 for arm in setting.arms]
         self._level, self._doubt = 0.0, UNKNOWN
         self._clumped = CLUMPED
         self._surprise = 0.0  # recent mean of what was off, in units of what was expected
         self._shape = [1.0] * count  # an arm's tokens over those of its curve
         self._rows = [SHAPE] * count  # that this was learned from
-        self._times: list[Times | None] = [None] * len(setting.groups)
+        self._times: list[StepTimes | None] = [None] * len(setting.buckets)
         self._spread = _LEAST  # of a step's seconds, squared: one slow step must not be believed for long
         self.cost = SwitchCost()
 
-    def choose(self, group: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
-        times = self._times[group] or self._open(group)
+    def choose(self, bucket: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
+        times = self._times[bucket] or self._open(bucket)
         seconds, weights, shape, rows = times.mean, times.weight, self._shape, self._rows
-        noise = self.setting.noise
-        normals, at = noise.normals, noise.at + 1
+        random = self.setting.random
+        normals, at = random.normals, random.at + 1
         if at >= LENGTH:
             at = 0
         here = (self._level - LOW) * PER_UNIT + 0.5
@@ -114,21 +114,21 @@ class Thompson(Rule):
                 rate *= stay
             if rate > top:
                 top, chosen = rate, arm
-        noise.at = at
+        random.at = at
         self.best = best * batch
         return chosen
 
-    def learn(self, group: int, batch: int, arm: int, tokens: float, seconds: float, switched: bool) -> None:
+    def learn(self, bucket: int, batch: int, arm: int, tokens: float, seconds: float, switched: bool) -> None:
         doubt = self._doubt + self._drift
         self._doubt = doubt if doubt < UNKNOWN else UNKNOWN
         if self._drafts[arm]:
             self._learn_level(batch, arm, tokens / batch)
-        times = self._times[group] or self._open(group)
+        times = self._times[bucket] or self._open(bucket)
         usual = times.mean[arm]
         if usual and times.weight[arm] >= times.grown:
             # The time of a first step after a switch has the switch in it, which is no property of the arm.
             if switched:
-                self.cost.saw(seconds - usual)
+                self.cost.add(seconds - usual)
                 seconds = min(seconds, usual)
             else:
                 if seconds > 4.0 * usual:
@@ -171,11 +171,11 @@ class Thompson(Rule):
             mean = curve[int((level - LOW) * PER_UNIT + 0.5)][0]
             self._shape[arm] = shape + (gained / mean - shape) * batch / rows
 
-    def rates(self, group: int) -> Sequence[float]:
-        times = self._times[group]
+    def rates(self, bucket: int) -> Sequence[float]:
+        times = self._times[bucket]
         if times is None:
             return [0.0] * len(self._shape)
-        rows, tokens = self.setting.groups.edges[group], self._by_point[point(self._level)]
+        rows, tokens = self.setting.buckets.edges[bucket], self._by_point[nearest_point(self._level)]
         return [
             rows * mean * shape / seconds if seconds else 0.0
             for mean, shape, seconds in zip(tokens, self._shape, times.mean, strict=True)
@@ -185,11 +185,11 @@ class Thompson(Rule):
         self._doubt = max(self._doubt, RENEWED)
         self._rows = [min(rows, SHAPE) for rows in self._rows]
 
-    def _open(self, group: int) -> Times:
+    def _open(self, bucket: int) -> StepTimes:
         known = [other for other, seen in enumerate(self._times) if seen and any(seen.mean)]
-        nearest = min(known, key=lambda other: (abs(other - group), other), default=None)
+        nearest = min(known, key=lambda other: (abs(other - bucket), other), default=None)
         lender = None if nearest is None else self._times[nearest]
-        self._times[group] = times = Times(len(self._shape), 1.0 / self._keep, lender)
+        self._times[bucket] = times = StepTimes(len(self._shape), 1.0 / self._keep, lender)
         return times
 
     def state(self) -> dict[str, Any]:
@@ -197,7 +197,7 @@ class Thompson(Rule):
             "level": [self._level, self._doubt, self._clumped, self._surprise],
             "shape": list(self._shape),
             "rows": list(self._rows),
-            "times": {str(group): seen.state() for group, seen in enumerate(self._times) if seen},
+            "times": {str(bucket): seen.state() for bucket, seen in enumerate(self._times) if seen},
             "cost": self.cost.seconds,
             "spread": self._spread,
         }
@@ -206,7 +206,7 @@ class Thompson(Rule):
         self._level, self._doubt, self._clumped, self._surprise = state["level"]
         self._shape, self._rows = list(state["shape"]), list(state["rows"])
         self.cost.seconds, self._spread = state["cost"], state["spread"]
-        self._times = [None] * len(self.setting.groups)
-        for group, seen in state["times"].items():
-            self._times[int(group)] = times = Times(len(self._shape), 1.0 / self._keep)
+        self._times = [None] * len(self.setting.buckets)
+        for bucket, seen in state["times"].items():
+            self._times[int(bucket)] = times = StepTimes(len(self._shape), 1.0 / self._keep)
             times.restore(seen)

@@ -13,11 +13,11 @@ class Ucb1(Windowed):
 
     scale = 0.1
 
-    def choose(self, group: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
+    def choose(self, bucket: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
         cold = self.cold(allowed)
         if cold >= 0:
             return cold
-        window = self.window(group)
+        window = self.window(bucket)
         rate, pulls = window.rate, window.pulls
         best = self.best = max([rate[arm] for arm in allowed])
         if best <= 0.0:

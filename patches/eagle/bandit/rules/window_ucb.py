@@ -27,11 +27,11 @@ class WindowUcb(Windowed):
         super().__init__(setting)
         self.cost = SwitchCost()
 
-    def choose(self, group: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
+    def choose(self, bucket: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
         cold = self.cold(allowed)
         if cold >= 0:
             return cold
-        window = self.window(group)
+        window = self.window(bucket)
         rate, pulls = window.rate, window.pulls
         self.best = max([rate[arm] for arm in allowed])
         wide = self.scale * sqrt(window.spread * 2.0 * log(min(window.seen, window.length) + 1.0))
@@ -49,14 +49,14 @@ class WindowUcb(Windowed):
                 top, chosen = index, arm
         return chosen
 
-    def learn(self, group: int, batch: int, arm: int, tokens: float, seconds: float, switched: bool) -> None:
-        window = self.window(group)
+    def learn(self, bucket: int, batch: int, arm: int, tokens: float, seconds: float, switched: bool) -> None:
+        window = self.window(bucket)
         pulls = window.pulls[arm]
         if pulls:
             # The time of a first step after a switch has the switch in it, which is no property of the arm.
             usual = window.seconds[arm] / pulls
             if switched:
-                self.cost.saw(seconds - usual)
+                self.cost.add(seconds - usual)
                 seconds = min(seconds, usual)
             else:
                 seconds = min(seconds, 4.0 * usual)

@@ -178,7 +178,7 @@ def test_an_empty_batch_and_one_beyond_the_guard_are_not_speculated_on():
         ({"guard": 0}, "guard"),
         ({"window": 1}, "window"),
         ({"hold": 0}, "hold"),
-        ({"groups": [3, 2]}, "groups"),
+        ({"buckets": [3, 2]}, "buckets"),
         ({"table": {1: "3_1_4"}}, "predefined"),
         ({"rule": "predefined", "table": {1: "9_1_10"}}, "9_1_10"),
     ],

@@ -16,8 +16,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from flashpatch.patches.eagle.capture.recorder import Recorder, chosen
-from flashpatch.patches.eagle.capture.sample_queue import Reader, Writer
+from flashpatch.patches.eagle.capture.recorder import Recorder, is_captured
+from flashpatch.patches.eagle.capture.sample_queue import SampleReader, SampleWriter
 
 WIDTH = 4
 
@@ -89,7 +89,7 @@ class Engine:
 
 
 def recorder(directory, **more) -> Recorder:
-    return Recorder(Writer(directory, waiting=1000), **more)
+    return Recorder(SampleWriter(directory, waiting=1000), **more)
 
 
 def check(engine: Engine, samples, layers: int = 0) -> None:
@@ -121,7 +121,7 @@ def test_every_known_row_belongs_to_the_tokens_that_were_kept(tmp_path_factory, 
             keeper.flush()
     assert keeper.flush()
     keeper.close()
-    samples = Reader(keeper.writer.directory).take(99)
+    samples = SampleReader(keeper.writer.directory).read_samples(99)
     check(engine, samples, layers)
     assert keeper.counts["requests"] == len(samples) and not keeper.problem
     assert keeper.counts["mismatched"] == 0
@@ -141,7 +141,7 @@ def test_rows_of_an_older_policy_are_masked(tmp_path):
     keeper.finish({"a": ([1, 2, 0, 1, 1, 0], 2)})
     keeper.flush()
     keeper.close()
-    [one] = Reader(tmp_path).take(9)
+    [one] = SampleReader(tmp_path).read_samples(9)
     assert one.version == 5
     assert one.known.tolist() == [False, False, False, True, True, False]
     assert one.hidden[:3].abs().sum() == 0
@@ -153,12 +153,12 @@ def test_a_row_whose_input_was_another_token_is_masked_and_counted(tmp_path):
     keeper.finish({"a": ([1, 0, 0, 2], 2)})
     keeper.flush()
     keeper.close()
-    [one] = Reader(tmp_path).take(9)
+    [one] = SampleReader(tmp_path).read_samples(9)
     assert one.known.tolist() == [True, False, True, False] and keeper.counts["mismatched"] == 1
 
 
 def test_rate_and_budget_choose_requests(tmp_path):
-    picked = [name for name in map(str, range(1000)) if chosen(name, 0.25, seed=3)]
+    picked = [name for name in map(str, range(1000)) if is_captured(name, 0.25, seed=3)]
     assert 180 < len(picked) < 320
     keeper = recorder(tmp_path, budget=10)
 
@@ -172,7 +172,7 @@ def test_rate_and_budget_choose_requests(tmp_path):
     one("e")
     keeper.flush()
     keeper.close()
-    assert [found.request for found in Reader(tmp_path).take(9)] == ["a", "b", "e"]
+    assert [found.request for found in SampleReader(tmp_path).read_samples(9)] == ["a", "b", "e"]
     assert keeper.counts["skipped"] == 2
 
 
@@ -188,8 +188,8 @@ def test_without_memory_requests_are_given_up_and_the_rest_goes_on(tmp_path):
     keeper.finish({"c": ([0] * 201, 1)})
     keeper.flush()
     keeper.close()
-    assert [found.request for found in Reader(tmp_path).take(9)] == ["a", "c"]
-    assert keeper.counts["lost"] == 1 and keeper._shelf.held == 256
+    assert [found.request for found in SampleReader(tmp_path).read_samples(9)] == ["a", "c"]
+    assert keeper.counts["lost"] == 1 and keeper._pool.allocated == 256
 
 
 def test_nothing_is_raised_into_the_engine(tmp_path, caplog):
@@ -200,7 +200,7 @@ def test_nothing_is_raised_into_the_engine(tmp_path, caplog):
     keeper.finish({"a": ([0] * 4, 1), "nobody": ([], 0)})
     assert keeper.flush()
     keeper.close()
-    assert keeper.counts["lost"] == 1 and Reader(tmp_path).take(9) == []
+    assert keeper.counts["lost"] == 1 and SampleReader(tmp_path).read_samples(9) == []
 
 
 def test_a_request_without_its_tokens_is_dropped(tmp_path):
@@ -209,7 +209,7 @@ def test_a_request_without_its_tokens_is_dropped(tmp_path):
     keeper.finish({"a": None})
     assert keeper.flush()
     keeper.close()
-    assert keeper.counts["empty"] == 1 and Reader(tmp_path).take(9) == []
+    assert keeper.counts["empty"] == 1 and SampleReader(tmp_path).read_samples(9) == []
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -226,15 +226,15 @@ def test_rows_come_from_an_accelerator_though_its_buffers_are_overwritten(tmp_pa
     keeper.finish({"a": (list(range(641)), 5)})
     keeper.flush()
     keeper.close()
-    [one] = Reader(tmp_path).take(9)
+    [one] = SampleReader(tmp_path).read_samples(9)
     assert one.known.tolist() == [True] * 640 + [False] and not keeper.problem
     wanted = (torch.arange(640) % 200).to(torch.bfloat16)[:, None].expand(640, 256)
     assert torch.equal(one.hidden[:640], wanted)
     assert torch.equal(one.auxiliary[:640], torch.cat([wanted, 2 * wanted], dim=-1))
 
 
-def _until(condition, patience: float = 10.0) -> None:
-    deadline = time.monotonic() + patience
+def _until(condition, timeout: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -128,7 +128,7 @@ def test_orders_to_a_deaf_or_missing_worker_are_lost_at_once(run):
     began = time.monotonic()
     assert one.load("/some/drafter") is False
     assert time.monotonic() - began < SLOW
-    assert one.counts["unheard"] > 1
+    assert one.counts["undelivered"] > 1
 
 
 def test_an_error_of_the_worker_is_told_and_it_goes_on(run):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flashpatch.patches.eagle.verl import cotraining
-from flashpatch.patches.eagle.vllm.drafter_refit import FLUSH, SHARED, UPDATE
+from flashpatch.patches.eagle.vllm.drafter_refit import FLUSH, SAVE_EMBEDDINGS, UPDATE
 
 
 class Trainer:
@@ -103,7 +103,7 @@ def test_a_drafter_that_one_replica_took_back_goes_back_everywhere(one):
     assert replicas.made(UPDATE)[-1] == (first, 3)
 
 
-@pytest.mark.parametrize("method", [UPDATE, SHARED, FLUSH])
+@pytest.mark.parametrize("method", [UPDATE, SAVE_EMBEDDINGS, FLUSH])
 def test_what_fails_is_said_and_stops_nothing(one, caplog, method):
     replicas = Replicas()
     one.updated(replicas, 0)
@@ -111,10 +111,10 @@ def test_what_fails_is_said_and_stops_nothing(one, caplog, method):
     step(one, replicas, 1)
     step(one, replicas, 2)
     assert "no" in caplog.text
-    assert one.version == (0 if method != SHARED else 2)
+    assert one.version == (0 if method != SAVE_EMBEDDINGS else 2)
     replicas.refuses = ""
     step(one, replicas, 3)
-    assert one.version == (1 if method != SHARED else 3)
+    assert one.version == (1 if method != SAVE_EMBEDDINGS else 3)
 
 
 def test_replicas_that_capture_to_different_places_are_not_trained_on(one, caplog):
@@ -126,7 +126,7 @@ def test_replicas_that_capture_to_different_places_are_not_trained_on(one, caplo
 
 def test_old_embeddings_are_cleared_away(one, tmp_path):
     def call(method, given):
-        if method == SHARED:
+        if method == SAVE_EMBEDDINGS:
             Path(given[0]).mkdir()
         return [[dict(ring="/ring")]]
 

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from eagle_jobs import prompts
+from eagle_job_common import prompts
 from eagle_reference import model
 
 pytestmark = pytest.mark.vllm(least="0.31")
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.vllm(least="0.31")
     params=["eagle", *(pytest.param(f"{name},eagle", marks=pytest.mark.full) for name in ("bf16", "fp8"))],
 )
 def run(job, request):
-    return *job("sync", request.param), request.param
+    return *job("refit", request.param), request.param
 
 
 def _greedy(path, text: list[int], tokens: int) -> list[int]:
@@ -86,7 +86,7 @@ def test_what_is_shared_stays_shared_and_follows_the_target(run):
     assert seen["acceptance"]["new target"] > 3.5  # exact only with the new embeddings and head
     assert seen["acceptance"]["new target, new drafter"] > 3.5
     assert seen["notes"]["eagle_policy"] == 1
-    assert seen["told of new target"] == 1, "the bandit has to look again"
+    assert seen["refreshed"] == 1, "the bandit has to look again"
 
 
 def test_disable_leaves_vllm_as_it_was(run):
