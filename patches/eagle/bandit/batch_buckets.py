@@ -1,4 +1,4 @@
-"""Batch sizes in buckets: what pays at batch 4 need not pay at batch 64."""
+"""Divide batch sizes into buckets: what pays at batch 4 need not pay at batch 64."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ DEFAULT = (*range(1, 32), *range(32, 121, 8), *range(128, 257, 32))
 
 
 class BatchBuckets:
-    """BatchBuckets of batch sizes, each named by its largest member; the last takes everything above as well.
+    """Divide batch sizes into buckets, each named by its largest size; the last holds all larger sizes too.
 
     Args:
         edges: the largest batch size of each bucket, ascending. The default follows the sizes for which
-            engines
-            record CUDA graphs: each size up to 31, by 8 up to 120, by 32 up to 256.
+            engines record CUDA graphs: each size up to 31, by 8 up to 120, by 32 up to 256.
 
     Raises:
         PatchError: the edges are not ascending positive integers.
@@ -24,8 +23,8 @@ class BatchBuckets:
 
     def __init__(self, edges: Sequence[int] | None = None) -> None:
         self.edges = tuple(DEFAULT if edges is None else edges)
-        sound = self.edges and all(type(edge) is int for edge in self.edges) and self.edges[0] >= 1
-        if not sound or any(low >= high for low, high in zip(self.edges, self.edges[1:], strict=False)):
+        valid = self.edges and all(type(edge) is int for edge in self.edges) and self.edges[0] >= 1
+        if not valid or any(low >= high for low, high in zip(self.edges, self.edges[1:], strict=False)):
             raise PatchError(
                 f"batch-size buckets are {list(self.edges)}.",
                 patch="eagle",
@@ -39,7 +38,7 @@ class BatchBuckets:
         return len(self.edges)
 
     def index(self, batch_size: int) -> int:
-        """The bucket of a batch size of at least 1."""
+        """Return the bucket of a batch size of at least 1."""
         if batch_size < len(self.table):
             return self.table[batch_size]
         return min(bisect_left(self.edges, batch_size), self.last)

@@ -20,7 +20,8 @@ _RECENT = 64  # choices that are remembered
 class Controller:
     """Choose the arm of each decode step of one engine, count acceptance, and report to the ledger.
 
-    Subclasses call `choose` before a step, `count_drafts` and `Policy.update` after it, and then `report_if_due`.
+    Subclasses call `choose` before a step, `count_drafts` and `Policy.update` after it, and then
+    `report_if_due`.
 
     Args:
         policy: the bandit.
@@ -53,7 +54,8 @@ class Controller:
         return arm
 
     def count_drafts(self, requests: int, drafted: int, accepted: int) -> None:
-        """Add a step that verified ``drafted`` tokens over ``requests`` requests and accepted some of them."""
+        """Add a step that verified ``drafted`` tokens over ``requests`` requests and accepted some of
+        them."""
         self.drafts += requests
         self.drafted += drafted
         self.accepted += accepted
@@ -64,7 +66,8 @@ class Controller:
         return 1 + self.accepted / self.drafts if self.drafts else 0.0
 
     def report_if_due(self, now: float) -> None:
-        """Write to the ledger and to the state file when their intervals have passed; ``now`` is `clock`'s."""
+        """Write to the ledger and to the state file when their intervals have passed; ``now`` is
+        `clock`'s."""
         if now - self._noted > _NOTE_SECONDS:
             self.note()
         if now - self._saved > self.save_seconds:

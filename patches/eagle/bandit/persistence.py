@@ -1,4 +1,4 @@
-"""What a bandit learned, in a file from one run to the next."""
+"""Save what a bandit learned in a file, and restore it in the next run."""
 
 from __future__ import annotations
 
@@ -15,29 +15,31 @@ logger = logging.getLogger("flashpatch.eagle")
 
 
 def save_policy(policy: Policy, path: Path) -> None:
-    """Write the policy's state, whole or not at all. A failure is logged, not raised."""
+    """Write the policy's state, whole or not at all. Log a failure instead of raising it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps(policy.state()))
         os.replace(temporary, path)
     except OSError as error:
-        logger.warning("what the bandit learned cannot be saved: %s", error)
+        logger.warning("the bandit's state cannot be saved: %s", error)
         with contextlib.suppress(OSError):
             temporary.unlink()
 
 
 def restore_policy(policy: Policy, path: Path) -> str:
-    """Take up the state in a file, if there is one.
+    """Restore the policy from a file, if there is one.
 
     Returns:
-        What came of it, for the ledger. A file that does not fit is logged and left alone: the policy starts anew.
+        ``new``, ``restored`` or ``not restored: ...``, for the ledger. A file that does not fit is logged and
+        left as
+        it is: the policy starts with nothing learned.
     """
     try:
         policy.restore(json.loads(path.read_text()))
     except FileNotFoundError:
         return "new"
     except (OSError, ValueError, PatchError) as error:
-        logger.warning("the bandit starts anew, %s cannot be used: %s", path, error)
+        logger.warning("the bandit starts with nothing learned, %s cannot be used: %s", path, error)
         return f"not restored: {error}"
     return "restored"

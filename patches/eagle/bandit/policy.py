@@ -1,4 +1,4 @@
-"""The policy an engine asks before each decode step: one bandit per bucket of batch sizes."""
+"""Choose an arm before each decode step: one bandit per bucket of batch sizes."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ MAX_SECONDS = 1e6  # seconds of a step; a longer one is a clock that jumped
 
 
 class ArmBroadcast(Protocol):
-    """How several ranks come to the same arm, see `flashpatch.patches.eagle.bandit.rank_broadcast`."""
+    """Make several ranks run the same arm, see `flashpatch.patches.eagle.bandit.rank_broadcast`."""
 
     is_leader: bool
-    """Whether this rank's choice counts."""
+    """Whether this rank chooses."""
 
-    def __call__(self, turn: int, batch_size: int, arm: int) -> int:
-        """The leader's arm for this turn."""
+    def __call__(self, step: int, batch_size: int, arm: int) -> int:
+        """Return the leader's arm for this step."""
 
 
 class Policy:
-    """Chooses the arm of each decode step.
+    """Choose the arm of each decode step.
 
     `select` and `update` cost a few microseconds and do not grow with the steps seen. An observation that
     cannot be true is counted and otherwise ignored.
@@ -46,10 +46,10 @@ class Policy:
         hold: steps for which a choice is kept (unless the guard forbids it by then); None for the rule's own.
         table: ``{largest batch size: arm}`` for the rule ``predefined``.
         clock: seconds, for `begin` and `end`.
-        broadcast: for engines of several ranks, which must all run the same arm.
+        broadcast: makes all ranks of an engine run the same arm.
 
     Raises:
-        PatchError: an unknown rule, a malformed arm, or a number that makes no sense.
+        PatchError: an unknown rule, a malformed arm, or a number out of range.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Policy:
         self._broadcast = broadcast
         self._clock = clock
         self._began = self._batch = 0
-        self._turn = 0
+        self._step = 0
         self._hold_left = 0
         self._current = -1  # place of the arm the engine runs, -1 before the first
         self._ran = -1  # place of the arm of the last update
@@ -92,17 +92,17 @@ class Policy:
         self._tokens, self._seconds, self._regret_seconds = 0.0, 0.0, 0.0
         self._switches = self._ignored = self._guarded = 0
         self.recent: deque[tuple[int, int, Arm]] = deque(maxlen=RECENT)
-        """The last decisions: turn, batch size, arm."""
+        """The last choices: step, batch size, arm."""
         self.record: Callable[[int, int, Arm], None] | None = None
-        """Called with turn, batch size and arm of every decision, if set."""
+        """Called with step, batch size and arm of every choice, if set."""
 
     def select(self, batch_size: int) -> Arm:
-        """The arm for the next step over ``batch_size`` rows; ``disable`` for an empty batch.
+        """Return the arm for the next step over ``batch_size`` requests; ``disable`` for an empty batch.
 
         Raises:
-            PatchError: the batch size is no integer, or the ranks of `broadcast` have come apart.
+            PatchError: the batch size is not an integer, or the ranks of `broadcast` are at different steps.
         """
-        self._turn += 1
+        self._step += 1
         allowed = self._allowed.get(batch_size)
         if allowed is None:
             allowed = self._allow(batch_size)
@@ -118,7 +118,7 @@ class Policy:
                 chosen = self.rule.choose(bucket, batch_size, allowed, current)
                 self._best[bucket] = self.rule.best
             if self._broadcast is not None:
-                chosen = self._broadcast(self._turn, batch_size, chosen)
+                chosen = self._broadcast(self._step, batch_size, chosen)
             self._hold_left = self.hold - 1
         else:
             chosen = allowed[0] if allowed else -1
@@ -128,19 +128,19 @@ class Policy:
         if chosen != current:
             self._switches += 1
             self._current = chosen
-        self.recent.append((self._turn, batch_size, arm))
+        self.recent.append((self._step, batch_size, arm))
         if self.record is not None:
-            self.record(self._turn, batch_size, arm)
+            self.record(self._step, batch_size, arm)
         return arm
 
     def update(self, batch_size: int, arm: Arm, accepted_tokens: float, seconds: float) -> None:
-        """Take in a step.
+        """Learn from a step.
 
         Args:
-            batch_size: rows of the step.
+            batch_size: requests in the step.
             arm: the arm that ran.
-            accepted_tokens: tokens that the step gave over all rows, between 1 and ``rows * (steps + 1)``.
-            seconds: what the step took, with the switch if there was one.
+            accepted_tokens: tokens of the step over all requests, between 1 and ``batch_size * (steps + 1)``.
+            seconds: time of the step, with the switch if there was one.
         """
         place = self._current
         if (
@@ -151,15 +151,15 @@ class Policy:
             self._ran = -1
             return
         try:
-            sound = (
+            valid = (
                 place >= 0
                 and 1 <= batch_size <= 1_000_000
                 and 1.0 <= accepted_tokens <= batch_size * (arm.steps + 1)
                 and 1e-9 < seconds < MAX_SECONDS
             )
         except TypeError:
-            sound = False
-        if not sound:  # NaN compares false with everything, so it ends here too
+            valid = False
+        if not valid:  # NaN compares false with everything, so it ends here too
             self._ignored += 1
             return
         table = self._table
@@ -174,29 +174,28 @@ class Policy:
             self._regret_seconds += seconds - accepted_tokens / best
 
     def begin(self, batch_size: int) -> Arm:
-        """`select`, and note the time."""
+        """Call `select`, and note the time."""
         self._batch, self._began = batch_size, self._clock()
         return self.select(batch_size)
 
     def end(self, accepted_tokens: float) -> None:
-        """`update` with the time since `begin`."""
+        """Call `update` with the time since `begin`."""
         arm = self.arms[self._current] if self._current >= 0 else Arm.DISABLE
         self.update(self._batch, arm, accepted_tokens, self._clock() - self._began)
 
     def refresh(self) -> None:
-        """Tell that the drafter has new weights: what was seen of the old ones counts for less."""
+        """Trust less what was learned so far: drafter or policy have new weights."""
         self.rule.refresh()
         self._hold_left = 0
 
     def allowed(self, batch_size: int) -> tuple[Arm, ...]:
-        """The arms that the guard leaves for a batch size."""
+        """Return the arms that the guard leaves for a batch size."""
         return tuple(self.arms[place] for place in self._allow(batch_size))
 
     def metrics(self) -> dict[str, float]:
-        """What an operator wants to see, flat: totals, and per bucket met the pulls and believed rates per
-        arm.
+        """Return totals, and per bucket seen the pulls and estimated rates of each arm, flat.
 
-        ``regret_seconds`` is an estimate: the time beyond what the arm believed best would have taken.
+        ``regret_seconds`` is an estimate: the time beyond that of the arm estimated best.
         """
         found: dict[str, float] = {
             "steps": float(sum(map(sum, self._pulls))),
@@ -217,7 +216,7 @@ class Policy:
         return found
 
     def state(self) -> dict[str, Any]:
-        """Everything learned, fit for JSON; `restore` goes on from it as if nothing had happened."""
+        """Return everything learned, fit for JSON; `restore` continues from it without a difference."""
         return {
             "format": FORMAT,
             "rule": self.rule_name,
@@ -225,55 +224,54 @@ class Policy:
             "buckets": list(self.buckets.edges),
             "window": self.window,
             "learned": self.rule.state(),
-            "random": self._random.at,
+            "random": self._random.position,
             "pulls": [list(pulls) for pulls in self._pulls],
             "best": list(self._best),
-            "place": [self._turn, self._hold_left, self._current, self._ran],
+            "place": [self._step, self._hold_left, self._current, self._ran],
             "sums": [self._tokens, self._seconds, self._regret_seconds],
             "counts": [self._switches, self._ignored, self._guarded],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up a `state` of a policy made with the same arms, rule, buckets and window.
+        """Restore a `state` of a policy made with the same arms, rule, buckets and window.
 
         Raises:
-            PatchError: it is the state of another policy, or none; this one is as before then.
+            PatchError: it is the state of another policy, or damaged; this one is unchanged then.
         """
-        mine = {"format": FORMAT, "rule": self.rule_name, "window": self.window}
-        mine |= {"arms": [str(arm) for arm in self.arms], "buckets": list(self.buckets.edges)}
-        for name, value in mine.items():
-            theirs = state.get(name) if isinstance(state, Mapping) else None
-            if theirs != value:
+        wanted = {"format": FORMAT, "rule": self.rule_name, "window": self.window}
+        wanted |= {"arms": [str(arm) for arm in self.arms], "buckets": list(self.buckets.edges)}
+        for name, value in wanted.items():
+            saved = state.get(name) if isinstance(state, Mapping) else None
+            if saved != value:
                 raise PatchError(
-                    f"a bandit state with {name} {theirs!r} does not fit a policy with {value!r}.",
+                    f"a bandit state with {name} {saved!r} does not fit a policy with {value!r}.",
                     patch="eagle",
                     target="bandit state",
-                    advice="Start it anew, or make the policy as it was.",
+                    advice="Delete the state, or make the policy with the settings it was saved with.",
                 )
         before = self.state()
         try:
-            self._load(state)
+            self._load_state(state)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            self._load(before)
+            self._load_state(before)
             raise PatchError(
                 f"a bandit state is damaged: {type(error).__name__}: {error}.",
                 patch="eagle",
                 target="bandit state",
-                advice="Start the policy anew.",
+                advice="Delete the state.",
             ) from error
 
-    def _load(self, state: Mapping[str, Any]) -> None:
+    def _load_state(self, state: Mapping[str, Any]) -> None:
         self.rule.restore(state["learned"])
-        self._random.at = int(state["random"])
+        self._random.position = int(state["random"])
         self._pulls = [list(pulls) for pulls in state["pulls"]]
         self._best = list(state["best"])
-        self._turn, self._hold_left, self._current, self._ran = state["place"]
+        self._step, self._hold_left, self._current, self._ran = state["place"]
         self._tokens, self._seconds, self._regret_seconds = state["sums"]
         self._switches, self._ignored, self._guarded = state["counts"]
 
     def _allow(self, batch_size: int) -> tuple[int, ...]:
-        """Places of the arms within the guard, kept per batch size; beyond the guard there is nothing to
-        keep."""
+        """Return the places of the arms within the guard, cached per batch size."""
         if not isinstance(batch_size, int):
             raise PatchError(
                 f"a batch size is {batch_size!r}.",

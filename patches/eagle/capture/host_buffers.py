@@ -60,7 +60,8 @@ class RequestBuffer:
 
 @dataclass
 class Request:
-    """A captured request: its name, why it was given up ("" if it was not), and its buffer once it has one."""
+    """A captured request: its name, why it was given up ("" if it was not), and its buffer once it has
+    one."""
 
     name: str
     lost: str = ""
@@ -82,7 +83,8 @@ class BufferPool:
         self._lock = threading.Lock()
 
     def acquire_buffer(self, length: int, like: Rows) -> RequestBuffer | None:
-        """Return a buffer for at least ``length`` tokens shaped ``like`` these rows; None if there is no room."""
+        """Return a buffer for at least ``length`` tokens shaped ``like`` these rows; None if there is no
+        room."""
         capacity = max(_MIN_CAPACITY, 1 << (length - 1).bit_length())
         with self._lock:
             for index, buffer in enumerate(self._free):

@@ -1,9 +1,10 @@
-"""Turn the rows that an engine computes into samples: the state at each position of a request, kept on the host.
+"""Turn the rows that an engine computes into samples: the state at each position of a request, kept on the
+host.
 
 An engine that speculates feeds draft tokens too, and feeds the right token at a position again when a draft
 there was rejected. So for every request the *last* row seen at a position is the right one, once the request
-has gone past it; nothing needs to be known about acceptance while it runs. When the request is over the engine
-says which tokens it kept, and rows whose input was another token are masked.
+has gone past it; nothing needs to be known about acceptance while it runs. When the request is over the
+engine says which tokens it kept, and rows whose input was another token are masked.
 
 The engine's thread only notes what it saw; the rest is done in a thread of this module. Nothing here raises
 into the engine: what cannot be kept is dropped and counted.
@@ -64,8 +65,8 @@ class Recorder:
     Attributes:
         version: of the policy that is running now, set by the engine's side.
         counts: ``rows``, ``requests`` (offered), ``skipped`` (by rate or budget), ``lost`` (given up: no
-            memory, too many waiting steps, error), ``empty`` (nothing seen), ``mismatched`` (rows masked because another
-            token had been the input).
+            memory, too many waiting steps, error), ``empty`` (nothing seen), ``mismatched`` (rows masked
+            because another token had been the input).
     """
 
     def __init__(
@@ -135,8 +136,8 @@ class Recorder:
         """Finish requests that are over. Never raises.
 
         Args:
-            finished: the tokens that the engine kept of each, and how many of these were the prompt; None for a
-                request whose tokens are not known.
+            finished: the tokens that the engine kept of each, and how many of these were the prompt; None for
+                a request whose tokens are not known.
         """
         try:
             known = []
@@ -267,7 +268,8 @@ class Recorder:
         buffer.write(rows.positions, rows, torch.from_numpy(versions)[keep])
 
     def _buffer_for(self, request: Request, length: int, like: Rows) -> RequestBuffer | None:
-        """Return the request's buffer with space for ``length`` tokens; None, and give it up, if there is none."""
+        """Return the request's buffer with space for ``length`` tokens; None, and give it up, if there is
+        none."""
         buffer = request.buffer
         if buffer is not None and buffer.capacity >= length:
             return buffer

@@ -63,7 +63,8 @@ class SampleWriter:
 
         Args:
             sample: its tensors must stay as they are until ``release``.
-            release: called once the sample's memory may be used again, from any thread, also when it is dropped.
+            release: called once the sample's memory may be used again, from any thread, also when it is
+            dropped.
         """
         self.counts["offered"] += 1
         try:
@@ -123,7 +124,8 @@ class SampleWriter:
             raise
 
     def _make_room(self, size: int) -> None:
-        """Delete the oldest samples, and what killed processes left. Far from full, few calls list the directory."""
+        """Delete the oldest samples, and what killed processes left. Far from full, few calls list the
+        directory."""
         self._free_slots -= 1
         self._free_bytes -= size
         if self._free_slots > 0 and self._free_bytes > 0:
@@ -225,7 +227,8 @@ def _is_alive(pid: int) -> bool:
 
 
 def queue_directory(option: str = "") -> Path:
-    """Return the queue's directory: the family's option ``ring``, else beside this run's rows in the ledger."""
+    """Return the queue's directory: the family's option ``ring``, else beside this run's rows in the
+    ledger."""
     from flashpatch.ledger import files
 
     return Path(option).expanduser() if option else files.directory() / files.run_id() / "ring"

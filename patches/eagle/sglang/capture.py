@@ -1,9 +1,9 @@
 """Capture the target's hidden states where SGLang hands them to its drafter, without a forward of their own.
 
-After a verification the accepted path lies at the front of each request's rows, in trees too, since SGLang moves
-it there; row ``j`` holds the state at the ``j``-th accepted input. Rows behind the accepted ones hold rejected
-drafts: they are fed again by a later step or lie past the request's end, so that `Recorder` drops them, and no
-step waits to learn how many were accepted.
+After a verification the accepted path lies at the front of each request's rows, in trees too, since SGLang
+moves it there; row ``j`` holds the state at the ``j``-th accepted input. Rows behind the accepted ones hold
+rejected drafts: they are fed again by a later step or lie past the request's end, so that `Recorder` drops them, and
+no step waits to learn how many were accepted.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def accepted_rows(
 
 
 def on_prefill(original, self, batch: Any, *args: Any, **kwargs: Any):
-    """Around ``EAGLEWorkerV2._forward_prefill_batch``: note the inputs before it shifts them by one, and states."""
+    """Around ``EAGLEWorkerV2._forward_prefill_batch``: note the inputs before it shifts them by one, and
+    states."""
     recorder = recorder_of(self)
     if recorder is None or batch.forward_mode.is_idle():
         return original(self, batch, *args, **kwargs)
@@ -119,7 +120,8 @@ def on_prefill(original, self, batch: Any, *args: Any, **kwargs: Any):
 
 
 def positions_of(starts: list[int], lengths: list[int], device: Any) -> torch.Tensor:
-    """Return int64 [sum of lengths]: consecutive positions of each request, from the end of its cached prefix on."""
+    """Return int64 [sum of lengths]: consecutive positions of each request, from the end of its cached prefix
+    on."""
     import torch
 
     spans = [torch.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]

@@ -1,7 +1,8 @@
 """Count versions of policy and drafter, and take back drafter weights that lower acceptance.
 
-The weights travel through SGLang's own session, with ``selector="draft"`` (see `send`). This module notes which
-models a session changed, keeps what the drafter was before, and restores that when the target accepts less.
+The weights travel through SGLang's own session, with ``selector="draft"`` (see `send`). This module notes
+which models a session changed, keeps what the drafter was before, and restores that when the target accepts
+less.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class DrafterRefit(DrafterVersions):
         return True
 
     def count(self, accepted: list[int], steps: int) -> None:
-        """Add a batch that verified ``steps`` drafts in depth per request; ``accepted`` drafts per request."""
+        """Add a batch that verified ``steps`` drafts in depth per request; ``accepted`` drafts per
+        request."""
         if steps:
             tried = sum(min(count + 1, steps) for count in accepted)
             self.observe(DraftCounts(tried, sum(accepted)))
@@ -147,7 +149,8 @@ def on_end(original, self, recv_req: Any):
 
 
 def on_disk(original, self, recv_req: Any):
-    """Around ``update_weights_from_disk``, which reaches both models: back up the drafter, count the update."""
+    """Around ``update_weights_from_disk``, which reaches both models: back up the drafter, count the
+    update."""
     refit = refit_of(self)
     if refit is not None:
         refit.session_started()

@@ -1,9 +1,9 @@
 """Run the speculative configuration that the bandit chooses for each decode batch.
 
-Where every arm is a chain (top-k 1) SGLang's own adaptive controller does the switching, with the bandit as its
-policy. It does not know trees; for these the same runtime states are built and applied here, and two things are
-kept at the largest top-k, the engine's own: the number of tokens that the drafter proposes for the next step, and
-the cache slots reserved for a step.
+Where every arm is a chain (top-k 1) SGLang's own adaptive controller does the switching, with the bandit as
+its policy. It does not know trees; for these the same runtime states are built and applied here, and two
+things are kept at the largest top-k, the engine's own: the number of tokens that the drafter proposes for the
+next step, and the cache slots reserved for a step.
 """
 
 from __future__ import annotations
@@ -135,7 +135,8 @@ def on_draft(original, self, batch: Any, *args: Any, **kwargs: Any):
 
 
 def on_extend(original, self, *args: Any, **kwargs: Any):
-    """Around both draft extends: propose for the largest top-k, as the next configuration is not chosen yet."""
+    """Around both draft extends: propose for the largest top-k, as the next configuration is not chosen
+    yet."""
     trees = next((t for worker, t in _trees.items() if worker._draft_worker is self), None)
     if trees is None:
         return original(self, *args, **kwargs)
@@ -182,7 +183,8 @@ def _set_topk(worker: Any, topk: int) -> None:
 
 @contextmanager
 def _topk(worker: Any, topk: int) -> Iterator[None]:
-    """Set another top-k while a state is built. SGLang restores steps and tokens before top-k, and would refuse."""
+    """Set another top-k while a state is built. SGLang restores steps and tokens before top-k, and would
+    refuse."""
     own, drafter = worker.topk, worker._draft_worker
     _set_topk(worker, topk)
     vars(drafter)["_rebuild_topk1_chain_buffers"] = lambda: None

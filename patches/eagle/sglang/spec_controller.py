@@ -1,7 +1,7 @@
 """Let the bandit choose the configuration of each decode batch of a worker, and learn from the batches.
 
-A batch is rewarded when its accepted counts reach the host, which SGLang reports without waiting for the device:
-tokens by the time since the batch was chosen for, or since the batch before was done.
+A batch is rewarded when its accepted counts reach the host, which SGLang reports without waiting for the
+device: tokens by the time since the batch was chosen for, or since the batch before was done.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The training process, seen from the engine's side: started, given slices of time, stopped, outlived.
+"""Start, stop and restart the training process, and give it slices of time.
 
-Nothing here blocks, `wait_idle` and `close` apart, which end in time; nothing raises because the worker is
-slow, dead or full of errors. Without torch.
+Nothing here blocks but `wait_idle` and `close`, which have time limits; nothing raises because the worker is
+slow, dead or fails. Works without torch.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ MODULE = "flashpatch.patches.eagle.train.worker"
 
 
 class Coordinator:
-    """Runs one training process.
+    """Run one training process.
 
     Args:
         settings: of the worker.
         start_limit: seconds until the worker must be ready.
         stop_limit: seconds until it must be idle after `stop`, or after its slice.
-        silence_limit: seconds without a sign of life while training.
-        restarts: how often a dead worker is started again, after 1, 2, 4 ... seconds; its last checkpoint is
-            read up. Reset by every drafter that comes.
+        silence_limit: seconds without an event while training.
+        restarts: how often a dead worker is restarted from its last checkpoint, after 1, 2, 4 ... seconds.
+            Counted anew after every drafter.
         environment: added to the worker's.
         clock: seconds.
 
     Attributes:
         state: one of `State`.
         drafter: folder of the newest drafter, or None.
-        figures: what the worker said last.
-        counts: ``started``, ``died``, ``killed``, ``drafters``, ``errors``, ``undelivered`` (commands that could
-            not be given).
+        figures: the worker's last report.
+        counts: ``started``, ``died``, ``killed``, ``drafters``, ``errors``, ``undelivered``
+            (commands that could not be sent).
         problem: the last one, or "".
     """
 
@@ -79,17 +79,16 @@ class Coordinator:
         self._events: queue.Queue[tuple[int, dict[str, Any]]] = queue.Queue()
         self._errors: deque[str] = deque(maxlen=20)
         self._since = self._last_event = self._slice_ends = 0.0
-        self._wanted = 0.0  # seconds of a slice asked for while the worker was starting
+        self._next_slice = 0.0  # seconds, asked for while the worker was starting
         self._lock = threading.RLock()
 
     @property
     def pid(self) -> int | None:
-        """Of the worker, while there is one."""
+        """Process id of the worker, while there is one."""
         return self._process.pid if self._process else None
 
     def start(self) -> bool:
-        """Start the worker if it is down; `poll` says when it is ready. False when it could not be
-        started."""
+        """Start the worker if it is down; return False when that fails. `poll` notices when it is ready."""
         with self._lock:
             if self._process is not None:
                 return True
@@ -122,7 +121,7 @@ class Coordinator:
             return True
 
     def train(self, seconds: float) -> bool:
-        """Give the worker a slice of time; it is started first if need be. False when it cannot have it
+        """Give the worker a slice of time, and start it if it is down; return False when it cannot train
         now."""
         if not 0.0 < seconds < float("inf"):
             raise PatchError(
@@ -133,35 +132,35 @@ class Coordinator:
             if self.state == "down" and self._clock() >= self._restart_at:
                 self.start()
             if self.state == "starting":
-                self._wanted = seconds
+                self._next_slice = seconds
                 return True
             if self.state != "idle":
                 return False
             return self._begin(seconds)
 
     def stop(self) -> bool:
-        """Ask the worker to end its slice and write what it learned; `poll` sees it idle, or kills it in
-        time."""
+        """Tell the worker to end its slice and write a drafter; `poll` notices that it is idle, or kills it
+        in time."""
         with self._lock:
             self.poll()
-            self._wanted = 0.0
+            self._next_slice = 0.0
             if self.state != "training":
                 return self.state in ("idle", "stopping")
             self._enter("stopping")
             return self._send({"command": "stop"})
 
     def load(self, folder: str | os.PathLike[str]) -> bool:
-        """Have it go on from other weights, as after a rollback. False when it is not there to hear it."""
+        """Make the worker continue from other weights, as after a rollback; return False when it cannot be
+        reached."""
         return self._send({"command": "load", "folder": os.fspath(folder)})
 
     def target(self, folder: str | os.PathLike[str]) -> bool:
-        """Tell it where the policy's present embedding and head are. False when it is not there to hear
-        it."""
+        """Send the folder of the policy's present embedding and head; return False when the worker cannot be
+        reached."""
         return self._send({"command": "target", "folder": os.fspath(folder)})
 
     def poll(self) -> list[dict[str, Any]]:
-        """Notice what happened since the last call; returns the worker's events. Never blocks, never
-        raises."""
+        """Handle and return the worker's events since the last call. Never blocks, never raises."""
         with self._lock:
             found = []
             while True:
@@ -169,17 +168,17 @@ class Coordinator:
                     pid, event = self._events.get_nowait()
                 except queue.Empty:
                     break
-                if pid == self.pid:  # not the words of a worker that is gone
+                if pid == self.pid:  # else an event of a worker that has ended
                     found.append(event)
                     self._handle(event)
             self._check_process()
             return found
 
     def wait_idle(self, limit: float) -> bool:
-        """Stop the slice and wait until the worker holds nothing up, at most ``limit`` seconds; then it is
-        killed.
+        """Stop the slice and wait until the worker is idle; kill it after ``limit`` seconds.
 
-        True when it became idle by itself, or was not running.
+        Returns:
+            Whether it became idle by itself, or was not running.
         """
         self.stop()
         end = self._clock() + limit
@@ -195,7 +194,7 @@ class Coordinator:
         return False
 
     def close(self, timeout: float = 10.0) -> None:
-        """End the worker: by a command, and when that takes longer than ``timeout`` seconds by killing it."""
+        """End the worker by a command; kill it after ``timeout`` seconds."""
         with self._lock:
             process = self._process
             if process is None:
@@ -228,8 +227,8 @@ class Coordinator:
             self.figures = {**self.figures, **event}
         if name == "ready" or (name == "idle" and event.get("command", "train") == "train"):
             self._enter("idle")
-            if self._wanted:
-                seconds, self._wanted = self._wanted, 0.0
+            if self._next_slice:
+                seconds, self._next_slice = self._next_slice, 0.0
                 self._begin(seconds)
         elif name == "drafter":
             self.drafter = Path(event["folder"])
@@ -243,10 +242,10 @@ class Coordinator:
             self._warn(f"the trainer refused its settings: {event.get('problem')}")
 
     def _check_process(self) -> None:
-        """Deaths and time limits."""
+        """Notice that the worker died or passed a time limit."""
         process, now = self._process, self._clock()
         if process is None:
-            if self.state == "down" and self._wanted and now >= self._restart_at:
+            if self.state == "down" and self._next_slice and now >= self._restart_at:
                 self.start()
             return
         code = process.poll()
@@ -258,7 +257,7 @@ class Coordinator:
                 if code == 2 and self._restarts_left == 0
                 else f"the trainer died, exit {code}{last}"
             )
-            self._gone()
+            self._ended()
         elif self.state in self._limits and now - self._since > self._limits[self.state]:
             self._kill(f"the trainer was {self.state} for more than {self._limits[self.state]} seconds")
         elif self.state == "training" and now > self._slice_ends + self._stop_limit:
@@ -273,9 +272,9 @@ class Coordinator:
             self._process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(1.0)  # SIGKILL takes no longer, unless the kernel itself is stuck
-        self._gone()
+        self._ended()
 
-    def _gone(self) -> None:
+    def _ended(self) -> None:
         process, self._process = self._process, None
         if process is not None and process.stdin is not None:
             with contextlib.suppress(OSError):
@@ -307,9 +306,9 @@ class Coordinator:
             try:
                 os.write(
                     process.stdin.fileno(), (json.dumps(command) + "\n").encode()
-                )  # below PIPE_BUF: all or none
+                )  # below PIPE_BUF: written at once or not at all
                 return True
-            except (OSError, ValueError):  # it is gone, or does not read and the pipe is full
+            except (OSError, ValueError):  # it has ended, or does not read and the pipe is full
                 self.counts["undelivered"] += 1
                 return False
 

@@ -1,4 +1,4 @@
-"""Drafters on disk, as the engines read them."""
+"""Write drafters as the engines read them."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ def engine_weights(
     engine: str,
     target_embeddings: TargetEmbeddings | None = None,
 ) -> dict[str, Tensor]:
-    """The drafter's weights under the names, and with the extras, that an engine's loader expects.
+    """Return the drafter's weights under the names, and with the extra tensors, that an engine's loader
+    expects.
 
     SGLang's EAGLE-1 model has a bias on ``fc`` that stays random when the checkpoint lacks it, so it is
-    written as zeros; vLLM's has none and refuses it. An EAGLE-3 checkpoint carries the head, which is
-    ``target_embeddings``'s.
+    written as zeros; vLLM's has none and refuses it. An EAGLE-3 checkpoint holds the target's
+    head.
 
     Raises:
         PatchError: an unknown engine, or an EAGLE-3 drafter without the target's head.
@@ -58,7 +59,7 @@ def engine_weights(
 
 
 def engine_config(config: PretrainedConfig, engine: str, dtype: torch.dtype) -> dict[str, Any]:
-    """``config.json`` for an engine, which chooses the model class by it.
+    """Return ``config.json`` for an engine, which chooses the model class by it.
 
     vLLM has one EAGLE-1 class, Llama's; a Qwen2 layer is there a Llama layer with biases on q, k and v.
     """
@@ -91,10 +92,10 @@ def save_drafter(
     target_embeddings: TargetEmbeddings | None = None,
     tokenizer: str | os.PathLike[str] | None = None,
 ) -> Path:
-    """Write a drafter that the engine's ``speculative`` setting can name; whole or not at all.
+    """Write a drafter for the engine's ``speculative`` setting; whole or not at all.
 
     Args:
-        folder: made; replaced if there.
+        folder: made, or replaced.
         weights: full tensors on the CPU, by the names of `Drafter`.
         tokenizer: folder whose tokenizer files are copied along, if given.
 
@@ -125,7 +126,7 @@ def save_drafter(
 
 
 def load_weights(drafter: Drafter | Drafter3, folder: str | os.PathLike[str]) -> None:
-    """Fill a drafter from what `save_drafter`, or another trainer of such drafters, wrote.
+    """Load into a drafter what `save_drafter`, or another trainer of such drafters, wrote.
 
     Raises:
         PatchError: the file is damaged, or its weights are not those of this drafter.
@@ -150,7 +151,7 @@ def load_weights(drafter: Drafter | Drafter3, folder: str | os.PathLike[str]) ->
     odd = sorted(wanted.keys() ^ found.keys()) or [n for n in wanted if wanted[n].shape != found[n].shape]
     if odd:
         raise PatchError(
-            f"{path} is no such drafter: {', '.join(odd[:4])} differ.",
+            f"{path} is another drafter: {', '.join(odd[:4])} differ.",
             patch="eagle",
             target="drafter",
             advice="Check that it was trained for this target and kind.",

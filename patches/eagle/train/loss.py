@@ -1,4 +1,4 @@
-"""What a drafter is trained to: the target's states, and the distribution the target's head makes of them.
+"""Compute a drafter's loss: towards the target's states, and towards the distributions of the target's head.
 
 EAGLE's objective (arXiv 2401.15077, section 4.2): SmoothL1 between states plus cross entropy between the
 distributions that the frozen head gives for both.
@@ -17,12 +17,12 @@ from flashpatch.patches.eagle.train.pack import Pack
 from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
 
 CHUNK = 1024
-"""Positions whose logits are held at a time."""
+"""Positions whose logits are in memory at a time."""
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums over the positions that teach: divide by how many there are over all rows and ranks.
+    """Hold sums over the positions to learn from; divide by their number over all rows and ranks.
 
     Attributes:
         states: SmoothL1 per position, the mean over the width; zero for EAGLE-3, whose states are its own.

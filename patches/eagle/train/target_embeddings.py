@@ -1,4 +1,4 @@
-"""What a drafter takes from the target and never trains: token embeddings and output head."""
+"""Load what a drafter shares with its target and never trains: token embeddings and output head."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ HEAD = ("lm_head.weight",)
 
 
 class TargetEmbeddings:
-    """Embeddings and head of the target, both [vocabulary, hidden]; one tensor where the target ties them."""
+    """Hold embeddings and head of the target, both [vocabulary, hidden]; one tensor where the target ties
+    them."""
 
     def __init__(self, embedding: Tensor, head: Tensor | None = None) -> None:
         self.embedding = embedding.detach()
@@ -64,16 +65,16 @@ class TargetEmbeddings:
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> TargetEmbeddings:
-        """The same elsewhere or in another precision."""
+        """Return both on another device or in another precision."""
         embedding = self.embedding.to(device, dtype)
         return TargetEmbeddings(
             embedding, None if self.head is self.embedding else self.head.to(device, dtype)
         )
 
     def embed(self, ids: Tensor) -> Tensor:
-        """[..., hidden] for integer ids."""
+        """Return embeddings [..., hidden] of integer ids."""
         return F.embedding(ids, self.embedding)
 
     def logits(self, states: Tensor) -> Tensor:
-        """[..., vocabulary] for states [..., hidden]."""
+        """Return logits [..., vocabulary] of states [..., hidden]."""
         return F.linear(states.to(self.head.dtype), self.head)

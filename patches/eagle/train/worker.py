@@ -1,15 +1,16 @@
-"""The process that trains: ``python -m flashpatch.patches.eagle.train.worker SETTINGS-JSON``.
+"""Train in a process of its own: ``python -m flashpatch.patches.eagle.train.worker SETTINGS-JSON``.
 
-It reads commands as JSON lines from standard input and says what happens as JSON lines on standard output;
-anything that libraries print goes to standard error. When its input ends, the parent is gone and it leaves
-too.
+It reads commands as JSON lines from standard input and reports events as JSON lines on standard output;
+anything that libraries print goes to standard error. When its input ends, the parent has ended, and so does
+it.
 
-Commands: ``{"command": "train", "seconds": s}``, ``{"command": "stop"}``, ``{"command": "load", "folder": f}`` (go on from
-these weights, as after a rollback), ``{"command": "target", "folder": f}`` (the policy moved: its embedding and
-head), ``{"command": "exit"}``.
+Commands: ``{"command": "train", "seconds": s}``, ``{"command": "stop"}``, ``{"command": "load", "folder":
+f}`` (continue from these weights, as after a rollback), ``{"command": "target", "folder": f}`` (the policy's
+new embedding and head), ``{"command": "exit"}``.
 
-Events: ``ready``, ``training`` (a sign of life with the last step's figures), ``drafter`` (new weights are in
-``folder``), ``idle`` (after each command, which it names), ``error`` (a command failed; the worker goes on), ``bye``.
+Events: ``ready``, ``training`` (once a second, with the last step's figures), ``drafter`` (new weights are in
+``folder``), ``idle`` (after each command, which it names), ``error`` (a command failed; the worker goes on),
+``bye``.
 """
 
 from __future__ import annotations
@@ -42,18 +43,18 @@ from flashpatch.patches.eagle.train.settings import WorkerSettings
 from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
 from flashpatch.patches.eagle.train.trainer import Recipe, Trainer
 
-BEAT = 1.0  # seconds between signs of life
-WAIT = 0.05  # seconds between looks for samples
+REPORT_SECONDS = 1.0  # between two events while training
+POLL_SECONDS = 0.05  # between two looks for samples
 KEEP = 3  # drafters that stay on disk: the engine's, the one before, and the newest
 
 
 class Worker:
-    """Trains in slices, between commands.
+    """Train in slices, between commands.
 
     Args:
         settings: see `WorkerSettings`.
-        report: takes events.
-        commands: where commands arrive.
+        report: called with every event.
+        commands: queue of commands.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Worker:
         self._unsuitable = 0
 
     def _resume(self) -> tuple[Trainer, bool]:
-        """A trainer as of the last checkpoint that can be read, else as the settings say."""
+        """Return a trainer, from the last checkpoint that can be read or else as the settings say."""
         settings = self.settings
         recipe = Recipe(
             rate=settings.rate, clip=settings.clip, states=settings.states, tokens=settings.tokens
@@ -88,12 +89,12 @@ class Worker:
             trainer = Trainer(drafter.to(self.device), self._load_target(settings.target), recipe)
             try:
                 return trainer, self.checkpoints.resume(trainer)
-            except PatchError as error:  # it may have been read half into this trainer
+            except PatchError as error:  # parts of it may be in this trainer
                 self._report({"event": "error", "command": "resume", "problem": str(error)})
                 self.checkpoints.discard()
 
     def run(self) -> None:
-        """Follow commands until told to exit."""
+        """Execute commands until one is to exit."""
         self._report({"event": "ready", "step": self.trainer.count, "resumed": self.resumed})
         while True:
             command = self._commands.get()
@@ -102,7 +103,7 @@ class Worker:
                     self.checkpoints.settle()
                     self._report({"event": "bye", "step": self.trainer.count})
                     return
-                self._follow(command)
+                self._execute(command)
             except Exception as error:  # a full disk or a damaged file must not end the worker
                 self._report(
                     {
@@ -113,7 +114,7 @@ class Worker:
                 )
             self._report({"event": "idle", "command": command.get("command"), **self._figures()})
 
-    def _follow(self, command: dict[str, Any]) -> None:
+    def _execute(self, command: dict[str, Any]) -> None:
         if command["command"] == "train":
             self._train(float(command["seconds"]))
         elif command["command"] == "load":
@@ -125,11 +126,11 @@ class Worker:
             self.trainer.target_embeddings = self._load_target(command["folder"])
 
     def _train(self, seconds: float) -> None:
-        """Train until the time is over or another command comes; write what was learned."""
-        end, beat, began = time.monotonic() + seconds, 0.0, self.trainer.count
+        """Train until the time is over or another command arrives; then write a drafter."""
+        end, reported, began = time.monotonic() + seconds, 0.0, self.trainer.count
         found: dict[str, float] = {}
         while time.monotonic() < end and self._commands.empty():
-            self._gather()
+            self._read_samples()
             rows = self._rows() if len(self.buffer) >= self.settings.least else []
             if rows:
                 found = self.trainer.step(rows)
@@ -137,14 +138,14 @@ class Worker:
                 if every and self.trainer.count % every == 0:
                     self.checkpoints.save(self.trainer)
             else:
-                time.sleep(WAIT)
-            if time.monotonic() - beat > BEAT:
-                beat = time.monotonic()
+                time.sleep(POLL_SECONDS)
+            if time.monotonic() - reported > REPORT_SECONDS:
+                reported = time.monotonic()
                 self._report({"event": "training", **self._figures(), **found})
         if self.trainer.count > began:
             self._write(found)
 
-    def _gather(self) -> None:
+    def _read_samples(self) -> None:
         for sample in self.reader.read_samples(16):
             fits = sample.hidden.shape[1] == self.config.hidden_size and int(sample.input_ids.max()) < (
                 self.config.vocab_size
@@ -161,7 +162,7 @@ class Worker:
                 self._unsuitable += 1
 
     def _rows(self) -> list[Pack]:
-        """One row of windows drawn from the buffer."""
+        """Return rows of windows drawn from the buffer."""
         settings, found, total = self.settings, [], 0
         for sample in self.buffer.draw(max(1, settings.batch // 16)):
             for part in windows(sample, settings.window, settings.kind == "eagle3", settings.prompts):
@@ -222,7 +223,9 @@ def main() -> int:
     os.dup2(2, 1)
 
     def report(event: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError, ValueError):  # the parent is gone; the end of the input says so too
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # the parent has ended, which the end of the input shows too
             out.write(json.dumps(event, default=str) + "\n")
 
     try:

@@ -1,4 +1,4 @@
-"""The rollout server hands on what the family's worker methods answer."""
+"""Return the answers of the family's worker methods from verl's rollout server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from flashpatch.record import Contract
 async def on_collective_rpc(
     original, self, method: Any, timeout: Any = None, args: tuple = (), kwargs: Any = None
 ):
-    """Around ``vLLMHttpServer.collective_rpc``, which drops the workers' answers."""
+    """Around ``vLLMHttpServer.collective_rpc``, which drops the workers' answers: return those of our
+    methods."""
     if method in METHOD_NAMES:
         return await self.engine.collective_rpc(method=method, timeout=timeout, args=args, kwargs=kwargs)
     return await original(self, method, timeout, args, kwargs)
@@ -26,6 +27,6 @@ PATCH = DriverPatch(
         params=("method", "timeout", "args", "kwargs"), mentions=("self.engine.collective_rpc",)
     ),
     evidence="fault",  # a job without co-training calls none of them
-    why="verl's server calls its workers and drops what they answer: where samples are, what is accepted.",
-    how="Returns the answers of the family's own methods; other calls go on as they were.",
+    why="verl's server drops its workers' answers, which say where samples are and how many drafts are accepted.",
+    how="Returns the answers of the family's own methods; other calls are unchanged.",
 )

@@ -1,4 +1,4 @@
-"""The recipe before anything starts: a drafter where an option names one, and what its trainer is told."""
+"""Check verl's configuration before anything starts, and add the drafter and its trainer's settings to it."""
 
 from __future__ import annotations
 
@@ -20,22 +20,24 @@ ID = "eagle.verl.validate_config"
 ROLLOUT = "actor_rollout_ref.rollout"
 SPECULATIVE = f"{ROLLOUT}.engine_kwargs.vllm.speculative_config"
 OURS = "flashpatch"
-"""Among ``engine_kwargs``, which have a place per engine, the one where the driver's children find the rest."""
+"""Key of ``engine_kwargs`` under which the job's other processes find the settings."""
 NEW = "new"
-"""The option ``drafter``'s word for one from scratch."""
+"""Value of the option ``drafter`` for one from scratch."""
 
 
 def settings(rollout: Any) -> dict[str, Any] | None:
-    """Arguments of `flashpatch.patches.eagle.verl.cotraining.Job` from a rollout's config; None to train nothing."""
+    """Return arguments of `flashpatch.patches.eagle.verl.cotraining.Job` from a rollout's config; None to
+    train nothing."""
     found = (rollout.engine_kwargs or {}).get(OURS)
     return json.loads(found["eagle"]) if found else None
 
 
 def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around ``verl.utils.config.validate_config``, the first thing a trainer's driver does with its recipe.
+    """Around ``verl.utils.config.validate_config``, the first call of verl's driver: add drafter and
+    settings.
 
     Raises:
-        PatchError: the recipe contradicts the family's options; all such settings are named.
+        PatchError: the configuration contradicts the family's options; all such settings are named.
     """
     from omegaconf import OmegaConf, open_dict
 
@@ -47,26 +49,26 @@ def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> Any:
         found = OmegaConf.select(config, path, default=default)
         return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
 
-    if get(f"{ROLLOUT}.engine_kwargs.{OURS}"):  # done by another of the job's processes
+    if get(f"{ROLLOUT}.engine_kwargs.{OURS}"):  # another of the job's processes has done it
         return original(config, *args, **kwargs)
     speculative = speculation(get)
     refused = list(refusals(get, options, speculative))
     if refused:
         raise PatchError(
-            f"contradicts this recipe: {'; '.join(refused)}.",
+            f"contradicts this configuration: {'; '.join(refused)}.",
             patch=ID,
             target=PATCH.targets[0],
-            advice="Change these settings, or take eagle out of FLASHPATCH.",
+            advice="Change these settings, or remove eagle from FLASHPATCH.",
         )
     if options["drafter"]:
-        speculative = _wanted(get, options)
+        speculative = _speculative_config(get, options)
         logger.warning("%s=%s", SPECULATIVE, speculative)
         with open_dict(config):
             OmegaConf.update(config, SPECULATIVE, speculative, force_add=True)
-    idle = list(remarks(get, speculative)) if options["cotrain"] else ["cotrain is off"]
-    for reason in idle:
+    reasons = list(remarks(get, speculative)) if options["cotrain"] else ["cotrain is off"]
+    for reason in reasons:
         logger.warning("eagle trains no drafter: %s", reason)
-    if not idle:
+    if not reasons:
         given = {"eagle": json.dumps(training(get, options, speculative))}
         with open_dict(config):
             OmegaConf.update(config, f"{ROLLOUT}.engine_kwargs.{OURS}", given, force_add=True)
@@ -74,10 +76,10 @@ def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def speculation(get: Any) -> dict[str, Any]:
-    """The recipe's own ``speculative_config``; empty where it has none.
+    """Return the configuration's own ``speculative_config``; empty where it has none.
 
     Raises:
-        PatchError: it is neither a mapping nor one written as JSON.
+        PatchError: it is neither a mapping nor JSON of one.
     """
     given = get(SPECULATIVE) or {}
     try:
@@ -86,7 +88,7 @@ def speculation(get: Any) -> dict[str, Any]:
         given = None
     if not isinstance(given, Mapping):
         raise PatchError(
-            f"{SPECULATIVE}={get(SPECULATIVE)!r} is no mapping.",
+            f"{SPECULATIVE}={get(SPECULATIVE)!r} is not a mapping.",
             patch=ID,
             advice="Write it as {method:eagle,model:/path/to/drafter,num_speculative_tokens:3}.",
         )
@@ -94,7 +96,8 @@ def speculation(get: Any) -> dict[str, Any]:
 
 
 def refusals(get: Any, options: Mapping[str, Any], speculative: Mapping[str, Any]) -> Iterator[str]:
-    """Options that make no sense, and settings that contradict the option ``drafter``, each with the reason."""
+    """Yield options out of range, and settings that contradict the option ``drafter``, each with the
+    reason."""
     for name in ("slice", "patience"):
         if options[name] <= 0:
             yield f"eagle's option {name}={options[name]} (more than 0 seconds)"
@@ -113,7 +116,7 @@ def refusals(get: Any, options: Mapping[str, Any], speculative: Mapping[str, Any
 
 
 def remarks(get: Any, speculative: Mapping[str, Any]) -> Iterator[str]:
-    """Why no drafter can be trained with this recipe."""
+    """Yield reasons why no drafter can be trained with this configuration."""
     name = get(f"{ROLLOUT}.name")
     if name != "vllm":
         yield f"{ROLLOUT}.name={name}; capture and bandit work there, the rest is for vllm"
@@ -123,18 +126,18 @@ def remarks(get: Any, speculative: Mapping[str, Any]) -> Iterator[str]:
             f"eagle's option drafter={NEW} makes one that is"
         )
     elif not Path(str(speculative.get("model"))).is_dir():
-        yield f"{speculative.get('model')} is no folder"
+        yield f"{speculative.get('model')} is not a folder"
     if get("trainer.v1.trainer_mode") == "separate_async":
-        yield "in trainer mode separate_async rollouts never rest"
+        yield "in trainer mode separate_async rollouts never pause"
     if (
         not get("actor_rollout_ref.model.path")
         or not Path(get("actor_rollout_ref.model.path")).expanduser().is_dir()
     ):
-        yield f"actor_rollout_ref.model.path={get('actor_rollout_ref.model.path')} is no folder"
+        yield f"actor_rollout_ref.model.path={get('actor_rollout_ref.model.path')} is not a folder"
 
 
-def _wanted(get: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``speculative_config`` for the option ``drafter``; one from scratch is written first."""
+def _speculative_config(get: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ``speculative_config`` for the option ``drafter``; write a drafter from scratch first."""
     folder = Path(options["drafter"]).expanduser()
     if options["drafter"] == NEW:
         folder = _folder(get) / "first"
@@ -155,19 +158,19 @@ def _write_new(target: Path, folder: Path, options: Mapping[str, Any]) -> None:
 
     config = drafter_config(AutoConfig.from_pretrained(target))
     weights = make_drafter(config, options["seed"]).state_dict()
-    dtype = getattr(torch, WorkerSettings(**_given(options, "", "", "")).dtype)
+    dtype = getattr(torch, WorkerSettings(**_trainer_settings(options, "", "", "")).dtype)
     weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
     save_drafter(folder, weights, config, "vllm", TargetEmbeddings.load(target), target)
 
 
 def training(get: Any, options: Mapping[str, Any], speculative: Mapping[str, Any]) -> dict[str, Any]:
-    """What `settings` returns, from the recipe.
+    """Make what `settings` returns from verl's configuration.
 
     Raises:
-        PatchError: an entry of the option ``trainer`` is no setting of it.
+        PatchError: an entry of the option ``trainer`` is not one of its settings.
     """
     target = str(Path(get("actor_rollout_ref.model.path")).expanduser())
-    given = _given(options, target, str(_folder(get)), str(speculative["model"]))
+    given = _trainer_settings(options, target, str(_folder(get)), str(speculative["model"]))
     made = WorkerSettings.of({**given, "kind": speculative["method"], "ring": ""})
     return {
         "settings": {name: value for name, value in vars(made).items() if name != "ring"},
@@ -176,8 +179,8 @@ def training(get: Any, options: Mapping[str, Any], speculative: Mapping[str, Any
     }
 
 
-def _given(options: Mapping[str, Any], target: str, folder: str, drafter: str) -> dict[str, Any]:
-    """Settings of the training process, those of the option ``trainer`` among them.
+def _trainer_settings(options: Mapping[str, Any], target: str, folder: str, drafter: str) -> dict[str, Any]:
+    """Return the settings of the training process, those of the option ``trainer`` among them.
 
     Raises:
         PatchError: one of them is not NAME=VALUE, unknown, or of another type.
@@ -201,7 +204,7 @@ def _given(options: Mapping[str, Any], target: str, folder: str, drafter: str) -
 
 
 def _folder(get: Any) -> Path:
-    """Beside the job's own checkpoints, which every node sees."""
+    """Return a folder beside the job's own checkpoints, which every node sees."""
     return Path(get("trainer.default_local_dir") or "checkpoints").expanduser().absolute() / "eagle"
 
 
@@ -211,7 +214,7 @@ PATCH = DriverPatch(
     wrapper=on_validate,
     contract=Contract(params=("config",), mentions=("config.actor_rollout_ref.rollout",)),
     evidence="install",
-    why="verl starts its engines with what the recipe says of speculation, which by default is nothing.",
-    how="Gives the rollout engine the drafter that the option names, made from scratch on demand, and says why a "
-    "recipe's drafter cannot be trained.",
+    why="verl starts its engines with the configured speculation, by default none.",
+    how="Gives the rollout engine the drafter that the option names, made from scratch on demand, and logs why a "
+    "configured drafter cannot be trained.",
 )

@@ -1,8 +1,10 @@
-"""Load new drafter weights into a running engine: ``collective_rpc("eagle_update_drafter", args=(path, version))``.
+"""Load new drafter weights into a running engine.
+
+The call is ``collective_rpc("eagle_update_drafter", args=(path, version))``.
 
 Any client of vLLM can make this call, verl's servers too. Every worker loads the file itself; the engine core
-compares acceptance before and after, refreshes the bandit, and has the last good weights loaded again when the
-new ones turn out worse.
+compares acceptance before and after, refreshes the bandit, and has the last good weights loaded again when
+the new ones turn out worse.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ class DrafterRefit(DrafterVersions):
             self.record_update(Weights(version, path))
 
     def state(self) -> dict[str, Any]:
-        """Return the weights in use, and tokens per step over the last ``rollback_steps`` speculative steps."""
+        """Return the weights in use, and tokens per step over the last ``rollback_steps`` speculative
+        steps."""
         return {
             "drafter": self.version,
             "drafter_path": self.current.path,
@@ -74,8 +77,8 @@ _refits: weakref.WeakKeyDictionary[Any, DrafterRefit] = weakref.WeakKeyDictionar
 
 
 def refit_of(core: Any) -> DrafterRefit | None:
-    """Return the engine core's `DrafterRefit`; None where speculation is not adapted, so that acceptance is not
-    followed."""
+    """Return the engine core's `DrafterRefit`; None where speculation is not adapted, so that acceptance is
+    not followed."""
     if core not in _refits:
         controller = spec_controller.controller_of(core.scheduler)
         if controller is None:
@@ -85,7 +88,8 @@ def refit_of(core: Any) -> DrafterRefit | None:
 
 
 def on_rpc(original, self, method: Any, timeout: float | None = None, args: tuple = (), kwargs: Any = None):
-    """Around ``EngineCore.collective_rpc``: follow updates of drafter and policy, and answer with acceptance."""
+    """Around ``EngineCore.collective_rpc``: follow updates of drafter and policy, and answer with
+    acceptance."""
     if method == UPDATE:
         path, version = _arguments(*args, **(kwargs or {}))
         result = _all_ranks(original, self, method, timeout, (path, version), None)
@@ -145,9 +149,9 @@ def flush(self) -> dict[str, Any]:
     """Worker method: wait until the captured states of finished requests are stored.
 
     Returns:
-        Counts, and ``ring``, the directory of the samples; empty from a rank that does not capture. To the first
-        rank's answer the engine core adds ``drafter`` (version), ``drafter_path`` and ``acceptance`` where
-        speculation is adapted.
+        Counts, and ``ring``, the directory of the samples; empty from a rank that does not capture. To the
+        first rank's answer the engine core adds ``drafter`` (version), ``drafter_path`` and ``acceptance``
+        where speculation is adapted.
     """
     found = capture.capture_of(self.model_runner)
     if found is None or found.recorder is None:
@@ -215,7 +219,8 @@ RPC = EnginePatch(
     evidence="fault",
     needs=("eagle.vllm.worker", "eagle.vllm.update_from_output"),
     why="Acceptance is seen in the scheduler, the weights are in the workers.",
-    how="Compares acceptance before and after each update of the drafter, rolls back when it has fallen, and refreshes the bandit.",
+    how="Compares acceptance before and after each update of the drafter, rolls back when it has fallen, and "
+    "refreshes the bandit.",
 )
 
 PATCHES = (METHODS, RPC)

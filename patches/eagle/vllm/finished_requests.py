@@ -14,7 +14,8 @@ from flashpatch.patches.eagle.vllm.targets import SCHEDULER, EnginePatch
 from flashpatch.record import Contract
 
 ATTRIBUTE = "flashpatch_finished"
-"""Attribute of a ``SchedulerOutput``: request id to (tokens, prompt length), or None for a prompt of embeddings."""
+"""Attribute of a ``SchedulerOutput``: request id to (tokens, prompt length), or None for a prompt of
+embeddings."""
 
 _finished: weakref.WeakKeyDictionary[Any, dict[str, tuple[list[int], int] | None]] = (
     weakref.WeakKeyDictionary()

@@ -1,12 +1,12 @@
 """Let the bandit choose the number of speculative tokens of each step, in vLLM's scheduler.
 
-The scheduler lives in the engine core, of which a tensor-parallel engine has one: its output carries the number
-to all ranks, so ranks agree by construction. vLLM's own dynamic speculation looks the number up by batch size
-in a list; here an object in the list's place asks the bandit.
+The scheduler lives in the engine core, of which a tensor-parallel engine has one: its output carries the
+number to all ranks, so ranks agree by construction. vLLM's own dynamic speculation looks the number up by
+batch size in a list; here an object in the list's place asks the bandit.
 
-The number scheduled with step t is that of the drafts that step t+1 verifies. A step's tokens and seconds belong
-to one arm only where the step verified as many drafts as it schedules, for every request, with no prompt among
-them; other steps teach nothing. Choices are held for a few steps, so most steps count.
+The number scheduled with step t is that of the drafts that step t+1 verifies. A step's tokens and seconds
+belong to one arm only where the step verified as many drafts as it schedules, for every request, with no
+prompt among them; other steps teach nothing. Choices are held for a few steps, so most steps count.
 """
 
 from __future__ import annotations

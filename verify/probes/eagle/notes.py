@@ -9,7 +9,8 @@ from flashpatch.verify.probes.eagle.rounds import DRAFTERS
 
 
 def bandit_adapts(notes: Mapping[str, Any]) -> tuple[bool, str]:
-    """Judge whether the bandit ran several arms and learned from their steps; return the verdict and the evidence."""
+    """Judge whether the bandit ran several arms and learned from their steps; return the verdict and the
+    evidence."""
     found = notes.get("eagle_bandit")
     if not isinstance(found, dict):
         return False, f"the ledger has no choices of the bandit: {notes.get('eagle_bandit_off', found)!r}"
@@ -22,8 +23,8 @@ def bandit_adapts(notes: Mapping[str, Any]) -> tuple[bool, str]:
 
 
 def drafter_follows(notes: Mapping[str, Any]) -> tuple[bool, str]:
-    """Judge whether acceptance fell with the drafter of noise, which was rolled back, and rose with those before
-    and after; return the verdict and the evidence."""
+    """Judge whether acceptance fell with the drafter of noise, which was rolled back, and rose with those
+    before and after; return the verdict and the evidence."""
     log = notes.get("eagle_drafter", {}).get("log", ())
     updates = [place for place, event in enumerate(log) if event["event"] == "update"]
     if len(updates) != len(DRAFTERS):

@@ -28,8 +28,8 @@ ENVIRONMENT = {
 
 
 def target(directory: Path, seed: int = 0, layers: int = 2, adds: float = 1.0, tied: bool = False) -> Path:
-    """A Llama. ``adds`` scales what its layers add: with 0 it is a chain. Below 1 its norms are all ones, as the
-    drafter has none."""
+    """A Llama. ``adds`` scales what its layers add: with 0 it is a chain. Below 1 its norms are all ones, as
+    the drafter has none."""
     noise = torch.Generator().manual_seed(seed)
     tensors = {"model.embed_tokens.weight": _random(noise, VOCAB, HIDDEN, wide=0.5)}
     for layer in range(layers):
@@ -140,8 +140,8 @@ def _random(noise: torch.Generator, *shape: int, wide: float = 0.08) -> torch.Te
 
 
 def _layer(at: str, noise: torch.Generator, weight: float, inputs: int = 0) -> dict[str, torch.Tensor]:
-    """The linear layers and the second norm of a decoder layer; ``weight`` scales what it adds. Its attention reads
-    ``inputs`` values, `HIDDEN` if not said."""
+    """The linear layers and the second norm of a decoder layer; ``weight`` scales what it adds. Its attention
+    reads ``inputs`` values, `HIDDEN` if not said."""
     inputs, kv = inputs or HIDDEN, HIDDEN // HEADS * KV_HEADS
     return {
         f"{at}self_attn.q_proj.weight": _random(noise, HIDDEN, inputs, wide=0.2),

@@ -1,4 +1,5 @@
-"""What the rules over sliding windows share: one window per bucket, and a warm-up that borrows."""
+"""Share what the rules over sliding windows need: a window per bucket, and a warm-up that borrows from
+others."""
 
 from __future__ import annotations
 
@@ -10,8 +11,7 @@ from flashpatch.patches.eagle.bandit.window import Window
 
 
 class Windowed(Rule):
-    """A window per bucket. A bucket met for the first time takes one step per arm over from the nearest known
-    one.
+    """Keep a window per bucket. A new bucket starts with one step per arm from the nearest known one.
 
     Only arms that no bucket ever ran are warmed up by running them, ``warm_up`` steps each.
     """
@@ -24,11 +24,11 @@ class Windowed(Rule):
         self._run = [0] * len(setting.arms)
 
     def window(self, bucket: int) -> Window:
-        """The window of a bucket."""
+        """Return the window of a bucket."""
         return self._windows[bucket] or self._open(bucket)
 
-    def cold(self, allowed: tuple[int, ...]) -> int:
-        """An allowed arm whose warm-up is not over, or -1."""
+    def unwarmed_arm(self, allowed: tuple[int, ...]) -> int:
+        """Return an allowed arm whose warm-up is not over, or -1."""
         for arm in allowed:
             if self._run[arm] < self.warm_up:
                 return arm

@@ -29,7 +29,11 @@ def test_a_file_that_does_not_fit_is_said_and_left_alone(tmp_path, caplog, text)
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     before, content = policy.state(), path.read_bytes()
     assert persistence.restore_policy(policy, path).startswith("not restored: ")
-    assert "starts anew" in caplog.text and policy.state() == before and path.read_bytes() == content
+    assert (
+        "starts with nothing learned" in caplog.text
+        and policy.state() == before
+        and path.read_bytes() == content
+    )
 
 
 def test_a_full_disk_stops_nothing(tmp_path, caplog):

@@ -148,10 +148,10 @@ def test_a_cost_of_switching_makes_switches_rare():
     assert shares[3.0] < 0.5 * shares[0.0], shares
 
 
-def test_buckets_of_beg_differ_inside():
+def test_every_range_of_beg_has_several_arms():
     rule = Policy(ARMS, rule="beg").rule
     for batch in (1, 3, 8, 64):
-        assert len(rule.bucket(batch)) >= 3
+        assert len(rule.fitting_arms(batch)) >= 3
 
 
 def test_predefined_follows_its_table_and_the_guard():

@@ -145,5 +145,5 @@ def test_samples_of_another_model_are_passed_over(target, tmp_path):
     settings = WorkerSettings(str(target), str(tmp_path / "ring"), str(tmp_path / "out"), least=1)
     events, commands = [], queue.Queue()
     worker = Worker(settings, events.append, commands)
-    worker._gather()
+    worker._read_samples()
     assert worker._unsuitable == 3 and len(worker.buffer) == 0

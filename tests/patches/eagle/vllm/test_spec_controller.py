@@ -30,7 +30,8 @@ def step(
     batch: int = 2,
     **more,
 ):
-    """One step of ``batch`` requests that verifies some drafts and schedules as many as the bandit chooses."""
+    """One step of ``batch`` requests that verifies some drafts and schedules as many as the bandit
+    chooses."""
     started = controller.step_started()
     count = controller.choose(batch).steps
     names = [f"r{number}" for number in range(batch)]
@@ -152,7 +153,7 @@ def test_a_state_that_does_not_fit_is_said_and_left(tmp_path, caplog, text):
     path = tmp_path / "bandit.json"
     path.write_text(text)
     SpecController(make_policy(OPTIONS, 4), 4, path, Clock())
-    assert "starts anew" in caplog.text
+    assert "starts with nothing learned" in caplog.text
 
 
 def test_a_state_that_cannot_be_saved_stops_nothing(tmp_path, caplog):
