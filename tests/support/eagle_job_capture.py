@@ -1,4 +1,4 @@
-"""Jobs that capture: one engine in this process, several processes, EAGLE-3 layers, and no speculation."""
+"""Run jobs that capture: one engine in this process, several processes, EAGLE-3 layers, and no speculation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST = 4
 
 
 def capture(at: Path) -> None:
-    """Greedy and sampled requests with chunked prompts, cached prefixes, preemption and aborts, while the
+    """Run greedy and sampled requests with chunked prompts, cached prefixes, preemption and aborts, while the
     number of tokens changes at every step."""
     from vllm import LLM, SamplingParams
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -112,7 +112,7 @@ def capture(at: Path) -> None:
 
 
 def many(llm: Any) -> list[list[int]]:
-    """Short sampled answers to one prompt."""
+    """Return short sampled answers to one prompt."""
     from vllm import SamplingParams
 
     found = llm.generate(
@@ -124,7 +124,7 @@ def many(llm: Any) -> list[list[int]]:
 
 
 def stock(at: Path) -> None:
-    """vLLM alone, with a fixed number of tokens."""
+    """Run vLLM without patches, with a fixed number of tokens."""
     from vllm import LLM
 
     from flashpatch.verify.probes.eagle import tiny
@@ -140,7 +140,7 @@ def stock(at: Path) -> None:
 
 
 def ranks(at: Path) -> None:
-    """Two tensor-parallel ranks and an engine core, each in a process of its own, as a server has them."""
+    """Run two tensor-parallel ranks and an engine core, each in a process of its own, as a server does."""
     import time
 
     from vllm import LLM, SamplingParams
@@ -173,7 +173,7 @@ def ranks(at: Path) -> None:
 
 
 def layers(at: Path) -> None:
-    """EAGLE-3: the states of three layers are captured beside the last."""
+    """Capture, under EAGLE-3, the states of three layers beside the last."""
     from vllm import LLM, SamplingParams
 
     from flashpatch.verify.probes.eagle import tiny
@@ -198,7 +198,7 @@ def layers(at: Path) -> None:
 
 
 def plain(at: Path) -> None:
-    """An engine that does not speculate is captured too: a drafter can start from nothing."""
+    """Capture from an engine that does not speculate, from which a first drafter can be trained."""
     from vllm import LLM, SamplingParams
 
     from flashpatch.verify.probes.eagle import tiny

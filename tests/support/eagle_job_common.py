@@ -1,4 +1,4 @@
-"""What the jobs of `eagle_jobs` share: prompts, a policy on rails, refusals, and the way a job ends."""
+"""Share what the jobs of `eagle_jobs` need: prompts, a fixed policy, refusals, and the end of a job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Cycle:
-    """A policy that takes another number of tokens at every step, 0 among them."""
+    """Choose another number of tokens at every step, 0 among them."""
 
     def __init__(self, numbers: list[int]) -> None:
         from flashpatch.patches.eagle.bandit.arm import Arm
@@ -65,6 +65,6 @@ def leave(at: Path, seen: dict[str, Any]) -> None:
 
     (at / "seen.json").write_text(json.dumps(seen))
     sys.stdout.flush()
-    for child in psutil.Process().children(recursive=True):  # else they would hold our output open
+    for child in psutil.Process().children(recursive=True):  # else they keep our output open
         child.kill()
-    os._exit(0)  # all is said; vLLM's shutdown takes seconds
+    os._exit(0)  # vLLM's shutdown takes seconds

@@ -1,4 +1,4 @@
-"""Jobs that exchange the drafter, with a policy on rails and with the real bandit."""
+"""Run jobs that update the drafter, with a fixed policy and with the real bandit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from eagle_job_common import Cycle, leave, prompts, refusal
 
 
 def refit(at: Path) -> None:
-    """New weights for the drafter of a chain target: exact, noise, refused ones; then for the target."""
+    """Send new weights to the drafter of a chain target: exact, noise, refused ones; then to the target."""
     import torch
     from safetensors.torch import load_file, save_file
     from vllm import LLM, SamplingParams
@@ -94,7 +94,7 @@ def refit(at: Path) -> None:
     flashpatch.disable()
     seen["left behind"] = [name for name, found in targets().items() if found is not STOCK[name]]
     seen["unknown then"] = refusal(lambda: update(at / "exact", 5))
-    controller.policy = Cycle([0])  # nobody asks it any more
+    controller.policy = Cycle([0])  # which is not called any more
     ask("after disable")
     seen["lookup"] = core.scheduler.dynamic_sd_lookup
     leave(at, seen)
@@ -104,7 +104,7 @@ STOCK: dict[str, Any] = {}
 
 
 def targets() -> dict[str, Any]:
-    """What stands at each place that the family patches."""
+    """Return the present object at each target of the family."""
     from importlib import import_module
 
     from flashpatch.patches.eagle import vllm as family
@@ -125,7 +125,7 @@ def targets() -> dict[str, Any]:
 
 
 def adapt(at: Path) -> None:
-    """The real bandit, on a clock of our own: drafts pay while they are exact, and do not once they are noise."""
+    """Run the real bandit on a simulated clock: drafts pay while they are exact, and not once they are noise."""
     from vllm import LLM, SamplingParams
 
     from flashpatch.patches.eagle.vllm import spec_controller

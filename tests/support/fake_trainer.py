@@ -1,4 +1,4 @@
-"""A worker without torch that behaves as told by FAKE: a comma-separated list of faults."""
+"""Act as a worker without torch, with the faults that FAKE lists, separated by commas."""
 
 import json
 import os

@@ -62,7 +62,7 @@ class AcceptanceCheck:
         return before
 
     def cancel(self) -> None:
-        """Judge no update, and count acceptance anew."""
+        """Judge no update, and restart counting."""
         self._before = None
         self._recent.clear()
 

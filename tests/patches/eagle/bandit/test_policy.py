@@ -98,19 +98,19 @@ def test_speculation_that_does_not_pay_ends_disabled_and_comes_back_with_the_dra
     drive(policy, engine, 600)
     assert drive(policy, engine, 1000)[Arm.DISABLE] > 800
     engine.p = 0.9
-    drive(policy, engine, 1500)  # nobody tells it: a rare look has to notice
+    drive(policy, engine, 1500)  # without a refresh: a rare step of the arm has to show it
     assert drive(policy, engine, 500)[Arm.DISABLE] < 50
 
 
 def test_after_a_refresh_a_drafter_that_recovered_is_found_sooner():
     found = {}
-    for told in (True, False):
+    for refreshed in (True, False):
         engine, policy = Engine(p=0.02), Policy(ARMS, window=1000)
         drive(policy, engine, 2000, batch=16)
         engine.p = 0.9
-        if told:
+        if refreshed:
             policy.refresh()
-        found[told] = drive(policy, engine, 600, batch=16)[Arm.DISABLE]
+        found[refreshed] = drive(policy, engine, 600, batch=16)[Arm.DISABLE]
     assert found[True] < 0.5 * found[False], found
 
 

@@ -88,7 +88,7 @@ def test_a_step_is_rewarded_with_its_own_time() -> None:
     assert len(got) == 2
 
 
-def test_the_controllers_protocol() -> None:
+def test_the_protocol_of_sglangs_adaptive_controller() -> None:
     chains = BanditStepsPolicy(SpecController(Policy(["3_1_4", "1_1_2"], seed=1), clock=lambda: 1.0))
     assert chains.candidate_steps == [0, 1, 3]
     chains.set_cuda_graph_bs([1, 2])
@@ -97,8 +97,8 @@ def test_the_controllers_protocol() -> None:
     assert chains.on_verify_complete([1, 0, 2, 1], 4) is None
 
 
-def test_worse_weights_go_back_and_better_ones_stay() -> None:
-    """Written as SGLang's loaders write, through ``.data``; what the target shares with its drafter is let alone."""
+def test_worse_weights_are_rolled_back_and_better_ones_stay() -> None:
+    """Written as SGLang's loaders write, through ``.data``; what the target shares with its drafter is left alone."""
     from flashpatch.patches.eagle.sglang import drafter_refit
 
     target, draft = torch.nn.Linear(2, 2), torch.nn.Module()
@@ -129,7 +129,7 @@ def test_worse_weights_go_back_and_better_ones_stay() -> None:
     assert not send(0.0) and drafter.version == 0, "the same weights are no update"
     assert send(1.0) and drafter.version == 1
     steps(0)
-    assert draft.head.item() == 0.0 and drafter.version == 0, "worse: taken back"
+    assert draft.head.item() == 0.0 and drafter.version == 0, "worse: rolled back"
     steps(2)
     assert send(2.0)
     steps(3)

@@ -140,7 +140,7 @@ def test_captured_states_are_those_of_a_forward(shape: str, half: tuple[str, str
     assert 0 < masked <= len(shared), "the cached prefix was not masked, or more than it was"
 
 
-def test_a_drafter_is_exchanged_and_a_worse_one_goes_back(models: Path, tmp_path: Path) -> None:
+def test_a_drafter_is_updated_and_a_worse_one_is_rolled_back(models: Path, tmp_path: Path) -> None:
     target = eagles.target(models, 0.0)
     exact, random = (
         eagles.drafter(models, target, name, exact=name == "exact") for name in ("exact", "random")

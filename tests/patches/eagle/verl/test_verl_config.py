@@ -90,6 +90,6 @@ def test_a_drafter_that_can_be_trained_is(tmp_path):
 
 @pytest.mark.parametrize("text", ["rate", "rates=1", "rate=fast", "least=1.5", "ring=/x"])
 def test_a_trainers_setting_that_is_none_is_refused(text):
-    with pytest.raises(PatchError, match="option trainer has") as told:
+    with pytest.raises(PatchError, match="option trainer has") as raised:
         verl_config._trainer_settings({**OFF, "trainer": [text]}, "", "", "")
-    assert "rate" in str(told.value)
+    assert "rate" in str(raised.value)

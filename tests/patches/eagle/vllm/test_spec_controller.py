@@ -1,4 +1,4 @@
-"""What a scheduler's steps teach the bandit, without an engine."""
+"""Learn from a scheduler's steps, without an engine."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_what_was_learned_comes_back(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["{", "{}", json.dumps({"format": 1, "rule": "other"})])
-def test_a_state_that_does_not_fit_is_said_and_left(tmp_path, caplog, text):
+def test_a_state_that_does_not_fit_is_logged_and_left(tmp_path, caplog, text):
     path = tmp_path / "bandit.json"
     path.write_text(text)
     SpecController(make_policy(OPTIONS, 4), 4, path, Clock())
@@ -164,7 +164,7 @@ def test_a_state_that_cannot_be_saved_stops_nothing(tmp_path, caplog):
     assert "cannot be saved" in caplog.text
 
 
-def test_what_cannot_be_done_in_flight_is_done_when_idle():
+def test_what_is_refused_in_flight_is_retried_when_idle():
     controller, calls = SpecController(Fixed(1), 4, clock=Clock()), []
 
     def refused():
