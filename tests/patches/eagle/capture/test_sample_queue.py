@@ -46,7 +46,7 @@ def test_samples_come_out_as_they_went_in_and_in_order(tmp_path):
 
 
 @pytest.mark.parametrize("bound", [dict(slots=3), dict(bytes=4 * sample(n=2000).bytes)])
-def test_without_a_reader_the_ring_keeps_the_newest_and_its_bound(tmp_path, bound):
+def test_without_a_reader_the_queue_keeps_the_newest_and_its_bound(tmp_path, bound):
     writer = SampleWriter(tmp_path, waiting=100, **bound)
     for seed in range(20):
         writer.offer(sample(n=2000, seed=seed))
@@ -134,7 +134,7 @@ def test_a_directory_that_cannot_be_used_costs_samples_only(tmp_path):
     assert writer.counts["failed"] == 1 and "FileExistsError" in writer.problem
 
 
-def test_a_sample_larger_than_the_ring_is_lost_alone(tmp_path):
+def test_a_sample_larger_than_the_queue_is_lost_alone(tmp_path):
     writer = SampleWriter(tmp_path, bytes=4096)
     writer.offer(sample(seed=1))
     writer.offer(sample(n=2000, seed=2))
