@@ -45,7 +45,7 @@ class Controller:
         self.drafts = self.drafted = self.accepted = 0
         self._noted = self._saved = clock()
         if state is not None:
-            ledger.note(eagle_state=persistence.restore_policy(policy, state))
+            ledger.note(eagle_state=persistence.restore(policy, state))
 
     def choose(self, batch_size: int) -> Arm:
         """Return the arm for the next step over ``batch_size`` requests."""
@@ -98,4 +98,4 @@ class Controller:
         """Write what was learned to the state file, if there is one."""
         if self._state is not None:
             self._saved = self.clock()
-            persistence.save_policy(self.policy, self._state)
+            persistence.save(self.policy, self._state)

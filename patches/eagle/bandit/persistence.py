@@ -14,20 +14,20 @@ from flashpatch.patches.eagle.bandit.policy import Policy
 logger = logging.getLogger("flashpatch.eagle")
 
 
-def save_policy(policy: Policy, path: Path) -> None:
-    """Write the policy's state, whole or not at all. Log a failure instead of raising it."""
+def save(policy: Policy, path: Path) -> None:
+    """Write the policy's state, whole or not at all. A failure is logged, not raised."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps(policy.state()))
         os.replace(temporary, path)
     except OSError as error:
-        logger.warning("the bandit's state cannot be saved: %s", error)
+        logger.warning("what the bandit learned cannot be saved: %s", error)
         with contextlib.suppress(OSError):
             temporary.unlink()
 
 
-def restore_policy(policy: Policy, path: Path) -> str:
+def restore(policy: Policy, path: Path) -> str:
     """Restore the policy from a file, if there is one.
 
     Returns:

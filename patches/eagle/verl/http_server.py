@@ -27,6 +27,6 @@ PATCH = DriverPatch(
         params=("method", "timeout", "args", "kwargs"), mentions=("self.engine.collective_rpc",)
     ),
     evidence="fault",  # a job without co-training calls none of them
-    why="verl's server drops its workers' answers, which say where samples are and how many drafts are accepted.",
+    why="verl's server calls its workers and drops what they answer: where samples are, what is accepted.",
     how="Returns the answers of the family's own methods; other calls are unchanged.",
 )

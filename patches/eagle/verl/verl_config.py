@@ -33,11 +33,10 @@ def settings(rollout: Any) -> dict[str, Any] | None:
 
 
 def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around ``verl.utils.config.validate_config``, the first call of verl's driver: add drafter and
-    settings.
+    """Around ``verl.utils.config.validate_config``, the first thing a trainer's driver does with its recipe.
 
     Raises:
-        PatchError: the configuration contradicts the family's options; all such settings are named.
+        PatchError: the recipe contradicts the family's options; all such settings are named.
     """
     from omegaconf import OmegaConf, open_dict
 
@@ -49,26 +48,26 @@ def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> Any:
         found = OmegaConf.select(config, path, default=default)
         return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
 
-    if get(f"{ROLLOUT}.engine_kwargs.{OURS}"):  # another of the job's processes has done it
+    if get(f"{ROLLOUT}.engine_kwargs.{OURS}"):  # done by another of the job's processes
         return original(config, *args, **kwargs)
     speculative = speculation(get)
     refused = list(refusals(get, options, speculative))
     if refused:
         raise PatchError(
-            f"contradicts this configuration: {'; '.join(refused)}.",
+            f"contradicts this recipe: {'; '.join(refused)}.",
             patch=ID,
             target=PATCH.targets[0],
-            advice="Change these settings, or remove eagle from FLASHPATCH.",
+            advice="Change these settings, or take eagle out of FLASHPATCH.",
         )
     if options["drafter"]:
-        speculative = _speculative_config(get, options)
+        speculative = _wanted(get, options)
         logger.warning("%s=%s", SPECULATIVE, speculative)
         with open_dict(config):
             OmegaConf.update(config, SPECULATIVE, speculative, force_add=True)
-    reasons = list(remarks(get, speculative)) if options["cotrain"] else ["cotrain is off"]
-    for reason in reasons:
+    idle = list(remarks(get, speculative)) if options["cotrain"] else ["cotrain is off"]
+    for reason in idle:
         logger.warning("eagle trains no drafter: %s", reason)
-    if not reasons:
+    if not idle:
         given = {"eagle": json.dumps(training(get, options, speculative))}
         with open_dict(config):
             OmegaConf.update(config, f"{ROLLOUT}.engine_kwargs.{OURS}", given, force_add=True)
@@ -96,8 +95,7 @@ def speculation(get: Any) -> dict[str, Any]:
 
 
 def refusals(get: Any, options: Mapping[str, Any], speculative: Mapping[str, Any]) -> Iterator[str]:
-    """Yield options out of range, and settings that contradict the option ``drafter``, each with the
-    reason."""
+    """Options that make no sense, and settings that contradict the option ``drafter``, each with the reason."""
     for name in ("slice", "patience"):
         if options[name] <= 0:
             yield f"eagle's option {name}={options[name]} (more than 0 seconds)"
@@ -136,7 +134,7 @@ def remarks(get: Any, speculative: Mapping[str, Any]) -> Iterator[str]:
         yield f"actor_rollout_ref.model.path={get('actor_rollout_ref.model.path')} is not a folder"
 
 
-def _speculative_config(get: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+def _wanted(get: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the ``speculative_config`` for the option ``drafter``; write a drafter from scratch first."""
     folder = Path(options["drafter"]).expanduser()
     if options["drafter"] == NEW:

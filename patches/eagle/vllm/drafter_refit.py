@@ -205,7 +205,7 @@ METHODS = WorkerPatch(
         ),
     ),
     evidence="fault",
-    why="vLLM updates its target and never its drafter, which falls behind a policy in training.",
+    why="vLLM updates its target and never its drafter, which falls behind a policy that is trained.",
     how="Gives workers methods that collective_rpc can call.",
 )
 

@@ -27,17 +27,17 @@ def save_embeddings_and_head(model: Any, folder: Path) -> int:
     from safetensors.torch import save_file
     from vllm.distributed.parallel_state import get_tp_group
 
-    tensors = dict(_embeddings_and_head(model))
+    found = dict(_embeddings_and_head(model))
     if get_tp_group().rank_in_group:
         return 0
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f".model-{os.getpid()}.safetensors"
     try:
-        save_file(tensors, temporary)
+        save_file(found, temporary)
         os.replace(temporary, folder / "model.safetensors")
     finally:
         temporary.unlink(missing_ok=True)
-    return len(tensors)
+    return len(found)
 
 
 def _embeddings_and_head(model: Any) -> Any:

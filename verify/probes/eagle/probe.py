@@ -1,8 +1,9 @@
-"""Probe the family: let a tiny engine speculate, and give it other drafters while it runs.
+"""The family's probe: a tiny engine speculates, is watched, and gets other drafters while it runs.
 
 The engine runs in processes of its own and has drafters that are nearly always right, and one that is noise
-(`vllm_job`, `sglang_job`). What it answered and captured is compared with Hugging Face's forward of the same
-checkpoint here, and what it decided is read from the ledger, the same way on every engine.
+(`flashpatch.verify.probes.eagle.vllm_probe`, and on SGLang `flashpatch.verify.probes.eagle.sglang_probe`). What it said and
+captured is compared with Hugging Face's forward of the same checkpoint here, and what it decided is read from the
+ledger.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ from typing import Any
 from flashpatch import ledger
 from flashpatch.patches.eagle.capture import sample_queue
 from flashpatch.proof import Proof
-from flashpatch.verify.probes.eagle.notes import bandit_adapts, drafter_follows
-from flashpatch.verify.probes.eagle.rounds import prompts, write_drafters
+from flashpatch.verify.probes.eagle.rounds import prompts
 
 _PATIENCE = 300.0
 _TAIL = 700
@@ -39,7 +39,7 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
 
     engine = importlib.import_module(f"flashpatch.verify.probes.eagle.{name}_probe")
     tiny.target(workdir / "target", seed=2, adds=_ADDS)
-    write_drafters(workdir, name)
+    engine.models(workdir)
     ended = _run(engine.JOB, workdir, {**os.environ, **tiny.ENVIRONMENT, **engine.ENVIRONMENT})
     path = workdir / "seen.json"
     seen = json.loads(path.read_text()) if path.exists() else {}
@@ -56,6 +56,7 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
 
 def _judge(workdir: Path, seen: Mapping[str, Any], notes: Mapping[str, Any]) -> Iterator[Proof]:
     from flashpatch.patches.eagle.capture.sample_queue import SampleReader
+    from flashpatch.verify.probes.eagle.notes import bandit_adapts, drafter_follows
 
     yield _greedy(workdir / "target", seen)
     counts = seen.get("captured") or notes.get("eagle_capture")

@@ -1,8 +1,11 @@
-"""What the probe needs to know of SGLang: the job, its environment, and the patches that it must call."""
+"""What the probe needs to know of SGLang: the job, its drafters, its environment, and the patches that it must call."""
 
 from __future__ import annotations
 
+from functools import partial
+
 from flashpatch.verify.probes.eagle import sglang_job
+from flashpatch.verify.probes.eagle.rounds import write_drafters
 
 JOB = sglang_job.__name__
 ENVIRONMENT: dict[str, str] = {}
@@ -18,3 +21,6 @@ DUE = (
     "end_weight_update",
 )
 """Patches that the job must have called."""
+
+models = partial(write_drafters, engine="sglang")
+"""Write the drafters to a directory."""

@@ -1,8 +1,11 @@
-"""What the probe needs to know of vLLM: the job, its environment, and the patches that it must call."""
+"""What the probe needs to know of vLLM: the job, its drafters, its environment, and the patches that it must call."""
 
 from __future__ import annotations
 
+from functools import partial
+
 from flashpatch.verify.probes.eagle import vllm_job
+from flashpatch.verify.probes.eagle.rounds import write_drafters
 
 JOB = vllm_job.__name__
 ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
@@ -18,3 +21,6 @@ DUE = (
     "collective_rpc",
 )
 """Patches that the job must have called."""
+
+models = partial(write_drafters, engine="vllm")
+"""Write the drafters to a directory."""

@@ -13,10 +13,10 @@ from flashpatch.patches.eagle.bandit.policy import Policy
 
 def test_what_was_learned_comes_back(tmp_path):
     path, first, second = tmp_path / "new" / "bandit.json", Policy(ARMS), Policy(ARMS)
-    assert persistence.restore_policy(first, path) == "new"
+    assert persistence.restore(first, path) == "new"
     drive(first, Engine(0.5), 50)
-    persistence.save_policy(first, path)
-    assert persistence.restore_policy(second, path) == "restored"
+    persistence.save(first, path)
+    assert persistence.restore(second, path) == "restored"
     assert second.state() == first.state()
     assert [file.name for file in path.parent.iterdir()] == ["bandit.json"]
 
@@ -28,7 +28,7 @@ def test_a_file_that_does_not_fit_is_logged_and_left_alone(tmp_path, caplog, tex
     path, policy = tmp_path / "bandit.json", Policy(ARMS)
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     before, content = policy.state(), path.read_bytes()
-    assert persistence.restore_policy(policy, path).startswith("not restored: ")
+    assert persistence.restore(policy, path).startswith("not restored: ")
     assert (
         "starts with nothing learned" in caplog.text
         and policy.state() == before
@@ -38,5 +38,5 @@ def test_a_file_that_does_not_fit_is_logged_and_left_alone(tmp_path, caplog, tex
 
 def test_a_full_disk_stops_nothing(tmp_path, caplog):
     (tmp_path / "file").write_text("")
-    persistence.save_policy(Policy(ARMS), tmp_path / "file" / "bandit.json")
+    persistence.save(Policy(ARMS), tmp_path / "file" / "bandit.json")
     assert "cannot be saved" in caplog.text
