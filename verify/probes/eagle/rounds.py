@@ -13,6 +13,7 @@ from typing import Any
 
 MAX_DRAFTS = 3
 TOKENS = 80
+TURNS = 3
 DRAFTERS = ("exact", "noise", "exact2")
 """Drafters in the order in which the engine gets them; it is opened with the first."""
 
@@ -34,19 +35,21 @@ def run_rounds(
     seen: dict[str, Any],
     generate: Callable[[], list[list[int]]],
     update: Callable[[Path], None],
-    turns: int,
+    noise_turns: int = TURNS,
 ) -> None:
-    """Ask all prompts with each drafter in turn, ``turns`` times, and note the answers.
+    """Ask all prompts with each drafter in turn, `TURNS` times, and note the answers.
 
     A last update ends the judgement of the third drafter, so that its acceptance is in the ledger.
 
     Args:
         generate: returns the greedy tokens of each prompt.
         update: gives the engine the drafter of a folder.
+        noise_turns: times for the drafter of noise, which has to be judged and rolled back meanwhile.
     """
     for number, name in enumerate(DRAFTERS):
         if number:
             update(workdir / name)
+        turns = noise_turns if name == "noise" else TURNS
         seen["tokens"][name] = [generate() for _ in range(turns)]
     update(workdir / DRAFTERS[0])
 

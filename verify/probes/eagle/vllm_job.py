@@ -10,8 +10,6 @@ from typing import Any
 from flashpatch.verify.probes.eagle import rounds
 from flashpatch.verify.probes.eagle.rounds import DRAFTERS, MAX_DRAFTS, TOKENS, prompts
 
-_TURNS = 3
-
 
 def main() -> None:
     rounds.main(run)
@@ -47,5 +45,5 @@ def run(workdir: Path, seen: dict[str, Any]) -> None:
     def update(folder: Path) -> None:
         llm.collective_rpc("eagle_update_drafter", args=(str(folder), next(versions)))
 
-    rounds.run_rounds(workdir, seen, generate, update, _TURNS)
+    rounds.run_rounds(workdir, seen, generate, update)
     [seen["captured"]] = llm.collective_rpc("eagle_flush")
