@@ -12,19 +12,19 @@ from collections import deque
 from statistics import median
 
 from flashpatch.patches.eagle.bandit.arm import Arm
-from flashpatch.patches.eagle.bandit.batch_buckets import Groups
+from flashpatch.patches.eagle.bandit.batch_buckets import BatchBuckets
 
 GUARD, WINDOW, EPSILON, SPECULATE_UP_TO = 2048, 300, 0.1, 32
 THRESHOLDS = (1, 2, 5, 21)
 
 
 class PublishedGreedy:
-    """``EG``: epsilon-greedy on medians, one per batch-size group."""
+    """``EG``: epsilon-greedy on medians, one per batch-size bucket."""
 
     def __init__(self, arms: tuple[Arm, ...], seed: int) -> None:
         self.arms = [arm for arm in arms if arm.steps]
         self._random = random.Random(seed)
-        self._groups = Groups()
+        self._buckets = BatchBuckets()
         self._seen: dict[tuple[int, Arm], deque[float]] = {}
 
     def select(self, batch: int) -> Arm:
@@ -33,19 +33,19 @@ class PublishedGreedy:
             return Arm.DISABLE
         if self._random.random() < EPSILON:
             return self._random.choice(fit)
-        group = self._groups.index(batch)
-        return max(fit, key=lambda arm: self._value(group, arm))
+        bucket = self._buckets.index(batch)
+        return max(fit, key=lambda arm: self._value(bucket, arm))
 
     def fitting(self, batch: int) -> list[Arm]:
         """The arms considered at a batch size."""
         return self.arms
 
     def update(self, batch: int, arm: Arm, tokens: float, seconds: float) -> None:
-        key = self._groups.index(batch), arm
+        key = self._buckets.index(batch), arm
         self._seen.setdefault(key, deque(maxlen=WINDOW)).append(tokens / seconds)
 
-    def _value(self, group: int, arm: Arm) -> float:
-        seen = self._seen.get((group, arm))
+    def _value(self, bucket: int, arm: Arm) -> float:
+        seen = self._seen.get((bucket, arm))
         return median(seen) if seen else 0.0
 
 

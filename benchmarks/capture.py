@@ -81,7 +81,7 @@ def measure(folder: Path, wanted: argparse.Namespace) -> dict[str, float]:
     )
     core = llm.llm_engine.engine_core.engine_core
     runner = core.model_executor.driver_worker.worker.model_runner
-    recorder = capture.of(runner).recorder
+    recorder = capture.capture_of(runner).recorder
     hook, steps, background = _Spent(), [0], _Background()
     recorder.step, recorder.finish = hook.around(recorder.step), hook.around(recorder.finish)
     schedule = core.scheduler.schedule

@@ -5,7 +5,8 @@ FAMILIES = {
         "names": {
             "cpu": {},
         },
-        "options": {},
+        "options": {
+        },
         "patches": {
             "cpu.verl.register_platform": ("verl.plugin.platform.platform_manager",),
             "cpu.verl.get_platform": ("verl.plugin.platform.platform_manager",),
@@ -71,14 +72,10 @@ FAMILIES = {
             "eagle.sglang.draft_extend_for_prefill": ("sglang.srt.speculative.eagle_worker_v2",),
             "eagle.sglang.draft_extend_for_decode": ("sglang.srt.speculative.eagle_worker_v2",),
             "eagle.sglang.get_alloc_len_per_decode": ("sglang.srt.mem_cache.allocation_sizing",),
-            "eagle.sglang.weight_updater_manager_post_init": (
-                "sglang.srt.managers.scheduler_components.weight_updater",
-            ),
+            "eagle.sglang.weight_updater_manager_post_init": ("sglang.srt.managers.scheduler_components.weight_updater",),
             "eagle.sglang.begin_weight_update": ("sglang.srt.managers.scheduler_components.weight_updater",),
             "eagle.sglang.end_weight_update": ("sglang.srt.managers.scheduler_components.weight_updater",),
-            "eagle.sglang.update_weights_from_disk": (
-                "sglang.srt.managers.scheduler_components.weight_updater",
-            ),
+            "eagle.sglang.update_weights_from_disk": ("sglang.srt.managers.scheduler_components.weight_updater",),
             "eagle.verl.validate_config": ("verl.utils.config",),
             "eagle.verl.collective_rpc": ("verl.workers.rollout.vllm_rollout.vllm_async_server",),
             "eagle.verl.sleep_replicas": ("verl.checkpoint_engine.base",),
@@ -128,13 +125,7 @@ FAMILIES = {
             "int8_weight_only": {"precision": "int8_weight_only"},
         },
         "options": {
-            "precision": (
-                "fp8",
-                ("bf16", "fp8", "fp8_channel", "fp8_tensor", "int8", "int8_weight_only"),
-                "str",
-                "str",
-                (),
-            ),
+            "precision": ("fp8", ("bf16", "fp8", "fp8_channel", "fp8_tensor", "int8", "int8_weight_only"), "str", "str", ()),
             "fleet": ([], (), "list", "dict", ()),
             "scheme": ("", (), "str", "str", ()),
             "profile": ("", (), "str", "str", ()),
@@ -194,26 +185,14 @@ FAMILIES = {
             "fp8.sglang.load_model": ("sglang.srt.model_executor.model_runner",),
             "fp8.sglang.restore_weights_before_loading": ("sglang.srt.model_loader.loader",),
             "fp8.sglang.postprocess_weights": ("sglang.srt.model_loader.loader",),
-            "fp8.sglang.update_weights_from_tensor": (
-                "sglang.srt.model_executor.model_runner_components.weight_updater",
-            ),
-            "fp8.sglang.load_weights_from_distributed": (
-                "sglang.srt.model_executor.model_runner_components.weight_updater",
-            ),
-            "fp8.sglang.runner_update_weights_from_disk": (
-                "sglang.srt.model_executor.model_runner_components.weight_updater",
-            ),
-            "fp8.sglang.update_weights_from_ipc": (
-                "sglang.srt.model_executor.model_runner_components.weight_updater",
-            ),
+            "fp8.sglang.update_weights_from_tensor": ("sglang.srt.model_executor.model_runner_components.weight_updater",),
+            "fp8.sglang.load_weights_from_distributed": ("sglang.srt.model_executor.model_runner_components.weight_updater",),
+            "fp8.sglang.runner_update_weights_from_disk": ("sglang.srt.model_executor.model_runner_components.weight_updater",),
+            "fp8.sglang.update_weights_from_ipc": ("sglang.srt.model_executor.model_runner_components.weight_updater",),
             "fp8.sglang.begin_weight_update": ("sglang.srt.managers.scheduler_components.weight_updater",),
             "fp8.sglang.end_weight_update": ("sglang.srt.managers.scheduler_components.weight_updater",),
-            "fp8.sglang.scheduler_update_weights_from_disk": (
-                "sglang.srt.managers.scheduler_components.weight_updater",
-            ),
-            "fp8.sglang.release_memory_occupation": (
-                "sglang.srt.managers.scheduler_components.weight_updater",
-            ),
+            "fp8.sglang.scheduler_update_weights_from_disk": ("sglang.srt.managers.scheduler_components.weight_updater",),
+            "fp8.sglang.release_memory_occupation": ("sglang.srt.managers.scheduler_components.weight_updater",),
             "fp8.sglang.scheduler_init": ("sglang.srt.managers.scheduler",),
             "fp8.sglang.get_next_batch_to_run": ("sglang.srt.managers.scheduler",),
             "fp8.sglang.launch_scheduler_processes": ("sglang.srt.entrypoints.engine",),

@@ -29,7 +29,7 @@ def follow() -> None:
     if FOLDER not in os.environ:
         return
     from flashpatch.patches.eagle.bandit.policy import Policy
-    from flashpatch.patches.eagle.sglang.spec_controller import Chooser
+    from flashpatch.patches.eagle.sglang.spec_controller import SpecController
 
     told, seen = Path(os.environ[FOLDER]) / "arms", Path(os.environ[FOLDER]) / "steps"
     at = 0
@@ -45,7 +45,9 @@ def follow() -> None:
             file.write(json.dumps([batch_size, tokens, seconds]) + "\n")
 
     Policy.select, Policy.update = select, update
-    Chooser.__init__ = functools.partialmethod(Chooser.__init__, clock=getattr(time, os.environ[CLOCK]))
+    SpecController.__init__ = functools.partialmethod(
+        SpecController.__init__, clock=getattr(time, os.environ[CLOCK])
+    )
 
 
 class Engine:

@@ -13,7 +13,7 @@ from recording.line_up import Row
 
 
 class Fixed:
-    """A policy that says what it is told to."""
+    """Return fixed arms in turn, and learn nothing."""
 
     def __init__(self, arms: list[Arm]) -> None:
         self._next = itertools.cycle(arms)
@@ -56,20 +56,20 @@ class Engine:
                 speculative_config=dict(method="eagle", model=str(drafter), num_speculative_tokens=most),
             )
         )
-        self._controller = controller = spec_controller.of(
+        self._controller = controller = spec_controller.controller_of(
             self.llm.llm_engine.engine_core.engine_core.scheduler
         )
         self._full = self._drafters = 0
         self._rows: list[Row] = []
         self._spent: list[float] = []  # of every step that decodes, those that change the arm too
-        end, last = controller.end, 0.0
+        step_finished, last = controller.step_finished, 0.0
 
-        def timed(began: float, orders: Any, output: Any) -> None:
+        def timed(started: float, scheduled: Any, output: Any) -> None:
             nonlocal last
-            end(began, orders, output)
-            began, last = max(began, last), controller.clock()  # steps may overlap
-            if orders.num_scheduled_tokens and max(orders.num_scheduled_tokens.values()) <= most + 1:
-                self._spent.append(last - began)
+            step_finished(started, scheduled, output)
+            started, last = max(started, last), controller.clock()  # steps may overlap
+            if scheduled.num_scheduled_tokens and max(scheduled.num_scheduled_tokens.values()) <= most + 1:
+                self._spent.append(last - started)
 
         def whole(batch: int, arm: Arm, tokens: int, seconds: float) -> None:
             if (
@@ -77,7 +77,7 @@ class Engine:
             ):  # rows that were luckier end earlier, and leave the others a smaller batch
                 self._rows.append((tokens / batch, seconds))
 
-        controller.end, controller.clock = timed, getattr(time, clock)
+        controller.step_finished, controller.clock = timed, getattr(time, clock)
         controller.listeners.append(whole)
 
     def weights(self, target: Path, drafter: Path) -> None:

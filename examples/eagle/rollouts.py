@@ -4,7 +4,7 @@
 
 ARM is ``co-trained`` or ``frozen``. Co-trained: a drafter from scratch first learns for ``WARM`` slices from what
 the engine captures of policy 0; ``drafter-start`` is what it is then. After that comes a round per policy: new
-weights for the target, rollouts, a slice of ``SLICE`` seconds for the trainer, new weights for the drafter. Frozen:
+weights for the target, rollouts, a slice of ``SLICE`` seconds for the trainer, new weights for the drafter. TargetEmbeddings:
 the same rounds with ``drafter-start`` throughout. A line of JSON per rollout goes to ``ARM.jsonl``.
 
 The target's weights go in through vLLM's own ``reload_weights``: they are float32, so no other family of FlashPatch
@@ -57,7 +57,9 @@ class Engine:
                 speculative_config=dict(method="eagle", model=str(drafter), num_speculative_tokens=MOST),
             )
         )
-        self._controller = spec_controller.of(self.llm.llm_engine.engine_core.engine_core.scheduler)
+        self._controller = spec_controller.controller_of(
+            self.llm.llm_engine.engine_core.engine_core.scheduler
+        )
         self._controller.clock = time.process_time
         self.bandit = self._controller.policy
         self._chosen: Counter[str] = Counter()
@@ -160,7 +162,7 @@ def sweep(engine: Engine, prompts: list[list[int]], batches: list[int], repeats:
     from flashpatch import engine as flashpatch
     from flashpatch.patches.eagle.vllm import spec_controller
 
-    bandit = spec_controller.policy(flashpatch.settings.options("eagle"), MOST)
+    bandit = spec_controller.make_policy(flashpatch.settings.options("eagle"), MOST)
     names = ["disable", *(f"{k}_1_{k + 1}" for k in range(1, MOST + 1)), "bandit"]
     plain: dict[int, list[list[int]]] = {}
     rates: dict[tuple[int, str], list[float]] = defaultdict(list)

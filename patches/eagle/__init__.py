@@ -1,4 +1,4 @@
-"""FastRL's adaptive speculative rollouts on stock engines: capture, a bandit, a drafter that keeps up."""
+"""Run FastRL's adaptive speculative rollouts on stock engines: capture, a bandit, drafter co-training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _sglang() -> tuple[Patch, ...]:
 
 FAMILY = Family(
     name="eagle",
-    summary="speculative rollouts that adapt: hidden states captured, tokens per step chosen, drafter kept up",
+    summary="adaptive speculative rollouts: hidden-state capture, tokens per step by a bandit, drafter co-training",
     patches=(*VLLM, *_sglang(), *VERL),
     options={
         "capture": Option(True, "capture hidden states of finished requests to train the drafter", kind=bool),

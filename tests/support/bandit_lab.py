@@ -1,4 +1,4 @@
-"""Made-up engines for tests of the bandit."""
+"""Simulate engines for tests of the bandit."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ ARMS = ("disable", "1_1_2", "3_1_4", "5_1_6")
 
 
 class Engine:
-    """Accepts each draft with probability `p`; a step costs 1 plus ``cost`` per draft step, with 2 %
-    noise."""
+    """Accept each draft with probability `p`; a step costs 1 plus ``cost`` per draft step, with 2 % noise."""
 
     def __init__(self, p: float, cost: float = 0.1, seed: int = 0) -> None:
         self.p, self.cost, self._random = p, cost, random.Random(seed)
@@ -28,12 +27,12 @@ class Engine:
         return float(tokens), (1.0 + self.cost * arm.steps) * self._random.gauss(1.0, 0.02)
 
     def rate(self, arm: Arm) -> float:
-        """Expected tokens per row and second."""
+        """Return expected tokens per request and second."""
         return sum(self.p**step for step in range(arm.steps + 1)) / (1.0 + self.cost * arm.steps)
 
 
 def drive(policy: Policy, engine: Engine, steps: int, batch: int = 4) -> Counter[Arm]:
-    """Run an engine under a policy; returns how often each arm ran."""
+    """Run an engine under a policy; return how often each arm ran."""
     ran: Counter[Arm] = Counter()
     for _ in range(steps):
         arm = policy.select(batch)

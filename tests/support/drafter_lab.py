@@ -1,4 +1,4 @@
-"""Tiny targets, and samples that a capture of them would give."""
+"""Make tiny targets, and the samples that a capture of them would give."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FAMILIES = {
 
 
 def make_target(family: str = "llama", seed: int = 0, markov: bool = False, **shape) -> torch.nn.Module:
-    """A random target. A ``markov`` one's state is the last token's embedding, of unit root mean square."""
+    """Make a random target. A ``markov`` one's state is the last token's embedding, of unit root mean square."""
     config, model = FAMILIES[family]
     torch.manual_seed(seed)
     made = model(config(**{**SHAPE, "initializer_range": 0.3, **shape})).eval()
@@ -50,7 +50,7 @@ def make_target(family: str = "llama", seed: int = 0, markov: bool = False, **sh
 
 
 def save_target(folder: Path, family: str = "llama", markov: bool = True) -> Path:
-    """Write a target; returns its folder."""
+    """Write a target; return its folder."""
     make_target(family, markov=markov).save_pretrained(folder)
     return folder
 
@@ -59,8 +59,7 @@ def save_target(folder: Path, family: str = "llama", markov: bool = True) -> Pat
 def capture(
     target: torch.nn.Module, prompts: int, length: int = 24, seed: int = 0, version: int = 1
 ) -> list[Sample]:
-    """Greedy continuations of random prompts with the states that made them; the last token's is not
-    known."""
+    """Return greedy continuations of random prompts with their states; the last token's is not known."""
     generator = torch.Generator().manual_seed(seed)
     samples = []
     for number in range(prompts):
@@ -87,5 +86,5 @@ def capture(
 
 
 def cut(samples: list[Sample], longest: int = 512, **how) -> list:
-    """All windows of some samples."""
+    """Return all windows of some samples."""
     return [part for sample in samples for part in windows(sample, longest, **how)]

@@ -1,4 +1,4 @@
-"""Targets and drafters of these tests, and engines on them."""
+"""Write targets and drafters for tests on SGLang, and name the keywords of engines on them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ SPECULATIVE: dict[str, Any] = dict(
 
 
 def target(root: Path, weight: float, seed: int = 0) -> str:
-    """A Qwen2 in float32 whose layers count for ``weight``; at 0 the next token depends on the last one alone."""
+    """Write a Qwen2 in float32 whose layers count for ``weight``; at 0 the next token depends on the last one alone."""
     import torch
     from safetensors.torch import load_file, save_file
     from vllm_lab import models
 
     place = Path(models.checkpoint(root / f"weight-{weight}", "qwen2", seed, dtype="float32"))
-    done = place / "weighed"
+    done = place / "scaled"
     if not done.exists():
         tensors = {name: tensor.float() for name, tensor in load_file(place / "model.safetensors").items()}
         for name, tensor in tensors.items():
@@ -48,7 +48,7 @@ def target(root: Path, weight: float, seed: int = 0) -> str:
 
 
 def drafter(root: Path, of: str, name: str, exact: bool) -> str:
-    """An EAGLE drafter for a target: ``exact`` for one whose layers count for nothing, else random."""
+    """Write an EAGLE drafter for a target: ``exact`` for one whose layers count for nothing, else random."""
     import torch
     from safetensors.torch import load_file, save_file
 

@@ -1,4 +1,4 @@
-"""Hugging Face's answers on the same checkpoints, in float32."""
+"""Compute Hugging Face's answers on the same checkpoints, in float32."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def model(path: Path):
 
 @torch.no_grad()
 def states(path: Path, tokens: list[int], layers: tuple[int, ...] = ()) -> tuple[torch.Tensor, torch.Tensor]:
-    """[n, H] after the final norm, and logprobs [n, V]; with ``layers``, their outputs side by side instead."""
+    """Return [n, H] after the final norm, and logprobs [n, V]; with ``layers``, their outputs side by side instead."""
     found = model(path)(torch.tensor([tokens]), output_hidden_states=True)
     if layers:
         side = torch.cat([found.hidden_states[layer][0] for layer in layers], dim=-1)
@@ -27,5 +27,5 @@ def states(path: Path, tokens: list[int], layers: tuple[int, ...] = ()) -> tuple
 
 @torch.no_grad()
 def probabilities(path: Path, prompts: list[list[int]]) -> torch.Tensor:
-    """float64 [prompts, V]: of the next token, for prompts of one length."""
+    """Return float64 [prompts, V], probabilities of the next token, for prompts of one length."""
     return model(path)(torch.tensor(prompts)).logits[:, -1].double().softmax(-1)

@@ -1,4 +1,4 @@
-"""Samples made up for tests."""
+"""Make samples for tests."""
 
 from __future__ import annotations
 

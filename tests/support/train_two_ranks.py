@@ -13,7 +13,7 @@ from flashpatch.patches.eagle.train.checkpoint import Checkpoints
 from flashpatch.patches.eagle.train.drafter import make_drafter
 from flashpatch.patches.eagle.train.drafter_config import drafter_config
 from flashpatch.patches.eagle.train.pack import pack
-from flashpatch.patches.eagle.train.target_embeddings import Frozen
+from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
 from flashpatch.patches.eagle.train.trainer import Recipe, Trainer
 
 rank, world, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
@@ -26,8 +26,10 @@ rows = [pack(parts[:1], 60), pack(parts[1:], 60)]  # unequal shares
 
 
 def make():
-    frozen = Frozen(target.model.embed_tokens.weight, target.lm_head.weight)
-    return Trainer(make_drafter(drafter_config(target.config)), frozen, Recipe(rate=1e-2, clip=0.1), mesh)
+    target_embeddings = TargetEmbeddings(target.model.embed_tokens.weight, target.lm_head.weight)
+    return Trainer(
+        make_drafter(drafter_config(target.config)), target_embeddings, Recipe(rate=1e-2, clip=0.1), mesh
+    )
 
 
 trainer = make()

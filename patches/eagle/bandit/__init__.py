@@ -1,5 +1,5 @@
-"""Which speculative configuration the next decode step should use, learned while decoding.
+"""Learn while decoding which speculative configuration the next decode step should use.
 
-Plain Python without torch (`agree` apart): an engine asks `policy.Policy.select` before a step and tells
-`policy.Policy.update` what the step gave.
+Plain Python without torch, `rank_broadcast` excepted: an engine calls `policy.Policy.select` before a step
+and `policy.Policy.update` with the step's tokens and seconds after it.
 """

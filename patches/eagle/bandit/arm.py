@@ -1,4 +1,4 @@
-"""An arm: one speculative configuration, or none."""
+"""Define an arm: one speculative configuration, or none."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ OFF = "disable"
 
 @dataclass(frozen=True, order=True)
 class Arm:
-    """A speculative configuration.
+    """Hold one speculative configuration.
 
     Attributes:
-        steps: draft steps; a row gains between 1 and ``steps + 1`` tokens.
+        steps: draft steps; a request gains between 1 and ``steps + 1`` tokens.
         topk: branches kept per step; 1 drafts a chain.
-        draft_tokens: tokens per row that the target verifies, the last accepted one included.
+        draft_tokens: tokens per request that the target verifies, the last accepted one included.
     """
 
     steps: int
@@ -35,7 +35,7 @@ class Arm:
         """Read ``"{steps}_{topk}_{draft_tokens}"`` or ``"disable"``.
 
         Raises:
-            PatchError: the text is no arm, or one that no engine could draft.
+            PatchError: the text is not an arm, or one that no engine can draft.
         """
         if isinstance(text, Arm):
             return text
@@ -53,15 +53,15 @@ class Arm:
                 "drafts nothing",
                 f"Steps and top-k start at 1, tokens at 2; to draft nothing write {OFF}.",
             )
-        most = 1 + topk + (steps - 1) * topk * topk
-        if draft_tokens > most:
+        max_tokens = 1 + topk + (steps - 1) * topk * topk
+        if draft_tokens > max_tokens:
             _refuse(
                 text,
-                f"verifies more tokens than its tree has, {most}",
-                f"Write {steps}_{topk}_{most} or less.",
+                f"verifies more tokens than its tree has, {max_tokens}",
+                f"Write {steps}_{topk}_{max_tokens} or less.",
             )
-        if topk == 1 and draft_tokens != most:
-            _refuse(text, "leaves drafted tokens of a chain unverified", f"Write {steps}_1_{most}.")
+        if topk == 1 and draft_tokens != max_tokens:
+            _refuse(text, "leaves drafted tokens of a chain unverified", f"Write {steps}_1_{max_tokens}.")
         return cls(steps, topk, draft_tokens)
 
 
@@ -69,10 +69,10 @@ Arm.DISABLE = Arm(0, 0, 0)
 
 
 def parse_arms(arms: Iterable[str | Arm]) -> tuple[Arm, ...]:
-    """Read a list of arms, kept in its order.
+    """Read a list of arms, in its order.
 
     Raises:
-        PatchError: the list is empty, names an arm twice, or one of them is no arm.
+        PatchError: the list is empty, names an arm twice, or has an entry that is not an arm.
     """
     if isinstance(arms, str):
         arms = [part.strip() for part in arms.split(",")]

@@ -1,4 +1,4 @@
-"""What a bandit learned, in a file from one run to the next."""
+"""Save what a bandit learned in a file, and restore it in the next run."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ def save(policy: Policy, path: Path) -> None:
 
 
 def restore(policy: Policy, path: Path) -> str:
-    """Take up the state in a file, if there is one.
+    """Restore the policy from a file, if there is one.
 
     Returns:
-        What came of it, for the ledger. A file that does not fit is logged and left alone: the policy starts anew.
+        ``new``, ``restored`` or ``not restored: ...``, for the ledger. A file that does not fit is logged and
+        left as
+        it is: the policy starts with nothing learned.
     """
     try:
         policy.restore(json.loads(path.read_text()))
     except FileNotFoundError:
         return "new"
     except (OSError, ValueError, PatchError) as error:
-        logger.warning("the bandit starts anew, %s cannot be used: %s", path, error)
+        logger.warning("the bandit starts with nothing learned, %s cannot be used: %s", path, error)
         return f"not restored: {error}"
     return "restored"

@@ -1,4 +1,4 @@
-"""The policy an engine asks before each decode step: one bandit per group of batch sizes."""
+"""Choose an arm before each decode step: one bandit per bucket of batch sizes."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Any, Protocol
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.bandit.arm import Arm, parse_arms
-from flashpatch.patches.eagle.bandit.batch_buckets import Groups
-from flashpatch.patches.eagle.bandit.random_tables import Noise
+from flashpatch.patches.eagle.bandit.batch_buckets import BatchBuckets
+from flashpatch.patches.eagle.bandit.random_tables import RandomTables
 from flashpatch.patches.eagle.bandit.rules import DEFAULT, rule_class
 from flashpatch.patches.eagle.bandit.rules.base import Setting
 
-FORMAT = 2
+FORMAT = 3
 RECENT = 256
-LONGEST = 1e6  # seconds of a step; a longer one is a clock that jumped
+MAX_SECONDS = 1e6  # seconds of a step; a longer one is a clock that jumped
 
 
-class Agree(Protocol):
-    """How several ranks come to the same arm, see `flashpatch.patches.eagle.bandit.rank_broadcast`."""
+class ArmBroadcast(Protocol):
+    """Make several ranks run the same arm, see `flashpatch.patches.eagle.bandit.rank_broadcast`."""
 
-    leads: bool
-    """Whether this rank's choice counts."""
+    is_leader: bool
+    """Whether this rank chooses."""
 
-    def __call__(self, turn: int, batch_size: int, arm: int) -> int:
-        """The leader's arm for this turn."""
+    def __call__(self, step: int, batch_size: int, arm: int) -> int:
+        """Return the leader's arm for this step."""
 
 
 class Policy:
-    """Chooses the arm of each decode step.
+    """Choose the arm of each decode step.
 
     `select` and `update` cost a few microseconds and do not grow with the steps seen. An observation that
     cannot be true is counted and otherwise ignored.
@@ -38,7 +38,7 @@ class Policy:
     Args:
         arms: arms or their texts, e.g. ``["3_1_4", "5_1_6", "disable"]``.
         rule: one of `flashpatch.patches.eagle.bandit.rules.RULES`; None for the default.
-        groups: largest batch size of each group, see `Groups`.
+        buckets: largest batch size of each bucket, see `BatchBuckets`.
         guard: most tokens that a step may verify over the batch. An arm beyond it is never chosen; where it
             leaves none, the choice is ``disable``.
         window: steps after which an observation weighs little or nothing.
@@ -46,101 +46,101 @@ class Policy:
         hold: steps for which a choice is kept (unless the guard forbids it by then); None for the rule's own.
         table: ``{largest batch size: arm}`` for the rule ``predefined``.
         clock: seconds, for `begin` and `end`.
-        agree: for engines of several ranks, which must all run the same arm.
+        broadcast: makes all ranks of an engine run the same arm.
 
     Raises:
-        PatchError: an unknown rule, a malformed arm, or a number that makes no sense.
+        PatchError: an unknown rule, a malformed arm, or a number out of range.
     """
 
     def __init__(
         self,
         arms: Iterable[str | Arm],
         rule: str | None = None,
-        groups: Sequence[int] | None = None,
+        buckets: Sequence[int] | None = None,
         guard: int = 2048,
         window: int = 300,
         seed: int = 0,
         hold: int | None = None,
         table: Mapping[int, str | Arm] | None = None,
         clock: Callable[[], float] = time.perf_counter,
-        agree: Agree | None = None,
+        broadcast: ArmBroadcast | None = None,
     ) -> None:
         self.arms = parse_arms(arms)
         self.rule_name = DEFAULT if rule is None else rule
         kind = rule_class(self.rule_name)
-        self.groups = Groups(groups)
+        self.buckets = BatchBuckets(buckets)
         self.guard = _at_least("guard", guard, 1)
         self.window = _at_least("window", window, 2)
-        self._noise = Noise(seed)
+        self._random = RandomTables(seed)
         self._place = {arm: place for place, arm in enumerate(self.arms)}
         self.rule = kind(
-            Setting(self.arms, self.groups, self.window, self._noise, self._rows(table, self.rule_name))
+            Setting(self.arms, self.buckets, self.window, self._random, self._rows(table, self.rule_name))
         )
         self.hold = _at_least("hold", kind.hold if hold is None else hold, 1)
         self._off = self._place.get(Arm.DISABLE, -1)
         self._allowed: dict[int, tuple[int, ...]] = {}
-        self._index, self._table = self.groups.index, self.groups.table
-        self._agree = agree
+        self._index, self._table = self.buckets.index, self.buckets.table
+        self._broadcast = broadcast
         self._clock = clock
         self._began = self._batch = 0
-        self._turn = 0
-        self._left = 0
+        self._step = 0
+        self._hold_left = 0
         self._current = -1  # place of the arm the engine runs, -1 before the first
         self._ran = -1  # place of the arm of the last update
-        self._best = [0.0] * len(self.groups)
-        self._pulls = [[0] * len(self.arms) for _ in range(len(self.groups))]
-        self._tokens, self._seconds, self._lost = 0.0, 0.0, 0.0
+        self._best = [0.0] * len(self.buckets)
+        self._pulls = [[0] * len(self.arms) for _ in range(len(self.buckets))]
+        self._tokens, self._seconds, self._regret_seconds = 0.0, 0.0, 0.0
         self._switches = self._ignored = self._guarded = 0
         self.recent: deque[tuple[int, int, Arm]] = deque(maxlen=RECENT)
-        """The last decisions: turn, batch size, arm."""
+        """The last choices: step, batch size, arm."""
         self.record: Callable[[int, int, Arm], None] | None = None
-        """Called with turn, batch size and arm of every decision, if set."""
+        """Called with step, batch size and arm of every choice, if set."""
 
     def select(self, batch_size: int) -> Arm:
-        """The arm for the next step over ``batch_size`` rows; ``disable`` for an empty batch.
+        """Return the arm for the next step over ``batch_size`` requests; ``disable`` for an empty batch.
 
         Raises:
-            PatchError: the batch size is no integer, or the ranks of `agree` have come apart.
+            PatchError: the batch size is not an integer, or the ranks of `broadcast` are at different steps.
         """
-        self._turn += 1
+        self._step += 1
         allowed = self._allowed.get(batch_size)
         if allowed is None:
             allowed = self._allow(batch_size)
         current = self._current
-        if self._left > 0 and current in allowed:
-            self._left -= 1
+        if self._hold_left > 0 and current in allowed:
+            self._hold_left -= 1
             return self.arms[current]
         if len(allowed) > 1:
             chosen = -1
-            if self._agree is None or self._agree.leads:
-                group = self._index(batch_size)
+            if self._broadcast is None or self._broadcast.is_leader:
+                bucket = self._index(batch_size)
                 self.rule.best = 0.0
-                chosen = self.rule.choose(group, batch_size, allowed, current)
-                self._best[group] = self.rule.best
-            if self._agree is not None:
-                chosen = self._agree(self._turn, batch_size, chosen)
-            self._left = self.hold - 1
+                chosen = self.rule.choose(bucket, batch_size, allowed, current)
+                self._best[bucket] = self.rule.best
+            if self._broadcast is not None:
+                chosen = self._broadcast(self._step, batch_size, chosen)
+            self._hold_left = self.hold - 1
         else:
             chosen = allowed[0] if allowed else -1
-            self._left = 0
+            self._hold_left = 0
             self._guarded += 1
         arm = self.arms[chosen] if chosen >= 0 else Arm.DISABLE
         if chosen != current:
             self._switches += 1
             self._current = chosen
-        self.recent.append((self._turn, batch_size, arm))
+        self.recent.append((self._step, batch_size, arm))
         if self.record is not None:
-            self.record(self._turn, batch_size, arm)
+            self.record(self._step, batch_size, arm)
         return arm
 
     def update(self, batch_size: int, arm: Arm, accepted_tokens: float, seconds: float) -> None:
-        """Take in a step.
+        """Learn from a step.
 
         Args:
-            batch_size: rows of the step.
+            batch_size: requests in the step.
             arm: the arm that ran.
-            accepted_tokens: tokens that the step gave over all rows, between 1 and ``rows * (steps + 1)``.
-            seconds: what the step took, with the switch if there was one.
+            accepted_tokens: tokens of the step over all requests, between 1 and ``batch_size * (steps + 1)``.
+            seconds: time of the step, with the switch if there was one.
         """
         place = self._current
         if (
@@ -151,129 +151,127 @@ class Policy:
             self._ran = -1
             return
         try:
-            sound = (
+            valid = (
                 place >= 0
                 and 1 <= batch_size <= 1_000_000
                 and 1.0 <= accepted_tokens <= batch_size * (arm.steps + 1)
-                and 1e-9 < seconds < LONGEST
+                and 1e-9 < seconds < MAX_SECONDS
             )
         except TypeError:
-            sound = False
-        if not sound:  # NaN compares false with everything, so it ends here too
+            valid = False
+        if not valid:  # NaN compares false with everything, so it ends here too
             self._ignored += 1
             return
         table = self._table
-        group = table[batch_size] if batch_size < len(table) else self._index(batch_size)
-        self.rule.learn(group, batch_size, place, accepted_tokens, seconds, place != self._ran)
+        bucket = table[batch_size] if batch_size < len(table) else self._index(batch_size)
+        self.rule.learn(bucket, batch_size, place, accepted_tokens, seconds, place != self._ran)
         self._ran = place
-        self._pulls[group][place] += 1
+        self._pulls[bucket][place] += 1
         self._tokens += accepted_tokens
         self._seconds += seconds
-        best = self._best[group]
+        best = self._best[bucket]
         if best:
-            self._lost += seconds - accepted_tokens / best
+            self._regret_seconds += seconds - accepted_tokens / best
 
     def begin(self, batch_size: int) -> Arm:
-        """`select`, and note the time."""
+        """Call `select`, and note the time."""
         self._batch, self._began = batch_size, self._clock()
         return self.select(batch_size)
 
     def end(self, accepted_tokens: float) -> None:
-        """`update` with the time since `begin`."""
+        """Call `update` with the time since `begin`."""
         arm = self.arms[self._current] if self._current >= 0 else Arm.DISABLE
         self.update(self._batch, arm, accepted_tokens, self._clock() - self._began)
 
     def refresh(self) -> None:
-        """Tell that the drafter has new weights: what was seen of the old ones counts for less."""
+        """Trust less what was learned so far: drafter or policy have new weights."""
         self.rule.refresh()
-        self._left = 0
+        self._hold_left = 0
 
     def allowed(self, batch_size: int) -> tuple[Arm, ...]:
-        """The arms that the guard leaves for a batch size."""
+        """Return the arms that the guard leaves for a batch size."""
         return tuple(self.arms[place] for place in self._allow(batch_size))
 
     def metrics(self) -> dict[str, float]:
-        """What an operator wants to see, flat: totals, and per group met the pulls and believed rates per
-        arm.
+        """Return totals, and per bucket seen the pulls and estimated rates of each arm, flat.
 
-        ``regret_seconds`` is an estimate: the time beyond what the arm believed best would have taken.
+        ``regret_seconds`` is an estimate: the time beyond that of the arm estimated best.
         """
         found: dict[str, float] = {
             "steps": float(sum(map(sum, self._pulls))),
             "tokens": self._tokens,
             "seconds": self._seconds,
-            "regret_seconds": self._lost,
-            "regret_share": self._lost / self._seconds if self._seconds else 0.0,
+            "regret_seconds": self._regret_seconds,
+            "regret_share": self._regret_seconds / self._seconds if self._seconds else 0.0,
             "switches": float(self._switches),
             "ignored": float(self._ignored),
             "guarded": float(self._guarded),
         }
-        for group, pulls in enumerate(self._pulls):
+        for bucket, pulls in enumerate(self._pulls):
             if any(pulls):
-                rates = self.rule.rates(group)
+                rates = self.rule.rates(bucket)
                 for place, arm in enumerate(self.arms):
-                    found[f"batch_{self.groups.edges[group]}/{arm}/pulls"] = float(pulls[place])
-                    found[f"batch_{self.groups.edges[group]}/{arm}/tokens_per_second"] = rates[place]
+                    found[f"batch_{self.buckets.edges[bucket]}/{arm}/pulls"] = float(pulls[place])
+                    found[f"batch_{self.buckets.edges[bucket]}/{arm}/tokens_per_second"] = rates[place]
         return found
 
     def state(self) -> dict[str, Any]:
-        """Everything learned, fit for JSON; `restore` goes on from it as if nothing had happened."""
+        """Return everything learned, fit for JSON; `restore` continues from it without a difference."""
         return {
             "format": FORMAT,
             "rule": self.rule_name,
             "arms": [str(arm) for arm in self.arms],
-            "groups": list(self.groups.edges),
+            "buckets": list(self.buckets.edges),
             "window": self.window,
             "learned": self.rule.state(),
-            "noise": self._noise.at,
+            "random": self._random.position,
             "pulls": [list(pulls) for pulls in self._pulls],
             "best": list(self._best),
-            "place": [self._turn, self._left, self._current, self._ran],
-            "sums": [self._tokens, self._seconds, self._lost],
+            "place": [self._step, self._hold_left, self._current, self._ran],
+            "sums": [self._tokens, self._seconds, self._regret_seconds],
             "counts": [self._switches, self._ignored, self._guarded],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up a `state` of a policy made with the same arms, rule, groups and window.
+        """Restore a `state` of a policy made with the same arms, rule, buckets and window.
 
         Raises:
-            PatchError: it is the state of another policy, or none; this one is as before then.
+            PatchError: it is the state of another policy, or damaged; this one is unchanged then.
         """
-        mine = {"format": FORMAT, "rule": self.rule_name, "window": self.window}
-        mine |= {"arms": [str(arm) for arm in self.arms], "groups": list(self.groups.edges)}
-        for name, value in mine.items():
-            theirs = state.get(name) if isinstance(state, Mapping) else None
-            if theirs != value:
+        wanted = {"format": FORMAT, "rule": self.rule_name, "window": self.window}
+        wanted |= {"arms": [str(arm) for arm in self.arms], "buckets": list(self.buckets.edges)}
+        for name, value in wanted.items():
+            saved = state.get(name) if isinstance(state, Mapping) else None
+            if saved != value:
                 raise PatchError(
-                    f"a bandit state with {name} {theirs!r} does not fit a policy with {value!r}.",
+                    f"a bandit state with {name} {saved!r} does not fit a policy with {value!r}.",
                     patch="eagle",
                     target="bandit state",
-                    advice="Start it anew, or make the policy as it was.",
+                    advice="Delete the state, or make the policy with the settings it was saved with.",
                 )
         before = self.state()
         try:
-            self._take(state)
+            self._load_state(state)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            self._take(before)
+            self._load_state(before)
             raise PatchError(
                 f"a bandit state is damaged: {type(error).__name__}: {error}.",
                 patch="eagle",
                 target="bandit state",
-                advice="Start the policy anew.",
+                advice="Delete the state.",
             ) from error
 
-    def _take(self, state: Mapping[str, Any]) -> None:
+    def _load_state(self, state: Mapping[str, Any]) -> None:
         self.rule.restore(state["learned"])
-        self._noise.at = int(state["noise"])
+        self._random.position = int(state["random"])
         self._pulls = [list(pulls) for pulls in state["pulls"]]
         self._best = list(state["best"])
-        self._turn, self._left, self._current, self._ran = state["place"]
-        self._tokens, self._seconds, self._lost = state["sums"]
+        self._step, self._hold_left, self._current, self._ran = state["place"]
+        self._tokens, self._seconds, self._regret_seconds = state["sums"]
         self._switches, self._ignored, self._guarded = state["counts"]
 
     def _allow(self, batch_size: int) -> tuple[int, ...]:
-        """Places of the arms within the guard, kept per batch size; beyond the guard there is nothing to
-        keep."""
+        """Return the places of the arms within the guard, cached per batch size."""
         if not isinstance(batch_size, int):
             raise PatchError(
                 f"a batch size is {batch_size!r}.",

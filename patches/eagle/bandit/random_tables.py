@@ -1,4 +1,4 @@
-"""Random numbers that cost a table look-up and whose state is one integer."""
+"""Draw random numbers at the cost of a table look-up; the state is one integer."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ import random
 LENGTH = 8191  # prime, so that a cycle over few arms does not repeat in step with it
 
 
-class Noise:
-    """Draws from tables made once per seed.
+class RandomTables:
+    """Draw from tables made once per seed.
 
     Attributes:
-        at: place in the tables, the whole state.
+        position: in the tables, the whole state.
     """
 
-    __slots__ = ("at", "normals", "uniforms")
+    __slots__ = ("position", "normals", "uniforms")
 
     def __init__(self, seed: int) -> None:
         self.uniforms, self.normals = _tables(seed)
-        self.at = 0
+        self.position = 0
 
     def uniform(self) -> float:
-        """The next number in [0, 1)."""
-        self.at = at = (self.at + 1) % LENGTH
-        return self.uniforms[at]
+        """Return the next number in [0, 1)."""
+        self.position = position = (self.position + 1) % LENGTH
+        return self.uniforms[position]
 
     def below(self, count: int) -> int:
-        """The next integer in [0, count)."""
+        """Return the next integer in [0, count)."""
         return int(self.uniform() * count)
 
 

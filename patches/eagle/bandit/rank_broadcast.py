@@ -1,7 +1,7 @@
-"""One decision for all ranks of an engine.
+"""Make all ranks of an engine run the arm that the first one chooses.
 
-Ranks measure their own times, so their bandits drift apart; ranks that run different arms wait in different
-collectives for ever. So the first rank decides.
+Ranks measure their own times, so their bandits would choose differently; ranks that run different arms wait
+in different collectives for ever.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 from flashpatch.errors import PatchError
 
 
-class Broadcast:
-    """The group's first rank decides and broadcasts; a decision costs one small collective on the host.
+class RankBroadcast:
+    """Broadcast the choice of the group's first rank; a choice costs one small collective on the host.
 
-    All ranks must ask for the same steps in the same order, as tensor-parallel ranks do. Each checks that its
-    step and batch size are the leader's.
+    All ranks must call it for the same steps in the same order, as tensor-parallel ranks do. Each checks that
+    its step and batch size are the leader's.
 
     Args:
         group: a ``torch.distributed`` process group for CPU tensors (gloo); None for the default group.
@@ -32,31 +32,31 @@ class Broadcast:
             raise PatchError(
                 "torch.distributed is not initialised.",
                 patch="eagle",
-                target="agree",
-                advice="Make the policy after the engine's process groups, or without agree on one rank.",
+                target="broadcast",
+                advice="Make the policy after the engine's process groups, or without broadcast on one rank.",
             )
         self._dist, self._group = dist, group
         self._source = dist.get_global_rank(group, 0) if group is not None else 0
         self._buffer = torch.empty(3, dtype=torch.int64)
-        self.leads = dist.get_rank() == self._source
+        self.is_leader = dist.get_rank() == self._source
 
-    def __call__(self, turn: int, batch_size: int, arm: int) -> int:
-        """The leader's arm.
+    def __call__(self, step: int, batch_size: int, arm: int) -> int:
+        """Return the leader's arm.
 
         Raises:
             PatchError: this rank is at another step or has another batch than the leader.
         """
         buffer = self._buffer
-        if self.leads:
-            buffer[0], buffer[1], buffer[2] = turn, batch_size, arm
+        if self.is_leader:
+            buffer[0], buffer[1], buffer[2] = step, batch_size, arm
         self._dist.broadcast(buffer, src=self._source, group=self._group)
-        theirs = buffer.tolist()
-        if theirs[:2] != [turn, batch_size]:
+        leader = buffer.tolist()
+        if leader[:2] != [step, batch_size]:
             raise PatchError(
-                f"this rank is at step {turn} with batch {batch_size}, "
-                f"the leader at {theirs[0]} with {theirs[1]}.",
+                f"this rank is at step {step} with batch {batch_size}, "
+                f"the leader at {leader[0]} with {leader[1]}.",
                 patch="eagle",
-                target="agree",
-                advice="Every rank has to ask the policy for the same steps.",
+                target="broadcast",
+                advice="Call the policy for the same steps on every rank.",
             )
-        return theirs[2]
+        return leader[2]

@@ -1,4 +1,4 @@
-"""Sums over the last steps of a group, exact and without a pass over them."""
+"""Keep sums over the last steps of a bucket, exact and without a pass over them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 class Window:
-    """Per arm the tokens, seconds and pulls among the last ``length`` steps.
+    """Sum tokens, seconds and pulls per arm over the last ``length`` steps.
 
-    Sums are kept running; they are made anew once per lap, so that rounding cannot pile up. An arm that left
-    the window keeps the rate it had.
+    Sums are updated with each step; they are computed again every ``length`` steps, so that rounding errors
+    do not accumulate. An arm that left the window keeps the rate it had.
 
     Attributes:
         pulls: steps of each arm in the window.
@@ -18,7 +18,7 @@ class Window:
         spread: relative variance of a step's rate, over all arms.
     """
 
-    __slots__ = ("_lap", "_ring", "length", "pulls", "rate", "seconds", "seen", "spread", "tokens")
+    __slots__ = ("_since_sum", "_steps", "length", "pulls", "rate", "seconds", "seen", "spread", "tokens")
 
     def __init__(self, arms: int, length: int) -> None:
         self.length = length
@@ -28,50 +28,50 @@ class Window:
         self.rate = [0.0] * arms
         self.seen = 0
         self.spread = 0.1
-        self._ring: deque[tuple[int, float, float]] = deque()
-        self._lap = 0
+        self._steps: deque[tuple[int, float, float]] = deque()
+        self._since_sum = 0
 
     def add(self, arm: int, tokens: float, seconds: float) -> None:
-        """Take in a step and let the oldest go."""
-        ring, rate = self._ring, self.rate
+        """Add a step and drop the oldest."""
+        steps, rate = self._steps, self.rate
         if self.pulls[arm]:
             off = tokens / (seconds * rate[arm]) - 1.0
             self.spread += (min(off * off, 1.0) - self.spread) * 0.02
-        ring.append((arm, tokens, seconds))
+        steps.append((arm, tokens, seconds))
         self.pulls[arm] += 1
         self.tokens[arm] += tokens
         self.seconds[arm] += seconds
         rate[arm] = self.tokens[arm] / self.seconds[arm]
         self.seen += 1
-        if len(ring) > self.length:
-            old, gone, spent = ring.popleft()
+        if len(steps) > self.length:
+            old, gone, spent = steps.popleft()
             self.pulls[old] -= 1
             if self.pulls[old]:
                 self.tokens[old] -= gone
                 self.seconds[old] -= spent
                 rate[old] = self.tokens[old] / self.seconds[old]
-            else:  # exactly nothing, not what rounding left of it
+            else:  # exactly 0, without rounding errors
                 self.tokens[old] = self.seconds[old] = 0.0
-            self._lap += 1
-            if self._lap >= self.length:
+            self._since_sum += 1
+            if self._since_sum >= self.length:
                 self._sum_again()
 
     def _sum_again(self) -> None:
-        self._lap = 0
+        self._since_sum = 0
         count = len(self.pulls)
         self.tokens, self.seconds = [0.0] * count, [0.0] * count
-        for arm, tokens, seconds in self._ring:
+        for arm, tokens, seconds in self._steps:
             self.tokens[arm] += tokens
             self.seconds[arm] += seconds
 
     def state(self) -> dict[str, Any]:
-        """Everything, fit for JSON."""
-        plain = {name: getattr(self, name) for name in ("seen", "spread", "_lap")}
+        """Return all of it, fit for JSON."""
+        plain = {name: getattr(self, name) for name in ("seen", "spread", "_since_sum")}
         lists = {name: list(getattr(self, name)) for name in ("pulls", "tokens", "seconds", "rate")}
-        return {**plain, **lists, "_ring": [list(step) for step in self._ring]}
+        return {**plain, **lists, "_steps": [list(step) for step in self._steps]}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take up a `state`."""
+        """Restore a `state`."""
         for name, value in state.items():
             setattr(self, name, list(value) if isinstance(value, list) else value)
-        self._ring = deque((int(arm), tokens, seconds) for arm, tokens, seconds in state["_ring"])
+        self._steps = deque((int(arm), tokens, seconds) for arm, tokens, seconds in state["_steps"])

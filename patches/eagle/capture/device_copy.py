@@ -1,4 +1,4 @@
-"""From an engine's step to rows on the host, without making the engine wait."""
+"""Copy the rows of an engine's step to the host without making the engine wait."""
 
 from __future__ import annotations
 
@@ -10,20 +10,29 @@ import torch
 
 from flashpatch.patches.eagle.capture.host_buffers import Request, Rows
 
-_PINNED = 16  # pinned buffers for steps on their way from an accelerator
+_MAX_PINNED = 16  # pinned buffers for steps that are being copied from an accelerator
 
 
 @dataclass
 class Step:
+    """The rows of a step that are on the host, or will be.
+
+    Attributes:
+        spans: (request, first row, row behind the last) of each captured request.
+        version: of the policy that computed the rows.
+        wait: blocks until the rows are on the host; None if they are.
+        release: frees the memory of the rows; None if nothing is to be freed.
+    """
+
     rows: Rows
     spans: list[tuple[Request, int, int]]
     version: int
-    arrive: Callable[[], None] | None = None  # blocks until the rows are on the host
+    wait: Callable[[], None] | None = None
     release: Callable[[], None] | None = None
 
 
-class Staging:
-    """Rows on their way to the host.
+class DeviceCopy:
+    """Copy rows to the host.
 
     On a CPU nothing is copied but the small inputs, which the engine overwrites. From an accelerator rows are
     cloned on the engine's stream, which is quick, and copied on a stream of their own into pinned memory that
@@ -33,9 +42,9 @@ class Staging:
     def __init__(self) -> None:
         self._stream: Any = None
         self._pinned: list[dict[str, torch.Tensor]] = []
-        self._made = 0
+        self._allocated = 0
 
-    def take(
+    def copy_rows(
         self,
         spans: list[tuple[Request, int, int]],
         total: int,
@@ -45,9 +54,14 @@ class Staging:
         auxiliary: Sequence[torch.Tensor] | None,
         version: int,
     ) -> Step:
+        """Start to copy the first ``total`` rows of a step; tensors as in `Recorder.step`.
+
+        Raises:
+            RuntimeError: too many copies from an accelerator are under way.
+        """
         if hidden.device.type == "cpu":
-            side = torch.cat([layer[:total] for layer in auxiliary], dim=-1) if auxiliary else None
-            rows = Rows(ids[:total].clone(), positions[:total].clone(), hidden[:total], side)
+            wide = torch.cat([layer[:total] for layer in auxiliary], dim=-1) if auxiliary else None
+            rows = Rows(ids[:total].clone(), positions[:total].clone(), hidden[:total], wide)
             return Step(rows, spans, version)
         return self._from_device(spans, total, ids, positions, hidden, auxiliary, version)
 
@@ -65,35 +79,35 @@ class Staging:
         if self._stream is None:
             self._stream = device.Stream()
         self._stream.wait_stream(device.current_stream())
-        held = self._pinned_for(total, clones)
+        pinned = self._pinned_for(total, clones)
         with device.stream(self._stream):
             for name, clone in clones.items():
-                held[name][:total].copy_(clone, non_blocking=True)
+                pinned[name][:total].copy_(clone, non_blocking=True)
                 clone.record_stream(self._stream)
             event = device.Event()
             event.record()
-        rows = Rows(held["ids"][:total], held["positions"][:total], held["hidden"][:total], None)
+        rows = Rows(pinned["ids"][:total], pinned["positions"][:total], pinned["hidden"][:total], None)
         step = Step(rows, spans, version)
 
-        def arrive() -> None:
+        def wait() -> None:
             event.synchronize()
             if auxiliary:
-                layers = [held[f"auxiliary{number}"][:total] for number in range(len(auxiliary))]
+                layers = [pinned[f"auxiliary{number}"][:total] for number in range(len(auxiliary))]
                 rows.auxiliary = torch.cat(layers, dim=-1)
 
-        step.arrive, step.release = arrive, lambda: self._pinned.append(held)
+        step.wait, step.release = wait, lambda: self._pinned.append(pinned)
         return step
 
     def _pinned_for(self, total: int, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        for index, held in enumerate(self._pinned):
-            if held["ids"].shape[0] >= total and held.keys() == like.keys():
+        for index, pinned in enumerate(self._pinned):
+            if pinned["ids"].shape[0] >= total and pinned.keys() == like.keys():
                 return self._pinned.pop(index)
         if self._pinned:  # too small: a larger one takes its place
             self._pinned.pop(0)
-            self._made -= 1
-        if self._made >= _PINNED:
-            raise RuntimeError("captured rows come faster than they can be filed")
-        self._made += 1
+            self._allocated -= 1
+        if self._allocated >= _MAX_PINNED:
+            raise RuntimeError("captured rows come faster than they can be stored")
+        self._allocated += 1
         size = max(64, 1 << (total - 1).bit_length())
         return {
             name: torch.empty(size, *tensor.shape[1:], dtype=tensor.dtype, pin_memory=True)

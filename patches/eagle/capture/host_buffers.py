@@ -1,4 +1,4 @@
-"""Host memory for captured rows: a book per request, from a shelf that holds so many tokens and no more."""
+"""Hold captured rows on the host: one request buffer per request, from a token-bounded pool."""
 
 from __future__ import annotations
 
@@ -7,29 +7,37 @@ from dataclasses import dataclass
 
 import torch
 
-_SMALLEST = 128  # tokens of the smallest book
+_MIN_CAPACITY = 128  # tokens
 
 
 @dataclass
 class Rows:
+    """Rows of a step: the input token, its position and the target's states at it.
+
+    Attributes:
+        ids, positions: integers [rows].
+        hidden: [rows, H]; auxiliary: [rows, k*H] or None.
+    """
+
     ids: torch.Tensor
     positions: torch.Tensor
     hidden: torch.Tensor
     auxiliary: torch.Tensor | None
 
 
-def cut(rows: Rows, start: int, end: int) -> Rows:
-    side = rows.auxiliary[start:end] if rows.auxiliary is not None else None
-    return Rows(rows.ids[start:end], rows.positions[start:end], rows.hidden[start:end], side)
+def slice_rows(rows: Rows, start: int, end: int) -> Rows:
+    """Return views of the rows from ``start`` to ``end``."""
+    auxiliary = rows.auxiliary[start:end] if rows.auxiliary is not None else None
+    return Rows(rows.ids[start:end], rows.positions[start:end], rows.hidden[start:end], auxiliary)
 
 
 class RequestBuffer:
-    """Host memory for one request at a time.
+    """Hold the rows of one request at a time.
 
     Attributes:
         ids: int64 [capacity], the token that was the input at each position.
         hidden: [capacity, H]; auxiliary: [capacity, k*H] or None.
-        versions: int64 [capacity], the policy that made the row, -1 where there is none.
+        versions: int64 [capacity], version of the policy that computed the row, -1 where there is none.
     """
 
     def __init__(self, capacity: int, hidden: torch.Tensor, auxiliary: torch.Tensor | None) -> None:
@@ -42,6 +50,7 @@ class RequestBuffer:
         self.versions = torch.full((capacity,), -1)
 
     def write(self, at: slice | torch.Tensor, rows: Rows, version: torch.Tensor | int) -> None:
+        """Write rows to the positions ``at``."""
         self.ids[at] = rows.ids.long()
         self.hidden[at] = rows.hidden
         self.versions[at] = version
@@ -51,36 +60,47 @@ class RequestBuffer:
 
 @dataclass
 class Request:
+    """A captured request: its name, why it was given up ("" if it was not), and its buffer once it has
+    one."""
+
     name: str
     lost: str = ""
-    book: RequestBuffer | None = None
+    buffer: RequestBuffer | None = None
 
 
 class BufferPool:
-    """Books, used again and again; their capacities together are bounded."""
+    """Lend request buffers, used again and again; their capacities together are bounded.
+
+    Attributes:
+        tokens: the bound.
+        allocated: tokens of all buffers, lent or not.
+    """
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
-        self.held = 0
+        self.allocated = 0
         self._free: list[RequestBuffer] = []
         self._lock = threading.Lock()
 
-    def take(self, length: int, like: Rows) -> RequestBuffer | None:
-        capacity = max(_SMALLEST, 1 << (length - 1).bit_length())
+    def acquire_buffer(self, length: int, like: Rows) -> RequestBuffer | None:
+        """Return a buffer for at least ``length`` tokens shaped ``like`` these rows; None if there is no
+        room."""
+        capacity = max(_MIN_CAPACITY, 1 << (length - 1).bit_length())
         with self._lock:
-            for index, book in enumerate(self._free):
-                if capacity <= book.capacity <= 2 * capacity:
+            for index, buffer in enumerate(self._free):
+                if capacity <= buffer.capacity <= 2 * capacity:
                     del self._free[index]
-                    book.versions.fill_(-1)
-                    return book
-            while self._free and self.held + capacity > self.tokens:
-                self.held -= self._free.pop().capacity
-            if self.held + capacity > self.tokens:
+                    buffer.versions.fill_(-1)
+                    return buffer
+            while self._free and self.allocated + capacity > self.tokens:
+                self.allocated -= self._free.pop().capacity
+            if self.allocated + capacity > self.tokens:
                 return None
-            self.held += capacity
+            self.allocated += capacity
         return RequestBuffer(capacity, like.hidden, like.auxiliary)
 
-    def give(self, book: RequestBuffer | None) -> None:
-        if book is not None:
+    def release_buffer(self, buffer: RequestBuffer | None) -> None:
+        """Give a buffer back, from any thread."""
+        if buffer is not None:
             with self._lock:
-                self._free.append(book)
+                self._free.append(buffer)

@@ -1,4 +1,4 @@
-"""One captured request: the tokens and the target's hidden states where each of them was the input."""
+"""Store one captured request: its tokens and the target's hidden states where each of them was the input."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64
 
 @dataclass(frozen=True)
 class Sample:
-    """What one request teaches a drafter. All tensors are on the CPU.
+    """Hold the training data of one request. All tensors are on the CPU.
 
     Attributes:
         request: the engine's request id.
@@ -30,7 +30,7 @@ class Sample:
             ``input_ids[i]`` was the input; 0 where not `known`.
         known: bool [n], False where no state was seen: a prefix-cache hit, the last token of a request.
         response: bool [n], True for generated tokens.
-        version: of the policy that made every known state.
+        version: of the policy that computed every known state.
         auxiliary: [n, k*H], the layers EAGLE-3 reads, side by side, or None.
     """
 
@@ -93,7 +93,7 @@ class Sample:
         return sample
 
     def check(self) -> None:
-        """Raises ValueError when shapes or dtypes are not those of a sample."""
+        """Raise ValueError when shapes or dtypes are not those of a sample."""
         import torch
 
         n = len(self)
@@ -118,7 +118,7 @@ class Sample:
 
 
 def _raw(tensor: torch.Tensor) -> memoryview:
-    """The tensor's memory as bytes, without a copy where it is contiguous."""
+    """Return the tensor's memory as bytes, without a copy where it is contiguous."""
     import torch
 
     return memoryview(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())

@@ -1,8 +1,8 @@
-"""Samples on their way to a trainer in another process: a bounded ring of files in one directory.
+"""Pass samples to a trainer in another process: a bounded queue of files in one directory.
 
 A sample is written under a hidden name and renamed when it is whole, so a reader sees whole files only,
-whenever either side is killed. A reader takes a file by renaming it, so two readers never get the same one.
-When the ring is full the oldest sample gives way: a slow or dead reader costs samples, never tokens.
+whenever either side is killed. A reader claims a file by renaming it, so two readers never get the same one.
+When the queue is full the oldest sample is dropped: a slow or dead reader costs samples, never tokens.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger("flashpatch.eagle")
 
 _SAMPLE = re.compile(r"(\d{20})-(\d+)-(\d+)\.safetensors")
-_HELD = re.compile(r"\.(?:write|take)-(\d+)-.*")  # being written or taken by this process
+_PARTIAL = re.compile(r"\.(?:write|take)-(\d+)-.*")  # being written or read by this process
 
 
-class Writer:
-    """The engine's end. Any number of writers may share a directory; the bounds hold for all of it.
+class SampleWriter:
+    """Write samples to the queue. Any number of writers may share a directory; the bounds hold for all of it.
 
     Args:
         directory: made if missing, readable by its owner only.
         slots: most samples in the directory.
         bytes: most bytes in the directory.
-        waiting: most samples handed over and not yet written; more are dropped.
+        waiting: most samples offered and not yet written; more are dropped.
 
     Attributes:
         counts: ``offered``, ``written``, ``dropped`` (the writer could not keep up), ``failed`` (could not be
-            written) and ``evicted`` (gave way unread).
+            written) and ``evicted`` (dropped unread for a newer one).
         problem: why the last write failed, or "".
     """
 
@@ -60,18 +60,19 @@ class Writer:
         self._closed = False
 
     def offer(self, sample: Sample, release: Callable[[], None] | None = None) -> bool:
-        """Hand a sample over; False when it was dropped. Never blocks, never raises.
+        """Offer a sample; return False when it was dropped. Never blocks, never raises.
 
         Args:
             sample: its tensors must stay as they are until ``release``.
-            release: called once the sample's memory may be used again, from any thread, also when it is dropped.
+            release: called once the sample's memory may be used again, from any thread, also when it is
+            dropped.
         """
         self.counts["offered"] += 1
         try:
             if self._closed or os.getpid() != self._pid:
                 raise queue.Full
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="flashpatch-ring", daemon=True)
+                self._thread = threading.Thread(target=self._work, name="flashpatch-samples", daemon=True)
                 self._thread.start()
             self._queue.put_nowait((sample, release))
         except Exception as error:  # full; or no thread can be started: the interpreter is shutting down
@@ -82,14 +83,14 @@ class Writer:
             return False
         return True
 
-    def close(self, patience: float = 5.0) -> None:
-        """Write what is waiting, for at most ``patience`` seconds, and stop. Never raises."""
+    def close(self, timeout: float = 5.0) -> None:
+        """Write what is waiting, for at most ``timeout`` seconds, and stop. Never raises."""
         self._closed = True
         if self._thread is None or os.getpid() != self._pid:
             return
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + timeout
         with contextlib.suppress(queue.Full):
-            self._queue.put(None, timeout=patience)
+            self._queue.put(None, timeout=timeout)
         self._thread.join(max(0.0, deadline - time.monotonic()))
 
     def _work(self) -> None:
@@ -109,7 +110,7 @@ class Writer:
     def _write(self, sample: Sample) -> None:
         size = sample.bytes + 1024
         if size > self.bytes:
-            raise ValueError(f"a sample of {size} bytes does not fit into a ring of {self.bytes}")
+            raise ValueError(f"a sample of {size} bytes does not fit into a queue of {self.bytes}")
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._make_room(size)
         temporary = self.directory / f".write-{self._pid}-{self._sequence}"
@@ -119,7 +120,8 @@ class Writer:
             sample.save(temporary)
 
     def _make_room(self, size: int) -> None:
-        """Let the oldest samples, and what killed processes left, give way. Far from full, few samples need a look."""
+        """Delete the oldest samples, and what killed processes left. Far from full, few calls list the
+        directory."""
         self._free_slots -= 1
         self._free_bytes -= size
         if self._free_slots > 0 and self._free_bytes > 0:
@@ -127,8 +129,8 @@ class Writer:
         found, total = [], size
         for entry in os.scandir(self.directory):
             with contextlib.suppress(FileNotFoundError):
-                if held := _HELD.fullmatch(entry.name):
-                    if not _lives(int(held[1])):
+                if held := _PARTIAL.fullmatch(entry.name):
+                    if not _is_alive(int(held[1])):
                         os.unlink(entry.path)
                         continue
                 elif _SAMPLE.fullmatch(entry.name):
@@ -141,7 +143,7 @@ class Writer:
                 os.unlink(self.directory / name)
                 self.counts["evicted"] += 1
             total -= freed
-        # Other engines may write to the same ring: an eighth of what is free is used before looking again.
+        # Other engines may write to the same queue: an eighth of what is free is used before it is listed again.
         self._free_slots, self._free_bytes = (self.slots - len(found)) // 8, (self.bytes - total) // 8
 
     def _fault(self, error: Exception) -> None:
@@ -150,30 +152,30 @@ class Writer:
         self.problem = f"{type(error).__name__}: {error}"
 
 
-class Reader:
-    """The trainer's end. A directory that does not exist yet is empty.
+class SampleReader:
+    """Read samples from the queue. A directory that does not exist yet is empty.
 
     Attributes:
-        counts: ``taken``, ``corrupt`` (deleted unread) and ``missed`` (gave way, or another reader was first).
+        counts: ``read``, ``corrupt`` (deleted unread) and ``missed`` (dropped, or another reader was first).
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory = Path(directory)
-        self.counts: Counter[str] = Counter(taken=0, corrupt=0, missed=0)
+        self.counts: Counter[str] = Counter(read=0, corrupt=0, missed=0)
 
-    def take(self, limit: int) -> list[Sample]:
-        """Up to ``limit`` samples, oldest first; they leave the ring."""
+    def read_samples(self, limit: int) -> list[Sample]:
+        """Remove up to ``limit`` samples from the queue and return them, oldest first."""
         samples: list[Sample] = []
         for name in self._waiting():
             if len(samples) >= limit:
                 break
-            sample = self._take(name)
+            sample = self._read_sample(name)
             if sample is not None:
                 samples.append(sample)
         return samples
 
     def __len__(self) -> int:
-        """Samples waiting."""
+        """Return the number of samples waiting."""
         return len(self._waiting())
 
     def _waiting(self) -> list[str]:
@@ -182,25 +184,25 @@ class Reader:
         except FileNotFoundError:
             return []
 
-    def _take(self, name: str) -> Sample | None:
+    def _read_sample(self, name: str) -> Sample | None:
         from flashpatch.patches.eagle.capture.sample import Sample
 
-        mine = self.directory / f".take-{os.getpid()}-{threading.get_ident()}-{name}"
+        claimed = self.directory / f".take-{os.getpid()}-{threading.get_ident()}-{name}"
         try:
-            os.rename(self.directory / name, mine)
+            os.rename(self.directory / name, claimed)
         except FileNotFoundError:
             self.counts["missed"] += 1
             return None
         try:
-            sample = Sample.load(mine)
+            sample = Sample.load(claimed)
         except PatchError as error:
             self.counts["corrupt"] += 1
             logger.warning("%s", error)
             return None
         finally:
             with contextlib.suppress(OSError):
-                mine.unlink()
-        self.counts["taken"] += 1
+                claimed.unlink()
+        self.counts["read"] += 1
         return sample
 
 
@@ -210,7 +212,7 @@ def _call(release: Callable[[], None] | None) -> None:
             release()
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -220,8 +222,9 @@ def _lives(pid: int) -> bool:
     return True
 
 
-def place(option: str = "") -> Path:
-    """The ring's directory: the family's option ``ring``, else beside this run's rows in the ledger."""
+def queue_directory(option: str = "") -> Path:
+    """Return the queue's directory: the family's option ``ring``, else beside this run's rows in the
+    ledger."""
     from flashpatch.ledger import files
 
     return Path(option).expanduser() if option else files.directory() / files.run_id() / "ring"

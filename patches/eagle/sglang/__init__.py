@@ -1,4 +1,4 @@
-"""The family on SGLang's engine."""
+"""Patch SGLang's engine."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Hidden states of the target, taken where SGLang hands them to its drafter: no forward of its own.
+"""Capture the target's hidden states where SGLang hands them to its drafter, without a forward of their own.
 
-After a verification the accepted path lies at the front of each request's rows, in trees too, since SGLang moves
-it there; row ``j`` holds the state at the ``j``-th accepted input. Rows behind the accepted ones hold rejected
-drafts: they are fed again by a later step or lie past the request's end, so that `Recorder` drops them, and no
-step waits to learn how many were accepted.
+After a verification the accepted path lies at the front of each request's rows, in trees too, since SGLang
+moves it there; row ``j`` holds the state at the ``j``-th accepted input. Rows behind the accepted ones hold
+rejected drafts: they are fed again by a later step or lie past the request's end, so that `Recorder` drops them, and
+no step waits to learn how many were accepted.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from flashpatch import engine, ledger
 from flashpatch.arming.site import Site
-from flashpatch.patches.eagle.capture.sample_queue import Writer, place
-from flashpatch.patches.eagle.sglang.targets import TEXT, WORKER
-from flashpatch.record import Contract, Patch
+from flashpatch.patches.eagle.sglang.targets import WORKER, WorkerPatch
+from flashpatch.record import Contract
 
 if TYPE_CHECKING:
     import torch
@@ -25,22 +24,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger("flashpatch.eagle")
 
 _recorder: Recorder | None = None
-_asked = False
+_made = False
 
 
-def recorder(worker: Any = None) -> Recorder | None:
-    """This process's recorder; made when a ``worker`` first asks, None where another rank captures."""
-    global _recorder, _asked
-    if worker is not None and not _asked:
-        _asked = True
+def recorder_of(worker: Any) -> Recorder | None:
+    """Return this process's recorder, made for the first ``worker``; None where another rank captures."""
+    global _recorder, _made
+    if not _made:
+        _made = True
         _recorder = _make(worker)
+    return _recorder
+
+
+def current_recorder() -> Recorder | None:
+    """Return this process's recorder; None before the first worker asked for it."""
     return _recorder
 
 
 def _make(worker: Any) -> Recorder | None:
     from sglang.srt.runtime_context import get_parallel
 
-    from flashpatch.patches.eagle.capture.recorder import Recorder
+    from flashpatch.patches.eagle.capture.recorder import make_recorder
 
     options = engine.options("eagle")
     ledger.role("worker", tp=get_parallel().tp_rank)
@@ -49,24 +53,15 @@ def _make(worker: Any) -> Recorder | None:
     if not worker.speculative_algorithm.is_eagle() or worker.speculative_algorithm.is_eagle3():
         # EAGLE-3 drafters get three inner layers of the target; the last one, which a sample needs, is not there.
         logger.warning("hidden states are not captured under %s", worker.speculative_algorithm.name)
-        ledger.note(eagle_capture=f"not under {worker.speculative_algorithm.name}")
+        ledger.note(eagle_capture_off=f"not under {worker.speculative_algorithm.name}")
         return None
-    ring = place(options["ring"])
-    ledger.note(eagle_ring=str(ring))
-    return Recorder(
-        Writer(ring, options["ring_slots"], options["ring_bytes"]),
-        options["capture_rate"],
-        options["capture_budget"],
-        options["capture_tokens"],
-        options["seed"],
-        lambda counts: ledger.note(eagle_capture=dict(counts)),
-    )
+    return make_recorder(options)
 
 
 def on_verify(original, self, batch: Any, *args: Any, **kwargs: Any):
-    """Around ``EAGLEWorkerV2.verify``."""
-    record = recorder(self)
-    if record is None or batch.forward_mode.is_idle():
+    """Around ``EAGLEWorkerV2.verify``: note the accepted path of each request."""
+    recorder = recorder_of(self)
+    if recorder is None or batch.forward_mode.is_idle():
         return original(self, batch, *args, **kwargs)
     roots = batch.spec_info.draft_token.view(len(batch.reqs), -1)[:, :1]
     first = batch.seq_lens  # position of each root
@@ -75,14 +70,14 @@ def on_verify(original, self, batch: Any, *args: Any, **kwargs: Any):
     if hidden is not None:
         ids, positions, rows = accepted_rows(roots, first, result, hidden)
         names = [request.rid for request in batch.reqs]
-        record.step(names, [ids.shape[1]] * len(names), ids.reshape(-1), positions.reshape(-1), rows)
+        recorder.step(names, [ids.shape[1]] * len(names), ids.reshape(-1), positions.reshape(-1), rows)
     return result
 
 
 def accepted_rows(
     roots: torch.Tensor, first: torch.Tensor, result: Any, hidden: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Inputs and states of the path a verification has accepted, and of what lies behind it.
+    """Return inputs and states of the path that a verification accepted, and of the rows behind it.
 
     Args:
         roots: [requests, 1], the last token accepted before this step, the root of each tree.
@@ -105,15 +100,16 @@ def accepted_rows(
 
 
 def on_prefill(original, self, batch: Any, *args: Any, **kwargs: Any):
-    """Around ``EAGLEWorkerV2._forward_prefill_batch``, which shifts the inputs by one for its drafter."""
-    record = recorder(self)
-    if record is None or batch.forward_mode.is_idle():
+    """Around ``EAGLEWorkerV2._forward_prefill_batch``: note the inputs before it shifts them by one, and
+    states."""
+    recorder = recorder_of(self)
+    if recorder is None or batch.forward_mode.is_idle():
         return original(self, batch, *args, **kwargs)
     ids, lengths, starts = batch.input_ids, list(batch.extend_lens), list(batch.prefix_lens)
     result = original(self, batch, *args, **kwargs)
     hidden = result.logits_output.hidden_states if result.logits_output is not None else None
     if hidden is not None:
-        record.step(
+        recorder.step(
             [request.rid for request in batch.reqs],
             lengths,
             ids,
@@ -124,7 +120,8 @@ def on_prefill(original, self, batch: Any, *args: Any, **kwargs: Any):
 
 
 def positions_of(starts: list[int], lengths: list[int], device: Any) -> torch.Tensor:
-    """int64 [sum of lengths]: consecutive positions of each request, from its start; a cached prefix lies before."""
+    """Return int64 [sum of lengths]: consecutive positions of each request, from the end of its cached prefix
+    on."""
     import torch
 
     spans = [torch.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
@@ -132,19 +129,19 @@ def positions_of(starts: list[int], lengths: list[int], device: Any) -> torch.Te
 
 
 def on_release(original, req: Any, *args: Any, **kwargs: Any):
-    """Around ``release_kv_cache``: a request that gives its cache back is over, unless it was retracted."""
-    record = recorder()
-    if record is not None and req.finished():
+    """Around ``release_kv_cache``: finish a request that gives its cache back, unless it was retracted."""
+    recorder = current_recorder()
+    if recorder is not None and req.finished():
         tokens = [*req.origin_input_ids, *req.output_ids_through_stop]
-        record.finish({req.rid: (tokens, len(req.origin_input_ids))})
+        recorder.finish({req.rid: (tokens, len(req.origin_input_ids))})
     return original(req, *args, **kwargs)
 
 
 def _undo(site: Site) -> None:
-    global _recorder, _asked
+    global _recorder, _made
     if _recorder is not None:
         _recorder.close()
-    _recorder, _asked = None, False
+    _recorder, _made = None, False
     site.unwrap()
 
 
@@ -152,7 +149,7 @@ _WHY = (
     "A drafter learns from the target's hidden states, which SGLang computes at every step and throws away."
 )
 
-VERIFY = Patch(
+VERIFY = WorkerPatch(
     id="eagle.sglang.verify",
     targets=(f"{WORKER}.verify",),
     wrapper=on_verify,
@@ -170,10 +167,9 @@ VERIFY = Patch(
     needs=("eagle.sglang.release_kv_cache",),
     why=_WHY,
     how="Notes tokens, positions and states of the accepted path after each verification.",
-    **TEXT,
 )
 
-PREFILL = Patch(
+PREFILL = WorkerPatch(
     id="eagle.sglang.forward_prefill_batch",
     targets=(f"{WORKER}._forward_prefill_batch",),
     wrapper=on_prefill,
@@ -182,10 +178,9 @@ PREFILL = Patch(
     needs=("eagle.sglang.verify",),
     why=_WHY,
     how="Notes tokens, positions and states of prompts, chunk by chunk; cached prefixes stay unknown.",
-    **TEXT,
 )
 
-FINISHED = Patch(
+FINISHED = WorkerPatch(
     id="eagle.sglang.release_kv_cache",
     targets=("sglang.srt.mem_cache.common:release_kv_cache",),
     wrapper=on_release,
@@ -198,8 +193,7 @@ FINISHED = Patch(
     ),
     evidence="optional",
     why="Only the scheduler knows which tokens a request kept.",
-    how="Hands finished requests over with their tokens when their cache is released.",
-    **TEXT,
+    how="Passes the tokens of a finished request to the recorder when its cache is released.",
 )
 
 PATCHES = (VERIFY, PREFILL, FINISHED)

@@ -1,12 +1,12 @@
-"""New drafter weights: versions recorded, acceptance compared, worse ones taken back.
+"""Count versions of policy and drafter, and take back drafter weights that lower acceptance.
 
-The weights travel through SGLang's own session, with ``selector="draft"`` (see `send`). This module notes which
-models a session changed, keeps what the drafter was before, and puts that back when the target accepts less.
+The weights travel through SGLang's own session, with ``selector="draft"`` (see `send`). This module notes
+which models a session changed, keeps what the drafter was before, and restores that when the target accepts
+less.
 """
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -14,84 +14,68 @@ from typing import TYPE_CHECKING, Any
 from flashpatch import engine, ledger
 from flashpatch.arming.site import Site
 from flashpatch.errors import PatchError
-from flashpatch.patches.eagle.drafter_refit.acceptance_check import Tally, Trial
-from flashpatch.patches.eagle.sglang import capture, spec_arms
-from flashpatch.patches.eagle.sglang.targets import MANAGER, TEXT
-from flashpatch.record import Contract, Patch
+from flashpatch.patches.eagle.drafter_refit.acceptance_check import AcceptanceCheck, DraftCounts
+from flashpatch.patches.eagle.drafter_refit.versions import DrafterVersions, Weights
+from flashpatch.patches.eagle.sglang import capture, spec_controller
+from flashpatch.patches.eagle.sglang.targets import MANAGER, WorkerPatch
+from flashpatch.record import Contract
 
 if TYPE_CHECKING:
     import torch
 
-logger = logging.getLogger("flashpatch.eagle")
 
+class DrafterRefit(DrafterVersions):
+    """Follow the drafter of one engine, and keep its last good weights in memory while an update is judged.
 
-class Drafter:
-    """The drafter of one engine.
-
-    Attributes:
-        version: updates taken, those taken back not counted.
-        trial: compares acceptance before and after an update.
+    The version is the number of updates, those taken back not counted.
     """
 
     def __init__(self, manager: Any, options: Any) -> None:
-        self._worker = weakref.ref(manager.draft_worker)
-        self.version = 0
-        self.trial = Trial(
-            manager.draft_worker.speculative_num_steps, options["rollback_steps"], options["rollback"]
-        )
-        self.keeps = options["rollback"] < 1
-        self._kept: dict[str, torch.Tensor] | None = None
-        self._was: dict[str, torch.Tensor] = {}
+        worker = manager.draft_worker
+        check = AcceptanceCheck(worker.speculative_num_steps, options["rollback_steps"], options["rollback"])
+        super().__init__(Weights(0), check)
+        self._worker = weakref.ref(worker)
+        self._may_roll_back = options["rollback"] < 1
+        self._backup: dict[str, torch.Tensor] | None = None
+        self._before_session: dict[str, torch.Tensor] = {}
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Its own parameters; embeddings and head that it shares with the target are the target's."""
+        """Return the drafter's own parameters, without embeddings and head that it shares with the target."""
         worker = self._worker()
         target = {id(p) for p in worker._target_worker.model_runner.model.parameters()}
         drafts = worker._draft_worker.draft_runner.model.named_parameters()
         return {name: p for name, p in drafts if id(p) not in target}
 
-    def before(self) -> None:
-        """A session begins."""
-        self._was = {name: p.detach().clone() for name, p in self.weights().items()}
+    def session_started(self) -> None:
+        """Copy the weights before a session changes them."""
+        self._before_session = {name: p.detach().clone() for name, p in self.weights().items()}
 
-    def after(self) -> bool:
-        """The session is over; whether the drafter has new weights.
+    def session_ended(self) -> bool:
+        """Record an update if the session changed the drafter; return whether it did.
 
         Loaders write through ``.data``, which counts no version: the values themselves are compared.
         """
         import torch
 
-        was, self._was = self._was, {}
-        if all(torch.equal(p, was[name]) for name, p in self.weights().items() if name in was):
+        before, self._before_session = self._before_session, {}
+        if all(torch.equal(p, before[name]) for name, p in self.weights().items() if name in before):
             return False
-        if self.keeps and self._kept is None:  # the first of several in a row keeps what was judged last
-            self._kept = was
-        self.version += 1
-        length = self.trial.begin()
-        logger.info("drafter version %d; acceptance length before it %.2f", self.version, length)
-        _record(eagle_drafter=self.version, eagle_sync={"before": round(length, 3)})
-        self.look_again()
+        if (
+            self._may_roll_back and self._backup is None
+        ):  # of several in a row the first backs up the good ones
+            self._backup = before
+        self.record_update(Weights(self.version + 1))
         return True
 
-    def observe(self, accepted: list[int], steps: int) -> None:
-        """A batch was verified with ``steps`` drafts in depth per request."""
-        if not steps:
-            return
-        tried = sum(min(count + 1, steps) for count in accepted)
-        verdict = self.trial.step(Tally(tried, sum(accepted)))
-        if verdict is None:
-            return
-        before, after, good = verdict
-        if not good and self._kept is not None:
-            self._take_back()
-        elif not good:
-            good = True  # nothing was kept
-        self._kept = None
-        word = "kept" if good else "taken back"
-        logger.info("drafter: acceptance length %.2f, before %.2f: %s", after, before, word)
-        _record(eagle_sync={"before": round(before, 3), "after": round(after, 3), "verdict": word})
+    def count(self, accepted: list[int], steps: int) -> None:
+        """Add a batch that verified ``steps`` drafts in depth per request; ``accepted`` drafts per
+        request."""
+        if steps:
+            tried = sum(min(count + 1, steps) for count in accepted)
+            self.observe(DraftCounts(tried, sum(accepted)))
 
-    def _take_back(self) -> None:
+    def roll_back(self) -> None:
+        """Copy the weights before the rejected updates back."""
         import torch
 
         weights = self.weights()
@@ -99,109 +83,114 @@ class Drafter:
         if device.type != "cpu":
             torch.get_device_module(device).synchronize(device)  # a batch may be reading them
         with torch.no_grad():
-            for name, kept in self._kept.items():
+            for name, kept in self._backup.items():
                 weights[name].copy_(kept)
-        self.version -= 1
-        _record(eagle_drafter=self.version)
-        self.look_again()
+        self.forget_backup()
+        self.record_rollback()
 
-    def look_again(self) -> None:
-        """Tell the bandit that drafter or policy are not what they were."""
-        chooser = spec_arms.chooser_of(self._worker())
-        if chooser is not None:
-            chooser.policy.refresh()
+    def forget_backup(self) -> None:
+        """Free the copy of the weights before the last update."""
+        self._backup = None
+
+    def refresh_bandit(self) -> None:
+        """Make the worker's bandit trust less what it learned with other weights."""
+        controller = spec_controller.controller_of(self._worker())
+        if controller is not None:
+            controller.policy.refresh()
+
+    def _note(self, event: str, weights: Weights, **facts: Any) -> None:
+        super()._note(event, weights, **facts)
+        ledger.flush()  # SGLang ends its processes by SIGKILL
 
 
-_drafters: weakref.WeakKeyDictionary[Any, Drafter] = weakref.WeakKeyDictionary()
-_policy = 0
+_refits: weakref.WeakKeyDictionary[Any, DrafterRefit] = weakref.WeakKeyDictionary()
+_policy_version = 0
 
 
-def drafter_of(manager: Any) -> Drafter | None:
-    """The drafter behind a weight updater; None where nothing drafts with a model of its own."""
+def refit_of(manager: Any) -> DrafterRefit | None:
+    """Return the `DrafterRefit` behind a weight updater; None where no model of its own drafts."""
     worker = manager.draft_worker
     if worker is None or getattr(worker, "_draft_worker", None) is None:
         return None
-    if worker not in _drafters:
-        _drafters[worker] = Drafter(manager, engine.options("eagle"))
-    return _drafters[worker]
+    if worker not in _refits:
+        _refits[worker] = DrafterRefit(manager, engine.options("eagle"))
+    return _refits[worker]
 
 
 def observe(worker: Any, accepted: list[int]) -> None:
-    """Called with the accepted drafts of each batch."""
-    drafter, chooser = _drafters.get(worker), spec_arms.chooser_of(worker)
-    if drafter is not None:
-        drafter.observe(accepted, chooser.ran.steps if chooser is not None else worker.speculative_num_steps)
+    """Add a batch with the accepted drafts of each request."""
+    refit, controller = _refits.get(worker), spec_controller.controller_of(worker)
+    if refit is not None:
+        steps = controller.finished.steps if controller is not None else worker.speculative_num_steps
+        refit.count(accepted, steps)
 
 
 def on_init(original, self, *args: Any, **kwargs: Any):
-    """Around ``SchedulerWeightUpdaterManager.__post_init__``: acceptance is followed from the first batch."""
+    """Around ``SchedulerWeightUpdaterManager.__post_init__``: follow acceptance from the first batch on."""
     original(self, *args, **kwargs)
-    drafter_of(self)
+    refit_of(self)
 
 
 def on_begin(original, self, recv_req: Any):
-    """Around ``begin_weight_update``."""
-    drafter = drafter_of(self) if recv_req.selector in ("draft", "all") and self._session is None else None
-    if drafter is not None:
-        drafter.before()
+    """Around ``begin_weight_update``: back up the drafter before a session that may change it."""
+    refit = refit_of(self) if recv_req.selector in ("draft", "all") and self._session is None else None
+    if refit is not None:
+        refit.session_started()
     return original(self, recv_req)
 
 
 def on_end(original, self, recv_req: Any):
-    """Around ``end_weight_update``."""
+    """Around ``end_weight_update``: count the update."""
     selector = self._session.selector if self._session is not None else None
     output = original(self, recv_req)
     if selector is not None:
-        _changed(self, selector, output.success)
+        _updated(self, selector, output.success)
     return output
 
 
 def on_disk(original, self, recv_req: Any):
-    """Around ``update_weights_from_disk``, which reaches both models."""
-    drafter = drafter_of(self)
-    if drafter is not None:
-        drafter.before()
+    """Around ``update_weights_from_disk``, which reaches both models: back up the drafter, count the
+    update."""
+    refit = refit_of(self)
+    if refit is not None:
+        refit.session_started()
     output = original(self, recv_req)
-    _changed(self, "all", output.success)
+    _updated(self, "all", output.success)
     return output
 
 
-def _changed(manager: Any, selector: str, success: bool) -> None:
-    global _policy
-    drafter = drafter_of(manager)
-    if drafter is not None and selector in ("draft", "all"):
-        drafter.after()
+def _updated(manager: Any, selector: str, success: bool) -> None:
+    global _policy_version
+    refit = refit_of(manager)
+    if refit is not None and selector in ("draft", "all"):
+        refit.session_ended()
     if success and selector in ("target", "all"):
-        if drafter is not None:
-            drafter.look_again()
-        _policy += 1
-        record = capture.recorder()
-        if record is not None:
-            record.version = _policy
-        _record(eagle_policy=_policy)
-
-
-def _record(**values: Any) -> None:
-    ledger.note(**values)
-    ledger.flush()  # SGLang ends its processes by SIGKILL
+        if refit is not None:
+            refit.refresh_bandit()
+        _policy_version += 1
+        recorder = capture.current_recorder()
+        if recorder is not None:
+            recorder.version = _policy_version
+        ledger.note(eagle_policy=_policy_version)
+        ledger.flush()  # SGLang ends its processes by SIGKILL
 
 
 def send(llm: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """New weights for the drafter of an ``sglang.Engine``, in one session; the target stays as it is.
+    """Send new weights to the drafter of an ``sglang.Engine``, in one session; the target stays as it is.
 
     Args:
         llm: the engine, in this process.
         tensors: names as in the drafter's checkpoint.
 
     Raises:
-        PatchError: the engine did not take them; the message is the engine's.
+        PatchError: the engine refused them; the message is the engine's.
     """
     from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
 
     def check(done: bool, message: str) -> None:
         if not done:
             raise PatchError(
-                f"the drafter's weights were not taken: {message}",
+                f"the engine refused the drafter's weights: {message}",
                 patch=END.id,
                 advice="Send the tensors of the drafter's checkpoint, under their names there.",
             )
@@ -220,13 +209,15 @@ def send(llm: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
 
 
 def _undo(site: Site) -> None:
-    _drafters.clear()
+    _refits.clear()
     site.unwrap()
 
 
-_WHY = "Drafter weights that the target accepts less make every following step slower, and nobody is told."
+_WHY = (
+    "Drafter weights that the target accepts less make every following step slower, and nothing reports it."
+)
 
-FOLLOW = Patch(
+FOLLOW = WorkerPatch(
     id="eagle.sglang.weight_updater_manager_post_init",
     targets=(f"{MANAGER}.__post_init__",),
     wrapper=on_init,
@@ -235,11 +226,10 @@ FOLLOW = Patch(
     evidence="install",
     needs=("eagle.sglang.on_verify_complete_cpu",),
     why=_WHY,
-    how="Follows how much the target accepts from the first batch on.",
-    **TEXT,
+    how="Follows acceptance from the first batch on.",
 )
 
-BEGIN = Patch(
+BEGIN = WorkerPatch(
     id="eagle.sglang.begin_weight_update",
     targets=(f"{MANAGER}.begin_weight_update",),
     wrapper=on_begin,
@@ -248,10 +238,9 @@ BEGIN = Patch(
     needs=("eagle.sglang.weight_updater_manager_post_init",),
     why=_WHY,
     how="Keeps the drafter's weights before they change.",
-    **TEXT,
 )
 
-END = Patch(
+END = WorkerPatch(
     id="eagle.sglang.end_weight_update",
     targets=(f"{MANAGER}.end_weight_update",),
     wrapper=on_end,
@@ -259,11 +248,10 @@ END = Patch(
     evidence="optional",
     needs=("eagle.sglang.begin_weight_update",),
     why=_WHY,
-    how="Counts versions of policy and drafter; the update is judged over the following steps.",
-    **TEXT,
+    how="Counts versions of policy and drafter, and judges the update over the following steps.",
 )
 
-DISK = Patch(
+DISK = WorkerPatch(
     id="eagle.sglang.update_weights_from_disk",
     targets=(f"{MANAGER}.update_weights_from_disk",),
     wrapper=on_disk,
@@ -272,7 +260,6 @@ DISK = Patch(
     needs=("eagle.sglang.weight_updater_manager_post_init",),
     why=_WHY,
     how="The same for weights from disk.",
-    **TEXT,
 )
 
 PATCHES = (FOLLOW, BEGIN, END, DISK)

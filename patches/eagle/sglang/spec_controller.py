@@ -1,90 +1,141 @@
-"""One engine's bandit, and the steps whose reward is not known yet.
+"""Let the bandit choose the configuration of each decode batch of a worker, and learn from the batches.
 
-The reward of a step is known when its accepted counts reach the host, which SGLang reports without waiting for
-the device: tokens by the time since the step began, or since the step before was done.
+A batch is rewarded when its accepted counts reach the host, which SGLang reports without waiting for the
+device: tokens by the time since the batch was chosen for, or since the batch before was done.
 """
 
 from __future__ import annotations
 
 import time
+import weakref
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flashpatch import ledger
-from flashpatch.patches.eagle.bandit import persistence
-from flashpatch.patches.eagle.bandit.arm import Arm
-from flashpatch.patches.eagle.bandit.policy import Policy
-
-_TELL = 1.0  # seconds between two reports to the ledger
+from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.bandit.arm import Arm, parse_arms
+from flashpatch.patches.eagle.bandit.controller import Controller
+from flashpatch.patches.eagle.bandit.policy import ArmBroadcast, Policy
 
 
-class Chooser:
-    """One worker's bandit, and the steps whose reward is not known yet.
+class SpecController(Controller):
+    """Choose for one worker, and learn from its batches.
 
-    Args:
-        policy: the bandit.
-        clock: seconds.
-        state: file that keeps what the policy learned, or None.
+    Attributes:
+        finished: the arm of the last batch that is done.
     """
 
-    def __init__(self, policy: Policy, clock: Any = time.perf_counter, state: Path | None = None) -> None:
-        self.policy, self.clock, self._state = policy, clock, state
-        if state is not None:
-            ledger.note(eagle_state=persistence.restore(policy, state))
-        self.ran = Arm.DISABLE  # of the last batch that is done
-        self._steps: deque[tuple[int, Arm, float]] = deque()
-        self._done = 0.0
-        self._told = clock()
+    save_seconds = 1.0  # SGLang ends its processes by SIGKILL
+
+    def __init__(
+        self, policy: Policy, state: Path | None = None, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        super().__init__(policy, state, clock)
+        self.finished = Arm.DISABLE
+        self._running: deque[tuple[int, Arm, float]] = deque()
+        self._finished = 0.0  # when the batch before was done
 
     def choose(self, batch_size: int) -> Arm:
-        """The arm for a batch that is about to run."""
-        began = self.clock()
-        arm = self.policy.select(batch_size)
-        self._steps.append((batch_size, arm, began))
+        """Return the arm for a batch that is about to run."""
+        started = self.clock()
+        arm = super().choose(batch_size)
+        self._running.append((batch_size, arm, started))
         return arm
 
-    def learn(self, accepted: list[int], batch_size: int) -> None:
-        """A batch is done: drafts accepted per request, the target's own token not counted."""
-        if not self._steps:
+    def step_finished(self, accepted: list[int], batch_size: int) -> None:
+        """Learn from a batch: drafts accepted per request, the target's own token not counted."""
+        if not self._running:
             return
-        size, arm, began = self._steps.popleft()
-        now, self.ran = self.clock(), arm
+        size, arm, started = self._running.popleft()
+        now, self.finished = self.clock(), arm
         if size == batch_size:
-            self.policy.update(size, arm, sum(accepted) + len(accepted), now - max(began, self._done))
-        self._done = now
-        if now - self._told > _TELL:
-            self._told = now
-            self.tell()
-
-    def tell(self) -> None:
-        """Where the bandit stands, into the ledger and its file."""
-        current = self.policy.recent[-1][2] if self.policy.recent else None
-        ledger.note(eagle_arm=str(current), eagle_bandit=self.policy.metrics())
-        if self._state is not None:
-            persistence.save(self.policy, self._state)
+            self.policy.update(size, arm, sum(accepted) + len(accepted), now - max(started, self._finished))
+        if arm.steps:
+            self.count_drafts(len(accepted), len(accepted) * (arm.draft_tokens - 1), sum(accepted))
+        self._finished = now
+        self.report_if_due(now)
 
 
-class Chains:
-    """SGLang's ``AdaptiveSpecPolicy``, answered by the bandit: the arms are numbers of steps."""
+class BanditStepsPolicy:
+    """Implement SGLang's ``AdaptiveSpecPolicy`` with the bandit: an arm is a number of steps."""
 
-    def __init__(self, chooser: Chooser) -> None:
-        self._chooser = chooser
+    def __init__(self, controller: SpecController) -> None:
+        self._controller = controller
 
     @property
     def candidate_steps(self) -> list[int]:
-        return sorted({arm.steps for arm in (*self._chooser.policy.arms, Arm.DISABLE)})
+        return sorted({arm.steps for arm in (*self._controller.policy.arms, Arm.DISABLE)})
 
     def set_cuda_graph_bs(self, cuda_graph_bs: list[int] | None) -> None:
-        """Every state is captured for every batch size."""
+        """Capture every state for every batch size."""
         self._sizes = cuda_graph_bs
 
     def cuda_graph_bs_for_step(self, step: int) -> list[int] | None:
         return self._sizes
 
     def get_steps_for_batch(self, batch_size: int) -> int:
-        return self._chooser.choose(batch_size).steps
+        return self._controller.choose(batch_size).steps
 
     def on_verify_complete(self, num_correct_drafts_per_req: list[int], batch_size: int) -> int | None:
-        self._chooser.learn(num_correct_drafts_per_req, batch_size)
+        self._controller.step_finished(num_correct_drafts_per_req, batch_size)
         return None  # the next batch decides for itself
+
+
+_controllers: weakref.WeakKeyDictionary[Any, SpecController] = weakref.WeakKeyDictionary()
+
+
+def controller_of(worker: Any) -> SpecController | None:
+    """Return the worker's controller; None where its speculation is not adapted."""
+    return _controllers.get(worker)
+
+
+def add_controller(worker: Any, controller: SpecController) -> None:
+    """Make ``controller`` the worker's."""
+    _controllers[worker] = controller
+
+
+def remove_controllers() -> None:
+    """Adapt no worker's speculation any more."""
+    _controllers.clear()
+
+
+def engine_arms(asked: list[Any], own: Arm) -> tuple[Arm, ...]:
+    """Return the arms of an engine opened as ``own``: those asked for, or that one, shorter ones, and none.
+
+    Raises:
+        PatchError: an arm is larger than what the engine has room for.
+    """
+    if not asked:
+        chains = [Arm(steps, 1, steps + 1) for steps in (1, 2, 3, 5, 7) if steps < own.steps]
+        arms = (own, *chains) if own.topk > 1 else (own, *(arm for arm in chains if arm != own))
+        return (*arms, Arm.DISABLE)
+    arms = parse_arms(asked)
+    for arm in arms:
+        if arm.steps > own.steps or arm.topk > own.topk or arm.draft_tokens > own.draft_tokens:
+            raise PatchError(
+                f"arm {arm} is larger than the engine's own configuration {own}",
+                patch="eagle.sglang.init_cuda_graphs",
+                target="arms",
+                advice="Open the engine with its largest configuration, or leave this arm out.",
+            )
+    return arms
+
+
+def make_policy(options: Any, own: Arm, broadcast: ArmBroadcast | None = None) -> Policy:
+    """Make the bandit that the family's options describe, for an engine opened as ``own``.
+
+    Args:
+        broadcast: makes all ranks of a tensor-parallel engine run the same arm.
+
+    Raises:
+        PatchError: an unknown rule, or an arm larger than what the engine has room for.
+    """
+    return Policy(
+        engine_arms(options["arms"], own),
+        rule=options["rule"] or None,
+        guard=options["guard"],
+        window=options["window"],
+        seed=options["seed"],
+        broadcast=broadcast,
+    )

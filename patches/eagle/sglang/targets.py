@@ -1,15 +1,18 @@
-"""What the records of this folder have in common."""
+"""Targets of the records for SGLang, and the fields that the records share."""
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+
+from flashpatch.record import Patch
 
 _SPECULATIVE = "sglang.srt.speculative.eagle_worker_v2"
 WORKER = f"{_SPECULATIVE}:EAGLEWorkerV2"
 DRAFTER = f"{_SPECULATIVE}:EagleDraftWorker"
 MANAGER = "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager"
 
-TEXT: dict[str, Any] = dict(
+WorkerPatch = partial(
+    Patch,
     requires="sglang>=0.5.21",
     tested=("0.5.23",),
     scope=frozenset({"worker"}),

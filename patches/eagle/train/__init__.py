@@ -1,5 +1,5 @@
-"""A drafter that keeps learning from what the engine captured while the policy moves.
+"""Train a drafter on what the engine captured while the policy changes.
 
-`worker` is the process that trains; `coordinator` starts, stops and outlives it; `judge` decides whether new
-weights stay. Everything here is independent of the engine.
+`worker` is the process that trains; `coordinator` starts, stops and restarts it. Everything here is
+independent of the engine.
 """

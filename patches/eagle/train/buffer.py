@@ -1,4 +1,4 @@
-"""Samples kept over RL steps, bounded in number and bytes."""
+"""Keep samples over RL steps, bounded in number and bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KEEP = ("reservoir", "recency")
 
 
 class Buffer:
-    """A bounded set of samples to draw from.
+    """Hold a bounded set of samples to draw from.
 
     Args:
         samples: most samples held.
@@ -24,8 +24,8 @@ class Buffer:
         seed: of the draws.
 
     Attributes:
-        counts: ``added``, ``evicted``, ``refused`` (a reservoir's draw, or larger than the buffer) and
-            ``stale`` (of too old a version).
+        counts: ``added``, ``evicted``, ``refused`` (not drawn into the reservoir, or larger than the buffer)
+            and ``stale`` (of too old a version).
 
     Raises:
         PatchError: a bound below 1, or an unknown way to keep.
@@ -42,7 +42,7 @@ class Buffer:
         if samples < 1 or bytes < 1 or versions < 0 or keep not in KEEP:
             raise PatchError(
                 f"a buffer of {samples} samples, {bytes} bytes, {versions} versions "
-                f"by {keep!r} makes no sense.",
+                f"by {keep!r} is not possible.",
                 patch="eagle",
                 target="buffer",
                 advice=f"Give positive bounds and one of {', '.join(KEEP)}.",
@@ -64,7 +64,7 @@ class Buffer:
         return self._size
 
     def add(self, sample: Sample) -> bool:
-        """Take a sample in; False when it was not kept."""
+        """Add a sample; return False when it was not kept."""
         if self.versions and self._held and sample.version > self._newest:
             self._drop_before(sample.version - self.versions + 1)
         self._newest = max(self._newest, sample.version)
@@ -72,8 +72,8 @@ class Buffer:
             self.counts["stale"] += 1
             return False
         self._seen += 1
-        unlucky = self.keep == "reservoir" and len(self._held) >= self.samples
-        if sample.bytes > self.bytes or (unlucky and self._random.random() >= self.samples / self._seen):
+        full = self.keep == "reservoir" and len(self._held) >= self.samples
+        if sample.bytes > self.bytes or (full and self._random.random() >= self.samples / self._seen):
             self.counts["refused"] += 1
             return False
         while self._held and (len(self._held) >= self.samples or self._size + sample.bytes > self.bytes):
@@ -84,7 +84,7 @@ class Buffer:
         return True
 
     def draw(self, number: int) -> list[Sample]:
-        """Up to ``number`` different samples at random."""
+        """Return up to ``number`` different samples at random."""
         return self._random.sample(self._held, min(number, len(self._held)))
 
     def _evict(self, place: int) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints written while training goes on, by ``torch.distributed.checkpoint``."""
+"""Write checkpoints while training goes on, by ``torch.distributed.checkpoint``."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _DONE = re.compile(r"step-(\d+)")
 
 
 class Checkpoints:
-    """Checkpoints of a trainer in one folder; one counts once it is whole, under its final name.
+    """Keep a trainer's checkpoints in one folder; each gets its final name once it is complete.
 
     With several ranks all of them call the same methods. Collectives of the writer run on a process group of
     their own, so that they cannot meet those of training.
 
     Args:
         folder: made if missing, shared by the ranks.
-        keep: how many whole ones stay.
+        keep: complete checkpoints to keep.
 
     Attributes:
-        failed: checkpoints that could not be written, as when the disk is full; training is not told.
+        failed: checkpoints that could not be written, as when the disk is full; training goes on.
         problem: why the last one failed, or "".
     """
 
@@ -42,17 +42,17 @@ class Checkpoints:
         self.folder, self.keep = Path(folder), keep
         self.failed, self.problem = 0, ""
         self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
-        self._leads = not dist.is_initialized() or dist.get_rank() == 0
+        self._is_leader = not dist.is_initialized() or dist.get_rank() == 0
         self._running: tuple[Future, Path, Path] | None = None
-        if self._leads:
+        if self._is_leader:
             self.folder.mkdir(parents=True, exist_ok=True)
 
     def save(self, trainer: Any) -> None:
-        """Start a checkpoint of a trainer's present state; waits for the one before only."""
+        """Start a checkpoint of a trainer's present state, after waiting for the one before."""
         self.settle()
         step = trainer.count
         part, final = self.folder / f".step-{step}", self.folder / f"step-{step}"
-        if self._leads:
+        if self._is_leader:
             shutil.rmtree(part, ignore_errors=True)
         try:
             saving = dcp.async_save(
@@ -64,36 +64,36 @@ class Checkpoints:
             self._fault(error, part)
 
     def settle(self) -> None:
-        """Wait until the checkpoint under way is whole, or has failed."""
+        """Wait until the checkpoint being written is complete, or has failed."""
         if self._running is None:
             return
         future, part, final = self._running
         self._running = None
         try:
             future.result()
-            if self._leads:
+            if self._is_leader:
                 shutil.rmtree(final, ignore_errors=True)
                 os.replace(part, final)
-                for old in self._whole()[: -self.keep]:
+                for old in self._complete()[: -self.keep]:
                     shutil.rmtree(self.folder / f"step-{old}", ignore_errors=True)
             self.problem = ""
         except _FAULTS as error:  # torch wraps what went wrong on any rank in an error of its own
             self._fault(error, part)
 
     def done(self) -> bool:
-        """Whether none is under way."""
+        """Return whether none is being written."""
         return self._running is None or self._running[0].done()
 
     def newest(self) -> Path | None:
-        """The last whole checkpoint."""
-        whole = self._whole()
-        return self.folder / f"step-{whole[-1]}" if whole else None
+        """Return the last complete checkpoint; None if there is none."""
+        steps = self._complete()
+        return self.folder / f"step-{steps[-1]}" if steps else None
 
     def resume(self, trainer: Any) -> bool:
-        """Put a trainer where the last whole checkpoint was taken; False when there is none.
+        """Restore a trainer from the last complete checkpoint; return False when there is none.
 
         Raises:
-            PatchError: the checkpoint cannot be read or is not of such a trainer.
+            PatchError: the checkpoint cannot be read or is of another trainer.
         """
         path = self.newest()
         if path is None:
@@ -103,21 +103,21 @@ class Checkpoints:
             dcp.load(state, checkpoint_id=path, process_group=self._group, no_dist=self._group is None)
         except _FAULTS as error:
             raise PatchError(
-                f"{path} cannot be resumed from: {str(error).strip().splitlines()[-1]}",
+                f"cannot resume from {path}: {str(error).strip().splitlines()[-1]}",
                 patch="eagle",
                 target="drafter checkpoint",
-                advice="Delete it; the one before, or a fresh start, is taken then.",
+                advice="Delete it, to resume from the one before or to start from scratch.",
             ) from error
         trainer.restore(state)
         return True
 
     def discard(self) -> None:
-        """Delete the newest, which turned out to be damaged."""
+        """Delete the newest checkpoint, which is damaged."""
         path = self.newest()
-        if path is not None and self._leads:
+        if path is not None and self._is_leader:
             shutil.rmtree(path)
 
-    def _whole(self) -> list[int]:
+    def _complete(self) -> list[int]:
         found: list[int] = []
         with contextlib.suppress(FileNotFoundError):
             for entry in self.folder.iterdir():
@@ -129,5 +129,5 @@ class Checkpoints:
         self.failed += 1
         self.problem = f"{type(error).__name__}: {error}"
         logger.warning("a drafter checkpoint was not written: %s", self.problem)
-        if self._leads:
+        if self._is_leader:
             shutil.rmtree(part, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""The training process, seen from the engine's side: started, given slices of time, stopped, outlived.
+"""Start, stop and restart the training process, and give it slices of time.
 
-Nothing here blocks, `wait_idle` and `close` apart, which end in time; nothing raises because the worker is
-slow, dead or full of errors. Without torch.
+Nothing here blocks but `wait_idle` and `close`, which have time limits; nothing raises because the worker is
+slow, dead or fails. Works without torch.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ MODULE = "flashpatch.patches.eagle.train.worker"
 
 
 class Coordinator:
-    """Runs one training process.
+    """Run one training process.
 
     Args:
         settings: of the worker.
         start_limit: seconds until the worker must be ready.
         stop_limit: seconds until it must be idle after `stop`, or after its slice.
-        silence_limit: seconds without a sign of life while training.
-        restarts: how often a dead worker is started again, after 1, 2, 4 ... seconds; its last checkpoint is
-            taken up. Reset by every drafter that comes.
+        silence_limit: seconds without an event while training.
+        restarts: how often a dead worker is restarted from its last checkpoint, after 1, 2, 4 ... seconds.
+            Counted anew after every drafter.
         environment: added to the worker's.
         clock: seconds.
 
     Attributes:
         state: one of `State`.
         drafter: folder of the newest drafter, or None.
-        figures: what the worker said last.
-        counts: ``started``, ``died``, ``killed``, ``drafters``, ``errors``, ``unheard`` (orders that could
-            not be given).
+        figures: the worker's last report.
+        counts: ``started``, ``died``, ``killed``, ``drafters``, ``errors``, ``undelivered``
+            (commands that could not be sent).
         problem: the last one, or "".
     """
 
@@ -69,27 +69,26 @@ class Coordinator:
         self.state: State = "down"
         self.drafter: Path | None = None
         self.figures: dict[str, Any] = {}
-        self.counts: Counter[str] = Counter(started=0, died=0, killed=0, drafters=0, errors=0, unheard=0)
+        self.counts: Counter[str] = Counter(started=0, died=0, killed=0, drafters=0, errors=0, undelivered=0)
         self.problem = ""
         self._limits = {"starting": start_limit, "stopping": stop_limit}
         self._silence, self._stop_limit = silence_limit, stop_limit
-        self._restarts, self._left, self._again_at = restarts, restarts, 0.0
+        self._restarts, self._restarts_left, self._restart_at = restarts, restarts, 0.0
         self._environment, self._clock = dict(environment or {}), clock
         self._process: subprocess.Popen[str] | None = None
         self._events: queue.Queue[tuple[int, dict[str, Any]]] = queue.Queue()
         self._errors: deque[str] = deque(maxlen=20)
-        self._since = self._heard = self._slice_ends = 0.0
-        self._wanted = 0.0  # seconds of a slice asked for while the worker was starting
+        self._since = self._last_event = self._slice_ends = 0.0
+        self._next_slice = 0.0  # seconds, asked for while the worker was starting
         self._lock = threading.RLock()
 
     @property
     def pid(self) -> int | None:
-        """Of the worker, while there is one."""
+        """Process id of the worker, while there is one."""
         return self._process.pid if self._process else None
 
     def start(self) -> bool:
-        """Start the worker if it is down; `poll` says when it is ready. False when it could not be
-        started."""
+        """Start the worker if it is down; return False when that fails. `poll` notices when it is ready."""
         with self._lock:
             if self._process is not None:
                 return True
@@ -107,7 +106,7 @@ class Coordinator:
                     start_new_session=True,  # a terminal's Ctrl-C reaches the engine only
                 )
             except OSError as error:
-                self._trouble(f"the trainer cannot be started: {error}")
+                self._warn(f"the trainer cannot be started: {error}")
                 self._failed()
                 return False
             os.set_blocking(process.stdin.fileno(), False)
@@ -115,14 +114,14 @@ class Coordinator:
             self._errors.clear()
             self.counts["started"] += 1
             self._enter("starting")
-            for target in (self._listen, self._overhear):
+            for target in (self._read_events, self._read_errors):
                 threading.Thread(
                     target=target, args=(process,), name="flashpatch-trainer", daemon=True
                 ).start()
             return True
 
     def train(self, seconds: float) -> bool:
-        """Give the worker a slice of time; it is started first if need be. False when it cannot have it
+        """Give the worker a slice of time, and start it if it is down; return False when it cannot train
         now."""
         if not 0.0 < seconds < float("inf"):
             raise PatchError(
@@ -130,38 +129,38 @@ class Coordinator:
             )
         with self._lock:
             self.poll()
-            if self.state == "down" and self._clock() >= self._again_at:
+            if self.state == "down" and self._clock() >= self._restart_at:
                 self.start()
             if self.state == "starting":
-                self._wanted = seconds
+                self._next_slice = seconds
                 return True
             if self.state != "idle":
                 return False
             return self._begin(seconds)
 
     def stop(self) -> bool:
-        """Ask the worker to end its slice and write what it learned; `poll` sees it idle, or kills it in
-        time."""
+        """Tell the worker to end its slice and write a drafter; `poll` notices that it is idle, or kills it
+        in time."""
         with self._lock:
             self.poll()
-            self._wanted = 0.0
+            self._next_slice = 0.0
             if self.state != "training":
                 return self.state in ("idle", "stopping")
             self._enter("stopping")
-            return self._tell({"do": "stop"})
+            return self._send({"command": "stop"})
 
     def load(self, folder: str | os.PathLike[str]) -> bool:
-        """Have it go on from other weights, as after a rollback. False when it is not there to hear it."""
-        return self._tell({"do": "load", "folder": os.fspath(folder)})
+        """Make the worker continue from other weights, as after a rollback; return False when it cannot be
+        reached."""
+        return self._send({"command": "load", "folder": os.fspath(folder)})
 
     def target(self, folder: str | os.PathLike[str]) -> bool:
-        """Tell it where the policy's present embedding and head are. False when it is not there to hear
-        it."""
-        return self._tell({"do": "target", "folder": os.fspath(folder)})
+        """Send the folder of the policy's present embedding and head; return False when the worker cannot be
+        reached."""
+        return self._send({"command": "target", "folder": os.fspath(folder)})
 
     def poll(self) -> list[dict[str, Any]]:
-        """Notice what happened since the last call; returns the worker's events. Never blocks, never
-        raises."""
+        """Handle and return the worker's events since the last call. Never blocks, never raises."""
         with self._lock:
             found = []
             while True:
@@ -169,17 +168,17 @@ class Coordinator:
                     pid, event = self._events.get_nowait()
                 except queue.Empty:
                     break
-                if pid == self.pid:  # not the words of a worker that is gone
+                if pid == self.pid:  # else an event of a worker that has ended
                     found.append(event)
-                    self._hear(event)
-            self._watch()
+                    self._handle(event)
+            self._check_process()
             return found
 
     def wait_idle(self, limit: float) -> bool:
-        """Stop the slice and wait until the worker holds nothing up, at most ``limit`` seconds; then it is
-        killed.
+        """Stop the slice and wait until the worker is idle; kill it after ``limit`` seconds.
 
-        True when it became idle by itself, or was not running.
+        Returns:
+            Whether it became idle by itself, or was not running.
         """
         self.stop()
         end = self._clock() + limit
@@ -194,17 +193,17 @@ class Coordinator:
             self._kill(f"the trainer was not idle within {limit} seconds")
         return False
 
-    def close(self, patience: float = 10.0) -> None:
-        """End the worker: by an order, and when that takes longer than ``patience`` seconds by killing it."""
+    def close(self, timeout: float = 10.0) -> None:
+        """End the worker by a command; kill it after ``timeout`` seconds."""
         with self._lock:
             process = self._process
             if process is None:
                 return
-            self._tell({"do": "exit"})
+            self._send({"command": "exit"})
             with contextlib.suppress(OSError):
                 process.stdin.close()
         try:
-            process.wait(patience)
+            process.wait(timeout)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -216,64 +215,66 @@ class Coordinator:
 
     def _begin(self, seconds: float) -> bool:
         self._slice_ends = self._clock() + seconds
-        if self._tell({"do": "train", "seconds": seconds}):
+        if self._send({"command": "train", "seconds": seconds}):
             self._enter("training")
             return True
         return False
 
-    def _hear(self, event: dict[str, Any]) -> None:
-        self._heard = self._clock()
+    def _handle(self, event: dict[str, Any]) -> None:
+        self._last_event = self._clock()
         name = event.get("event")
         if name in ("training", "idle", "drafter"):
             self.figures = {**self.figures, **event}
-        if name == "ready" or (name == "idle" and event.get("order", "train") == "train"):
+        if name == "ready" or (name == "idle" and event.get("command", "train") == "train"):
             self._enter("idle")
-            if self._wanted:
-                seconds, self._wanted = self._wanted, 0.0
+            if self._next_slice:
+                seconds, self._next_slice = self._next_slice, 0.0
                 self._begin(seconds)
         elif name == "drafter":
             self.drafter = Path(event["folder"])
             self.counts["drafters"] += 1
-            self._left = self._restarts
+            self._restarts_left = self._restarts
         elif name == "error":
             self.counts["errors"] += 1
-            self._trouble(f"the trainer could not {event.get('order')}: {event.get('problem')}")
+            self._warn(f"the trainer could not {event.get('command')}: {event.get('problem')}")
         elif name == "refused":
-            self._left = 0  # it would be refused again
-            self._trouble(f"the trainer refused its settings: {event.get('problem')}")
+            self._restarts_left = 0  # it would be refused again
+            self._warn(f"the trainer refused its settings: {event.get('problem')}")
 
-    def _watch(self) -> None:
-        """Deaths and time limits."""
+    def _check_process(self) -> None:
+        """Notice that the worker died or passed a time limit."""
         process, now = self._process, self._clock()
         if process is None:
-            if self.state == "down" and self._wanted and now >= self._again_at:
+            if self.state == "down" and self._next_slice and now >= self._restart_at:
                 self.start()
             return
         code = process.poll()
         if code is not None:
             self.counts["died"] += 1
             last = f": {self._errors[-1]}" if self._errors else ""
-            self._trouble(
-                self.problem if code == 2 and self._left == 0 else f"the trainer died, exit {code}{last}"
+            self._warn(
+                self.problem
+                if code == 2 and self._restarts_left == 0
+                else f"the trainer died, exit {code}{last}"
             )
-            self._gone()
+            self._ended()
         elif self.state in self._limits and now - self._since > self._limits[self.state]:
             self._kill(f"the trainer was {self.state} for more than {self._limits[self.state]} seconds")
         elif self.state == "training" and now > self._slice_ends + self._stop_limit:
             self._kill(f"the trainer did not end its slice within {self._stop_limit} seconds")
-        elif self.state == "training" and now - max(self._heard, self._since) > self._silence:
+        elif self.state == "training" and now - max(self._last_event, self._since) > self._silence:
             self._kill(f"the trainer was silent for more than {self._silence} seconds")
 
     def _kill(self, why: str) -> None:
-        self._trouble(why)
+        self._warn(why)
         self.counts["killed"] += 1
         if self._process is not None:
             self._process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(1.0)  # SIGKILL takes no longer, unless the kernel itself is stuck
-        self._gone()
+        self._ended()
 
-    def _gone(self) -> None:
+    def _ended(self) -> None:
         process, self._process = self._process, None
         if process is not None and process.stdin is not None:
             with contextlib.suppress(OSError):
@@ -281,9 +282,9 @@ class Coordinator:
         self._failed()
 
     def _failed(self) -> None:
-        if self._left > 0:
-            self._again_at = self._clock() + 2.0 ** (self._restarts - self._left)
-            self._left -= 1
+        if self._restarts_left > 0:
+            self._restart_at = self._clock() + 2.0 ** (self._restarts - self._restarts_left)
+            self._restarts_left -= 1
             self._enter("down")
         else:
             self._enter("given up")
@@ -291,27 +292,27 @@ class Coordinator:
     def _enter(self, state: State) -> None:
         self.state, self._since = state, self._clock()
 
-    def _trouble(self, problem: str) -> None:
+    def _warn(self, problem: str) -> None:
         if problem != self.problem:
             logger.warning("%s", problem)
         self.problem = problem
 
-    def _tell(self, order: dict[str, Any]) -> bool:
+    def _send(self, command: dict[str, Any]) -> bool:
         with self._lock:
             process = self._process
             if process is None or process.stdin is None:
-                self.counts["unheard"] += 1
+                self.counts["undelivered"] += 1
                 return False
             try:
                 os.write(
-                    process.stdin.fileno(), (json.dumps(order) + "\n").encode()
-                )  # below PIPE_BUF: all or none
+                    process.stdin.fileno(), (json.dumps(command) + "\n").encode()
+                )  # below PIPE_BUF: written at once or not at all
                 return True
-            except (OSError, ValueError):  # it is gone, or does not read and the pipe is full
-                self.counts["unheard"] += 1
+            except (OSError, ValueError):  # it has ended, or does not read and the pipe is full
+                self.counts["undelivered"] += 1
                 return False
 
-    def _listen(self, process: subprocess.Popen[str]) -> None:
+    def _read_events(self, process: subprocess.Popen[str]) -> None:
         with contextlib.suppress(OSError, ValueError):
             for line in process.stdout:
                 with contextlib.suppress(ValueError):
@@ -319,7 +320,7 @@ class Coordinator:
                     if isinstance(event, dict):
                         self._events.put((process.pid, event))
 
-    def _overhear(self, process: subprocess.Popen[str]) -> None:
+    def _read_errors(self, process: subprocess.Popen[str]) -> None:
         with contextlib.suppress(OSError, ValueError):
             for line in process.stderr:
                 if line.strip():

@@ -1,4 +1,5 @@
-"""The drafter: one decoder layer behind a linear map of the target's state and the next token's embedding.
+"""Define the drafter: one decoder layer behind a linear map of the target's state and the next token's
+embedding.
 
 EAGLE-1 (Li et al., arXiv 2401.15077): ``fc`` over [embedding, state] of width 2H, then a decoder layer
 without its input norm. EAGLE-3 (arXiv 2503.01840): ``fc`` over k of the target's layers, then a layer that
@@ -22,10 +23,10 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2Rot
 
 
 class Drafter(nn.Module):
-    """EAGLE-1: predicts the target's next state from its present one and the token in between.
+    """Predict, as EAGLE-1, the target's next state from its present one and the token in between.
 
     Args:
-        config: of `shape.drafter_config`.
+        config: of `drafter_config.drafter_config`.
     """
 
     def __init__(self, config: PretrainedConfig) -> None:
@@ -44,13 +45,13 @@ class Drafter(nn.Module):
         return self.config.hidden_size
 
     def forward(self, states: Tensor, embedded: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        """Predict.
+        """Predict the target's next states.
 
         Args:
             states: [1, T, width], the target's state where each token was the input.
             embedded: [1, T, H], embedding of the token after it.
             positions: int64 [1, T].
-            mask: bool [1, 1, T, T], True where a row may look.
+            mask: bool [1, 1, T, T], True where a row may attend.
 
         Returns:
             [1, T, H], what the target's head reads: the state one position on.
@@ -67,7 +68,7 @@ class Drafter(nn.Module):
 
 
 class Drafter3(nn.Module):
-    """EAGLE-3: the same interface, reading ``num_aux_hidden_states`` layers side by side."""
+    """Predict, as EAGLE-3, from ``num_aux_hidden_states`` layers side by side; the interface of `Drafter`."""
 
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__()
@@ -83,7 +84,7 @@ class Drafter3(nn.Module):
         return self.config.num_aux_hidden_states * self.config.hidden_size
 
     def forward(self, states: Tensor, embedded: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        """As `Drafter.forward`; the result is normed, as the target's head wants it."""
+        """Predict as `Drafter.forward` does; the result is normed, as the target's head reads it."""
         states = self.fc(states)
         return self.norm(self.midlayer(embedded, states, mask, self.rotary(states, positions)))
 
@@ -103,18 +104,20 @@ class _Layer3(nn.Module):
         self.hidden_norm = LlamaRMSNorm(size, eps=eps)
         self.post_attention_layernorm = LlamaRMSNorm(size, eps=eps)
 
-    def forward(self, embedded: Tensor, states: Tensor, mask: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(
+        self, embedded: Tensor, states: Tensor, mask: Tensor, rotary: tuple[Tensor, Tensor]
+    ) -> Tensor:
         both = torch.cat((self.input_layernorm(embedded), self.hidden_norm(states)), dim=-1)
-        states = states + self.self_attn(both, position_embeddings=turns, attention_mask=mask)[0]
+        states = states + self.self_attn(both, position_embeddings=rotary, attention_mask=mask)[0]
         return states + self.mlp(self.post_attention_layernorm(states))
 
 
 def make_drafter(
     config: PretrainedConfig, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> Drafter | Drafter3:
-    """A drafter from scratch, its matrices drawn with the target's ``initializer_range``.
+    """Make a drafter from scratch, its matrices drawn with the target's ``initializer_range``.
 
-    An EAGLE-1 drafter starts near the map that keeps the state, so that its first guesses are sane.
+    An EAGLE-1 drafter starts near the map that keeps the state.
     """
     generator = torch.Generator().manual_seed(seed)
     drafter = (Drafter3 if config.eagle_kind == "eagle3" else Drafter)(config)

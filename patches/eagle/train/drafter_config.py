@@ -1,4 +1,4 @@
-"""The drafter's configuration, derived from the target's."""
+"""Derive a drafter's configuration from its target's."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from transformers import LlamaConfig, PretrainedConfig, Qwen2Config
 from flashpatch.errors import PatchError
 
 # Qwen3 has per-head norms that no engine's EAGLE-1 loader knows; its drafters use the Llama layer.
-LAYERS = {"llama": "llama", "qwen2": "qwen2", "qwen3": "llama"}
+LAYER_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "llama"}
 
-_KEPT = (
+_COPIED_FIELDS = (
     "vocab_size",
     "hidden_size",
     "intermediate_size",
@@ -30,7 +30,7 @@ _KEPT = (
 
 
 def drafter_config(target: PretrainedConfig, kind: str = "eagle", auxiliary: int = 3) -> PretrainedConfig:
-    """Configuration of a one-layer drafter for a target.
+    """Make the configuration of a one-layer drafter for a target.
 
     Args:
         target: configuration of a Llama, Qwen2 or Qwen3 model.
@@ -38,21 +38,21 @@ def drafter_config(target: PretrainedConfig, kind: str = "eagle", auxiliary: int
         auxiliary: layers of the target that an EAGLE-3 drafter reads.
 
     Raises:
-        PatchError: another family or kind.
+        PatchError: another model type or kind.
     """
-    if target.model_type not in LAYERS:
+    if target.model_type not in LAYER_TYPES:
         raise PatchError(
-            f"no drafter is known for a target of type {target.model_type!r}.",
+            f"no drafter can be made for a target of type {target.model_type!r}.",
             patch="eagle",
             target="drafter",
-            advice=f"Targets can be {', '.join(sorted(LAYERS))}.",
+            advice=f"Targets can be {', '.join(sorted(LAYER_TYPES))}.",
         )
     if kind not in ("eagle", "eagle3"):
         raise PatchError(
             f"a drafter is of kind eagle or eagle3, not {kind!r}.", patch="eagle", target="drafter"
         )
-    layer = LAYERS[target.model_type] if kind == "eagle" else "llama"
-    fields: dict[str, Any] = {name: getattr(target, name) for name in _KEPT if hasattr(target, name)}
+    layer = LAYER_TYPES[target.model_type] if kind == "eagle" else "llama"
+    fields: dict[str, Any] = {name: getattr(target, name) for name in _COPIED_FIELDS if hasattr(target, name)}
     fields["head_dim"] = getattr(target, "head_dim", None) or target.hidden_size // target.num_attention_heads
     fields["num_hidden_layers"] = 1
     if layer == "qwen2":

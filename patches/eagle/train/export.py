@@ -1,4 +1,4 @@
-"""Drafters on disk, as the engines read them."""
+"""Write drafters as the engines read them."""
 
 from __future__ import annotations
 
@@ -18,19 +18,23 @@ from transformers import PretrainedConfig
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.train.drafter import Drafter, Drafter3
-from flashpatch.patches.eagle.train.target_embeddings import Frozen
+from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
 
 ENGINES = ("vllm", "sglang")
 
 
 def engine_weights(
-    weights: Mapping[str, Tensor], config: PretrainedConfig, engine: str, frozen: Frozen | None = None
+    weights: Mapping[str, Tensor],
+    config: PretrainedConfig,
+    engine: str,
+    target_embeddings: TargetEmbeddings | None = None,
 ) -> dict[str, Tensor]:
-    """The drafter's weights under the names, and with the extras, that an engine's loader expects.
+    """Return the drafter's weights under the names, and with the extra tensors, that an engine's loader
+    expects.
 
     SGLang's EAGLE-1 model has a bias on ``fc`` that stays random when the checkpoint lacks it, so it is
-    written as zeros; vLLM's has none and refuses it. An EAGLE-3 checkpoint carries the head, which is
-    ``frozen``'s.
+    written as zeros; vLLM's has none and refuses it. An EAGLE-3 checkpoint holds the target's
+    head.
 
     Raises:
         PatchError: an unknown engine, or an EAGLE-3 drafter without the target's head.
@@ -44,18 +48,18 @@ def engine_weights(
     found = {name: tensor.detach() for name, tensor in weights.items()}
     dtype = found["fc.weight"].dtype
     if config.eagle_kind == "eagle3":
-        if frozen is None:
+        if target_embeddings is None:
             raise PatchError(
                 "an EAGLE-3 drafter is written with the target's head.", patch="eagle", target="drafter"
             )
-        found["lm_head.weight"] = frozen.head.to("cpu", dtype)
+        found["lm_head.weight"] = target_embeddings.head.to("cpu", dtype)
     elif engine == "sglang":
         found["fc.bias"] = torch.zeros(config.hidden_size, dtype=dtype)
     return found
 
 
 def engine_config(config: PretrainedConfig, engine: str, dtype: torch.dtype) -> dict[str, Any]:
-    """``config.json`` for an engine, which chooses the model class by it.
+    """Return ``config.json`` for an engine, which chooses the model class by it.
 
     vLLM has one EAGLE-1 class, Llama's; a Qwen2 layer is there a Llama layer with biases on q, k and v.
     """
@@ -85,13 +89,13 @@ def save_drafter(
     weights: Mapping[str, Tensor],
     config: PretrainedConfig,
     engine: str,
-    frozen: Frozen | None = None,
+    target_embeddings: TargetEmbeddings | None = None,
     tokenizer: str | os.PathLike[str] | None = None,
 ) -> Path:
-    """Write a drafter that the engine's ``speculative`` setting can name; whole or not at all.
+    """Write a drafter for the engine's ``speculative`` setting; whole or not at all.
 
     Args:
-        folder: made; replaced if there.
+        folder: made, or replaced.
         weights: full tensors on the CPU, by the names of `Drafter`.
         tokenizer: folder whose tokenizer files are copied along, if given.
 
@@ -100,7 +104,7 @@ def save_drafter(
         OSError: the disk is full or cannot be written; nothing is left behind.
     """
     final = Path(folder)
-    found = engine_weights(weights, config, engine, frozen)
+    found = engine_weights(weights, config, engine, target_embeddings)
     temporary = final.parent / f".{final.name}-{os.getpid()}"
     try:
         temporary.mkdir(parents=True, exist_ok=True)
@@ -122,7 +126,7 @@ def save_drafter(
 
 
 def load_weights(drafter: Drafter | Drafter3, folder: str | os.PathLike[str]) -> None:
-    """Fill a drafter from what `save_drafter`, or another trainer of such drafters, wrote.
+    """Load into a drafter what `save_drafter`, or another trainer of such drafters, wrote.
 
     Raises:
         PatchError: the file is damaged, or its weights are not those of this drafter.
@@ -147,7 +151,7 @@ def load_weights(drafter: Drafter | Drafter3, folder: str | os.PathLike[str]) ->
     odd = sorted(wanted.keys() ^ found.keys()) or [n for n in wanted if wanted[n].shape != found[n].shape]
     if odd:
         raise PatchError(
-            f"{path} is no such drafter: {', '.join(odd[:4])} differ.",
+            f"{path} is another drafter: {', '.join(odd[:4])} differ.",
             patch="eagle",
             target="drafter",
             advice="Check that it was trained for this target and kind.",

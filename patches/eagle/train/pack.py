@@ -1,4 +1,4 @@
-"""Samples as the drafter trains on them: windows packed into one row that cannot see each other.
+"""Pack windows of samples into rows for training; windows of a row do not attend to each other.
 
 Position j of a sample pairs the state of token j with token j + 1; its target is the state of token j + 1. So
 a window of n positions spans n + 1 tokens, and no position has a target in another window.
@@ -18,16 +18,16 @@ from flashpatch.patches.eagle.capture.sample import Sample
 
 @dataclass(frozen=True)
 class Pack:
-    """A row of T positions.
+    """Hold a row of T positions.
 
     Attributes:
         next_ids: int64 [T], the token after each position's.
         states: [T, width], what the drafter reads.
         targets: [T, H], the target's state one position on.
-        positions: int64 [T], places in the request.
+        positions: int64 [T], in the request.
         segment: int64 [T], the window each position belongs to.
-        seen: bool [T], False where the state was not captured: no position looks there.
-        learn: bool [T], where there is something to learn.
+        seen: bool [T], False where the state was not captured: no position attends to it.
+        learn: bool [T], True for positions to learn from.
     """
 
     next_ids: Tensor
@@ -42,7 +42,7 @@ class Pack:
         return self.next_ids.shape[0]
 
     def mask(self) -> Tensor:
-        """bool [1, 1, T, T]: a row sees its own window's captured past and itself."""
+        """Return bool [1, 1, T, T]: a position attends to its window's captured past and to itself."""
         index = torch.arange(len(self), device=self.segment.device)
         past = index[:, None] >= index[None, :]
         same = self.segment[:, None] == self.segment[None, :]
@@ -50,7 +50,7 @@ class Pack:
         return (past & same & (self.seen[None, :] | own))[None, None]
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Pack:
-        """The same on a device, states and targets in a precision."""
+        """Return the row on a device, with states and targets in ``dtype``."""
         return Pack(
             self.next_ids.to(device),
             self.states.to(device, dtype),
@@ -60,7 +60,8 @@ class Pack:
 
 
 def windows(sample: Sample, longest: int, auxiliary: bool = False, prompts: bool = False) -> Iterator[Pack]:
-    """Cut a sample into windows of at most ``longest`` positions; those with nothing to learn are left out.
+    """Cut a sample into windows of at most ``longest`` positions; those without a position to learn from are
+    left out.
 
     Args:
         auxiliary: read the EAGLE-3 layers instead of the last state.
@@ -97,7 +98,7 @@ def windows(sample: Sample, longest: int, auxiliary: bool = False, prompts: bool
 
 
 def join(parts: Sequence[Pack]) -> Pack:
-    """One row from several; each part's segments become its own."""
+    """Join several rows into one; each part's segments become its own."""
     segments, first = [], 0
     for part in parts:
         segments.append(part.segment + first)
@@ -108,8 +109,8 @@ def join(parts: Sequence[Pack]) -> Pack:
 
 
 def pack(parts: Iterable[Pack], budget: int) -> list[Pack]:
-    """Rows of at most ``budget`` positions, filled best fit with the longest first; a longer part is a row of
-    its own."""
+    """Pack rows of at most ``budget`` positions, filled best fit with the longest first; a longer part is a
+    row of its own."""
     rows: list[tuple[int, list[Pack]]] = []
     for part in sorted(parts, key=len, reverse=True):
         room = [(budget - used - len(part), place) for place, (used, _) in enumerate(rows)]
@@ -124,6 +125,6 @@ def pack(parts: Iterable[Pack], budget: int) -> list[Pack]:
 
 
 def filler(width: int, hidden: int) -> Pack:
-    """A row of one position that teaches nothing, for a rank without data."""
+    """Return a row of one position without anything to learn, for a rank without data."""
     one, flag = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.bool)
     return Pack(one, torch.zeros(1, width), torch.zeros(1, hidden), one, one, flag, flag)

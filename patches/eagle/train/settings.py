@@ -1,4 +1,4 @@
-"""What a training worker is told, as JSON, since it is another process."""
+"""Pass settings to the training worker, another process, as JSON."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from flashpatch.errors import PatchError
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """Settings of `worker`.
+    """Hold the settings of `worker`.
 
     Attributes:
         target: folder of the target's checkpoint (config and safetensors), for embeddings and head.
         ring: directory of captured samples.
         folder: where checkpoints and drafters are written.
         engine: ``vllm`` or ``sglang``, whose format drafters get.
-        drafter: folder of a drafter to go on from; "" for one from scratch.
+        drafter: folder of a drafter to continue from; "" for one from scratch.
         kind: ``eagle`` or ``eagle3``.
         auxiliary: layers of the target that an EAGLE-3 drafter reads.
         dtype: of the drafters written; training is in float32.
-        device: torch's name for it; "" for the first accelerator, else the CPU.
+        device: torch device; "" for the first accelerator, else the CPU.
         rate, clip, states, tokens: see `trainer.Recipe`.
         window: longest window of a sample, in positions.
         batch: positions of a step, over all its windows.
@@ -32,8 +32,8 @@ class WorkerSettings:
         least: samples in the buffer before training starts.
         checkpoint: steps between checkpoints; 0 for none.
         seed: of the weights from scratch and of the draws.
-        niceness: added to the process's, so that engines go first.
-        threads: torch's on the CPU; 0 for its own choice.
+        niceness: added to the process's, so that engines have priority.
+        threads: of torch on the CPU; 0 for torch's default.
     """
 
     target: str
@@ -63,7 +63,7 @@ class WorkerSettings:
     threads: int = 0
 
     def dump(self) -> str:
-        """As JSON."""
+        """Return the settings as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -71,8 +71,7 @@ class WorkerSettings:
         """Read `dump`.
 
         Raises:
-            PatchError: it is not such JSON, or has a setting that does not exist; the message has the known
-            ones.
+            PatchError: it is not JSON, or has a setting that does not exist; the message lists those that do.
         """
         try:
             given = json.loads(text)
@@ -84,13 +83,13 @@ class WorkerSettings:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> WorkerSettings:
-        """Make them from a mapping; raises as `parse` does."""
+        """Make settings from a mapping; raises as `parse` does."""
         known = {field.name for field in fields(cls)}
-        odd = sorted(set(given) - known) if isinstance(given, Mapping) else [repr(given)]
+        unknown = sorted(set(given) - known) if isinstance(given, Mapping) else [repr(given)]
         missing = [name for name in ("target", "ring", "folder") if name not in given]
-        if odd or missing:
+        if unknown or missing:
             raise PatchError(
-                f"worker settings: {', '.join(odd)} unknown, {', '.join(missing) or 'none'} missing.",
+                f"worker settings: {', '.join(unknown)} unknown, {', '.join(missing) or 'none'} missing.",
                 patch="eagle",
                 target="trainer",
                 advice=f"Known are {', '.join(sorted(known))}.",

@@ -1,4 +1,4 @@
-"""What a drafter takes from the target and never trains: token embeddings and output head."""
+"""Load what a drafter shares with its target and never trains: token embeddings and output head."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ EMBEDDING = ("model.embed_tokens.weight", "embed_tokens.weight")
 HEAD = ("lm_head.weight",)
 
 
-class Frozen:
-    """Embeddings and head of the target, both [vocabulary, hidden]; one tensor where the target ties them."""
+class TargetEmbeddings:
+    """Hold embeddings and head of the target, both [vocabulary, hidden]; one tensor where the target ties
+    them."""
 
     def __init__(self, embedding: Tensor, head: Tensor | None = None) -> None:
         self.embedding = embedding.detach()
@@ -31,7 +32,7 @@ class Frozen:
             )
 
     @classmethod
-    def load(cls, folder: str | os.PathLike[str]) -> Frozen:
+    def load(cls, folder: str | os.PathLike[str]) -> TargetEmbeddings:
         """Read both from a target's safetensors checkpoint.
 
         Raises:
@@ -61,15 +62,19 @@ class Frozen:
             )
         return cls(found["embedding"], found.get("head"))
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Frozen:
-        """The same elsewhere or in another precision."""
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> TargetEmbeddings:
+        """Return both on another device or in another precision."""
         embedding = self.embedding.to(device, dtype)
-        return Frozen(embedding, None if self.head is self.embedding else self.head.to(device, dtype))
+        return TargetEmbeddings(
+            embedding, None if self.head is self.embedding else self.head.to(device, dtype)
+        )
 
     def embed(self, ids: Tensor) -> Tensor:
-        """[..., hidden] for integer ids."""
+        """Return embeddings [..., hidden] of integer ids."""
         return F.embedding(ids, self.embedding)
 
     def logits(self, states: Tensor) -> Tensor:
-        """[..., vocabulary] for states [..., hidden]."""
+        """Return logits [..., vocabulary] of states [..., hidden]."""
         return F.linear(states.to(self.head.dtype), self.head)

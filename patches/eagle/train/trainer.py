@@ -1,4 +1,4 @@
-"""Steps of drafter training, on one device or sharded over a mesh."""
+"""Train a drafter step by step, on one device or sharded over a mesh."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from torch.distributed.tensor import DTensor
 from flashpatch.patches.eagle.train.drafter import Drafter, Drafter3
 from flashpatch.patches.eagle.train.loss import sums
 from flashpatch.patches.eagle.train.pack import Pack, filler
-from flashpatch.patches.eagle.train.target_embeddings import Frozen
+from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a drafter is trained.
+    """Hold the hyperparameters of drafter training.
 
     Attributes:
         rate: learning rate of AdamW.
@@ -50,14 +50,14 @@ class Recipe:
 
 
 class Trainer:
-    """Trains a drafter against a frozen head.
+    """Train a drafter against a frozen head.
 
     On a mesh all ranks call the same methods; each gives its own rows to `step`. The gradient is that of the
     mean over the positions of all ranks, however they are divided.
 
     Args:
         drafter: sharded in place when ``mesh`` is given.
-        frozen: the target's embedding and head, on the drafter's device.
+        target_embeddings: the target's embedding and head, on the drafter's device.
         recipe: see `Recipe`.
         mesh: a device mesh of one dimension (FSDP2), or two (replicate, shard); None without sharding.
 
@@ -69,11 +69,16 @@ class Trainer:
     def __init__(
         self,
         drafter: Drafter | Drafter3,
-        frozen: Frozen,
+        target_embeddings: TargetEmbeddings,
         recipe: Recipe | None = None,
         mesh: DeviceMesh | None = None,
     ) -> None:
-        self.drafter, self.frozen, self.recipe, self.mesh = drafter, frozen, recipe or Recipe(), mesh
+        self.drafter, self.target_embeddings, self.recipe, self.mesh = (
+            drafter,
+            target_embeddings,
+            recipe or Recipe(),
+            mesh,
+        )
         self.count = self.skipped = 0
         if mesh is not None:
             policy = MixedPrecisionPolicy(param_dtype=self.recipe.compute, reduce_dtype=torch.float32)
@@ -83,7 +88,7 @@ class Trainer:
         )
 
     def step(self, rows: Sequence[Pack]) -> dict[str, float]:
-        """One optimizer step over rows; a rank may have none. Returns means per position over all ranks.
+        """Make one optimizer step over rows; a rank may have none. Return means per position over all ranks.
 
         The keys are ``loss``, ``states``, ``tokens``, ``agreement`` (positions where drafter and target have
         the same first choice), ``norm`` of the gradient before clipping and ``positions``; nothing happens,
@@ -105,7 +110,7 @@ class Trainer:
         return found
 
     def backward(self, rows: Sequence[Pack]) -> dict[str, float]:
-        """Gradients of the mean loss, without a step."""
+        """Compute gradients of the mean loss, without a step."""
         parameter = next(self.drafter.parameters())
         device, ranks = parameter.device, self.mesh.size() if self.mesh is not None else 1
         mine = torch.tensor(
@@ -123,7 +128,7 @@ class Trainer:
         for place, row in enumerate(rows):
             if self.mesh is not None:
                 self.drafter.set_requires_gradient_sync(place == len(rows) - 1)
-            part = sums(self.drafter, self.frozen, row.to(device, dtype))
+            part = sums(self.drafter, self.target_embeddings, row.to(device, dtype))
             loss = self.recipe.states * part.states + self.recipe.tokens * part.tokens
             # FSDP takes the mean of the ranks' gradients; the sum is wanted.
             (loss * (ranks / positions)).backward()
@@ -134,31 +139,34 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, rows: Sequence[Pack]) -> dict[str, float]:
-        """The means of `step` for this rank's rows, without learning; not for sharded drafters."""
+        """Return the means of `step` for this rank's rows, without a step; not for sharded drafters."""
         parameter = next(self.drafter.parameters())
-        found = [sums(self.drafter, self.frozen, row.to(parameter.device, parameter.dtype)) for row in rows]
+        found = [
+            sums(self.drafter, self.target_embeddings, row.to(parameter.device, parameter.dtype))
+            for row in rows
+        ]
         count = max(1.0, float(sum(part.count for part in found)))
         names = {"states": "states", "tokens": "tokens", "agreed": "agreement"}
         return {key: float(sum(getattr(part, name) for part in found)) / count for name, key in names.items()}
 
     def weights(self) -> dict[str, Tensor]:
-        """Full weights on the CPU; on a mesh all ranks call it, and rank 0 gets them."""
+        """Return full weights on the CPU; on a mesh all ranks call it, and rank 0 gets them."""
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         found = get_model_state_dict(self.drafter, options=options)
         return {name: tensor.detach().clone() for name, tensor in found.items()}
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Take up full weights, with a fresh optimizer; on a mesh all ranks give them."""
+        """Load full weights, with a fresh optimizer; on a mesh all ranks give them."""
         set_model_state_dict(self.drafter, dict(weights), options=StateDictOptions(full_state_dict=True))
         self.optimizer.state.clear()
 
     def state(self) -> dict[str, Any]:
-        """Everything to resume from, for a distributed checkpoint: sharded where the drafter is."""
+        """Return all that a resumed run needs, for a distributed checkpoint; sharded where the drafter is."""
         model, optimizer = get_state_dict(self.drafter, self.optimizer)
         return {"model": model, "optimizer": optimizer, "count": torch.tensor([self.count, self.skipped])}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up a `state`, in whose tensors a checkpoint was read."""
+        """Restore a `state` into whose tensors a checkpoint was read."""
         set_state_dict(
             self.drafter, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
         )

@@ -1,4 +1,4 @@
-"""The family under verl: drafters trained between rollouts, and brought to every replica with the policy."""
+"""Patch verl: train drafters between rollouts, and send them to every replica after the policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The driver: where rollouts end and where the next ones are about to begin."""
+"""Train and send drafters from verl's driver: train when rollouts end, send before the next ones begin."""
 
 from __future__ import annotations
 
@@ -11,58 +11,58 @@ from flashpatch.arming.site import Site
 from flashpatch.patches._shared.awaits import caller_awaits, resolve
 from flashpatch.patches.eagle.verl import verl_config
 from flashpatch.patches.eagle.verl.cotraining import Job
-from flashpatch.patches.eagle.verl.targets import TEXT
-from flashpatch.record import Contract, Patch
+from flashpatch.patches.eagle.verl.targets import DriverPatch
+from flashpatch.record import Contract
 
 MANAGER = "verl.checkpoint_engine.base:CheckpointEngineManager"
-_LIMIT = 600.0  # seconds for a call to the replicas
-_pending: dict[str, float] = {}  # metrics of the last pause, until they are logged
+_RPC_SECONDS = 600.0  # for a call to the replicas
+_metrics: dict[str, float] = {}  # of the last pause, until they are logged
 _job: Job | None = None
 
 
 def on_sleep(original, self, *args: Any, **kwargs: Any) -> Any:
-    """Around ``sleep_replicas``, which verl calls when a step's rollouts are complete."""
+    """Around ``sleep_replicas``, which verl calls when a step's rollouts are complete: start to train."""
 
     async def awaited() -> Any:
         result = await original(self, *args, **kwargs)
-        _idle()
+        _rollouts_ended()
         return result
 
     if caller_awaits():
         return awaited()
     result = original(self, *args, **kwargs)
-    _idle()
+    _rollouts_ended()
     return result
 
 
 def on_update(original, self, global_steps: int | None = None, *args: Any, **kwargs: Any) -> Any:
-    """Around ``update_weights``, after which rollouts go on."""
+    """Around ``update_weights``, after which rollouts go on: send the newest drafter."""
 
     async def awaited() -> Any:
         result = await resolve(original(self, global_steps, *args, **kwargs))
-        await asyncio.to_thread(_updated, self, global_steps)
+        await asyncio.to_thread(_policy_updated, self, global_steps)
         return result
 
     if caller_awaits():
         return awaited()
     result = original(self, global_steps, *args, **kwargs)
-    _updated(self, global_steps)
+    _policy_updated(self, global_steps)
     return result
 
 
 def on_log(original, self, data: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around ``Tracking.log``: the numbers of the last pause go where verl's go."""
-    data = {**data, **_pending}
-    _pending.clear()
+    """Around ``Tracking.log``: add the metrics of the last pause to verl's."""
+    data = {**data, **_metrics}
+    _metrics.clear()
     return original(self, data, *args, **kwargs)
 
 
-def _idle() -> None:
+def _rollouts_ended() -> None:
     if _job is not None:
-        _job.idle()
+        _job.rollouts_ended()
 
 
-def _updated(manager: Any, step: int | None) -> None:
+def _policy_updated(manager: Any, step: int | None) -> None:
     global _job
     if _job is None:
         settings = verl_config.settings(manager.replicas[0].config) if manager.replicas else None
@@ -70,19 +70,20 @@ def _updated(manager: Any, step: int | None) -> None:
             return
         ledger.role("driver")
         _job = Job(**settings)
-    began = time.monotonic()
+    started = time.monotonic()
 
-    def call(method: str, given: tuple) -> list[Any]:
+    def call(method: str, arguments: tuple) -> list[Any]:
         import ray
 
-        asked = [
-            replica.server_handle.collective_rpc.remote(method, args=given) for replica in manager.replicas
+        calls = [
+            replica.server_handle.collective_rpc.remote(method, args=arguments)
+            for replica in manager.replicas
         ]
-        return ray.get(asked, timeout=_LIMIT)
+        return ray.get(calls, timeout=_RPC_SECONDS)
 
-    _job.updated(call, step)
-    _pending.update(_job.metrics)
-    _pending["timing_s/eagle"] = time.monotonic() - began
+    _job.policy_updated(call, step)
+    _metrics.update(_job.metrics)
+    _metrics["timing_s/eagle"] = time.monotonic() - started
 
 
 def _undo(site: Site) -> None:
@@ -93,7 +94,7 @@ def _undo(site: Site) -> None:
     site.unwrap()
 
 
-IDLE = Patch(
+IDLE = DriverPatch(
     id="eagle.verl.sleep_replicas",
     targets=(f"{MANAGER}.sleep_replicas",),
     wrapper=on_sleep,
@@ -101,11 +102,10 @@ IDLE = Patch(
     evidence="optional",  # only one of a job's drivers has it
     needs=("eagle.verl.update_weights",),
     why="A drafter can be trained at no cost to the rollouts only while they rest.",
-    how="Lets the drafter's trainer work from here to the next weight update.",
-    **TEXT,
+    how="Starts a slice of drafter training, which ends with the next weight update.",
 )
 
-UPDATE = Patch(
+UPDATE = DriverPatch(
     id="eagle.verl.update_weights",
     targets=(f"{MANAGER}.update_weights",),
     wrapper=on_update,
@@ -120,13 +120,12 @@ UPDATE = Patch(
     ),
     evidence="optional",
     needs=("eagle.verl.validate_config", "eagle.verl.collective_rpc"),
-    why="A drafter falls behind a policy that is trained, and verl brings the replicas nothing but the policy.",
-    how="After each update of the policy brings every replica the newest drafter, and the trainer what the "
-    "drafter shares with the policy.",
-    **TEXT,
+    why="A drafter falls behind a policy in training, and verl sends the replicas nothing but the policy.",
+    how="After each update of the policy sends every replica the newest drafter, and the trainer the policy's "
+    "embeddings and head.",
 )
 
-LOG = Patch(
+LOG = DriverPatch(
     id="eagle.verl.tracking_log",
     targets=("verl.utils.tracking:Tracking.log",),
     wrapper=on_log,
@@ -135,5 +134,4 @@ LOG = Patch(
     needs=("eagle.verl.update_weights",),
     why="verl does not log what a drafter of its own training does.",
     how="Adds eagle/* to what the trainer logs next.",
-    **TEXT,
 )

@@ -1,7 +1,7 @@
-"""The drafter of one verl job: trained while rollouts rest, newer weights for every replica.
+"""Co-train the drafter of one verl job: train between rollouts, and send new weights to every replica.
 
-Nothing here stops a job. Whatever fails, the target's verification keeps every token right; what is lost is
-speed, and the log, the ledger and the metrics say so.
+Nothing here stops a job. Whatever fails, the target's verification keeps every token right; only speed is
+lost, and the log, the ledger and the metrics say so.
 """
 
 from __future__ import annotations
@@ -16,105 +16,107 @@ from typing import Any
 from flashpatch import ledger
 from flashpatch.patches.eagle.train.coordinator import Coordinator
 from flashpatch.patches.eagle.train.settings import WorkerSettings
-from flashpatch.patches.eagle.vllm.drafter_refit import FLUSH, SHARED, UPDATE
+from flashpatch.patches.eagle.vllm.drafter_refit import FLUSH, SAVE_EMBEDDINGS, UPDATE
 
 logger = logging.getLogger("flashpatch.eagle")
 
 Call = Callable[[str, tuple], list[Any]]
-"""Calls a worker method on every replica; one list of its workers' answers per replica."""
+"""Calls a worker method on every replica; returns a list of its workers' answers per replica."""
 
-_KEPT = 2  # folders of embeddings and head: the trainer's, and the one it is told of next
+_KEPT = 2  # folders of embeddings and head: the trainer's present and next one
 
 
 class Job:
-    """Trains in the pauses of one job's rollouts.
+    """Train a drafter in the pauses of one job's rollouts.
 
     Args:
-        settings: of the training process, all but ``ring``, which the replicas know.
-        slice: seconds of training between two rollouts, at most.
-        patience: seconds to wait for the trainer when rollouts are about to go on.
+        settings: of the training process, without ``ring``, which the replicas report.
+        slice: most seconds of training between two rollouts.
+        timeout: seconds to wait for the trainer when rollouts are about to go on.
 
     Attributes:
-        coordinator: of the training process; None until a replica has said where it captures.
+        coordinator: of the training process; None until a replica has reported its sample directory.
         version: drafters sent to the replicas.
         metrics: of the last pause, ``eagle/...``.
     """
 
-    def __init__(self, settings: Mapping[str, Any], slice: float, patience: float) -> None:
-        self.settings, self.slice, self.patience = dict(settings), slice, patience
+    def __init__(self, settings: Mapping[str, Any], slice: float, timeout: float) -> None:
+        self.settings, self.slice, self.timeout = dict(settings), slice, timeout
         self.coordinator: Coordinator | None = None
         self.version = 0
         self.metrics: dict[str, float] = {}
         self._sent: Path | None = None
-        self._told = ""
+        self._last_problem = ""
 
-    def idle(self) -> None:
-        """Rollouts are over for now: the trainer may work."""
+    def rollouts_ended(self) -> None:
+        """Start a slice of training."""
         if self.coordinator is not None:
             self.coordinator.train(self.slice)
 
-    def updated(self, call: Call, step: int | None) -> None:
-        """The replicas have a new policy, and their next rollout has not begun."""
+    def policy_updated(self, call: Call, step: int | None) -> None:
+        """Send the newest drafter to the replicas, which have a new policy and no rollout yet. Never
+        raises."""
         try:
-            self._updated(call, step)
+            self._exchange(call, step)
         except Exception as error:
-            self._say(f"{type(error).__name__}: {error}")
+            self._warn(f"{type(error).__name__}: {error}")
 
-    def _updated(self, call: Call, step: int | None) -> None:
+    def _exchange(self, call: Call, step: int | None) -> None:
         counts = [first for answers in call(FLUSH, ()) for first in answers[:1] if first]
-        if not self._meet(counts):
+        if not self._start_trainer(counts):
             return
-        self.coordinator.wait_idle(self.patience)
-        self._follow(call, counts)
+        self.coordinator.wait_idle(self.timeout)
+        self._propagate_rollback(call, counts)
         drafter = self.coordinator.drafter
         if drafter is not None and drafter != self._sent:
-            self._send(call, drafter)
-        self._share(call, step)
+            self._send_drafter(call, drafter)
+        self._send_embeddings(call, step)
         self._report(counts)
 
     def close(self) -> None:
+        """End the training process."""
         if self.coordinator is not None:
             self.coordinator.close()
 
-    def _meet(self, counts: Iterable[Mapping[str, Any]]) -> bool:
-        """Start the trainer once it is known where samples are; whether there is one."""
+    def _start_trainer(self, counts: Iterable[Mapping[str, Any]]) -> bool:
+        """Start the trainer once the replicas report where samples are; return whether it runs."""
         if self.coordinator is not None:
             return True
         rings = sorted({str(one["ring"]) for one in counts if "ring" in one})
         if len(rings) != 1:
-            self._say(f"no drafter is trained: replicas capture to {', '.join(rings) or 'nowhere'}")
+            self._warn(f"no drafter is trained: replicas capture to {', '.join(rings) or 'nowhere'}")
             return False
-        settings, environment = _placed(WorkerSettings.of({**self.settings, "ring": rings[0]}))
+        settings, environment = _with_device(WorkerSettings.of({**self.settings, "ring": rings[0]}))
         self.coordinator = Coordinator(settings, environment=environment)
         return self.coordinator.start()
 
-    def _follow(self, call: Call, counts: list[Mapping[str, Any]]) -> None:
-        """Where a replica went back to older weights, so do the others and the trainer."""
+    def _propagate_rollback(self, call: Call, counts: list[Mapping[str, Any]]) -> None:
+        """Roll the other replicas and the trainer back too where a replica has rolled back."""
         back = [one["drafter_path"] for one in counts if one.get("drafter", self.version) < self.version]
         if back and self._sent is not None:
-            self._say(f"drafter {self.version} was taken back by {len(back)} of {len(counts)} replicas")
+            self._warn(f"drafter {self.version} was rolled back by {len(back)} of {len(counts)} replicas")
             self._sent = Path(back[0])
             self.coordinator.load(self._sent)
             self.coordinator.drafter = None
             if len(back) < len(counts):
-                self._send(call, self._sent)
+                self._send_drafter(call, self._sent)
 
-    def _send(self, call: Call, drafter: Path) -> None:
-        self._sent = drafter  # not again, whatever comes of it
+    def _send_drafter(self, call: Call, drafter: Path) -> None:
+        self._sent = drafter  # not again, even if it fails
         try:
             call(UPDATE, (str(drafter), self.version + 1))
             self.version += 1
-        except Exception as error:  # the old one goes on, and with it every token
-            self._say(f"the replicas did not take drafter {drafter.name}: {error}")
+        except Exception as error:  # the replicas go on with the old one
+            self._warn(f"the replicas refused drafter {drafter.name}: {error}")
 
-    def _share(self, call: Call, step: int | None) -> None:
-        """Tell the trainer the policy's present embeddings and head."""
+    def _send_embeddings(self, call: Call, step: int | None) -> None:
+        """Send the policy's present embeddings and head to the trainer."""
         folder = Path(self.settings["folder"])
         target = folder / f"shared-{step or 0:09d}"
         try:
-            call(SHARED, (str(target),))
+            call(SAVE_EMBEDDINGS, (str(target),))
         except Exception as error:
-            self._say(f"the trainer keeps older embeddings and head: {error}")
+            self._warn(f"the trainer keeps older embeddings and head: {error}")
             return
         self.coordinator.target(target)
         for old in sorted(folder.glob("shared-*"))[:-_KEPT]:
@@ -128,7 +130,7 @@ class Job:
         self.metrics = {
             "eagle/drafter_version": float(self.version),
             "eagle/trained_steps": float(figures.get("step", 0)),
-            "eagle/samples": float(figures.get("taken", 0)),
+            "eagle/samples": float(figures.get("read", 0)),
             "eagle/captured": float(sum(one.get("requests", 0) for one in counts)),
         }
         if lengths:
@@ -139,18 +141,18 @@ class Job:
             eagle_trainer={"state": self.coordinator.state, "pid": self.coordinator.pid, **self.metrics}
         )
         if self.coordinator.problem:
-            self._say(self.coordinator.problem)
+            self._warn(self.coordinator.problem)
 
-    def _say(self, problem: str) -> None:
-        if problem != self._told:
+    def _warn(self, problem: str) -> None:
+        if problem != self._last_problem:
             logger.warning("%s", problem)
             ledger.note(eagle_problem=problem)
-        self._told = problem
+        self._last_problem = problem
 
 
-def _placed(settings: WorkerSettings) -> tuple[WorkerSettings, dict[str, str]]:
-    """Settings and environment that let the process see the accelerator ``cuda:N`` of this machine: Ray hides all
-    of them from the driver, whose child it is."""
+def _with_device(settings: WorkerSettings) -> tuple[WorkerSettings, dict[str, str]]:
+    """Return settings and environment that show the training process accelerator ``cuda:N`` of this machine:
+    Ray hides all of them from the driver, its parent."""
     kind, _, number = settings.device.partition(":")
     if kind != "cuda" or not number:
         return settings, {}

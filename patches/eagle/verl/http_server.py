@@ -1,24 +1,25 @@
-"""The rollout server hands on what the family's worker methods answer."""
+"""Return the answers of the family's worker methods from verl's rollout server."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from flashpatch.patches.eagle.verl.targets import TEXT
+from flashpatch.patches.eagle.verl.targets import DriverPatch
 from flashpatch.patches.eagle.vllm.drafter_refit import METHOD_NAMES
-from flashpatch.record import Contract, Patch
+from flashpatch.record import Contract
 
 
 async def on_collective_rpc(
     original, self, method: Any, timeout: Any = None, args: tuple = (), kwargs: Any = None
 ):
-    """Around ``vLLMHttpServer.collective_rpc``, which drops the workers' answers."""
+    """Around ``vLLMHttpServer.collective_rpc``, which drops the workers' answers: return those of our
+    methods."""
     if method in METHOD_NAMES:
         return await self.engine.collective_rpc(method=method, timeout=timeout, args=args, kwargs=kwargs)
     return await original(self, method, timeout, args, kwargs)
 
 
-PATCH = Patch(
+PATCH = DriverPatch(
     id="eagle.verl.collective_rpc",
     targets=("verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer.collective_rpc",),
     wrapper=on_collective_rpc,
@@ -27,6 +28,5 @@ PATCH = Patch(
     ),
     evidence="optional",  # a job without co-training calls none of them
     why="verl's server calls its workers and drops what they answer: where samples are, what is accepted.",
-    how="Returns the answers of the family's own methods; other calls go on as they were.",
-    **TEXT,
+    how="Returns the answers of the family's own methods; other calls are unchanged.",
 )

@@ -1,10 +1,13 @@
-"""What the records of this folder have in common."""
+"""Fields that the records for verl share."""
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
-TEXT: dict[str, Any] = dict(
+from flashpatch.record import Patch
+
+DriverPatch = partial(
+    Patch,
     requires="verl>=0.9",
     scope=frozenset({"driver"}),
     tested=("0.9.1",),

@@ -1,4 +1,4 @@
-"""The recipe before anything starts: a drafter where an option names one, and what its trainer is told."""
+"""Check verl's configuration before anything starts, and add the drafter and its trainer's settings to it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from flashpatch import engine
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared.verl_config import TARGET, JobConfig
 from flashpatch.patches.eagle.train.settings import WorkerSettings
-from flashpatch.patches.eagle.verl.targets import TEXT
-from flashpatch.record import Contract, Patch
+from flashpatch.patches.eagle.verl.targets import DriverPatch
+from flashpatch.record import Contract
 
 logger = logging.getLogger("flashpatch.eagle")
 
@@ -21,13 +21,14 @@ ID = "eagle.verl.validate_config"
 ROLLOUT = "actor_rollout_ref.rollout"
 SPECULATIVE = f"{ROLLOUT}.engine_kwargs.vllm.speculative_config"
 OURS = "flashpatch"
-"""Among ``engine_kwargs``, which have a place per engine, the one where the driver's children find the rest."""
+"""Key of ``engine_kwargs`` under which the job's other processes find the settings."""
 NEW = "new"
-"""The option ``drafter``'s word for one from scratch."""
+"""Value of the option ``drafter`` for one from scratch."""
 
 
 def settings(rollout: Any) -> dict[str, Any] | None:
-    """Arguments of `flashpatch.patches.eagle.verl.cotraining.Job` from a rollout's config; None to train nothing."""
+    """Return arguments of `flashpatch.patches.eagle.verl.cotraining.Job` from a rollout's config; None to
+    train nothing."""
     found = (rollout.engine_kwargs or {}).get(OURS)
     return json.loads(found["eagle"]) if found else None
 
@@ -64,10 +65,10 @@ def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def speculation(get: Any) -> dict[str, Any]:
-    """The recipe's own ``speculative_config``; empty where it has none.
+    """Return the configuration's own ``speculative_config``; empty where it has none.
 
     Raises:
-        PatchError: it is neither a mapping nor one written as JSON.
+        PatchError: it is neither a mapping nor JSON of one.
     """
     given = get(SPECULATIVE) or {}
     try:
@@ -76,7 +77,7 @@ def speculation(get: Any) -> dict[str, Any]:
         given = None
     if not isinstance(given, Mapping):
         raise PatchError(
-            f"{SPECULATIVE}={get(SPECULATIVE)!r} is no mapping.",
+            f"{SPECULATIVE}={get(SPECULATIVE)!r} is not a mapping.",
             patch=ID,
             advice="Write it as {method:eagle,model:/path/to/drafter,num_speculative_tokens:3}.",
         )
@@ -98,7 +99,7 @@ def refusals(get: Any, options: Mapping[str, Any], speculative: Mapping[str, Any
 
 
 def remarks(get: Any, speculative: Mapping[str, Any]) -> Iterator[str]:
-    """Why no drafter can be trained with this recipe."""
+    """Yield reasons why no drafter can be trained with this configuration."""
     name = get(f"{ROLLOUT}.name")
     if name != "vllm":
         yield f"{ROLLOUT}.name={name}; capture and bandit work there, the rest is for vllm"
@@ -108,18 +109,18 @@ def remarks(get: Any, speculative: Mapping[str, Any]) -> Iterator[str]:
             f"eagle's option drafter={NEW} makes one that is"
         )
     elif not Path(str(speculative.get("model"))).is_dir():
-        yield f"{speculative.get('model')} is no folder"
+        yield f"{speculative.get('model')} is not a folder"
     if get("trainer.v1.trainer_mode") == "separate_async":
-        yield "in trainer mode separate_async rollouts never rest"
+        yield "in trainer mode separate_async rollouts never pause"
     if (
         not get("actor_rollout_ref.model.path")
         or not Path(get("actor_rollout_ref.model.path")).expanduser().is_dir()
     ):
-        yield f"actor_rollout_ref.model.path={get('actor_rollout_ref.model.path')} is no folder"
+        yield f"actor_rollout_ref.model.path={get('actor_rollout_ref.model.path')} is not a folder"
 
 
 def _wanted(get: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``speculative_config`` for the option ``drafter``; one from scratch is written first."""
+    """Return the ``speculative_config`` for the option ``drafter``; write a drafter from scratch first."""
     folder = Path(options["drafter"]).expanduser()
     if options["drafter"] == NEW:
         folder = _folder(get) / "first"
@@ -136,33 +137,33 @@ def _write_new(target: Path, folder: Path, options: Mapping[str, Any]) -> None:
     from flashpatch.patches.eagle.train.drafter import make_drafter
     from flashpatch.patches.eagle.train.drafter_config import drafter_config
     from flashpatch.patches.eagle.train.export import save_drafter
-    from flashpatch.patches.eagle.train.target_embeddings import Frozen
+    from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
 
     config = drafter_config(AutoConfig.from_pretrained(target))
     weights = make_drafter(config, options["seed"]).state_dict()
-    dtype = getattr(torch, WorkerSettings(**_given(options, "", "", "")).dtype)
+    dtype = getattr(torch, WorkerSettings(**_trainer_settings(options, "", "", "")).dtype)
     weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
-    save_drafter(folder, weights, config, "vllm", Frozen.load(target), target)
+    save_drafter(folder, weights, config, "vllm", TargetEmbeddings.load(target), target)
 
 
 def training(get: Any, options: Mapping[str, Any], speculative: Mapping[str, Any]) -> dict[str, Any]:
-    """What `settings` returns, from the recipe.
+    """Make what `settings` returns from verl's configuration.
 
     Raises:
-        PatchError: an entry of the option ``trainer`` is no setting of it.
+        PatchError: an entry of the option ``trainer`` is not one of its settings.
     """
     target = str(Path(get("actor_rollout_ref.model.path")).expanduser())
-    given = _given(options, target, str(_folder(get)), str(speculative["model"]))
+    given = _trainer_settings(options, target, str(_folder(get)), str(speculative["model"]))
     made = WorkerSettings.of({**given, "kind": speculative["method"], "ring": ""})
     return {
         "settings": {name: value for name, value in vars(made).items() if name != "ring"},
         "slice": options["slice"],
-        "patience": options["patience"],
+        "timeout": options["patience"],
     }
 
 
-def _given(options: Mapping[str, Any], target: str, folder: str, drafter: str) -> dict[str, Any]:
-    """Settings of the training process, those of the option ``trainer`` among them.
+def _trainer_settings(options: Mapping[str, Any], target: str, folder: str, drafter: str) -> dict[str, Any]:
+    """Return the settings of the training process, those of the option ``trainer`` among them.
 
     Raises:
         PatchError: one of them is not NAME=VALUE, unknown, or of another type.
@@ -186,18 +187,17 @@ def _given(options: Mapping[str, Any], target: str, folder: str, drafter: str) -
 
 
 def _folder(get: Any) -> Path:
-    """Beside the job's own checkpoints, which every node sees."""
+    """Return a folder beside the job's own checkpoints, which every node sees."""
     return Path(get("trainer.default_local_dir") or "checkpoints").expanduser().absolute() / "eagle"
 
 
-PATCH = Patch(
+PATCH = DriverPatch(
     id=ID,
     targets=(TARGET,),
     wrapper=on_validate,
     contract=Contract(params=("config",), mentions=("config.actor_rollout_ref.rollout",)),
     evidence="install",
-    why="verl starts its engines with what the recipe says of speculation, which by default is nothing.",
-    how="Gives the rollout engine the drafter that the option names, made from scratch on demand, and says why a "
-    "recipe's drafter cannot be trained.",
-    **TEXT,
+    why="verl starts its engines with the configured speculation, by default none.",
+    how="Gives the rollout engine the drafter that the option names, made from scratch on demand, and logs why a "
+    "configured drafter cannot be trained.",
 )

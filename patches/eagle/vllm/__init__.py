@@ -1,4 +1,4 @@
-"""The family on vLLM's engine."""
+"""Patch vLLM's engine."""
 
 from __future__ import annotations
 

@@ -1,35 +1,32 @@
-"""Hidden states of the target, seen where a step's tokens are sampled: no forward of its own.
+"""Capture the target's hidden states where a step's tokens are sampled, without a forward of their own.
 
 The hook is ``sample_tokens``, in which both runners also propose drafts: there the step's input tokens, their
-positions and the final hidden states lie side by side, whether or not the drafter gets to run in that step and
-whether or not the engine speculates at all. See `flashpatch.patches.eagle.capture.recorder` for what is kept of them.
+positions and the final hidden states lie side by side, whether or not the drafter gets to run in that step
+and whether or not the engine speculates at all. See `flashpatch.patches.eagle.capture.recorder` for what is
+kept of them.
 """
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from flashpatch import engine, ledger
 from flashpatch.arming.site import Site
-from flashpatch.patches.eagle.capture.sample_queue import Writer, place
 from flashpatch.patches.eagle.vllm import finished_requests
-from flashpatch.patches.eagle.vllm.targets import RUNNER, RUNNER_V2, WORKERS
+from flashpatch.patches.eagle.vllm.targets import RUNNER, RUNNER_V2, WorkerPatch
 from flashpatch.record import Contract, Patch
 
 if TYPE_CHECKING:
     from flashpatch.patches.eagle.capture.recorder import Recorder
 
-logger = logging.getLogger("flashpatch.eagle")
-
 
 class Capture:
-    """One runner's recorder, and the policy version it records under.
+    """Record for one runner, and count the policy's versions.
 
     Attributes:
-        recorder: None in ranks that leave it to another, and when capturing is off.
+        recorder: None in ranks where another one records, and when capture is off.
         version: 0 for the weights the engine was opened with, one more after each update.
     """
 
@@ -42,14 +39,14 @@ class Capture:
         loaded = model.load_weights
 
         def load_weights(*args: Any, **kwargs: Any) -> Any:
-            """Load weights, and remember that the policy has changed."""
+            """Load weights, and note that the policy has changed."""
             self._changed = True
             return loaded(*args, **kwargs)
 
-        self._shadow = model.load_weights = load_weights
+        self._wrapped = model.load_weights = load_weights
 
     def before_step(self) -> None:
-        """The weights are those of the next step now."""
+        """Count a policy version if weights were loaded since the last step."""
         if self._changed:
             self._changed = False
             self.version += 1
@@ -58,8 +55,9 @@ class Capture:
                 self.recorder.version = self.version
 
     def close(self) -> None:
+        """Restore the model's ``load_weights`` and end the recorder."""
         model = self._model()
-        if model is not None and vars(model).get("load_weights") is self._shadow:
+        if model is not None and vars(model).get("load_weights") is self._wrapped:
             if self._original is None:
                 del model.load_weights
             else:
@@ -71,8 +69,8 @@ class Capture:
 _captures: weakref.WeakKeyDictionary[Any, Capture | None] = weakref.WeakKeyDictionary()
 
 
-def of(runner: Any) -> Capture | None:
-    """The runner's `Capture`, made when first asked for; None for a model that generates nothing."""
+def capture_of(runner: Any) -> Capture | None:
+    """Return the runner's `Capture`, made at the first call; None for a model that generates nothing."""
     try:
         return _captures[runner]
     except KeyError:
@@ -89,35 +87,26 @@ def _make(runner: Any) -> Capture | None:
     options = engine.options("eagle")
     recorder = None
     if options["capture"] and get_pp_group().is_last_rank and get_tp_group().rank_in_group == 0:
-        from flashpatch.patches.eagle.capture.recorder import Recorder
+        from flashpatch.patches.eagle.capture.recorder import make_recorder
 
-        ring = place(options["ring"])
-        recorder = Recorder(
-            Writer(ring, options["ring_slots"], options["ring_bytes"]),
-            options["capture_rate"],
-            options["capture_budget"],
-            options["capture_tokens"],
-            options["seed"],
-            lambda counts: ledger.note(eagle_capture=dict(counts)),
-        )
-        ledger.note(eagle_ring=str(ring))
+        recorder = make_recorder(options)
     return Capture(runner.get_model(), recorder)
 
 
 def on_execute(original, self, scheduler_output: Any, *args: Any, **kwargs: Any):
-    """Around ``execute_model``: requests that are over are filed before their names may come again."""
-    capture = of(self)
+    """Around ``execute_model``: finish requests that are over before their names may come again."""
+    capture = capture_of(self)
     if capture is not None:
         if capture.recorder is not None and scheduler_output.finished_req_ids:
-            truths = getattr(scheduler_output, finished_requests.ATTRIBUTE, {})
-            capture.recorder.finish({name: truths.get(name) for name in scheduler_output.finished_req_ids})
+            tokens = getattr(scheduler_output, finished_requests.ATTRIBUTE, {})
+            capture.recorder.finish({name: tokens.get(name) for name in scheduler_output.finished_req_ids})
         if scheduler_output.total_num_scheduled_tokens:
             capture.before_step()
     return original(self, scheduler_output, *args, **kwargs)
 
 
 def on_sample(original, self, *args: Any, **kwargs: Any):
-    """Around V1's ``sample_tokens``."""
+    """Around V1's ``sample_tokens``: note the step's inputs and states."""
     state, capture = self.execute_model_state, _captures.get(self)
     if state is not None and capture is not None and capture.recorder is not None:
         names, scheduled = self.input_batch.req_ids, state.scheduler_output.num_scheduled_tokens
@@ -133,7 +122,7 @@ def on_sample(original, self, *args: Any, **kwargs: Any):
 
 
 def on_sample_v2(original, self, *args: Any, **kwargs: Any):
-    """Around V2's ``sample_tokens``."""
+    """Around V2's ``sample_tokens``: note the step's inputs and states."""
     state, capture = self.execute_model_state, _captures.get(self)
     if (
         state is not None
@@ -165,13 +154,13 @@ _WHY = "A drafter learns from the target's hidden states, which vLLM computes at
 _STATE = ("{}:ExecuteModelState.hidden_states", "{}:ExecuteModelState.aux_hidden_states")
 
 
-def _in(runner: str) -> tuple[str, ...]:
+def _state_fields(runner: str) -> tuple[str, ...]:
     module = runner.partition(":")[0]
     return tuple(text.format(module) for text in _STATE)
 
 
-def _ends(id: str, runner: str) -> Patch:
-    return Patch(
+def _execute_patch(id: str, runner: str) -> Patch:
+    return WorkerPatch(
         id=id,
         targets=(f"{runner}.execute_model",),
         wrapper=on_execute,
@@ -188,22 +177,21 @@ def _ends(id: str, runner: str) -> Patch:
         evidence="optional",
         needs=("eagle.vllm.schedule",),
         why=_WHY,
-        how="Closes the books on requests that the scheduler says are over, and counts policy versions.",
-        **WORKERS,
+        how="Ends the recording of requests that the scheduler reports as finished, and counts policy versions.",
     )
 
 
-EXECUTE = _ends("eagle.vllm.execute_model", RUNNER)
-EXECUTE_V2 = _ends("eagle.vllm.execute_model_v2", RUNNER_V2)
+EXECUTE = _execute_patch("eagle.vllm.execute_model", RUNNER)
+EXECUTE_V2 = _execute_patch("eagle.vllm.execute_model_v2", RUNNER_V2)
 
-SAMPLE = Patch(
+SAMPLE = WorkerPatch(
     id="eagle.vllm.sample_tokens",
     targets=(f"{RUNNER}.sample_tokens",),
     wrapper=on_sample,
     contract=Contract(
         mentions=("self.execute_model_state", "self.propose_draft_token_ids"),
         exists=(
-            *_in(RUNNER),
+            *_state_fields(RUNNER),
             f"{RUNNER.partition(':')[0]}:ExecuteModelState.scheduler_output",
             "vllm.v1.core.sched.output:SchedulerOutput.num_scheduled_tokens",
         ),
@@ -212,17 +200,16 @@ SAMPLE = Patch(
     needs=("eagle.vllm.execute_model",),
     why=_WHY,
     how="Notes input tokens, positions and states before the step's tokens are sampled and drafts proposed.",
-    **WORKERS,
 )
 
-SAMPLE_V2 = Patch(
+SAMPLE_V2 = WorkerPatch(
     id="eagle.vllm.sample_tokens_v2",
     targets=(f"{RUNNER_V2}.sample_tokens",),
     wrapper=on_sample_v2,
     contract=Contract(
         mentions=("self.execute_model_state", "self.speculator.propose"),
         exists=(
-            *_in(RUNNER_V2),
+            *_state_fields(RUNNER_V2),
             f"{RUNNER_V2.partition(':')[0]}:ExecuteModelState.input_batch",
             "vllm.v1.worker.gpu.input_batch:InputBatch.num_scheduled_tokens",
             "vllm.v1.worker.gpu.input_batch:InputBatch.input_ids",
@@ -234,7 +221,7 @@ SAMPLE_V2 = Patch(
     needs=("eagle.vllm.execute_model_v2",),
     why=_WHY,
     how="The same in vLLM's second model runner. Checked by contract only: that runner needs an accelerator.",
-    **{**WORKERS, "tested": ()},
+    tested=(),
 )
 
 PATCHES = (EXECUTE, SAMPLE, EXECUTE_V2, SAMPLE_V2)

@@ -1,4 +1,4 @@
-"""vLLM's CPU stand-in for the kernel that spreads per-request values over draft tokens.
+"""Correct vLLM's CPU stand-in for the kernel that expands per-request values to draft tokens.
 
 It hands a converted copy of the output to the kernel unless the output is int64, and the copy is dropped: the
 temperatures of draft tokens stay uninitialised memory, and sampled tokens under speculation do not follow the
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from flashpatch.patches.eagle.vllm.targets import WORKERS
-from flashpatch.record import Contract, Patch
+from flashpatch.patches.eagle.vllm.targets import WorkerPatch
+from flashpatch.record import Contract
 
 
 def on_expand(
@@ -23,7 +23,7 @@ def on_expand(
     *args: Any,
     **kwargs: Any,
 ):
-    """Write to the output itself.
+    """Around ``_expand_kernel_impl``: write to the output itself, not to a converted copy.
 
     Args:
         output: [tokens], of any dtype; input_val: [requests]; cu_num_tokens: [requests], running sum.
@@ -40,7 +40,7 @@ def on_expand(
     return None
 
 
-PATCH = Patch(
+PATCH = WorkerPatch(
     id="eagle.vllm.expand_kernel_impl",
     targets=("vllm.utils.cpu_triton_utils:_expand_kernel_impl",),
     wrapper=on_expand,
@@ -50,6 +50,6 @@ PATCH = Patch(
     ),
     evidence="optional",
     why="On a CPU, vLLM samples draft tokens at temperatures that were never written.",
-    how="Spreads the values with torch and writes them where they are read.",
-    **{**WORKERS, "remove_when": "vLLM's stand-in copies its result back, as its neighbours do."},
+    how="Expands the values with torch and writes them where they are read.",
+    remove_when="vLLM's stand-in copies its result back, as the other stand-ins do.",
 )

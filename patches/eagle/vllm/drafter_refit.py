@@ -1,13 +1,14 @@
-"""New drafter weights into a running engine: ``collective_rpc("eagle_update_drafter", args=(path, version))``.
+"""Load new drafter weights into a running engine.
+
+The call is ``collective_rpc("eagle_update_drafter", args=(path, version))``.
 
 Any client of vLLM can make this call, verl's servers too. Every worker loads the file itself; the engine core
-notes acceptance before and after, tells the bandit, and has the last good weights loaded again when the new
-ones turn out worse.
+compares acceptance before and after, refreshes the bandit, and has the last good weights loaded again when
+the new ones turn out worse.
 """
 
 from __future__ import annotations
 
-import logging
 import weakref
 from pathlib import Path
 from typing import Any
@@ -15,113 +16,91 @@ from typing import Any
 from flashpatch import engine, ledger
 from flashpatch.arming.site import Site
 from flashpatch.patches._shared import all_ranks
+from flashpatch.patches.eagle.drafter_refit.versions import DrafterVersions, Weights
 from flashpatch.patches.eagle.vllm import capture, drafter_weights, embeddings_and_head, spec_controller
-from flashpatch.patches.eagle.vllm.targets import CORE, TEXT, WORKER, WORKERS
-from flashpatch.record import Contract, Patch
-
-logger = logging.getLogger("flashpatch.eagle")
+from flashpatch.patches.eagle.vllm.targets import CORE, WORKER, EnginePatch, WorkerPatch
+from flashpatch.record import Contract
 
 UPDATE = "eagle_update_drafter"
 FLUSH = "eagle_flush"
-SHARED = "eagle_save_shared"
+SAVE_EMBEDDINGS = "eagle_save_embeddings"
 
 
-class Sync:
-    """Drafter versions of one engine core.
+class DrafterRefit(DrafterVersions):
+    """Follow the drafter of one engine core."""
 
-    Attributes:
-        good: path and version of the weights to go back to.
-        current: path and version of the weights that are in use.
-        log: one entry per event, newest last.
-    """
-
-    def __init__(self, core: Any, controller: spec_controller.Controller) -> None:
+    def __init__(self, core: Any, controller: spec_controller.SpecController) -> None:
         own = core.vllm_config.speculative_config.model or ""
+        super().__init__(Weights(0, str(own)), controller.check)
         self._core = weakref.ref(core)
         self.controller = controller
-        self.good = self.current = (str(own), 0)
-        self.log: list[dict[str, Any]] = []
-        self.trial = controller.trial
-        self._returning = False
-        controller.on_drafts = self.step
+        self._rolling_back = False
+        controller.on_drafts = self.observe
 
-    def updated(self, path: str, version: int) -> None:
-        """All workers have the weights at ``path`` now."""
-        self.controller.policy.refresh()
-        self.current = (path, version)
-        if self._returning:
-            self.trial.abandon()
-            return
-        self.controller.pending = None
-        self._note(event="update", version=version, path=path, before=self.trial.begin())
+    def workers_updated(self, path: str, version: int) -> None:
+        """Record that all workers have the weights at ``path`` now, unless a rollback loaded them."""
+        if not self._rolling_back:
+            self.controller.pending = None
+            self.record_update(Weights(version, path))
 
     def state(self) -> dict[str, Any]:
-        """The weights in use, and tokens per step over the last ``rollback_steps`` speculative steps."""
-        return {"drafter": self.current[1], "drafter_path": self.current[0], "acceptance": self.trial.length}
+        """Return the weights in use, and tokens per step over the last ``rollback_steps`` speculative
+        steps."""
+        return {
+            "drafter": self.version,
+            "drafter_path": self.current.path,
+            "acceptance": self.check.acceptance_length,
+        }
 
-    def step(self, tally: Any) -> None:
-        verdict = self.trial.step(tally)
-        if verdict is None:
-            return
-        before, after, keep = verdict
-        self._note(event="kept" if keep else "worse", version=self.current[1], before=before, after=after)
-        if keep:
-            self.good = self.current
-        else:
-            logger.warning(
-                "drafter %s made acceptance worse, %.2f after %.2f tokens per step: going back to %s",
-                self.current[1],
-                after,
-                before,
-                self.good[1],
-            )
-            self.controller.pending = self.go_back
+    def roll_back(self) -> None:
+        """Have the last good weights loaded before the next step."""
+        self.controller.pending = self.load_good
 
-    def go_back(self) -> None:
+    def load_good(self) -> None:
         """Load the last good weights again; raises what the workers raise."""
         core = self._core()
         if core is None:
             return
-        self._returning = True
+        self._rolling_back = True
         try:
-            core.collective_rpc(UPDATE, None, self.good)
+            core.collective_rpc(UPDATE, None, (self.good.path, self.good.version))
         finally:
-            self._returning = False
-        self._note(event="rollback", version=self.good[1], path=self.good[0])
+            self._rolling_back = False
+        self.record_rollback()
 
-    def _note(self, **event: Any) -> None:
-        self.log.append(event)
-        del self.log[:-32]
-        logger.info("drafter: %s", event)
-        ledger.note(eagle_drafter={"version": self.current[1], "path": self.current[0], "log": self.log[-8:]})
+    def refresh_bandit(self) -> None:
+        """Make the scheduler's bandit trust less what it learned with other weights."""
+        self.controller.policy.refresh()
 
 
-_syncs: weakref.WeakKeyDictionary[Any, Sync] = weakref.WeakKeyDictionary()
+_refits: weakref.WeakKeyDictionary[Any, DrafterRefit] = weakref.WeakKeyDictionary()
 
 
-def of(core: Any) -> Sync | None:
-    """The engine core's `Sync`; None where speculation is not adapted, so that acceptance is not followed."""
-    if core not in _syncs:
-        controller = spec_controller.of(core.scheduler)
+def refit_of(core: Any) -> DrafterRefit | None:
+    """Return the engine core's `DrafterRefit`; None where speculation is not adapted, so that acceptance is
+    not followed."""
+    if core not in _refits:
+        controller = spec_controller.controller_of(core.scheduler)
         if controller is None:
             return None
-        _syncs[core] = Sync(core, controller)
-    return _syncs[core]
+        _refits[core] = DrafterRefit(core, controller)
+    return _refits[core]
 
 
 def on_rpc(original, self, method: Any, timeout: float | None = None, args: tuple = (), kwargs: Any = None):
-    """Around ``EngineCore.collective_rpc``: what the engine core knows is added to what its workers do."""
+    """Around ``EngineCore.collective_rpc``: follow updates of drafter and policy, and answer with
+    acceptance."""
     if method == UPDATE:
         path, version = _arguments(*args, **(kwargs or {}))
         result = _all_ranks(original, self, method, timeout, (path, version), None)
-        sync = of(self)
-        if sync is not None:
-            sync.updated(path, version)
+        refit = refit_of(self)
+        if refit is not None:
+            refit.workers_updated(path, version)
         return result
     if method in _METHODS:
         result = _all_ranks(original, self, method, timeout, args, kwargs)
-        sync = of(self) if method == FLUSH else None
-        return result if sync is None else [{**result[0], **sync.state()}, *result[1:]]
+        refit = refit_of(self) if method == FLUSH else None
+        return result if refit is None else [{**result[0], **refit.state()}, *result[1:]]
     result = original(self, method, timeout, args, kwargs)
     if "weight" in getattr(method, "__name__", str(method)):  # any of vLLM's, verl's or a user's ways
         policy_updated(self)
@@ -129,7 +108,7 @@ def on_rpc(original, self, method: Any, timeout: float | None = None, args: tupl
 
 
 def _all_ranks(original: Any, core: Any, method: str, timeout: Any, args: tuple, kwargs: Any) -> list[Any]:
-    """A call that may be refused: by all ranks, so that all of them are heard."""
+    """Make a call that ranks may refuse, and raise the errors of all of them."""
     if core.vllm_config.parallel_config.world_size == 1:  # the exception arrives as it is
         return original(core, method, timeout, args, kwargs)
     guarded, its_args = all_ranks.wrap(method, args, kwargs)
@@ -137,8 +116,8 @@ def _all_ranks(original: Any, core: Any, method: str, timeout: Any, args: tuple,
 
 
 def policy_updated(core: Any) -> None:
-    """The target may have new weights, which the drafter knows nothing of: the bandit is to look again."""
-    controller = spec_controller.of(core.scheduler)
+    """Refresh the bandit: the target may have new weights, to which the drafter does not fit."""
+    controller = spec_controller.controller_of(core.scheduler)
     if controller is not None:
         controller.policy.refresh()
 
@@ -167,21 +146,22 @@ def update_drafter(self, path: str, version: int) -> dict[str, Any]:
 
 
 def flush(self) -> dict[str, Any]:
-    """Worker method: wait until what was captured of finished requests is filed.
+    """Worker method: wait until the captured states of finished requests are stored.
 
     Returns:
-        What was counted, and ``ring``, the directory; nothing from a rank that does not capture. To the first rank's
-        the engine core adds ``drafter`` (version), ``drafter_path`` and ``acceptance`` where speculation is adapted.
+        Counts, and ``ring``, the directory of the samples; empty from a rank that does not capture. To the
+        first rank's answer the engine core adds ``drafter`` (version), ``drafter_path`` and ``acceptance``
+        where speculation is adapted.
     """
-    held = capture.of(self.model_runner)
-    if held is None or held.recorder is None:
+    found = capture.capture_of(self.model_runner)
+    if found is None or found.recorder is None:
         return {}
-    held.recorder.flush()
-    return {**held.recorder.counts, "ring": str(held.recorder.writer.directory)}
+    found.recorder.flush()
+    return {**found.recorder.counts, "ring": str(found.recorder.writer.directory)}
 
 
-def save_shared(self, folder: str) -> int:
-    """Worker method: write what a drafter shares with the target, as the policy has it now.
+def save_embeddings(self, folder: str) -> int:
+    """Worker method: write the token embeddings and the head that a drafter shares with the target.
 
     Args:
         folder: gets ``model.safetensors`` with the token embeddings and, unless they are tied, the head, both
@@ -193,10 +173,10 @@ def save_shared(self, folder: str) -> int:
     Raises:
         PatchError: the target has no plain embeddings.
     """
-    return embeddings_and_head.save(self.model_runner.get_model(), Path(folder))
+    return embeddings_and_head.save_embeddings_and_head(self.model_runner.get_model(), Path(folder))
 
 
-_METHODS = {UPDATE: update_drafter, FLUSH: flush, SHARED: save_shared}
+_METHODS = {UPDATE: update_drafter, FLUSH: flush, SAVE_EMBEDDINGS: save_embeddings}
 METHOD_NAMES = tuple(_METHODS)
 
 
@@ -211,7 +191,7 @@ def _undo(site: Site) -> None:
             delattr(site.original, name)
 
 
-METHODS = Patch(
+METHODS = WorkerPatch(
     id="eagle.vllm.worker",
     targets=(WORKER,),
     apply=_apply,
@@ -227,10 +207,9 @@ METHODS = Patch(
     evidence="optional",
     why="vLLM updates its target and never its drafter, which falls behind a policy that is trained.",
     how="Gives workers methods that collective_rpc can call.",
-    **WORKERS,
 )
 
-RPC = Patch(
+RPC = EnginePatch(
     id="eagle.vllm.collective_rpc",
     targets=(f"{CORE}.collective_rpc",),
     wrapper=on_rpc,
@@ -240,8 +219,8 @@ RPC = Patch(
     evidence="optional",
     needs=("eagle.vllm.worker", "eagle.vllm.update_from_output"),
     why="Acceptance is seen in the scheduler, the weights are in the workers.",
-    how="Follows acceptance around each update of the drafter, goes back when it has fallen, and tells the bandit.",
-    **TEXT,
+    how="Compares acceptance before and after each update of the drafter, rolls back when it has fallen, and "
+    "refreshes the bandit.",
 )
 
 PATCHES = (METHODS, RPC)

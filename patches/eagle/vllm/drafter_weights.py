@@ -1,4 +1,4 @@
-"""New weights for the drafter inside a running worker, and nothing else of the model.
+"""Load new weights into the drafter of a running worker, and into nothing else of the model.
 
 The drafter's own checkpoint, with which the engine was opened, says which names and shapes an update must
 have: exactly those, less what the drafter shares with the target. So a tensor of the target is refused by
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     import torch
 
 PATCH = "eagle.vllm.worker"
-_SHOWN = 4
+_SHOWN = 4  # names in a message
 
 
 def update(runner: Any, path: str | os.PathLike[str]) -> int:
-    """Load the checkpoint at ``path`` into the runner's drafter; the number of tensors.
+    """Load the checkpoint at ``path`` into the runner's drafter; return the number of tensors.
 
     Args:
         runner: a vLLM model runner with a drafter that is a model.
@@ -41,16 +41,16 @@ def update(runner: Any, path: str | os.PathLike[str]) -> int:
     tensors = read(Path(path))
     shared = _shared(drafter, runner.get_model())
     names = {name for _, name in shared}
-    if Path(path) == Path(config.model):  # back to the beginning: a copy of what is shared may lie there
+    if Path(path) == Path(config.model):  # the first checkpoint: it may hold a copy of what is shared
         tensors = {name: tensor for name, tensor in tensors.items() if not names & set(name.split("."))}
     _check(tensors, Path(config.model), names, path)
-    with _apart(shared):
+    with _detached(shared):
         _load(runner, drafter, config, tensors)
     return len(tensors)
 
 
 def read(path: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a checkpoint, by name.
+    """Read all tensors of a checkpoint, by name.
 
     Raises:
         PatchError: there is none, or a file is damaged.
@@ -69,7 +69,7 @@ def read(path: Path) -> dict[str, torch.Tensor]:
 
 
 def shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Shape of each tensor of a checkpoint, from the files' headers."""
+    """Read the shape of each tensor of a checkpoint from the files' headers."""
     found: dict[str, tuple[int, ...]] = {}
     for file in _files(path):
         with open(file, "rb") as opened:
@@ -95,9 +95,9 @@ def _check(tensors: Mapping[str, torch.Tensor], own: Path, shared: set[str], pat
         extra = sorted(tensors.keys() - wanted.keys())
         missing = sorted(wanted.keys() - tensors.keys())
         if extra or missing:
-            said = [f"has {_list(extra)}, unknown to the drafter"] if extra else []
-            said += [f"lacks {_list(missing)}"] if missing else []
-            raise _problem(f"{path} {' and '.join(said)}", f"Send all tensors of {own}, under its names.")
+            problems = [f"has {_list(extra)}, unknown to the drafter"] if extra else []
+            problems += [f"lacks {_list(missing)}"] if missing else []
+            raise _problem(f"{path} {' and '.join(problems)}", f"Send all tensors of {own}, under its names.")
         wrong = [name for name, shape in wanted.items() if tuple(tensors[name].shape) != shape]
         if wrong:
             name = wrong[0]
@@ -105,18 +105,17 @@ def _check(tensors: Mapping[str, torch.Tensor], own: Path, shared: set[str], pat
                 f"{name} in {path} has shape {tuple(tensors[name].shape)}, not {wanted[name]}",
                 "Train the drafter that this engine was opened with.",
             )
-    rotten = [
+    broken = [
         n for n, tensor in tensors.items() if tensor.is_floating_point() and not tensor.isfinite().all()
     ]
-    if rotten:
+    if broken:
         raise _problem(
-            f"{_list(sorted(rotten))} in {path} holds NaN or infinity", "Look at the drafter's training."
+            f"{_list(sorted(broken))} in {path} holds NaN or infinity", "Look at the drafter's training."
         )
 
 
 def _load(runner: Any, drafter: Any, config: Any, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Through the fp8 family's transaction where that is on, which then owns ``load_weights``; else as vLLM
-    reloads a model."""
+    """Load through the fp8 family where it is on and wraps ``load_weights``; else as vLLM reloads a model."""
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
     from vllm.utils.torch_utils import set_default_torch_dtype
@@ -131,7 +130,7 @@ def _load(runner: Any, drafter: Any, config: Any, tensors: Mapping[str, torch.Te
 
 
 def _shared(drafter: Any, target: Any) -> list[tuple[Any, str]]:
-    """Parents in the drafter, with the names, of modules that are the target's."""
+    """Find the target's modules in the drafter; return their parents there and their names."""
     theirs = {id(module) for module in target.modules()}
     found = []
     for parent in drafter.modules():
@@ -141,8 +140,8 @@ def _shared(drafter: Any, target: Any) -> list[tuple[Any, str]]:
 
 
 @contextmanager
-def _apart(shared: list[tuple[Any, str]]) -> Iterator[None]:
-    """Within, the drafter is without what it shares, so that no loader can reach it."""
+def _detached(shared: list[tuple[Any, str]]) -> Iterator[None]:
+    """Take the shared modules out of the drafter meanwhile, so that no loader can reach them."""
     held = [
         (parent, dict(parent._modules)) for parent in {id(parent): parent for parent, _ in shared}.values()
     ]

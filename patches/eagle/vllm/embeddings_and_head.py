@@ -1,4 +1,4 @@
-"""What a drafter shares with its target, token embeddings and head, written out of a running worker."""
+"""Write the token embeddings and the head of a running worker's target, which its drafter shares."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flashpatch.errors import PatchError
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
-def save(model: Any, folder: Path) -> int:
+def save_embeddings_and_head(model: Any, folder: Path) -> int:
     """Write both to ``folder/model.safetensors``, whole or not at all.
 
     Args:
@@ -27,7 +27,7 @@ def save(model: Any, folder: Path) -> int:
     from safetensors.torch import save_file
     from vllm.distributed.parallel_state import get_tp_group
 
-    found = dict(_found(model))
+    found = dict(_embeddings_and_head(model))
     if get_tp_group().rank_in_group:
         return 0
     folder.mkdir(parents=True, exist_ok=True)
@@ -36,8 +36,8 @@ def save(model: Any, folder: Path) -> int:
     return len(found)
 
 
-def _found(model: Any) -> Any:
-    """Names and whole tensors on the host; a head that is tied to the embeddings is left out."""
+def _embeddings_and_head(model: Any) -> Any:
+    """Yield names and whole tensors on the host; a head that is tied to the embeddings is left out."""
     inner = getattr(model, "model", None)
     embedding, head = getattr(inner, "embed_tokens", None), getattr(model, "lm_head", None)
     if embedding is None or head is None:
@@ -46,13 +46,13 @@ def _found(model: Any) -> Any:
             patch="eagle.vllm.worker",
             advice="Set eagle's option cotrain to false for this model.",
         )
-    yield _EMBEDDING, _whole(embedding)
+    yield _EMBEDDING, _gather(embedding)
     if head.weight is not embedding.weight:
-        yield _HEAD, _whole(head)
+        yield _HEAD, _gather(head)
 
 
-def _whole(module: Any) -> Any:
-    """[vocabulary, hidden], put together over tensor-parallel ranks, without padding."""
+def _gather(module: Any) -> Any:
+    """Gather [vocabulary, hidden] over tensor-parallel ranks, without padding."""
     from vllm.distributed import tensor_model_parallel_all_gather
 
     weight = module.weight

@@ -1,6 +1,6 @@
-"""The scheduler's word on finished requests: which tokens they kept. It travels with the next step's orders.
+"""Send the final tokens of finished requests to the workers, with the next step.
 
-A worker cannot know: it sees tokens behind a stop that the scheduler cuts off, and with asynchronous
+A worker does not know them: it sees tokens behind a stop that the scheduler cuts off, and with asynchronous
 scheduling it holds placeholders.
 """
 
@@ -10,36 +10,40 @@ import weakref
 from typing import Any
 
 from flashpatch import engine
-from flashpatch.patches.eagle.vllm.targets import SCHEDULER, TEXT
-from flashpatch.record import Contract, Patch
+from flashpatch.patches.eagle.vllm.targets import SCHEDULER, EnginePatch
+from flashpatch.record import Contract
 
-ATTRIBUTE = "flashpatch_ended"
-"""On a ``SchedulerOutput``: request id to (tokens, prompt length), or None where the prompt was no tokens."""
+ATTRIBUTE = "flashpatch_finished"
+"""Attribute of a ``SchedulerOutput``: request id to (tokens, prompt length), or None for a prompt of
+embeddings."""
 
-_ended: weakref.WeakKeyDictionary[Any, dict[str, tuple[list[int], int] | None]] = weakref.WeakKeyDictionary()
+_finished: weakref.WeakKeyDictionary[Any, dict[str, tuple[list[int], int] | None]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def on_free(original, self, request: Any, *args: Any, **kwargs: Any):
-    """Around ``Scheduler._free_request``: whether stopped, capped or aborted, every request ends here."""
+    """Around ``Scheduler._free_request``, where every request ends: keep its final tokens."""
     if engine.options("eagle")["capture"]:
-        _ended.setdefault(self, {})[request.request_id] = _truth(request)
+        _finished.setdefault(self, {})[request.request_id] = _final_tokens(request)
     return original(self, request, *args, **kwargs)
 
 
-def attach(scheduler: Any, orders: Any) -> None:
-    """Tell the workers about the requests that they are to forget."""
-    ended = _ended.get(scheduler)
-    if ended:
-        setattr(orders, ATTRIBUTE, {name: ended.pop(name, None) for name in orders.finished_req_ids})
+def attach(scheduler: Any, scheduler_output: Any) -> None:
+    """Add the final tokens of the requests that ``scheduler_output`` reports as finished."""
+    finished = _finished.get(scheduler)
+    if finished:
+        tokens = {name: finished.pop(name, None) for name in scheduler_output.finished_req_ids}
+        setattr(scheduler_output, ATTRIBUTE, tokens)
 
 
-def _truth(request: Any) -> tuple[list[int], int] | None:
+def _final_tokens(request: Any) -> tuple[list[int], int] | None:
     if request.prompt_token_ids is None:
         return None
     return list(request.all_token_ids), request.num_prompt_tokens
 
 
-PATCH = Patch(
+PATCH = EnginePatch(
     id="eagle.vllm.free_request",
     targets=(f"{SCHEDULER}._free_request",),
     wrapper=on_free,
@@ -55,5 +59,4 @@ PATCH = Patch(
     evidence="optional",
     why="Only the scheduler knows which tokens a finished request kept.",
     how="Notes tokens and prompt length of each request as it is freed.",
-    **TEXT,
 )

@@ -1,26 +1,26 @@
-"""A step's orders: when they were begun, and what they tell the workers of requests that are over."""
+"""Add to each step's ``SchedulerOutput`` when it started and the final tokens of finished requests."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from flashpatch.patches.eagle.vllm import finished_requests, spec_controller
-from flashpatch.patches.eagle.vllm.targets import SCHEDULER, TEXT
-from flashpatch.record import Contract, Patch
+from flashpatch.patches.eagle.vllm.targets import SCHEDULER, EnginePatch
+from flashpatch.record import Contract
 
 
 def on_schedule(original, self, *args: Any, **kwargs: Any):
-    """Around ``Scheduler.schedule``."""
-    controller = spec_controller.of(self)
-    began = controller.begin() if controller is not None else None
-    orders = original(self, *args, **kwargs)
-    if began is not None:
-        setattr(orders, spec_controller.BEGAN, began)
-    finished_requests.attach(self, orders)
-    return orders
+    """Around ``Scheduler.schedule``: add start time and final tokens to its output."""
+    controller = spec_controller.controller_of(self)
+    started = controller.step_started() if controller is not None else None
+    scheduler_output = original(self, *args, **kwargs)
+    if started is not None:
+        setattr(scheduler_output, spec_controller.STARTED, started)
+    finished_requests.attach(self, scheduler_output)
+    return scheduler_output
 
 
-PATCH = Patch(
+PATCH = EnginePatch(
     id="eagle.vllm.schedule",
     targets=(f"{SCHEDULER}.schedule",),
     wrapper=on_schedule,
@@ -31,6 +31,5 @@ PATCH = Patch(
     evidence="step",
     needs=("eagle.vllm.free_request",),
     why="The captured states are in the workers, which may be other processes, and a step's time starts here.",
-    how="Adds the tokens of requests that workers are told to forget to the orders that tell them.",
-    **TEXT,
+    how="Adds the final tokens of finished requests, and the time, to the scheduler's output.",
 )

@@ -1,12 +1,12 @@
-"""The number of speculative tokens of each step, chosen by the bandit in the scheduler.
+"""Let the bandit choose the number of speculative tokens of each step, in vLLM's scheduler.
 
-The scheduler lives in the engine core, of which a tensor-parallel engine has one: its orders carry the number
-to all ranks, so ranks agree by construction. vLLM's own dynamic speculation looks the number up by batch size
-in a list; here the list asks the bandit.
+The scheduler lives in the engine core, of which a tensor-parallel engine has one: its output carries the
+number to all ranks, so ranks agree by construction. vLLM's own dynamic speculation looks the number up by
+batch size in a list; here an object in the list's place asks the bandit.
 
-An order of step t makes the drafts that step t+1 verifies. A step's tokens and seconds belong to one arm only
-where it verified as many drafts as it ordered, for every request, with no prompt among them; other steps
-teach nothing. Choices are held for a few steps, so most steps count.
+The number scheduled with step t is that of the drafts that step t+1 verifies. A step's tokens and seconds
+belong to one arm only where the step verified as many drafts as it schedules, for every request, with no
+prompt among them; other steps teach nothing. Choices are held for a few steps, so most steps count.
 """
 
 from __future__ import annotations
@@ -14,109 +14,98 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from flashpatch import engine, ledger
 from flashpatch.errors import PatchError
-from flashpatch.patches.eagle.bandit import persistence
-from flashpatch.patches.eagle.drafter_refit.acceptance_check import Tally, Trial
-from flashpatch.patches.eagle.vllm.targets import SCHEDULER, TEXT
-from flashpatch.record import Contract, Patch
+from flashpatch.patches.eagle.bandit.arm import Arm, parse_arms
+from flashpatch.patches.eagle.bandit.controller import Controller
+from flashpatch.patches.eagle.bandit.policy import Policy
+from flashpatch.patches.eagle.drafter_refit.acceptance_check import AcceptanceCheck, DraftCounts
+from flashpatch.patches.eagle.vllm.targets import SCHEDULER, EnginePatch
+from flashpatch.record import Contract
 
 logger = logging.getLogger("flashpatch.eagle")
 
-BEGAN = "flashpatch_began"
-"""On a ``SchedulerOutput``: when it was begun."""
+STARTED = "flashpatch_started"
+"""Attribute of a ``SchedulerOutput``: when scheduling of the step started."""
 
 ANY_BATCH = 1 << 30
 HOLD = 4  # steps for which a choice is kept at least: the first of them verifies the drafts of the one before
-_LARGE = (1, 2, 3, 4, 6, 8, 12, 16)  # numbers of tokens offered as arms where none are named
-_NOTED = 1.0  # seconds between two notes to the ledger
-_SAVED = 10.0  # seconds between two saves of what was learned
+_DEFAULT_DRAFTS = (1, 2, 3, 4, 6, 8, 12, 16)  # numbers of tokens offered as arms where none are named
 
 
-def schedule(most: int) -> list[tuple[int, int, int]]:
-    """The schedule that opens vLLM's dynamic speculation: ``most`` tokens at any batch size."""
-    return [(1, ANY_BATCH, most)]
+def one_entry_schedule(max_drafts: int) -> list[tuple[int, int, int]]:
+    """Return the schedule that opens vLLM's dynamic speculation: ``max_drafts`` tokens at any batch size."""
+    return [(1, ANY_BATCH, max_drafts)]
 
 
-class Choice(list):
-    """In the place of ``Scheduler.dynamic_sd_lookup``: asked for a batch size, it asks the controller."""
+class BanditLookup(list):
+    """Answer look-ups in ``Scheduler.dynamic_sd_lookup`` with the bandit's choice for the batch size."""
 
-    def __init__(self, controller: Controller) -> None:
+    def __init__(self, controller: SpecController) -> None:
         super().__init__()
-        self._choose = controller.choose
+        self._controller = controller
 
     def __getitem__(self, batch_size: int) -> int:
-        return self._choose(batch_size)
+        return self._controller.choose(batch_size).steps
 
 
-class Controller:
-    """Chooses for one scheduler, and learns from its steps.
+class SpecController(Controller):
+    """Choose for one scheduler, and learn from its steps.
 
     Args:
-        policy: a `flashpatch.patches.eagle.bandit.policy.Policy`.
-        most: speculative tokens the engine has room for.
+        policy: the bandit.
+        max_drafts: speculative tokens the engine has room for.
         state: file that keeps what the policy learned, or None.
         clock: seconds.
 
     Attributes:
-        drafts: requests' steps in which drafts were verified; drafted, accepted: tokens. All since the start.
+        steps: steps that ran; counted: those that taught the bandit. Both since the start.
         listeners: called with (batch size, arm, tokens, seconds) of every step that counts.
-        pending: to be done once, before the next step is scheduled, or when that is refused, once all requests
-            are over.
-        trial: follows acceptance from the first step on, or None.
-        on_drafts: called with the `Tally` of every step that verified drafts.
+        pending: a call to make before the next step is scheduled, or once all requests are over where the
+            engine refuses it earlier.
+        check: follows acceptance from the first step on, or None.
+        on_drafts: called with the `DraftCounts` of every step that verified drafts.
     """
 
     def __init__(
         self,
-        policy: Any,
-        most: int,
+        policy: Policy,
+        max_drafts: int,
         state: Path | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        from flashpatch.patches.eagle.bandit.arm import Arm
-
-        self.policy, self.most, self.clock = policy, most, clock
-        self.drafts = self.drafted = self.accepted = 0
+        super().__init__(policy, state, clock)
+        self.max_drafts = max_drafts
         self.steps = self.counted = 0
-        self.listeners: list[Callable[[int, Any, int, float], None]] = []
+        self.listeners: list[Callable[[int, Arm, int, float], None]] = []
         self.pending: Callable[[], None] | None = None
-        self.trial: Trial | None = None
-        self.on_drafts: Callable[[Tally], Any] | None = None
+        self.check: AcceptanceCheck | None = None
+        self.on_drafts: Callable[[DraftCounts], Any] | None = None
         self._refused: Callable[[], None] | None = None
-        self.recent: deque[int] = deque(maxlen=64)
-        self._arms = [Arm.DISABLE, *(Arm(k, 1, k + 1) for k in range(1, most + 1))]
-        self._ended = 0.0
-        self._noted = 0.0
-        self._saved = clock()
-        self._state = state
-        if state is not None:
-            ledger.note(eagle_state=persistence.restore(policy, state))
+        self._arms = [Arm.DISABLE, *(Arm(k, 1, k + 1) for k in range(1, max_drafts + 1))]
+        self._finished = 0.0  # when the step before was finished
 
-    def choose(self, batch_size: int) -> int:
-        """Speculative tokens for the next step."""
-        tokens = min(self.policy.select(batch_size).steps, self.most)
-        self.recent.append(tokens)
-        return tokens
+    def choose(self, batch_size: int) -> Arm:
+        """Return the arm for the next step, no larger than the engine has room for."""
+        return self._arms[min(super().choose(batch_size).steps, self.max_drafts)]
 
-    def begin(self) -> float:
-        """A step is about to be scheduled; the time."""
+    def step_started(self) -> float:
+        """Make the pending call, if there is one; return the time at which the step starts."""
         if self.pending is not None and self.pending != self._refused:
-            self._attempt("it waits until all requests are over")
+            self._call_pending("retried once all requests are over")
         return self.clock()
 
-    def idle(self) -> None:
-        """All requests are over."""
+    def requests_finished(self) -> None:
+        """Make the pending call a last time: no request runs any more."""
         if self.pending is not None:
-            self._attempt("it is given up")
+            self._call_pending("given up")
             self.pending = self._refused = None
 
-    def _attempt(self, otherwise: str) -> None:
+    def _call_pending(self, otherwise: str) -> None:
         self._refused = self.pending
         try:
             self.pending()
@@ -126,17 +115,17 @@ class Controller:
         else:
             self.pending = self._refused = None
 
-    def end(self, began: float, orders: Any, output: Any) -> None:
-        """A step's tokens are known.
+    def step_finished(self, started: float, scheduled: Any, output: Any) -> None:
+        """Learn from a step whose tokens are known.
 
         Args:
-            began: what `begin` gave.
-            orders: the step's ``SchedulerOutput``.
+            started: what `step_started` returned.
+            scheduled: the step's ``SchedulerOutput``.
             output: the step's ``ModelRunnerOutput``.
         """
         now = self.clock()
-        began, self._ended = max(began, self._ended), now  # steps may overlap
-        lengths, drafts = orders.num_scheduled_tokens, orders.scheduled_spec_decode_tokens
+        started, self._finished = max(started, self._finished), now  # steps may overlap
+        lengths, drafts = scheduled.num_scheduled_tokens, scheduled.scheduled_spec_decode_tokens
         if not lengths:
             return
         self.steps += 1
@@ -144,91 +133,73 @@ class Controller:
         if drafts:
             self._count(drafts, sampled, output.req_id_to_index)
         tokens = sum(map(len, sampled))
-        count = orders.num_spec_tokens_to_schedule
-        plain = all(
+        count = scheduled.num_spec_tokens_to_schedule
+        one_arm = all(
             length == count + 1 and len(drafts.get(name, ())) == count for name, length in lengths.items()
         )
-        if plain and all(sampled) and len(sampled) == len(lengths):
+        if one_arm and all(sampled) and len(sampled) == len(lengths):
             self.counted += 1
             arm = self._arms[count]
-            self.policy.update(len(lengths), arm, tokens, now - began)
+            self.policy.update(len(lengths), arm, tokens, now - started)
             for listener in self.listeners:
-                listener(len(lengths), arm, tokens, now - began)
-        if now - self._noted > _NOTED:
-            self.note()
-        if now - self._saved > _SAVED:
-            self.save()
+                listener(len(lengths), arm, tokens, now - started)
+        self.report_if_due(now)
 
     def _count(self, drafts: Any, sampled: list[list[int]], places: Any) -> None:
-        tally = Tally()
+        counts, drafted = DraftCounts(), 0
         for name, draft in drafts.items():
-            got = max(0, len(sampled[places[name]]) - 1)
-            self.drafted += len(draft)
-            tally.accepted += got
-            tally.tried += min(got + 1, len(draft))
-        self.drafts += len(drafts)
-        self.accepted += tally.accepted
+            accepted = max(0, len(sampled[places[name]]) - 1)
+            drafted += len(draft)
+            counts.accepted += accepted
+            counts.tried += min(accepted + 1, len(draft))
+        self.count_drafts(len(drafts), drafted, counts.accepted)
         if self.on_drafts is not None:
-            self.on_drafts(tally)
+            self.on_drafts(counts)
 
     def note(self) -> None:
-        """Write decisions and metrics to the ledger."""
-        self._noted = self.clock()
-        ledger.note(
-            steps=self.steps,
-            eagle_speculation={
-                "steps": self.steps,
-                "counted": self.counted,
-                "drafted": self.drafted,
-                "accepted": self.accepted,
-                "acceptance_length": self.acceptance,
-                "recent": list(self.recent)[-16:],
-                **self.policy.metrics(),
-            },
-        )
-
-    @property
-    def acceptance(self) -> float:
-        """Mean tokens of a request's speculative step, the target's own included; 0 before the first."""
-        return 1 + self.accepted / self.drafts if self.drafts else 0.0
-
-    def save(self) -> None:
-        """Write what was learned to the state file, if there is one."""
-        if self._state is not None:
-            self._saved = self.clock()
-            persistence.save(self.policy, self._state)
+        """Write choices and metrics to the ledger, and the number of steps for `flashpatch-verify --live`."""
+        super().note()
+        ledger.note(steps=self.steps)
 
 
-_controllers: weakref.WeakKeyDictionary[Any, Controller] = weakref.WeakKeyDictionary()
+_controllers: weakref.WeakKeyDictionary[Any, SpecController] = weakref.WeakKeyDictionary()
 
 
-def of(scheduler: Any) -> Controller | None:
-    """The scheduler's controller, if its speculation is adapted."""
+def controller_of(scheduler: Any) -> SpecController | None:
+    """Return the scheduler's controller; None where its speculation is not adapted."""
     return _controllers.get(scheduler)
 
 
-def policy(options: Any, most: int) -> Any:
-    """The bandit that the family's options describe.
+def engine_arms(asked: list[Any], max_drafts: int) -> tuple[Arm, ...]:
+    """Return the arms of an engine with room for ``max_drafts`` tokens: those asked for, or the default ones.
+
+    Raises:
+        PatchError: an arm that vLLM cannot run.
+    """
+    default = ["disable", *(Arm(k, 1, k + 1) for k in _DEFAULT_DRAFTS if k <= max_drafts)]
+    arms = parse_arms(asked or default)
+    for arm in arms:
+        if arm.topk > 1 or arm.steps > max_drafts:
+            raise PatchError(
+                f"vLLM cannot run arm {arm}: it drafts chains of at most num_speculative_tokens={max_drafts}.",
+                patch="eagle.vllm.scheduler_init",
+                advice="Name arms such as 3_1_4, or raise num_speculative_tokens.",
+            )
+    return arms
+
+
+def make_policy(options: Any, max_drafts: int) -> Policy:
+    """Make the bandit that the family's options describe.
 
     Raises:
         PatchError: an unknown rule, or an arm that vLLM cannot run.
     """
-    from flashpatch.patches.eagle.bandit.arm import Arm, parse_arms
-    from flashpatch.patches.eagle.bandit.policy import Policy
-
-    arms = parse_arms(options["arms"] or ["disable", *(Arm(k, 1, k + 1) for k in _LARGE if k <= most)])
-    for arm in arms:
-        if arm.topk > 1 or arm.steps > most:
-            raise PatchError(
-                f"vLLM cannot run arm {arm}: it drafts chains of at most num_speculative_tokens={most}.",
-                patch="eagle.vllm.scheduler_init",
-                advice="Name arms such as 3_1_4, or raise num_speculative_tokens.",
-            )
+    arms = engine_arms(options["arms"], max_drafts)
     described = dict(
         rule=options["rule"] or None, guard=options["guard"], window=options["window"], seed=options["seed"]
     )
-    found = Policy(arms, **described)
-    return found if found.hold >= HOLD or len(arms) == 1 else Policy(arms, hold=HOLD, **described)
+    policy = Policy(arms, **described)
+    return policy if policy.hold >= HOLD or len(arms) == 1 else Policy(arms, hold=HOLD, **described)
 
 
 def on_config(original, self, *args: Any, **kwargs: Any):
@@ -240,49 +211,48 @@ def on_config(original, self, *args: Any, **kwargs: Any):
     config = original(self, *args, **kwargs)
     if config is None or not engine.options("eagle")["adapt"] or config.num_speculative_tokens_per_batch_size:
         return config
-    follows = config.method == "ngram" or config.use_eagle() or config.uses_draft_model()
-    if follows and not config.use_dflash() and not getattr(config, "parallel_drafting", False):
-        policy(engine.options("eagle"), config.num_speculative_tokens)  # complain early
-        config.num_speculative_tokens_per_batch_size = schedule(config.num_speculative_tokens)
+    adaptable = config.method == "ngram" or config.use_eagle() or config.uses_draft_model()
+    if adaptable and not config.use_dflash() and not getattr(config, "parallel_drafting", False):
+        make_policy(engine.options("eagle"), config.num_speculative_tokens)  # raises before the engine starts
+        config.num_speculative_tokens_per_batch_size = one_entry_schedule(config.num_speculative_tokens)
     return config
 
 
 def on_scheduler(original, self, *args: Any, **kwargs: Any):
-    """Around ``Scheduler.__init__``."""
+    """Around ``Scheduler.__init__``: put the bandit in the place of the look-up table."""
     original(self, *args, **kwargs)
     ledger.role("engine-core")
     config, options = self.vllm_config.speculative_config, engine.options("eagle")
     if config is None or not options["adapt"]:
         return
-    if config.num_speculative_tokens_per_batch_size != schedule(self.num_spec_tokens):
-        ledger.note(
-            eagle_speculation="left alone: its method, data parallelism or a schedule of the user's own"
-        )
+    if config.num_speculative_tokens_per_batch_size != one_entry_schedule(self.num_spec_tokens):
+        ledger.note(eagle_bandit_off="the method, data parallelism, or a schedule of the user's own")
         return
     state = Path(options["state"]).expanduser() if options["state"] else None
-    controller = Controller(policy(options, self.num_spec_tokens), self.num_spec_tokens, state)
-    controller.trial = Trial(controller.most, options["rollback_steps"], options["rollback"])
-    controller.on_drafts = controller.trial.step
+    controller = SpecController(make_policy(options, self.num_spec_tokens), self.num_spec_tokens, state)
+    controller.check = AcceptanceCheck(self.num_spec_tokens, options["rollback_steps"], options["rollback"])
+    controller.on_drafts = controller.check.add
     _controllers[self] = controller
-    self.dynamic_sd_lookup = Choice(controller)
+    self.dynamic_sd_lookup = BanditLookup(controller)
+    controller.note_arms()
     controller.note()
 
 
 def on_output(original, self, scheduler_output: Any, model_runner_output: Any, *args: Any, **kwargs: Any):
-    """Around ``Scheduler.update_from_output``."""
+    """Around ``Scheduler.update_from_output``: learn from the step."""
     result = original(self, scheduler_output, model_runner_output, *args, **kwargs)
     controller = _controllers.get(self)
     if controller is not None:
-        began = getattr(scheduler_output, BEGAN, None)
-        if began is not None:
-            controller.end(began, scheduler_output, model_runner_output)
+        started = getattr(scheduler_output, STARTED, None)
+        if started is not None:
+            controller.step_finished(started, scheduler_output, model_runner_output)
         if controller.pending is not None and not self.has_unfinished_requests():
-            controller.idle()
+            controller.requests_finished()
     return result
 
 
 def on_shutdown(original, self, *args: Any, **kwargs: Any):
-    """Around ``Scheduler.shutdown``: keep what was learned."""
+    """Around ``Scheduler.shutdown``: save what was learned."""
     controller = _controllers.get(self)
     if controller is not None:
         controller.note()
@@ -290,17 +260,19 @@ def on_shutdown(original, self, *args: Any, **kwargs: Any):
     return original(self, *args, **kwargs)
 
 
-def undo(site: Any) -> None:
-    """Give every scheduler a list again that vLLM's own code would have made."""
+def _undo(site: Any) -> None:
+    """Restore the look-up table that vLLM's own code would have made, in every scheduler."""
     for scheduler, controller in list(_controllers.items()):
-        scheduler.dynamic_sd_lookup = [controller.most] * (scheduler.scheduler_config.max_num_seqs + 1)
+        scheduler.dynamic_sd_lookup = [controller.max_drafts] * (scheduler.scheduler_config.max_num_seqs + 1)
     _controllers.clear()
     site.unwrap()
 
 
-_WHY = "vLLM's number of speculative tokens is fixed, or a table by batch size that is blind to acceptance."
+_WHY = (
+    "vLLM's number of speculative tokens is fixed, or a table by batch size that does not follow acceptance."
+)
 
-DYNAMIC = Patch(
+DYNAMIC = EnginePatch(
     id="eagle.vllm.create_speculative_config",
     targets=("vllm.engine.arg_utils:EngineArgs.create_speculative_config",),
     wrapper=on_config,
@@ -317,23 +289,22 @@ DYNAMIC = Patch(
     evidence="optional",
     why=_WHY,
     how="Opens vLLM's dynamic speculation with one entry for all batch sizes.",
-    **{**TEXT, "scope": frozenset({"driver"})},
+    scope=frozenset({"driver"}),
 )
 
-CHOOSE = Patch(
+CHOOSE = EnginePatch(
     id="eagle.vllm.scheduler_init",
     targets=(f"{SCHEDULER}.__init__",),
     wrapper=on_scheduler,
-    undo=undo,
+    undo=_undo,
     contract=Contract(mentions=("self.dynamic_sd_lookup", "self.num_spec_tokens")),
     evidence="install",
     needs=("eagle.vllm.create_speculative_config", "eagle.vllm.schedule", "eagle.vllm.update_from_output"),
     why=_WHY,
-    how="Puts in the table's place an object that asks the bandit.",
-    **TEXT,
+    how="Puts an object that asks the bandit in the place of the look-up table.",
 )
 
-REWARD = Patch(
+REWARD = EnginePatch(
     id="eagle.vllm.update_from_output",
     targets=(f"{SCHEDULER}.update_from_output",),
     wrapper=on_output,
@@ -346,20 +317,18 @@ REWARD = Patch(
         ),
     ),
     evidence="step",
-    why="What an arm is worth is what its steps gave in the time they took.",
+    why="The reward of an arm is the tokens of its steps over their seconds.",
     how="Counts the tokens of each step and its wall time.",
-    **TEXT,
 )
 
-SHUTDOWN = Patch(
+SHUTDOWN = EnginePatch(
     id="eagle.vllm.scheduler_shutdown",
     targets=(f"{SCHEDULER}.shutdown",),
     wrapper=on_shutdown,
     evidence="optional",
     needs=("eagle.vllm.scheduler_init",),
-    why="What the bandit learned is worth keeping for the next run.",
+    why="What the bandit learned serves the next run too.",
     how="Saves it when the engine ends.",
-    **TEXT,
 )
 
 PATCHES = (DYNAMIC, CHOOSE, REWARD, SHUTDOWN)

@@ -1,8 +1,10 @@
-"""What the records of this folder have in common."""
+"""Targets of the records for vLLM, and the fields that the records share."""
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+
+from flashpatch.record import Patch
 
 SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 CORE = "vllm.v1.engine.core:EngineCore"
@@ -10,11 +12,12 @@ WORKER = "vllm.v1.worker.gpu_worker:Worker"
 RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 RUNNER_V2 = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
 
-_COMMON: dict[str, Any] = dict(
+_VllmPatch = partial(
+    Patch,
     requires="vllm>=0.31",
     tested=("0.31.0", "0.32.0"),
     remove_when="vLLM hands out hidden states, chooses its number of speculative tokens by what they bring, and "
     "updates its drafter.",
 )
-TEXT = dict(_COMMON, scope=frozenset({"engine-core"}))
-WORKERS = dict(_COMMON, scope=frozenset({"worker"}))
+EnginePatch = partial(_VllmPatch, scope=frozenset({"engine-core"}))
+WorkerPatch = partial(_VllmPatch, scope=frozenset({"worker"}))

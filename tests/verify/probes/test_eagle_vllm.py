@@ -59,15 +59,15 @@ def test_a_live_engine_is_proven(tmp_path):
         ),
         (
             "spec_controller.py",
-            "min(self.policy.select(batch_size).steps, self.most)",
-            "self.most",
+            "min(super().choose(batch_size).steps, self.max_drafts)",
+            "self.max_drafts",
             "the bandit",
         ),
         (
             "drafter_weights.py",
             "        drafter.load_weights(iter(tensors.items()))\n",
             "",
-            "drafter updates",
+            "new drafter weights",
         ),
     ],
 )

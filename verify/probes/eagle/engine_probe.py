@@ -48,22 +48,23 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     rounds = f"{len(seen['tokens'])} rounds with other drafters"
     return [
         _proof("an engine opens and generates", "", rounds, seen["seconds"]["opened"]),
-        *_weigh(engine, workdir, seen, notes),
+        *_judge(workdir, seen, notes),
         _called(nonce, name, engine.DUE),
     ]
 
 
-def _weigh(engine: Any, workdir: Path, seen: Mapping[str, Any], notes: Mapping[str, Any]) -> Iterator[Proof]:
-    from flashpatch.patches.eagle.capture.sample_queue import Reader
+def _judge(workdir: Path, seen: Mapping[str, Any], notes: Mapping[str, Any]) -> Iterator[Proof]:
+    from flashpatch.patches.eagle.capture.sample_queue import SampleReader
+    from flashpatch.verify.probes.eagle.notes import bandit_adapts, drafter_follows
 
     yield _greedy(workdir / "target", seen)
     counts = seen.get("captured") or notes.get("eagle_capture")
-    yield _aligned(workdir / "target", Reader(_ring(notes)).take(10_000), seen, counts)
+    yield _aligned(workdir / "target", SampleReader(_ring(notes)).read_samples(10_000), seen, counts)
     for what, (good, evidence) in (
-        ("the bandit chooses the number of draft tokens, and learns from the steps", engine.switched(notes)),
+        ("the bandit chooses the number of tokens, and learns from the steps", bandit_adapts(notes)),
         (
-            "drafter updates arrive: acceptance falls with noise, which is rolled back, and rises with better weights",
-            engine.synced(notes, seen),
+            "new drafter weights arrive: acceptance falls with noise, which is rolled back, and rises with better ones",
+            drafter_follows(notes),
         ),
     ):
         yield _proof(what, "" if good else evidence, evidence)
@@ -82,13 +83,13 @@ def _greedy(target: Path, seen: Mapping[str, Any]) -> Proof:
 
 
 def _aligned(target: Path, samples: list[Any], seen: Mapping[str, Any], counts: Any) -> Proof:
-    what = "captured states are those of a forward of the same tokens, at every position"
-    said = [p + t for rows in seen["tokens"].values() for row in rows for p, t in zip(prompts(), row)]
+    what = "captured states are those of a forward of the same tokens, position by position"
+    answered = [p + t for rows in seen["tokens"].values() for row in rows for p, t in zip(prompts(), row)]
     rows, worst = 0, 0.0
     for sample in samples:
         tokens = sample.input_ids.tolist()
-        if tokens not in said:
-            return _proof(what, "a sample holds tokens that the engine never returned")
+        if tokens not in answered:
+            return _proof(what, "a sample holds tokens that the engine never generated")
         states, _ = _forward(target, tokens)
         rows += int(sample.known.sum())
         worst = max(worst, float((sample.hidden - states)[sample.known].abs().max()))
@@ -124,7 +125,7 @@ _models: dict[Path, Any] = {}
 
 
 def _ring(notes: Mapping[str, Any]) -> Path:
-    return Path(notes["eagle_ring"]) if "eagle_ring" in notes else sample_queue.place()
+    return Path(notes["eagle_ring"]) if "eagle_ring" in notes else sample_queue.queue_directory()
 
 
 def _notes(nonce: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Run the probe's engine on SGLang as a user's program would; the scheduler runs in another process."""
+"""Run the probe's engine on SGLang as a user's program would. The scheduler runs in another process."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from flashpatch.verify.probes.eagle import rounds
-from flashpatch.verify.probes.eagle.rounds import MOST, TOKENS, prompts
+from flashpatch.verify.probes.eagle.rounds import DRAFTERS, MAX_DRAFTS, TOKENS, prompts
 
-_TURNS = {"exact": 3, "noise": 8, "after": 3}
-"""Phases, and how often all prompts run in each; in the second a drafter of noise is rejected and rolled back."""
+_NOISE_TURNS = 8
 
 
 def main() -> None:
@@ -19,7 +18,7 @@ def main() -> None:
 
 
 def run(workdir: Path, seen: dict[str, Any]) -> None:
-    """Open one engine, send it a drafter of noise, and generate until that is rolled back and after."""
+    """Run one engine with its drafters in turn."""
     import sglang
     from safetensors.torch import load_file
 
@@ -27,19 +26,17 @@ def run(workdir: Path, seen: dict[str, Any]) -> None:
     from flashpatch.verify.probes.eagle import tiny
 
     began = time.monotonic()
-    engine = sglang.Engine(**tiny.sglang_arguments(workdir / "target", workdir / "exact", MOST))
+    engine = sglang.Engine(**tiny.sglang_arguments(workdir / "target", workdir / DRAFTERS[0], MAX_DRAFTS))
     seen["seconds"]["opened"] = time.monotonic() - began
-    seen["lengths"] = {}
-    for phase, turns in _TURNS.items():
-        if phase == "noise":
-            drafter_refit.send(engine, load_file(workdir / "noise" / "model.safetensors").items())
-        rows = []
-        for _ in range(turns):
-            found = engine.generate(
-                input_ids=prompts(),
-                sampling_params=dict(temperature=0, max_new_tokens=TOKENS, ignore_eos=True),
-            )
-            rows.append([one["output_ids"] for one in found])
-            lengths = seen["lengths"].setdefault(phase, [])
-            lengths.append(max(one["meta_info"].get("spec_accept_length") or 1.0 for one in found))
-        seen["tokens"][phase] = rows
+
+    def generate() -> list[list[int]]:
+        found = engine.generate(
+            input_ids=prompts(),
+            sampling_params=dict(temperature=0, max_new_tokens=TOKENS, ignore_eos=True),
+        )
+        return [one["output_ids"] for one in found]
+
+    def update(folder: Path) -> None:
+        drafter_refit.send(engine, load_file(folder / "model.safetensors").items())
+
+    rounds.run_rounds(workdir, seen, generate, update, _NOISE_TURNS)

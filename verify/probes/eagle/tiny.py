@@ -1,7 +1,7 @@
-"""Tiny random Llamas and drafters for them, written as Hugging Face checkpoints on the spot.
+"""Write tiny random Llamas, and drafters for them, as Hugging Face checkpoints.
 
 A *chain* target has layers that add nothing: its next token depends on the last one only, and a drafter that
-hands the embedding through (``fc = [I, 0]``, layers that add nothing) drafts exactly what it says.
+passes the embedding through (``fc = [I, 0]``, layers that add nothing) drafts exactly its tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 VOCAB, HIDDEN, INNER, HEADS, KV_HEADS = 32, 128, 128, 4, 2
 
-#: What makes a tiny engine start quickly and answer the same in any process.
+#: Environment in which a tiny engine starts quickly and answers the same in any process.
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
@@ -28,8 +28,8 @@ ENVIRONMENT = {
 
 
 def target(directory: Path, seed: int = 0, layers: int = 2, adds: float = 1.0, tied: bool = False) -> Path:
-    """A Llama. ``adds`` scales what its layers add: with 0 it is a chain. Below 1 its norms are all ones, as the
-    drafter has none."""
+    """Write a Llama. ``adds`` scales what its layers add: with 0 it is a chain. Below 1 its norms are all ones, as
+    the drafter has none."""
     noise = torch.Generator().manual_seed(seed)
     tensors = {"model.embed_tokens.weight": _random(noise, VOCAB, HIDDEN, wide=0.5)}
     for layer in range(layers):
@@ -42,7 +42,7 @@ def target(directory: Path, seed: int = 0, layers: int = 2, adds: float = 1.0, t
 
 
 def noisy(directory: Path, original: Path, share: float = 0.02, seed: int = 9) -> Path:
-    """A copy of a checkpoint with noise: as a draft model it is sometimes right."""
+    """Write a copy of a checkpoint with noise, which as a draft model is sometimes right."""
     noise = torch.Generator().manual_seed(seed)
     tensors = load_file(original / "model.safetensors")
     tensors = {
@@ -55,7 +55,7 @@ def noisy(directory: Path, original: Path, share: float = 0.02, seed: int = 9) -
 
 
 def drafter(directory: Path, exact: bool = True, seed: int = 5, engine: str = "vllm") -> Path:
-    """An EAGLE drafter of one layer, as an engine reads it: exact for a chain target, or noise."""
+    """Write an EAGLE drafter of one layer for an engine: exact for a chain target, or noise."""
     noise = torch.Generator().manual_seed(seed)
     if exact:
         fc = torch.cat([torch.eye(HIDDEN), torch.zeros(HIDDEN, HIDDEN)], dim=1)
@@ -69,7 +69,7 @@ def drafter(directory: Path, exact: bool = True, seed: int = 5, engine: str = "v
 
 
 def drafter3(directory: Path, seed: int = 5) -> Path:
-    """An EAGLE-3 drafter of noise."""
+    """Write an EAGLE-3 drafter of noise."""
     noise = torch.Generator().manual_seed(seed)
     tensors = {
         "fc.weight": _random(noise, HIDDEN, 3 * HIDDEN),
@@ -83,7 +83,7 @@ def drafter3(directory: Path, seed: int = 5) -> Path:
 
 
 def engine_arguments(model: Path, **more: Any) -> dict[str, Any]:
-    """Keywords of ``vllm.LLM`` and ``vllm.EngineArgs``: small, eager, float32, no tokenizer."""
+    """Return keywords of ``vllm.LLM`` and ``vllm.EngineArgs``: small, eager, float32, no tokenizer."""
     return {
         **dict(
             model=str(model),
@@ -101,8 +101,8 @@ def engine_arguments(model: Path, **more: Any) -> dict[str, Any]:
     }
 
 
-def sglang_arguments(model: Path, drafter: Path, most: int, **more: Any) -> dict[str, Any]:
-    """Keywords of ``sglang.Engine``: small, eager, float32, no tokenizer, chains of ``most`` drafts."""
+def sglang_arguments(model: Path, drafter: Path, max_drafts: int, **more: Any) -> dict[str, Any]:
+    """Return keywords of ``sglang.Engine``: small, eager, float32, no tokenizer, chains of ``max_drafts`` drafts."""
     amx = "intel_amx"
     on_cpu = dict(
         device="cpu",
@@ -126,9 +126,9 @@ def sglang_arguments(model: Path, drafter: Path, most: int, **more: Any) -> dict
             log_level="warning",
             speculative_algorithm="EAGLE",
             speculative_draft_model_path=str(drafter),
-            speculative_num_steps=most,
+            speculative_num_steps=max_drafts,
             speculative_eagle_topk=1,
-            speculative_num_draft_tokens=most + 1,
+            speculative_num_draft_tokens=max_drafts + 1,
         ),
         **({} if torch.cuda.is_available() else on_cpu),
         **more,
@@ -140,8 +140,8 @@ def _random(noise: torch.Generator, *shape: int, wide: float = 0.08) -> torch.Te
 
 
 def _layer(at: str, noise: torch.Generator, weight: float, inputs: int = 0) -> dict[str, torch.Tensor]:
-    """The linear layers and the second norm of a decoder layer; ``weight`` scales what it adds. Its attention reads
-    ``inputs`` values, `HIDDEN` if not said."""
+    """Make the linear layers and the second norm of a decoder layer; ``weight`` scales what it adds. Its attention
+    reads ``inputs`` values, `HIDDEN` if not said."""
     inputs, kv = inputs or HIDDEN, HIDDEN // HEADS * KV_HEADS
     return {
         f"{at}self_attn.q_proj.weight": _random(noise, HIDDEN, inputs, wide=0.2),

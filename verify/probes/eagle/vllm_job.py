@@ -1,16 +1,14 @@
-"""Run the probe's engine on vLLM as a user's program would; the engine core runs in another process."""
+"""Run the probe's engine on vLLM as a user's program would. The engine core runs in another process."""
 
 from __future__ import annotations
 
+import itertools
 import time
 from pathlib import Path
 from typing import Any
 
 from flashpatch.verify.probes.eagle import rounds
-from flashpatch.verify.probes.eagle.rounds import MOST, TOKENS, prompts
-
-ROUNDS = ("exact", "noise", "exact2")
-"""Drafters in the order in which the engine gets them; it is opened with the first."""
+from flashpatch.verify.probes.eagle.rounds import DRAFTERS, MAX_DRAFTS, TOKENS, prompts
 
 
 def main() -> None:
@@ -19,7 +17,7 @@ def main() -> None:
 
 
 def run(workdir: Path, seen: dict[str, Any]) -> None:
-    """Open one engine, generate, and update its drafter in turn; write tokens and seconds to ``seen``."""
+    """Run one engine with its drafters in turn."""
     from vllm import LLM, SamplingParams
 
     from flashpatch.verify.probes.eagle import tiny
@@ -30,23 +28,23 @@ def run(workdir: Path, seen: dict[str, Any]) -> None:
             workdir / "target",
             max_num_batched_tokens=32,
             speculative_config=dict(
-                method="eagle", model=str(workdir / ROUNDS[0]), num_speculative_tokens=MOST
+                method="eagle", model=str(workdir / DRAFTERS[0]), num_speculative_tokens=MAX_DRAFTS
             ),
         )
     )
     seen["seconds"]["opened"] = time.monotonic() - began
-    for number, name in enumerate(ROUNDS):
-        if number:
-            llm.collective_rpc("eagle_update_drafter", args=(str(workdir / name), number))
-        rows = []
-        for _ in range(3):
-            found = llm.generate(
-                [{"prompt_token_ids": text} for text in prompts()],
-                SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, detokenize=False),
-                use_tqdm=False,
-            )
-            rows.append([list(one.outputs[0].token_ids) for one in found])
-        seen["tokens"][name] = rows
-    # Another update, for the acceptance before it to be noted.
-    llm.collective_rpc("eagle_update_drafter", args=(str(workdir / ROUNDS[0]), len(ROUNDS)))
+    versions = itertools.count(1)
+
+    def generate() -> list[list[int]]:
+        found = llm.generate(
+            [{"prompt_token_ids": text} for text in prompts()],
+            SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, detokenize=False),
+            use_tqdm=False,
+        )
+        return [list(one.outputs[0].token_ids) for one in found]
+
+    def update(folder: Path) -> None:
+        llm.collective_rpc("eagle_update_drafter", args=(str(folder), next(versions)))
+
+    rounds.run_rounds(workdir, seen, generate, update)
     [seen["captured"]] = llm.collective_rpc("eagle_flush")

@@ -1,4 +1,4 @@
-"""The rules that choose among arms, by the name a user types."""
+"""List the rules that choose among arms, by the names a user types."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ DEFAULT = "thompson"
 
 
 def rule_class(name: str) -> type[Rule]:
-    """The class of a rule's name.
+    """Return the class of a rule.
 
     Raises:
-        PatchError: there is no such rule; the message names those there are.
+        PatchError: there is no such rule; the message lists the rules.
     """
     if name not in RULES:
         raise PatchError(

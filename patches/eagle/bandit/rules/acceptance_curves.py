@@ -1,7 +1,7 @@
-"""Tokens that a row gains under each arm, by one number that says how good the drafter is.
+"""Compute the tokens that a request gains under each arm from one number, the drafter's level.
 
-The number is the *level*: the log odds that a draft is accepted where those before it were. It is kept on a grid,
-so that what follows from it is looked up.
+The *level* is the log odds that a draft is accepted where those before it were. It is kept on a grid, so that
+tokens are looked up, not computed.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ LOW, HIGH = -5.0, 5.0
 PER_UNIT = 20
 """Points of the grid per unit of log odds."""
 LAST = int((HIGH - LOW) * PER_UNIT)
-_ROUGH = 0.01
-"""Variance of a row's tokens that is assumed at least: no drafter is as even as the model of it."""
+_MIN_VARIANCE = 0.01
+"""Added to the variance of a request's tokens: no drafter is as regular as this model of it."""
 
 Point = tuple[float, float, float]
 
 
-def point(level: float) -> int:
-    """The grid point nearest to a level."""
+def nearest_point(level: float) -> int:
+    """Return the grid point nearest to a level."""
     at = int((level - LOW) * PER_UNIT + 0.5)
     return 0 if at < 0 else LAST if at > LAST else at
 
 
 @functools.lru_cache(maxsize=16)
-def curves(arms: tuple[Arm, ...]) -> tuple[tuple[Point, ...], ...]:
-    """For each arm, and each point of the grid: a row's expected tokens (the target's own included), their
+def acceptance_curves(arms: tuple[Arm, ...]) -> tuple[tuple[Point, ...], ...]:
+    """Return for each arm and grid point a request's expected tokens (the target's own included), their
     derivative by the level, and their variance."""
     return tuple(tuple(_point(arm, LOW + at / PER_UNIT) for at in range(LAST + 1)) for arm in arms)
 
 
 @functools.lru_cache(maxsize=16)
-def by_point(arms: tuple[Arm, ...]) -> tuple[tuple[float, ...], ...]:
-    """For each point of the grid: a row's expected tokens under each arm."""
-    return tuple(zip(*([mean for mean, _, _ in curve] for curve in curves(arms)), strict=True))
+def tokens_by_point(arms: tuple[Arm, ...]) -> tuple[tuple[float, ...], ...]:
+    """Return for each grid point a request's expected tokens under each arm."""
+    return tuple(zip(*([mean for mean, _, _ in curve] for curve in acceptance_curves(arms)), strict=True))
 
 
 def _point(arm: Arm, level: float) -> Point:
-    """At each depth of a tree a row goes on if one of the ``topk`` branches is accepted, as if each was with the same
-    chance; how far this is off for an engine's trees is learned."""
+    """Compute one point: at each depth of a tree one of ``topk`` branches may be accepted, each with the same
+    chance. How much an engine's trees differ from that is learned."""
     if not arm.steps:
         return 1.0, 0.0, 0.0
     chance = 1.0 / (1.0 + exp(-level))
@@ -52,4 +52,4 @@ def _point(arm: Arm, level: float) -> Point:
     squares = sum((2 * depth + 1) * on**depth for depth in range(arm.steps + 1))
     slope = sum(depth * on ** (depth - 1) for depth in range(1, arm.steps + 1))
     slope *= arm.topk * (1.0 - chance) ** (arm.topk - 1) * chance * (1.0 - chance)
-    return mean, slope, squares - mean * mean + _ROUGH
+    return mean, slope, squares - mean * mean + _MIN_VARIANCE

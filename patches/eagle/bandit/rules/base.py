@@ -1,4 +1,4 @@
-"""What every rule offers to the policy."""
+"""Define what every rule offers to the policy."""
 
 from __future__ import annotations
 
@@ -8,61 +8,63 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashpatch.patches.eagle.bandit.arm import Arm
-from flashpatch.patches.eagle.bandit.batch_buckets import Groups
-from flashpatch.patches.eagle.bandit.random_tables import Noise
+from flashpatch.patches.eagle.bandit.batch_buckets import BatchBuckets
+from flashpatch.patches.eagle.bandit.random_tables import RandomTables
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a rule is made for.
+    """Hold what a rule is made for.
 
     Attributes:
-        arms: all arms; a rule speaks of them by their place here.
-        groups: the batch-size groups.
+        arms: all arms; a rule names them by their place here.
+        buckets: the batch-size buckets.
         window: steps after which an observation should weigh little or nothing.
-        noise: the policy's random numbers.
-        table: arms by largest batch size, for the rules that go by one; None for a table made from the arms.
+        random: the policy's random numbers.
+        table: (largest batch size, place of the arm), for the rule ``predefined``; None for one made from the
+        arms.
     """
 
     arms: tuple[Arm, ...]
-    groups: Groups
+    buckets: BatchBuckets
     window: int
-    noise: Noise
+    random: RandomTables
     table: tuple[tuple[int, int], ...] | None = None
 
 
 class Rule(ABC):
-    """Chooses among arms, group by group. Subclasses are made with a `Setting`."""
+    """Choose among arms, bucket by bucket. Subclasses are made with a `Setting`."""
 
     hold = 1
-    """Steps for which the policy keeps what was chosen."""
+    """Steps for which the policy keeps a choice."""
     best = 0.0
-    """Tokens per second that the last `choose` believed the best allowed arm gives; 0 where nothing is
+    """Tokens per second of the best allowed arm as the last `choose` estimated them; 0 where nothing is
     known."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
 
     @abstractmethod
-    def choose(self, group: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
+    def choose(self, bucket: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
         """Choose one of ``allowed`` (never empty); ``current`` is the engine's present arm, or -1."""
 
     @abstractmethod
-    def learn(self, group: int, batch: int, arm: int, tokens: float, seconds: float, switched: bool) -> None:
-        """Take in a step; ``switched`` when the step before ran another arm, so that its time has the
-        cost."""
+    def learn(self, bucket: int, batch: int, arm: int, tokens: float, seconds: float, switched: bool) -> None:
+        """Learn from a step; ``switched`` when the step before ran another arm, so that its time includes the
+        switch."""
 
     @abstractmethod
-    def rates(self, group: int) -> Sequence[float]:
-        """Tokens per second that each arm is believed to give in a group, 0 where nothing is known."""
+    def rates(self, bucket: int) -> Sequence[float]:
+        """Return the estimated tokens per second of each arm in a bucket, 0 where nothing is known."""
 
     def refresh(self) -> None:  # noqa: B027
-        """The drafter changed: what was seen of it counts for less. Does nothing unless a rule can use it."""
+        """Trust less what was seen of the drafter, which has changed. Does nothing unless a rule can use
+        it."""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """All that was learned, fit for JSON."""
+        """Return all that was learned, fit for JSON."""
 
     @abstractmethod
     def restore(self, state: dict[str, Any]) -> None:
-        """Take up a `state` of the same rule and setting."""
+        """Restore a `state` of the same rule and setting."""

@@ -1,5 +1,5 @@
-"""Epsilon-greedy among the arms that fit a bucket of batch sizes (FastRL's ``BEG``, with buckets that differ
-inside)."""
+"""Choose epsilon-greedily among the arms that fit the batch size (FastRL's ``BEG``, with several arms per
+range)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from flashpatch.patches.eagle.bandit.rules.predefined import THRESHOLDS
 
 
 class BucketedGreedy(Greedy):
-    """Arms by falling draft size over buckets of rising batch size; each bucket has neighbouring arms to
-    learn of.
+    """Offer smaller drafts to larger batches; each range of batch sizes has neighbouring arms to learn from.
 
-    Every bucket has at least ``width`` drafting arms where there are as many, and ``disable`` if it is an
-    arm.
+    Every range has at least ``width`` drafting arms where there are as many, and ``disable`` if it is an arm.
     """
 
     width = 3
@@ -29,22 +27,22 @@ class BucketedGreedy(Greedy):
             reverse=True,
         )
         off = [arm for arm in range(len(arms)) if not arms[arm].steps]
-        buckets = len(THRESHOLDS)
+        ranges = len(THRESHOLDS)
         room = max(0, len(drafting) - self.width)
-        self._buckets = []
-        for bucket in range(buckets):
-            first = round(bucket * room / (buckets - 1))
-            self._buckets.append(frozenset(drafting[first : first + self.width] + off))
-        self._kept: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
+        self._fitting = []
+        for place in range(ranges):
+            first = round(place * room / (ranges - 1))
+            self._fitting.append(frozenset(drafting[first : first + self.width] + off))
+        self._cache: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
 
-    def bucket(self, batch: int) -> frozenset[int]:
-        """The arms that a batch size may use."""
-        return self._buckets[bisect_right(THRESHOLDS, batch) - 1]
+    def fitting_arms(self, batch: int) -> frozenset[int]:
+        """Return the arms that a batch size may use."""
+        return self._fitting[bisect_right(THRESHOLDS, batch) - 1]
 
-    def choose(self, group: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
+    def choose(self, bucket: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
         key = bisect_right(THRESHOLDS, batch), allowed
-        inside = self._kept.get(key)
+        inside = self._cache.get(key)
         if inside is None:
-            fit = self.bucket(batch)
-            inside = self._kept[key] = tuple(arm for arm in allowed if arm in fit) or allowed
-        return super().choose(group, batch, inside, current)
+            fitting = self.fitting_arms(batch)
+            inside = self._cache[key] = tuple(arm for arm in allowed if arm in fitting) or allowed
+        return super().choose(bucket, batch, inside, current)

@@ -1,4 +1,5 @@
-"""Epsilon-greedy over a sliding window (FastRL's ``EG``, with the mean of the window for its median)."""
+"""Choose epsilon-greedily over a sliding window (FastRL's ``EG``, with the window's mean instead of its
+median)."""
 
 from __future__ import annotations
 
@@ -6,16 +7,16 @@ from flashpatch.patches.eagle.bandit.rules.windowed import Windowed
 
 
 class Greedy(Windowed):
-    """The arm with the highest rate, and one at random in a share ``epsilon`` of the steps."""
+    """Choose the arm with the highest rate, and one at random in a share ``epsilon`` of the steps."""
 
     epsilon = 0.1
 
-    def choose(self, group: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
-        cold = self.cold(allowed)
-        if cold >= 0:
-            return cold
-        rate = self.window(group).rate
+    def choose(self, bucket: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
+        unwarmed = self.unwarmed_arm(allowed)
+        if unwarmed >= 0:
+            return unwarmed
+        rate = self.window(bucket).rate
         best = max(allowed, key=rate.__getitem__)
         self.best = rate[best]
-        noise = self.setting.noise
-        return allowed[noise.below(len(allowed))] if noise.uniform() < self.epsilon else best
+        random = self.setting.random
+        return allowed[random.below(len(allowed))] if random.uniform() < self.epsilon else best

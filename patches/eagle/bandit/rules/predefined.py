@@ -1,4 +1,4 @@
-"""A fixed table from batch size to arm; nothing is learned."""
+"""Choose by a fixed table from batch size to arm; nothing is learned."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPECULATE_UP_TO = 32
 
 
 class Predefined(Windowed):
-    """The arm of the table row with the smallest batch size not below the present one.
+    """Choose the arm of the table row with the smallest batch size not below the present one.
 
     Without a table the arms are spread over FastRL's thresholds, the largest draft on the smallest batch, and
     speculation ends at batch 32. Above the last row the arm is ``disable`` if it is among the arms, else the
@@ -30,7 +30,7 @@ class Predefined(Windowed):
         self._arms = [arm for _, arm in rows]
         self._beyond = min(range(len(setting.arms)), key=lambda arm: setting.arms[arm].draft_tokens)
 
-    def choose(self, group: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
+    def choose(self, bucket: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
         row = bisect_left(self._edges, batch)
         arm = self._arms[row] if row < len(self._arms) else self._beyond
         if arm in allowed:
@@ -46,7 +46,8 @@ class Predefined(Windowed):
 
 
 def default_table(arms: Sequence[Arm]) -> tuple[tuple[int, int], ...]:
-    """Rows (largest batch size, place of the arm): drafts from large to small over FastRL's thresholds."""
+    """Return rows (largest batch size, place of the arm): drafts from large to small over FastRL's
+    thresholds."""
     drafting = [arm for arm in range(len(arms)) if arms[arm].steps]
     drafting.sort(key=lambda arm: arms[arm].draft_tokens, reverse=True)
     if not drafting:

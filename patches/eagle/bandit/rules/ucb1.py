@@ -1,5 +1,5 @@
-"""UCB1 over a sliding window, on rewards between 0 and 1 (FastRL's has tokens per second, where the bonus is
-lost)."""
+"""Choose by UCB1 over a sliding window, on rewards between 0 and 1. FastRL's UCB1 takes tokens per second,
+next to which the bonus is negligible."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from flashpatch.patches.eagle.bandit.rules.windowed import Windowed
 
 
 class Ucb1(Windowed):
-    """The arm with the highest rate, as a share of the best one's, plus ``scale * sqrt(2 ln N / n)``."""
+    """Choose the arm with the highest rate, as a share of the best one's, plus ``scale * sqrt(2 ln N /
+    n)``."""
 
     scale = 0.1
 
-    def choose(self, group: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
-        cold = self.cold(allowed)
-        if cold >= 0:
-            return cold
-        window = self.window(group)
+    def choose(self, bucket: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
+        unwarmed = self.unwarmed_arm(allowed)
+        if unwarmed >= 0:
+            return unwarmed
+        window = self.window(bucket)
         rate, pulls = window.rate, window.pulls
         best = self.best = max([rate[arm] for arm in allowed])
         if best <= 0.0:

@@ -1,7 +1,7 @@
-"""UCB over a sliding window with the cost of switching: for rewards that drift.
+"""Choose by UCB over a sliding window with the cost of switching, for rewards that drift.
 
 Sliding-window UCB is from Garivier and Moulines, "On Upper-Confidence Bound Policies for Switching Bandit
-Problems" (2011); the bonus here is scaled by the spread that steps were seen to have.
+Problems" (2011); the bonus here is scaled by the observed spread of steps.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from flashpatch.patches.eagle.bandit.rules.windowed import Windowed
 
 
 class WindowUcb(Windowed):
-    """The arm with the highest bound on its rate, less what it costs to switch to it.
+    """Choose the arm with the highest bound on its rate, less the cost of the switch to it.
 
-    An arm that was not run within the window is run once more.
+    An arm that did not run within the window runs once more.
     """
 
     hold = 2
@@ -27,11 +27,11 @@ class WindowUcb(Windowed):
         super().__init__(setting)
         self.cost = SwitchCost()
 
-    def choose(self, group: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
-        cold = self.cold(allowed)
-        if cold >= 0:
-            return cold
-        window = self.window(group)
+    def choose(self, bucket: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
+        unwarmed = self.unwarmed_arm(allowed)
+        if unwarmed >= 0:
+            return unwarmed
+        window = self.window(bucket)
         rate, pulls = window.rate, window.pulls
         self.best = max([rate[arm] for arm in allowed])
         wide = self.scale * sqrt(window.spread * 2.0 * log(min(window.seen, window.length) + 1.0))
@@ -40,7 +40,7 @@ class WindowUcb(Windowed):
             stay = self.cost.factor(window.seconds[current] / pulls[current], self.hold)
         top, chosen = -1.0, allowed[0]
         for arm in allowed:
-            if not pulls[arm]:  # out of the window: a look per window keeps a recovery from being missed
+            if not pulls[arm]:  # out of the window: one step per window, to notice a recovery
                 return arm
             index = rate[arm] * (1.0 + wide / sqrt(pulls[arm]))
             if arm != current:
@@ -49,14 +49,14 @@ class WindowUcb(Windowed):
                 top, chosen = index, arm
         return chosen
 
-    def learn(self, group: int, batch: int, arm: int, tokens: float, seconds: float, switched: bool) -> None:
-        window = self.window(group)
+    def learn(self, bucket: int, batch: int, arm: int, tokens: float, seconds: float, switched: bool) -> None:
+        window = self.window(bucket)
         pulls = window.pulls[arm]
         if pulls:
-            # The time of a first step after a switch has the switch in it, which is no property of the arm.
+            # The first step after a switch includes the switch, which is not a property of the arm.
             usual = window.seconds[arm] / pulls
             if switched:
-                self.cost.saw(seconds - usual)
+                self.cost.add(seconds - usual)
                 seconds = min(seconds, usual)
             else:
                 seconds = min(seconds, 4.0 * usual)

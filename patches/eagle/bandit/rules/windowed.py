@@ -1,4 +1,5 @@
-"""What the rules over sliding windows share: one window per group, and a warm-up that borrows."""
+"""Share what the rules over sliding windows need: a window per bucket, and a warm-up that borrows from
+others."""
 
 from __future__ import annotations
 
@@ -10,45 +11,44 @@ from flashpatch.patches.eagle.bandit.window import Window
 
 
 class Windowed(Rule):
-    """A window per group. A group met for the first time takes one step per arm over from the nearest known
-    one.
+    """Keep a window per bucket. A new bucket starts with one step per arm from the nearest known one.
 
-    Only arms that no group ever ran are warmed up by running them, ``warm_up`` steps each.
+    Only arms that no bucket ever ran are warmed up by running them, ``warm_up`` steps each.
     """
 
     warm_up = 2
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        self._windows: list[Window | None] = [None] * len(setting.groups)
+        self._windows: list[Window | None] = [None] * len(setting.buckets)
         self._run = [0] * len(setting.arms)
 
-    def window(self, group: int) -> Window:
-        """The window of a group."""
-        return self._windows[group] or self._open(group)
+    def window(self, bucket: int) -> Window:
+        """Return the window of a bucket."""
+        return self._windows[bucket] or self._open(bucket)
 
-    def cold(self, allowed: tuple[int, ...]) -> int:
-        """An allowed arm whose warm-up is not over, or -1."""
+    def unwarmed_arm(self, allowed: tuple[int, ...]) -> int:
+        """Return an allowed arm whose warm-up is not over, or -1."""
         for arm in allowed:
             if self._run[arm] < self.warm_up:
                 return arm
         return -1
 
-    def learn(self, group: int, batch: int, arm: int, tokens: float, seconds: float, switched: bool) -> None:
+    def learn(self, bucket: int, batch: int, arm: int, tokens: float, seconds: float, switched: bool) -> None:
         self._run[arm] += 1
-        (self._windows[group] or self._open(group)).add(arm, tokens, seconds)
+        (self._windows[bucket] or self._open(bucket)).add(arm, tokens, seconds)
 
-    def rates(self, group: int) -> Sequence[float]:
-        window = self._windows[group]
+    def rates(self, bucket: int) -> Sequence[float]:
+        window = self._windows[bucket]
         return window.rate if window else [0.0] * len(self.setting.arms)
 
-    def _open(self, group: int) -> Window:
-        self._windows[group] = window = Window(len(self.setting.arms), self.setting.window)
-        edges = self.setting.groups.edges
+    def _open(self, bucket: int) -> Window:
+        self._windows[bucket] = window = Window(len(self.setting.arms), self.setting.window)
+        edges = self.setting.buckets.edges
         known = [other for other, seen in enumerate(self._windows) if seen and seen.seen]
         if known:
-            nearest = min(known, key=lambda other: (abs(other - group), other))
-            scale = edges[group] / edges[nearest]
+            nearest = min(known, key=lambda other: (abs(other - bucket), other))
+            scale = edges[bucket] / edges[nearest]
             source = self._windows[nearest]
             for arm, rate in enumerate(source.rate):
                 if rate:
@@ -57,12 +57,12 @@ class Windowed(Rule):
         return window
 
     def state(self) -> dict[str, Any]:
-        windows = {str(group): window.state() for group, window in enumerate(self._windows) if window}
+        windows = {str(bucket): window.state() for bucket, window in enumerate(self._windows) if window}
         return {"windows": windows, "run": list(self._run)}
 
     def restore(self, state: dict[str, Any]) -> None:
         self._run = list(state["run"])
-        self._windows = [None] * len(self.setting.groups)
-        for group, saved in state["windows"].items():
-            self._windows[int(group)] = window = Window(len(self.setting.arms), self.setting.window)
+        self._windows = [None] * len(self.setting.buckets)
+        for bucket, saved in state["windows"].items():
+            self._windows[int(bucket)] = window = Window(len(self.setting.arms), self.setting.window)
             window.restore(saved)

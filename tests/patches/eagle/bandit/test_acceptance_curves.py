@@ -11,7 +11,13 @@ from bandit_lab import Engine, drive
 
 from flashpatch.patches.eagle.bandit.arm import Arm
 from flashpatch.patches.eagle.bandit.policy import Policy
-from flashpatch.patches.eagle.bandit.rules.acceptance_curves import LAST, LOW, PER_UNIT, curves, point
+from flashpatch.patches.eagle.bandit.rules.acceptance_curves import (
+    LAST,
+    LOW,
+    PER_UNIT,
+    acceptance_curves,
+    nearest_point,
+)
 
 ARMS = tuple(map(Arm.parse, ("disable", "1_1_2", "4_1_5", "2_2_6", "3_4_8")))
 
@@ -28,14 +34,14 @@ def _gained(arm: Arm, chance: float, source: random.Random) -> int:
 @pytest.mark.parametrize("arm", ARMS, ids=str)
 def test_mean_and_variance_are_those_of_drawn_rows(arm, level):
     source = random.Random(0)
-    mean, _, variance = curves((arm,))[0][point(level)]
+    mean, _, variance = acceptance_curves((arm,))[0][nearest_point(level)]
     drawn = [_gained(arm, 1 / (1 + exp(-level)), source) for _ in range(20_000)]
     assert mean == pytest.approx(fmean(drawn), abs=5 * sqrt(variance / len(drawn)) + 1e-12)
     assert variance == pytest.approx(pvariance(drawn), rel=0.05, abs=0.011)
 
 
 def test_the_slope_is_that_of_the_mean():
-    for curve in curves(ARMS):
+    for curve in acceptance_curves(ARMS):
         for at in range(1, LAST):
             across = (curve[at + 1][0] - curve[at - 1][0]) * PER_UNIT / 2
             assert curve[at][1] == pytest.approx(across, rel=0.01, abs=1e-4)
@@ -45,7 +51,7 @@ def test_the_slope_is_that_of_the_mean():
     ("level", "place"), [(LOW - 9, 0), (LOW, 0), (0.0, LAST // 2), (-LOW, LAST), (99.0, LAST)]
 )
 def test_levels_beyond_the_grid_are_its_ends(level, place):
-    assert point(level) == place
+    assert nearest_point(level) == place
 
 
 def test_a_drafter_that_drifts_under_one_arm_is_known_under_all():

@@ -2,7 +2,7 @@ import pytest
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.bandit.arm import Arm, parse_arms
-from flashpatch.patches.eagle.bandit.batch_buckets import Groups
+from flashpatch.patches.eagle.bandit.batch_buckets import BatchBuckets
 
 
 @pytest.mark.parametrize("text", ["3_1_4", "1_1_2", "5_4_16", "8_4_32", "disable"])
@@ -32,10 +32,10 @@ def test_lists_are_refused_when_empty_or_when_an_arm_is_there_twice():
         parse_arms(["3_1_4", "disable", "3_1_4"])
 
 
-def test_default_groups_follow_the_recorded_graph_sizes():
-    groups = Groups()
+def test_default_buckets_follow_the_recorded_graph_sizes():
+    buckets = BatchBuckets()
     sizes = (1, 17, 31, 32, 33, 40, 121, 129, 256, 257, 10**9)
-    assert [groups.edges[groups.index(size)] for size in sizes] == [
+    assert [buckets.edges[buckets.index(size)] for size in sizes] == [
         1,
         17,
         31,
@@ -51,6 +51,6 @@ def test_default_groups_follow_the_recorded_graph_sizes():
 
 
 @pytest.mark.parametrize("edges", [[], [0, 1], [2, 2], [4, 1], [1.5], [True]])
-def test_groups_that_do_not_ascend_are_refused(edges):
-    with pytest.raises(PatchError, match="groups"):
-        Groups(edges)
+def test_buckets_that_do_not_ascend_are_refused(edges):
+    with pytest.raises(PatchError, match="buckets"):
+        BatchBuckets(edges)

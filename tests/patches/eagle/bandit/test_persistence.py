@@ -24,12 +24,16 @@ def test_what_was_learned_comes_back(tmp_path):
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", json.dumps({**Policy(ARMS).state(), "format": 1}), b"\xff\xfe"]
 )
-def test_a_file_that_does_not_fit_is_said_and_left_alone(tmp_path, caplog, text):
+def test_a_file_that_does_not_fit_is_logged_and_left_alone(tmp_path, caplog, text):
     path, policy = tmp_path / "bandit.json", Policy(ARMS)
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     before, content = policy.state(), path.read_bytes()
     assert persistence.restore(policy, path).startswith("not restored: ")
-    assert "starts anew" in caplog.text and policy.state() == before and path.read_bytes() == content
+    assert (
+        "starts with nothing learned" in caplog.text
+        and policy.state() == before
+        and path.read_bytes() == content
+    )
 
 
 def test_a_full_disk_stops_nothing(tmp_path, caplog):

@@ -98,19 +98,19 @@ def test_speculation_that_does_not_pay_ends_disabled_and_comes_back_with_the_dra
     drive(policy, engine, 600)
     assert drive(policy, engine, 1000)[Arm.DISABLE] > 800
     engine.p = 0.9
-    drive(policy, engine, 1500)  # nobody tells it: a rare look has to notice
+    drive(policy, engine, 1500)  # without a refresh: a rare step of the arm has to show it
     assert drive(policy, engine, 500)[Arm.DISABLE] < 50
 
 
 def test_after_a_refresh_a_drafter_that_recovered_is_found_sooner():
     found = {}
-    for told in (True, False):
+    for refreshed in (True, False):
         engine, policy = Engine(p=0.02), Policy(ARMS, window=1000)
         drive(policy, engine, 2000, batch=16)
         engine.p = 0.9
-        if told:
+        if refreshed:
             policy.refresh()
-        found[told] = drive(policy, engine, 600, batch=16)[Arm.DISABLE]
+        found[refreshed] = drive(policy, engine, 600, batch=16)[Arm.DISABLE]
     assert found[True] < 0.5 * found[False], found
 
 
@@ -148,10 +148,10 @@ def test_a_cost_of_switching_makes_switches_rare():
     assert shares[3.0] < 0.5 * shares[0.0], shares
 
 
-def test_buckets_of_beg_differ_inside():
+def test_every_range_of_beg_has_several_arms():
     rule = Policy(ARMS, rule="beg").rule
     for batch in (1, 3, 8, 64):
-        assert len(rule.bucket(batch)) >= 3
+        assert len(rule.fitting_arms(batch)) >= 3
 
 
 def test_predefined_follows_its_table_and_the_guard():
@@ -178,7 +178,7 @@ def test_an_empty_batch_and_one_beyond_the_guard_are_not_speculated_on():
         ({"guard": 0}, "guard"),
         ({"window": 1}, "window"),
         ({"hold": 0}, "hold"),
-        ({"groups": [3, 2]}, "groups"),
+        ({"buckets": [3, 2]}, "buckets"),
         ({"table": {1: "3_1_4"}}, "predefined"),
         ({"rule": "predefined", "table": {1: "9_1_10"}}, "9_1_10"),
     ],

@@ -1,4 +1,4 @@
-"""Two ranks with different clocks: alone they come apart, with `Broadcast` they run the same arms."""
+"""Two ranks with different clocks: alone they come apart, with `RankBroadcast` they run the same arms."""
 
 import json
 import os
@@ -14,14 +14,14 @@ CODE = """
 import json, os, sys
 import torch.distributed as dist
 from flashpatch.errors import PatchError
-from flashpatch.patches.eagle.bandit.rank_broadcast import Broadcast
+from flashpatch.patches.eagle.bandit.rank_broadcast import RankBroadcast
 from flashpatch.patches.eagle.bandit.policy import Policy
 
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method=sys.argv[2], rank=rank, world_size=2)
 
-def drive(agree):
-    policy = Policy(["disable", "1_1_2", "3_1_4", "5_1_6"], agree=agree)
+def drive(broadcast):
+    policy = Policy(["disable", "1_1_2", "3_1_4", "5_1_6"], broadcast=broadcast)
     arms = []
     for step in range(240):
         batch = 1 + step % 3
@@ -31,8 +31,8 @@ def drive(agree):
         arms.append(str(arm))
     return arms
 
-said = {"alone": drive(None), "agreed": drive(Broadcast())}
-policy = Policy(["disable", "3_1_4"], agree=Broadcast())
+said = {"alone": drive(None), "agreed": drive(RankBroadcast())}
+policy = Policy(["disable", "3_1_4"], broadcast=RankBroadcast())
 try:
     policy.select(2 + rank)
     said["apart"] = ""
@@ -71,7 +71,7 @@ def test_ranks_with_different_clocks_run_the_same_arms(tmp_path):
 
 def test_without_a_process_group_it_says_so():
     from flashpatch.errors import PatchError
-    from flashpatch.patches.eagle.bandit.rank_broadcast import Broadcast
+    from flashpatch.patches.eagle.bandit.rank_broadcast import RankBroadcast
 
     with pytest.raises(PatchError, match="not initialised"):
-        Broadcast()
+        RankBroadcast()

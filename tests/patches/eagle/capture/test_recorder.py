@@ -16,8 +16,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from flashpatch.patches.eagle.capture.recorder import Recorder, chosen
-from flashpatch.patches.eagle.capture.sample_queue import Reader, Writer
+from flashpatch.patches.eagle.capture.recorder import Recorder, is_captured
+from flashpatch.patches.eagle.capture.sample_queue import SampleReader, SampleWriter
 
 WIDTH = 4
 
@@ -88,8 +88,8 @@ class Engine:
         self.recorder.finish(over)
 
 
-def recorder(directory, **more) -> Recorder:
-    return Recorder(Writer(directory, waiting=1000), **more)
+def new_recorder(directory, **more) -> Recorder:
+    return Recorder(SampleWriter(directory, waiting=1000), **more)
 
 
 def check(engine: Engine, samples, layers: int = 0) -> None:
@@ -109,8 +109,8 @@ def check(engine: Engine, samples, layers: int = 0) -> None:
 @settings(max_examples=40, deadline=None)
 @given(seed=some.integers(0, 10**6), layers=some.sampled_from([0, 0, 2]))
 def test_every_known_row_belongs_to_the_tokens_that_were_kept(tmp_path_factory, seed, layers):
-    keeper = recorder(tmp_path_factory.mktemp("ring") / "r")
-    engine = Engine(keeper, seed, layers)
+    recorder = new_recorder(tmp_path_factory.mktemp("ring") / "r")
+    engine = Engine(recorder, seed, layers)
     for number in range(4):
         engine.add(f"r{number}", engine.noise.randrange(1, 20), engine.noise.randrange(1, 30))
     steps = 0
@@ -118,13 +118,13 @@ def test_every_known_row_belongs_to_the_tokens_that_were_kept(tmp_path_factory, 
         engine.step()
         steps += 1
         if steps % 17 == 0:
-            keeper.flush()
-    assert keeper.flush()
-    keeper.close()
-    samples = Reader(keeper.writer.directory).take(99)
+            recorder.flush()
+    assert recorder.flush()
+    recorder.close()
+    samples = SampleReader(recorder.writer.directory).read_samples(99)
     check(engine, samples, layers)
-    assert keeper.counts["requests"] == len(samples) and not keeper.problem
-    assert keeper.counts["mismatched"] == 0
+    assert recorder.counts["requests"] == len(samples) and not recorder.problem
+    assert recorder.counts["mismatched"] == 0
     for (
         one
     ) in samples:  # all that was computed is there: at most the cached prefix and the last token are not
@@ -134,107 +134,107 @@ def test_every_known_row_belongs_to_the_tokens_that_were_kept(tmp_path_factory, 
 
 
 def test_rows_of_an_older_policy_are_masked(tmp_path):
-    keeper = recorder(tmp_path)
-    keeper.step(["a"], [3], torch.tensor([1, 2, 0]), torch.arange(3), torch.ones(3, WIDTH))
-    keeper.version = 5
-    keeper.step(["a"], [2], torch.tensor([1, 1]), torch.tensor([3, 4]), torch.full((2, WIDTH), 2.0))
-    keeper.finish({"a": ([1, 2, 0, 1, 1, 0], 2)})
-    keeper.flush()
-    keeper.close()
-    [one] = Reader(tmp_path).take(9)
+    recorder = new_recorder(tmp_path)
+    recorder.step(["a"], [3], torch.tensor([1, 2, 0]), torch.arange(3), torch.ones(3, WIDTH))
+    recorder.version = 5
+    recorder.step(["a"], [2], torch.tensor([1, 1]), torch.tensor([3, 4]), torch.full((2, WIDTH), 2.0))
+    recorder.finish({"a": ([1, 2, 0, 1, 1, 0], 2)})
+    recorder.flush()
+    recorder.close()
+    [one] = SampleReader(tmp_path).read_samples(9)
     assert one.version == 5
     assert one.known.tolist() == [False, False, False, True, True, False]
     assert one.hidden[:3].abs().sum() == 0
 
 
 def test_a_row_whose_input_was_another_token_is_masked_and_counted(tmp_path):
-    keeper = recorder(tmp_path)
-    keeper.step(["a"], [3], torch.tensor([1, 2, 0]), torch.arange(3), torch.ones(3, WIDTH))
-    keeper.finish({"a": ([1, 0, 0, 2], 2)})
-    keeper.flush()
-    keeper.close()
-    [one] = Reader(tmp_path).take(9)
-    assert one.known.tolist() == [True, False, True, False] and keeper.counts["mismatched"] == 1
+    recorder = new_recorder(tmp_path)
+    recorder.step(["a"], [3], torch.tensor([1, 2, 0]), torch.arange(3), torch.ones(3, WIDTH))
+    recorder.finish({"a": ([1, 0, 0, 2], 2)})
+    recorder.flush()
+    recorder.close()
+    [one] = SampleReader(tmp_path).read_samples(9)
+    assert one.known.tolist() == [True, False, True, False] and recorder.counts["mismatched"] == 1
 
 
 def test_rate_and_budget_choose_requests(tmp_path):
-    picked = [name for name in map(str, range(1000)) if chosen(name, 0.25, seed=3)]
+    picked = [name for name in map(str, range(1000)) if is_captured(name, 0.25, seed=3)]
     assert 180 < len(picked) < 320
-    keeper = recorder(tmp_path, budget=10)
+    recorder = new_recorder(tmp_path, budget=10)
 
     def one(name: str) -> None:
-        keeper.step([name], [6], torch.zeros(6, dtype=torch.int64), torch.arange(6), torch.ones(6, WIDTH))
-        keeper.finish({name: ([0] * 7, 1)})
+        recorder.step([name], [6], torch.zeros(6, dtype=torch.int64), torch.arange(6), torch.ones(6, WIDTH))
+        recorder.finish({name: ([0] * 7, 1)})
 
     for name in "abcd":
         one(name)
-    keeper.version = 1
+    recorder.version = 1
     one("e")
-    keeper.flush()
-    keeper.close()
-    assert [found.request for found in Reader(tmp_path).take(9)] == ["a", "b", "e"]
-    assert keeper.counts["skipped"] == 2
+    recorder.flush()
+    recorder.close()
+    assert [found.request for found in SampleReader(tmp_path).read_samples(9)] == ["a", "b", "e"]
+    assert recorder.counts["skipped"] == 2
 
 
 def test_without_memory_requests_are_given_up_and_the_rest_goes_on(tmp_path):
-    keeper = recorder(tmp_path, tokens=256)
+    recorder = new_recorder(tmp_path, tokens=256)
     long = torch.zeros(200, dtype=torch.int64)
-    keeper.step(["a", "b"], [200, 200], long.repeat(2), torch.arange(200).repeat(2), torch.ones(400, WIDTH))
-    keeper.flush()
-    keeper.finish({"a": ([0] * 201, 1), "b": ([0] * 201, 1)})
-    keeper.flush()
-    _until(lambda: keeper.writer.counts["written"] == 1)
-    keeper.step(["c"], [200], long, torch.arange(200), torch.ones(200, WIDTH))  # in the memory of a
-    keeper.finish({"c": ([0] * 201, 1)})
-    keeper.flush()
-    keeper.close()
-    assert [found.request for found in Reader(tmp_path).take(9)] == ["a", "c"]
-    assert keeper.counts["lost"] == 1 and keeper._shelf.held == 256
+    recorder.step(["a", "b"], [200, 200], long.repeat(2), torch.arange(200).repeat(2), torch.ones(400, WIDTH))
+    recorder.flush()
+    recorder.finish({"a": ([0] * 201, 1), "b": ([0] * 201, 1)})
+    recorder.flush()
+    _until(lambda: recorder.writer.counts["written"] == 1)
+    recorder.step(["c"], [200], long, torch.arange(200), torch.ones(200, WIDTH))  # in the memory of a
+    recorder.finish({"c": ([0] * 201, 1)})
+    recorder.flush()
+    recorder.close()
+    assert [found.request for found in SampleReader(tmp_path).read_samples(9)] == ["a", "c"]
+    assert recorder.counts["lost"] == 1 and recorder._pool.allocated == 256
 
 
 def test_nothing_is_raised_into_the_engine(tmp_path, caplog):
-    keeper = recorder(tmp_path)
-    keeper.step(["a", "b"], [3], None, None, None)
-    assert "not captured" in caplog.text and "ValueError" in keeper.problem
-    keeper.step(["a"], [3], torch.zeros(3, dtype=torch.int64), torch.arange(3), torch.ones(3))  # no width
-    keeper.finish({"a": ([0] * 4, 1), "nobody": ([], 0)})
-    assert keeper.flush()
-    keeper.close()
-    assert keeper.counts["lost"] == 1 and Reader(tmp_path).take(9) == []
+    recorder = new_recorder(tmp_path)
+    recorder.step(["a", "b"], [3], None, None, None)
+    assert "not captured" in caplog.text and "ValueError" in recorder.problem
+    recorder.step(["a"], [3], torch.zeros(3, dtype=torch.int64), torch.arange(3), torch.ones(3))  # no width
+    recorder.finish({"a": ([0] * 4, 1), "nobody": ([], 0)})
+    assert recorder.flush()
+    recorder.close()
+    assert recorder.counts["lost"] == 1 and SampleReader(tmp_path).read_samples(9) == []
 
 
 def test_a_request_without_its_tokens_is_dropped(tmp_path):
-    keeper = recorder(tmp_path)
-    keeper.step(["a"], [3], torch.zeros(3, dtype=torch.int64), torch.arange(3), torch.ones(3, WIDTH))
-    keeper.finish({"a": None})
-    assert keeper.flush()
-    keeper.close()
-    assert keeper.counts["empty"] == 1 and Reader(tmp_path).take(9) == []
+    recorder = new_recorder(tmp_path)
+    recorder.step(["a"], [3], torch.zeros(3, dtype=torch.int64), torch.arange(3), torch.ones(3, WIDTH))
+    recorder.finish({"a": None})
+    assert recorder.flush()
+    recorder.close()
+    assert recorder.counts["empty"] == 1 and SampleReader(tmp_path).read_samples(9) == []
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 def test_rows_come_from_an_accelerator_though_its_buffers_are_overwritten(tmp_path):
-    keeper = recorder(tmp_path)
+    recorder = new_recorder(tmp_path)
     ids = torch.zeros(64, dtype=torch.int32, device="cuda")
     positions, hidden = torch.zeros_like(ids), torch.zeros(64, 256, device="cuda", dtype=torch.bfloat16)
     for at in range(0, 640, 16):
         ids[:16] = torch.arange(at, at + 16, device="cuda")
         positions[:16] = ids[:16]
         hidden[:16] = (ids[:16, None] % 200).to(hidden.dtype)
-        keeper.step(["a"], [16], ids, positions, hidden, [hidden, 2 * hidden])
+        recorder.step(["a"], [16], ids, positions, hidden, [hidden, 2 * hidden])
         time.sleep(0.001)
-    keeper.finish({"a": (list(range(641)), 5)})
-    keeper.flush()
-    keeper.close()
-    [one] = Reader(tmp_path).take(9)
-    assert one.known.tolist() == [True] * 640 + [False] and not keeper.problem
+    recorder.finish({"a": (list(range(641)), 5)})
+    recorder.flush()
+    recorder.close()
+    [one] = SampleReader(tmp_path).read_samples(9)
+    assert one.known.tolist() == [True] * 640 + [False] and not recorder.problem
     wanted = (torch.arange(640) % 200).to(torch.bfloat16)[:, None].expand(640, 256)
     assert torch.equal(one.hidden[:640], wanted)
     assert torch.equal(one.auxiliary[:640], torch.cat([wanted, 2 * wanted], dim=-1))
 
 
-def _until(condition, patience: float = 10.0) -> None:
-    deadline = time.monotonic() + patience
+def _until(condition, timeout: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -15,11 +15,11 @@ pytest.importorskip("torch")
 
 from eagle_samples import equal, sample
 
-from flashpatch.patches.eagle.capture.sample_queue import Reader, Writer
+from flashpatch.patches.eagle.capture.sample_queue import SampleReader, SampleWriter
 
 
-def _eventually(condition, patience: float = 20.0) -> None:
-    deadline = time.monotonic() + patience
+def _eventually(condition, timeout: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.01)
@@ -33,25 +33,25 @@ def _python(code: str, *arguments: object) -> subprocess.Popen:
 
 
 def test_samples_come_out_as_they_went_in_and_in_order(tmp_path):
-    writer, reader = Writer(tmp_path / "ring"), Reader(tmp_path / "ring")
-    assert reader.take(3) == []
+    writer, reader = SampleWriter(tmp_path / "ring"), SampleReader(tmp_path / "ring")
+    assert reader.read_samples(3) == []
     sent = [sample(seed=seed) for seed in range(5)]
     assert all(writer.offer(one) for one in sent)
     writer.close()
     assert len(reader) == 5
-    got = reader.take(2) + reader.take(9)
+    got = reader.read_samples(2) + reader.read_samples(9)
     assert all(map(equal, got, sent)) and len(got) == 5
     assert os.listdir(tmp_path / "ring") == []
     assert (tmp_path / "ring").stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("bound", [dict(slots=3), dict(bytes=4 * sample(n=2000).bytes)])
-def test_without_a_reader_the_ring_keeps_the_newest_and_its_bound(tmp_path, bound):
-    writer = Writer(tmp_path, waiting=100, **bound)
+def test_without_a_reader_the_queue_keeps_the_newest_and_its_bound(tmp_path, bound):
+    writer = SampleWriter(tmp_path, waiting=100, **bound)
     for seed in range(20):
         writer.offer(sample(n=2000, seed=seed))
     writer.close()
-    kept = Reader(tmp_path).take(100)
+    kept = SampleReader(tmp_path).read_samples(100)
     assert len(kept) == 3 and kept[-1].version == 19
     assert writer.counts["written"] == 20 and writer.counts["evicted"] == 20 - len(kept)
 
@@ -59,7 +59,7 @@ def test_without_a_reader_the_ring_keeps_the_newest_and_its_bound(tmp_path, boun
 def test_far_from_full_few_samples_need_a_look_and_the_bound_holds_all_the_same(tmp_path, monkeypatch):
     looks, most, scan = [], 0, os.scandir
     monkeypatch.setattr(os, "scandir", lambda path: looks.append(path) or scan(path))
-    writer = Writer(tmp_path, slots=64, waiting=200)
+    writer = SampleWriter(tmp_path, slots=64, waiting=200)
     for seed in range(150):
         writer.offer(sample(seed=seed))
         if seed == 19:
@@ -67,7 +67,7 @@ def test_far_from_full_few_samples_need_a_look_and_the_bound_holds_all_the_same(
             assert 0 < len(looks) < 10
         most = max(most, len(os.listdir(tmp_path)))
     writer.close()
-    assert most <= 64 + 1 and len(Reader(tmp_path)) == 64, "one may be under way"
+    assert most <= 64 + 1 and len(SampleReader(tmp_path)) == 64, "one may be under way"
     assert writer.counts["evicted"] == 150 - 64
 
 
@@ -79,7 +79,7 @@ def test_a_writer_that_cannot_keep_up_drops_and_gives_the_memory_back(tmp_path):
             super().save(tmp_path / "stuck")
 
     released = []
-    writer = Writer(tmp_path / "ring", waiting=2)
+    writer = SampleWriter(tmp_path / "ring", waiting=2)
     stuck = Stuck(**vars(sample()))
     assert writer.offer(stuck)
     _eventually(lambda: writer._queue.empty())
@@ -96,11 +96,11 @@ def test_a_writer_that_cannot_keep_up_drops_and_gives_the_memory_back(tmp_path):
 
 def test_memory_is_not_released_before_it_is_written(tmp_path):
     one, go = sample(), threading.Event()
-    writer = Writer(tmp_path)
+    writer = SampleWriter(tmp_path)
     writer.offer(one, lambda: (one.hidden.zero_(), go.set()))
     assert go.wait(10)
     writer.close()
-    assert equal(Reader(tmp_path).take(1)[0], sample())
+    assert equal(SampleReader(tmp_path).read_samples(1)[0], sample())
 
 
 def test_a_full_disk_costs_samples_only(tmp_path):
@@ -108,12 +108,12 @@ def test_a_full_disk_costs_samples_only(tmp_path):
     code = """
 import resource, signal
 from eagle_samples import sample
-from flashpatch.patches.eagle.capture.sample_queue import Reader, Writer
+from flashpatch.patches.eagle.capture.sample_queue import SampleReader, SampleWriter
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-writer = Writer(sys.argv[1])
+writer = SampleWriter(sys.argv[1])
 writer.offer(sample(seed=1)); writer.close()
 resource.setrlimit(resource.RLIMIT_FSIZE, (900, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-writer = Writer(sys.argv[1])
+writer = SampleWriter(sys.argv[1])
 print([writer.offer(sample(n=500, seed=seed)) for seed in (2, 3)])
 writer.close()
 print(dict(writer.counts), writer.problem)
@@ -122,29 +122,29 @@ print(dict(writer.counts), writer.problem)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 0 and "[True, True]" in out
     assert "'failed': 2" in out and "File too large" in out
-    assert [one.version for one in Reader(tmp_path).take(9)] == [1]
+    assert [one.version for one in SampleReader(tmp_path).read_samples(9)] == [1]
     assert os.listdir(tmp_path) == []
 
 
 def test_a_directory_that_cannot_be_used_costs_samples_only(tmp_path):
     (tmp_path / "ring").write_text("a file, where the ring should be")
-    writer = Writer(tmp_path / "ring")
+    writer = SampleWriter(tmp_path / "ring")
     assert writer.offer(sample())
     writer.close()
     assert writer.counts["failed"] == 1 and "FileExistsError" in writer.problem
 
 
-def test_a_sample_larger_than_the_ring_is_lost_alone(tmp_path):
-    writer = Writer(tmp_path, bytes=4096)
+def test_a_sample_larger_than_the_queue_is_lost_alone(tmp_path):
+    writer = SampleWriter(tmp_path, bytes=4096)
     writer.offer(sample(seed=1))
     writer.offer(sample(n=2000, seed=2))
     writer.close()
     assert writer.counts["failed"] == 1
-    assert [one.version for one in Reader(tmp_path).take(9)] == [1]
+    assert [one.version for one in SampleReader(tmp_path).read_samples(9)] == [1]
 
 
 def test_the_directory_may_vanish_while_writing(tmp_path):
-    writer = Writer(tmp_path / "ring")
+    writer = SampleWriter(tmp_path / "ring")
     for seed in range(200):
         writer.offer(sample(seed=seed))
         if seed % 20 == 0 and (tmp_path / "ring").exists():
@@ -155,30 +155,30 @@ def test_the_directory_may_vanish_while_writing(tmp_path):
 
 
 def test_corrupt_files_are_skipped_counted_and_deleted(tmp_path):
-    writer = Writer(tmp_path)
+    writer = SampleWriter(tmp_path)
     for seed in range(3):
         writer.offer(sample(seed=seed))
     writer.close()
     first, second, _ = sorted(tmp_path.iterdir())
     first.write_bytes(b"\0" * 100)
     second.write_bytes(second.read_bytes()[:-1])
-    reader = Reader(tmp_path)
-    assert [one.version for one in reader.take(9)] == [2]
+    reader = SampleReader(tmp_path)
+    assert [one.version for one in reader.read_samples(9)] == [2]
     assert reader.counts["corrupt"] == 2 and os.listdir(tmp_path) == []
 
 
 def test_two_readers_never_get_the_same_sample(tmp_path):
-    writer = Writer(tmp_path, waiting=200)
+    writer = SampleWriter(tmp_path, waiting=200)
     for seed in range(100):
         writer.offer(sample(seed=seed))
     writer.close()
     got: list[int] = []
 
-    def read(reader: Reader) -> None:
-        while some := reader.take(1):
+    def read(reader: SampleReader) -> None:
+        while some := reader.read_samples(1):
             got.extend(one.version for one in some)
 
-    threads = [threading.Thread(target=read, args=(Reader(tmp_path),)) for _ in range(2)]
+    threads = [threading.Thread(target=read, args=(SampleReader(tmp_path),)) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -188,16 +188,16 @@ def test_two_readers_never_get_the_same_sample(tmp_path):
 
 WRITE = """
 from eagle_samples import sample
-from flashpatch.patches.eagle.capture.sample_queue import Writer
-writer, seed = Writer(sys.argv[1], slots=50), 0
+from flashpatch.patches.eagle.capture.sample_queue import SampleWriter
+writer, seed = SampleWriter(sys.argv[1], slots=50), 0
 while True:
     seed += writer.offer(sample(n=400, seed=seed))
 """
 READ = """
-from flashpatch.patches.eagle.capture.sample_queue import Reader
-reader = Reader(sys.argv[1])
+from flashpatch.patches.eagle.capture.sample_queue import SampleReader
+reader = SampleReader(sys.argv[1])
 while True:
-    for one in reader.take(5):
+    for one in reader.read_samples(5):
         print(one.version, flush=True)
 """
 
@@ -219,7 +219,7 @@ def test_either_side_may_be_killed_at_any_time(tmp_path):
         assert reader.poll() is None
         held = [name for name in os.listdir(tmp_path)]
         assert all(name.startswith((".write", ".take")) for name in held)
-        again = Writer(tmp_path)  # a new writer cleans up after the dead one
+        again = SampleWriter(tmp_path)  # a new writer cleans up after the dead one
         again.offer(sample())
         again.close()
         assert not [name for name in os.listdir(tmp_path) if name.startswith(f".write-{writer.pid}")]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.bandit.arm import Arm
 from flashpatch.patches.eagle.bandit.policy import Policy
-from flashpatch.patches.eagle.sglang import capture, spec_arms
-from flashpatch.patches.eagle.sglang.spec_controller import Chains, Chooser
+from flashpatch.patches.eagle.sglang import capture
+from flashpatch.patches.eagle.sglang.spec_controller import BanditStepsPolicy, SpecController, engine_arms
 
 pytestmark = pytest.mark.sglang
 
@@ -59,13 +59,13 @@ def test_positions_start_behind_the_cached_prefix() -> None:
 
 
 def test_arms_are_what_the_engine_has_room_for() -> None:
-    arms = spec_arms.choose_arms([], HOME)
+    arms = engine_arms([], HOME)
     assert arms[0] == HOME and arms[-1] == Arm.DISABLE and len(set(arms)) == len(arms)
     assert all(a.steps <= 3 and a.topk <= 2 and a.draft_tokens <= 6 for a in arms)
-    assert spec_arms.choose_arms(["2_2_4", "disable"], HOME) == (Arm(2, 2, 4), Arm.DISABLE)
+    assert engine_arms(["2_2_4", "disable"], HOME) == (Arm(2, 2, 4), Arm.DISABLE)
     for large in ("4_1_5", "2_3_4", "3_2_7"):
         with pytest.raises(PatchError, match=f"arm {large} is larger"):
-            spec_arms.choose_arms([large], HOME)
+            engine_arms([large], HOME)
 
 
 def test_a_step_is_rewarded_with_its_own_time() -> None:
@@ -74,22 +74,22 @@ def test_a_step_is_rewarded_with_its_own_time() -> None:
     policy = Policy(["3_1_4", "disable"], seed=1)
     got: list[tuple[int, Arm, float, float]] = []
     policy.update = lambda *seen: got.append(seen)  # type: ignore[method-assign]
-    chooser = Chooser(policy, clock=lambda: now[0])
-    chooser.tell = lambda: None  # type: ignore[method-assign]
-    first = chooser.choose(2)
+    controller = SpecController(policy, clock=lambda: now[0])
+    controller.note = lambda: None  # type: ignore[method-assign]
+    first = controller.choose(2)
     now[0] = 1.0
-    second = chooser.choose(2)
+    second = controller.choose(2)
     now[0] = 1.5
-    chooser.learn([1, 2], 2)
+    controller.step_finished([1, 2], 2)
     now[0] = 2.5
-    chooser.learn([0, 0], 2)
-    assert got == [(2, first, 5, 1.5), (2, second, 2, 1.0)] and chooser.ran == second
-    chooser.learn([1], 1)  # nothing was chosen for it: a drained batch
+    controller.step_finished([0, 0], 2)
+    assert got == [(2, first, 5, 1.5), (2, second, 2, 1.0)] and controller.finished == second
+    controller.step_finished([1], 1)  # nothing was chosen for it: a drained batch
     assert len(got) == 2
 
 
-def test_the_controllers_protocol() -> None:
-    chains = Chains(Chooser(Policy(["3_1_4", "1_1_2"], seed=1), clock=lambda: 1.0))
+def test_the_protocol_of_sglangs_adaptive_controller() -> None:
+    chains = BanditStepsPolicy(SpecController(Policy(["3_1_4", "1_1_2"], seed=1), clock=lambda: 1.0))
     assert chains.candidate_steps == [0, 1, 3]
     chains.set_cuda_graph_bs([1, 2])
     assert chains.cuda_graph_bs_for_step(3) == [1, 2]
@@ -97,8 +97,8 @@ def test_the_controllers_protocol() -> None:
     assert chains.on_verify_complete([1, 0, 2, 1], 4) is None
 
 
-def test_worse_weights_go_back_and_better_ones_stay() -> None:
-    """Written as SGLang's loaders write, through ``.data``; what the target shares with its drafter is let alone."""
+def test_worse_weights_are_rolled_back_and_better_ones_stay() -> None:
+    """Written as SGLang's loaders write, through ``.data``; what the target shares with its drafter is left alone."""
     from flashpatch.patches.eagle.sglang import drafter_refit
 
     target, draft = torch.nn.Linear(2, 2), torch.nn.Module()
@@ -113,23 +113,23 @@ def test_worse_weights_go_back_and_better_ones_stay() -> None:
 
     worker = Worker(**vars(worker))
     manager = types.SimpleNamespace(draft_worker=worker)
-    drafter = drafter_refit.Drafter(manager, dict(rollback=0.2, rollback_steps=4))
+    drafter = drafter_refit.DrafterRefit(manager, dict(rollback=0.2, rollback_steps=4))
     assert list(drafter.weights()) == ["head"]
 
     def send(value: float) -> bool:
-        drafter.before()
+        drafter.session_started()
         draft.head.data.copy_(torch.tensor([value]))
-        return drafter.after()
+        return drafter.session_ended()
 
     def steps(accepted: int, count: int = 4) -> None:
         for _ in range(count):
-            drafter.observe([accepted, accepted], 3)
+            drafter.count([accepted, accepted], 3)
 
     steps(2)
     assert not send(0.0) and drafter.version == 0, "the same weights are no update"
     assert send(1.0) and drafter.version == 1
     steps(0)
-    assert draft.head.item() == 0.0 and drafter.version == 0, "worse: taken back"
+    assert draft.head.item() == 0.0 and drafter.version == 0, "worse: rolled back"
     steps(2)
     assert send(2.0)
     steps(3)
@@ -137,6 +137,9 @@ def test_worse_weights_go_back_and_better_ones_stay() -> None:
     assert send(3.0) and send(4.0) and drafter.version == 3
     steps(0)
     assert draft.head.item() == 2.0, "several in a row go back to what was judged last"
+    assert drafter.version == 1, "which has its own version again"
+    events = [entry["event"] for entry in drafter.log]
+    assert events == "update worse rollback update kept update update worse rollback".split()
     steps(3)
-    drafter.observe([0, 0], 0)  # a step that drafted nothing says nothing
-    assert drafter.trial.length > 3
+    drafter.count([0, 0], 0)  # a step that drafted nothing says nothing
+    assert drafter.check.acceptance_length > 3

@@ -96,7 +96,7 @@ def test_captured_states_are_those_of_a_forward(shape: str, half: tuple[str, str
     import torch
     from transformers import AutoModelForCausalLM
 
-    from flashpatch.patches.eagle.capture.sample_queue import Reader
+    from flashpatch.patches.eagle.capture.sample_queue import SampleReader
 
     target, drafter = half
     shared = list(range(40, 72))
@@ -123,7 +123,7 @@ def test_captured_states_are_those_of_a_forward(shape: str, half: tuple[str, str
         for step, asked in zip(seen.steps, steps)
         for p, a in zip(asked[1]["prompts"], step)
     }
-    samples = Reader(seen.where / "ring").take(10)
+    samples = SampleReader(seen.where / "ring").read_samples(10)
     assert len(samples) == len(answers)
     masked = 0
     for sample in samples:
@@ -140,7 +140,7 @@ def test_captured_states_are_those_of_a_forward(shape: str, half: tuple[str, str
     assert 0 < masked <= len(shared), "the cached prefix was not masked, or more than it was"
 
 
-def test_a_drafter_is_exchanged_and_a_worse_one_goes_back(models: Path, tmp_path: Path) -> None:
+def test_a_drafter_is_updated_and_a_worse_one_is_rolled_back(models: Path, tmp_path: Path) -> None:
     target = eagles.target(models, 0.0)
     exact, random = (
         eagles.drafter(models, target, name, exact=name == "exact") for name in ("exact", "random")
@@ -160,12 +160,13 @@ def test_a_drafter_is_exchanged_and_a_worse_one_goes_back(models: Path, tmp_path
     lengths = [max(a["accept"] for a in step) for step in (first, low, again)]
     assert lengths[0] > 3.9 and lengths[1] < 1.5 and lengths[2] > 3.9, lengths
     assert ids(first) == ids(low) == ids(again)
-    assert worker(seen[0])["notes"]["eagle_drafter"] == 2
+    assert worker(seen[0])["notes"]["eagle_drafter"]["version"] == 2
     before, _, during, after = seen[1].steps
     assert ids(before) == ids(during) == ids(after)
     assert max(a["accept"] for a in after) > 3.9, "the worse drafter stayed"
-    notes = worker(seen[1])["notes"]
-    assert notes["eagle_drafter"] == 0 and notes["eagle_sync"]["verdict"] == "taken back"
+    found = worker(seen[1])["notes"]["eagle_drafter"]
+    assert found["version"] == 0
+    assert [entry["event"] for entry in found["log"]] == ["update", "worse", "rollback"]
 
 
 @pytest.mark.full
@@ -188,7 +189,7 @@ def test_the_bandit_gives_up_a_useless_drafter(models: Path, tmp_path: Path) -> 
     )
     assert all(one.done for one in seen), str(seen[1])
     assert ids(seen[0].steps[1]) == ids(seen[1].steps[1])
-    assert worker(seen[1])["notes"]["eagle_arm"] == "disable"
+    assert worker(seen[1])["notes"]["eagle_bandit"]["arm"] == "disable"
 
 
 def test_what_cannot_be_is_refused_by_name(half: tuple[str, str], tmp_path: Path) -> None:

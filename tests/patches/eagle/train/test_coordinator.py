@@ -42,7 +42,7 @@ def until(condition, one, limit=30.0):
     return events
 
 
-def test_a_slice_gives_a_drafter_and_the_worker_leaves_when_told(run):
+def test_a_slice_gives_a_drafter_and_the_worker_exits_on_command(run):
     one = run()
     assert one.train(5.0)  # started on the way
     until(lambda: one.counts["drafters"] == 1 and one.state == "idle", one)
@@ -118,7 +118,7 @@ def test_closing_ends_in_time_too(run):
     assert time.monotonic() - began < 3.0 and one.counts["killed"] == 1
 
 
-def test_orders_to_a_deaf_or_missing_worker_are_lost_at_once(run):
+def test_commands_to_a_worker_that_does_not_read_are_dropped_at_once(run):
     one = run("deaf")
     assert one.load("/some/drafter") is False
     one.start()
@@ -128,10 +128,10 @@ def test_orders_to_a_deaf_or_missing_worker_are_lost_at_once(run):
     began = time.monotonic()
     assert one.load("/some/drafter") is False
     assert time.monotonic() - began < SLOW
-    assert one.counts["unheard"] > 1
+    assert one.counts["undelivered"] > 1
 
 
-def test_an_error_of_the_worker_is_told_and_it_goes_on(run):
+def test_an_error_of_the_worker_is_reported_and_it_goes_on(run):
     one = run("error")
     one.train(1.0)
     until(lambda: one.counts["errors"] == 1 and one.state == "idle", one)

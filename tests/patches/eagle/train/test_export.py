@@ -16,7 +16,7 @@ from flashpatch.patches.eagle.train import export
 from flashpatch.patches.eagle.train.drafter import make_drafter
 from flashpatch.patches.eagle.train.drafter_config import drafter_config
 from flashpatch.patches.eagle.train.export import load_weights, save_drafter
-from flashpatch.patches.eagle.train.target_embeddings import Frozen
+from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
@@ -26,8 +26,8 @@ def test_a_drafter_is_written_as_the_engine_reads_it_and_read_back(family, kind,
     target = make_target(family)
     config = drafter_config(target.config, kind)
     drafter = make_drafter(config, seed=1)
-    frozen = Frozen(target.model.embed_tokens.weight, target.lm_head.weight)
-    folder = save_drafter(tmp_path / "d", drafter.state_dict(), config, engine, frozen)
+    target_embeddings = TargetEmbeddings(target.model.embed_tokens.weight, target.lm_head.weight)
+    folder = save_drafter(tmp_path / "d", drafter.state_dict(), config, engine, target_embeddings)
     written = load_file(folder / "model.safetensors")
     plain = json.loads((folder / "config.json").read_text())
     extra = set(written) - set(drafter.state_dict())
@@ -99,9 +99,9 @@ def test_embedding_and_head_come_from_the_targets_checkpoint(tied, tmp_path):
     target = make_target(tie_word_embeddings=tied)
     target.save_pretrained(tmp_path, max_shard_size="20KB")
     assert (tmp_path / "model.safetensors.index.json").exists()
-    frozen = Frozen.load(tmp_path)
-    assert torch.equal(frozen.embedding, target.model.embed_tokens.weight)
-    assert torch.equal(frozen.head, target.lm_head.weight)
-    assert (frozen.to(dtype=torch.float64).head is frozen.to().embedding) is False
+    target_embeddings = TargetEmbeddings.load(tmp_path)
+    assert torch.equal(target_embeddings.embedding, target.model.embed_tokens.weight)
+    assert torch.equal(target_embeddings.head, target.lm_head.weight)
+    assert (target_embeddings.to(dtype=torch.float64).head is target_embeddings.to().embedding) is False
     with pytest.raises(PatchError, match="no model.embed_tokens"):
-        Frozen.load(tmp_path / "nowhere")
+        TargetEmbeddings.load(tmp_path / "nowhere")

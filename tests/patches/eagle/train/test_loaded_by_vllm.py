@@ -20,7 +20,7 @@ from flashpatch.patches.eagle.train.drafter import make_drafter
 from flashpatch.patches.eagle.train.drafter_config import drafter_config
 from flashpatch.patches.eagle.train.export import save_drafter
 from flashpatch.patches.eagle.train.pack import pack
-from flashpatch.patches.eagle.train.target_embeddings import Frozen
+from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
 from flashpatch.patches.eagle.train.trainer import Recipe, Trainer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.full]
@@ -59,8 +59,8 @@ def test_first_drafts_are_accepted_as_often_as_the_trained_drafter_agrees(family
     target = AutoModelForCausalLM.from_pretrained(tmp_path / "target", dtype=torch.float32)
     samples = capture(target, 8)
     config = drafter_config(target.config, kind)
-    frozen = Frozen(target.model.embed_tokens.weight, target.lm_head.weight)
-    trainer = Trainer(make_drafter(config), frozen, Recipe(rate=3e-3, tokens=0.5))
+    target_embeddings = TargetEmbeddings(target.model.embed_tokens.weight, target.lm_head.weight)
+    trainer = Trainer(make_drafter(config), target_embeddings, Recipe(rate=3e-3, tokens=0.5))
     if kind == "eagle3":
         samples = [_with_layers(target, sample) for sample in samples]
     rows = pack(cut(samples, auxiliary=kind == "eagle3"), 400)
@@ -68,7 +68,7 @@ def test_first_drafts_are_accepted_as_often_as_the_trained_drafter_agrees(family
         trainer.step(rows)
     agreement = trainer.evaluate(rows)["agreement"]
     assert agreement > 0.6
-    folder = save_drafter(tmp_path / "drafter", trainer.weights(), config, "vllm", frozen)
+    folder = save_drafter(tmp_path / "drafter", trainer.weights(), config, "vllm", target_embeddings)
     prompts = [sample.input_ids[:4].tolist() for sample in samples]
     done = subprocess.run(
         [sys.executable, "-c", ENGINE, str(tmp_path / "target"), kind, str(folder), json.dumps(prompts)],

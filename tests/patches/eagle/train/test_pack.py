@@ -15,7 +15,7 @@ from flashpatch.patches.eagle.train.drafter import make_drafter
 from flashpatch.patches.eagle.train.drafter_config import drafter_config
 from flashpatch.patches.eagle.train.loss import sums
 from flashpatch.patches.eagle.train.pack import filler, join, pack, windows
-from flashpatch.patches.eagle.train.target_embeddings import Frozen
+from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
 
 
 def random_sample(length: int, source: random.Random, hidden: int = 32) -> Sample:
@@ -37,7 +37,7 @@ def test_packed_loss_and_gradients_are_the_sum_of_separate_sequences(family, kin
     torch.manual_seed(0)
     target = make_target(family).double()
     drafter = make_drafter(drafter_config(target.config, kind), dtype=torch.float64)
-    frozen = Frozen(target.model.embed_tokens.weight, target.lm_head.weight)
+    target_embeddings = TargetEmbeddings(target.model.embed_tokens.weight, target.lm_head.weight)
     source = random.Random(1)
     samples = [random_sample(length, source) for length in (9, 2, 17, 30, 5)]
     parts = [part.to("cpu", torch.float64) for part in cut(samples, 12, auxiliary=kind == "eagle3")]
@@ -48,7 +48,7 @@ def test_packed_loss_and_gradients_are_the_sum_of_separate_sequences(family, kin
         total = torch.zeros(2, dtype=torch.float64)
         count = 0
         for row in rows:
-            found = sums(drafter, frozen, row)
+            found = sums(drafter, target_embeddings, row)
             (found.states + 0.1 * found.tokens).backward()
             total += torch.stack((found.states, found.tokens)).detach()
             count += int(found.count)
@@ -66,12 +66,12 @@ def test_packed_loss_and_gradients_are_the_sum_of_separate_sequences(family, kin
 def test_without_the_mask_the_packed_loss_would_be_another(monkeypatch):
     target = make_target()
     drafter = make_drafter(drafter_config(target.config))
-    frozen = Frozen(target.model.embed_tokens.weight, target.lm_head.weight)
+    target_embeddings = TargetEmbeddings(target.model.embed_tokens.weight, target.lm_head.weight)
     row = join(cut(capture(target, 3)))
-    right = sums(drafter, frozen, row).states.item()
+    right = sums(drafter, target_embeddings, row).states.item()
     causal = torch.ones(len(row), len(row), dtype=torch.bool).tril()[None, None]
     monkeypatch.setattr(type(row), "mask", lambda self: causal)
-    assert abs(sums(drafter, frozen, row).states.item() - right) > 1e-4
+    assert abs(sums(drafter, target_embeddings, row).states.item() - right) > 1e-4
 
 
 def test_positions_pair_each_state_with_the_next_token_and_the_next_state():
@@ -82,9 +82,9 @@ def test_positions_pair_each_state_with_the_next_token_and_the_next_state():
             parameter.zero_()
         size = target.config.hidden_size
         drafter.fc.weight.copy_(torch.cat((torch.eye(size), torch.zeros(size, size)), dim=1))
-    frozen = Frozen(target.model.embed_tokens.weight, target.lm_head.weight)
+    target_embeddings = TargetEmbeddings(target.model.embed_tokens.weight, target.lm_head.weight)
     for longest in (512, 7, 1):
-        found = sums(drafter, frozen, join(cut(capture(target, 4), longest)))
+        found = sums(drafter, target_embeddings, join(cut(capture(target, 4), longest)))
         assert found.states.item() < 1e-9
         assert found.agreed.item() == found.count.item()
 
@@ -135,7 +135,7 @@ def test_rows_keep_to_their_budget_and_hold_every_part():
 def test_a_filler_teaches_nothing():
     target = make_target()
     drafter = make_drafter(drafter_config(target.config))
-    found = sums(drafter, Frozen(target.model.embed_tokens.weight), filler(32, 32))
+    found = sums(drafter, TargetEmbeddings(target.model.embed_tokens.weight), filler(32, 32))
     (found.states + found.tokens).backward()
     assert found.count == 0
     assert all(parameter.grad.abs().sum() == 0 for parameter in drafter.parameters())

@@ -19,7 +19,7 @@ from flashpatch.patches.eagle.train.checkpoint import Checkpoints
 from flashpatch.patches.eagle.train.drafter import make_drafter
 from flashpatch.patches.eagle.train.drafter_config import drafter_config
 from flashpatch.patches.eagle.train.pack import join, pack
-from flashpatch.patches.eagle.train.target_embeddings import Frozen
+from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
 from flashpatch.patches.eagle.train.trainer import Recipe, Trainer
 
 
@@ -31,8 +31,8 @@ def lesson():
 
 def make(target, kind="eagle", **recipe):
     drafter = make_drafter(drafter_config(target.config, kind))
-    frozen = Frozen(target.model.embed_tokens.weight, target.lm_head.weight)
-    return Trainer(drafter, frozen, Recipe(**recipe))
+    target_embeddings = TargetEmbeddings(target.model.embed_tokens.weight, target.lm_head.weight)
+    return Trainer(drafter, target_embeddings, Recipe(**recipe))
 
 
 @pytest.mark.parametrize("kind", ["eagle", pytest.param("eagle3", marks=pytest.mark.full)])

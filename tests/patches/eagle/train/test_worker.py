@@ -18,7 +18,7 @@ import torch
 from drafter_lab import capture, cut, make_target
 from transformers import AutoModelForCausalLM
 
-from flashpatch.patches.eagle.capture.sample_queue import Writer
+from flashpatch.patches.eagle.capture.sample_queue import SampleWriter
 from flashpatch.patches.eagle.train.coordinator import Coordinator
 from flashpatch.patches.eagle.train.drafter import make_drafter
 from flashpatch.patches.eagle.train.drafter_config import drafter_config
@@ -38,7 +38,7 @@ def until(one: Coordinator, condition, limit: float = 240.0) -> list[dict]:
 
 
 def fill(ring: Path, samples) -> None:
-    writer = Writer(ring, waiting=len(samples))
+    writer = SampleWriter(ring, waiting=len(samples))
     for sample in samples:
         assert writer.offer(sample)
     writer.close()
@@ -71,8 +71,8 @@ def test_training_survives_what_happens_to_a_trainer(target, tmp_path):
         # From scratch, with a corrupt file among the samples.
         one.train(300.0)
         until(one, lambda: one.figures.get("step", 0) >= 12)
-        assert one.figures["corrupt"] == 1 and one.figures["taken"] == 9
-        # Killed in the middle of a slice: noticed, started again, its checkpoint taken up.
+        assert one.figures["corrupt"] == 1 and one.figures["read"] == 9
+        # Killed in the middle of a slice: noticed, started again, its checkpoint read up.
         os.kill(one.pid, signal.SIGKILL)
         until(one, lambda: one.counts["died"] == 1)
         fill(ring, capture(model, 10, seed=1))
@@ -94,7 +94,7 @@ def test_training_survives_what_happens_to_a_trainer(target, tmp_path):
         load_weights(drafter, one.drafter)
         assert json.loads((one.drafter / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
         assert all(torch.isfinite(weight).all() for weight in drafter.parameters())
-        # A rollback and a moved policy are taken in.
+        # A rollback and a moved policy are read in.
         one.load(one.drafter)
         one.target(target)
         one.train(1.0) or until(one, lambda: one.train(1.0))
@@ -135,7 +135,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(target, tmp_path):
     events: list[dict] = []
     second = Worker(settings, events.append, queue.Queue())
     assert second.resumed and second.trainer.count == 1 and not kept.exists()
-    assert [event["order"] for event in events] == ["resume"] and "step-2" in events[0]["problem"]
+    assert [event["command"] for event in events] == ["resume"] and "step-2" in events[0]["problem"]
     assert all(torch.isfinite(weight).all() for weight in second.trainer.weights().values())
 
 
@@ -143,7 +143,7 @@ def test_samples_of_another_model_are_passed_over(target, tmp_path):
     other = make_target(hidden_size=64)
     fill(tmp_path / "ring", capture(other, 3))
     settings = WorkerSettings(str(target), str(tmp_path / "ring"), str(tmp_path / "out"), least=1)
-    events, orders = [], queue.Queue()
-    worker = Worker(settings, events.append, orders)
-    worker._gather()
+    events, commands = [], queue.Queue()
+    worker = Worker(settings, events.append, commands)
+    worker._read_samples()
     assert worker._unsuitable == 3 and len(worker.buffer) == 0

@@ -1,5 +1,5 @@
 """One job's drafter, with replicas and a trainer that do what a test asks; the real ones are in
-test_under_verl_job.py."""
+test_job.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flashpatch.patches.eagle.verl import cotraining
-from flashpatch.patches.eagle.vllm.drafter_refit import FLUSH, SHARED, UPDATE
+from flashpatch.patches.eagle.vllm.drafter_refit import FLUSH, SAVE_EMBEDDINGS, UPDATE
 
 
 class Trainer:
@@ -23,27 +23,27 @@ class Trainer:
             "",
         )
         self.state, self.pid = "idle", 1
-        self.orders = []
+        self.commands = []
 
     def start(self):
         return True
 
     def train(self, seconds):
-        self.orders.append(("train", seconds))
-        self.drafter = Path(f"drafter-{len(self.orders)}")
+        self.commands.append(("train", seconds))
+        self.drafter = Path(f"drafter-{len(self.commands)}")
         return True
 
     def wait_idle(self, limit):
         return True
 
     def load(self, folder):
-        self.orders.append(("load", str(folder)))
+        self.commands.append(("load", str(folder)))
 
     def target(self, folder):
-        self.orders.append(("target", Path(folder).name))
+        self.commands.append(("target", Path(folder).name))
 
     def close(self):
-        self.orders.append(("close",))
+        self.commands.append(("close",))
 
 
 class Replicas:
@@ -73,70 +73,70 @@ def one(tmp_path, monkeypatch):
 
 
 def step(one, replicas, number):
-    one.idle()
-    one.updated(replicas, number)
+    one.rollouts_ended()
+    one.policy_updated(replicas, number)
 
 
 def test_each_new_drafter_is_sent_once_and_the_trainer_follows_the_policy(one, tmp_path):
     replicas = Replicas()
-    one.updated(replicas, 0)  # before the first rollout: there is a trainer now, and nothing to send
+    one.policy_updated(replicas, 0)  # before the first rollout: there is a trainer now, and nothing to send
     assert one.coordinator.settings.ring == "/ring" and not replicas.made(UPDATE)
     step(one, replicas, 1)
-    one.updated(replicas, 2)  # no slice in between
+    one.policy_updated(replicas, 2)  # no slice in between
     step(one, replicas, 3)
     sent = replicas.made(UPDATE)
     assert [version for _, version in sent] == [1, 2] and sent[0][0] != sent[1][0]
-    assert [name for what, name in one.coordinator.orders if what == "target"][-1] == "shared-000000003"
+    assert [name for what, name in one.coordinator.commands if what == "target"][-1] == "shared-000000003"
     assert one.metrics["eagle/drafter_version"] == 2 and one.metrics["eagle/acceptance_length"] == 2.0
     assert one.metrics["eagle/captured"] == 6
 
 
-def test_a_drafter_that_one_replica_took_back_goes_back_everywhere(one):
+def test_a_rollback_of_one_replica_rolls_all_back(one):
     replicas = Replicas()
-    one.updated(replicas, 0)
+    one.policy_updated(replicas, 0)
     step(one, replicas, 1)
     step(one, replicas, 2)
     first = replicas.made(UPDATE)[0][0]
     replicas.states[0] = {**replicas.states[0], "drafter": 1, "drafter_path": first}
-    one.updated(replicas, 3)
-    assert ("load", first) in one.coordinator.orders
+    one.policy_updated(replicas, 3)
+    assert ("load", first) in one.coordinator.commands
     assert replicas.made(UPDATE)[-1] == (first, 3)
 
 
-@pytest.mark.parametrize("method", [UPDATE, SHARED, FLUSH])
+@pytest.mark.parametrize("method", [UPDATE, SAVE_EMBEDDINGS, FLUSH])
 def test_what_fails_is_said_and_stops_nothing(one, caplog, method):
     replicas = Replicas()
-    one.updated(replicas, 0)
+    one.policy_updated(replicas, 0)
     replicas.refuses = method
     step(one, replicas, 1)
     step(one, replicas, 2)
     assert "no" in caplog.text
-    assert one.version == (0 if method != SHARED else 2)
+    assert one.version == (0 if method != SAVE_EMBEDDINGS else 2)
     replicas.refuses = ""
     step(one, replicas, 3)
-    assert one.version == (1 if method != SHARED else 3)
+    assert one.version == (1 if method != SAVE_EMBEDDINGS else 3)
 
 
 def test_replicas_that_capture_to_different_places_are_not_trained_on(one, caplog):
     replicas = Replicas()
     replicas.states[1] = {**replicas.states[1], "ring": "/elsewhere"}
-    one.updated(replicas, 0)
+    one.policy_updated(replicas, 0)
     assert one.coordinator is None and "/elsewhere" in caplog.text and not replicas.made(UPDATE)
 
 
 def test_old_embeddings_are_cleared_away(one, tmp_path):
     def call(method, given):
-        if method == SHARED:
+        if method == SAVE_EMBEDDINGS:
             Path(given[0]).mkdir()
         return [[dict(ring="/ring")]]
 
     for number in range(5):
-        one.updated(call, number)
+        one.policy_updated(call, number)
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["shared-000000003", "shared-000000004"]
 
 
 def test_the_trainer_sees_the_accelerator_it_is_given_though_the_driver_sees_none(one):
     one.settings["device"] = "cuda:3"
-    one.updated(Replicas(), 0)
+    one.policy_updated(Replicas(), 0)
     assert one.coordinator.environment == {"CUDA_VISIBLE_DEVICES": "3"}
     assert one.coordinator.settings.device == "cuda"

@@ -72,8 +72,8 @@ def test_acceptance_rises_with_co_training(world, tmp_path):
     notes = {row["pid"]: row["notes"] for row in rows if row["kind"] == "row"}
     assert notes[worker["pid"]]["eagle_capture"]["requests"] > 0
     assert notes[core["pid"]]["eagle_drafter"]["version"] >= 2
-    [trainer] = [pid for pid, told in notes.items() if "eagle_training" in told]
-    [driving] = [pid for pid, told in notes.items() if "eagle_trainer" in told]
+    [trainer] = [pid for pid, noted in notes.items() if "eagle_training" in noted]
+    [driving] = [pid for pid, noted in notes.items() if "eagle_trainer" in noted]
     assert len({worker["pid"], core["pid"], trainer, driving}) == 4
     assert notes[trainer]["eagle_training"]["step"] > 0
 
@@ -89,12 +89,12 @@ def test_two_replicas_fill_one_ring_and_get_the_same_drafter(world, tmp_path):
         for row in (json.loads(path.read_text()) for path in (tmp_path / "ledger").rglob("*.json"))
         if row["kind"] == "row"
     ]
-    assert [told["eagle_drafter"]["version"] for told in notes if "eagle_drafter" in told] == [
+    assert [noted["eagle_drafter"]["version"] for noted in notes if "eagle_drafter" in noted] == [
         versions[-1]
     ] * 2
-    captured = [told for told in notes if isinstance(told.get("eagle_capture"), dict)]
-    assert len(captured) == 2 and all(told["eagle_capture"]["requests"] > 0 for told in captured)
-    assert len({told["eagle_ring"] for told in captured}) == 1
+    captured = [noted for noted in notes if isinstance(noted.get("eagle_capture"), dict)]
+    assert len(captured) == 2 and all(noted["eagle_capture"]["requests"] > 0 for noted in captured)
+    assert len({noted["eagle_ring"] for noted in captured}) == 1
 
 
 @pytest.mark.full

@@ -27,7 +27,7 @@ def test_the_recipes_own_drafter_is_read_as_verl_reads_it(given):
 
 @pytest.mark.parametrize("given", ["{", "[1]", 3])
 def test_what_is_no_mapping_is_refused(given):
-    with pytest.raises(PatchError, match="is no mapping"):
+    with pytest.raises(PatchError, match="is not a mapping"):
         verl_config.speculation(reader({verl_config.SPECULATIVE: given}))
 
 
@@ -64,8 +64,8 @@ def test_two_drafters_are_one_too_many():
         ({"actor_rollout_ref.rollout.name": "sglang"}, {}, "capture and bandit work there"),
         (ROLLOUT, {}, "drafts with nothing"),
         (ROLLOUT, {"method": "ngram"}, "drafts with ngram"),
-        (ROLLOUT, {"method": "eagle", "model": "someone/drafter"}, "is no folder"),
-        (ROLLOUT | {"trainer.v1.trainer_mode": "separate_async"}, {}, "rollouts never rest"),
+        (ROLLOUT, {"method": "eagle", "model": "someone/drafter"}, "is not a folder"),
+        (ROLLOUT | {"trainer.v1.trainer_mode": "separate_async"}, {}, "rollouts never pause"),
     ],
 )
 def test_why_no_drafter_is_trained(tmp_path, settings, speculative, said):
@@ -90,6 +90,6 @@ def test_a_drafter_that_can_be_trained_is(tmp_path):
 
 @pytest.mark.parametrize("text", ["rate", "rates=1", "rate=fast", "least=1.5", "ring=/x"])
 def test_a_trainers_setting_that_is_none_is_refused(text):
-    with pytest.raises(PatchError, match="option trainer has") as told:
-        verl_config._given({**OFF, "trainer": [text]}, "", "", "")
-    assert "rate" in str(told.value)
+    with pytest.raises(PatchError, match="option trainer has") as raised:
+        verl_config._trainer_settings({**OFF, "trainer": [text]}, "", "", "")
+    assert "rate" in str(raised.value)

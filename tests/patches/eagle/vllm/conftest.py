@@ -16,7 +16,7 @@ from tree import SUPPORT
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory of tiny checkpoints."""
+    """Write tiny checkpoints; return their directory."""
     from flashpatch.verify.probes.eagle import tiny
 
     at = tmp_path_factory.mktemp("models")
@@ -61,8 +61,8 @@ def job(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
             text=True,
             timeout=580,
         )
-        said = f"exit {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-8000:]}"
-        assert (at / "seen.json").exists(), said
+        output = f"exit {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-8000:]}"
+        assert (at / "seen.json").exists(), output
         (at / "said.log").write_text(done.stdout + done.stderr)
         return json.loads((at / "seen.json").read_text()), at
 

@@ -26,9 +26,9 @@ def test_it_speculates_while_it_pays_and_ends_up_disabled_when_it_does_not(run):
 
 def test_decisions_and_rewards_are_in_the_ledger(run):
     seen, _ = run
-    told = seen["notes"]["eagle_speculation"]
-    assert told["counted"] > 100 and told["recent"][-1] in (0, 1, 2, 3)
-    assert any(name.endswith("/disable/pulls") and count > 20 for name, count in told.items())
+    found = seen["notes"]["eagle_bandit"]
+    assert found["steps"] > 100 and found["recent"][-1] in ("disable", "1_1_2", "2_1_3", "3_1_4")
+    assert any(name.endswith("/disable/pulls") and count > 20 for name, count in found.items())
 
 
 def test_what_was_learned_is_saved(run):

@@ -1,4 +1,4 @@
-"""Drafter weights that come, are refused, and go back, in one running engine."""
+"""Update, refuse and roll back drafter weights in one running engine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from eagle_jobs import prompts
+from eagle_job_common import prompts
 from eagle_reference import model
 
 pytestmark = pytest.mark.vllm(least="0.31")
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.vllm(least="0.31")
     params=["eagle", *(pytest.param(f"{name},eagle", marks=pytest.mark.full) for name in ("bf16", "fp8"))],
 )
 def run(job, request):
-    return *job("sync", request.param), request.param
+    return *job("refit", request.param), request.param
 
 
 def _greedy(path, text: list[int], tokens: int) -> list[int]:
@@ -68,7 +68,7 @@ def test_a_wrong_update_is_refused_by_name_and_changes_nothing(run, what, says):
     assert seen["acceptance"]["after refusals"] > 3.5
 
 
-def test_a_drafter_that_made_it_worse_goes_back(run):
+def test_a_worse_drafter_is_rolled_back(run):
     seen, _, _ = run
     events = [(event["event"], event["version"]) for event in seen["log"]]
     assert events == [("update", 1), ("update", 2), ("kept", 2), ("update", 3), ("worse", 3), ("rollback", 2)]
@@ -86,7 +86,7 @@ def test_what_is_shared_stays_shared_and_follows_the_target(run):
     assert seen["acceptance"]["new target"] > 3.5  # exact only with the new embeddings and head
     assert seen["acceptance"]["new target, new drafter"] > 3.5
     assert seen["notes"]["eagle_policy"] == 1
-    assert seen["told of new target"] == 1, "the bandit has to look again"
+    assert seen["refreshed"] == 1, "the bandit was not refreshed"
 
 
 def test_disable_leaves_vllm_as_it_was(run):
@@ -94,7 +94,7 @@ def test_disable_leaves_vllm_as_it_was(run):
     assert seen["wrapped"] == [] and seen["left behind"] == []
     assert "eagle_update_drafter" in seen["unknown then"]
     assert set(seen["lookup"]) == {3}, "what vLLM's own code makes of this schedule"
-    assert seen["acceptance"]["after disable"] == 1.0  # nobody counts
+    assert seen["acceptance"]["after disable"] == 1.0  # nothing counts
     assert seen["tokens"]["after disable"] == seen["tokens"]["new target"]
 
 

@@ -69,7 +69,7 @@ def test_what_is_shared_is_out_of_reach_and_back_in_its_place():
     before = list(drafter.state_dict())
     shared = drafter_weights._shared(drafter, target)
     assert sorted(name for _, name in shared) == ["embed_tokens", "lm_head"]
-    with pytest.raises(RuntimeError), drafter_weights._apart(shared):
+    with pytest.raises(RuntimeError), drafter_weights._detached(shared):
         assert list(drafter.state_dict()) == ["model.fc.weight", "model.fc.bias"]
         raise RuntimeError
     assert list(drafter.state_dict()) == before

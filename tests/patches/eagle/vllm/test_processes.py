@@ -7,11 +7,11 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from eagle_jobs import prompts
+from eagle_job_common import prompts
 from eagle_reference import states
 
 from flashpatch import ledger
-from flashpatch.patches.eagle.capture.sample_queue import Reader
+from flashpatch.patches.eagle.capture.sample_queue import SampleReader
 
 pytestmark = [pytest.mark.vllm(least="0.31"), pytest.mark.full]
 
@@ -26,11 +26,11 @@ def ranks(job):
 def test_one_process_decides_for_all_ranks(ranks):
     seen, at = ranks
     [run] = ledger.read(at / "ledger")
-    deciding = [row for row in run.rows if "eagle_speculation" in row.notes]
+    deciding = [row for row in run.rows if "eagle_bandit" in row.notes]
     assert [row.roles for row in deciding] == [["engine-core"]] or [tuple(row.roles) for row in deciding] == [
         ("engine-core",)
     ]
-    assert deciding[0].notes["eagle_speculation"]["counted"] > 20
+    assert deciding[0].notes["eagle_bandit"]["steps"] > 20
     workers = [row for row in run.rows if "worker" in row.roles]
     assert sorted(row.rank["tp"] for row in workers) == [0, 1]
     assert len({row.pid for row in [*workers, *deciding]}) == 3
@@ -40,7 +40,7 @@ def test_one_rank_captures(ranks):
     seen, at = ranks
     first, second = sorted(seen["flush"], key=len, reverse=True)
     assert first["requests"] >= len(prompts()) and second == {}
-    samples = Reader(at / "ring").take(999)
+    samples = SampleReader(at / "ring").read_samples(999)
     said = [p + t for row in seen["tokens"] for p, t in zip(prompts(), row, strict=True)]
     for one in samples:
         assert one.input_ids.tolist() in said
@@ -57,7 +57,7 @@ def test_all_ranks_take_new_weights_or_none(ranks):
 
 def test_the_layers_of_eagle3_are_captured(job):
     seen, at = job("layers")
-    samples = Reader(at / "ring").take(999)
+    samples = SampleReader(at / "ring").read_samples(999)
     assert len(samples) >= len(prompts())
     for one in samples:
         side, _ = states(at / "deep", one.input_ids.tolist(), tuple(seen["layers"]))
@@ -70,7 +70,7 @@ def test_the_layers_of_eagle3_are_captured(job):
 
 def test_an_engine_that_does_not_speculate_is_captured(job):
     seen, at = job("plain")
-    samples = Reader(at / "ring").take(999)
+    samples = SampleReader(at / "ring").read_samples(999)
     assert len(samples) >= len(prompts()) and "no drafter with weights" in seen["refused"]
     for one in samples:
         wanted, _ = states(at / "target", one.input_ids.tolist())

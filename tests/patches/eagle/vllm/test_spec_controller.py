@@ -1,4 +1,4 @@
-"""What a scheduler's steps teach the bandit, without an engine."""
+"""Learn from a scheduler's steps, without an engine."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.bandit.arm import Arm
-from flashpatch.patches.eagle.drafter_refit.acceptance_check import Tally, Trial
-from flashpatch.patches.eagle.vllm.spec_controller import HOLD, Choice, Controller, policy
+from flashpatch.patches.eagle.drafter_refit.acceptance_check import AcceptanceCheck, DraftCounts
+from flashpatch.patches.eagle.vllm.spec_controller import HOLD, BanditLookup, SpecController, make_policy
 
 OPTIONS = {"arms": [], "rule": "", "guard": 2048, "window": 300, "seed": 0}
 
@@ -23,14 +23,20 @@ class Clock:
 
 
 def step(
-    controller: Controller, verified: int, seconds: float, accept: int | None = None, batch: int = 2, **more
+    controller: SpecController,
+    verified: int,
+    seconds: float,
+    accept: int | None = None,
+    batch: int = 2,
+    **more,
 ):
-    """One step of ``batch`` requests that verifies some drafts and orders as many as the bandit says."""
-    began = controller.begin()
-    count = controller.choose(batch)
+    """One step of ``batch`` requests that verifies some drafts and schedules as many as the bandit
+    chooses."""
+    started = controller.step_started()
+    count = controller.choose(batch).steps
     names = [f"r{number}" for number in range(batch)]
     got = verified if accept is None else accept
-    orders = SimpleNamespace(
+    scheduled = SimpleNamespace(
         num_scheduled_tokens={name: verified + 1 for name in names},
         scheduled_spec_decode_tokens={name: [0] * verified for name in names} if verified else {},
         num_spec_tokens_to_schedule=count,
@@ -38,9 +44,9 @@ def step(
     output = SimpleNamespace(
         sampled_token_ids=[[0] * (got + 1)] * batch, req_id_to_index={name: i for i, name in enumerate(names)}
     )
-    vars(orders).update(more)
+    vars(scheduled).update(more)
     controller.clock.now += seconds
-    controller.end(began, orders, output)
+    controller.step_finished(started, scheduled, output)
     return count
 
 
@@ -60,15 +66,15 @@ class Fixed:
 
 
 def test_a_step_counts_for_the_arm_that_it_verified_and_ordered():
-    controller = Controller(Fixed(3), 4, clock=Clock())
+    controller = SpecController(Fixed(3), 4, clock=Clock())
     step(controller, 3, 2.0, accept=1)
     assert controller.policy.seen == [(2, Arm(3, 1, 4), 4, 2.0)]
     assert (controller.drafted, controller.accepted, controller.drafts) == (6, 2, 2)
-    assert controller.acceptance == 2.0
+    assert controller.acceptance_length == 2.0
 
 
 def test_disable_counts_as_an_arm():
-    controller = Controller(Fixed(0), 4, clock=Clock())
+    controller = SpecController(Fixed(0), 4, clock=Clock())
     step(controller, 0, 1.0)
     assert controller.policy.seen == [(2, Arm.DISABLE, 2, 1.0)]
 
@@ -82,84 +88,84 @@ def test_disable_counts_as_an_arm():
     ],
 )
 def test_a_mixed_step_teaches_nothing(mixed):
-    controller = Controller(Fixed(3), 4, clock=Clock())
+    controller = SpecController(Fixed(3), 4, clock=Clock())
     step(controller, 3, 2.0, **mixed)
     assert controller.policy.seen == [] and controller.steps == 1
 
 
 def test_overlapping_steps_share_no_second():
-    controller = Controller(Fixed(0), 4, clock=Clock())
-    first, second = controller.begin(), controller.begin()  # two batches in flight
-    orders = SimpleNamespace(
+    controller = SpecController(Fixed(0), 4, clock=Clock())
+    first, second = controller.step_started(), controller.step_started()  # two batches in flight
+    scheduled = SimpleNamespace(
         num_scheduled_tokens={"a": 1}, scheduled_spec_decode_tokens={}, num_spec_tokens_to_schedule=0
     )
     output = SimpleNamespace(sampled_token_ids=[[1]], req_id_to_index={"a": 0})
     controller.clock.now = 3.0
-    controller.end(first, orders, output)
+    controller.step_finished(first, scheduled, output)
     controller.clock.now = 5.0
-    controller.end(second, orders, output)
+    controller.step_finished(second, scheduled, output)
     assert [seconds for *_, seconds in controller.policy.seen] == [3.0, 2.0]
 
 
 def test_no_more_tokens_than_the_engine_has_room_for():
-    assert Choice(Controller(Fixed(9), 4, clock=Clock()))[17] == 4
+    assert BanditLookup(SpecController(Fixed(9), 4, clock=Clock()))[17] == 4
 
 
 @pytest.mark.parametrize("pays", [True, False])
 def test_the_real_bandit_ends_up_where_it_pays(pays):
-    controller = Controller(policy(OPTIONS, 4), 4, clock=Clock())
+    controller = SpecController(make_policy(OPTIONS, 4), 4, clock=Clock())
     verified = 0
     for _ in range(1500):
         seconds = 1 + 0.2 * verified
         verified = step(controller, verified, seconds, accept=verified if pays else 0)
-    late = list(controller.recent)
+    late = [arm.steps for arm in controller.recent]
     assert sum(count == (4 if pays else 0) for count in late) > 0.8 * len(late)
     assert controller.counted > 1000
 
 
 def test_choices_are_held_long_enough_to_teach():
     for rule in ("", "ucb1", "eg", "beg"):
-        assert policy({**OPTIONS, "rule": rule}, 4).hold >= HOLD
+        assert make_policy({**OPTIONS, "rule": rule}, 4).hold >= HOLD
 
 
 def test_arms_are_what_the_engine_can_do():
-    assert [str(arm) for arm in policy(OPTIONS, 3).arms] == ["disable", "1_1_2", "2_1_3", "3_1_4"]
-    assert len(policy({**OPTIONS, "arms": ["2_1_3"]}, 3).arms) == 1
+    assert [str(arm) for arm in make_policy(OPTIONS, 3).arms] == ["disable", "1_1_2", "2_1_3", "3_1_4"]
+    assert len(make_policy({**OPTIONS, "arms": ["2_1_3"]}, 3).arms) == 1
     for arm in ("4_1_5", "2_2_4"):
         with pytest.raises(PatchError, match=arm):
-            policy({**OPTIONS, "arms": [arm]}, 3)
+            make_policy({**OPTIONS, "arms": [arm]}, 3)
     with pytest.raises(PatchError):
-        policy({**OPTIONS, "rule": "luck"}, 3)
+        make_policy({**OPTIONS, "rule": "luck"}, 3)
 
 
 def test_what_was_learned_comes_back(tmp_path):
     path = tmp_path / "deep" / "bandit.json"
-    first = Controller(policy(OPTIONS, 4), 4, path, Clock())
+    first = SpecController(make_policy(OPTIONS, 4), 4, path, Clock())
     for _ in range(50):
         step(first, 2, 1.0)
     first.save()
-    second = Controller(policy(OPTIONS, 4), 4, path, Clock())
+    second = SpecController(make_policy(OPTIONS, 4), 4, path, Clock())
     assert second.policy.state() == first.policy.state()
 
 
 @pytest.mark.parametrize("text", ["{", "{}", json.dumps({"format": 1, "rule": "other"})])
-def test_a_state_that_does_not_fit_is_said_and_left(tmp_path, caplog, text):
+def test_a_state_that_does_not_fit_is_logged_and_left(tmp_path, caplog, text):
     path = tmp_path / "bandit.json"
     path.write_text(text)
-    Controller(policy(OPTIONS, 4), 4, path, Clock())
-    assert "starts anew" in caplog.text
+    SpecController(make_policy(OPTIONS, 4), 4, path, Clock())
+    assert "starts with nothing learned" in caplog.text
 
 
 def test_a_state_that_cannot_be_saved_stops_nothing(tmp_path, caplog):
     (tmp_path / "file").write_text("")
-    controller = Controller(policy(OPTIONS, 4), 4, None, Clock())
+    controller = SpecController(make_policy(OPTIONS, 4), 4, None, Clock())
     controller._state = tmp_path / "file" / "bandit.json"
     controller.save()
     assert "cannot be saved" in caplog.text
 
 
-def test_what_cannot_be_done_in_flight_is_done_when_idle():
-    controller, calls = Controller(Fixed(1), 4, clock=Clock()), []
+def test_what_is_refused_in_flight_is_retried_when_idle():
+    controller, calls = SpecController(Fixed(1), 4, clock=Clock()), []
 
     def refused():
         calls.append(1)
@@ -170,37 +176,37 @@ def test_what_cannot_be_done_in_flight_is_done_when_idle():
     step(controller, 1, 1.0)
     step(controller, 1, 1.0)
     assert len(calls) == 1
-    controller.idle()
+    controller.requests_finished()
     assert len(calls) == 2 and controller.pending is None
 
 
 def test_an_update_is_judged_by_the_steps_around_it():
-    trial = Trial(most=3, steps=10, tolerance=0.2)
+    check = AcceptanceCheck(max_drafts=3, steps=10, tolerance=0.2)
     for _ in range(30):
-        assert trial.step(Tally(tried=3, accepted=3)) is None
-    assert trial.begin() == 4.0
-    verdicts = [trial.step(Tally(tried=1, accepted=0)) for _ in range(10)]
+        assert check.add(DraftCounts(tried=3, accepted=3)) is None
+    assert check.start() == 4.0
+    verdicts = [check.add(DraftCounts(tried=1, accepted=0)) for _ in range(10)]
     assert verdicts[:-1] == [None] * 9 and verdicts[-1] == (4.0, 1.0, False)
-    trial.abandon()
+    check.cancel()
     for _ in range(10):
-        trial.step(Tally(tried=2, accepted=1))
-    trial.begin()
-    verdict = [trial.step(Tally(tried=2, accepted=1)) for _ in range(10)][-1]
+        check.add(DraftCounts(tried=2, accepted=1))
+    check.start()
+    verdict = [check.add(DraftCounts(tried=2, accepted=1)) for _ in range(10)][-1]
     assert verdict == (1.875, 1.875, True)
 
 
 def test_updates_in_a_row_are_judged_by_the_best_before():
-    trial = Trial(most=3, steps=4, tolerance=0.2)
+    check = AcceptanceCheck(max_drafts=3, steps=4, tolerance=0.2)
     for _ in range(4):
-        trial.step(Tally(3, 3))
-    trial.begin()
-    trial.step(Tally(1, 0))
-    trial.begin()
-    assert [trial.step(Tally(2, 1)) for _ in range(4)][-1][::2] == (4.0, False)
+        check.add(DraftCounts(3, 3))
+    check.start()
+    check.add(DraftCounts(1, 0))
+    check.start()
+    assert [check.add(DraftCounts(2, 1)) for _ in range(4)][-1][::2] == (4.0, False)
 
 
 def test_the_first_update_ever_is_kept():
-    trial = Trial(most=3, steps=2, tolerance=0.2)
-    trial.begin()
-    trial.step(Tally(1, 0))
-    assert trial.step(Tally(1, 0)) == (0.0, 1.0, True)
+    check = AcceptanceCheck(max_drafts=3, steps=2, tolerance=0.2)
+    check.start()
+    check.add(DraftCounts(1, 0))
+    assert check.add(DraftCounts(1, 0)) == (0.0, 1.0, True)

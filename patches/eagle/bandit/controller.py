@@ -1,0 +1,101 @@
+"""The part of an engine's speculation controller that is the same for every engine."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flashpatch import ledger
+from flashpatch.patches.eagle.bandit import persistence
+from flashpatch.patches.eagle.bandit.arm import Arm
+from flashpatch.patches.eagle.bandit.policy import Policy
+
+_NOTE_SECONDS = 1.0  # between two notes to the ledger
+_RECENT = 64  # choices that are remembered
+
+
+class Controller:
+    """Choose the arm of each decode step of one engine, count acceptance, and report to the ledger.
+
+    Subclasses call `choose` before a step, `count_drafts` and `Policy.update` after it, and then
+    `report_if_due`.
+
+    Args:
+        policy: the bandit.
+        state: file that keeps what the policy learned, or None.
+        clock: seconds.
+
+    Attributes:
+        recent: the last arms chosen, held ones included.
+        drafts: steps of single requests in which drafts were verified, since the start.
+        drafted, accepted: draft tokens verified and accepted, since the start.
+    """
+
+    save_seconds = 10.0
+    """Seconds between two writes of the state file."""
+
+    def __init__(
+        self, policy: Policy, state: Path | None = None, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.policy, self.clock, self._state = policy, clock, state
+        self.recent: deque[Arm] = deque(maxlen=_RECENT)
+        self.drafts = self.drafted = self.accepted = 0
+        self._noted = self._saved = clock()
+        if state is not None:
+            ledger.note(eagle_state=persistence.restore(policy, state))
+
+    def choose(self, batch_size: int) -> Arm:
+        """Return the arm for the next step over ``batch_size`` requests."""
+        arm = self.policy.select(batch_size)
+        self.recent.append(arm)
+        return arm
+
+    def count_drafts(self, requests: int, drafted: int, accepted: int) -> None:
+        """Add a step that verified ``drafted`` tokens over ``requests`` requests and accepted some of
+        them."""
+        self.drafts += requests
+        self.drafted += drafted
+        self.accepted += accepted
+
+    @property
+    def acceptance_length(self) -> float:
+        """Mean tokens of a request's speculative step, the target's own included; 0 before the first."""
+        return 1 + self.accepted / self.drafts if self.drafts else 0.0
+
+    def report_if_due(self, now: float) -> None:
+        """Write to the ledger and to the state file when their intervals have passed; ``now`` is
+        `clock`'s."""
+        if now - self._noted > _NOTE_SECONDS:
+            self.note()
+        if now - self._saved > self.save_seconds:
+            self.save()
+
+    def note_arms(self) -> None:
+        """Write the policy's arms and rule to the ledger."""
+        ledger.note(eagle_arms=[str(arm) for arm in self.policy.arms], eagle_rule=self.policy.rule_name)
+
+    def note(self) -> None:
+        """Write choices and metrics to the ledger."""
+        self._noted = self.clock()
+        ledger.note(eagle_bandit=self.report())
+
+    def report(self) -> dict[str, Any]:
+        """Return the ledger's ``eagle_bandit``: the last arms, acceptance, and the policy's metrics."""
+        recent = [str(arm) for arm in self.recent]
+        return {
+            "arm": recent[-1] if recent else None,
+            "recent": recent[-16:],
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "acceptance_length": self.acceptance_length,
+            **self.policy.metrics(),
+        }
+
+    def save(self) -> None:
+        """Write what was learned to the state file, if there is one."""
+        if self._state is not None:
+            self._saved = self.clock()
+            persistence.save(self.policy, self._state)

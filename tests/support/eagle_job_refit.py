@@ -1,0 +1,168 @@
+"""Run jobs that update the drafter, with a fixed policy and with the real bandit."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from eagle_job_common import Cycle, leave, prompts, refusal
+
+
+def refit(at: Path) -> None:
+    """Send new weights to the drafter of a chain target: exact, noise, refused ones; then to the target."""
+    import torch
+    from safetensors.torch import load_file, save_file
+    from vllm import LLM, SamplingParams
+
+    from flashpatch.patches.eagle.vllm import drafter_refit, spec_controller
+    from flashpatch.verify.probes.eagle import tiny
+
+    llm = LLM(
+        **tiny.engine_arguments(
+            at / "chain",
+            enable_prefix_caching=False,
+            dtype="bfloat16" if "fp8" in sys.argv[3] else "float32",  # which vLLM's fp8 does not take
+            speculative_config=dict(method="eagle", model=str(at / "exact"), num_speculative_tokens=3),
+        )
+    )
+    core = llm.llm_engine.engine_core.engine_core
+    controller = spec_controller.controller_of(core.scheduler)
+    real, controller.policy = controller.policy, Cycle([3])
+    seen: dict[str, Any] = {"arms": list(map(str, real.arms)), "acceptance": {}, "tokens": {}, "refused": {}}
+
+    def ask(name: str, tokens: int = 60) -> None:
+        drafts, accepted = controller.drafts, controller.accepted
+        found = llm.generate(
+            [{"prompt_token_ids": text} for text in prompts()[:4]],
+            SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False),
+            use_tqdm=False,
+        )
+        seen["tokens"][name] = [list(one.outputs[0].token_ids) for one in found]
+        seen["acceptance"][name] = 1 + (controller.accepted - accepted) / max(1, controller.drafts - drafts)
+
+    def update(path: Path, version: int) -> Any:
+        return llm.collective_rpc("eagle_update_drafter", args=(str(path), version))
+
+    def drafter() -> dict[str, Any]:
+        runner = core.model_executor.driver_worker.worker.model_runner
+        return dict(
+            shares_embeddings=runner.drafter.model.model.embed_tokens is runner.model.model.embed_tokens,
+            shares_head=runner.drafter.model.lm_head is runner.model.lm_head,
+        )
+
+    ask("exact")
+    seen["update"] = update(at / "noise", 1)
+    ask("noise", 12)  # fewer steps than a judgement takes
+    update(at / "exact2", 2)
+    ask("exact again")
+    tensors = load_file(at / "exact" / "model.safetensors")
+    bad = {
+        "target's names": load_file(at / "chain" / "model.safetensors"),
+        "a head": {**tensors, "lm_head.weight": torch.zeros(tiny.VOCAB, tiny.HIDDEN)},
+        "missing": {name: tensor for name, tensor in tensors.items() if "fc" not in name},
+        "shape": {**tensors, "fc.weight": torch.zeros(3, 3)},
+        "nan": {**tensors, "fc.weight": tensors["fc.weight"] * float("nan")},
+    }
+    for name, wrong in bad.items():
+        save_file(wrong, at / "bad.safetensors")
+        seen["refused"][name] = refusal(lambda: update(at / "bad.safetensors", 9))
+    (at / "cut.safetensors").write_bytes((at / "bad.safetensors").read_bytes()[:-9])
+    seen["refused"]["cut"] = refusal(lambda: update(at / "cut.safetensors", 9))
+    seen["refused"]["gone"] = refusal(lambda: update(at / "gone", 9))
+    ask("after refusals")
+    seen["shared"] = [drafter()]
+    update(at / "noise", 3)
+    ask("worse", 120)  # judged while it runs
+    ask("rolled back")
+    seen["log"] = list(drafter_refit.refit_of(core).log)
+    before = controller.policy.refreshed
+    llm.collective_rpc("reload_weights", kwargs=dict(weights_path=str(at / "chain2")))
+    seen["refreshed"] = controller.policy.refreshed - before
+    ask("new target")
+    update(at / "exact2", 4)
+    ask("new target, new drafter")
+    seen["shared"].append(drafter())
+    core.scheduler.shutdown()
+    seen["saved"] = (at / "bandit.json").exists()
+    from flashpatch import ledger
+
+    seen["notes"] = ledger.notes()
+    import flashpatch
+
+    seen["wrapped"] = [name for name, found in targets().items() if found is STOCK[name]]
+    flashpatch.disable()
+    seen["left behind"] = [name for name, found in targets().items() if found is not STOCK[name]]
+    seen["unknown then"] = refusal(lambda: update(at / "exact", 5))
+    controller.policy = Cycle([0])  # which is not called any more
+    ask("after disable")
+    seen["lookup"] = core.scheduler.dynamic_sd_lookup
+    leave(at, seen)
+
+
+STOCK: dict[str, Any] = {}
+
+
+def targets() -> dict[str, Any]:
+    """Return the present object at each target of the family."""
+    from importlib import import_module
+
+    from flashpatch.patches.eagle import vllm as family
+
+    found: dict[str, Any] = {}
+    for patch in family.PATCHES:
+        module, _, path = patch.targets[0].partition(":")
+        if module.startswith("vllm.v1.worker.gpu."):
+            continue  # the second runner needs an accelerator
+        owner: Any = import_module(module)
+        for part in path.split("."):
+            owner, last = getattr(owner, part), owner
+        found[patch.id] = vars(last)[part]
+    worker = found.pop("eagle.vllm.worker")
+    found["methods"] = tuple(name for name in vars(worker) if name.startswith("eagle"))
+    found["methods"] = found["methods"] or None
+    return found
+
+
+def adapt(at: Path) -> None:
+    """Run the real bandit on a simulated clock: drafts pay while they are exact, and not once they are noise."""
+    from vllm import LLM, SamplingParams
+
+    from flashpatch.patches.eagle.vllm import spec_controller
+    from flashpatch.verify.probes.eagle import tiny
+
+    llm = LLM(
+        **tiny.engine_arguments(
+            at / "chain",
+            speculative_config=dict(method="eagle", model=str(at / "exact"), num_speculative_tokens=3),
+        )
+    )
+    controller = spec_controller.controller_of(llm.llm_engine.engine_core.engine_core.scheduler)
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 0.5 + 0.15 * (controller.recent[-1].steps if controller.recent else 0)
+        return now
+
+    controller.clock = clock
+    seen: dict[str, Any] = {"recent": {}}
+
+    def ask(name: str) -> None:
+        llm.generate(
+            [{"prompt_token_ids": text} for text in prompts()[:2]] * 3,
+            SamplingParams(temperature=0, max_tokens=150, ignore_eos=True, detokenize=False),
+            use_tqdm=False,
+        )
+        seen["recent"][name] = [arm.steps for arm in controller.recent]
+
+    ask("exact")
+    llm.collective_rpc("eagle_update_drafter", args=(str(at / "noise"), 1))
+    ask("noise")
+    ask("noise still")
+    controller.save()
+    controller.note()
+    from flashpatch import ledger
+
+    seen["notes"] = ledger.notes()
+    leave(at, seen)

@@ -1,0 +1,59 @@
+"""How the family's probe judges what is in the ledger; notes are the same on every engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flashpatch.verify.probes.eagle.notes import bandit_adapts, drafter_follows
+
+UPDATE = dict(event="update", version=1)
+WORSE = dict(event="worse", version=1, before=3.9, after=1.1)
+ROLLBACK = dict(event="rollback", version=0)
+
+
+def log(*judged: dict[str, Any], restored: float = 3.9, again: float = 3.9) -> dict[str, Any]:
+    """Notes of three updates, with events between the first and the second."""
+    events = [dict(UPDATE, before=3.9), *judged, dict(UPDATE, before=restored), dict(UPDATE, before=again)]
+    return {"eagle_drafter": {"version": 2, "path": "", "log": events}}
+
+
+@pytest.mark.parametrize(
+    ("notes", "good"),
+    [
+        (log(WORSE, ROLLBACK), True),
+        (log(WORSE, ROLLBACK, restored=1.2), False),
+        (log(WORSE, ROLLBACK, again=1.2), False),
+        (log(WORSE), False),
+        (log(WORSE, dict(ROLLBACK, version=1)), False),
+        (log(dict(WORSE, event="kept")), False),
+        (log(dict(WORSE, after=3.8), ROLLBACK), False),
+        (log(), False),
+        ({"eagle_drafter": {"log": [UPDATE, WORSE, ROLLBACK]}}, False),
+        ({}, False),
+    ],
+)
+def test_how_a_rolled_back_drafter_is_judged(notes: dict[str, Any], good: bool) -> None:
+    assert drafter_follows(notes)[0] is good
+
+
+@pytest.mark.parametrize(
+    ("found", "good"),
+    [
+        ({"steps": 90.0, "batch_4/3_1_4/pulls": 60.0, "batch_4/disable/pulls": 30.0}, True),
+        ({"steps": 90.0, "batch_4/3_1_4/pulls": 60.0, "batch_2/3_1_4/pulls": 30.0}, False),
+        ({"steps": 90.0, "batch_4/3_1_4/pulls": 90.0, "batch_4/disable/pulls": 0.0}, False),
+        ({"steps": 9.0, "batch_4/3_1_4/pulls": 5.0, "batch_4/disable/pulls": 4.0}, False),
+        (None, False),
+    ],
+)
+def test_how_the_bandits_choices_are_judged(found: Any, good: bool) -> None:
+    assert bandit_adapts({"eagle_bandit": found})[0] is good
+
+
+def test_an_engine_without_the_bandit_says_why() -> None:
+    assert (
+        "a schedule of the user's own"
+        in bandit_adapts({"eagle_bandit_off": "a schedule of the user's own"})[1]
+    )
