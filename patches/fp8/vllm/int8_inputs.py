@@ -28,7 +28,7 @@ PATCH = Patch(
     requires="vllm>=0.28",
     wrapper=on_apply_weights_sgl,
     contract=Contract(params=("layer", "x", "bias"), mentions=("int8_scaled_mm_with_quant",)),
-    evidence="fault",
+    evidence="optional",
     scope=frozenset({"worker"}),
     tested=("0.31.0", "0.32.0"),
     why="On CPUs with AMX, int8 models whose linear layers get three-dimensional inputs (GPT-NeoX, OLMo2) end "

@@ -44,7 +44,7 @@ PATCH = Patch(
             "group_shape",
         ),
     ),
-    evidence="fault",
+    evidence="optional",
     scope=frozenset({"worker"}),
     tested=("0.31.0", "0.32.0"),
     why="On a CPU, fp8 with one scale per tensor ends while weights are loaded: the operator that rounds them "
