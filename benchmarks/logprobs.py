@@ -27,7 +27,7 @@ AIMS = {"memory": 0.25, "time": 1.0}
 def path(name: str):
     """A function of hidden states, head and labels that gives log-probabilities."""
     if name == "ours":
-        from flashpatch.patches.grpo.loss.grpo_exact.logprobs import token_logprobs
+        from flashpatch.patches.grpo.loss.logprobs import token_logprobs
 
         return lambda hidden, head, labels: token_logprobs(hidden, head, labels).logprobs
     if name == "verl unfused":

@@ -15,8 +15,8 @@ import random
 
 import torch
 
-from flashpatch.patches.grpo.loss.grpo_exact.grpo_exact import Counts, grpo_loss
-from flashpatch.patches.grpo.loss.grpo_exact.logprobs import token_logprobs
+from flashpatch.patches.grpo.loss.grpo_exact import Counts, grpo_loss
+from flashpatch.patches.grpo.loss.logprobs import token_logprobs
 from flashpatch.patches.grpo.standalone.batcher import StreamingBatcher
 from flashpatch.patches.grpo.standalone.group_gate import GroupGate
 from flashpatch.patches.grpo.standalone.registry import Registry, WorkerLost

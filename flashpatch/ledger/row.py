@@ -44,6 +44,7 @@ class _Row:
         self.rank: dict[str, Any] = {}
         self.notes: dict[str, Any] = {}
         self.booted = False
+        self.parent: int | None = None
         self.problem: str | None = None
 
     def boot(self) -> None:
@@ -144,7 +145,7 @@ class _Row:
                 "host": files.host(),
                 "pid": self.pid,
                 "start": self.start,
-                "ppid": os.getppid(),
+                "ppid": self.parent or os.getppid(),
                 "argv0": sys.argv[0] if getattr(sys, "argv", None) else "",
                 "roles": sorted(self.roles),
                 "rank": dict(self.rank),
@@ -185,6 +186,12 @@ def notes() -> dict[str, Any]:
     """A copy of this process's notes."""
     with _row._facts:
         return dict(_row.notes)
+
+
+def started_by(pid: int) -> None:
+    """Give the process that asked for this one as its parent, where another one forked it."""
+    _row.parent = pid
+    touch()
 
 
 def nonce(value: str) -> None:

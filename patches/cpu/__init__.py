@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flashpatch.patches.cpu import engines, fsdp, gloo, platform, verl_config, vllm_distribution
+from flashpatch.patches.cpu import engines, fsdp, gloo, platform, verl_config, vllm_distribution, worker_start
 from flashpatch.proof import Proof
 from flashpatch.record import Family
 
@@ -29,6 +29,8 @@ FAMILY = Family(
         fsdp.SYNC,
         fsdp.PIN,
         fsdp.OFFLOAD,
+        worker_start.INIT,
+        worker_start.COMMANDS,
     ),
     too_late=platform.too_late,
     probe=_probe,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flashpatch.patches.grpo import complete, verl_config
-from flashpatch.patches.grpo.loss.grpo_exact.grpo_exact import batch_counts, fused_logprobs, policy_loss
+from flashpatch.patches.grpo.loss.grpo_exact import batch_counts, fused_logprobs, policy_loss
 from flashpatch.patches.grpo.routing import resubmit, router
 from flashpatch.proof import Proof
 from flashpatch.record import Family, Option

@@ -9,7 +9,7 @@ from typing import Any
 
 from flashpatch import engine, ledger
 from flashpatch.errors import PatchError
-from flashpatch.patches.grpo.loss.grpo_exact.policy_loss import MODE
+from flashpatch.patches.grpo.loss.policy_loss import MODE
 from flashpatch.record import Contract, Patch
 
 logger = logging.getLogger("flashpatch.grpo")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flashpatch.patches.fp8.verl import expected_processes
-from flashpatch.patches.fp8.verl.correction.rollout_correction.rollout_correction import (
+from flashpatch.patches.fp8.verl.correction.rollout_correction import (
     mismatch,
     rollout_correction,
     sample_precision,

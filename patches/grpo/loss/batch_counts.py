@@ -31,7 +31,7 @@ def on_split(original, data: Any, dp_group: Any = None, *args: Any, **kwargs: An
     if "global_batch_size" in data.keys() and "response_mask" in data.keys():
         from verl.utils import tensordict_utils as tu
 
-        from flashpatch.patches.grpo.loss.grpo_exact.grpo_exact import count
+        from flashpatch.patches.grpo.loss.grpo_exact import count
 
         configured = tu.get_non_tensor_data(data, key="global_batch_size", default=None)
         if configured is not None:

@@ -13,7 +13,7 @@ def on_forward(
     original, self, hidden_states: Any, vocab_weights: Any, input_ids: Any, temperature: float = 1.0
 ) -> tuple[Any, Any]:
     """Instead of ``FusedLinearForPPO.forward``; the same results, in float32."""
-    from flashpatch.patches.grpo.loss.grpo_exact.logprobs import token_logprobs
+    from flashpatch.patches.grpo.loss.logprobs import token_logprobs
 
     weights = vocab_weights.full_tensor() if hasattr(vocab_weights, "full_tensor") else vocab_weights
     found = token_logprobs(

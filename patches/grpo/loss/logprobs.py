@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from flashpatch.patches.grpo.errors import refuse
-from flashpatch.patches.grpo.loss.grpo_exact.linear_ce import LinearCrossEntropy, Shape
+from flashpatch.patches.grpo.loss.linear_ce import LinearCrossEntropy, Shape
 
 IGNORE = -100
 """The label of a token that is no output."""

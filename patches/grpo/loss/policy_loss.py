@@ -6,7 +6,7 @@ from typing import Any
 
 from flashpatch import engine
 from flashpatch.errors import PatchError
-from flashpatch.patches.grpo.loss.grpo_exact.grpo_exact import batch_counts
+from flashpatch.patches.grpo.loss.grpo_exact import batch_counts
 from flashpatch.record import Contract, Patch
 
 MODE = "grpo_exact"
@@ -37,7 +37,7 @@ def policy_loss(
     """
     import torch
 
-    from flashpatch.patches.grpo.loss.grpo_exact.grpo_exact import Clip, Counts, grpo_loss
+    from flashpatch.patches.grpo.loss.grpo_exact import Clip, Counts, grpo_loss
 
     engine.record_call(ID)
     info = config.global_batch_info

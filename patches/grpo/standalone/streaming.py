@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flashpatch.patches.grpo.errors import refuse
-from flashpatch.patches.grpo.loss.grpo_exact.grpo_exact import batch_counts
+from flashpatch.patches.grpo.loss.grpo_exact import batch_counts
 
 
 class StreamedStep:

@@ -264,7 +264,7 @@ def refused() -> str:
 
 def logprobs_away() -> float:
     """How far log-probabilities from blocks are from the plain ones; random float32."""
-    from flashpatch.patches.grpo.loss.grpo_exact.logprobs import token_logprobs
+    from flashpatch.patches.grpo.loss.logprobs import token_logprobs
 
     draw = torch.Generator().manual_seed(0)
     states, head = torch.randn(30, 16, generator=draw), torch.randn(500, 16, generator=draw)

@@ -16,7 +16,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from flashpatch import engine, ledger
-from flashpatch.patches.fp8.verl.correction.rollout_correction.rollout_correction import CAP
+from flashpatch.patches.fp8.verl.correction.rollout_correction import CAP
 from flashpatch.record import Contract, Patch
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Any
 
 from flashpatch import engine
 from flashpatch.patches.fp8.precision import flashrl_compat, fleet
-from flashpatch.patches.fp8.verl.correction.rollout_correction.mismatch import KEY
+from flashpatch.patches.fp8.verl.correction.mismatch import KEY
 from flashpatch.record import Contract, Patch
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from flashpatch import ledger
 from flashpatch.patches._shared.awaits import caller_awaits
-from flashpatch.patches.fp8.verl.correction.rollout_correction.rollout_correction import mismatch
+from flashpatch.patches.fp8.verl.correction.rollout_correction import mismatch
 from flashpatch.patches.fp8.verl.transfer import receipts
 from flashpatch.record import Contract, Patch
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.grpo.loss.grpo_exact.grpo_exact import AGGREGATIONS, Clip, Counts, count, grpo_loss
+from flashpatch.patches.grpo.loss.grpo_exact import AGGREGATIONS, Clip, Counts, count, grpo_loss
 
 WIDTH = 9
 
@@ -141,7 +141,7 @@ def test_counts_of_padded_and_jagged_masks_agree():
 
 def test_counts_are_summed_over_ranks(ranks):
     said = ranks("""
-        from flashpatch.patches.grpo.loss.grpo_exact.grpo_exact import count
+        from flashpatch.patches.grpo.loss.grpo_exact import count
         mask = torch.tensor([[1, 1], [0, 0]]) if rank == 0 else torch.tensor([[1, 0], [1, 1], [0, 1]])
         print(count(mask, dist.group.WORLD))
     """)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.grpo.loss.grpo_exact.logprobs import logprobs_from_logits, token_logprobs
+from flashpatch.patches.grpo.loss.logprobs import logprobs_from_logits, token_logprobs
 
 
 def case(tokens: int, hidden: int, vocabulary: int, dtype=torch.float64, seed: int = 0):
@@ -146,7 +146,7 @@ def test_a_head_divided_over_ranks(ranks):
         import sys
         sys.path.insert(0, os.environ["TESTS"])
         from test_logprobs import case, through_logits
-        from flashpatch.patches.grpo.loss.grpo_exact.logprobs import token_logprobs
+        from flashpatch.patches.grpo.loss.logprobs import token_logprobs
         states, head, labels = case(13, 5, 17)
         rows = slice(0, 6) if rank == 0 else slice(6, 17)
         part = head.detach()[rows].clone().requires_grad_()

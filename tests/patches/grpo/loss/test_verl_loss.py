@@ -77,8 +77,8 @@ def test_the_registered_loss_is_verls_where_the_counts_agree(scenario):
         from types import SimpleNamespace
         from verl.trainer.ppo.core_algos import get_policy_loss_fn
         from verl.workers.config import FSDPActorConfig
-        from flashpatch.patches.grpo.loss.grpo_exact import batch_counts as counting
-        from flashpatch.patches.grpo.loss.grpo_exact.grpo_exact import count
+        from flashpatch.patches.grpo.loss import batch_counts as counting
+        from flashpatch.patches.grpo.loss.grpo_exact import count
 
         torch.manual_seed(0)
         new = (-torch.rand(4, 7)).requires_grad_()
@@ -86,7 +86,7 @@ def test_the_registered_loss_is_verls_where_the_counts_agree(scenario):
         gain, weights = torch.randn(4, 1).expand(4, 7), torch.rand(4, 7)
         mask = (torch.arange(7) < torch.tensor([[3], [7], [1], [5]])).bool()
         counting._last = count(mask)
-        from flashpatch.patches.grpo.loss.grpo_exact.grpo_exact import AGGREGATIONS
+        from flashpatch.patches.grpo.loss.grpo_exact import AGGREGATIONS
         for mode in AGGREGATIONS:
             for extra in ({}, {"clip_ratio_low": 0.1, "clip_ratio_high": 0.3, "clip_ratio_c": 1.5}):
                 config = FSDPActorConfig(rollout_n=1, ppo_micro_batch_size_per_gpu=1, **extra)
@@ -109,7 +109,7 @@ def test_wrong_counts_are_loud(monkeypatch):
     import torch
 
     from flashpatch.errors import PatchError
-    from flashpatch.patches.grpo.loss.grpo_exact.grpo_exact import Counts, batch_counts, policy_loss
+    from flashpatch.patches.grpo.loss.grpo_exact import Counts, batch_counts, policy_loss
 
     monkeypatch.setattr(policy_loss.engine, "record_call", lambda patch: None)
     monkeypatch.setattr(batch_counts, "_last", Counts(3, 6))

@@ -15,13 +15,8 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from flashpatch import ledger  # noqa: E402
-from flashpatch.patches.fp8.verl.correction.rollout_correction.mismatch import (  # noqa: E402
-    Batch,
-    Monitor,
-    measure,
-    observe,
-)
-from flashpatch.patches.fp8.verl.correction.rollout_correction.rollout_correction import mismatch
+from flashpatch.patches.fp8.verl.correction.mismatch import Batch, Monitor, measure, observe  # noqa: E402
+from flashpatch.patches.fp8.verl.correction.rollout_correction import mismatch
 from flashpatch.patches.fp8.verl.transfer import receipts  # noqa: E402
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flashpatch.patches.fp8.verl.correction.rollout_correction.rollout_correction import (
+from flashpatch.patches.fp8.verl.correction.rollout_correction import (
     ASKED,
     CORRECTION,
     MODE,

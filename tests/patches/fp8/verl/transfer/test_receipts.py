@@ -9,7 +9,7 @@ import pytest
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.verl.transfer import rollout_worker
-from flashpatch.patches.fp8.verl.transfer.receipts import RequestBuffer, metrics
+from flashpatch.patches.fp8.verl.transfer.receipts import Book, metrics
 
 
 def worker(rank: int, pid: int, version: int, step: int = 3, sync: str = "s", **changes) -> dict:
@@ -62,9 +62,9 @@ def two_replicas(version: int = 4, step: int = 3) -> list:
     return given
 
 
-def problem(given: list, step: int | None = 3, book: RequestBuffer | None = None) -> str:
+def problem(given: list, step: int | None = 3, book: Book | None = None) -> str:
     with pytest.raises(PatchError) as raised:
-        (book or RequestBuffer()).check(step, given)
+        (book or Book()).check(step, given)
     assert raised.value.patch == "fp8.verl.checkpoint_manager_update_weights" and "The trainer stops" in str(
         raised.value
     )
@@ -72,7 +72,7 @@ def problem(given: list, step: int | None = 3, book: RequestBuffer | None = None
 
 
 def test_all_agree_sync_after_sync():
-    book = RequestBuffer()
+    book = Book()
     for version in (1, 2, 3):
         book.check(version, two_replicas(version, version))
 
@@ -81,7 +81,7 @@ def test_replicas_may_have_been_born_at_different_times():
     given = two_replicas()
     for receipt in given[2][0]["workers"]:
         receipt.update(before=[0], after=[1])
-    RequestBuffer().check(3, given)
+    Book().check(3, given)
 
 
 def test_one_replica_took_another_step():
@@ -104,7 +104,7 @@ def test_after_a_failed_update_numbers_may_skip():
     given = two_replicas()
     for receipt in given[0][0]["workers"]:
         receipt.update(after=[5], retry=True)
-    RequestBuffer().check(3, given)
+    Book().check(3, given)
 
 
 def test_the_ranks_of_a_replica_differ():
@@ -120,7 +120,7 @@ def test_a_policy_that_is_not_ready():
 
 
 def test_a_version_that_changed_between_two_syncs():
-    book = RequestBuffer()
+    book = Book()
     book.check(3, two_replicas(4, 3))
     given = two_replicas(5, 4)
     given[0][0]["workers"][0].update(before=[1], after=[2])
@@ -155,7 +155,7 @@ def test_adapters_make_no_version():
     for syncs in given:
         for receipt in syncs[0]["workers"] or ():
             receipt.update(adapter=True, before=[4])
-    RequestBuffer().check(3, given)
+    Book().check(3, given)
 
 
 def test_a_base_and_an_adapter_in_one_sync():
@@ -165,12 +165,12 @@ def test_a_base_and_an_adapter_in_one_sync():
         for receipt in adapter["workers"] or ():
             receipt.update(adapter=True, before=receipt["after"])
         syncs.append(adapter)
-    RequestBuffer().check(3, given)
+    Book().check(3, given)
 
 
 def test_updates_of_another_kind_are_not_judged():
     given = [[{"step": 3, "id": "d", "judged": False}] for _ in range(2)]
-    RequestBuffer().check(3, given)
+    Book().check(3, given)
     assert metrics(given)["sync/bytes"] == 0
 
 

@@ -1,0 +1,267 @@
+"""Import what a job's processes import, then fork one for each launcher that asks.
+
+    python server.py FOLDER PATH < PIPE
+
+``FOLDER`` gets the socket; it holds the launcher's script, and is removed at the end. ``PATH`` is the ``sys.path`` of
+the job's driver, as JSON, since Ray's workers import from there too. A line of the pipe is the process id of the raylet:
+the server ends with the last of its children once the raylet has ended, and when the pipe closes before there was one.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # this file's folder: its siblings are not top-level modules
+
+from flashpatch import engine, ledger
+from flashpatch.patches.cpu.warm import commands, launcher, request, variables
+
+MODULES = (
+    "ray",
+    "ray._private.workers.setup_worker",
+    "ray._private.workers.default_worker",
+    "torch",
+    "verl.trainer.main_ppo",
+    "verl.trainer.ppo.v1",
+    "verl.workers.engine_workers",
+    "verl.experimental.agent_loop",
+    "verl.experimental.reward_loop",
+    "verl.workers.rollout.vllm_rollout.vllm_async_server",
+    "vllm.entrypoints.openai.api_server",
+    "vllm.v1.engine.core",
+    "vllm.v1.executor.multiproc_executor",
+    "vllm.v1.worker.cpu_worker",
+)
+SOCKET, SCRIPT = "socket", "python"
+FORK_SAFE_THREADS = frozenset(
+    {"jemalloc_bg_thd"}
+)  # jemalloc, inside pyarrow, stops and restarts it around a fork
+
+
+class Server:
+    """The loop that waits for launchers, children and the raylet."""
+
+    def __init__(self, folder: Path, listener: socket.socket, imported_with: dict[bytes, bytes]) -> None:
+        self.script = str(folder / SCRIPT)
+        self.imported_with = imported_with
+        now = dict(os.environb)
+        self.set_by_imports = {name: now[name] for name in now if now[name] != imported_with.get(name)}
+        self.selector = selectors.DefaultSelector()
+        self.children: dict[int, tuple[int, socket.socket]] = {}  # pidfd to process id and launcher
+        self.raylet: int | None = None
+        self.ending = False
+        self._watch(listener, lambda: self._accept(listener))
+        self._watch(0, self._hear)
+        own = {0, 1, 2, listener.fileno(), self.selector.fileno()}
+        self.held = set(launcher.open_files()) - own
+
+    def serve(self) -> Callable[[], None] | None:
+        """Serve until the job ends; in a forked child, return what it is to run."""
+        while self.children or not self.ending:
+            for key, _ in self.selector.select():
+                run = key.data()
+                if run is not None:
+                    return run
+        return None
+
+    def _watch(self, file: socket.socket | int, call: Callable[[], Callable[[], None] | None]) -> None:
+        self.selector.register(file, selectors.EVENT_READ, call)
+
+    def _hear(self) -> None:
+        """Learn which raylet to outlive, or that nobody is left to start one."""
+        said = os.read(0, 4096)
+        if not said:
+            self.selector.unregister(0)
+            self.ending = self.ending or self.raylet is None
+            return
+        try:
+            self.raylet = os.pidfd_open(int(said.split()[-1]))
+        except ProcessLookupError:
+            self.ending = True
+        else:
+            self._watch(self.raylet, self._raylet_ended)
+
+    def _raylet_ended(self) -> None:
+        """Take no more requests; Ray's workers end by themselves when their raylet has."""
+        self.selector.unregister(self.raylet)
+        self.ending = True
+
+    def _accept(self, listener: socket.socket) -> Callable[[], None] | None:
+        connection, _ = listener.accept()
+        try:
+            asked = request.receive(connection)
+        except (OSError, ValueError):
+            connection.close()
+            return None
+        try:
+            program = commands.program(asked.command) if request.can_take_over(asked, self.held) else None
+            calls = {id: patch["calls"] for id, patch in engine.snapshot()["patches"].items()}
+            pid = os.fork() if program is not None and not self.ending else None
+            if pid == 0:
+                return self._become(asked, program, connection, calls)
+        except (
+            Exception
+        ) as error:  # whatever is wrong with one request, the launcher can do without this process
+            print(f"flashpatch: cpu.ray.start-worker: not forked: {error!r}", file=sys.stderr, flush=True)
+            pid = None
+        asked.close()
+        if pid is None:
+            _tell(connection, launcher.DECLINED)
+            connection.close()
+            return None
+        self._watch_child(pid, connection)
+        return None
+
+    def _become(
+        self,
+        asked: request.Request,
+        program: commands.Program,
+        connection: socket.socket,
+        calls: dict[str, int],
+    ) -> Callable[[], None]:
+        """In the child: decide on its environment, answer, and take the launcher's place."""
+        try:
+            os.environ.clear()
+            os.environb.update(asked.facts["environment"])
+            program.prepare()
+            hindrances = variables.hindrances(os.environb, self.imported_with)
+            if hindrances:
+                note = f"flashpatch: cpu.ray.start-worker: not forked: {', '.join(hindrances)} differ"
+                print(note, file=sys.stderr, flush=True)
+                _tell(connection, launcher.DECLINED)
+                os._exit(0)
+            for name, value in self.set_by_imports.items():
+                if os.environb.get(name) == self.imported_with.get(name):
+                    os.environb[name] = value
+            _tell(connection, launcher.FORKED + os.getpid().to_bytes(launcher.LENGTH, "big"))
+            connection.close()
+            self._release()
+            request.take_over(asked)
+            _count(asked.facts["parent"], calls)
+            commands.fresh(self.script)
+            commands.threads(_text(self.imported_with.get(b"OMP_NUM_THREADS")))
+            gc.enable()
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+            os._exit(1)
+        return program.run
+
+    def _release(self) -> None:
+        """In the child: close what belongs to the server."""
+        for key in list(self.selector.get_map().values()):
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
+            elif key.fd > 2:
+                os.close(key.fd)
+        self.selector.close()
+
+    def _watch_child(self, pid: int, connection: socket.socket) -> None:
+        pidfd = os.pidfd_open(pid)
+        self.children[pidfd] = (pid, connection)
+        self._watch(pidfd, lambda: self._child_ended(pidfd))
+        self._watch(connection, lambda: self._launcher_ended(pidfd))
+
+    def _child_ended(self, pidfd: int) -> None:
+        """Reap the child and let its launcher end the same way."""
+        pid, connection = self.children.pop(pidfd)
+        self.selector.unregister(pidfd)
+        os.close(pidfd)
+        _, status = os.waitpid(pid, 0)
+        if connection.fileno() >= 0:
+            self.selector.unregister(connection)
+            _tell(connection, os.waitstatus_to_exitcode(status).to_bytes(launcher.LENGTH, "big", signed=True))
+            connection.close()
+
+    def _launcher_ended(self, pidfd: int) -> None:
+        """A launcher that is killed takes its child along: who kills it means the process it stands for."""
+        pid, connection = self.children.get(pidfd, (0, None))
+        if connection is not None:
+            self.selector.unregister(connection)
+            connection.close()
+            os.kill(pid, signal.SIGKILL)
+
+
+def prepare() -> str | None:
+    """Import everything, and make forks cheap and safe.
+
+    Returns:
+        Why this process must not fork, or None.
+    """
+    for name in MODULES:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:  # what is missing here is missing in the workers; they say so themselves
+            print(
+                f"flashpatch: cpu.ray.start-worker: not imported beforehand: {error}",
+                file=sys.stderr,
+                flush=True,
+            )
+    gc.collect()
+    gc.disable()
+    gc.freeze()  # collections in children leave shared pages alone
+    pid = os.fork()  # libraries that mind forks, such as OpenBLAS, end their threads before the first
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    names = {
+        Path("/proc/self/task", task, "comm").read_text().strip()
+        for task in os.listdir("/proc/self/task")[1:]
+    }
+    return f"imports left threads: {', '.join(sorted(names))}" if names - FORK_SAFE_THREADS else None
+
+
+def main() -> None:
+    """Import, listen, serve; in a forked child, run what the launcher asked for."""
+    folder, path = Path(sys.argv[1]), list(sys.path)
+    imported_with = dict(os.environb)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(folder / SOCKET))
+    listener.listen(64)
+    sys.path[:] = json.loads(sys.argv[2])
+    trouble = prepare()
+    sys.path[:] = path
+    run = None
+    if trouble:
+        print(f"flashpatch: cpu.ray.start-worker: workers start without a fork: {trouble}", file=sys.stderr)
+    else:
+        run = Server(folder, listener, imported_with).serve()
+    if run is None:
+        shutil.rmtree(folder, ignore_errors=True)
+    else:
+        run()
+
+
+def _count(parent: int, calls: dict[str, int]) -> None:
+    """Write in the child's row who asked for it, and the calls of patches that its imports made."""
+    ledger.started_by(parent)
+    for patch_id, number in calls.items():
+        for _ in range(number):
+            engine.record_call(patch_id)
+
+
+def _tell(connection: socket.socket, message: bytes) -> None:
+    try:
+        connection.sendall(message)
+    except OSError:
+        pass
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode(errors="surrogateescape")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Start a server for the Ray node that this process is about to start."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from flashpatch.patches.cpu.warm import server
+
+logger = logging.getLogger("flashpatch.cpu")
+HERE = Path(__file__).parent
+LONGEST_SHEBANG = 120  # bytes that every kernel reads of a script's first line
+LONGEST_SOCKET = 100  # bytes of a socket's path
+
+
+class Session:
+    """One server, as the driver sees it.
+
+    Attributes:
+        script: path of the script that stands for the interpreter.
+    """
+
+    def __init__(self, folder: Path, process: subprocess.Popen[bytes]) -> None:
+        self.script = str(folder / server.SCRIPT)
+        self._folder = folder
+        self._process = process
+
+    def follow(self, raylet: int) -> None:
+        """Let the server end once the process ``raylet`` has ended."""
+        try:
+            self._process.stdin.write(b"%d\n" % raylet)
+            self._process.stdin.flush()
+        except OSError as error:
+            logger.warning("Ray's workers start without a fork: their server has ended (%s)", error)
+
+    def close(self) -> None:
+        """End a server that no raylet was started for."""
+        self._process.stdin.close()
+        self._process.terminate()
+        self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def start(environment: Mapping[str, str]) -> Session | None:
+    """Start a server whose imports see ``environment``; None, with a warning, where it cannot work."""
+    folder = Path(tempfile.mkdtemp(prefix="flashpatch-"))
+    script = folder / server.SCRIPT
+    first = f"#!{sys.executable} -IS"
+    script.write_text(
+        f"{first}\nimport sys\nsys.path.insert(0, {str(HERE)!r})\nimport launcher\n"
+        f"launcher.main({str(folder / server.SOCKET)!r}, {sys.executable!r})\n"
+    )
+    script.chmod(0o700)
+    if len(first) > LONGEST_SHEBANG or " " in sys.executable or len(str(script)) > LONGEST_SOCKET:
+        trouble = f"{sys.executable} or {folder} is too long a path, or has blanks"
+    elif not os.access(script, os.X_OK):
+        trouble = f"scripts in {folder} cannot be executed"
+    else:
+        flags = subprocess._args_from_interpreter_flags()
+        command = [sys.executable, *flags, str(HERE / "server.py"), str(folder), json.dumps(sys.path)]
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=dict(environment)
+        )
+        return Session(folder, process)
+    shutil.rmtree(folder, ignore_errors=True)
+    logger.warning("Ray's workers start without a fork: %s", trouble)
+    return None
