@@ -50,8 +50,10 @@ def on_start_process(
         COMMAND + subprocess.list2cmdline([_session.script]) + rest,
         *command[at[0] + 1 :],
     ]
+    from ray import JobID
+
     info = original(command, process_type, fate_share, *args, **kwargs)
-    _session.follow(info.process.pid)
+    _session.follow(info.process.pid, JobID.from_int(1).hex())  # a new cluster's first job, which is ours
     _session = None
     return info
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import CodeType, ModuleType
 from typing import Any
@@ -100,11 +100,11 @@ def fresh(executable: str) -> None:
         numpy_random.seed()
 
 
-def threads(imported_with: str | None) -> None:
-    """Give torch as many threads as ``OMP_NUM_THREADS`` says here; its libraries read it when they were loaded.
+def threads(imported_with: Mapping[bytes, bytes]) -> None:
+    """Obey variables about threads that libraries read when they were loaded.
 
     Args:
-        imported_with: the variable's value then.
+        imported_with: the environment then.
     """
     import ray._private.utils as utils
     import torch
@@ -113,7 +113,7 @@ def threads(imported_with: str | None) -> None:
         wanted = os.environ.get("OMP_NUM_THREADS", "")
         torch.set_num_threads(int(wanted) if wanted.isdecimal() else len(os.sched_getaffinity(0)))
 
-    if os.environ.get("OMP_NUM_THREADS") != imported_with:
+    if os.environb.get(b"OMP_NUM_THREADS") != imported_with.get(b"OMP_NUM_THREADS"):
         follow()
     stock: Any = utils.set_omp_num_threads_if_unset
 
@@ -124,3 +124,6 @@ def threads(imported_with: str | None) -> None:
         return was_set
 
     utils.set_omp_num_threads_if_unset = set_omp_num_threads_if_unset
+    inductor = sys.modules.get("torch._inductor.config")
+    if inductor is not None:
+        inductor.cpp.dynamic_threads = os.environ.get("TORCHINDUCTOR_CPP_DYNAMIC_THREADS", "0") == "1"

@@ -3,8 +3,9 @@
     python server.py FOLDER PATH < PIPE
 
 ``FOLDER`` gets the socket; it holds the launcher's script, and is removed at the end. ``PATH`` is the ``sys.path`` of
-the job's driver, as JSON, since Ray's workers import from there too. A line of the pipe is the process id of the raylet:
-the server ends with the last of its children once the raylet has ended, and when the pipe closes before there was one.
+the job's driver, as JSON, since Ray's workers import from there too. The pipe brings one line, the process id of the
+raylet and of Ray's job. Ray reads its configuration, with these two, when its library is loaded, so that what imports
+Ray is imported only then. The server ends with the last of its children once the raylet has ended.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -27,23 +28,30 @@ if __name__ == "__main__":
 from flashpatch import engine, ledger
 from flashpatch.patches.cpu.warm import commands, launcher, request, variables
 
-MODULES = (
-    "ray",
+WITHOUT_RAY = (
+    "torch",
+    "transformers",
+    "tensordict",
+    "datasets",
+    "torchdata.stateful_dataloader",
+    "peft",
+    "vllm.entrypoints.openai.api_server",
+    "vllm.v1.worker.cpu_worker",
+)
+WITH_RAY = (
     "ray._private.workers.setup_worker",
     "ray._private.workers.default_worker",
-    "torch",
+    "vllm.v1.engine.core",
+    "vllm.v1.executor.multiproc_executor",
     "verl.trainer.main_ppo",
     "verl.trainer.ppo.v1",
     "verl.workers.engine_workers",
     "verl.experimental.agent_loop",
     "verl.experimental.reward_loop",
     "verl.workers.rollout.vllm_rollout.vllm_async_server",
-    "vllm.entrypoints.openai.api_server",
-    "vllm.v1.engine.core",
-    "vllm.v1.executor.multiproc_executor",
-    "vllm.v1.worker.cpu_worker",
 )
 SOCKET, SCRIPT = "socket", "python"
+NOTE = "flashpatch: cpu.ray.start-worker:"
 FORK_SAFE_THREADS = frozenset(
     {"jemalloc_bg_thd"}
 )  # jemalloc, inside pyarrow, stops and restarts it around a fork
@@ -52,19 +60,19 @@ FORK_SAFE_THREADS = frozenset(
 class Server:
     """The loop that waits for launchers, children and the raylet."""
 
-    def __init__(self, folder: Path, listener: socket.socket, imported_with: dict[bytes, bytes]) -> None:
+    def __init__(
+        self, folder: Path, listener: socket.socket, raylet: int, imported_with: dict[bytes, bytes]
+    ) -> None:
         self.script = str(folder / SCRIPT)
         self.imported_with = imported_with
         now = dict(os.environb)
         self.set_by_imports = {name: now[name] for name in now if now[name] != imported_with.get(name)}
         self.selector = selectors.DefaultSelector()
         self.children: dict[int, tuple[int, socket.socket]] = {}  # pidfd to process id and launcher
-        self.raylet: int | None = None
         self.ending = False
+        self.held = set(launcher.open_files()) - {0, 1, 2, listener.fileno(), raylet, self.selector.fileno()}
         self._watch(listener, lambda: self._accept(listener))
-        self._watch(0, self._hear)
-        own = {0, 1, 2, listener.fileno(), self.selector.fileno()}
-        self.held = set(launcher.open_files()) - own
+        self._watch(raylet, lambda: self._raylet_ended(raylet))
 
     def serve(self) -> Callable[[], None] | None:
         """Serve until the job ends; in a forked child, return what it is to run."""
@@ -78,23 +86,9 @@ class Server:
     def _watch(self, file: socket.socket | int, call: Callable[[], Callable[[], None] | None]) -> None:
         self.selector.register(file, selectors.EVENT_READ, call)
 
-    def _hear(self) -> None:
-        """Learn which raylet to outlive, or that nobody is left to start one."""
-        said = os.read(0, 4096)
-        if not said:
-            self.selector.unregister(0)
-            self.ending = self.ending or self.raylet is None
-            return
-        try:
-            self.raylet = os.pidfd_open(int(said.split()[-1]))
-        except ProcessLookupError:
-            self.ending = True
-        else:
-            self._watch(self.raylet, self._raylet_ended)
-
-    def _raylet_ended(self) -> None:
+    def _raylet_ended(self, raylet: int) -> None:
         """Take no more requests; Ray's workers end by themselves when their raylet has."""
-        self.selector.unregister(self.raylet)
+        self.selector.unregister(raylet)
         self.ending = True
 
     def _accept(self, listener: socket.socket) -> Callable[[], None] | None:
@@ -113,7 +107,7 @@ class Server:
         except (
             Exception
         ) as error:  # whatever is wrong with one request, the launcher can do without this process
-            print(f"flashpatch: cpu.ray.start-worker: not forked: {error!r}", file=sys.stderr, flush=True)
+            print(f"{NOTE} not forked: {error!r}", file=sys.stderr, flush=True)
             pid = None
         asked.close()
         if pid is None:
@@ -135,9 +129,9 @@ class Server:
             os.environ.clear()
             os.environb.update(asked.facts["environment"])
             program.prepare()
-            hindrances = variables.hindrances(os.environb, self.imported_with)
+            hindrances = variables.hindrances(os.environb, self.imported_with, self.set_by_imports)
             if hindrances:
-                note = f"flashpatch: cpu.ray.start-worker: not forked: {', '.join(hindrances)} differ"
+                note = f"{NOTE} not forked: {', '.join(hindrances)} differ"
                 print(note, file=sys.stderr, flush=True)
                 _tell(connection, launcher.DECLINED)
                 os._exit(0)
@@ -150,7 +144,7 @@ class Server:
             request.take_over(asked)
             _count(asked.facts["parent"], calls)
             commands.fresh(self.script)
-            commands.threads(_text(self.imported_with.get(b"OMP_NUM_THREADS")))
+            commands.threads(self.imported_with)
             gc.enable()
         except BaseException:
             import traceback
@@ -194,21 +188,21 @@ class Server:
             os.kill(pid, signal.SIGKILL)
 
 
-def prepare() -> str | None:
-    """Import everything, and make forks cheap and safe.
+def load(names: Iterable[str]) -> None:
+    """Import modules; what is missing here is missing in the workers, and they say so themselves."""
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            print(f"{NOTE} not imported beforehand: {error}", file=sys.stderr, flush=True)
+
+
+def settle() -> str | None:
+    """Make forks cheap and safe.
 
     Returns:
         Why this process must not fork, or None.
     """
-    for name in MODULES:
-        try:
-            importlib.import_module(name)
-        except ImportError as error:  # what is missing here is missing in the workers; they say so themselves
-            print(
-                f"flashpatch: cpu.ray.start-worker: not imported beforehand: {error}",
-                file=sys.stderr,
-                flush=True,
-            )
     gc.collect()
     gc.disable()
     gc.freeze()  # collections in children leave shared pages alone
@@ -216,28 +210,37 @@ def prepare() -> str | None:
     if pid == 0:
         os._exit(0)
     os.waitpid(pid, 0)
-    names = {
-        Path("/proc/self/task", task, "comm").read_text().strip()
-        for task in os.listdir("/proc/self/task")[1:]
-    }
+    tasks = {int(task) for task in os.listdir("/proc/self/task")} - {os.getpid()}
+    names = {Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in tasks}
     return f"imports left threads: {', '.join(sorted(names))}" if names - FORK_SAFE_THREADS else None
 
 
 def main() -> None:
     """Import, listen, serve; in a forked child, run what the launcher asked for."""
     folder, path = Path(sys.argv[1]), list(sys.path)
-    imported_with = dict(os.environb)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(folder / SOCKET))
     listener.listen(64)
+    imported_with = dict(os.environb)
     sys.path[:] = json.loads(sys.argv[2])
-    trouble = prepare()
-    sys.path[:] = path
+    load(WITHOUT_RAY)
+    trouble = "their imports load Ray" if "ray._raylet" in sys.modules else None
+    raylet, _, job = sys.stdin.readline().strip().partition(" ")
     run = None
-    if trouble:
-        print(f"flashpatch: cpu.ray.start-worker: workers start without a fork: {trouble}", file=sys.stderr)
-    else:
-        run = Server(folder, listener, imported_with).serve()
+    if raylet:
+        started = {"RAY_RAYLET_PID": raylet, "RAY_JOB_ID": job}
+        os.environ.update(started)
+        imported_with |= {os.fsencode(name): os.fsencode(value) for name, value in started.items()}
+        load(WITH_RAY)
+        sys.path[:] = path
+        trouble = trouble or settle()
+        if trouble:
+            print(f"{NOTE} no worker is forked: {trouble}", file=sys.stderr, flush=True)
+        else:
+            try:
+                run = Server(folder, listener, os.pidfd_open(int(raylet)), imported_with).serve()
+            except ProcessLookupError:  # the raylet has ended already
+                pass
     if run is None:
         shutil.rmtree(folder, ignore_errors=True)
     else:
@@ -257,10 +260,6 @@ def _tell(connection: socket.socket, message: bytes) -> None:
         connection.sendall(message)
     except OSError:
         pass
-
-
-def _text(value: bytes | None) -> str | None:
-    return None if value is None else value.decode(errors="surrogateescape")
 
 
 if __name__ == "__main__":

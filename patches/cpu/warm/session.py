@@ -32,10 +32,10 @@ class Session:
         self._folder = folder
         self._process = process
 
-    def follow(self, raylet: int) -> None:
-        """Let the server end once the process ``raylet`` has ended."""
+    def follow(self, raylet: int, job: str) -> None:
+        """Let the server serve the workers of a raylet, by its process id, and of a job, by Ray's id for it."""
         try:
-            self._process.stdin.write(b"%d\n" % raylet)
+            self._process.stdin.write(f"{raylet} {job}\n".encode())
             self._process.stdin.flush()
         except OSError as error:
             logger.warning("Ray's workers start without a fork: their server has ended (%s)", error)
