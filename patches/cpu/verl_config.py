@@ -9,6 +9,7 @@ from typing import Any
 
 from flashpatch import engine, ledger
 from flashpatch.errors import PatchError
+from flashpatch.patches.cpu import few_cores
 from flashpatch.record import Contract, Patch
 
 logger = logging.getLogger("flashpatch.cpu")
@@ -47,6 +48,10 @@ def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> None:
     with open_dict(config):
         for path, value in adaptations(get):
             logger.warning("%s=%s, since this machine has no accelerator", path, value)
+            OmegaConf.update(config, path, value, force_add=True)
+        for path, value in few_cores.adaptations(get, _starts_ray(get)):
+            why = "since this machine has %d cores; set on the command line it stays"
+            logger.warning(f"%s=%s, {why}", path, value, few_cores.cores())
             OmegaConf.update(config, path, value, force_add=True)
     return original(config, *args, **kwargs)
 
@@ -158,7 +163,8 @@ PATCH = Patch(
     "Ray GPU per rank are verl's defaults; LoRA, Ulysses and verl's own quantization do not run.",
     how="Before anything starts, refuses what does not run, by name, and replaces defaults that suppose an "
     "accelerator, saying so: device, sleep mode, attention, and Ray's counts of CPUs and GPUs, which are "
-    "slots, not hardware.",
+    "slots, not hardware. With few cores it lowers verl's numbers of agent-loop workers, reward workers and storage "
+    "units from 8 to one per two cores, and leaves Ray's dashboard out.",
     remove_when="never: it says what the family can do.",
 )
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from flashpatch.patches.cpu import accelerator
 from flashpatch.patches.cpu.warm import session
 from flashpatch.record import Contract, Patch
 
@@ -66,6 +67,8 @@ def _environment(kwargs: Mapping[str, Any]) -> dict[str, str] | None:
     """The environment that the job's workers will have; None where they are not ours to start, or need another Python."""
     import ray
 
+    if "verl" not in sys.modules or accelerator.found():
+        return None
     given = {name: value for name, value in (kwargs.get("runtime_env") or {}).items() if value}
     elsewhere = kwargs.get("address") or os.environ.get("RAY_ADDRESS") or kwargs.get("local_mode")
     if (

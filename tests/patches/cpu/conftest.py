@@ -13,7 +13,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import cpu_lab  # noqa: E402
 
-NEED_VERL = ("test_installed.py", "test_job.py", "test_probe.py", "test_running_cluster.py")
+NEED_VERL = (
+    "test_installed.py",
+    "test_job.py",
+    "test_probe.py",
+    "test_running_cluster.py",
+    "test_worker_start.py",
+)
 
 
 @pytest.fixture
