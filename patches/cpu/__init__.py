@@ -6,7 +6,7 @@ from pathlib import Path
 
 from flashpatch.patches.cpu import engines, fsdp, gloo, platform, verl_config, vllm_distribution, worker_start
 from flashpatch.proof import Proof
-from flashpatch.record import Family
+from flashpatch.record import Family, Option
 
 
 def _probe(nonce: str, workdir: Path) -> list[Proof]:
@@ -32,6 +32,11 @@ FAMILY = Family(
         worker_start.INIT,
         worker_start.COMMANDS,
     ),
+    options={
+        "fork_workers": Option(
+            True, "fork a job's processes from one that has verl and vLLM imported", kind=bool
+        ),
+    },
     too_late=platform.too_late,
     probe=_probe,
     refuses=("verl.utils.config:validate_config",),

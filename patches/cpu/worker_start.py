@@ -8,14 +8,17 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from flashpatch import engine
 from flashpatch.patches.cpu import accelerator
 from flashpatch.patches.cpu.warm import session
 from flashpatch.record import Contract, Patch
+from flashpatch.settings import child_env
 
 WORKER = "ray._private.worker"
 SERVICES = "ray._private.services"
 ID = "cpu.ray.start-worker"
 COMMAND = "--python_worker_command="
+IDLE = "--num_prestart_python_workers="
 
 _session: session.Session | None = None
 """The server for the node that `ray.init` is starting right now."""
@@ -41,44 +44,38 @@ def on_start_process(
     """Around ``start_ray_process``: a raylet that ends with this process gets the launcher as interpreter."""
     global _session
 
-    at = [number for number, part in enumerate(command) if part.startswith(COMMAND)]
-    interpreter = subprocess.list2cmdline([sys.executable])
-    if _session is None or not fate_share or len(at) != 1 or not _begins(command[at[0]], interpreter):
+    commands = [part for part in command if part.startswith(COMMAND)]
+    interpreter = COMMAND + subprocess.list2cmdline([sys.executable])
+    if (
+        _session is None
+        or not fate_share
+        or len(commands) != 1
+        or not commands[0].startswith(f"{interpreter} ")
+    ):
         return original(command, process_type, fate_share, *args, **kwargs)
-    rest = command[at[0]].removeprefix(COMMAND + interpreter)
-    command = [
-        *command[: at[0]],
-        COMMAND + subprocess.list2cmdline([_session.script]) + rest,
-        *command[at[0] + 1 :],
-    ]
     from ray import JobID
 
+    launched = COMMAND + subprocess.list2cmdline([_session.script]) + commands[0].removeprefix(interpreter)
+    command = [launched if part.startswith(COMMAND) else part for part in command]
+    command = [f"{IDLE}0" if part.startswith(IDLE) else part for part in command]
     info = original(command, process_type, fate_share, *args, **kwargs)
     _session.follow(info.process.pid, JobID.from_int(1).hex())  # a new cluster's first job, which is ours
     _session = None
     return info
 
 
-def _begins(argument: str, interpreter: str) -> bool:
-    return argument.startswith(f"{COMMAND}{interpreter} ")
-
-
 def _environment(kwargs: Mapping[str, Any]) -> dict[str, str] | None:
     """The environment that the job's workers will have; None where they are not ours to start, or need another Python."""
     import ray
 
-    if "verl" not in sys.modules or accelerator.found():
+    wanted = engine.options("cpu")["fork_workers"] and sys.platform.startswith("linux")
+    if not wanted or "verl" not in sys.modules or accelerator.found():
         return None
     given = {name: value for name, value in (kwargs.get("runtime_env") or {}).items() if value}
     elsewhere = kwargs.get("address") or os.environ.get("RAY_ADDRESS") or kwargs.get("local_mode")
-    if (
-        not sys.platform.startswith("linux")
-        or elsewhere
-        or ray.is_initialized()
-        or given.keys() - {"env_vars"}
-    ):
+    if elsewhere or ray.is_initialized() or given.keys() - {"env_vars"}:
         return None
-    return {**os.environ, **given.get("env_vars", {})}
+    return {**os.environ, **child_env.ray_env(), **given.get("env_vars", {})}
 
 
 INIT = Patch(
@@ -120,6 +117,7 @@ COMMANDS = Patch(
     why="Ray executes a new interpreter for each worker.",
     how="Gives the raylet a script in the interpreter's place. It has the process forked that `cpu.ray.init` started, where "
     "command line and environment allow it, stands for the fork until that ends, and runs the interpreter otherwise. "
-    "multiprocessing starts vLLM's processes the same way.",
+    "multiprocessing starts vLLM's processes the same way. Workers that Ray would start in advance, without a job, are "
+    "left out: verl's have a runtime environment, which those do not.",
     remove_when="Ray forks its workers from a process that has modules imported.",
 )
