@@ -63,10 +63,12 @@ _compiled: dict[str, CodeType] = {}
 
 def _ray_worker(command: list[str]) -> Program | None:
     """Do what ``setup_worker.py`` does before it executes ``default_worker.py``, when it would do no more."""
+    if len(command) < 3 or "ray._private.workers.setup_worker" not in sys.modules:
+        return None
     from ray._private.runtime_env.context import RuntimeEnvContext
     from ray._private.workers import setup_worker
 
-    if len(command) < 3 or os.path.realpath(command[1]) != os.path.realpath(setup_worker.__file__):
+    if os.path.realpath(command[1]) != os.path.realpath(setup_worker.__file__):
         return None
     given, rest = setup_worker.parser.parse_known_args(command[2:])
     context = RuntimeEnvContext.deserialize(given.serialized_runtime_env_context or "{}")
@@ -101,13 +103,17 @@ def fresh(executable: str) -> None:
 
 
 def threads(imported_with: Mapping[bytes, bytes]) -> None:
-    """Obey variables about threads that libraries read when they were loaded.
+    """Obey variables about threads that torch and its libraries read when they were loaded.
 
     Args:
         imported_with: the environment then.
     """
-    import ray._private.utils as utils
-    import torch
+    torch, utils = sys.modules.get("torch"), sys.modules.get("ray._private.utils")
+    inductor = sys.modules.get("torch._inductor.config")
+    if inductor is not None:
+        inductor.cpp.dynamic_threads = os.environ.get("TORCHINDUCTOR_CPP_DYNAMIC_THREADS", "0") == "1"
+    if torch is None:
+        return
 
     def follow() -> None:
         wanted = os.environ.get("OMP_NUM_THREADS", "")
@@ -115,6 +121,8 @@ def threads(imported_with: Mapping[bytes, bytes]) -> None:
 
     if os.environb.get(b"OMP_NUM_THREADS") != imported_with.get(b"OMP_NUM_THREADS"):
         follow()
+    if utils is None:
+        return
     stock: Any = utils.set_omp_num_threads_if_unset
 
     def set_omp_num_threads_if_unset() -> bool:
@@ -124,6 +132,3 @@ def threads(imported_with: Mapping[bytes, bytes]) -> None:
         return was_set
 
     utils.set_omp_num_threads_if_unset = set_omp_num_threads_if_unset
-    inductor = sys.modules.get("torch._inductor.config")
-    if inductor is not None:
-        inductor.cpp.dynamic_threads = os.environ.get("TORCHINDUCTOR_CPP_DYNAMIC_THREADS", "0") == "1"

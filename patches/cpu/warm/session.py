@@ -48,17 +48,22 @@ class Session:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def start(environment: Mapping[str, str]) -> Session | None:
-    """Start a server whose imports see ``environment``; None, with a warning, where it cannot work."""
-    folder = Path(tempfile.mkdtemp(prefix="flashpatch-"))
+def write_script(folder: Path) -> str:
+    """Write the script that stands for the interpreter; returns its path."""
     script = folder / server.SCRIPT
-    first = f"#!{sys.executable} -IS"
     script.write_text(
-        f"{first}\nimport sys\nsys.path.insert(0, {str(HERE)!r})\nimport launcher\n"
+        f"{_first_line()}\nimport sys\nsys.path.insert(0, {str(HERE)!r})\nimport launcher\n"
         f"launcher.main({str(folder / server.SOCKET)!r}, {sys.executable!r})\n"
     )
     script.chmod(0o700)
-    if len(first) > LONGEST_SHEBANG or " " in sys.executable or len(str(script)) > LONGEST_SOCKET:
+    return str(script)
+
+
+def start(environment: Mapping[str, str]) -> Session | None:
+    """Start a server whose imports see ``environment``; None, with a warning, where it cannot work."""
+    folder = Path(tempfile.mkdtemp(prefix="flashpatch-"))
+    script = write_script(folder)
+    if len(_first_line()) > LONGEST_SHEBANG or " " in sys.executable or len(script) > LONGEST_SOCKET:
         trouble = f"{sys.executable} or {folder} is too long a path, or has blanks"
     elif not os.access(script, os.X_OK):
         trouble = f"scripts in {folder} cannot be executed"
@@ -72,3 +77,7 @@ def start(environment: Mapping[str, str]) -> Session | None:
     shutil.rmtree(folder, ignore_errors=True)
     logger.warning("Ray's workers start without a fork: %s", trouble)
     return None
+
+
+def _first_line() -> str:
+    return f"#!{sys.executable} -IS"
