@@ -22,14 +22,20 @@ class Program:
         path: its ``sys.path[0]``.
         code: its main module, compiled.
         file: the main module's file, or None for ``-c``.
-        prepare: called in the child once its environment is set, before the decision whether it may be forked.
+        adapt: changes the environment further, as what the command line starts first would.
     """
 
     argv: list[str]
     path: str
     code: CodeType
     file: str | None = None
-    prepare: Callable[[], None] = field(default=lambda: None)
+    adapt: Callable[[], None] = field(default=lambda: None)
+
+    def enter(self, environment: Mapping[bytes, bytes]) -> None:
+        """Make ``environment`` this process's."""
+        os.environ.clear()
+        os.environb.update(environment)
+        self.adapt()
 
     def run(self) -> None:
         """Run it as this process's main module."""
@@ -53,7 +59,7 @@ def program(command: list[str]) -> Program | None:
 
 def _spawned(command: list[str]) -> Program | None:
     flags = subprocess._args_from_interpreter_flags()
-    if command[1:-3] + command[-3:-2] != [*flags, "-c"] or command[-1] != SPAWNED:
+    if command[1:-2] != [*flags, "-c"] or command[-1] != SPAWNED:
         return None
     return Program(argv=["-c", SPAWNED], path="", code=compile(command[-2], "<string>", "exec"))
 
@@ -76,7 +82,7 @@ def _ray_worker(command: list[str]) -> Program | None:
     if given.language != "PYTHON" or vars(context) != vars(plain) or not rest or not os.path.isfile(rest[0]):
         return None
 
-    def prepare() -> None:
+    def adapt() -> None:
         from ray._private import utils
 
         utils.update_envs(context.env_vars)
@@ -84,7 +90,7 @@ def _ray_worker(command: list[str]) -> Program | None:
     if rest[0] not in _compiled:
         with open(rest[0], encoding="utf-8") as file:
             _compiled[rest[0]] = compile(file.read(), rest[0], "exec")
-    return Program(rest, os.path.dirname(os.path.abspath(rest[0])), _compiled[rest[0]], rest[0], prepare)
+    return Program(rest, os.path.dirname(os.path.abspath(rest[0])), _compiled[rest[0]], rest[0], adapt)
 
 
 def fresh(executable: str) -> None:

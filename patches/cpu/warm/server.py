@@ -10,6 +10,7 @@ Ray is imported only then. The server ends with the last of its children once th
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import json
@@ -19,6 +20,7 @@ import shutil
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -98,24 +100,38 @@ class Server:
         except (OSError, ValueError):
             connection.close()
             return None
+        pid = None
         try:
             program = commands.program(asked.command) if request.can_take_over(asked, self.held) else None
-            calls = {id: patch["calls"] for id, patch in engine.snapshot()["patches"].items()}
-            pid = os.fork() if program is not None and not self.ending else None
-            if pid == 0:
-                return self._become(asked, program, connection, calls)
+            if program is not None and not self.ending and self._may_fork(asked, program):
+                calls = {id: patch["calls"] for id, patch in engine.snapshot().get("patches", {}).items()}
+                pid = os.fork()
+                if pid == 0:
+                    return self._become(asked, program, connection, calls)
         except (
             Exception
         ) as error:  # whatever is wrong with one request, the launcher can do without this process
             print(f"{NOTE} not forked: {error!r}", file=sys.stderr, flush=True)
-            pid = None
         asked.close()
         if pid is None:
             _tell(connection, launcher.DECLINED)
             connection.close()
-            return None
-        self._watch_child(pid, connection)
+        else:
+            self._watch_child(pid, connection)
         return None
+
+    def _may_fork(self, asked: request.Request, program: commands.Program) -> bool:
+        """Whether the imports would have gone the same way in the environment asked for; says so where not."""
+        own = dict(os.environb)
+        try:
+            program.enter(asked.facts["environment"])
+            found = variables.hindrances(os.environb, self.imported_with, self.set_by_imports)
+        finally:
+            os.environ.clear()
+            os.environb.update(own)
+        if found:
+            print(f"{NOTE} not forked: {', '.join(found)} differ", file=sys.stderr, flush=True)
+        return not found
 
     def _become(
         self,
@@ -124,31 +140,22 @@ class Server:
         connection: socket.socket,
         calls: dict[str, int],
     ) -> Callable[[], None]:
-        """In the child: decide on its environment, answer, and take the launcher's place."""
+        """In the child: answer, and take the launcher's place."""
         try:
-            os.environ.clear()
-            os.environb.update(asked.facts["environment"])
-            program.prepare()
-            hindrances = variables.hindrances(os.environb, self.imported_with, self.set_by_imports)
-            if hindrances:
-                note = f"{NOTE} not forked: {', '.join(hindrances)} differ"
-                print(note, file=sys.stderr, flush=True)
-                _tell(connection, launcher.DECLINED)
-                os._exit(0)
-            for name, value in self.set_by_imports.items():
-                if os.environb.get(name) == self.imported_with.get(name):
-                    os.environb[name] = value
             _tell(connection, launcher.FORKED + os.getpid().to_bytes(launcher.LENGTH, "big"))
             connection.close()
             self._release()
+            program.enter(asked.facts["environment"])
+            for name, value in self.set_by_imports.items():
+                if os.environb.get(name) == self.imported_with.get(name):
+                    os.environb[name] = value
             request.take_over(asked)
+            sys.orig_argv[:] = asked.command
             _count(asked.facts["parent"], calls)
             commands.fresh(self.script)
             commands.threads(self.imported_with)
             gc.enable()
         except BaseException:
-            import traceback
-
             traceback.print_exc()
             os._exit(1)
         return program.run
@@ -206,7 +213,8 @@ def settle() -> str | None:
     gc.collect()
     gc.disable()
     gc.freeze()  # collections in children leave shared pages alone
-    pid = os.fork()  # libraries that mind forks, such as OpenBLAS, end their threads before the first
+    # libraries that mind forks, such as OpenBLAS, end their threads before the first; Python's hooks need not run
+    pid = ctypes.PyDLL(None).fork()
     if pid == 0:
         os._exit(0)
     os.waitpid(pid, 0)

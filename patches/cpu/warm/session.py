@@ -20,6 +20,10 @@ LONGEST_SHEBANG = 120  # bytes that every kernel reads of a script's first line
 LONGEST_SOCKET = 100  # bytes of a socket's path
 
 
+_running: list[subprocess.Popen[bytes]] = []
+"""Servers that end by themselves; kept, since a forgotten process warns."""
+
+
 class Session:
     """One server, as the driver sees it.
 
@@ -34,9 +38,10 @@ class Session:
 
     def follow(self, raylet: int, job: str) -> None:
         """Let the server serve the workers of a raylet, by its process id, and of a job, by Ray's id for it."""
+        _running.append(self._process)
         try:
             self._process.stdin.write(f"{raylet} {job}\n".encode())
-            self._process.stdin.flush()
+            self._process.stdin.close()
         except OSError as error:
             logger.warning("Ray's workers start without a fork: their server has ended (%s)", error)
 
@@ -71,7 +76,7 @@ def start(environment: Mapping[str, str]) -> Session | None:
         flags = subprocess._args_from_interpreter_flags()
         command = [sys.executable, *flags, str(HERE / "server.py"), str(folder), json.dumps(sys.path)]
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=dict(environment)
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=dict(environment), process_group=0
         )
         return Session(folder, process)
     shutil.rmtree(folder, ignore_errors=True)
