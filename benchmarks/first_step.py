@@ -1,16 +1,16 @@
 """How long an unmodified verl job takes to its first step on this machine, with workers forked and without.
 
-    python benchmarks/first_step.py [--runs 1] [--precision bf16] [--all-defaults] [SETTING...]
+    python benchmarks/first_step.py [--runs 1] [--precision bf16] [--few] [SETTING...]
 
-A GRPO job of two steps of a two-layer model, `verl.trainer.main_ppo` with `FLASHPATCH=cpu,PRECISION`, in turns:
+A GRPO job of two steps of a two-layer model, `verl.trainer.main_ppo` under `FLASHPATCH=cpu,PRECISION`, in turns:
 
-    as verl starts it   without the patches of Ray's start (`FLASHPATCH_CONFIG` with `[cpu] fork_workers = false`), with
-                        verl's numbers of helper processes
+    as verl starts it   `fork_workers = false`, and verl's numbers of helper processes and dashboard as settings
     as cpu starts it    the same command with the family's defaults
 
-Both write the seconds and the processor seconds (user and system, all of the job's processes) until the first step was
-reported, and how many processes there were until then. Processor seconds tell the same on a busy machine. Each setting
-given is added to both commands. Aim: 90 s on two quiet cores.
+Printed are the seconds and the processor seconds (user and system, all of the job's processes) until the first
+step was reported, and how many processes there had been. Processor seconds tell the same on a busy machine.
+With `--few` the first kind has one helper of each kind and no dashboard too: what is left is the forks' doing.
+Aim: 90 s on two quiet cores.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def first_step(world: Path, precision: str, config: str, settings: list[str]) ->
 
 
 def processor() -> str:
-    """The processor's name and what it brings for matrix products, and how many cores this process may use."""
+    """The processor's name, its vector and matrix extensions, and the cores this process may use."""
     text = Path("/proc/cpuinfo").read_text()
     name = next(line.split(":")[1].strip() for line in text.splitlines() if line.startswith("model name"))
     extras = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_tile") if f" {flag}" in text]

@@ -19,9 +19,10 @@ DASHBOARD = "ray_kwargs.ray_init.include_dashboard"
 
 
 def adaptations(get: Any, starts_ray: bool) -> Iterator[tuple[str, Any]]:
-    """Settings with their value for this machine's cores, one helper per two; ``get(path, default)`` reads the recipe.
+    """Settings with their value for this machine: one helper per two cores, no dashboard.
 
-    Helpers of one kind share out a batch and do the same to each part, so that their number changes no result.
+    Helpers of one kind share out a batch and do the same to each part, so that their number changes no
+    result. ``get(path, default)`` reads the recipe.
     """
     fitting = max(1, cores() // 2)
     if fitting >= DEFAULT:

@@ -25,7 +25,7 @@ _session: session.Session | None = None
 
 
 def on_init(original, *args: Any, **kwargs: Any) -> Any:
-    """Around ``ray.init``: start the server with the job's environment when a node of our own will be started."""
+    """Around ``ray.init``: start a server with the job's environment where it will start a node."""
     global _session
 
     environment = None if args else _environment(kwargs)
@@ -65,7 +65,7 @@ def on_start_process(
 
 
 def _environment(kwargs: Mapping[str, Any]) -> dict[str, str] | None:
-    """The environment that the job's workers will have; None where they are not ours to start, or need another Python."""
+    """The environment of the job's workers; None where others start them or they need another Python."""
     import ray
 
     wanted = engine.options("cpu")["fork_workers"] and sys.platform.startswith("linux")
@@ -88,10 +88,10 @@ INIT = Patch(
     scope=frozenset({"driver"}),
     needs=("cpu.verl.register_platform",),
     tested=("2.60.0",),
-    why="Every process of a job imports torch, transformers, verl and vLLM for itself: on two cores that is most of the "
-    "time until the first step.",
-    how="Before this process starts a Ray of its own, starts one process that imports them once, with the environment of "
-    "the job's workers. A job with a runtime environment of other packages or folders goes on without.",
+    why="Every process of a job imports torch, transformers, verl and vLLM for itself: on two cores that is "
+    "most of the time until the first step.",
+    how="Before this process starts a Ray of its own, starts one process that imports them once, with the "
+    "environment of the job's workers. A job with a runtime environment of other packages or folders goes on without.",
     remove_when="Ray forks its workers from a process that has modules imported.",
 )
 
@@ -115,9 +115,9 @@ COMMANDS = Patch(
     needs=("cpu.ray.init",),
     tested=("2.60.0",),
     why="Ray executes a new interpreter for each worker.",
-    how="Gives the raylet a script in the interpreter's place. It has the process forked that `cpu.ray.init` started, where "
-    "command line and environment allow it, stands for the fork until that ends, and runs the interpreter otherwise. "
-    "multiprocessing starts vLLM's processes the same way. Workers that Ray would start in advance, without a job, are "
-    "left out: verl's have a runtime environment, which those do not.",
+    how="Gives the raylet a script in the interpreter's place. It asks the process that `cpu.ray.init` started for "
+    "a fork, where command line and environment allow it, stands for the fork until that ends, and runs the "
+    "interpreter otherwise. multiprocessing starts vLLM's processes the same way. Workers that Ray would start in "
+    "advance, without a job, are left out: verl's have a runtime environment, which those do not.",
     remove_when="Ray forks its workers from a process that has modules imported.",
 )

@@ -96,7 +96,7 @@ print(sys.stdin.read() + "!")
 
 
 def look(started: Started, folder: Path, **extra: str) -> dict:
-    """What a process sees that was started in ``folder``, with a pipe, signals, a group and a nice of its own."""
+    """What a process sees that was started with a folder, pipe, signals, group and nice of its own."""
     reader, writer = os.pipe()
 
     def before() -> None:

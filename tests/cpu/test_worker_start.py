@@ -1,4 +1,4 @@
-"""Ray's workers and the processes they spawn come from one that has verl and vLLM imported, and are like others."""
+"""Ray's workers and what they spawn are forked from a process with verl and vLLM imported, and like others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command lines that a fork can serve: a Ray worker's, and those of ``multiprocessing``'s method spawn."""
+"""The command lines that a fork can serve: a Ray worker's, and a process's that ``multiprocessing`` spawns."""
 
 from __future__ import annotations
 

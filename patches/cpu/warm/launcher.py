@@ -113,7 +113,7 @@ def _is_open(number: int) -> bool:
 
 
 def _follow(connection: socket.socket, pid: int) -> NoReturn:
-    """Stand for the child until it ends: signals that arrive here go to it, and its end becomes this process's."""
+    """Stand for the child until it ends: pass signals on to it, and end as it does."""
     own = connection.fileno()
     null = os.open(os.devnull, os.O_RDWR)
     for number in open_files():

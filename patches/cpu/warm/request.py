@@ -73,7 +73,7 @@ def can_take_over(request: Request, held: Collection[int]) -> bool:
 
 
 def take_over(request: Request) -> None:
-    """Make this process what an exec by the launcher would have made: its files, folder, signals, limits, group."""
+    """Make this process what an exec by the launcher would have made."""
     facts = request.facts
     _files(facts["files"], request.received)
     os.chdir(facts["folder"])

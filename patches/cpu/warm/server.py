@@ -2,10 +2,11 @@
 
     python server.py FOLDER PATH < PIPE
 
-``FOLDER`` gets the socket; it holds the launcher's script, and is removed at the end. ``PATH`` is the ``sys.path`` of
-the job's driver, as JSON, since Ray's workers import from there too. The pipe brings one line, the process id of the
-raylet and of Ray's job. Ray reads its configuration, with these two, when its library is loaded, so that what imports
-Ray is imported only then. The server ends with the last of its children once the raylet has ended.
+``FOLDER`` gets the socket; it holds the launcher's script, and is removed at the end. ``PATH`` is the
+``sys.path`` of the job's driver, as JSON, since Ray's workers import from there too. The pipe brings one
+line, the process id of the raylet and of Ray's job. Ray reads its configuration, with these two, when its
+library is loaded, so that what imports Ray is imported only then. The server ends with the last of its
+children once the raylet has ended.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class Server:
         return None
 
     def _may_fork(self, asked: request.Request, program: commands.Program) -> bool:
-        """Whether the imports would have gone the same way in the environment asked for; says so where not."""
+        """Whether the imports would have gone the same way in the environment asked for; say so if not."""
         own = dict(os.environb)
         try:
             program.enter(asked.facts["environment"])
@@ -213,7 +214,7 @@ def settle() -> str | None:
     gc.collect()
     gc.disable()
     gc.freeze()  # collections in children leave shared pages alone
-    # libraries that mind forks, such as OpenBLAS, end their threads before the first; Python's hooks need not run
+    # libraries that mind forks, such as OpenBLAS, end their threads before the first one; without Python's hooks
     pid = ctypes.PyDLL(None).fork()
     if pid == 0:
         os._exit(0)

@@ -37,7 +37,7 @@ class Session:
         self._process = process
 
     def follow(self, raylet: int, job: str) -> None:
-        """Let the server serve the workers of a raylet, by its process id, and of a job, by Ray's id for it."""
+        """Let the server serve a job's workers: ``raylet`` is a process id, ``job`` Ray's id for the job."""
         _running.append(self._process)
         try:
             self._process.stdin.write(f"{raylet} {job}\n".encode())

@@ -79,8 +79,11 @@ def used_late(name: str) -> bool:
 
 
 def _is_loaded(wanted: Mapping[bytes, bytes], imported_with: Mapping[bytes, bytes]) -> bool:
-    """Whether ``LD_PRELOAD`` only adds OpenMP libraries that this process has loaded: vLLM names torch's there, so
-    that a process has one. Libraries that replace functions of others, such as allocators, must come first."""
+    """Whether ``LD_PRELOAD`` only adds OpenMP libraries that this process has loaded.
+
+    vLLM names torch's there, so that a process has one. Libraries that replace functions of others, such as
+    allocators, must come first.
+    """
     was, now = (
         {*env.get(os.fsencode(PRELOADED), b"").split(b":")} - {b""} for env in (imported_with, wanted)
     )
