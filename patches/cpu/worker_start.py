@@ -29,13 +29,13 @@ def on_init(original, *args: Any, **kwargs: Any) -> Any:
     global _session
 
     environment = None if args else _environment(kwargs)
-    _session = None if environment is None else session.start(environment)
+    _session = started = None if environment is None else session.start(environment)
     try:
         return original(*args, **kwargs)
     finally:
-        unused, _session = _session, None
-        if unused is not None:
-            unused.close()
+        _session = None
+        if started is not None:
+            started.ray_started()
 
 
 def on_start_process(

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -35,18 +36,34 @@ class Session:
         self.script = str(folder / server.SCRIPT)
         self._folder = folder
         self._process = process
+        self._followed = False
 
     def follow(self, raylet: int, job: str) -> None:
-        """Let the server serve a job's workers: ``raylet`` is a process id, ``job`` Ray's id for the job."""
+        """Let the server serve a job's workers, and stop it until `resume`.
+
+        Ray ends a raylet whose agents have not started within 15 seconds, so that they have the cores for now.
+
+        Args:
+            raylet: the raylet's process id.
+            job: Ray's id for the job.
+        """
+        self._followed = True
         _running.append(self._process)
         try:
             self._process.stdin.write(f"{raylet} {job}\n".encode())
             self._process.stdin.close()
         except OSError as error:
             logger.warning("Ray's workers start without a fork: their server has ended (%s)", error)
+        self._process.send_signal(signal.SIGSTOP)
 
-    def close(self) -> None:
-        """End a server that no raylet was started for."""
+    def ray_started(self) -> None:
+        """Let the server go on; end it if no raylet was started for it."""
+        if self._followed:
+            self._process.send_signal(signal.SIGCONT)
+        else:
+            self._close()
+
+    def _close(self) -> None:
         self._process.stdin.close()
         self._process.terminate()
         self._process.wait()
