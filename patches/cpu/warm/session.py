@@ -39,7 +39,7 @@ class Session:
         self._followed = False
 
     def follow(self, raylet: int, job: str) -> None:
-        """Let the server serve a job's workers, and stop it until `resume`.
+        """Let the server serve a job's workers, and stop it until `ray_started`.
 
         Ray ends a raylet whose agents have not started within 15 seconds, so that they have the cores for now.
 
