@@ -98,10 +98,20 @@ class JobConfig:
 
 def overrides() -> set[str]:
     """Return the settings named on the command line; empty unless this process is a Hydra application."""
-    module = sys.modules.get("hydra.core.hydra_config")
-    if module is None or not module.HydraConfig.initialized():
+    module = _hydra()
+    if module is None:
         return set()
     return {override.partition("=")[0].lstrip("+~") for override in module.HydraConfig.get().overrides.task}
+
+
+def is_hydra_application() -> bool:
+    """Whether this process read its configuration from a command line, so that `overrides` tells what was typed."""
+    return _hydra() is not None
+
+
+def _hydra() -> Any:
+    module = sys.modules.get("hydra.core.hydra_config")
+    return module if module is not None and module.HydraConfig.initialized() else None
 
 
 def is_chosen(get: Get, path: str, default: Any, overridden: Collection[str] = ()) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from flashpatch import engine
 from flashpatch.patches._shared.verl_config import Get, JobConfig, validate_config_patch
+from flashpatch.patches.cpu import few_cores
 from flashpatch.record import Contract, Patch
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -32,6 +33,8 @@ def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> None:
     job.refuse(refused, SUMMARY, "Change these settings, or take cpu out of FLASHPATCH.")
     for path, value in adaptations(job.get):
         job.set(path, value, "this machine has no accelerator")
+    for path, value in few_cores.adaptations(job.get, _starts_ray(job.get)):
+        job.set(path, value, f"this machine has {few_cores.cores()} cores; set on the command line it stays")
     return original(config, *args, **kwargs)
 
 
@@ -135,7 +138,8 @@ PATCH = validate_config_patch(
     "Ray GPU per rank are verl's defaults; LoRA, Ulysses and verl's own quantization do not run.",
     how="Before anything starts, refuses by name what does not run, and replaces defaults that need an "
     "accelerator, which it logs: device, sleep mode, attention, and Ray's counts of CPUs and GPUs, which are "
-    "slots, not hardware.",
+    "slots, not hardware. With few cores it lowers verl's numbers of agent-loop workers, reward workers and "
+    "storage units from 8 to one per two cores, and leaves Ray's dashboard out.",
     remove_when="never: it states what the family can run.",
 )
 

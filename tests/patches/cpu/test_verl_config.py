@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.cpu import verl_config
+from flashpatch.patches.cpu import few_cores, verl_config
 
 ROLLOUT = "actor_rollout_ref.rollout"
 PLAIN = {
@@ -99,3 +101,34 @@ def test_slots_are_only_given_to_a_ray_of_our_own(monkeypatch):
     assert changed["ray_kwargs.ray_init.num_gpus"] == 2 and changed["ray_kwargs.ray_init.num_cpus"] >= 24
     counted = reader(**{"ray_kwargs.ray_init.num_gpus": 4, "ray_kwargs.ray_init.num_cpus": 8})
     assert not [path for path, _ in verl_config.adaptations(counted) if path.startswith("ray_kwargs")]
+
+
+def few(monkeypatch, cores, given=(), starts_ray=True, **changes):
+    monkeypatch.setattr(few_cores, "cores", lambda: cores)
+    monkeypatch.setattr(few_cores, "overridden", lambda: given)
+    stock = {path: few_cores.DEFAULT for path in few_cores.HELPERS}
+    return dict(few_cores.adaptations(reader(**stock, **changes), starts_ray))
+
+
+def test_few_cores_get_few_helpers_and_no_dashboard(monkeypatch):
+    assert few(monkeypatch, 2) == {**dict.fromkeys(few_cores.HELPERS, 1), few_cores.DASHBOARD: False}
+    assert set(few(monkeypatch, 8, starts_ray=False).values()) == {4}
+    assert few(monkeypatch, 16) == {}
+
+
+def test_numbers_that_were_given_stay(monkeypatch):
+    first, *others = few_cores.HELPERS
+    assert first not in few(monkeypatch, 2, given={first})
+    assert set(few(monkeypatch, 2, given=None, **{few_cores.DASHBOARD: True})) == set()
+    monkeypatch.setattr(few_cores, "cores", lambda: 2)
+    monkeypatch.setattr(few_cores, "overridden", lambda: ())
+    assert list(few_cores.adaptations(reader(**dict.fromkeys(few_cores.HELPERS, 3)), False)) == []
+
+
+def test_what_the_command_line_gave_is_read_from_hydra(monkeypatch):
+    hydra_config = pytest.importorskip("hydra.core.hydra_config")
+    assert few_cores.overridden() is None
+    monkeypatch.setattr(hydra_config.HydraConfig, "initialized", staticmethod(lambda: True))
+    task = SimpleNamespace(overrides=SimpleNamespace(task=["reward.num_workers=8", "+new.one=2"]))
+    monkeypatch.setattr(hydra_config.HydraConfig, "get", staticmethod(lambda: task))
+    assert few_cores.overridden() == {"reward.num_workers", "new.one"}
