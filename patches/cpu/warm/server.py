@@ -54,7 +54,7 @@ WITH_RAY = (
     "verl.workers.rollout.vllm_rollout.vllm_async_server",
 )
 SOCKET, SCRIPT = "socket", "python"
-NOTE = "flashpatch: cpu.ray.start-worker:"
+NOTE = "flashpatch: cpu.ray.start_ray_process:"
 FORK_SAFE_THREADS = frozenset(
     {"jemalloc_bg_thd"}
 )  # jemalloc, inside pyarrow, stops and restarts it around a fork
