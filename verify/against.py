@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from flashpatch.arming.preflight import packages
 from flashpatch.contracts import versions
-from flashpatch.contracts.check import check
+from flashpatch.contracts.contract import check
 from flashpatch.record import Patch
 from flashpatch.verify.trees import Tree, opened
 

@@ -25,7 +25,7 @@ from flashpatch.arming.group import DISABLED, WAITING, Group, Member, groups_of
 from flashpatch.arming.import_hooks import is_ready, when_ready
 from flashpatch.arming.preflight import examine, module_of
 from flashpatch.arming.site import Owned, Site
-from flashpatch.contracts import check, source
+from flashpatch.contracts import contract, source
 from flashpatch.contracts.source import RootFor
 from flashpatch.errors import PatchError
 from flashpatch.log import log
@@ -130,7 +130,7 @@ class Machine:
             group.checking = True
             with source.without_collector():
                 try:
-                    root_for = functools.cache(check.installed_root)
+                    root_for = functools.cache(contract.installed_root)
                     states = [(member, self._examine(group, member, root_for)) for member in group.members]
                 finally:
                     group.checking, group.checked = False, True

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 
-from flashpatch.contracts import check, verdict_cache, versions
+from flashpatch.contracts import contract, verdict_cache, versions
 from flashpatch.contracts.source import RootFor
 from flashpatch.record import Patch
 
@@ -39,15 +39,15 @@ def module_of(target: str) -> str:
 
 def present(patch: Patch) -> bool:
     """Whether the framework of the patch is installed."""
-    return any(check.installed_root(package) is not None for package in packages(patch))
+    return any(contract.installed_root(package) is not None for package in packages(patch))
 
 
-def examine(patch: Patch, root_for: RootFor = check.installed_root) -> Findings:
+def examine(patch: Patch, root_for: RootFor = contract.installed_root) -> Findings:
     """Check version, contract and rival distributions, without importing the framework.
 
     Args:
         patch: the patch to check.
-        root_for: `flashpatch.contracts.check.installed_root`, or one that remembers its answers.
+        root_for: `flashpatch.contracts.contract.installed_root`, or one that remembers its answers.
     """
     package = next((p for p in sorted(packages(patch)) if root_for(p) is not None), None)
     if package is None:

@@ -212,7 +212,7 @@ def _one_per_family(names: Any) -> dict[str, str]:
 
 
 def _is_installed(package: str) -> bool:
-    """Whether a top-level package is there, without importing it; as `flashpatch.contracts.check.installed_root`."""
+    """Whether a top-level package is there, without importing it; as `flashpatch.contracts.contract.installed_root`."""
     for finder in sys.meta_path:
         find_spec = getattr(finder, "find_spec", None)
         spec = find_spec(package, None, None) if find_spec is not None else None

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import flashpatch
-from flashpatch.contracts import check, disk_cache, source
-from flashpatch.contracts.check import ContractResult
+from flashpatch.contracts import contract, disk_cache, source
+from flashpatch.contracts.contract import ContractResult
 from flashpatch.contracts.source import RootFor, Sources
 from flashpatch.ledger import files
 from flashpatch.record import Patch
 
-_CODE = (check, source, sys.modules[__name__])
+_CODE = (contract, source, sys.modules[__name__])
 
 
 def check(patch: Patch, source_root_for: RootFor, version: str) -> ContractResult:
-    """`flashpatch.contracts.check.check`, from the cache where that is sound.
+    """`flashpatch.contracts.contract.check`, from the cache where that is sound.
 
     Args:
         patch: the patch to check.
@@ -31,7 +31,7 @@ def check(patch: Patch, source_root_for: RootFor, version: str) -> ContractResul
     """
     key = _key(patch, version) if disk_cache.directory() is not None else None
     if key is None:
-        return check.check(patch, source_root_for, version)
+        return contract.check(patch, source_root_for, version)
     packages = sorted({target.partition(":")[0].partition(".")[0] for target in patch.targets})
     place = disk_cache.digest(":".join(str(source_root_for(package)) for package in packages))
     name = f"{files.plain(patch.id)}-{place[:16]}.json"
@@ -39,7 +39,7 @@ def check(patch: Patch, source_root_for: RootFor, version: str) -> ContractResul
     if kept is not None:
         return kept
     sources = Sources(source_root_for)
-    result = check.check(patch, source_root_for, version, sources)
+    result = contract.check(patch, source_root_for, version, sources)
     body = {
         "key": key,
         "verdict": [result.ok, result.target, result.drift, result.line],

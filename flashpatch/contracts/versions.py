@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from flashpatch.contracts import disk_cache
-from flashpatch.contracts.check import installed_root
+from flashpatch.contracts.contract import installed_root
 from flashpatch.contracts.source import RootFor
 from flashpatch.ledger import files
 

@@ -124,7 +124,7 @@ def test_a_family_is_loaded_alone(world, family):
         from flashpatch import engine
         assert engine.enabled({family!r})
         loaded = {{name.split(".")[2] for name in sys.modules if name.startswith("flashpatch.patches.")}}
-        assert loaded == {{{family!r}}}, loaded
+        assert loaded - {{"_shared"}} == {{{family!r}}}, loaded
         assert engine.machine.selection.names == ({family!r},)
     """,
         FLASHPATCH=family,

@@ -6,7 +6,7 @@ from textwrap import dedent
 
 import pytest
 
-from flashpatch.contracts.check import ContractResult, check
+from flashpatch.contracts.contract import ContractResult, check
 from flashpatch.record import Contract, Patch
 
 

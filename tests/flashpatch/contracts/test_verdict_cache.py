@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flashpatch.contracts import disk_cache, source, verdict_cache, versions
-from flashpatch.contracts.check import ContractResult
+from flashpatch.contracts.contract import ContractResult
 from flashpatch.record import Contract
 
 ENGINE = "from toy.base import Base\nclass Engine(Base):\n    def step(self, batch): ...\n"
@@ -260,7 +260,7 @@ def test_it_does_not_grow_for_ever(toy, folder, monkeypatch):
 WRITER = """
 import sys
 from pathlib import Path
-from flashpatch.contracts.check import ContractResult
+from flashpatch.contracts.contract import ContractResult
 from flashpatch.contracts import verdict_cache
 from flashpatch.record import Contract, Patch
 root = Path(sys.argv[1])

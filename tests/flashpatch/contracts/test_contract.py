@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flashpatch.contracts.check import check, fingerprint_of, installed_root
+from flashpatch.contracts.contract import check, fingerprint_of, installed_root
 
 UPDATE = '''
     """Module docstring."""
