@@ -5,6 +5,8 @@ from importlib.util import find_spec
 
 import pytest
 
+pytest_plugins = ["cpu_times"]
+
 FRAMEWORKS = ("vllm", "verl", "sglang")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import cpu_lab
 import pytest
+from machine import limit
 from tree import SUPPORT
 from verl_job import live, make_world, metrics, train
 
@@ -101,7 +102,7 @@ def test_after_twenty_updates_rollouts_differ_as_a_fresh_engines_would(world, tm
         env=cpu_lab.environment(tmp_path, FLASHPATCH=precision, VLLM_CPU_KVCACHE_SPACE="1"),
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=limit(600),
     )
     assert fresh.returncode == 0, cpu_lab.tail(fresh)
     (expected,) = map(float, re.findall(r"mismatch=([\d.e-]+)", fresh.stdout))

@@ -47,7 +47,7 @@ class Runner:
     def __call__(self, function: Callable[..., Any], *args: Any, timeout: float = 600, **kw: Any) -> Any:
         """function(*args, **kw) over there; its result as JSON data. `timeout` in seconds, start included."""
         file = Path(inspect.getfile(function)).resolve()
-        name = f"lab.{file.stem}" if file.parent == environment.HERE else file.stem
+        name = f"vllm_lab.{file.stem}" if file.parent == environment.HERE else file.stem
         call = dict(
             path=str(file.parent),
             module=name,
@@ -103,7 +103,7 @@ class Runner:
             )
             with self.log.open("ab") as log:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "lab.scenario"],
+                    [sys.executable, "-m", "vllm_lab.scenario"],
                     env=env,
                     cwd=environment.store(),
                     text=True,

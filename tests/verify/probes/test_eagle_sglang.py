@@ -10,6 +10,7 @@ from typing import Any
 
 import eagle_engines as eagles
 import pytest
+from machine import limit
 
 from flashpatch.verify.probes.eagle import sglang_probe
 
@@ -27,7 +28,7 @@ def test_on_a_real_engine(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=limit(400),
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
     [family] = json.loads(done.stdout)["families"]

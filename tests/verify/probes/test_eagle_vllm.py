@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from machine import limit
 
 pytest.importorskip("torch")
 
@@ -31,7 +32,7 @@ def _verify(folder: Path, **variables: str) -> tuple[int, list[dict], str]:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=limit(400),
     )
     said = done.stdout + done.stderr
     try:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from machine import limit
 
 from flashpatch.ledger import files
 from flashpatch.verify.probes.fp8 import vllm_probe
@@ -41,7 +42,7 @@ def test_on_a_real_engine(tmp_path, name, dtype):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=limit(400),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     [family] = json.loads(done.stdout)["families"]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import cpu_lab
 import pytest
+from machine import limit
 
 pytestmark = pytest.mark.verl
 
@@ -28,7 +29,7 @@ def verify(folder: Path, **extra: str) -> tuple[int, dict]:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=limit(900),
     )
     return done.returncode, json.loads(done.stdout)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import grpo_lab
 import pytest
+from machine import limit
 from tree import SUPPORT
 
 pytestmark = pytest.mark.verl
@@ -20,7 +21,7 @@ def verify(folder: Path, **extra: str) -> tuple[int, dict]:
         env=grpo_lab.environment(folder, TMPDIR=str(folder), **extra),
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=limit(600),
     )
     assert done.stdout.startswith("{"), grpo_lab.tail(done)
     (family,) = json.loads(done.stdout)["families"]

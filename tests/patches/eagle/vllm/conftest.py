@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from machine import limit
 from tree import SUPPORT
 
 
@@ -59,7 +60,7 @@ def job(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
             cwd=at,
             capture_output=True,
             text=True,
-            timeout=580,
+            timeout=limit(580),
         )
         said = f"exit {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-8000:]}"
         assert (at / "seen.json").exists(), said

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from machine import limit
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -197,7 +198,7 @@ def run(*args: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
         text=True,
         cwd=cwd,
         env=environ,
-        timeout=300,
+        timeout=limit(300),
     )
 
 

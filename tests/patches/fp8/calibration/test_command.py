@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from machine import limit
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -28,7 +29,7 @@ def run(*args: str | Path, cwd: Path, **env: str) -> subprocess.CompletedProcess
         text=True,
         cwd=cwd,
         env=environ,
-        timeout=300,
+        timeout=limit(300),
     )
 
 

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from machine import limit
 
 from flashpatch import PatchError
 from flashpatch.patches.fp8.precision import fleet
@@ -274,7 +275,7 @@ def configured(tmp_path_factory) -> dict[str, dict]:
         env=environ,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=limit(600),
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])

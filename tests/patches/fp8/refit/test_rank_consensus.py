@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from machine import limit
 from tree import SUPPORT
 
 pytest.importorskip("torch")
@@ -137,7 +138,7 @@ def said(tmp_path_factory) -> dict[str, list[list[str]]]:
         for rank in range(ranks)
     ]
     try:
-        outputs = [process.communicate(timeout=90) for process in processes]
+        outputs = [process.communicate(timeout=limit(90)) for process in processes]
     finally:
         for process in processes:
             process.kill()
