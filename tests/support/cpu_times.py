@@ -70,7 +70,9 @@ class CpuTimes:
         for name, (cpu, _) in self._tests.items():
             files[name.partition("::")[0]].append(cpu)
         total = tree_seconds(self._root)
-        terminalreporter.section(f"processor time: {total:.0f} s, of which {self._collection:.0f} s collection")
+        terminalreporter.section(
+            f"processor time: {total:.0f} s, of which {self._collection:.0f} s collection"
+        )
         for name, times in sorted(files.items(), key=lambda entry: -sum(entry[1])):
             terminalreporter.write_line(f"{sum(times):8.1f} s  {len(times):4d} tests  {name}")
         terminalreporter.write_line("")

@@ -1,7 +1,7 @@
 """What a fresh engine answers, asked in another process that has never heard of FlashPatch.
 
 oracle.answers(model, quantization="fp8_per_channel")     # cached in the store
-python -m lab.oracle MODEL OUT.json '{"dtype": "float32"}'
+python -m vllm_lab.oracle MODEL OUT.json '{"dtype": "float32"}'
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import vllm_updates as updates
-from machine import limit
 from vllm_lab import engines, models, oracle, scenario
 
 pytestmark = pytest.mark.vllm
@@ -308,7 +307,7 @@ def test_lora_is_refused_by_name(runner: scenario.Runner) -> None:
 def test_an_update_while_requests_run(chosen: scenario.Runner, mode: str) -> None:
     a, b = updates.checkpoint(*A), updates.checkpoint(*B)
     old, new = oracle.answers(a), oracle.answers(b)
-    got = chosen(in_flight, a, b, mode, timeout=limit(90))
+    got = chosen(in_flight, a, b, mode, timeout=90)
     assert engines.difference(got["b"], new).exact
     assert got["problem"] is None
     if mode == "refuse":
@@ -328,7 +327,7 @@ def test_an_update_while_requests_run(chosen: scenario.Runner, mode: str) -> Non
 
 def test_keep_and_the_prefix_cache_exclude_each_other(chosen: scenario.Runner) -> None:
     a, b = updates.checkpoint(*A), updates.checkpoint(*B)
-    got = chosen(in_flight, a, b, "keep", timeout=limit(90), enable_prefix_caching=True, block_size=32)
+    got = chosen(in_flight, a, b, "keep", timeout=90, enable_prefix_caching=True, block_size=32)
     assert "in_flight='keep' cannot be combined with prefix caching" in got["problem"]
     assert engines.difference(got["b"], oracle.answers(b)).exact
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import vllm_updates as updates
-from machine import limit
 from vllm_lab import engines, environment, models, oracle, quantized, scenario
 
 pytestmark = pytest.mark.vllm
@@ -140,7 +139,7 @@ def check(
         return
     want = [oracle.answers(source, env=env, **kw) for source in (a, b)]
     assert engines.difference(*want).mean > 0.01, "A and B answer alike: nothing would be shown"
-    got = run(cell, a, b, kw, seed, timeout=limit(240))
+    got = run(cell, a, b, kw, seed, timeout=240)
     assert engines.difference(got["answers"][0], want[0]).exact, (
         "the patch changed an engine that was only opened"
     )

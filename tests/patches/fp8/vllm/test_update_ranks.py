@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import vllm_updates as updates
-from machine import limit
 from vllm_lab import engines, models, oracle, scenario
 
 
@@ -97,7 +96,7 @@ def _calls(llm: Any) -> dict[str, Any]:
 )
 def test_ranks_update_together_or_not_at_all(kw: dict[str, Any]) -> None:
     a, b = (updates.checkpoint("qwen2", seed) for seed in (0, 1))
-    got = scenario.run(together, a, b, kw, env={"FLASHPATCH": "bf16"}, timeout=limit(500))
+    got = scenario.run(together, a, b, kw, env={"FLASHPATCH": "bf16"}, timeout=500)
     fresh = oracle.answers(b, **TP2, **kw)
     assert engines.difference(got["b"], fresh).exact
     assert engines.difference(got["reloaded"], fresh).exact
