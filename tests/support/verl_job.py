@@ -18,7 +18,7 @@ from cpu_lab import environment
 from machine import limit
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "verl_cpu"
-LIMIT = 1500  # seconds
+LIMIT = limit(1500)  # seconds
 
 COMMAND = """
 algorithm.adv_estimator=grpo

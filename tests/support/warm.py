@@ -30,11 +30,14 @@ VLLM = (
     "vllm.v1.worker.cpu_worker",
     "vllm.v1.worker.cpu_model_runner",
 )
-#: verl itself is left out: it chooses its platform when it is imported.
-VERL = ("torch", "transformers", "ray", "tensordict", "datasets", "hydra", "torch.distributed.fsdp")
+#: verl itself is left out: it chooses its platform when it is imported; and datasets, which starts a thread.
+VERL = ("torch", "transformers", "ray", "tensordict", "hydra", "torch.distributed.fsdp")
 
-#: Variables that may differ between a server and its children: they are read late, or by FlashPatch alone.
-_LATE = ("FLASHPATCH", "PYTHONPATH", "PWD", "RANK", "WORLD_SIZE", "MEET", "VLLM_ENABLE_", "VLLM_PLUGINS")
+#: Variables that are read while a framework is imported: a server serves requests that agree in them.
+_EARLY = (
+    *("CUDA_", "HF_", "LD_", "MKL_", "OMP_", "PYTHON", "RAY_", "TOKENIZERS_", "TORCHDYNAMO_", "TORCH_"),
+    *("TRANSFORMERS_", "TRITON_", "VLLM_CONFIGURE_", "VLLM_LOGGING_", "VLLM_TARGET_", "VLLM_USE_"),
+)
 
 _servers: dict[tuple[object, ...], Server] = {}
 
@@ -113,9 +116,9 @@ class Server:
         )
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(self._address)
-        text = dumps(request).encode() + b"\n"
-        sent = socket.send_fds(connection, [text], list(descriptors.values()))
-        connection.sendall(text[sent:])
+        line = dumps(request).encode() + b"\n"
+        sent = socket.send_fds(connection, [line], list(descriptors.values()))
+        connection.sendall(line[sent:])
         try:
             return Process(connection, request["arguments"])
         except (RuntimeError, ConnectionResetError):
@@ -141,8 +144,9 @@ def start(
     descriptors: Mapping[int, int],
 ) -> Process:
     """Fork ``python *arguments`` from a server with the modules imported in an environment like ``env``."""
-    base = {name: value for name, value in env.items() if not name.startswith(_LATE)}
-    key = (tuple(modules), tuple(sorted(base.items())))
+    base = {name: value for name, value in env.items() if not name.startswith(("FLASHPATCH", "PYTHONPATH"))}
+    early = {name: value for name, value in base.items() if name.startswith(_EARLY)}
+    key = (os.getpid(), tuple(modules), tuple(sorted(early.items())))
     if key not in _servers:
         _servers[key] = Server(modules, base)
     return _servers[key].start(arguments, env, cwd, descriptors)
@@ -165,10 +169,11 @@ def run(
         except subprocess.TimeoutExpired:
             process.kill()
             time.sleep(0.1)
-            raise subprocess.TimeoutExpired(process.args, timeout, *map(_text, (out, err))) from None
-        return subprocess.CompletedProcess(process.args, code, *map(_text, (out, err)))
+            raise subprocess.TimeoutExpired(process.args, timeout, *map(text, (out, err))) from None
+        return subprocess.CompletedProcess(process.args, code, *map(text, (out, err)))
 
 
-def _text(file: IO[bytes]) -> str:
+def text(file: IO[bytes]) -> str:
+    """Return all that was written to a file."""
     file.seek(0)
     return file.read().decode(errors="replace")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from machine import limit
 from tree import SUPPORT
 
 import flashpatch
@@ -17,7 +18,7 @@ import flashpatch.verify
 
 pytestmark = pytest.mark.vllm
 
-TIMEOUT = 400
+TIMEOUT = limit(400)
 COMMAND = "import sys; from flashpatch.verify.cli import main; sys.exit(main(sys.argv[1:]))"
 SITECUSTOMIZE = SUPPORT / "fp8_sabotage"
 

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm
+from machine import limit
 
 from flashpatch import PatchError
 from flashpatch.patches.fp8.precision import flashrl_compat
@@ -157,9 +159,7 @@ except flashpatch.PatchError as error:
     import os
 
     env = {**os.environ, "PYTHONPATH": str(tmp_path), "FLASHPATCH_LEDGER": str(tmp_path / "ledger")}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=tmp_path, timeout=300
-    )
+    done = warm.run(warm.VLLM, ["-c", code], env=env, cwd=tmp_path, timeout=limit(300))
     assert "conflicts with flash_rl.vllm_patch, which is active in this process" in done.stdout, done.stderr[
         -2000:
     ]
