@@ -30,6 +30,7 @@ VLLM = (
     "vllm.v1.worker.cpu_worker",
     "vllm.v1.worker.cpu_model_runner",
 )
+MODELS = ("torch", "transformers", "safetensors.torch", "transformers.models.auto.modeling_auto")
 #: verl itself is left out: it chooses its platform when it is imported; and datasets, which starts a thread.
 VERL = ("torch", "transformers", "ray", "tensordict", "hydra", "torch.distributed.fsdp")
 
