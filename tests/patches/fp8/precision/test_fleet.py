@@ -206,6 +206,10 @@ import json, os, sys
 import flashpatch
 from flashpatch import PatchError, ledger
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.models import registry
+
+# Stock vLLM inspects each architecture in a process that imports it all again.
+registry._run_in_subprocess = lambda function: function()
 
 def configured(model, fleet, arguments, environ):
     os.environ.update(environ)
