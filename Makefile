@@ -1,8 +1,8 @@
 # make demo       stock vLLM against FlashPatch, in an environment of its own
 # make demo-verl  verl trains on this machine, bf16 against fp8 rollouts, and what was live; some ten minutes
-# make test       the whole suite on the newest vLLM; beside it the verl tests, on the vLLM that verl runs on, and
-#                 those on SGLang, which has an environment of its own
-# make test-full  the same with the long matrix, and on the oldest supported vLLM as well
+# make check      formatter, linter, types, and every test that opens no engine, on each Python that is at hand
+# make test       make check, then tests on real engines: the newest vLLM, verl with the vLLM that it runs on, SGLang
+# make test-full  all tests, also the long ones and those on the oldest supported vLLM
 # make clean      removes what builds and tests leave behind; environments stay (rm -r .venv*)
 #
 # All of them set up what they need, with nothing but Python 3.11 on the machine. PYTHON=/path/to/python3.11
@@ -13,6 +13,7 @@ PYTHON ?= python3.11
 VENV   ?= .venv
 
 NEWEST := $(VENV)
+CHECK  := $(VENV)-check
 PAIRED := $(VENV)-0.31
 OLDEST := $(VENV)-0.28
 SGLANG := $(VENV)-sglang
@@ -27,8 +28,17 @@ TORCHAO := torchao==0.18.0
 UNWANTED := torchvision torchaudio torchcodec
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tests start hundreds of interpreters, and each would compile the sources again where this is set.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-verl test test-newest test-paired test-sglang test-full clean \
+# Other Pythons for `make check`: the first that runs, of those on the path and pyenv's.
+OTHER_PYTHONS := 3.12 3.13
+find_python = $(shell for python in python$(1) $(HOME)/.pyenv/versions/$(1)*/bin/python; do \
+	"$$python" -c '' >/dev/null 2>&1 && echo "$$python" && break; done)
+NO_ENGINE := not vllm and not verl and not sglang and not full
+
+.PHONY: demo demo-verl check lint check-own $(OTHER_PYTHONS:%=check-%) \
+	test test-newest test-paired test-sglang test-full clean \
 	$(NEWEST) $(PAIRED) $(OLDEST) $(SGLANG)
 # A stamp is the last thing a recipe writes: an interrupted set-up is taken up again.
 .PRECIOUS: %/.vllm %/.verl %/.sglang %/.ready
@@ -39,12 +49,31 @@ demo: $(NEWEST)
 demo-verl: $(PAIRED)
 	PYTHON=$(abspath $(PAIRED))/bin/python bash examples/verl_grpo_cpu.sh --quick .demo
 
+check:
+	$(MAKE) --output-sync=none lint check-own
+	$(MAKE) --output-sync=target $(OTHER_PYTHONS:%=check-%)
+
+lint: $(CHECK)/.ready
+	$(CHECK)/bin/ruff format --check .
+	$(CHECK)/bin/ruff check .
+	test ! -x $(CHECK)/bin/mypy || $(CHECK)/bin/mypy flashpatch
+
+# Each worker takes whole files, since tests of a file share what they build.
+check-own: $(CHECK)/.ready
+	$(CHECK)/bin/pytest -q -n 2 --dist loadfile -m "$(NO_ENGINE)"
+
+# Without torch; tests that need it are skipped.
+$(OTHER_PYTHONS:%=check-%): check-%:
+	@if [ -z "$(call find_python,$*)" ]; then echo "Python $* is not at hand: no tests on it"; else \
+		$(MAKE) $(CHECK)-$*/.ready PYTHON="$(call find_python,$*)" && \
+		$(CHECK)-$*/bin/pytest -q -n 2 --dist loadfile -m "$(NO_ENGINE)"; fi
+
 # Side by side, set-up included: most of the time one of them waits for an engine to start.
-test:
+test: check
 	$(MAKE) -j3 --output-sync=none test-newest test-paired test-sglang
 
 test-newest: $(NEWEST)
-	$(NEWEST)/bin/pytest
+	$(NEWEST)/bin/pytest -m "vllm and not full"
 
 # All that needs verl; of what needs vLLM alone the probe, which updates an engine, as this is another vLLM.
 test-paired: $(PAIRED)
@@ -61,10 +90,30 @@ test-full: $(NEWEST) $(PAIRED) $(OLDEST) $(SGLANG)
 	$(SGLANG)/bin/pytest -m sglang
 
 clean:
-	rm -rf build dist *.egg-info .pytest_cache .hypothesis .demo
+	rm -rf build dist *.egg-info .pytest_cache .hypothesis .demo .ruff_cache .mypy_cache
 	find flashpatch patches verify examples tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 $(NEWEST) $(PAIRED) $(OLDEST) $(SGLANG): %: %/.ready
+
+SOURCES := setup.cfg setup.py pyproject.toml flashpatch.pth flashpatch.start
+
+# What tests without an engine need; torch is for the lane of $(PYTHON) alone.
+$(CHECK)/.torch: tests/requirements/check.txt
+	@echo "[$(CHECK)] new environment from $(PYTHON): $(TORCH) and what tests without an engine need"
+	@test -x $(CHECK)/bin/pip || $(PYTHON) -m venv $(CHECK)
+	@$(CHECK)/bin/pip install -qq $(TORCH)
+	@$(CHECK)/bin/pip install -qq -r tests/requirements/check.txt
+	@touch $@
+
+$(CHECK)/.ready: $(CHECK)/.torch $(SOURCES)
+	@$(CHECK)/bin/pip install -qq -e '.[dev]'
+	@touch $@
+
+$(OTHER_PYTHONS:%=$(CHECK)-%/.ready): $(CHECK)-%/.ready: $(SOURCES)
+	@echo "[$(CHECK)-$*] new environment from $(PYTHON)"
+	@test -x $(CHECK)-$*/bin/pip || $(PYTHON) -m venv $(CHECK)-$*
+	@$(CHECK)-$*/bin/pip install -qq -e '.[dev]'
+	@touch $@
 
 %/.vllm:
 	@echo "[$*] 1/4 new environment from $(PYTHON)"
@@ -98,11 +147,11 @@ $(SGLANG)/.sglang: tests/requirements/sglang.txt
 	@$(SGLANG)/bin/pip uninstall -qq -y $(UNWANTED)
 	@touch $@
 
-$(SGLANG)/.ready: $(SGLANG)/.sglang setup.cfg setup.py pyproject.toml flashpatch.pth flashpatch.start
+$(SGLANG)/.ready: $(SGLANG)/.sglang $(SOURCES)
 	@$(SGLANG)/bin/pip install -qq -e '.[dev]'
 	@touch $@
 
-%/.ready: %/.vllm setup.cfg setup.py pyproject.toml flashpatch.pth flashpatch.start
+%/.ready: %/.vllm $(SOURCES)
 	@echo "[$*] 4/4 flashpatch, editable, with what its tests need"
 	@$*/bin/pip install -qq -e '.[dev]'
 	@touch $@

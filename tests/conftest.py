@@ -1,9 +1,16 @@
-"""Skip tests of frameworks that are not installed here."""
+"""Skip tests of frameworks that are not installed here, and give torch one thread."""
 
+import os
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 import pytest
+
+pytest_plugins = ["cpu_times"]
+
+# Before torch is imported, and for all processes of the tests: what they compute is tiny, and on cores that several
+# processes share, threads spend their time waiting for each other.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 FRAMEWORKS = ("vllm", "verl", "sglang")
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from machine import limit
 
 CORE = '''
 import functools
@@ -157,7 +158,7 @@ class World:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=limit(120),
         )
         assert (done.returncode != 0) == fails, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
+
+import warm
+from machine import limit
 
 OURS = ("FLASHPATCH", "VERL_", "RAY_", "VLLM_")
 
@@ -28,14 +30,13 @@ def environment(folder: Path, **extra: str) -> dict[str, str]:
 
 
 def python(code: str, folder: Path, timeout: float = 600, **extra: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
+    """Run code in a process of its own, forked from one that has imported what verl imports, but not verl."""
+    return warm.run(
+        warm.VERL,
+        ["-c", textwrap.dedent(code)],
         env=environment(folder, **extra),
         cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
+        timeout=limit(timeout),
     )
 
 

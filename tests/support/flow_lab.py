@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 from cpu_lab import environment
+from machine import limit
 
 JOB = Path(__file__).with_name("flow_job.py")
-LIMIT = 900  # seconds
+LIMIT = limit(900)  # seconds
 
 
 def run(folder: Path, cases: Sequence[Mapping[str, Any]], ranks: int = 1, **extra: str) -> None:

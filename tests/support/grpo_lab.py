@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
+import tempfile
 import textwrap
 import time
 from pathlib import Path
 
+import warm
 from cpu_lab import environment, python, tail  # noqa: F401
+from machine import limit
 
 MEET = """
 import os, torch, torch.distributed as dist
@@ -24,26 +26,29 @@ dist.destroy_process_group()
 def ranks(code: str, folder: Path, world: int, timeout: float = 300, **extra: str) -> list[str]:
     """Run code on ``world`` gloo ranks; all must succeed. Returns what each printed."""
     meet = f"file://{folder}/meet-{time.monotonic_ns()}"
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", MEET + textwrap.dedent(code) + PART],
-            env=environment(folder, RANK=str(rank), WORLD_SIZE=str(world), MEET=meet, **extra),
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    deadline = time.monotonic() + timeout
+    logs = [tempfile.TemporaryFile() for _ in range(2 * world)]
+    with open(os.devnull) as nothing:
+        running = [
+            warm.start(
+                warm.VERL,
+                ["-c", MEET + textwrap.dedent(code) + PART],
+                env=environment(folder, RANK=str(rank), WORLD_SIZE=str(world), MEET=meet, **extra),
+                cwd=folder,
+                descriptors={0: nothing.fileno(), 1: out.fileno(), 2: err.fileno()},
+            )
+            for rank, (out, err) in enumerate(zip(logs[::2], logs[1::2], strict=True))
+        ]
+    deadline = time.monotonic() + limit(timeout)
     try:
-        said = [process.communicate(timeout=max(1.0, deadline - time.monotonic())) for process in running]
+        for process in running:
+            process.wait(max(1.0, deadline - time.monotonic()))
     finally:
         for process in running:
             process.kill()
             process.wait()
-    for rank, (process, (out, err)) in enumerate(zip(running, said, strict=True)):
+    said = [warm.text(log) for log in logs]
+    for rank, (process, out, err) in enumerate(zip(running, said[::2], said[1::2], strict=True)):
         assert process.returncode == 0, (
             f"rank {rank}: exit {process.returncode}\n{out[-3000:]}\n{err[-4000:]}"
         )
-    return [out for out, _ in said]
+    return said[::2]

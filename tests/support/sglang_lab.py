@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from machine import limit
+
 HERE = Path(__file__).resolve().parent
 STANDINS = HERE / "sglang_standins"
 
-PATIENCE = 420.0
+TIMEOUT = limit(420)
 _OURS = ("FLASHPATCH", "SGLANG_", "STANDIN_", "VLLM_")
 
 #: Keywords of every engine: small, eager, deterministic, without a tokenizer.
@@ -113,7 +115,7 @@ def together(folder: Path, *jobs: dict[str, Any]) -> list[Seen]:
             where = folder / f"job{number}"
             where.mkdir(parents=True)
             running.append(_start(where, **job))
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while time.monotonic() < deadline and not all(one.ended for one in running):
             time.sleep(0.1)
     finally:

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from cpu_lab import environment
+from machine import limit
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "verl_cpu"
-LIMIT = 1500  # seconds
+LIMIT = limit(1500)  # seconds
 
 COMMAND = """
 algorithm.adv_estimator=grpo
@@ -112,7 +113,7 @@ def live(folder: Path) -> list[dict[str, Any]]:
         env=environment(folder),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=limit(60),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout)["processes"]

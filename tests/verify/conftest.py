@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from machine import limit
 
 ENGINE = """
 class Engine:
@@ -92,7 +93,7 @@ def run(site: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=limit(120),
         )
 
     return run

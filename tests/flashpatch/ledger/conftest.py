@@ -8,6 +8,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from machine import limit
 
 PRELUDE = """
 import os, sys, time, types
@@ -57,7 +58,7 @@ def finish(start) -> Callable[..., str]:
     """Run a script to its end, which must be clean, and give its standard output."""
 
     def finish(code: str, **env: str) -> str:
-        out, err = start(code, **env).communicate(timeout=60)
+        out, err = start(code, **env).communicate(timeout=limit(60))
         assert err == ""
         return out
 

@@ -5,6 +5,7 @@ import stat
 import time
 
 import pytest
+from machine import limit
 
 from flashpatch import ledger
 from flashpatch.ledger.runs import Row
@@ -207,7 +208,7 @@ def test_a_full_disk_never_breaks_the_job(home, start):
         print(ledger.problem())
         """
     )
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=limit(60))
     assert process.returncode == 0, err
     assert "File too large" in out
     assert err.count("cannot be written") == 1
@@ -218,7 +219,7 @@ def test_a_full_disk_never_breaks_the_job(home, start):
 def test_a_ledger_that_is_a_file_never_breaks_the_job(home, start):
     home.write_text("taken")
     process = start("ledger.boot(); call(3); ledger.expect(1); print(ledger.problem())")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=limit(60))
     assert process.returncode == 0
     assert "Not a directory" in out or "File exists" in out
     assert home.read_text() == "taken"

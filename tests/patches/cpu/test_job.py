@@ -10,52 +10,57 @@ from pathlib import Path
 
 import cpu_lab
 import pytest
+from machine import limit
 from tree import SUPPORT
-from verl_job import live, make_world, metrics, train
+from verl_job import live, metrics, train
 
 pytestmark = pytest.mark.verl
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tokenizer, data and a model whose weights fill several buckets, cut inside fused layers."""
-    return make_world(tmp_path_factory.mktemp("world"), "--hidden", "256")
+@pytest.fixture
+def world(wide_world: Path) -> Path:
+    return wide_world
 
 
-@pytest.mark.parametrize(
-    "precision, bound",
-    [
-        pytest.param("bf16", 0.01, marks=pytest.mark.full),
-        ("fp8", 0.05),
-        pytest.param("int8", 0.05, marks=pytest.mark.full),
-    ],
-)
+@pytest.mark.full
+@pytest.mark.parametrize(("precision", "bound"), [("bf16", 0.01), ("fp8", 0.05), ("int8", 0.05)])
 def test_two_steps_with_updated_rollouts(world, tmp_path, precision, bound):
     done = train(world, tmp_path, FLASHPATCH=f"cpu,{precision}")
     assert done.returncode == 0, done.stdout[-8000:]
-    assert metrics(done.stdout, "training/global_step") == [1, 2]
-    assert max(metrics(done.stdout, "training/rollout_probs_diff_max")) < bound
-    assert min(metrics(done.stdout, "actor/grad_norm")) > 0
-
-    processes = live(tmp_path)
-    roles = [role for process in processes for role in process["roles"]]
-    assert {"driver", "trainer", "engine-core", "worker"} <= set(roles)
-    (worker,) = [process for process in processes if "worker" in process["roles"]]
-    # the first load, then an update before the first step and one after each
-    assert worker["patches"]["fp8.vllm.process_weights_after_loading"]["calls"] == 4
-    assert worker["patches"]["cpu.verl.register_platform"]["state"] == "live"
-
-    # what is drawn in 8 bits is corrected for, by verl; and how far it is from the trainer's, is measured
-    corrected = precision != "bf16"
-    assert bool(metrics(done.stdout, "rollout_corr/rollout_is_mean")) is corrected
-    assert ("rollout_is=token: truncated importance sampling" in done.stdout) is corrected
-    gaps = metrics(done.stdout, "mismatch/k3")
-    assert len(gaps) == 2 and all(0 <= gap < bound for gap in gaps)
-    assert metrics(done.stdout, "mismatch/suspect") == [0, 0]
+    check_two_steps(done.stdout, live(tmp_path), bound, corrected=precision != "bf16")
     if precision == "int8":
         rows = [json.loads(path.read_text()) for path in (tmp_path / "ledger").rglob("*.json")]
         [row] = [row for row in rows if "worker" in row["roles"] and row["kind"] == "row"]
         assert row["notes"]["kernels"] == {"CompressedTensorsW8A8Int8/CPUInt8ScaledMMLinearKernel": 8}
+
+
+def test_two_steps_with_updated_fp8_rollouts_on_two_replicas(fp8_job):
+    check_two_steps(fp8_job.output, fp8_job.processes, 0.05, corrected=True, replicas=2)
+
+
+def check_two_steps(
+    output: str, processes: list[dict], bound: float, corrected: bool, replicas: int = 1
+) -> None:
+    """Check a job of two steps: rollouts follow the updates within ``bound``, and are corrected for or not."""
+    assert metrics(output, "training/global_step") == [1, 2]
+    assert max(metrics(output, "training/rollout_probs_diff_max")) < bound
+    assert min(metrics(output, "actor/grad_norm")) > 0
+
+    roles = [role for process in processes for role in process["roles"]]
+    assert {"driver", "trainer", "engine-core", "worker"} <= set(roles)
+    workers = [process for process in processes if "worker" in process["roles"]]
+    assert len(workers) == replicas
+    for worker in workers:
+        # the first load, then an update before the first step and one after each
+        assert worker["patches"]["fp8.vllm.process_weights_after_loading"]["calls"] == 4
+        assert worker["patches"]["cpu.verl.register_platform"]["state"] == "live"
+
+    # what is drawn in 8 bits is corrected for, by verl; and how far it is from the trainer's, is measured
+    assert bool(metrics(output, "rollout_corr/rollout_is_mean")) is corrected
+    assert ("rollout_is=token with cap 2" in output) is corrected
+    gaps = metrics(output, "mismatch/k3")
+    assert len(gaps) == 2 and all(0 <= gap < bound for gap in gaps)
+    assert metrics(output, "mismatch/suspect") == [0, 0]
 
 
 @pytest.mark.full
@@ -101,7 +106,7 @@ def test_after_twenty_updates_rollouts_differ_as_a_fresh_engines_would(world, tm
         env=cpu_lab.environment(tmp_path, FLASHPATCH=precision, VLLM_CPU_KVCACHE_SPACE="1"),
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=limit(600),
     )
     assert fresh.returncode == 0, cpu_lab.tail(fresh)
     (expected,) = map(float, re.findall(r"mismatch=([\d.e-]+)", fresh.stdout))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import cpu_lab
 import pytest
+from machine import limit
 
 pytestmark = pytest.mark.verl
 
@@ -35,7 +36,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     try:
         yield process.stdout.readline().strip()
     finally:
-        process.communicate("\n", timeout=120)
+        process.communicate("\n", timeout=limit(120))
 
 
 LOOK = """

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
 
-from verl_job import LIMIT, end, live, make_world, metrics, said, start, train
+from verl_job import LIMIT, end, live, metrics, said, start, train
 
 pytestmark = pytest.mark.verl
 
 FLOWRL = {"FLASHPATCH": "cpu,bf16,flowrl"}
 SETTINGS = ("actor_rollout_ref.actor.optim.lr=1e-3",)
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tokenizer, data and a model of random weights."""
-    return make_world(tmp_path_factory.mktemp("world"))
 
 
 @pytest.mark.full  # over 100 s where nothing else runs

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+
+torch = pytest.importorskip("torch")
 
 from flashpatch.verify.probes.fsdp import job, verl_probe
 

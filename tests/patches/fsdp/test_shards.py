@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from machine import limit
 from tree import SUPPORT
 
 pytest.importorskip("torch")
@@ -32,7 +33,7 @@ def test_shards_add_up_in_every_layout(tmp_path):
         )
         for rank in range(2)
     ]
-    errors = [process.communicate(timeout=200)[1] for process in ranks]
+    errors = [process.communicate(timeout=limit(200))[1] for process in ranks]
     assert [process.returncode for process in ranks] == [0, 0], errors[0][-3000:]
     seen = [json.loads((tmp_path / f"seen-{rank}.json").read_text()) for rank in range(2)]
     assert len(seen[0]) == 11

@@ -7,35 +7,35 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from verl_job import live, make_world, train
+from verl_job import live, train
 
 pytestmark = pytest.mark.verl
 
 VICTIM = "model.layers.1.mlp.down_proj.weight"
 
-TWO_RANKS = """
-data.train_batch_size=4 actor_rollout_ref.rollout.n=2
-actor_rollout_ref.actor.ppo_mini_batch_size=4 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4
-actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4 trainer.n_gpus_per_node=2
-""".split()
 
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tokenizer, data and a small model."""
-    return make_world(tmp_path_factory.mktemp("world"), "--hidden", "128")
+@pytest.fixture
+def world(wide_world: Path) -> Path:
+    return wide_world
 
 
 def strategy(name: str) -> list[str]:
     return [f"actor_rollout_ref.actor.strategy={name}", f"actor_rollout_ref.ref.strategy={name}"]
 
 
-@pytest.mark.parametrize("name", ["fsdp2", pytest.param("fsdp", marks=pytest.mark.full)])
-def test_two_ranks_and_two_replicas_are_audited_at_each_sync(world, tmp_path, name):
-    done = train(world, tmp_path, *TWO_RANKS, *strategy(name), FLASHPATCH="cpu,fp8,fsdp")
-    assert done.returncode == 0, done.stdout[-8000:]
+def test_two_fsdp2_ranks_and_two_replicas_are_audited_at_each_sync(fp8_job):
+    check_audits(fp8_job.processes, fp8_job.folder)
 
-    processes = live(tmp_path)
+
+@pytest.mark.full
+def test_two_fsdp_ranks_and_two_replicas_are_audited_at_each_sync(world, two_ranks, tmp_path):
+    done = train(world, tmp_path, *two_ranks, *strategy("fsdp"), FLASHPATCH="cpu,fp8,fsdp")
+    assert done.returncode == 0, done.stdout[-8000:]
+    check_audits(live(tmp_path), tmp_path)
+
+
+def check_audits(processes: list[dict[str, Any]], folder: Path) -> None:
+    """Check that both receivers have audited each sync of a job of two steps, and found nothing."""
     receivers = [p for p in processes if p["patches"].get("fsdp.verl.receive_weights", {}).get("calls")]
     senders = [p for p in processes if p["patches"].get("fsdp.verl.get_per_tensor_param", {}).get("calls")]
     assert len(receivers) == len(senders) == 2
@@ -43,7 +43,7 @@ def test_two_ranks_and_two_replicas_are_audited_at_each_sync(world, tmp_path, na
     assert [p["patches"]["fsdp.verl.receive_weights"]["calls"] for p in receivers] == [3, 3]
     assert [p["patches"]["fsdp.verl.get_per_tensor_param"]["calls"] for p in senders] == [3, 3]
 
-    notes = audits(tmp_path)
+    notes = audits(folder)
     assert len(notes) == 4, notes
     arrived = [note for note in notes if "audited" in note]
     assert len(arrived) == 2
@@ -59,13 +59,13 @@ def audits(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.full
-def test_a_flipped_bit_stops_the_job_and_is_named(world, tmp_path):
+def test_a_flipped_bit_stops_the_job_and_is_named(world, two_ranks, tmp_path):
     """A bit flips in the shared memory of the second sync, between the trainer and one of two replicas."""
     (tmp_path / "fsdp_flip.py").write_text(FLIP.format(victim=VICTIM))
     done = train(
         world,
         tmp_path,
-        *TWO_RANKS,
+        *two_ranks,
         *strategy("fsdp2"),
         FLASHPATCH="cpu,fp8,fsdp",
         PYTHONPATH=str(tmp_path),

@@ -5,15 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from verl_job import live, make_world, metrics, train
+from verl_job import live, metrics, train
 
 pytestmark = [pytest.mark.verl, pytest.mark.full]
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tokenizer, data and a tiny random model."""
-    return make_world(tmp_path_factory.mktemp("world"))
 
 
 def learn(world: Path, folder: Path, names: str, *extra: str) -> str:

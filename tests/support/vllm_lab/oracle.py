@@ -4,7 +4,7 @@ Updated engines are compared to it to the last bit, so on a CPU it multiplies as
 for fp8 (`fp8_standin.KERNELS`). `STOCK` is vLLM with nothing of FlashPatch in its process.
 
 oracle.answers(model, quantization="fp8_per_channel")     # cached in the store
-python -m lab.oracle MODEL OUT.json '{"dtype": "float32"}'
+python -m vllm_lab.oracle MODEL OUT.json '{"dtype": "float32"}'
 """
 
 from __future__ import annotations

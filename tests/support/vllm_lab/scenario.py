@@ -1,4 +1,4 @@
-"""Run a function of a test file in a fresh interpreter, with the environment of your choice.
+"""Run a function of a test file in an interpreter of its own, with the environment of your choice.
 
 def update(model): ...          # module-level in the test file; arguments and result are JSON data
 result = scenario.run(update, str(model), env={"FLASHPATCH": "bf16"})
@@ -16,18 +16,21 @@ import itertools
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import warm
+from machine import limit
 
 from vllm_lab import environment
 
 _PIPE = "FLASHPATCH_LAB_PIPE"
+_RESULTS = 3  # the descriptor that results are written to
 _numbers = itertools.count()
 
 
@@ -36,55 +39,54 @@ class ScenarioError(AssertionError):
 
 
 class Runner:
-    """One interpreter that runs functions in turn. Not thread-safe. `log` is the file of all it printed."""
+    """One interpreter that runs functions in turn. Not thread-safe. `log` is the file of all it printed.
+
+    It is forked from one that has imported vLLM.
+    """
 
     def __init__(self, env: Mapping[str, str | None] | None = None, *, standin: bool = False) -> None:
         self._env, self._standin = dict(env or {}), standin
-        self._process: subprocess.Popen[str] | None = None
+        self._process: warm.Process | None = None
+        self._calls: IO[str] | None = None
         self._results = -1
         self.log = environment.store() / "logs" / f"{os.getpid()}-{next(_numbers)}.log"
 
     def __call__(self, function: Callable[..., Any], *args: Any, timeout: float = 600, **kw: Any) -> Any:
         """function(*args, **kw) over there; its result as JSON data. `timeout` in seconds, start included."""
         file = Path(inspect.getfile(function)).resolve()
-        name = f"lab.{file.stem}" if file.parent == environment.HERE else file.stem
+        name = f"vllm_lab.{file.stem}" if file.parent == environment.HERE else file.stem
         call = dict(
             path=str(file.parent),
             module=name,
             function=function.__qualname__,
             args=args,
             kw=kw,
-            timeout=timeout,
+            timeout=limit(timeout),
         )
         process = self._start(file.parent)
         printed = self.log.stat().st_size
-        assert process.stdin is not None
         try:
-            process.stdin.write(json.dumps(call) + "\n")
-            process.stdin.flush()
-            answer = self._answer(process, time.monotonic() + timeout)
+            self._calls.write(json.dumps(call) + "\n")
+            self._calls.flush()
+            answer = self._answer(process, time.monotonic() + call["timeout"])
         except (BrokenPipeError, TimeoutError, EOFError) as error:
-            self.close(patience=0)
+            self.close(timeout=0)
             raise ScenarioError(self._story(f"{type(error).__name__}: {error}", call, printed)) from None
         if "error" in answer:
             raise ScenarioError(self._story(answer["error"], call, printed))
         return answer["result"]
 
-    def close(self, patience: float = 60) -> None:
+    def close(self, timeout: float = 60) -> None:
         """End the interpreter and whatever it left behind in its process group."""
         process, self._process = self._process, None
         if process is None:
             return
-        assert process.stdin is not None
         try:
-            process.stdin.close()
-            process.wait(patience)
+            self._calls.close()
+            process.wait(timeout)
         except (BrokenPipeError, subprocess.TimeoutExpired):
-            pass  # it did not listen: the next line ends it
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # nothing was left
+            pass  # it is killed below
+        process.kill()
         process.wait()
         os.close(self._results)
 
@@ -94,29 +96,28 @@ class Runner:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _start(self, directory: Path) -> subprocess.Popen[str]:
+    def _start(self, directory: Path) -> warm.Process:
         if self._process is None:
             self.log.parent.mkdir(parents=True, exist_ok=True)
-            self._results, write = os.pipe()
+            calls, calling = os.pipe()
+            self._results, results = os.pipe()
             env = environment.clean(
-                paths=(directory,), standin=self._standin, **{_PIPE: str(write), **self._env}
+                paths=(directory,), standin=self._standin, **{_PIPE: str(_RESULTS), **self._env}
             )
             with self.log.open("ab") as log:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", "lab.scenario"],
+                self._process = warm.start(
+                    warm.VLLM,
+                    ["-m", "vllm_lab.scenario"],
                     env=env,
                     cwd=environment.store(),
-                    text=True,
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=log,
-                    pass_fds=(write,),
-                    start_new_session=True,
+                    descriptors={0: calls, 1: log.fileno(), 2: log.fileno(), _RESULTS: results},
                 )
-            os.close(write)
+            os.close(calls)
+            os.close(results)
+            self._calls = os.fdopen(calling, "w")
         return self._process
 
-    def _answer(self, process: subprocess.Popen[str], deadline: float) -> dict[str, Any]:
+    def _answer(self, process: warm.Process, deadline: float) -> dict[str, Any]:
         received = b""
         while not received.endswith(b"\n"):
             left = deadline - time.monotonic()

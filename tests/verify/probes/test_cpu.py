@@ -9,8 +9,7 @@ from pathlib import Path
 
 import cpu_lab
 import pytest
-
-from flashpatch.verify.machine_speed import scaled
+from machine import limit
 
 pytestmark = pytest.mark.verl
 
@@ -21,7 +20,7 @@ def test_it_is_live_here(tmp_path):
         env=cpu_lab.environment(tmp_path),
         capture_output=True,
         text=True,
-        timeout=scaled(600),
+        timeout=limit(600),
     )
     assert done.returncode == 0, cpu_lab.tail(done)
     (family,) = json.loads(done.stdout)["families"]

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import eagle_engines as eagles
 import pytest
-
-from flashpatch.verify.machine_speed import scaled
+from machine import limit
 
 pytestmark = pytest.mark.sglang
 
@@ -25,7 +24,7 @@ def test_on_a_real_engine(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=scaled(400),
+        timeout=limit(400),
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
     [family] = json.loads(done.stdout)["families"]

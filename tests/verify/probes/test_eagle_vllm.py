@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from machine import limit
 
 pytest.importorskip("torch")
 
@@ -17,7 +18,6 @@ pytest.importorskip("torch")
 import flashpatch
 import flashpatch.patches
 import flashpatch.verify
-from flashpatch.verify.machine_speed import scaled
 
 COMMAND = "import sys; from flashpatch.verify.cli import main; sys.exit(main(sys.argv[1:]))"
 
@@ -32,7 +32,7 @@ def _verify(folder: Path, **variables: str) -> tuple[int, list[dict], str]:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=scaled(400),
+        timeout=limit(400),
     )
     said = done.stdout + done.stderr
     try:

@@ -15,8 +15,7 @@ pytest.importorskip("torch")
 
 
 import flow_lab
-
-from flashpatch.verify.machine_speed import scaled
+from machine import limit
 
 pytestmark = pytest.mark.verl
 
@@ -31,7 +30,7 @@ def verify(folder: Path, **extra: str) -> tuple[int, dict, str]:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=scaled(flow_lab.LIMIT),
+        timeout=limit(flow_lab.LIMIT),
     )
     said = f"exit {done.returncode}\n{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
     assert done.stdout.startswith("{"), said

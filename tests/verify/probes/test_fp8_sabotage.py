@@ -9,16 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from machine import limit
 from tree import SUPPORT
 
 import flashpatch
 import flashpatch.patches
 import flashpatch.verify
-from flashpatch.verify.machine_speed import scaled
 
 pytestmark = pytest.mark.vllm
 
-TIMEOUT = 400
+TIMEOUT = limit(400)
 COMMAND = "import sys; from flashpatch.verify.cli import main; sys.exit(main(sys.argv[1:]))"
 SITECUSTOMIZE = SUPPORT / "fp8_sabotage"
 
@@ -35,7 +35,7 @@ def verify(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=scaled(TIMEOUT),
+            timeout=limit(TIMEOUT),
         )
 
     return verify

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import sglang_lab as lab
+from machine import limit
 
-from flashpatch.verify.machine_speed import scaled
 from flashpatch.verify.probes.fp8 import sglang_probe
 
 pytestmark = pytest.mark.sglang
@@ -28,7 +28,7 @@ def test_on_a_real_engine(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=scaled(600),
+        timeout=limit(600),
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     [family] = json.loads(done.stdout)["families"]

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from machine import limit
 
 from flashpatch.ledger import files
-from flashpatch.verify.machine_speed import scaled
 from flashpatch.verify.probes.fp8 import vllm_probe
 
 COMMAND = "import sys; from flashpatch.verify.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -42,7 +42,7 @@ def test_on_a_real_engine(tmp_path, name, dtype):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=scaled(400),
+        timeout=limit(400),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     [family] = json.loads(done.stdout)["families"]

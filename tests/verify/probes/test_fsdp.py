@@ -10,8 +10,7 @@ from pathlib import Path
 
 import cpu_lab
 import pytest
-
-from flashpatch.verify.machine_speed import scaled
+from machine import limit
 
 pytestmark = pytest.mark.verl
 
@@ -30,7 +29,7 @@ def verify(folder: Path, **extra: str) -> tuple[int, dict]:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=scaled(900),
+        timeout=limit(900),
     )
     return done.returncode, json.loads(done.stdout)
 

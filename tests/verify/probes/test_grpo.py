@@ -9,9 +9,8 @@ from pathlib import Path
 
 import grpo_lab
 import pytest
+from machine import limit
 from tree import SUPPORT
-
-from flashpatch.verify.machine_speed import scaled
 
 pytestmark = pytest.mark.verl
 
@@ -22,7 +21,7 @@ def verify(folder: Path, **extra: str) -> tuple[int, dict]:
         env=grpo_lab.environment(folder, TMPDIR=str(folder), **extra),
         capture_output=True,
         text=True,
-        timeout=scaled(600),
+        timeout=limit(600),
     )
     assert done.stdout.startswith("{"), grpo_lab.tail(done)
     (family,) = json.loads(done.stdout)["families"]

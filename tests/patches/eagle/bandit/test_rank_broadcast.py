@@ -7,6 +7,7 @@ import sys
 import textwrap
 
 import pytest
+from machine import limit
 
 pytest.importorskip("torch")
 
@@ -57,7 +58,7 @@ def test_ranks_with_different_clocks_run_the_same_arms(tmp_path):
         for rank in range(2)
     ]
     try:
-        done = [process.communicate(timeout=300) for process in running]
+        done = [process.communicate(timeout=limit(300)) for process in running]
     finally:
         for process in running:
             process.kill()

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import gzip
-import sys
 from statistics import fmean
 
+import bandit
+import bandit_fastrl
+import bandit_traces
 import pytest
 from tree import TREE
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.bandit.rules import DEFAULT
 
-_BENCHMARKS = TREE / "benchmarks"
-sys.path.insert(0, str(_BENCHMARKS))
-
-import bandit
-import bandit_fastrl
-import bandit_traces
-
-RECORDED = sorted((_BENCHMARKS / "traces").glob("*.jsonl.gz"))
+RECORDED = sorted((TREE / "benchmarks" / "traces").glob("*.jsonl.gz"))
 HEAD = '{"source": "test", "switch_seconds": 0.001}\n'
 STEP = '{"batch": 2, "arms": {"disable": [2, 0.01], "1_1_2": [3, 0.012]}}\n'
 

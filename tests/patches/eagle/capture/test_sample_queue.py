@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+from machine import limit
 from tree import SUPPORT
 
 pytest.importorskip("torch")
@@ -119,7 +120,7 @@ writer.close()
 print(dict(writer.counts), writer.problem)
 """
     process = _python(code, tmp_path)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=limit(60))
     assert process.returncode == 0 and "[True, True]" in out
     assert "'failed': 2" in out and "File too large" in out
     assert [one.version for one in SampleReader(tmp_path).read_samples(9)] == [1]

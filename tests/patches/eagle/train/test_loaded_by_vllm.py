@@ -7,6 +7,7 @@ import sys
 from importlib.util import find_spec
 
 import pytest
+from machine import limit
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -74,7 +75,7 @@ def test_first_drafts_are_accepted_as_often_as_the_trained_drafter_agrees(family
         [sys.executable, "-c", ENGINE, str(tmp_path / "target"), kind, str(folder), json.dumps(prompts)],
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=limit(400),
         cwd=tmp_path,
         env={
             **os.environ,

@@ -4,6 +4,7 @@ import sys
 from concurrent.futures import Future
 
 import pytest
+from machine import limit
 from tree import SUPPORT
 
 pytest.importorskip("torch")
@@ -147,7 +148,7 @@ def test_two_ranks_have_the_gradient_of_one_and_resume_alike(tmp_path):
         for rank in range(2)
     ]
     try:
-        said = [process.communicate(timeout=300)[0] for process in running]
+        said = [process.communicate(timeout=limit(300))[0] for process in running]
     finally:
         for process in running:
             process.kill()

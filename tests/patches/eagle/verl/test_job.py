@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from verl_job import live, make_world, metrics, train
+from verl_job import live, metrics, train
 
 pytestmark = pytest.mark.verl
 
@@ -40,11 +40,6 @@ def job(world: Path, folder: Path, *extra: str, adapt: bool = True, cotrain: boo
     where = (f"trainer.default_local_dir={folder}/saved", f"hydra.run.dir={folder}/hydra")
     names = {"FLASHPATCH": "cpu,bf16,eagle", "FLASHPATCH_CONFIG": str(config)}
     return train(world, folder, *LONGER, *where, *extra, **names)
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_world(tmp_path_factory.mktemp("world"))
 
 
 @pytest.mark.full

@@ -8,6 +8,7 @@ import textwrap
 
 import pytest
 from cpu_lab import environment, tail
+from machine import limit
 
 pytestmark = pytest.mark.verl
 
@@ -19,7 +20,7 @@ def scenario(code: str, folder) -> None:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=limit(300),
     )
     assert done.returncode == 0, tail(done)
 

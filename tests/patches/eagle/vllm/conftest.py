@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
+from machine import limit
 from tree import SUPPORT
 
 
@@ -53,14 +53,8 @@ def job(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
             **extra,
         }
         script = SUPPORT / "eagle_jobs.py"
-        done = subprocess.run(
-            [sys.executable, str(script), name, str(at), names],
-            env=environment,
-            cwd=at,
-            capture_output=True,
-            text=True,
-            timeout=580,
-        )
+        arguments = [str(script), name, str(at), names]
+        done = warm.run(warm.VLLM, arguments, env=environment, cwd=at, timeout=limit(580))
         output = f"exit {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-8000:]}"
         assert (at / "seen.json").exists(), output
         (at / "said.log").write_text(done.stdout + done.stderr)

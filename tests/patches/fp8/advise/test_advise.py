@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm
+from machine import limit
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -191,14 +192,7 @@ class TestKept:
 def run(*args: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     code = "import sys; from flashpatch.cli import main; sys.exit(main())"
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "NO_COLOR": "1"}
-    return subprocess.run(
-        [sys.executable, "-c", code, "advise", *map(str, args)],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env=environ,
-        timeout=300,
-    )
+    return warm.run(warm.MODELS, ["-c", code, "advise", *args], env=environ, cwd=cwd, timeout=limit(300))
 
 
 class TestCommand:

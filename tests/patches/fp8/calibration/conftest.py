@@ -1,4 +1,4 @@
-"""Models are made once per run; torch gets one thread, as they are tiny."""
+"""Make each model once per run."""
 
 from __future__ import annotations
 
@@ -12,16 +12,6 @@ if all(map(find_spec, ("torch", "transformers", "safetensors"))):
     import profile_lab
 else:
     collect_ignore_glob = ["test_*.py"]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

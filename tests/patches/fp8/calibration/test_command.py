@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm
+from machine import limit
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -22,14 +24,7 @@ MAIN = "import sys; from flashpatch.cli import main; sys.exit(main())"
 
 def run(*args: str | Path, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "NO_COLOR": "1", **env}
-    return subprocess.run(
-        [sys.executable, "-c", MAIN, "profile", *map(str, args)],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env=environ,
-        timeout=300,
-    )
+    return warm.run(warm.MODELS, ["-c", MAIN, "profile", *args], env=environ, cwd=cwd, timeout=limit(300))
 
 
 def test_a_pair(pairs, tmp_path: Path) -> None:

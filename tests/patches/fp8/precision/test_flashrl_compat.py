@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm
+from machine import limit
+from vllm_lab import environment
 
 from flashpatch import PatchError
 from flashpatch.patches.fp8.precision import flashrl_compat
@@ -154,12 +157,8 @@ try:
 except flashpatch.PatchError as error:
     print(error)
 """
-    import os
-
-    env = {**os.environ, "PYTHONPATH": str(tmp_path), "FLASHPATCH_LEDGER": str(tmp_path / "ledger")}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=tmp_path, timeout=300
-    )
+    env = environment.clean(paths=(tmp_path,), FLASHPATCH_LEDGER=str(tmp_path / "ledger"))
+    done = warm.run(warm.VLLM, ["-c", code], env=env, cwd=tmp_path, timeout=limit(300))
     assert "conflicts with flash_rl.vllm_patch, which is active in this process" in done.stdout, done.stderr[
         -2000:
     ]

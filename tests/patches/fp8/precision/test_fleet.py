@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import warm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from machine import limit
 
 from flashpatch import PatchError
 from flashpatch.patches.fp8.precision import fleet
@@ -206,6 +206,10 @@ import json, os, sys
 import flashpatch
 from flashpatch import PatchError, ledger
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.models import registry
+
+# Stock vLLM inspects each architecture in a process that imports it all again.
+registry._run_in_subprocess = lambda function: function()
 
 def configured(model, fleet, arguments, environ):
     os.environ.update(environ)
@@ -228,7 +232,7 @@ def configured(model, fleet, arguments, environ):
     [notes] = [row["notes"] for row in rows if row.get("pid") == os.getpid()]
     return {"quantization": config.model_config.quantization, "notes": notes}
 
-model, scenarios = json.load(sys.stdin)
+model, scenarios = json.loads(sys.argv[1])
 print(json.dumps({name: configured(model, *how) for name, how in scenarios.items()}))
 """
 FLEET = [{"precision": "bf16"}, {"precision": "fp8_channel"}, {"precision": "fp8_tensor"}]
@@ -267,15 +271,8 @@ def configured(tmp_path_factory) -> dict[str, dict]:
     }
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("FLASHPATCH", "FLASHRL", "VERL"))}
     environ = {**kept, **tiny.ENVIRONMENT, "FLASHPATCH_LEDGER": str(home / "ledger")}
-    done = subprocess.run(
-        [sys.executable, "-c", CONFIGURE],
-        input=json.dumps([str(model), scenarios]),
-        cwd=home,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    asked = json.dumps([str(model), scenarios])
+    done = warm.run(warm.VLLM, ["-c", CONFIGURE, asked], env=environ, cwd=home, timeout=limit(600))
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from machine import limit
 from tree import SUPPORT
 
 pytest.importorskip("torch")
@@ -131,7 +132,7 @@ def said(tmp_path_factory) -> dict[str, list[list[str]]]:
         for rank in range(ranks)
     ]
     try:
-        outputs = [process.communicate(timeout=300) for process in processes]
+        outputs = [process.communicate(timeout=limit(240)) for process in processes]
     finally:
         for process in processes:
             process.kill()

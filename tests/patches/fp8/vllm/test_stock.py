@@ -231,7 +231,7 @@ def test_a_scheme_that_leaves_every_linear_unquantized(quantization: str) -> Non
 
 @pytest.mark.parametrize("quantization", ["fp8", "fp8_per_tensor"])
 def test_fp8_per_tensor_needs_the_standin(quantization: str, runner: scenario.Runner) -> None:
-    """Here its op does not exist; with lab.fp8_standin it answers, and not as bf16 does."""
+    """Here its op does not exist; with vllm_lab.fp8_standin it answers, and not as bf16 does."""
     model = CASES["bf16"].model(0)
     with pytest.raises(scenario.ScenarioError, match="scaled_fp8_quant"):
         runner(oracle.ask, str(model), quantization=quantization)

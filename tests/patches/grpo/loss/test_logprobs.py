@@ -6,9 +6,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.grpo.loss.logprobs import logprobs_from_logits, token_logprobs

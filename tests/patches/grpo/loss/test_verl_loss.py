@@ -9,6 +9,8 @@ from types import SimpleNamespace
 import grpo_lab
 import pytest
 
+pytest.importorskip("torch")
+
 from flashpatch.verify.probes.grpo import job, verl_probe
 
 pytestmark = pytest.mark.verl

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import grpo_lab
 import pytest
+from machine import limit
 from tree import SUPPORT
 
 pytestmark = pytest.mark.verl
@@ -58,7 +59,7 @@ def test_servers_killed_hung_and_replaced(tmp_path):
         tmp_path,
         10_000,
         ["chaos", {"patience": 3.0, "rest": 1.0, "worker_tokens": 400}],
-        timeout=1200,
+        timeout=limit(1200),
     )
     assert chaos["happened"]["kill"] and chaos["happened"]["hang"]
     assert sum(chaos["ends"].values()) == 10_000 and set(chaos["ends"]) <= {"result", "PatchError"}

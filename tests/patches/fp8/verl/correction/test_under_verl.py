@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from machine import limit
 
 pytestmark = pytest.mark.verl
 
@@ -65,7 +66,7 @@ def scenario(code: str, folder: Path, names: str, config: str = "") -> str:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=limit(400),
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout + done.stderr

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from machine import limit
 
 pytestmark = pytest.mark.verl
 
@@ -134,6 +135,6 @@ def test_it_collects_compares_and_logs(tmp_path: Path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=limit(400),
     )
     assert done.returncode == 0 and "done" in done.stdout, done.stdout[-2000:] + done.stderr[-4000:]

@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from machine import limit
 
 pytestmark = pytest.mark.verl
 
@@ -24,7 +25,7 @@ def scenario(code: str, folder: Path) -> None:
         env={**clean, "FLASHPATCH_LEDGER": str(folder), "HF_HUB_OFFLINE": "1", "TORCH_COMPILE_DISABLE": "1"},
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=limit(400),
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from machine import limit
 
 pytestmark = pytest.mark.verl
 
@@ -53,7 +54,7 @@ except ray.exceptions.RayTaskError as error:
 
 
 @pytest.mark.parametrize(
-    "names, fate, limit, said",
+    "names, fate, seconds, said",
     [
         # stock: cpu alone only lets verl find a platform
         pytest.param("cpu", "raises", 60, ("hung",), marks=pytest.mark.full),
@@ -72,7 +73,7 @@ except ray.exceptions.RayTaskError as error:
         ),
     ],
 )
-def test_a_worker_that_never_connects(tmp_path: Path, names, fate, limit, said):
+def test_a_worker_that_never_connects(tmp_path: Path, names, fate, seconds, said):
     clean = {
         name: value
         for name, value in os.environ.items()
@@ -92,7 +93,7 @@ def test_a_worker_that_never_connects(tmp_path: Path, names, fate, limit, said):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=limit(400),
     )
     for words in said:
         assert words in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]

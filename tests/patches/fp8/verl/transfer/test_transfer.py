@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from machine import limit
 from tree import SUPPORT
 
 pytestmark = pytest.mark.verl
@@ -63,7 +64,7 @@ def lab(folder: Path, names: str, together: int, *cases: str) -> dict[str, dict]
         },
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=limit(400),
     )
     assert done.stdout, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -7,17 +7,16 @@ from pathlib import Path
 
 import pytest
 from tree import SUPPORT
-from verl_job import make_world, metrics, train
+from verl_job import metrics, train
 
 pytestmark = pytest.mark.verl
 
 FAULTY = "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls=transfer_fault.Faulty"
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tokenizer, data and a model whose weights fill several buckets, cut inside fused layers."""
-    return make_world(tmp_path_factory.mktemp("world"), "--hidden", "256")
+@pytest.fixture
+def world(wide_world: Path) -> Path:
+    return wide_world
 
 
 @pytest.mark.full

@@ -1,0 +1,25 @@
+"""Scale the tests' time-outs to how slow and how busy this machine is."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+from flashpatch.verify import machine_speed
+
+FACTOR = "TEST_TIME_FACTOR"
+
+
+def limit(seconds: float) -> float:
+    """Return a time-out: ``seconds`` on a quiet, fast machine, and up to eight times as many elsewhere."""
+    return seconds * factor()
+
+
+@functools.cache
+def factor() -> float:
+    """Measure once per process how much longer things take here, from 1 to 8; $TEST_TIME_FACTOR overrides it."""
+    if given := os.environ.get(FACTOR):
+        return float(given)
+    busy = os.getloadavg()[0] / len(os.sched_getaffinity(0))
+    # What runs beside a test may come after the measurement: half as much again is allowed from the start.
+    return min(1.5 * max(machine_speed.factor(), busy), machine_speed.MOST)

@@ -1,0 +1,180 @@
+"""Start Python processes that have imported a framework already: most of a small engine's start is imports.
+
+Per set of modules one server (`warm_server`) imports them, and forks a process for each request. In the child
+FlashPatch finds the framework imported, as with a user's late ``flashpatch.enable``. Tests of what happens while a
+framework is imported start a new interpreter instead.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from json import dumps
+from pathlib import Path
+from typing import IO
+
+#: Modules worth importing once, by the framework a process is about.
+VLLM = (
+    "vllm",
+    "vllm.entrypoints.llm",
+    "vllm.v1.engine.async_llm",
+    "vllm.v1.engine.core",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.v1.worker.cpu_model_runner",
+)
+MODELS = ("torch", "transformers", "safetensors.torch", "transformers.models.auto.modeling_auto")
+#: verl itself is left out: it chooses its platform when it is imported; and datasets, which starts a thread.
+VERL = ("torch", "transformers", "ray", "tensordict", "hydra", "torch.distributed.fsdp")
+
+#: Variables that are read while a framework is imported: a server serves requests that agree in them.
+_EARLY = (
+    *("CUDA_", "HF_", "LD_", "MKL_", "OMP_", "PYTHON", "RAY_", "TOKENIZERS_", "TORCHDYNAMO_", "TORCH_"),
+    *("TRANSFORMERS_", "TRITON_", "VLLM_CONFIGURE_", "VLLM_LOGGING_", "VLLM_TARGET_", "VLLM_USE_"),
+)
+
+_servers: dict[tuple[object, ...], Server] = {}
+
+
+class Process:
+    """A process forked from a server: the part of `subprocess.Popen` that tests use."""
+
+    def __init__(self, connection: socket.socket, arguments: Sequence[str]) -> None:
+        self.args, self.returncode = list(arguments), None
+        self._connection, self._answers = connection, connection.makefile()
+        line = self._answers.readline()
+        if not line:
+            raise RuntimeError("the server of warm interpreters has ended")
+        self.pid = int(line)
+
+    def poll(self) -> int | None:
+        """Return the exit status, or None while it runs."""
+        try:
+            return self.wait(0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end; raises `subprocess.TimeoutExpired`."""
+        if self.returncode is None:
+            if not select.select([self._connection], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
+            self.returncode = int(self._answers.readline() or -signal.SIGKILL)
+            self._connection.close()
+        return self.returncode
+
+    def kill(self) -> None:
+        """End it and its process group."""
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+class Server:
+    """One interpreter with modules imported, that forks."""
+
+    def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="warm-")
+        self._address = os.path.join(self._folder.name, "socket")
+        self.log = Path(self._folder.name, "log")
+        with socket.socket(socket.AF_UNIX) as listener, self.log.open("wb") as log:
+            listener.bind(self._address)
+            listener.listen(64)
+            script = Path(__file__).with_name("warm_server.py")
+            self._process = subprocess.Popen(
+                [sys.executable, script, str(listener.fileno()), *modules],
+                env=environment,
+                cwd=self._folder.name,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                pass_fds=[listener.fileno()],
+            )
+        self._owner = os.getpid()
+        atexit.register(self.close)
+
+    def start(
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        directory: str | os.PathLike[str],
+        descriptors: Mapping[int, int],
+    ) -> Process:
+        """Fork a process; ``descriptors`` gives its descriptor for each number, 0 to 2 at least."""
+        request = dict(
+            arguments=list(map(str, arguments)),
+            environment=dict(environment),
+            directory=str(directory),
+            descriptors=list(descriptors),
+        )
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(self._address)
+        line = dumps(request).encode() + b"\n"
+        sent = socket.send_fds(connection, [line], list(descriptors.values()))
+        connection.sendall(line[sent:])
+        try:
+            return Process(connection, request["arguments"])
+        except (RuntimeError, ConnectionResetError):
+            raise RuntimeError(self.log.read_text()) from None
+
+    def close(self) -> None:
+        """End the server; its children go on."""
+        if os.getpid() == self._owner and self._process.poll() is None:
+            self._process.stdin.close()
+            try:
+                self._process.wait(60)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+            self._folder.cleanup()
+
+
+def start(
+    modules: Sequence[str],
+    arguments: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: str | os.PathLike[str],
+    descriptors: Mapping[int, int],
+) -> Process:
+    """Fork ``python *arguments`` from a server with the modules imported in an environment like ``env``."""
+    base = {name: value for name, value in env.items() if not name.startswith(("FLASHPATCH", "PYTHONPATH"))}
+    early = {name: value for name, value in base.items() if name.startswith(_EARLY)}
+    key = (os.getpid(), tuple(modules), tuple(sorted(early.items())))
+    if key not in _servers:
+        _servers[key] = Server(modules, base)
+    return _servers[key].start(arguments, env, cwd, descriptors)
+
+
+def run(
+    modules: Sequence[str],
+    arguments: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: str | os.PathLike[str],
+    timeout: float,
+) -> subprocess.CompletedProcess[str]:
+    """Run ``python *arguments`` to its end and capture what it prints, as `subprocess.run` does."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, open(os.devnull) as nothing:
+        given = {0: nothing.fileno(), 1: out.fileno(), 2: err.fileno()}
+        process = start(modules, arguments, env=env, cwd=cwd, descriptors=given)
+        try:
+            code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            time.sleep(0.1)
+            raise subprocess.TimeoutExpired(process.args, timeout, *map(text, (out, err))) from None
+        return subprocess.CompletedProcess(process.args, code, *map(text, (out, err)))
+
+
+def text(file: IO[bytes]) -> str:
+    """Return all that was written to a file."""
+    file.seek(0)
+    return file.read().decode(errors="replace")
