@@ -57,7 +57,7 @@ def check_two_steps(
 
     # what is drawn in 8 bits is corrected for, by verl; and how far it is from the trainer's, is measured
     assert bool(metrics(output, "rollout_corr/rollout_is_mean")) is corrected
-    assert ("rollout_is=token with cap 2" in output) is corrected
+    assert ("rollout_is=token: truncated importance sampling" in output) is corrected
     gaps = metrics(output, "mismatch/k3")
     assert len(gaps) == 2 and all(0 <= gap < bound for gap in gaps)
     assert metrics(output, "mismatch/suspect") == [0, 0]
