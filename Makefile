@@ -63,9 +63,8 @@ check-own: $(CHECK)/.ready
 	$(CHECK)/bin/pytest -q -n 2 --dist loadfile -m "$(NO_ENGINE)"
 
 # Without torch; tests that need it are skipped.
-$(OTHER_PYTHONS:%=check-%): check-%:
-	@if [ -z "$(call find_python,$*)" ]; then echo "Python $* is not at hand: no tests on it"; else \
-		$(MAKE) $(CHECK)-$*/.ready PYTHON="$(call find_python,$*)" && \
+$(OTHER_PYTHONS:%=check-%): check-%: $(CHECK)-%/.ready
+	@if [ ! -x $(CHECK)-$*/bin/pytest ]; then echo "Python $* is not at hand: no tests on it"; else \
 		$(CHECK)-$*/bin/pytest -q -n 2 --dist loadfile -m "$(NO_ENGINE)"; fi
 
 # Side by side, set-up included: most of the time one of them waits for an engine to start.
@@ -109,11 +108,12 @@ $(CHECK)/.ready: $(CHECK)/.torch $(SOURCES)
 	@$(CHECK)/bin/pip install -qq -e '.[dev]'
 	@touch $@
 
+# Where this Python is not at hand nothing is installed.
 $(OTHER_PYTHONS:%=$(CHECK)-%/.ready): $(CHECK)-%/.ready: $(SOURCES)
-	@echo "[$(CHECK)-$*] new environment from $(PYTHON)"
-	@test -x $(CHECK)-$*/bin/pip || $(PYTHON) -m venv $(CHECK)-$*
-	@$(CHECK)-$*/bin/pip install -qq -e '.[dev]'
-	@touch $@
+	@python="$(call find_python,$*)"; test -z "$$python" || { \
+		echo "[$(CHECK)-$*] new environment from $$python"; \
+		{ test -x $(CHECK)-$*/bin/pip || "$$python" -m venv $(CHECK)-$*; } && \
+		$(CHECK)-$*/bin/pip install -qq -e '.[dev]' && touch $@; }
 
 %/.vllm:
 	@echo "[$*] 1/4 new environment from $(PYTHON)"

@@ -58,7 +58,8 @@ class CpuTimes:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         cpu, wall = tree_seconds(self._root), time.monotonic()
         result = yield
-        cpu, wall = tree_seconds(self._root) - cpu, time.monotonic() - wall
+        cpu = max(0.0, tree_seconds(self._root) - cpu)  # processes that end meanwhile may be missed
+        wall = time.monotonic() - wall
         self._tests[item.nodeid] = cpu, wall
         if self._file:
             with self._file.open("a") as lines:

@@ -183,6 +183,7 @@ def test_a_plain_fork_does_not_touch_the_parents_row(home, finish):
         ledger.boot()
         ledger.role("driver"); ledger.note(updates=1)
         call(3)
+        import warnings; warnings.simplefilter("ignore", DeprecationWarning)  # from 3.12 on: threads run, as in jobs
         pid = os.fork()
         if pid == 0:
             call(1)

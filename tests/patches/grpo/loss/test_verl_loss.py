@@ -113,7 +113,8 @@ def test_wrong_counts_are_loud(monkeypatch):
     import torch
 
     from flashpatch.errors import PatchError
-    from flashpatch.patches.grpo.loss.grpo_exact import Counts, batch_counts, policy_loss
+    from flashpatch.patches.grpo.loss import batch_counts, policy_loss
+    from flashpatch.patches.grpo.loss.grpo_exact import Counts
 
     monkeypatch.setattr(policy_loss.engine, "record_call", lambda patch: None)
     monkeypatch.setattr(batch_counts, "_last", Counts(3, 6))
