@@ -67,7 +67,7 @@ def test_undo_restores_what_was_there(scenario):
         import ray
 
         def look():
-            ours = [kind for kind in map(type, sys.meta_path) if "flashpatch" in kind.__module__]
+            ours = [kind for kind in map(type, sys.meta_path) if "flashpatch.patches" in kind.__module__]
             return [verl.utils.config.validate_config,
                     verl.utils.distributed.initialize_global_process_group_ray,
                     verl.utils.distributed.initialize_global_process_group,
