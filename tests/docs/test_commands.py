@@ -101,9 +101,10 @@ def test_a_script_has_the_options_shown(script: str, options: str) -> None:
 
 def _targets() -> list[str]:
     pages = "\n".join(page.read_text() for page in PAGES)
-    return sorted(set(re.findall(r"(?:`|^)make ([a-z][\w-]*)", pages, re.M)))
+    return sorted(set(re.findall(r"(?:`|^)make ([a-z][\w.-]*)", pages, re.M)))
 
 
 @pytest.mark.parametrize("target", _targets())
 def test_make_has_the_target(target: str) -> None:
-    assert re.search(rf"^{target}( [\w-]+)*:", (TREE / "Makefile").read_text(), re.M)
+    done = subprocess.run(["make", "-n", target], cwd=TREE, capture_output=True, text=True)
+    assert "No rule to make target" not in done.stderr

@@ -153,7 +153,7 @@ import flash_rl, flashpatch
 flashpatch.enable("fp8")
 from vllm.engine.arg_utils import EngineArgs
 try:
-    EngineArgs(model="nowhere").create_engine_config()
+    EngineArgs(model=".").create_engine_config()
 except flashpatch.PatchError as error:
     print(error)
 """
