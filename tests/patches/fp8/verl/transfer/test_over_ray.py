@@ -80,7 +80,7 @@ def test_a_worker_that_never_connects(tmp_path: Path, names, fate, seconds, said
         if not name.startswith(("FLASHPATCH", "VERL_", "RAY_"))
     }
     done = subprocess.run(
-        [sys.executable, "-c", CODE, fate, str(limit)],
+        [sys.executable, "-c", CODE, fate, str(limit(seconds))],
         env={
             **clean,
             "FLASHPATCH": names,
@@ -93,7 +93,7 @@ def test_a_worker_that_never_connects(tmp_path: Path, names, fate, seconds, said
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=limit(400),
+        timeout=limit(seconds + 160),
     )
     for words in said:
         assert words in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
