@@ -117,7 +117,8 @@ COMMANDS = Patch(
     why="Ray executes a new interpreter for each worker.",
     how="Gives the raylet a script in the interpreter's place. It asks the process that `cpu.ray.init` started for "
     "a fork, where command line and environment allow it, stands for the fork until that ends, and runs the "
-    "interpreter otherwise. multiprocessing starts vLLM's processes the same way. Workers that Ray would start in "
+    "interpreter otherwise. multiprocessing starts vLLM's processes the same way, and vLLM the one that looks at a "
+    "model's class. Workers that Ray would start in "
     "advance, without a job, are left out: verl's have a runtime environment, which those do not.",
     remove_when="Ray forks its workers from a process that has modules imported.",
 )

@@ -86,6 +86,14 @@ class Worker:
         gone = wait_for(lambda: not Path(f"/proc/{said['pid']}").exists())
         return {**said, "code": process.exitcode, "pipe_ended": ended, "gone": gone}
 
+    def inspect(self) -> list:
+        """What vLLM's process that looks at a model's class is like."""
+        from vllm.model_executor.models import registry
+
+        return registry._run_in_subprocess(
+            lambda: [facts()["forked"], __import__("sys").modules["__main__"].__name__]
+        )
+
     def die(self) -> None:
         os._exit(7)
 
@@ -111,6 +119,7 @@ def main() -> None:
         "one": ray.get(one.look.remote()),
         "two": ray.get(two.look.remote()),
         "other": ray.get(other.look.remote()),
+        "inspection": ray.get(one.inspect.remote()),
         "four": ray.get(Worker.options(num_cpus=4).remote().look.remote())["threads"],
         "spawned": [ray.get(one.spawn.remote(code)) for code in (0, 3, -signal.SIGKILL, -signal.SIGTERM)],
     }
@@ -124,4 +133,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    import worker_facts  # so that workers and spawned processes find its functions by name
+
+    worker_facts.main()

@@ -1,4 +1,8 @@
-"""The command lines that a fork can serve: a Ray worker's, and a process's that ``multiprocessing`` spawns."""
+"""The command lines that a fork can serve.
+
+They are those of Ray's workers, of the processes that ``multiprocessing`` spawns, and of the process in which vLLM
+looks at a model's class.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 SPAWNED = "--multiprocessing-fork"
+INSPECTION = "vllm.model_executor.models.registry"
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ class Program:
 
 def program(command: list[str]) -> Program | None:
     """What a fork would run for this command line, or None where only a new interpreter can."""
-    return _spawned(command) or _ray_worker(command)
+    return _spawned(command) or _inspection(command) or _ray_worker(command)
 
 
 def _spawned(command: list[str]) -> Program | None:
@@ -62,6 +67,14 @@ def _spawned(command: list[str]) -> Program | None:
     if command[1:-2] != [*flags, "-c"] or command[-1] != SPAWNED:
         return None
     return Program(argv=["-c", SPAWNED], path="", code=compile(command[-2], "<string>", "exec"))
+
+
+def _inspection(command: list[str]) -> Program | None:
+    registry = sys.modules.get(INSPECTION)
+    if registry is None or command[1:] != ["-m", INSPECTION]:
+        return None
+    code = f"import runpy; runpy.run_module({INSPECTION!r}, run_name='__main__', alter_sys=True)"
+    return Program(argv=[registry.__file__], path="", code=compile(code, "<string>", "exec"))
 
 
 _compiled: dict[str, CodeType] = {}
@@ -97,12 +110,16 @@ def fresh(executable: str) -> None:
     """Renew in a forked child what an interpreter draws or counts at its start.
 
     Args:
-        executable: what ``multiprocessing`` is to start its processes with.
+        executable: what ``multiprocessing`` and vLLM are to start their processes with.
     """
     import multiprocessing
 
     multiprocessing.set_executable(executable)
     multiprocessing.current_process().authkey = os.urandom(32)
+    registry = sys.modules.get(INSPECTION)
+    inspection = getattr(registry, "_SUBPROCESS_COMMAND", None)
+    if inspection and inspection[0] == sys.executable:
+        inspection[0] = executable
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 PATIENCE = 45.0  # seconds for a server that is still importing; Ray gives a new worker 60
 FORKED, DECLINED = b"F", b"D"
+SERVED = ("setup_worker.py", "--multiprocessing-fork", "vllm.model_executor.models.registry")
 LENGTH = 8  # bytes of a message's length
 MAX_FILES = 200  # open files in one message; the kernel takes 253
 KEPT = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGTSTP, signal.SIGCONT}
@@ -38,9 +39,7 @@ def main(address: str, python: str) -> NoReturn:
 
 def _may_fork(command: list[str]) -> bool:
     """Whether it is worth asking; the server has the last word."""
-    return "--multiprocessing-fork" in command or any(
-        part.endswith("setup_worker.py") for part in command[1:3]
-    )
+    return any(part.endswith(SERVED) for part in (*command[1:3], command[-1]))
 
 
 def _ask(address: str, command: list[str]) -> tuple[socket.socket, int] | None:

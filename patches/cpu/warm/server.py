@@ -21,9 +21,11 @@ import shutil
 import signal
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NoReturn
 
 if __name__ == "__main__":
     sys.path.pop(0)  # this file's folder: its siblings are not top-level modules
@@ -55,6 +57,7 @@ WITH_RAY = (
 )
 SOCKET, SCRIPT = "socket", "python"
 NOTE = "flashpatch: cpu.ray.start_ray_process:"
+PATIENCE = 5.0  # seconds for a thread of Python to end
 FORK_SAFE_THREADS = frozenset(
     {"jemalloc_bg_thd"}
 )  # jemalloc, inside pyarrow, stops and restarts it around a fork
@@ -201,7 +204,7 @@ def load(names: Iterable[str]) -> None:
     for name in names:
         try:
             importlib.import_module(name)
-        except ImportError as error:
+        except Exception as error:
             print(f"{NOTE} not imported beforehand: {error}", file=sys.stderr, flush=True)
 
 
@@ -219,6 +222,9 @@ def settle() -> str | None:
     if pid == 0:
         os._exit(0)
     os.waitpid(pid, 0)
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread():
+            thread.join(PATIENCE)  # such as the ledger's, which writes within a second and ends
     tasks = {int(task) for task in os.listdir("/proc/self/task")} - {os.getpid()}
     names = {Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in tasks}
     return f"imports left threads: {', '.join(sorted(names))}" if names - FORK_SAFE_THREADS else None
@@ -235,25 +241,39 @@ def main() -> None:
     load(WITHOUT_RAY)
     trouble = "their imports load Ray" if "ray._raylet" in sys.modules else None
     raylet, _, job = sys.stdin.readline().strip().partition(" ")
+    if not raylet:  # ray.init has failed before it started one
+        shutil.rmtree(folder, ignore_errors=True)
+        return
     run = None
-    if raylet:
-        started = {"RAY_RAYLET_PID": raylet, "RAY_JOB_ID": job}
-        os.environ.update(started)
-        imported_with |= {os.fsencode(name): os.fsencode(value) for name, value in started.items()}
+    started = {"RAY_RAYLET_PID": raylet, "RAY_JOB_ID": job}
+    os.environ.update(started)
+    imported_with |= {os.fsencode(name): os.fsencode(value) for name, value in started.items()}
+    try:
         load(WITH_RAY)
         sys.path[:] = path
         trouble = trouble or settle()
-        if trouble:
-            print(f"{NOTE} no worker is forked: {trouble}", file=sys.stderr, flush=True)
-        else:
-            try:
-                run = Server(folder, listener, os.pidfd_open(int(raylet)), imported_with).serve()
-            except ProcessLookupError:  # the raylet has ended already
-                pass
+        if trouble is None:
+            run = Server(folder, listener, os.pidfd_open(int(raylet)), imported_with).serve()
+    except Exception as error:
+        trouble = repr(error)
+    if trouble:
+        print(f"{NOTE} no worker is forked: {trouble}", file=sys.stderr, flush=True)
     if run is None:
-        shutil.rmtree(folder, ignore_errors=True)
+        _retire(folder, raylet)
     else:
         run()
+
+
+def _retire(folder: Path, raylet: str) -> NoReturn:
+    """Keep the folder until the raylet has ended, which runs the script in it, in a process without the imports."""
+    ledger.flush()
+    wait = (
+        "import os, select, shutil, sys\n"
+        "try: select.select([os.pidfd_open(int(sys.argv[1]))], [], [])\n"
+        "except ProcessLookupError: pass\n"
+        "shutil.rmtree(sys.argv[2], True)"
+    )
+    os.execv(sys.executable, [sys.executable, "-IS", "-c", wait, raylet, str(folder)])
 
 
 def _count(parent: int, calls: dict[str, int]) -> None:

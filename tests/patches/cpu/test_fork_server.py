@@ -24,13 +24,13 @@ LOADED = "import sys; loaded = 'decimal' in sys.modules; "
 class Started:
     """One server, with a process that stands for the raylet."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *modules: str) -> None:
         self.folder = folder
         self.script = session.write_script(folder)
         self.inherited = dict(os.environ)  # pytest changes its own in the middle of a test
         self.raylet = subprocess.Popen(["sleep", "600"])
         self.server = subprocess.Popen(
-            [sys.executable, *FLAGS, SUPPORT / "fork_server.py", folder],
+            [sys.executable, *FLAGS, SUPPORT / "fork_server.py", folder, *modules],
             stdin=subprocess.PIPE,
             stderr=(folder.parent / "said").open("w"),
             text=True,
@@ -207,11 +207,35 @@ def test_other_commands_are_run_by_the_interpreter(started):
     assert done.stdout == "False ['-c', 'x']\n"
 
 
+def test_a_server_that_cannot_fork_leaves_its_script_to_the_raylet(tmp_path):
+    """A raylet's workers could not start at all without it."""
+    (tmp_path / "leaves_thread.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    )
+    (tmp_path / "folder").mkdir()
+    os.environ["PYTHONPATH"], before = str(tmp_path), os.environ.get("PYTHONPATH")
+    try:
+        started = Started(tmp_path / "folder", "leaves_thread")
+    finally:
+        os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
+    try:
+        for _ in range(2):  # while it imports, and after it gave up
+            process = started.run("print(loaded)")
+            assert process.communicate(timeout=60)[0] == "False\n" and process.returncode == 0
+            assert wait_for(lambda: "no worker is forked" in (tmp_path / "said").read_text())
+        started.raylet.kill()
+        started.raylet.wait()
+        assert started.server.wait(60) == 0 and not started.folder.exists()
+    finally:
+        started.end()
+
+
 def test_an_import_that_leaves_a_thread_forbids_forks(tmp_path):
     code = """
         import threading, time
         threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
         from flashpatch.patches.cpu.warm import server
+        server.PATIENCE = 0.1
         print(server.settle())
     """
     import textwrap

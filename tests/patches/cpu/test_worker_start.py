@@ -87,6 +87,10 @@ def test_spawned_processes_are_forked_and_end_as_they_should(job):
         assert process["path"][0] == job["spawned"][0]["path"][0] and process["threads"] == ["1", 1]
 
 
+def test_vllm_inspects_models_in_a_fork(job):
+    assert job["inspection"] == [True, "__main__"]
+
+
 def test_ray_learns_that_a_forked_worker_died(job):
     assert "died" in job and job["killed"]
 
