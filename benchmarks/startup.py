@@ -130,14 +130,6 @@ def worker_imports(runs: int, families: str) -> None:
                     env, run = (home, code) if kind == "off" else (on, IN_HOOKS.format(code))
                     _, cpu = milliseconds(Path(sys.executable), env, run)
                     least[kind] = min(least[kind], cpu)
-<<<<<<< ours
-        off = least["off"]
-        print(
-            f"{name} with {families}: " + ", ".join(f"{kind} {ms / 1e3:.2f} s" for kind, ms in least.items())
-        )
-        judge(f"{name}, without kept verdicts", least["cold"] / off - 1, AIM_COLD)
-        judge(f"{name}, with kept verdicts", least["warm"] / off - 1, AIM_WARM)
-=======
                     if kind in share:
                         share[kind] = min(share[kind], float(Path(on["SPENT"]).read_text()))
         taken = ", ".join(
@@ -146,7 +138,6 @@ def worker_imports(runs: int, families: str) -> None:
         print(f"{name} with {families}: {taken}")
         judge(f"{name}, in hooks, without kept verdicts", share["cold"], AIM_COLD)
         judge(f"{name}, in hooks, with kept verdicts", share["warm"], AIM_WARM)
->>>>>>> theirs
 
 
 def judge(what: str, value: float, aim: float, unit: str = "") -> None:
