@@ -4,8 +4,9 @@
 
 A GRPO job of two steps of a two-layer model, `verl.trainer.main_ppo` under `FLASHPATCH=cpu,PRECISION`, in turns:
 
-    as verl starts it   `fork_workers = false`, and verl's numbers of helper processes and dashboard as settings
+    as verl starts it   verl's numbers of helper processes and dashboard as settings
     as cpu starts it    the same command with the family's defaults
+    with forked workers the same with `fork_workers = true`
 
 Printed are the seconds and the processor seconds (user and system, all of the job's processes) until the first
 step was reported, and how many processes there had been. Processor seconds tell the same on a busy machine.
@@ -168,8 +169,9 @@ def main() -> None:
     helpers = [f"{path}={1 if given.few else 8}" for path in HELPERS]
     dashboard = "+ray_kwargs.ray_init.include_dashboard=" + str(not given.few)
     kinds = {
-        "as verl starts it": ("[cpu]\nfork_workers = false\n", [*helpers, dashboard]),
+        "as verl starts it": ("", [*helpers, dashboard]),
         "as cpu starts it": ("", []),
+        "with forked workers": ("[cpu]\nfork_workers = true\n", []),
     }
     print(processor())
     seen: dict[str, list[Usage]] = {name: [] for name in kinds}
@@ -178,7 +180,7 @@ def main() -> None:
             usage = first_step(world, given.precision, config, [*given.settings, *settings])
             seen[name].append(usage)
             print(
-                f"{name:18} first step after {usage.wall:6.1f} s, {usage.cpu:6.1f} processor seconds, "
+                f"{name:19} first step after {usage.wall:6.1f} s, {usage.cpu:6.1f} processor seconds, "
                 f"{usage.processes} processes",
                 flush=True,
             )

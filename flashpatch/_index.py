@@ -6,7 +6,7 @@ FAMILIES = {
             "cpu": {},
         },
         "options": {
-            "fork_workers": (True, (), "bool", "str", ()),
+            "fork_workers": (False, (), "bool", "str", ()),
         },
         "patches": {
             "cpu.verl.register_platform": ("verl.plugin.platform.platform_manager",),

@@ -24,7 +24,7 @@ FAMILY = Family(
     ),
     options={
         "fork_workers": Option(
-            True, "fork a job's processes from one that has verl and vLLM imported", kind=bool
+            False, "fork a job's processes from one that has verl and vLLM imported (experimental)", kind=bool
         ),
     },
     too_late=platform.too_late,

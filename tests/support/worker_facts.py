@@ -91,7 +91,7 @@ class Worker:
         from vllm.model_executor.models import registry
 
         return registry._run_in_subprocess(
-            lambda: [facts()["forked"], __import__("sys").modules["__main__"].__name__]
+            lambda: [__import__("os").getppid(), __import__("sys").modules["__main__"].__name__]
         )
 
     def die(self) -> None:
@@ -108,19 +108,21 @@ def wait_for(condition, seconds: float = 30) -> bool:
 def main() -> None:
     os.environ["DRIVER"] = str(os.getpid())
     ray.init(
-        num_cpus=8,
+        num_cpus=12,
         include_dashboard=False,
         object_store_memory=100_000_000,
         runtime_env={"env_vars": {"MINE": "1"}},
     )
     one, two = Worker.remote(), Worker.remote()
     other = Worker.options(runtime_env={"env_vars": {"VLLM_LOGGING_LEVEL": "ERROR"}}).remote()
+    colder = Worker.options(num_cpus=4, runtime_env={"env_vars": {"VLLM_LOGGING_LEVEL": "ERROR"}}).remote()
     seen = {
         "one": ray.get(one.look.remote()),
         "two": ray.get(two.look.remote()),
         "other": ray.get(other.look.remote()),
         "inspection": ray.get(one.inspect.remote()),
-        "four": ray.get(Worker.options(num_cpus=4).remote().look.remote())["threads"],
+        "four": ray.get(Worker.options(num_cpus=4).remote().look.remote()),
+        "other_four": ray.get(colder.look.remote()),
         "spawned": [ray.get(one.spawn.remote(code)) for code in (0, 3, -signal.SIGKILL, -signal.SIGTERM)],
     }
     try:

@@ -139,8 +139,10 @@ def threads(imported_with: Mapping[bytes, bytes]) -> None:
         return
 
     def follow() -> None:
-        wanted = os.environ.get("OMP_NUM_THREADS", "")
-        torch.set_num_threads(int(wanted) if wanted.isdecimal() else len(os.sched_getaffinity(0)))
+        wanted, logical = os.environ.get("OMP_NUM_THREADS", ""), len(os.sched_getaffinity(0))
+        number = int(wanted) if wanted.isdecimal() else logical
+        # torch asks MKL at its start, which allows one thread per core at most
+        torch.set_num_threads(min(number, _cores()) if torch.backends.mkl.is_available() else number)
 
     if os.environb.get(b"OMP_NUM_THREADS") != imported_with.get(b"OMP_NUM_THREADS"):
         follow()
@@ -155,3 +157,15 @@ def threads(imported_with: Mapping[bytes, bytes]) -> None:
         return was_set
 
     utils.set_omp_num_threads_if_unset = set_omp_num_threads_if_unset
+
+
+def _cores() -> int:
+    """Cores that this process may use; threads of one core count once."""
+    siblings = set()
+    for cpu in os.sched_getaffinity(0):
+        try:
+            with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as file:
+                siblings.add(file.read())
+        except OSError:
+            siblings.add(str(cpu))
+    return len(siblings)

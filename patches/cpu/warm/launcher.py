@@ -15,7 +15,8 @@ import socket
 import sys
 from typing import Any, NoReturn
 
-PATIENCE = 45.0  # seconds for a server that is still importing; Ray gives a new worker 60
+REGISTRATION = "RAY_worker_register_timeout_seconds"
+PATIENCE = 0.75  # share of the time that Ray gives a new worker, 60 s, for a server that still imports
 FORKED, DECLINED = b"F", b"D"
 SERVED = ("setup_worker.py", "--multiprocessing-fork", "vllm.model_executor.models.registry")
 LENGTH = 8  # bytes of a message's length
@@ -49,7 +50,7 @@ def _ask(address: str, command: list[str]) -> tuple[socket.socket, int] | None:
     if len(files) > MAX_FILES:
         return None
     try:
-        connection.settimeout(PATIENCE)
+        connection.settimeout(PATIENCE * float(os.environ.get(REGISTRATION) or 60))
         connection.connect(address)
         message = marshal.dumps({**describe(command), "files": files})
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))

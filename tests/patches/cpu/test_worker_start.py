@@ -1,4 +1,4 @@
-"""Ray's workers and what they spawn are forked from a process with verl and vLLM imported, and like others."""
+"""With ``fork_workers``, Ray's workers and what they spawn are forked from a process with verl and vLLM imported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import cpu_lab
 import pytest
 from tree import SUPPORT
 
-pytestmark = pytest.mark.verl
+pytestmark = [pytest.mark.verl, pytest.mark.full]
 
 FACTS = SUPPORT / "worker_facts.py"
 SAME = (
@@ -39,7 +39,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> dict:
     """What the job of `worker_facts` saw."""
     folder = tmp_path_factory.mktemp("job")
     # Ray's own default of threads per worker is looked at, so that the variable is not set here
-    environment = cpu_lab.environment(folder, FLASHPATCH="cpu,bf16", TMPDIR=str(folder))
+    environment = cpu_lab.environment(folder, FLASHPATCH="cpu,bf16", TMPDIR=str(folder), **{WAIT: "400"})
     environment.pop("OMP_NUM_THREADS")
     done = subprocess.run(
         [sys.executable, FACTS], env=environment, cwd=folder, capture_output=True, text=True, timeout=600
@@ -77,7 +77,8 @@ def test_what_is_drawn_at_random_differs(job):
 
 
 def test_threads_are_as_many_as_ray_says(job):
-    assert job["one"]["threads"] == ["1", 1] and job["four"] == ["4", 4]
+    assert job["one"]["threads"] == ["1", 1] and job["four"]["threads"] == job["other_four"]["threads"]
+    assert job["four"]["forked"] and not job["other_four"]["forked"] and job["four"]["threads"][0] == "4"
 
 
 def test_spawned_processes_are_forked_and_end_as_they_should(job):
@@ -88,7 +89,7 @@ def test_spawned_processes_are_forked_and_end_as_they_should(job):
 
 
 def test_vllm_inspects_models_in_a_fork(job):
-    assert job["inspection"] == [True, "__main__"]
+    assert job["inspection"] == [job["one"]["parent"], "__main__"]
 
 
 def test_ray_learns_that_a_forked_worker_died(job):
