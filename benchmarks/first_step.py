@@ -184,8 +184,11 @@ def main() -> None:
                 f"{usage.processes} processes",
                 flush=True,
             )
-    stock, ours = ([median(u.wall for u in runs), median(u.cpu for u in runs)] for runs in seen.values())
-    print(f"ratio: {stock[0] / ours[0]:.1f} in seconds, {stock[1] / ours[1]:.1f} in processor seconds")
+    stock, *others = ([median(u.wall for u in runs), median(u.cpu for u in runs)] for runs in seen.values())
+    for name, ours in zip(list(seen)[1:], others):
+        print(
+            f"{name}, ratio: {stock[0] / ours[0]:.1f} in seconds, {stock[1] / ours[1]:.1f} in processor seconds"
+        )
     least = min(usage.wall for usage in seen["as cpu starts it"])
     print(f"best {least:.0f} s, aim {AIM:.0f} s: {'met' if least <= AIM else 'missed'}")
 

@@ -16,6 +16,9 @@ from tree import SUPPORT
 pytestmark = [pytest.mark.verl, pytest.mark.full]
 
 FACTS = SUPPORT / "worker_facts.py"
+WAIT = "RAY_worker_register_timeout_seconds"
+"""Forks wait for the server's imports for a share of it, and start without it then; a busy machine needs long."""
+
 SAME = (
     "path",
     "main",
@@ -39,7 +42,11 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> dict:
     """What the job of `worker_facts` saw."""
     folder = tmp_path_factory.mktemp("job")
     # Ray's own default of threads per worker is looked at, so that the variable is not set here
-    environment = cpu_lab.environment(folder, FLASHPATCH="cpu,bf16", TMPDIR=str(folder), **{WAIT: "400"})
+    config = folder / "fork.toml"
+    config.write_text("[cpu]\nfork_workers = true\n")
+    environment = cpu_lab.environment(
+        folder, FLASHPATCH="cpu,bf16", FLASHPATCH_CONFIG=str(config), TMPDIR=str(folder), **{WAIT: "400"}
+    )
     environment.pop("OMP_NUM_THREADS")
     done = subprocess.run(
         [sys.executable, FACTS], env=environment, cwd=folder, capture_output=True, text=True, timeout=600
