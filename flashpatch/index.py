@@ -6,7 +6,7 @@ family's names, options or targets have changed; a test fails until then.
 
 from __future__ import annotations
 
-from flashpatch._index import FAMILIES as _DATA
+from flashpatch import _index
 from flashpatch.bounds import Bounded
 
 TYPE_CHECKING = False
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from flashpatch.record import Family
 
+_DATA: dict[str, dict[str, Any]] = _index.FAMILIES
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in (str, bool, int, float, list, dict)}
 
 

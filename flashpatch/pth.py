@@ -35,7 +35,7 @@ def start_after_site() -> None:
         sys.meta_path.insert(0, _EndOfSite())
 
 
-def _find(name):
+def _find(name):  # type: ignore[no-untyped-def]
     for finder in list(sys.meta_path):
         find_spec = getattr(finder, "find_spec", None)
         spec = find_spec(name, None, None) if find_spec is not None else None

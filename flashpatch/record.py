@@ -113,7 +113,7 @@ class Patch:
     scope: frozenset[Role] = frozenset()
     needs: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
-    tested: tuple[str, ...] = TestedVersions()
+    tested: tuple[str, ...] = TestedVersions()  # type: ignore[assignment]  # a descriptor
     apply: Callable[[Site], None] = _wrap
     undo: Callable[[Site], None] = _unwrap
     native: Callable[[Site], str | None] = _no_native

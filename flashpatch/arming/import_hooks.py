@@ -14,12 +14,14 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from importlib.machinery import ModuleSpec
     from types import ModuleType
     from typing import Any
 
     Callback = Callable[[ModuleType], None]
 
-ModuleSpec = type(sys.__spec__)  # of importlib.machinery
+if not TYPE_CHECKING:
+    ModuleSpec = type(sys.__spec__)  # importing importlib.machinery would take longer
 
 _lock = _thread.RLock()
 """Guards the three below; no callback and no other finder runs under it."""
@@ -78,7 +80,7 @@ class _Finder:
         finally:
             _finding.discard(asked)
         if spec is not None and hasattr(spec.loader, "exec_module") and name not in sys.modules:
-            spec.loader = _Loader(spec.loader)
+            spec.loader = _Loader(spec.loader)  # type: ignore[assignment]  # has what the import system calls
         return spec
 
     def _find(self, name: str, path: Any, target: Any) -> ModuleSpec | None:

@@ -60,7 +60,9 @@ def _lines(row: Row) -> list[tuple[str, ...]]:
     absent = Counter(
         name.split(".")[1] for name, patch in on.items() if is_absent(patch["state"], patch["detail"])
     )
-    lines = [(*who, name, *_cells(patch)) for name, patch in on.items() if name.split(".")[1] not in absent]
+    lines: list[tuple[str, ...]] = [
+        (*who, name, *_cells(patch)) for name, patch in on.items() if name.split(".")[1] not in absent
+    ]
     lines += [(*who, f"{n} for {name}", "skipped(not installed)", "-", "-") for name, n in absent.items()]
     return lines or [(*who, "-", "-", "-", "-")]
 
