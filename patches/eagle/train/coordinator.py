@@ -76,6 +76,7 @@ class Coordinator:
         self._restarts, self._restarts_left, self._restart_at = restarts, restarts, 0.0
         self._environment, self._clock = dict(environment or {}), clock
         self._process: subprocess.Popen[str] | None = None
+        self._readers: list[threading.Thread] = []
         self._events: queue.Queue[tuple[int, dict[str, Any]]] = queue.Queue()
         self._errors: deque[str] = deque(maxlen=20)
         self._since = self._last_event = self._slice_ends = 0.0
@@ -114,10 +115,12 @@ class Coordinator:
             self._errors.clear()
             self.counts["started"] += 1
             self._enter("starting")
-            for target in (self._read_events, self._read_errors):
-                threading.Thread(
-                    target=target, args=(process,), name="flashpatch-trainer", daemon=True
-                ).start()
+            self._readers = [
+                threading.Thread(target=target, args=(process,), name="flashpatch-trainer", daemon=True)
+                for target in (self._read_events, self._read_errors)
+            ]
+            for reader in self._readers:
+                reader.start()
             return True
 
     def train(self, seconds: float) -> bool:
@@ -251,6 +254,8 @@ class Coordinator:
         code = process.poll()
         if code is not None:
             self.counts["died"] += 1
+            for reader in self._readers:
+                reader.join(1.0)  # what it wrote last may still be in the pipe
             last = f": {self._errors[-1]}" if self._errors else ""
             self._warn(
                 self.problem

@@ -16,6 +16,8 @@ from tree import SUPPORT
 
 from flashpatch.patches.cpu.warm import server, session
 
+pytestmark = [pytest.mark.verl, pytest.mark.full]  # of the experiment `fork_workers`
+
 SPAWNED = "--multiprocessing-fork"
 FLAGS = subprocess._args_from_interpreter_flags()
 LOADED = "import sys; loaded = 'decimal' in sys.modules; "

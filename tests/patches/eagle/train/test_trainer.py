@@ -111,7 +111,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(lesson, tmp_path):
     saved.save(trainer)
     saved.settle()
     (tmp_path / "step-1" / ".metadata").write_bytes(b"no")
-    with pytest.raises(PatchError, match="step-1 cannot be resumed"):
+    with pytest.raises(PatchError, match="cannot resume from .*step-1"):
         Checkpoints(tmp_path).resume(make(target))
 
 
