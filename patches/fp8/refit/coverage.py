@@ -7,6 +7,7 @@ do not fit that picture fall back to a boolean mask.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
 import torch
@@ -25,17 +26,14 @@ class Coverage:
     names: dict[Box, str] = field(default_factory=dict)  # box -> checkpoint name that wrote it first
     mask: torch.Tensor | None = None
     overlaps: bool = False  # some element was written by two different views
+    covered: int = 0  # number of elements written at least once
+    _rows: dict[tuple[int, int], list[Box]] = field(default_factory=dict)  # first edge of boxes -> the boxes
+    _edges: list[tuple[int, int]] = field(default_factory=list)  # the first edges, sorted
+    _longest: int = 0  # of the first edges
 
     @property
     def total(self) -> int:
         return _volume([(0, size) for size in self.shape])
-
-    @property
-    def covered(self) -> int:
-        """Number of elements written at least once."""
-        if self.mask is not None:
-            return int(torch.count_nonzero(self.mask))
-        return sum(_volume(box) for box in self.boxes)
 
     def add(self, view: torch.Tensor, name: str = "") -> None:
         """Record a write to ``view``, which shares the tensor's storage."""
@@ -46,8 +44,10 @@ class Coverage:
             self._paint(view)
             if box is None:
                 return
-        elif box not in self.boxes and any(_overlap(box, other) for other in self.boxes):
+        elif box not in self.boxes and self._overlaps_any(box):
             self._paint(view)
+        if box not in self.boxes:
+            self._place(box)
         self.boxes[box] = self.boxes.get(box, 0) + 1
         self.names.setdefault(box, name)
 
@@ -77,6 +77,23 @@ class Coverage:
             return []
         names = (expected.names[box] for box in expected.boxes if box not in self.boxes)
         return list(dict.fromkeys(name for name in names if name))
+
+    def _place(self, box: Box) -> None:
+        """Count a new box, and file it under its edge in the first dimension: there an expert is found at once."""
+        if self.mask is None:
+            self.covered += _volume(box)
+        edge = box[0] if box else (0, 1)
+        if edge not in self._rows:
+            self._rows[edge] = []
+            insort(self._edges, edge)
+            self._longest = max(self._longest, edge[1] - edge[0])
+        self._rows[edge].append(box)
+
+    def _overlaps_any(self, box: Box) -> bool:
+        start, end = box[0] if box else (0, 1)
+        first = bisect_left(self._edges, (start - self._longest + 1, 0))
+        near = self._edges[first : bisect_left(self._edges, (end, 0))]
+        return any(_overlap(box, other) for edge in near for other in self._rows[edge])
 
     def _box(self, view: torch.Tensor) -> Box | None:
         """The rectangle ``view`` occupies in the tensor's index space, or None if it is no rectangle."""
@@ -108,7 +125,7 @@ class Coverage:
     def _elements(self) -> torch.Tensor:
         if self.mask is not None:
             return self.mask
-        mask = torch.zeros(self.shape, dtype=torch.bool)
+        mask = torch.zeros(self.shape, dtype=torch.bool, device="cpu")
         for box in self.boxes:
             mask[tuple(slice(*edge) for edge in box)] = True
         return mask
@@ -122,11 +139,12 @@ class Coverage:
             _last(self.shape, self.stride, self.offset),
             _last(view.shape, view.stride(), view.storage_offset()),
         )
-        marks = torch.zeros(max(ends) + 1 - first, dtype=torch.bool)
+        marks = torch.zeros(max(ends) + 1 - first, dtype=torch.bool, device="cpu")
         marks.as_strided(view.shape, view.stride(), view.storage_offset() - first).fill_(True)
         painted = marks.as_strided(self.shape, self.stride, self.offset - first)
         self.overlaps |= bool((painted & self.mask).any())
         self.mask |= painted
+        self.covered = int(torch.count_nonzero(self.mask))
 
 
 def _last(shape, stride, offset: int) -> int:

@@ -25,14 +25,18 @@ class LayoutChanged(RuntimeError):
     """A fresh tensor does not fit the storage in use."""
 
 
+Undo = Callable[[], None]
+
+
 class Plan:
     """Steps that make live state equal to fresh state in place."""
 
     def __init__(self) -> None:
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor, str]] = {}
-        self._steps: list[Callable[[], None]] = []
+        self._steps: list[Callable[[], Undo]] = []  # each returns how it is undone
         self._pairs: dict[int, Any] = {}
         self.owns_resources = False
+        self.fresh: frozenset[int] = frozenset()  # identities of the fresh values' tensors
 
     def pair(self, live: Any, fresh: Any, where: str) -> Any:
         """Plan to make ``live`` equal ``fresh``; returns the object to keep in its place."""
@@ -70,22 +74,51 @@ class Plan:
         else:
             _refuse_tensors(live, fresh, where)
             merged = fresh
-        self._steps.append(lambda: layer_state.write(container, merged))
+
+        def write() -> Undo:
+            before = layer_state.read(container)
+            layer_state.write(container, merged)
+            return lambda: layer_state.write(container, before)
+
+        self._steps.append(write)
 
     def assign(self, state: dict, key: str, value: Any) -> None:
         """Plan ``state[key] = value``."""
-        self._steps.append(lambda: state.__setitem__(key, value))
 
-    def then(self, step: Callable[[], None]) -> None:
-        """Plan a last step."""
-        self._steps.append(step)
+        def assign() -> Undo:
+            before = state.get(key, _ABSENT)
+            state[key] = value
+            return lambda: state.pop(key) if before is _ABSENT else state.__setitem__(key, before)
 
-    def apply(self) -> None:
-        """Carry the plan out. Only copies and assignments remain, which cannot fail for want of a match."""
-        for live, fresh, _ in self._copies.values():
+        self._steps.append(assign)
+
+    def replace(self, items: list, new: list) -> None:
+        """Plan to replace what a list holds."""
+
+        def replace() -> Undo:
+            before = items.copy()
+            items[:] = new
+            return lambda: items.__setitem__(slice(None), before)
+
+        self._steps.append(replace)
+
+    def apply(self, undo: list[Undo] | None = None) -> None:
+        """Carry the plan out. Only copies and assignments remain, which cannot fail for want of a match.
+
+        Args:
+            undo: receives the steps back, to be run in reverse order. Then the plan lets go of the fresh values, so
+                that old and fresh values are never held twice.
+        """
+        while self._copies:
+            _, (live, fresh, _) = self._copies.popitem()
+            if undo is not None:
+                undo.append(functools.partial(live.copy_, live.clone()))
             live.copy_(fresh)
         for step in self._steps:
-            step()
+            back = step()
+            if undo is not None:
+                undo.append(back)
+        self._steps.clear()
 
     def _tensor(self, live: torch.Tensor, fresh: torch.Tensor, where: str) -> torch.Tensor:
         inner = _inner_tensors(live)
@@ -140,7 +173,7 @@ class Plan:
     def _exchange(self, live: Any, fresh: Any) -> None:
         self.owns_resources = True
 
-        def swap() -> None:
+        def swap() -> Undo:
             mine, theirs = vars(live), vars(fresh)
             for key in mine.keys() & theirs.keys():
                 a, b = mine[key], theirs[key]
@@ -150,6 +183,7 @@ class Plan:
                     b.copy_(held)
                 else:
                     mine[key], theirs[key] = b, a
+            return swap
 
         self._steps.append(swap)
 
@@ -225,8 +259,9 @@ def compare(
             pair_into(state, running, changed, container)
         elif any(a is not b for a, b in zip(old, fresh)) or len(old) != len(fresh):
             plan.contents(container, running, fresh, name)
-    fresh_tensors = _tensors(after) if plan.owns_resources else []
-    plan.then(lambda: kept_alive.__setitem__(slice(None), fresh_tensors))
+    fresh_tensors = _tensors(after)
+    plan.fresh = frozenset(map(id, fresh_tensors))
+    plan.replace(kept_alive, fresh_tensors if plan.owns_resources else [])
     return plan
 
 
@@ -252,6 +287,7 @@ def _refuse_tensors(live: Any, fresh: Any, where: str) -> None:
         )
 
 
+_ABSENT = object()
 _PLAIN = (str, bytes, int, float, bool, type(None))
 
 

@@ -68,10 +68,13 @@ class Layer:
         for param in self.params:
             param.forget()
 
-    def release(self) -> None:
+    def release(self, needed: frozenset[int] = frozenset()) -> None:
         """Free the staged tensors; whoever still uses their memory keeps it.
 
         A loader in the middle of a call holds the staged tensors, and uses them no more.
+
+        Args:
+            needed: identities of tensors that a plan still brings into the live layer.
         """
         staged: dict[SharedStorage, set[int]] = {}
         for param in self.params:
@@ -79,7 +82,7 @@ class Layer:
                 staged.setdefault(param.storage, set()).add(id(param.tensor))
         adopted = {id(tensor) for tensor in (*self._kept_alive, *(param.live() for param in self.params))}
         for storage, tensors in staged.items():
-            if not tensors & adopted:
+            if not tensors & (adopted | needed):
                 storage.free(held_by=len(tensors))
         for param in self.params:
             param.reset()

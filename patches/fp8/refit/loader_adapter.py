@@ -21,6 +21,7 @@ class LoaderAdapter:
         deferred: whether a module is processed after all others.
         context: entered around post-processing (default dtype, engine configuration).
         finalize: called with the model once all layers are in place.
+        role: of the model in its engine, ``target`` or ``drafter``.
         consensus: agreement among the ranks that hold parts of this model and process it together.
         refusal: why this engine cannot be updated at all, or None.
         busy: whether requests are running.
@@ -33,6 +34,7 @@ class LoaderAdapter:
     deferred: Callable[[torch.nn.Module], bool]
     context: Callable[[], AbstractContextManager]
     finalize: Callable[[torch.nn.Module], None] = lambda model: None
+    role: str = "target"
     consensus: Consensus = field(default_factory=SingleRank)
     refusal: Callable[[], str | None] = lambda: None
     busy: Callable[[], bool] = lambda: False

@@ -68,6 +68,8 @@ class ManagedModel:
         self.error = ""
         self._lock = threading.Lock()
         self._inside = False
+        self._session = False  # whether the open update was opened by name, so that only its end ends it
+        self._left_out = False  # whether the sender of the open update allows layers to be left out
         self._model = model
         self._unsupported = ""  # why this model cannot be updated, found at its construction
         self.layers: list[Layer] = []
@@ -129,7 +131,7 @@ class ManagedModel:
             PatchError: this model, or this engine as it is now, cannot be updated.
         """
         with self._alone():
-            self._begin()
+            self._begin(session=True)
 
     def finish(self, partial: bool | None = None) -> None:
         """Commit the open update; nothing if none is open.
@@ -146,16 +148,18 @@ class ManagedModel:
     def close_if_empty(self) -> bool:
         """Close an open update that has written nothing; return whether there was one."""
         with self._alone():
-            empty = self.state == "open" and self._update.empty
-            if empty:
-                self._update.drop()
-                self.state = "broken" if self.error else "ready"
-            return empty
+            return self._close_if_empty()
 
     def commit_if_complete(self) -> None:
-        """Before a step: commit an update that is complete but was never finished by its sender."""
-        if self.state == "open" and not self._inside and not self._missing():
-            self.finish()
+        """Before a step: commit an update that nobody opened by name, once everything has come.
+
+        Who opens an update ends it. Where nobody does, only the last tensor says that the sender is done: an update
+        that leaves layers out has no such sign and waits for its end.
+        """
+        waits = self.state == "open" and not self._session and not self._inside
+        complete = waits and not self._update.missing(partial=False)
+        if self.adapter.consensus.everyone_ready(complete):
+            self.finish(partial=False)
 
     def mark_discarded(self) -> None:
         """Refuse generation until a complete update: the weights are gone (sleep level 2)."""
@@ -168,7 +172,7 @@ class ManagedModel:
         """State and version, for the scheduler."""
         missing = self._missing() if self.state == "open" else []
         state = "broken" if self.state == "open" and self._update.mixed else self.state
-        return Policy(state, self.version, missing[:SHOWN], self.error)
+        return Policy(self.adapter.role, state, self.version, missing[:SHOWN], self.error)
 
     @property
     def may_generate(self) -> bool:
@@ -194,22 +198,23 @@ class ManagedModel:
         self, original: Callable, names: NamedWeights, partial: bool | None = None, **kwargs: Any
     ) -> Any:
         if self.state != "open":
-            self._begin()
+            self._begin(session=False)
         with self._failing(names), torch.no_grad():
             result = self._update.load(original, names, **kwargs)
-        if partial:
-            self._finish(partial=True)
+        self._left_out |= bool(partial)
+        if partial and not self._session:
+            self._finish()
         return result
 
-    def _begin(self) -> None:
-        number = self.adapter.consensus.begin()
+    def _begin(self, session: bool) -> None:
+        self.adapter.consensus.begin()
         problem = self._objection()
         if problem is not None:
             self.adapter.consensus.announce(problem.problem)
             raise problem
         self._update.note_mixture()
         self._update.drop()
-        self._update.number = number
+        self._session, self._left_out = session, False
         self.state = "open"
 
     def _objection(self) -> PatchError | None:
@@ -236,16 +241,28 @@ class ManagedModel:
             raise self._error(self.error, "Send a complete update.")
         if self.state != "open":
             return
+        if self._allows_partial(partial) and self._close_if_empty():
+            return
         missing = self._missing(partial)
         with self._failing(), torch.no_grad():
             self._update.commit(missing)
         self._update.drop()
         self._update.discarded = self._update.mixed = False
-        self.version = self._update.number or self.version + 1
+        self.version = self.adapter.consensus.update or self.version + 1
         self.state, self.error = "ready", ""
 
+    def _close_if_empty(self) -> bool:
+        empty = self.state == "open" and self._update.empty
+        if empty:
+            self._update.drop()
+            self.state = "broken" if self.error else "ready"
+        return empty
+
     def _missing(self, partial: bool | None = None) -> list[str]:
-        return self._update.missing(self.options["partial"] if partial is None else partial)
+        return self._update.missing(self._allows_partial(partial))
+
+    def _allows_partial(self, partial: bool | None) -> bool:
+        return (self._left_out or self.options["partial"]) if partial is None else partial
 
     # -- failures --------------------------------------------------------------------------------------
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from flashpatch import ledger
 
@@ -15,12 +16,15 @@ if TYPE_CHECKING:
 
 # A managed model refers to its model, so only the model itself (by its load_weights) may hold it.
 _models: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[ManagedModel]] = weakref.WeakKeyDictionary()
+_owners: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+_constructing: list[weakref.ref[Any]] = []
 
 
 def add(model: torch.nn.Module, managed: ManagedModel) -> None:
     """Register ``model``: from now on its ``load_weights`` is part of an update."""
     original = model.load_weights
     _models[model] = weakref.ref(managed)
+    _owners[model] = constructing_worker()
     model.load_weights = _managed_load(managed, original)
 
 
@@ -29,9 +33,29 @@ def get(model: torch.nn.Module) -> ManagedModel | None:
     return _models.get(model, lambda: None)()
 
 
-def all_models() -> list[ManagedModel]:
-    """Return all managed models that are alive."""
-    return [managed for reference in list(_models.values()) if (managed := reference()) is not None]
+@contextmanager
+def owned_by(worker: Any) -> Iterator[None]:
+    """Within, models that are added belong to ``worker``: a process may hold several engines."""
+    _constructing.append(weakref.ref(worker))
+    try:
+        yield
+    finally:
+        _constructing.pop()
+
+
+def constructing_worker() -> Callable[[], Any]:
+    """Return a reference to the worker that is loading its models now; it gives None where there is none."""
+    return _constructing[-1] if _constructing else lambda: None
+
+
+def all_models(worker: Any = None) -> list[ManagedModel]:
+    """Return the managed models that are alive; ``worker``: without those that belong to another worker."""
+    found = []
+    for model, reference in list(_models.items()):
+        managed, owner = reference(), _owners[model]()
+        if managed is not None and (worker is None or owner is None or owner is worker):
+            found.append(managed)
+    return found
 
 
 def change_count() -> int:
@@ -44,20 +68,24 @@ def restore_load_weights() -> None:
     for model in list(_models):
         vars(model).pop("load_weights", None)
     _models.clear()
+    _owners.clear()
 
 
-def end_first_loads() -> None:
-    """End the first load of every model."""
-    for managed in all_models():
+def end_first_loads(worker: Any = None) -> None:
+    """End the first load of every model of ``worker``."""
+    for managed in all_models(worker):
         managed.end_first_load()
 
 
-def first_unservable() -> ManagedModel | None:
-    """Commit complete but unfinished updates; return a model that may not generate, or None."""
-    for managed in all_models():
-        if managed.state != "ready":
+def first_unservable(worker: Any = None) -> ManagedModel | None:
+    """Commit complete but unfinished updates; return a target model of ``worker`` that may not generate, or None.
+
+    A drafter's weights decide how many tokens a step yields, never which.
+    """
+    for managed in all_models(worker):
+        if managed.state != "ready" and not managed.adapter.consensus.stages:
             managed.commit_if_complete()
-        if not managed.may_generate:
+        if managed.adapter.role == "target" and not managed.may_generate:
             return managed
     return None
 

@@ -12,12 +12,14 @@ class Policy:
     """Which version of the policy a model holds.
 
     Attributes:
+        role: of the model in its engine, ``target`` or ``drafter``.
         state: ``loading``, ``ready``, ``open`` or ``broken``, see `managed_model`.
         version: number of the last committed update, 0 before the first.
         missing: names that an open update still waits for, the first few.
         error: why the weights are broken; empty otherwise.
     """
 
+    role: str
     state: str
     version: int
     missing: list[str] = field(default_factory=list)
@@ -27,7 +29,9 @@ class Policy:
         """One sentence for a policy that may not generate."""
         if self.missing:
             return f"an update is incomplete, {', '.join(self.missing)} did not come"
-        return self.error or f"an update is {self.state}"
+        if self.state == "open":
+            return "an update is open, its sender has not ended it"
+        return self.error or f"its state is {self.state!r}"
 
 
 def listed(names: list[str]) -> str:

@@ -42,7 +42,6 @@ class StagedUpdate:
         rounding_errors: layer to relative rounding error, filled while layers are processed.
 
     Attributes:
-        number: of this update, where several ranks count them; None otherwise.
         mixed: the live layers may be of several policies, so only a complete update helps. Outlives `drop`.
         discarded: the live weights are gone (sleep level 2). Outlives `drop`.
         verdict: the error that all ranks agreed on; None while there is none.
@@ -66,7 +65,6 @@ class StagedUpdate:
         self._plans: dict[Layer, Plan] = {}
         self._queue: list[Layer] = []
         self._call = 0  # number of the load_weights call under way
-        self.number: int | None = None
         self.mixed = False
         self.discarded = False
         self.verdict: PatchError | None = None
@@ -100,14 +98,14 @@ class StagedUpdate:
         """Run the model's ``load_weights`` on staged tensors; process the layers that this call completes."""
         self._call += 1
         guarded = _live_storages(self._model)
-        incomplete: dict[Layer, None] = {}  # layers written in this call and not complete yet, in order
+        touched: dict[Layer, None] = {}  # layers written since they were last looked at, in order
         with ExitStack() as stack:
             for layer in self._layers:
                 stack.callback(layer.show_live)
                 layer.show_staged()
-            stack.enter_context(self._tracker(names, guarded, incomplete))
-            result = original(self._pass_on(names, incomplete), **kwargs)
-            self._queue_complete(incomplete)
+            stack.enter_context(self._tracker(names, guarded, touched))
+            result = original(self._pass_on(names, touched), **kwargs)
+            self._queue_complete(touched)
             for layer in self._layers:
                 layer.check_staged()
         self._process_queue(last=True)
@@ -126,17 +124,26 @@ class StagedUpdate:
         last = [layer for layer in deferred if layer.complete and not layer.processed_in]
         for layer in last:
             layer.prepare()
-        self._agree(f"the update is incomplete: {listed(missing)} did not come" if missing else None, [])
-        for layer in last:
-            self._process(layer)
+        incomplete = f"the update is incomplete: {listed(missing)} did not come" if missing else None
+        self._raise(self._adapter.consensus.agree_on_commit(incomplete))
+        before, undo = self.mixed, [] if self._atomic == "model" else None
         self.mixed = True  # until all is in place
-        for plan in self._plans.values():
-            plan.apply()
-        with self._adapter.context():
-            self._adapter.finalize(self._model)
+        try:
+            for plan in self._plans.values():
+                plan.apply(undo)
+            for layer in last:  # they look at other layers, which hold the new values now
+                self._plan(layer).apply(undo)
+                layer.release()
+            with self._adapter.context():
+                self._adapter.finalize(self._model)
+        except BaseException:
+            for step in reversed(undo or []):
+                step()
+            self.mixed = before or undo is None
+            raise
 
     def _tracker(
-        self, names: NamedWeights, guarded: dict[int, str], incomplete: dict[Layer, None]
+        self, names: NamedWeights, guarded: dict[int, str], touched: dict[Layer, None]
     ) -> WriteTracker:
         owner = {id(param): layer for layer in self._layers for param in layer.params}
 
@@ -153,25 +160,25 @@ class StagedUpdate:
                 self._restart(names.current or param.name)
             layer.opened_in = layer.opened_in or self._call
             param.coverage.add(view, names.current)
-            incomplete[layer] = None
+            touched[layer] = None
 
         params = [param for layer in self._layers for param in layer.params]
         table = storage_table(params, lambda param: param.tensor)
         return WriteTracker(table, on_write, on_access, guarded)
 
     def _pass_on(
-        self, names: NamedWeights, incomplete: dict[Layer, None]
+        self, names: NamedWeights, touched: dict[Layer, None]
     ) -> Iterator[tuple[str, torch.Tensor]]:
         for item in names:
             yield item
-            self._queue_complete(incomplete)
+            self._queue_complete(touched)
 
-    def _queue_complete(self, incomplete: dict[Layer, None]) -> None:
+    def _queue_complete(self, touched: dict[Layer, None]) -> None:
         """Queue the layers that have become complete; process the queue when it may not wait."""
-        for layer in [layer for layer in incomplete if layer.complete and not layer.deferred]:
-            del incomplete[layer]
-            if layer not in self._queue:
+        for layer in touched:
+            if layer.complete and not layer.deferred and layer not in self._queue:
                 self._queue.append(layer)
+        touched.clear()
         if self._adapter.consensus.ranks == 1 or len(self._queue) >= _TOGETHER:
             self._process_queue()
 
@@ -189,6 +196,17 @@ class StagedUpdate:
                 break
 
     def _process(self, layer: Layer) -> None:
+        plan = self._plan(layer)
+        if self._atomic == "layer":
+            with _disable_current_modes():
+                plan.apply()
+            layer.release()
+        else:
+            self._plans[layer] = plan
+            layer.release(needed=plan.fresh)
+
+    def _plan(self, layer: Layer) -> Plan:
+        """Post-process what was loaded into a layer; return the way into the live layer."""
         paths = {id(param.module): param.name.rpartition(".")[0] for param in layer.params}
 
         def process(module: torch.nn.Module) -> None:
@@ -199,12 +217,8 @@ class StagedUpdate:
 
         with _disable_current_modes(), self._adapter.context():
             plan = layer.process(self._layer_state, process)
-            if self._atomic == "layer":
-                plan.apply()
-            else:
-                self._plans[layer] = plan
-        layer.release()
         layer.processed_in = self._call or 1
+        return plan
 
     def _restart(self, name: str) -> None:
         """A tensor of a layer that was complete already came again: a new update has begun."""
@@ -220,10 +234,13 @@ class StagedUpdate:
     def _agree(self, error: str | None, ready: list[int], last: bool = True) -> tuple[list[int], bool]:
         """The layers ready on every rank, and whether all are done; raise, on every rank, the first error of any."""
         verdict, ready, last = self._adapter.consensus.agree(error, ready, last)
+        self._raise(verdict)
+        return ready, last
+
+    def _raise(self, verdict: str | None) -> None:
         if verdict:
             self.verdict = self._error(verdict, "Send a complete update.")
             raise self.verdict
-        return ready, last
 
     def _error(self, problem: str, advice: str) -> PatchError:
         return update_error(problem, advice, type(self._model).__name__)

@@ -170,8 +170,10 @@ def test_processing_that_fails(atomic):
     assert toys.same_answers(engine.model, toys.fresh("transposed", B))
 
 
-def test_a_commit_that_fails_half_way_is_broken_whatever_the_option(atomic):
-    engine = toys.engine(atomic=atomic)
+@pytest.mark.parametrize("method", toys.METHODS)
+def test_a_commit_that_fails_at_its_end_is_undone_or_broken(method, atomic):
+    engine = toys.engine(method, atomic=atomic)
+    before = toys.state(engine.model)
 
     def fails(model):
         raise MemoryError("the last step failed")
@@ -179,11 +181,17 @@ def test_a_commit_that_fails_half_way_is_broken_whatever_the_option(atomic):
     engine.managed.adapter.finalize = fails
     with pytest.raises(MemoryError) as caught:
         engine.update(B)
-    assert not engine.managed.may_generate and engine.managed.state == "broken"
-    assert "generation is refused" in caught.value.__notes__[0]
+    assert toys.same_places(before, toys.state(engine.model))
+    if atomic == "model":
+        assert engine.managed.may_generate and engine.managed.version == 0
+        assert toys.same_bits(before, toys.state(engine.model))
+        assert toys.same_answers(engine.model, toys.fresh(method, A))
+    else:
+        assert not engine.managed.may_generate and engine.managed.state == "broken"
+        assert "generation is refused" in caught.value.__notes__[0]
     engine.managed.adapter.finalize = lambda model: None
-    engine.update(A)
-    assert toys.same_answers(engine.model, toys.fresh("transposed", A))
+    engine.update(B)
+    assert toys.same_answers(engine.model, toys.fresh(method, B))
 
 
 def test_an_engine_that_refuses_updates_says_why(atomic):

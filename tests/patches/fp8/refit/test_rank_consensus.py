@@ -11,7 +11,7 @@ from tree import SUPPORT
 pytest.importorskip("torch")
 
 RANK = '''
-import faulthandler, sys, time, types
+import faulthandler, sys, time
 faulthandler.dump_traceback_later(240, exit=True)
 import torch, torch.distributed as dist
 
@@ -22,8 +22,8 @@ from flashpatch.patches.fp8.refit import rank_consensus
 import fp8_toys as toys
 
 rank_consensus.TIMEOUT = 60
-group = types.SimpleNamespace(ranks=list(range(ranks)), rank_in_group=rank)
-consensus = rank_consensus.RankConsensus(ranks, lambda: group)
+calls = [None]
+consensus = rank_consensus.RankConsensus(range(ranks), call=lambda: calls[0])
 A, B, C = (toys.checkpoint(seed) for seed in range(3))
 
 def engine(**keywords):
@@ -37,7 +37,9 @@ def engine(**keywords):
     made.managed.adapter.process = process
     return made
 
-def update(engine, weights, cuts=(3, 8)):
+def update(engine, weights, cuts=(3, 8), together=True):
+    if together:  # as a call from the engine core begins on all ranks
+        dist.barrier()
     try:
         for bucket in toys.cut(weights, *cuts):
             engine.load(bucket)
@@ -86,10 +88,62 @@ for atomic in ("layer", "model"):
             raise MemoryError("too late")
         e.managed.adapter.finalize = fails
     update(e, B)
-    say(e.managed.may_generate)
+    say(e.managed.may_generate, e.managed.version == consensus.update)
     e.managed.adapter.finalize = lambda model: None
     say(update(e, C), exact(e, C))
     say(e.managed.version)
+
+say("#apart")
+for atomic in ("layer", "model"):
+    e = engine(atomic=atomic)
+    for good in (B, C, A):  # rank 1 fails before it loads anything, and only then; three good updates follow
+        calls[0] = (calls[0] or 0) + 1
+        if rank == 1 and good is B:
+            dist.barrier()
+            consensus.announce_failed_call(calls[0], "OSError: lost")
+            say("failed")
+        else:
+            say(update(e, good))
+    for good in (B, C):
+        say(update(e, good), exact(e, good), e.managed.version == consensus.update)
+calls[0] = None
+
+say("#stages")
+stages = rank_consensus.RankConsensus([0, 1] if rank < 2 else [2], range(3), name="stages")
+def staged(atomic):
+    # ranks 0 and 1 hold one pipeline stage, rank 2 another
+    e = toys.engine("transposed", atomic=atomic)
+    e.managed.adapter.consensus = stages
+    return e
+for atomic in ("layer", "model"):
+    e = staged(atomic)
+    say(update(e, B), exact(e, B))
+    say(update(e, A[:-1] if rank == 2 else A, cuts=(2,) if rank == 2 else (3, 8)) != "done")
+    say(update(e, C), exact(e, C), e.managed.version == stages.update)
+    e.load(A)  # nobody ends it
+    e.managed.commit_if_complete()
+    say(exact(e, A), e.managed.version == stages.update)
+    e.load(B[:-1] if rank == 2 else B)
+    e.managed.commit_if_complete()
+    say(e.managed.state)
+    e.load(B[-1:] if rank == 2 else [])
+    e.managed.commit_if_complete()
+    say(exact(e, B))
+
+say("#keys")
+store = dist.distributed_c10d._get_default_store()
+def kept():
+    dist.barrier()
+    found = store.num_keys()
+    dist.barrier()
+    return found
+e = staged("layer")
+before = None
+for number in range(12):
+    update(e, B)
+    if number == 4:
+        before = kept()
+say(kept() <= before)
 
 say("#late")
 rank_consensus.TIMEOUT = 0.3
@@ -105,7 +159,7 @@ else:
 
 say("#absent")
 e = engine()
-say(update(e, B) if rank != 2 else "absent")
+say(update(e, B, together=False) if rank != 2 else "absent")
 dist.barrier()
 """
 
@@ -159,9 +213,29 @@ def test_the_rank_that_failed_is_named(said):
 def test_versions_meet_again_after_a_failure_behind_the_last_agreement(said):
     """One rank fails where the others cannot hear it any more; the next update brings them together."""
     for rank, lines in enumerate(said["versions"]):
-        assert lines[0] == lines[3] == str(rank != 1)
+        assert lines[0] == f"{rank != 1} {rank != 1}"
+        assert lines[3] == f"True {rank != 1}"  # undone: the old policy, which the gate tells by its version
         assert lines[1] == lines[4] == "done True"
         assert [lines[2], lines[5]] == [said["versions"][0][2], said["versions"][0][5]]
+
+
+def test_a_rank_that_failed_before_it_began_joins_the_next_update(said):
+    """The others learn at once that it will not come; then all count alike again."""
+    for rank, lines in enumerate(said["apart"]):
+        for start in (0, 5):
+            first = lines[start]
+            assert first == "failed" if rank == 1 else "rank 1: OSError: lost" in first
+            assert lines[start + 1 : start + 5] == ["done", "done", "done True True", "done True True"]
+
+
+def test_pipeline_stages_commit_together(said):
+    """One stage has not received everything: none commits, with or without an end."""
+    for lines in said["stages"]:
+        assert lines == 2 * ["done True", "True", "done True True", "True True", "open", "True"]
+
+
+def test_keys_of_old_updates_are_deleted(said):
+    assert said["keys"] == 3 * [["True"]]
 
 
 def test_a_rank_that_comes_too_late_hears_that_the_others_gave_up(said):
