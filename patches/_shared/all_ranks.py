@@ -7,6 +7,7 @@ sent back as an ordinary answer here, and raised once all ranks have answered.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import traceback
 from collections.abc import Callable
@@ -14,6 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 logger = logging.getLogger("flashpatch")
+
+on_failure: list[Callable[[int, str], None]] = []
+"""Called on a worker with the number of a call that failed there, and the error."""
+
+_numbers = itertools.count(1)
+_current: int | None = None
 
 
 @dataclass
@@ -30,18 +37,30 @@ def wrap(method: str | Callable, args: tuple, kwargs: dict | None) -> tuple[Call
         import cloudpickle
 
         method = cloudpickle.dumps(method)
-    return guarded, (method, args, kwargs or {})
+    return guarded, (next(_numbers), method, args, kwargs or {})
 
 
-def guarded(worker: Any, method: str | bytes, args: tuple, kwargs: dict) -> Any:
+def current_call() -> int | None:
+    """Return the number of the call that this worker is executing, the same on all ranks; None outside of one."""
+    return _current
+
+
+def guarded(worker: Any, number: int, method: str | bytes, args: tuple, kwargs: dict) -> Any:
     """Run a method on this worker; return its result, or a `Failure`."""
     from vllm.v1.serial_utils import run_method
 
+    global _current
+    _current = number
     try:
         return run_method(worker, method, args, kwargs)
     except Exception as error:
         logger.exception("a call to this worker failed")
-        return Failure(f"{type(error).__name__}: {error}", traceback.format_exc())
+        failure = Failure(f"{type(error).__name__}: {error}", traceback.format_exc())
+        for report in on_failure:
+            report(number, failure.summary)
+        return failure
+    finally:
+        _current = None
 
 
 def unwrap(results: list[Any]) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -56,6 +56,10 @@ class Layer:
             contents = self._pristine.contents[id(module)][1]
             for table in (contents["_parameters"], contents["_buffers"]):
                 table.update(dict.fromkeys(table))
+
+    def pristine_tensors(self) -> Iterator[torch.Tensor]:
+        """Yield the tensors that the constructor left beside parameters and buffers."""
+        return self._pristine.tensors()
 
     def reset(self) -> None:
         """Drop everything staged and start over."""
@@ -186,7 +190,9 @@ class Layer:
         initial = InitialBuffers()
         for param in self.params:
             if param.is_buffer and param.initial is not None and param.key in param.module._buffers:
-                param.module._buffers[param.key] = initial.add(param.initial.clone())
+                param.module._buffers[param.key] = initial.add(
+                    param.initial.to(param.storage.device, copy=True)
+                )
         self._place_staged()
         return initial
 

@@ -58,6 +58,12 @@ class Snapshot:
         """Copy what ``container`` holds."""
         self.contents[id(container)] = (container, read(container))
 
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield the tensors that the containers held directly."""
+        for _, contents in self.contents.values():
+            values = contents.values() if isinstance(contents, dict) else contents
+            yield from (value for value in values if isinstance(value, torch.Tensor))
+
     def restore(self) -> None:
         """Write every container's contents back, in place."""
         for container, contents in self.contents.values():
@@ -158,6 +164,21 @@ def holds_state(value: Any) -> bool:
 
 def _mutable(value: Any) -> bool:
     return not isinstance(value, (tuple, functools.partial, types.MethodType))
+
+
+def held_tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Yield the tensors that a model's modules hold beside their parameters and buffers, at any depth."""
+    modules = list(model.modules())
+    seen = set(map(id, modules))
+    stack = [(module, 0) for module in modules]
+    while stack:
+        container, depth = stack.pop()
+        for value in children(container):
+            if isinstance(value, torch.Tensor):
+                yield value
+            elif depth < _DEPTH and id(value) not in seen and holds_state(value):
+                seen.add(id(value))
+                stack.append((value, depth + 1))
 
 
 class LayerState:

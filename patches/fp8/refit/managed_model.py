@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -24,7 +25,7 @@ from flashpatch.patches.fp8.refit.coverage import Coverage
 from flashpatch.patches.fp8.refit.errors import PATCH, update_error
 from flashpatch.patches.fp8.refit.layer import Layer
 from flashpatch.patches.fp8.refit.layer_groups import group_layers, layers_and_parents
-from flashpatch.patches.fp8.refit.layer_state import LayerState
+from flashpatch.patches.fp8.refit.layer_state import LayerState, held_tensors
 from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
 from flashpatch.patches.fp8.refit.policy import SHOWN, Policy
 from flashpatch.patches.fp8.refit.pristine_params import storage_table
@@ -68,6 +69,7 @@ class ManagedModel:
         self.error = ""
         self._lock = threading.Lock()
         self._inside = False
+        self._constants: list[weakref.ref[torch.Tensor]] = []
         self._session = False  # whether the open update was opened by name, so that only its end ends it
         self._left_out = False  # whether the sender of the open update allows layers to be left out
         self._model = model
@@ -122,6 +124,8 @@ class ManagedModel:
         if learned and not any(expected.covered for expected in learned):
             self._unsupported = "its loader writes where it cannot be followed, in other threads perhaps"
         self._layer_state.find_shared([layer.modules for layer in self.layers])
+        pristine = (tensor for layer in self.layers for tensor in layer.pristine_tensors())
+        self._constants = [weakref.ref(tensor) for tensor in (*held_tensors(self._model), *pristine)]
         self.state = "ready"
 
     def begin(self) -> None:
@@ -167,6 +171,18 @@ class ManagedModel:
         self._update.discarded = True
         self.state = "broken"
         self.error = "the weights were discarded (sleep level 2) and no complete update has come since"
+
+    def parameters(self) -> list[torch.Tensor]:
+        """Return the live parameters."""
+        return list(self._model.parameters())
+
+    def constants(self) -> list[torch.Tensor]:
+        """Return the tensors, still alive, that modules held beside parameters and buffers at and before first load."""
+        return [tensor for reference in self._constants if (tensor := reference()) is not None]
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return all of `parameters`, buffers and `constants`."""
+        return [*self._model.parameters(), *self._model.buffers(), *self.constants()]
 
     def policy(self) -> Policy:
         """State and version, for the scheduler."""

@@ -24,7 +24,7 @@ def add(model: torch.nn.Module, managed: ManagedModel) -> None:
     """Register ``model``: from now on its ``load_weights`` is part of an update."""
     original = model.load_weights
     _models[model] = weakref.ref(managed)
-    _owners[model] = constructing_worker()
+    _owners[model] = constructing_runner()
     model.load_weights = _managed_load(managed, original)
 
 
@@ -34,26 +34,26 @@ def get(model: torch.nn.Module) -> ManagedModel | None:
 
 
 @contextmanager
-def owned_by(worker: Any) -> Iterator[None]:
-    """Within, models that are added belong to ``worker``: a process may hold several engines."""
-    _constructing.append(weakref.ref(worker))
+def owned_by(runner: Any) -> Iterator[None]:
+    """Within, models that are added belong to this model runner: a process may hold several engines."""
+    _constructing.append(weakref.ref(runner))
     try:
         yield
     finally:
         _constructing.pop()
 
 
-def constructing_worker() -> Callable[[], Any]:
-    """Return a reference to the worker that is loading its models now; it gives None where there is none."""
+def constructing_runner() -> Callable[[], Any]:
+    """Return a reference to the model runner that is loading now; it gives None where there is none."""
     return _constructing[-1] if _constructing else lambda: None
 
 
-def all_models(worker: Any = None) -> list[ManagedModel]:
-    """Return the managed models that are alive; ``worker``: without those that belong to another worker."""
+def all_models(runner: Any = None) -> list[ManagedModel]:
+    """Return the managed models that are alive; ``runner``: without those of another model runner."""
     found = []
     for model, reference in list(_models.items()):
         managed, owner = reference(), _owners[model]()
-        if managed is not None and (worker is None or owner is None or owner is worker):
+        if managed is not None and (runner is None or owner is None or owner is runner):
             found.append(managed)
     return found
 
@@ -71,23 +71,29 @@ def restore_load_weights() -> None:
     _owners.clear()
 
 
-def end_first_loads(worker: Any = None) -> None:
-    """End the first load of every model of ``worker``."""
-    for managed in all_models(worker):
+def end_first_loads(runner: Any) -> None:
+    """End the first load of every model of a model runner."""
+    for managed in all_models(runner):
         managed.end_first_load()
 
 
-def first_unservable(worker: Any = None) -> ManagedModel | None:
-    """Commit complete but unfinished updates; return a target model of ``worker`` that may not generate, or None.
+def first_unservable(runner: Any) -> ManagedModel | None:
+    """Commit complete updates that nobody ended; return a target of ``runner`` that may not generate, or None.
 
     A drafter's weights decide how many tokens a step yields, never which.
     """
-    for managed in all_models(worker):
+    for managed in all_models(runner):
         if managed.state != "ready" and not managed.adapter.consensus.stages:
             managed.commit_if_complete()
         if managed.adapter.role == "target" and not managed.may_generate:
             return managed
     return None
+
+
+def report_failed_call(call: int, error: str) -> None:
+    """Report to the other ranks that a call from the engine core failed on this one."""
+    for managed in all_models():
+        managed.adapter.consensus.announce_failed_call(call, error)
 
 
 def _managed_load(managed: ManagedModel, original: Callable) -> Callable:

@@ -33,7 +33,7 @@ class PristineParam:
         name: dotted name in the model.
         tensor_class, attributes, shape, stride, offset, dtype: of the tensor that the constructor made.
         storage: the memory it shares with others.
-        initial: its values, where it is small.
+        initial: its values, where it is small, on the host: an engine may take the device's memory away.
         optional: a checkpoint may leave it out.
         alias: a buffer that shares the memory of a parameter.
         expected: what the first load wrote; None while unknown (dummy weights).
@@ -240,7 +240,7 @@ def _record_one(module, key, name, is_buffer, tensor, storages, device) -> Prist
         offset=tensor.storage_offset(),
         dtype=tensor.dtype,
         storage=storage,
-        initial=tensor.detach().clone() if keep else None,
+        initial=tensor.detach().to("cpu", copy=True) if keep else None,
     )
 
 

@@ -57,6 +57,9 @@ class Consensus(Protocol):
     def announce(self, error: str) -> None:
         """Report a failure to the other ranks without waiting for them."""
 
+    def announce_failed_call(self, call: int, error: str) -> None:
+        """Report that a call from the engine core failed on this rank, whether or not it had begun an update."""
+
 
 class SingleRank:
     """The consensus of a model that one rank holds alone."""
@@ -78,6 +81,9 @@ class SingleRank:
         return ready
 
     def announce(self, error: str) -> None:
+        pass
+
+    def announce_failed_call(self, call: int, error: str) -> None:
         pass
 
 

@@ -45,7 +45,7 @@ def for_model(model: torch.nn.Module, model_config: Any) -> LoaderAdapter:
         process=process,
         deferred=lambda module: False,  # no module of SGLang is processed by its neighbours
         context=context,
-        consensus=RankConsensus(ranks, get_tp_group) if ranks > 1 else SingleRank(),
+        consensus=RankConsensus(get_tp_group().ranks) if ranks > 1 else SingleRank(),
         refusal=lambda: refusal(model),
         busy=schedulers.busy,
     )

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from flashpatch.patches.fp8.precision.quantize_on_load import expected_error
+from flashpatch.patches._shared import all_ranks
+from flashpatch.patches.fp8.refit import model_registry
 from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
-from flashpatch.patches.fp8.refit.rank_consensus import RankConsensus, SingleRank
+from flashpatch.patches.fp8.refit.rank_consensus import Consensus, RankConsensus, SingleRank
 from flashpatch.patches.fp8.vllm import running_requests
 
 #: Schemes of vLLM that round a wide weight in post-processing: the 8-bit format, and the granularity of scales.
@@ -29,7 +31,6 @@ def for_model(vllm_config: Any, model_config: Any) -> LoaderAdapter:
         model_config: ``vllm.config.ModelConfig`` of this model (a drafter has its own).
     """
     from vllm.config import set_current_vllm_config
-    from vllm.distributed.parallel_state import get_tp_group
     from vllm.model_executor.layers.attention import is_deferred_attention_layer
     from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
     from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
@@ -64,18 +65,41 @@ def for_model(vllm_config: Any, model_config: Any) -> LoaderAdapter:
         with set_default_torch_dtype(model_config.dtype), set_current_vllm_config(vllm_config):
             yield
 
-    ranks = vllm_config.parallel_config.tensor_parallel_size
+    role = "drafter" if is_drafter(vllm_config, model_config) else "target"
+    runner = model_registry.constructing_runner()
     return LoaderAdapter(
         device=device,
         process=process,
         deferred=is_deferred_attention_layer,
         context=context,
         finalize=finalize,
-        consensus=RankConsensus(ranks, get_tp_group) if ranks > 1 else SingleRank(),
+        role=role,
+        consensus=_consensus(vllm_config.parallel_config, role),
         refusal=lambda: _refusal(vllm_config),
-        busy=running_requests.running,
+        busy=lambda: running_requests.running(runner()),
         rounding_error=rounding_error,
     )
+
+
+def is_drafter(vllm_config: Any, model_config: Any) -> bool:
+    """Whether ``model_config`` is of the model that speculates for the engine's target."""
+    drafter = getattr(vllm_config.speculative_config, "draft_model_config", None)
+    return drafter is not None and model_config is drafter
+
+
+def _consensus(parallel_config: Any, role: str) -> Consensus:
+    """Make the agreement of the ranks that hold a model; a drafter lives on the last pipeline stage alone."""
+    if parallel_config.world_size == 1:
+        return SingleRank()
+    from vllm.distributed.parallel_state import get_tp_group
+
+    together, rank = get_tp_group().ranks, torch.distributed.get_rank()
+    first = rank - rank % parallel_config.world_size
+    engine = range(first, first + parallel_config.world_size)
+    everyone = together if role == "drafter" else engine
+    if len(everyone) == 1:
+        return SingleRank()
+    return RankConsensus(together, everyone, rank=rank, name=role, call=all_ranks.current_call)
 
 
 def _refusal(vllm_config: Any) -> str | None:

@@ -10,7 +10,7 @@ import weakref
 from typing import Any
 
 _cores: weakref.WeakSet[Any] = weakref.WeakSet()
-_reported = False
+_reported: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()  # by model runner
 
 
 def track(core: Any) -> None:
@@ -18,12 +18,22 @@ def track(core: Any) -> None:
     _cores.add(core)
 
 
-def running() -> bool:
-    """Whether requests are running, as known in this process."""
-    return _reported or any(core.scheduler.has_unfinished_requests() for core in list(_cores))
+def running(runner: Any) -> bool:
+    """Whether requests run on a model runner, as known in this process; None: on any."""
+    reported = any(_reported.values()) if runner is None else _reported.get(runner, False)
+    return reported or any(
+        core.scheduler.has_unfinished_requests()
+        for core in list(_cores)
+        if runner is None or _driven_by(core) is runner
+    )
 
 
 def report(worker: Any, value: bool) -> None:
     """Store what the engine core reports; run on each worker by the engine core."""
-    global _reported
-    _reported = value
+    _reported[worker.model_runner] = value
+
+
+def _driven_by(core: Any) -> Any:
+    """Return the model runner that an engine core drives in its own process, or None."""
+    worker = getattr(core.model_executor, "driver_worker", None)
+    return None if worker is None else worker.model_runner

@@ -7,6 +7,7 @@ that says why, and the engine keeps running for the update that repairs it.
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections import defaultdict
 from functools import partial
@@ -16,11 +17,13 @@ from flashpatch import engine, ledger
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared import all_ranks
 from flashpatch.patches.fp8.refit import model_registry
-from flashpatch.patches.fp8.vllm import running_requests, worker
+from flashpatch.patches.fp8.vllm import kv_connector, running_requests, worker
 from flashpatch.record import Contract, Patch
 
 if TYPE_CHECKING:
     from flashpatch.patches.fp8.refit.policy import Policy
+
+logger = logging.getLogger("flashpatch.fp8")
 
 CORE = "vllm.v1.engine.core:EngineCore"
 MARK = "[flashpatch: fp8.vllm.engine_core_step]"
@@ -30,13 +33,16 @@ class SchedulerGate:
     """Check one engine core's workers before it schedules.
 
     Attributes:
-        version: policy version that the caches belong to.
+        version: version of the target's weights that the caches belong to.
+        drafter_version: version of the drafter's weights, 0 before its first update and without one.
+        drafter_problem: why the drafter may not be used, empty where it may.
         weight_version: what was set as vLLM's ``weight_version``, None before the first update.
         stepped: whether the engine core has stepped.
     """
 
     def __init__(self) -> None:
-        self.version = 0
+        self.version = self.drafter_version = 0
+        self.drafter_problem = ""
         self.weight_version: str | None = None
         self.stepped = False
         self._stale = True  # workers may have changed since their last report
@@ -44,9 +50,13 @@ class SchedulerGate:
         self._reported_busy = False
         self._pending_outputs: dict[int, Any] = {}  # outputs of requests that were aborted between two steps
 
+    def workers_changed(self) -> None:
+        """Note that the workers may have changed since their last report."""
+        self._stale = True
+
     def before_call(self, core: Any) -> None:
         """Prepare for a call to the workers that may carry an update: report whether requests run."""
-        self._stale = True
+        self.workers_changed()
         running = core.scheduler.has_unfinished_requests()
         if running != self._reported_busy:
             core.model_executor.collective_rpc(running_requests.report, args=(running,))
@@ -59,25 +69,23 @@ class SchedulerGate:
             reason = self.check_workers(core)
             if reason is not None:
                 return _finish(core, None, "ERROR", f"{MARK} {reason}")
+        if self.drafter_problem:
+            for request in core.scheduler.running:
+                request.spec_token_ids = []
         pending, self._pending_outputs = self._pending_outputs, {}
         return pending or None
 
     def check_workers(self, core: Any) -> str | None:
-        """Ask all workers for their policy, adopt a new version; return why nothing may be generated, or None."""
+        """Ask all workers for their policies, adopt a new version; return why nothing may be generated, or None.
+
+        Each model is followed by itself. A rank may hold the target, the drafter, or both.
+        """
         reports = core.model_executor.collective_rpc(worker.report)
-        broken = [
-            f"rank {rank} cannot serve: {policy.why_refused()}"
-            for rank, policies in enumerate(reports)
-            for policy in policies
-            if not _serves(policy)
-        ]
-        if broken:
-            return f"{'; '.join(broken)}. Send a complete update."
-        versions = {tuple(policy.version for policy in policies) for policies in reports}
-        if len(versions) > 1:
-            return f"ranks hold different policies {sorted(versions)}. Send a complete update."
+        self._follow_drafter(*_agreed(reports, "drafter"))
+        version, problem = _agreed(reports, "target")
+        if problem:
+            return f"{problem}. Send a complete update."
         self._stale, self._seen_changes = False, model_registry.change_count()
-        version = max(versions.pop(), default=0) if versions else 0
         if version == self.version:
             return None
         try:
@@ -86,6 +94,16 @@ class SchedulerGate:
             self._stale = True
             return str(error)
         return None
+
+    def _follow_drafter(self, version: int, problem: str) -> None:
+        """Adopt a drafter's version, or stop using its drafts: they decide how fast tokens come, never which."""
+        if problem and not self.drafter_problem:
+            logger.warning("speculation is off until the drafter gets a complete update: %s", problem)
+        elif self.drafter_problem and not problem:
+            logger.warning("speculation is on again")
+        if (version, problem) != (self.drafter_version, self.drafter_problem):
+            ledger.note(drafter_version=version, speculation="off" if problem else "on")
+        self.drafter_version, self.drafter_problem = version, problem
 
     def _adopt(self, core: Any, version: int) -> None:
         """Adopt a new policy version: reset what was cached under the old one."""
@@ -99,12 +117,15 @@ class SchedulerGate:
                     patch=STEP.id,
                     advice="Use in_flight='recompute', or enable_prefix_caching=False.",
                 )
-        elif not core.scheduler.reset_prefix_cache(reset_running_requests=bool(core.scheduler.running)):
+        elif not core.scheduler.reset_prefix_cache(
+            reset_running_requests=bool(core.scheduler.running), reset_connector=True
+        ):
             raise PatchError(
-                "the prefix cache of the old policy could not be reset",
+                "the prefix cache of the old policy, or what its KV connector holds, could not be reset",
                 patch=STEP.id,
-                advice="Finish all requests.",
+                advice="Finish all requests; a KV connector that cannot be reset cannot be used with weight updates.",
             )
+        kv_connector.check_reset(core.scheduler.connector)
         core.reset_encoder_cache() if core.vllm_config.model_config.is_multimodal_model else None
         self.version = version
         if core.get_weight_version() == (self.weight_version or "default"):
@@ -123,6 +144,22 @@ class SchedulerGate:
             return
         for item in outputs.items():
             queue.put_nowait(item)
+
+
+def _agreed(reports: list[list[Policy]], role: str) -> tuple[int, str]:
+    """Return the version that all ranks hold of one model, 0 where none has it, and why it may not be used."""
+    held = [
+        (rank, policy) for rank, policies in enumerate(reports) for policy in policies if policy.role == role
+    ]
+    broken = [
+        f"rank {rank} cannot serve: {policy.why_refused()}" for rank, policy in held if not _serves(policy)
+    ]
+    versions = sorted({policy.version for _, policy in held})
+    if broken:
+        return max(versions), "; ".join(broken)
+    if len(versions) > 1:
+        return max(versions), f"ranks hold different versions of the {role}, {versions}"
+    return max(versions, default=0), ""
 
 
 def _serves(policy: Policy) -> bool:
@@ -184,6 +221,16 @@ def on_collective_rpc(original, self, method: Any, timeout: Any = None, args: tu
         result = all_ranks.unwrap(original(self, guarded, timeout, its_args))
     gate.check_workers(self)
     return result
+
+
+def on_sleep(original, self, *args: Any, **kwargs: Any):
+    """Around ``EngineCore.sleep`` and ``wake_up``, which reach the workers past ``collective_rpc``."""
+    gate = gates.get(self)
+    try:
+        return original(self, *args, **kwargs)
+    finally:
+        if gate is not None:
+            gate.workers_changed()
 
 
 _patch = partial(
@@ -256,3 +303,18 @@ RPC = _patch(
     how="Reports to workers whether requests run, collects the answers of all ranks even when one fails (vLLM "
     "stops at the first and takes the others' answers for those of the next call), and checks their policy after it.",
 )
+
+_sleep = partial(
+    _patch,
+    wrapper=on_sleep,
+    contract=Contract(mentions=("self.model_executor",)),
+    evidence="optional",
+    needs=("fp8.vllm.engine_core_init",),
+    why="Sleep level 2 discards weights in the workers; an engine core that is not told would schedule on them, and "
+    "the worker's own refusal would end it.",
+    how="Asks the workers for their policy before the next step.",
+)
+
+SLEEP = _sleep(id="fp8.vllm.engine_core_sleep", targets=(f"{CORE}.sleep",))
+
+WAKE_UP = _sleep(id="fp8.vllm.engine_core_wake_up", targets=(f"{CORE}.wake_up",))

@@ -1,4 +1,4 @@
-"""Record a worker's role, stop it from running a broken policy, report its policy to the engine core."""
+"""Record a worker's role, stop it from running a broken policy, report its policies to the engine core."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashpatch import ledger
 from flashpatch.errors import PatchError
+from flashpatch.patches._shared import all_ranks
 from flashpatch.patches.fp8.refit import model_registry
 from flashpatch.record import Contract, Patch
 
@@ -22,44 +23,51 @@ WORKER = "vllm.v1.worker.gpu_worker:Worker"
 def on_load_model(original, self, *args: Any, **kwargs: Any):
     """Around ``Worker.load_model``: record the worker's role, and end the first load."""
     ledger.role("worker", rank=self.rank, local_rank=self.local_rank)
-    result = original(self, *args, **kwargs)
-    model_registry.end_first_loads()
+    if model_registry.report_failed_call not in all_ranks.on_failure:
+        all_ranks.on_failure.append(model_registry.report_failed_call)
+    with model_registry.owned_by(self.model_runner):
+        result = original(self, *args, **kwargs)
+    model_registry.end_first_loads(self.model_runner)
     return result
 
 
 def on_execute_model(original, self, scheduler_output: Any, *args: Any, **kwargs: Any):
-    """Around ``Worker.execute_model``: stop a worker that is driven past the engine core's own refusal.
-
-    A step without tokens only names the requests that have ended; it computes nothing.
-    """
-    broken = model_registry.first_unservable() if scheduler_output.total_num_scheduled_tokens else None
-    if broken is not None:
-        raise PatchError(
-            f"the weights are not one whole policy: {broken.policy().why_refused()}",
-            patch="fp8.vllm.worker_execute_model",
-            advice="Send a complete update.",
-        )
+    """Around ``Worker.execute_model``: stop a worker that is driven past the engine core's own refusal."""
+    _refuse_unservable(self.model_runner, scheduler_output)
     return original(self, scheduler_output, *args, **kwargs)
 
 
-def on_sleep(original, self, level: int = 1, *args: Any, **kwargs: Any):
-    """Around ``Worker.sleep``: level 2 discards the weights."""
-    result = original(self, level, *args, **kwargs)
-    if level >= 2:
-        for model in model_registry.all_models():
-            model.mark_discarded()
-    return result
+def on_runner_execute_model(original, self, scheduler_output: Any, *args: Any, **kwargs: Any):
+    """Around ``GPUModelRunner.execute_model``, which some executors call past the worker."""
+    _refuse_unservable(self, scheduler_output)
+    return original(self, scheduler_output, *args, **kwargs)
+
+
+def _refuse_unservable(runner: Any, scheduler_output: Any) -> None:
+    """Raise if a step would compute on weights that are not one whole policy.
+
+    A step without tokens only names the requests that have ended; it computes nothing.
+    """
+    if not scheduler_output.total_num_scheduled_tokens:
+        return
+    broken = model_registry.first_unservable(runner)
+    if broken is not None:
+        raise PatchError(
+            f"the weights are not one whole policy: {broken.policy().why_refused()}",
+            patch=STEP.id,
+            advice="Send a complete update.",
+        )
 
 
 def report(worker: Any) -> list[Policy]:
     """Commit what is complete, then return the policy of each model; run on each worker by the engine core."""
-    for model in model_registry.all_models():
-        if model.state == "open":
-            try:
-                model.commit_if_complete()
-            except Exception:
-                logger.exception("an update could not be committed")  # the model's policy carries the error
-    return [model.policy() for model in model_registry.all_models()]
+    models = model_registry.all_models(worker.model_runner)
+    for model in models:
+        try:
+            model.commit_if_complete()
+        except Exception:
+            logger.exception("an update could not be committed")  # the model's policy carries the error
+    return [model.policy() for model in models]
 
 
 _patch = partial(Patch, requires="vllm>=0.28", scope=frozenset({"worker"}))
@@ -90,14 +98,23 @@ STEP = _patch(
     remove_when="vLLM refuses steps while an update is open or has failed.",
 )
 
-SLEEP = _patch(
-    id="fp8.vllm.worker_sleep",
-    targets=(f"{WORKER}.sleep",),
-    wrapper=on_sleep,
-    contract=Contract(params=("level",)),
-    evidence="optional",
+_runner = partial(
+    _patch,
+    wrapper=on_runner_execute_model,
+    contract=Contract(params=("scheduler_output",)),
+    evidence="optional",  # an engine has one of the two model runners
     needs=("fp8.vllm.initialize_model",),
-    why="After sleep level 2 the weights' memory holds nothing; vLLM would generate from it.",
-    how="Marks the policy as broken until a complete update.",
-    remove_when="vLLM refuses to generate after sleep level 2 until weights are restored.",
+    why="Ray's executor up to vLLM 0.32 calls the model runner directly, past Worker.execute_model.",
+    how="Checks one flag per model before each step.",
+    remove_when=STEP.remove_when,
+)
+
+RUNNER = _runner(
+    id="fp8.vllm.model_runner_execute_model",
+    targets=("vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model",),
+)
+
+RUNNER_V2 = _runner(
+    id="fp8.vllm.model_runner_v2_execute_model",
+    targets=("vllm.v1.worker.gpu.model_runner:GPUModelRunner.execute_model",),
 )

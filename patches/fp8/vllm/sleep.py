@@ -1,0 +1,99 @@
+"""Know that weights are gone after sleep level 2, and keep what no update brings back.
+
+At level 2 vLLM gives the memory of weights back. Registered buffers it saves itself; tensors that a module holds
+as plain attributes it does not, nor a drafter, which no update of the policy restores. Both are copied to the host.
+"""
+
+from __future__ import annotations
+
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from flashpatch.patches.fp8.refit import model_registry
+from flashpatch.patches.fp8.vllm.worker import WORKER
+from flashpatch.record import Contract, Patch
+
+if TYPE_CHECKING:
+    import torch
+
+_saved: weakref.WeakKeyDictionary[Any, list[tuple[torch.UntypedStorage, torch.UntypedStorage]]] = (
+    weakref.WeakKeyDictionary()
+)  # model runner -> memory of the engine, its copy on the host
+
+
+def on_sleep(original, self, level: int = 1, *args: Any, **kwargs: Any):
+    """Around ``Worker.sleep``: level 2 discards the weights."""
+    if level < 2:
+        return original(self, level, *args, **kwargs)
+    models = model_registry.all_models(self.model_runner)
+    if self.model_runner not in _saved:  # else asleep already, with nothing to copy
+        _saved[self.model_runner] = _copy_to_host(models)
+    result = original(self, level, *args, **kwargs)
+    for model in models:
+        if model.adapter.role == "target":
+            model.mark_discarded()
+    return result
+
+
+def on_wake_up(original, self, tags: list[str] | None = None, *args: Any, **kwargs: Any):
+    """Around ``Worker.wake_up``: the memory of weights is there again, and holds nothing of ours."""
+    result = original(self, tags, *args, **kwargs)
+    if tags is None or "weights" in tags:
+        for memory, copy in _saved.pop(self.model_runner, ()):
+            memory.copy_(copy)
+    return result
+
+
+def _copy_to_host(
+    models: list[model_registry.ManagedModel],
+) -> list[tuple[torch.UntypedStorage, torch.UntypedStorage]]:
+    import torch
+
+    weights = {
+        tensor.untyped_storage()._cdata
+        for model in models
+        if model.adapter.role == "target"
+        for tensor in model.parameters()
+    }
+    found: dict[int, torch.UntypedStorage] = {}
+    for model in models:
+        for tensor in model.constants() if model.adapter.role == "target" else model.tensors():
+            storage = tensor.untyped_storage()
+            if storage._cdata not in weights and storage.nbytes():
+                found[storage._cdata] = storage
+    copies = []
+    for storage in found.values():
+        copy = torch.UntypedStorage(storage.nbytes(), device="cpu")
+        copies.append((storage, copy.copy_(storage)))
+    return copies
+
+
+_patch = partial(
+    Patch,
+    requires="vllm>=0.28",
+    scope=frozenset({"worker"}),
+    evidence="optional",
+    needs=("fp8.vllm.initialize_model",),
+    remove_when="vLLM refuses to generate after sleep level 2 until weights are restored, and restores the rest.",
+)
+
+SLEEP = _patch(
+    id="fp8.vllm.worker_sleep",
+    targets=(f"{WORKER}.sleep",),
+    wrapper=on_sleep,
+    contract=Contract(params=("level",)),
+    why="After sleep level 2 the weights' memory holds nothing; vLLM would generate from it, and with a drafter "
+    "that nobody sends again.",
+    how="Marks the policy as broken until a complete update; copies the drafter, and what modules hold beside "
+    "parameters, to the host.",
+)
+
+WAKE_UP = _patch(
+    id="fp8.vllm.worker_wake_up",
+    targets=(f"{WORKER}.wake_up",),
+    wrapper=on_wake_up,
+    contract=Contract(params=("tags",)),
+    why="What was copied to the host before sleep level 2 must be in place before an update reads it.",
+    how="Copies it back once the memory of weights is there again.",
+)
