@@ -117,9 +117,12 @@ class SchedulerGate:
                     patch=STEP.id,
                     advice="Use in_flight='recompute', or enable_prefix_caching=False.",
                 )
-        elif not core.scheduler.reset_prefix_cache(
-            reset_running_requests=bool(core.scheduler.running), reset_connector=True
-        ):
+            reset = core.scheduler.reset_connector_cache()
+        else:
+            reset = core.scheduler.reset_prefix_cache(
+                reset_running_requests=bool(core.scheduler.running), reset_connector=True
+            )
+        if not reset:
             raise PatchError(
                 "the prefix cache of the old policy, or what its KV connector holds, could not be reset",
                 patch=STEP.id,
