@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.refit.errors import update_error
-from flashpatch.patches.fp8.refit.fold import Plan
+from flashpatch.patches.fp8.refit.fold import Plan, Undo
 from flashpatch.patches.fp8.refit.layer import Layer
 from flashpatch.patches.fp8.refit.layer_state import LayerState
 from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
@@ -94,10 +94,19 @@ class StagedUpdate:
         missing = [name for layer in waiting if layer.written or not partial for name in layer.missing()]
         return missing + [f"a part of {layer.name} on another rank" for layer in self._queue]
 
-    def load(self, original: Callable, names: NamedWeights, **kwargs: Any) -> Any:
-        """Run the model's ``load_weights`` on staged tensors; process the layers that this call completes."""
+    def load(
+        self, original: Callable, names: NamedWeights, constants: list[torch.Tensor], **kwargs: Any
+    ) -> Any:
+        """Run the model's ``load_weights`` on staged tensors; process the layers that this call completes.
+
+        Args:
+            original: the model's ``load_weights``.
+            names: the weights.
+            constants: tensors beside parameters and buffers that must not be written either.
+            kwargs: passed on.
+        """
         self._call += 1
-        guarded = _live_storages(self._model)
+        guarded = _live_storages(self._model, constants)
         touched: dict[Layer, None] = {}  # layers written since they were last looked at, in order
         with ExitStack() as stack:
             for layer in self._layers:
@@ -111,11 +120,12 @@ class StagedUpdate:
         self._process_queue(last=True)
         return result
 
-    def commit(self, missing: list[str]) -> None:
-        """Process the deferred layers and carry out all plans.
+    def commit(self, missing: list[str], derive: Callable[[list[Undo] | None], None]) -> None:
+        """Carry out all plans, process the deferred layers, and let the model derive what it derives itself.
 
         Args:
             missing: what did not come.
+            derive: runs the model's own hooks; receives a list to add the steps back to, or None.
 
         Raises:
             PatchError: something is missing, on this rank or another.
@@ -126,7 +136,8 @@ class StagedUpdate:
             layer.prepare()
         incomplete = f"the update is incomplete: {listed(missing)} did not come" if missing else None
         self._raise(self._adapter.consensus.agree_on_commit(incomplete))
-        before, undo = self.mixed, [] if self._atomic == "model" else None
+        before = self.mixed
+        undo: list[Undo] | None = [] if self._atomic == "model" else None
         self.mixed = True  # until all is in place
         try:
             for plan in self._plans.values():
@@ -135,7 +146,7 @@ class StagedUpdate:
                 self._plan(layer).apply(undo)
                 layer.release()
             with self._adapter.context():
-                self._adapter.finalize(self._model)
+                derive(undo)
         except BaseException:
             for step in reversed(undo or []):
                 step()
@@ -166,9 +177,7 @@ class StagedUpdate:
         table = storage_table(params, lambda param: param.tensor)
         return WriteTracker(table, on_write, on_access, guarded)
 
-    def _pass_on(
-        self, names: NamedWeights, touched: dict[Layer, None]
-    ) -> Iterator[tuple[str, torch.Tensor]]:
+    def _pass_on(self, names: NamedWeights, touched: dict[Layer, None]) -> Iterator[tuple[str, torch.Tensor]]:
         for item in names:
             yield item
             self._queue_complete(touched)
@@ -246,9 +255,9 @@ class StagedUpdate:
         return update_error(problem, advice, type(self._model).__name__)
 
 
-def _live_storages(model: torch.nn.Module) -> dict[int, str]:
-    """Storage identity to name, for every parameter and buffer with memory of its own."""
-    storages = {}
+def _live_storages(model: torch.nn.Module, constants: list[torch.Tensor]) -> dict[int, str]:
+    """Storage identity to name, for every parameter and buffer with memory of its own, and other tensors held."""
+    storages = {tensor.untyped_storage()._cdata: "a tensor that is no parameter" for tensor in constants}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if not hasattr(tensor, "__tensor_flatten__"):
             storages[tensor.untyped_storage()._cdata] = name

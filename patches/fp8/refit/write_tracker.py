@@ -50,10 +50,10 @@ class WriteTracker(TorchDispatchMode):
         ]
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        written = _written(func)
+        written = written_arguments(func)
         for key, arg in (*enumerate(args), *(kwargs or {}).items()):
-            for tensor in _tensors(arg):
-                identity = _storage(tensor)
+            for tensor in tensors_in(arg):
+                identity = storage_identity(tensor)
                 params = self._table.get(identity)
                 if params is not None:
                     self._access(func, params, tensor, args, key in written)
@@ -102,7 +102,7 @@ _METADATA = {
 
 
 @functools.cache
-def _written(func: Any) -> frozenset[int | str]:
+def written_arguments(func: Any) -> frozenset[int | str]:
     """Positions and names of the arguments that an operator writes to."""
     arguments = func._schema.arguments
     written = [
@@ -111,7 +111,7 @@ def _written(func: Any) -> frozenset[int | str]:
     return frozenset(key for pair in written for key in pair)
 
 
-def _tensors(arg: Any) -> Iterable[torch.Tensor]:
+def tensors_in(arg: Any) -> Iterable[torch.Tensor]:
     if isinstance(arg, torch.Tensor):
         return (arg,)
     if isinstance(arg, (list, tuple)):
@@ -119,7 +119,7 @@ def _tensors(arg: Any) -> Iterable[torch.Tensor]:
     return ()
 
 
-def _storage(tensor: torch.Tensor) -> int | None:
+def storage_identity(tensor: torch.Tensor) -> int | None:
     try:
         return tensor.untyped_storage()._cdata
     except (RuntimeError, NotImplementedError):

@@ -56,10 +56,6 @@ def for_model(vllm_config: Any, model_config: Any) -> LoaderAdapter:
             return None
         return expected_error(weight, *how)
 
-    def finalize(model: torch.nn.Module) -> None:
-        if hasattr(model, "process_weights_after_loading"):
-            model.process_weights_after_loading()
-
     @contextmanager
     def context():
         with set_default_torch_dtype(model_config.dtype), set_current_vllm_config(vllm_config):
@@ -72,7 +68,6 @@ def for_model(vllm_config: Any, model_config: Any) -> LoaderAdapter:
         process=process,
         deferred=is_deferred_attention_layer,
         context=context,
-        finalize=finalize,
         role=role,
         consensus=_consensus(vllm_config.parallel_config, role),
         refusal=lambda: _refusal(vllm_config),
