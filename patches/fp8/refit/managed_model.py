@@ -133,6 +133,7 @@ class ManagedModel:
         if learned and not any(expected.covered for expected in learned):
             self._unsupported = "its loader writes where it cannot be followed, in other threads perhaps"
         self._layer_state.find_shared([layer.modules for layer in self.layers])
+        self._update.note_joined_layers()
         pristine = (tensor for layer in self.layers for tensor in layer.pristine_tensors())
         self._hooks.phase = "commit"
         self._constants = [weakref.ref(tensor) for tensor in (*held_tensors(self._model), *pristine)]

@@ -63,6 +63,7 @@ class StagedUpdate:
         self._atomic = atomic
         self._rounding_errors = rounding_errors
         self._plans: dict[Layer, Plan] = {}
+        self._joined: dict[int, tuple[torch.Tensor, str] | None] = {}  # see `note_joined_layers`
         self._queue: list[Layer] = []
         self._call = 0  # number of the load_weights call under way
         self.mixed = False
@@ -77,10 +78,21 @@ class StagedUpdate:
     def drop(self) -> None:
         """Free everything staged and planned."""
         self._plans.clear()
+        self._joined = dict.fromkeys(self._joined)
         self._queue.clear()
         self._call = 0
         for layer in self._layers:
             layer.reset()
+
+    def note_joined_layers(self) -> None:
+        """Note which layers have come to share memory in the first load: an engine may tie what is equal."""
+        owners: dict[int, set[int]] = {}
+        for layer in self._layers:
+            for param in layer.params:
+                live = param.live()
+                if live is not None and live.numel():
+                    owners.setdefault(live.untyped_storage()._cdata, set()).add(id(layer))
+        self._joined = {storage: None for storage, layers in owners.items() if len(layers) > 1}
 
     def note_mixture(self) -> None:
         """Before an unfinished update is dropped: note that layers of it may be in place already."""
@@ -226,8 +238,25 @@ class StagedUpdate:
 
         with _disable_current_modes(), self._adapter.context():
             plan = layer.process(self._layer_state, process)
+            self._check_joined(plan)
         layer.processed_in = self._call or 1
         return plan
+
+    def _check_joined(self, plan: Plan) -> None:
+        """Check that layers which share memory are given the same values."""
+        for live, fresh, name in plan.copies() if self._joined else ():
+            storage = live.untyped_storage()._cdata
+            if storage not in self._joined:
+                continue
+            other = self._joined[storage]
+            if other is None:
+                self._joined[storage] = fresh, name
+            elif not torch.equal(other[0], fresh):
+                raise self._error(
+                    f"{name} and {other[1]} were equal when the engine was opened and share memory since, but were "
+                    "given different values",
+                    "Open a new engine on them.",
+                )
 
     def _restart(self, name: str) -> None:
         """A tensor of a layer that was complete already came again: a new update has begun."""
