@@ -137,6 +137,7 @@ FAMILIES = {
             "exclude": ([], (), "list", "str", ()),
             "atomic": ("layer", ("layer", "model"), "str", "str", ()),
             "partial": (False, (), "bool", "str", ()),
+            "verify_commit": (False, (), "bool", "str", ()),
             "in_flight": ("refuse", ("refuse", "abort", "recompute", "keep"), "str", "str", ()),
             "tis": ("auto", ("auto", "off"), "str", "str", ()),
             "mismatch_jump": (4.0, (), "float", "str", (0, None, None, None)),

@@ -60,7 +60,8 @@ class _Arrival:
     """Audit one sync. Large tensors are read on a second thread while the engine loads the same bucket."""
 
     def __init__(self, mode: str) -> None:
-        from flashpatch.patches.fsdp import fingerprint, messages
+        from flashpatch.patches._shared import fingerprint
+        from flashpatch.patches.fsdp import messages
         from flashpatch.patches.fsdp.background import Background
 
         self._fingerprint = fingerprint.of

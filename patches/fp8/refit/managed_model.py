@@ -21,6 +21,7 @@ import torch
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.precision.quantize_on_load import Rounding
+from flashpatch.patches.fp8.refit import checksum
 from flashpatch.patches.fp8.refit.coverage import Coverage
 from flashpatch.patches.fp8.refit.errors import PATCH, update_error
 from flashpatch.patches.fp8.refit.layer import Layer
@@ -194,6 +195,10 @@ class ManagedModel:
     def tensors(self) -> list[torch.Tensor]:
         """Return all of `parameters`, buffers and `constants`."""
         return [*self._model.parameters(), *self._model.buffers(), *self.constants()]
+
+    def checksum(self) -> str:
+        """Return a checksum of the live weights; see `checksum.of_model`."""
+        return checksum.of_model(self._model, self.adapter.deferred, self.constants())
 
     def policy(self) -> Policy:
         """State and version, for the scheduler."""
