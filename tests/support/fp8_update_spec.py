@@ -87,7 +87,7 @@ class Spec:
         outcome, completed = OK, set()
         for name, seed in items:
             layer, call = self.layers[name], self._calls.get(name)
-            if call is not None and (call == self._call or layer in completed):
+            if call == self._call or layer in completed:
                 outcome = MAY_FAIL  # twice in one call, or too late for a new start: refused, or the later one counts
             if call not in (None, self._call):
                 self._restart()

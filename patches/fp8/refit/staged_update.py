@@ -148,7 +148,7 @@ class StagedUpdate:
         owner = {id(param): layer for layer in self._layers for param in layer.params}
 
         def on_access(param: PristineParam) -> None:
-            if owner[id(param)].processed_in == self._call:
+            if owner[id(param)].released_in == self._call:
                 raise self._error(
                     f"{names.current or param.name} came twice in one update", "Send each tensor once."
                 )
@@ -197,6 +197,7 @@ class StagedUpdate:
 
     def _process(self, layer: Layer) -> None:
         plan = self._plan(layer)
+        layer.released_in = self._call
         if self._atomic == "layer":
             with _disable_current_modes():
                 plan.apply()

@@ -65,6 +65,10 @@ def test_what_did_not_come_is_named(missing, atomic):
     assert toys.same_answers(engine.model, toys.fresh("transposed", B))
 
 
+def named(*names):
+    return [(name, dict(B)[name]) for name in names]
+
+
 def change(name, to):
     return [(key, to(value) if key == name else value) for key, value in B]
 
@@ -121,6 +125,17 @@ def test_a_tensor_again_in_a_later_call_starts_over(atomic):
     for bucket in toys.cut(B, 3, 7):
         engine.load(bucket)
     engine.managed.finish()
+    assert toys.same_answers(engine.model, toys.fresh("transposed", B))
+
+
+def test_a_new_start_after_a_layer_was_completed_in_the_same_call(atomic):
+    """Its staged tensors have no memory any more, so what comes for it then is refused, not written."""
+    engine = toys.engine(atomic=atomic)
+    engine.load(named("layers.0.norm.weight", "layers.0.norm.bias", "layers.0.q.weight", "layers.0.k.weight"))
+    late = named("layers.0.v.weight", "layers.0.norm.weight", "layers.0.q.weight")
+    with pytest.raises(PatchError, match="layers.0.q.weight came twice"):
+        engine.load(late)
+    engine.update(B)
     assert toys.same_answers(engine.model, toys.fresh("transposed", B))
 
 
