@@ -139,6 +139,31 @@ def test_a_new_start_after_a_layer_was_completed_in_the_same_call(atomic):
     assert toys.same_answers(engine.model, toys.fresh("transposed", B))
 
 
+def test_a_tensor_again_of_a_layer_that_is_not_complete_starts_over(atomic):
+    """What the sender before it left in other layers must not complete the update."""
+    engine = toys.engine(atomic=atomic)
+    engine.load([item for item in A if item[0] != "layers.0.v.weight"])
+    engine.load(named("layers.0.q.weight"))
+    engine.load(named("layers.0.v.weight"))
+    engine.managed.commit_if_complete()
+    assert engine.managed.version == 0 and engine.managed.may_generate == (atomic == "model")
+    engine.managed.begin()
+    engine.update(B)
+    assert toys.same_answers(engine.model, toys.fresh("transposed", B))
+
+
+def test_a_new_start_keeps_what_its_call_has_brought_already(atomic):
+    """Here a part of a layer that the dead sender had begun, and another that it had not."""
+    engine = toys.engine(atomic=atomic)
+    engine.load([item for item in A if item[0] in ("layers.0.q.weight", "lm_head.weight")])
+    names = ["layers.0.k.weight", "embed.weight", "layers.0.q.weight"]
+    first = named(*names)
+    engine.load(first)
+    engine.load([item for item in B if item[0] not in names])
+    engine.managed.finish()
+    assert toys.same_answers(engine.model, toys.fresh("transposed", B))
+
+
 @pytest.mark.parametrize("dead", range(1, len(A)))
 def test_a_dead_sender_never_mixes(dead, atomic):
     """Whatever came before it died, the next update ends whole or not at all."""
