@@ -148,6 +148,7 @@ FAMILIES = {
             "fp8.vllm.possible_fp8_kernels": ("vllm.model_executor.kernels.linear",),
             "fp8.vllm.scaled_fp8_quant": ("vllm._custom_ops",),
             "fp8.vllm.apply_weights_sgl": ("vllm.model_executor.kernels.linear.scaled_mm.cpu",),
+            "fp8.vllm.worker_reload_weights": ("vllm.v1.worker.gpu_worker",),
             "fp8.vllm.initialize_layerwise_reload": ("vllm.model_executor.model_loader.reload.layerwise",),
             "fp8.vllm.finalize_layerwise_reload": ("vllm.model_executor.model_loader.reload.layerwise",),
             "fp8.vllm.process_weights_after_loading": ("vllm.model_executor.model_loader.utils",),

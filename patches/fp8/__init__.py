@@ -66,6 +66,7 @@ FAMILY = Family(
         linear_kernels.PATCH,
         scaled_fp8_quant.PATCH,
         int8_inputs.PATCH,
+        reload.RELOAD_WEIGHTS,
         reload.BEGIN,
         reload.END,
         reload.FINISH,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -101,6 +101,10 @@ class Plan:
             return lambda: items.__setitem__(slice(None), before)
 
         self._steps.append(replace)
+
+    def copies(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, str]]:
+        """Yield each tensor in use, the fresh one that is copied into it, and its name."""
+        yield from self._copies.values()
 
     def apply(self, undo: list[Undo] | None = None) -> None:
         """Carry the plan out. Only copies and assignments remain, which cannot fail for want of a match.

@@ -14,7 +14,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -27,7 +27,8 @@ from flashpatch.patches.fp8.refit.layer import Layer
 from flashpatch.patches.fp8.refit.layer_groups import group_layers, layers_and_parents
 from flashpatch.patches.fp8.refit.layer_state import LayerState, held_tensors
 from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
-from flashpatch.patches.fp8.refit.policy import SHOWN, Policy
+from flashpatch.patches.fp8.refit.model_hooks import ModelHooks
+from flashpatch.patches.fp8.refit.policy import SHOWN, Policy, listed
 from flashpatch.patches.fp8.refit.pristine_params import storage_table
 from flashpatch.patches.fp8.refit.staged_update import StagedUpdate
 from flashpatch.patches.fp8.refit.write_tracker import NamedWeights, WriteTracker
@@ -73,6 +74,8 @@ class ManagedModel:
         self._session = False  # whether the open update was opened by name, so that only its end ends it
         self._left_out = False  # whether the sender of the open update allows layers to be left out
         self._model = model
+        self._hooks = ModelHooks(model, adapter.deferred)
+        self._followed = False  # whether the first load went through load_weights: dummy weights do not
         self._unsupported = ""  # why this model cannot be updated, found at its construction
         self.layers: list[Layer] = []
         try:
@@ -104,6 +107,7 @@ class ManagedModel:
         """Stand in for ``model.load_weights(weights)``: one bucket of an update, or the first load."""
         with self._alone():
             self._inside = True
+            self._hooks.phase = "first" if self.state == "loading" else "bucket"
             try:
                 if self.rounding is not None:
                     weights = self.rounding.prepared(weights, first=self.state == "loading")
@@ -113,6 +117,11 @@ class ManagedModel:
                 return self._load_bucket(original, names, **kwargs)
             finally:
                 self._inside = False
+                self._hooks.phase = "first" if self.state == "loading" else "commit"
+
+    def remove_hooks(self) -> None:
+        """Give the model its own post-processing back."""
+        self._hooks.remove()
 
     def end_first_load(self) -> None:
         """Note that the first load and its post-processing are over; nothing if that has been done."""
@@ -124,7 +133,9 @@ class ManagedModel:
         if learned and not any(expected.covered for expected in learned):
             self._unsupported = "its loader writes where it cannot be followed, in other threads perhaps"
         self._layer_state.find_shared([layer.modules for layer in self.layers])
+        self._update.note_joined_layers()
         pristine = (tensor for layer in self.layers for tensor in layer.pristine_tensors())
+        self._hooks.phase = "commit"
         self._constants = [weakref.ref(tensor) for tensor in (*held_tensors(self._model), *pristine)]
         self.state = "ready"
 
@@ -208,15 +219,30 @@ class ManagedModel:
                 param.expected = Coverage(param.shape, param.stride, param.offset)
         table = storage_table(params, lambda param: held[id(param)])
         with WriteTracker(table, lambda param, view: param.expected.add(view, names.current)):
-            return original(names, **kwargs)
+            return self._watched_load(original, names, **kwargs)
+
+    def _watched_load(self, original: Callable, weights: Iterable, **kwargs: Any) -> Any:
+        """Load, and learn whether ``load_weights`` derives state of its own, which an update could not follow."""
+        with self._hooks.watch_load() as derived:
+            result = original(weights, **kwargs)
+        self._followed = True
+        if derived:
+            self._unsupported = (
+                f"load_weights of {type(self._model).__name__} derives {listed(derived)} by itself"
+            )
+        return result
 
     def _load_bucket(
         self, original: Callable, names: NamedWeights, partial: bool | None = None, **kwargs: Any
     ) -> Any:
+        if not self._followed:  # dummy weights do not come through load_weights: what does it do without any?
+            with suppress(Exception), torch.no_grad():
+                self._watched_load(original, iter(()), **kwargs)
+            self._followed = True
         if self.state != "open":
             self._begin(session=False)
         with self._failing(names), torch.no_grad():
-            result = self._update.load(original, names, **kwargs)
+            result = self._update.load(original, names, self.constants(), **kwargs)
         self._left_out |= bool(partial)
         if partial and not self._session:
             self._finish()
@@ -261,7 +287,7 @@ class ManagedModel:
             return
         missing = self._missing(partial)
         with self._failing(), torch.no_grad():
-            self._update.commit(missing)
+            self._update.commit(missing, self._hooks.run)
         self._update.drop()
         self._update.discarded = self._update.mixed = False
         self.version = self.adapter.consensus.update or self.version + 1

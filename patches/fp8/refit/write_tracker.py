@@ -52,7 +52,7 @@ class WriteTracker(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func in _METADATA:
             return func(*args, **(kwargs or {}))
-        written = _written(func)
+        written = written_arguments(func)
         for key, arg in enumerate(args):
             if isinstance(arg, torch.Tensor):
                 self._look_at(func, arg, args, key in written)
@@ -71,7 +71,7 @@ class WriteTracker(TorchDispatchMode):
                 self._look_at(func, item, args, is_write)
 
     def _look_at(self, func, tensor: torch.Tensor, args: tuple, is_write: bool) -> None:
-        identity = _storage(tensor)
+        identity = storage_identity(tensor)
         params = self._table.get(identity)
         if params is not None:
             self._access(func, params, tensor, args, is_write)
@@ -117,7 +117,7 @@ _METADATA = {
 
 
 @functools.cache
-def _written(func: Any) -> frozenset[int | str]:
+def written_arguments(func: Any) -> frozenset[int | str]:
     """Positions and names of the arguments that an operator writes to."""
     arguments = func._schema.arguments
     written = [
@@ -126,7 +126,15 @@ def _written(func: Any) -> frozenset[int | str]:
     return frozenset(key for pair in written for key in pair)
 
 
-def _storage(tensor: torch.Tensor) -> int | None:
+def tensors_in(arg: Any) -> Iterable[torch.Tensor]:
+    if isinstance(arg, torch.Tensor):
+        return (arg,)
+    if isinstance(arg, (list, tuple)):
+        return [item for item in arg if isinstance(item, torch.Tensor)]
+    return ()
+
+
+def storage_identity(tensor: torch.Tensor) -> int | None:
     try:
         return tensor.untyped_storage()._cdata
     except (RuntimeError, NotImplementedError):

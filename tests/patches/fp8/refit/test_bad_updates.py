@@ -215,10 +215,10 @@ def test_a_commit_that_fails_at_its_end_is_undone_or_broken(method, atomic):
     engine = toys.engine(method, atomic=atomic)
     before = toys.state(engine.model)
 
-    def fails(model):
+    def fails(undo):
         raise MemoryError("the last step failed")
 
-    engine.managed.adapter.finalize = fails
+    engine.managed._hooks.run = fails
     with pytest.raises(MemoryError) as caught:
         engine.update(B)
     assert toys.same_places(before, toys.state(engine.model))
@@ -229,7 +229,7 @@ def test_a_commit_that_fails_at_its_end_is_undone_or_broken(method, atomic):
     else:
         assert not engine.managed.may_generate and engine.managed.state == "broken"
         assert "generation is refused" in caught.value.__notes__[0]
-    engine.managed.adapter.finalize = lambda model: None
+    del engine.managed._hooks.run
     engine.update(B)
     assert toys.same_answers(engine.model, toys.fresh(method, B))
 
