@@ -302,6 +302,8 @@ class ManagedModel:
         empty = self.state == "open" and self._update.empty
         if empty:
             self._update.drop()
+            if self._update.mixed and not self.error:
+                self.error = "an update was given up after some of its layers were in place"
             self.state = "broken" if self.error else "ready"
         return empty
 

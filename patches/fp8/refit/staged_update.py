@@ -66,6 +66,8 @@ class StagedUpdate:
         self._joined: dict[int, tuple[torch.Tensor, str] | None] = {}  # see `note_joined_layers`
         self._queue: list[Layer] = []
         self._call = 0  # number of the load_weights call under way
+        self._came: dict[str, int] = {}  # name of a tensor -> the call that brought it
+        self._late: list[tuple[PristineParam, torch.Tensor, str]] = []  # writes of this call to layers opened before
         self.mixed = False
         self.discarded = False
         self.verdict: PatchError | None = None
@@ -80,6 +82,7 @@ class StagedUpdate:
         self._plans.clear()
         self._joined = dict.fromkeys(self._joined)
         self._queue.clear()
+        self._came.clear()
         self._call = 0
         for layer in self._layers:
             layer.reset()
@@ -124,6 +127,7 @@ class StagedUpdate:
             for layer in self._layers:
                 stack.callback(layer.show_live)
                 layer.show_staged()
+            stack.callback(self._late.clear)
             stack.enter_context(self._tracker(names, guarded, touched))
             result = original(self._pass_on(names, touched), **kwargs)
             self._queue_complete(touched)
@@ -171,7 +175,7 @@ class StagedUpdate:
         owner = {id(param): layer for layer in self._layers for param in layer.params}
 
         def on_access(param: PristineParam) -> None:
-            if owner[id(param)].processed_in == self._call:
+            if owner[id(param)].released_in == self._call:
                 raise self._error(
                     f"{names.current or param.name} came twice in one update", "Send each tensor once."
                 )
@@ -182,6 +186,8 @@ class StagedUpdate:
             if layer.processed_in or (layer in self._queue and layer.opened_in != self._call):
                 self._restart(names.current or param.name)
             layer.opened_in = layer.opened_in or self._call
+            if layer.opened_in != self._call:
+                self._late.append((param, view, names.current))
             param.coverage.add(view, names.current)
             touched[layer] = None
 
@@ -191,6 +197,9 @@ class StagedUpdate:
 
     def _pass_on(self, names: NamedWeights, touched: dict[Layer, None]) -> Iterator[tuple[str, torch.Tensor]]:
         for item in names:
+            if self._came.get(names.current, self._call) != self._call:
+                self._restart(names.current)
+            self._came[names.current] = self._call
             yield item
             self._queue_complete(touched)
 
@@ -218,6 +227,7 @@ class StagedUpdate:
 
     def _process(self, layer: Layer) -> None:
         plan = self._plan(layer)
+        layer.released_in = self._call
         if self._atomic == "layer":
             with _disable_current_modes():
                 plan.apply()
@@ -259,15 +269,23 @@ class StagedUpdate:
                 )
 
     def _restart(self, name: str) -> None:
-        """A tensor of a layer that was complete already came again: a new update has begun."""
+        """A tensor of an earlier call came again: a new update has begun, to which all of this call belongs."""
         logger.warning("%s came again: taking it as the start of a new update", name)
         self.note_mixture()
+        self._came = {name: call for name, call in self._came.items() if call == self._call}
+        owner = {id(param): layer for layer in self._layers for param in layer.params}
         for layer in self._layers:
             if layer.opened_in != self._call:
                 layer.forget()
                 self._plans.pop(layer, None)
                 if layer in self._queue:
                     self._queue.remove(layer)
+        late, self._late = self._late, []
+        for param, view, written_by in late:
+            layer = owner[id(param)]
+            if layer.released_in != self._call:
+                layer.opened_in = self._call
+                param.coverage.add(view, written_by)
 
     def _agree(self, error: str | None, ready: list[int], last: bool = True) -> tuple[list[int], bool]:
         """The layers ready on every rank, and whether all are done; raise, on every rank, the first error of any."""
