@@ -103,8 +103,8 @@ class Unit:
                 config.partial,
                 role=role,
                 process=self._process,
-                finalize=lambda model: self._process(model),
             )
+            self.managed._hooks.run = lambda undo: self._process(self.model)  # the end of a commit
             model_registry.add(self.model, self.managed)
         open_model(self.model, config, first)
         toys.process_all(self.model)
