@@ -10,7 +10,7 @@ import stat
 import sys
 import time
 
-from flashpatch import plain_json
+from flashpatch import plain_json, user_directories
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,13 +31,8 @@ def directory() -> Path:
 def _directory() -> str:
     chosen = os.environ.get("FLASHPATCH_LEDGER")
     if chosen:
-        return os.path.expanduser(chosen)
-    return os.path.join(cache_home(), "flashpatch", "ledger")
-
-
-def cache_home() -> str:
-    """The user's cache directory."""
-    return os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+        return user_directories.expand(chosen)
+    return os.path.join(user_directories.cache_home(), "flashpatch", "ledger")
 
 
 def row_path() -> str:
@@ -155,6 +150,7 @@ def write(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None:
 
 
 def _private(folder: str) -> None:
+    user_directories.check(folder)
     if not os.path.exists(folder):
         missing, above = [folder], os.path.dirname(folder)
         while above and not os.path.exists(above):
