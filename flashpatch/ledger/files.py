@@ -126,14 +126,29 @@ def process_start(pid: int) -> str | None:
     return None if fields[0] in "ZX" else fields[19]
 
 
-def write(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None:
+def write_row(value: Mapping[str, Any]) -> None:
+    """Write ``value`` as this process's row. The process that begins a run removes old ones, see `old_runs`.
+
+    Raises:
+        OSError: the row cannot be written.
+    """
+    if write(row_path(), value):
+        from flashpatch.ledger import old_runs
+
+        old_runs.prune_once()
+
+
+def write(path: str | os.PathLike[str], value: Mapping[str, Any]) -> bool:
     """Replace ``path`` atomically with ``value`` as JSON, readable by its owner only.
 
     The directory is made private (0700) if it is missing. Raises OSError, also when the directory is
     another user's or a link.
+
+    Returns:
+        Whether the directory was made.
     """
     folder, name = os.path.split(path)
-    _private(folder)
+    made = _private(folder)
     temporary = os.path.join(folder, f".{name}.{os.getpid()}")
     data = plain_json.dumps(value).encode()
     try:
@@ -147,28 +162,33 @@ def write(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None:
         except FileNotFoundError:
             pass
         raise
+    return made
 
 
-def _private(folder: str) -> None:
+def _private(folder: str) -> bool:
     user_directories.check(folder)
+    made = False
     if not os.path.exists(folder):
         missing, above = [folder], os.path.dirname(folder)
         while above and not os.path.exists(above):
             missing.append(above)
             above = os.path.dirname(above)
         for path in reversed(missing):
-            _make(path)
+            made = _make(path)
     found = os.lstat(folder or ".")
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise PermissionError(f"{folder} is not a directory of this user")
+    return made
 
 
-def _make(folder: str) -> None:
+def _make(folder: str) -> bool:
     try:
         os.mkdir(folder, 0o700)
     except FileExistsError:
         if not os.path.isdir(folder):
             raise
+        return False
+    return True
 
 
 def _signalled(pid: int) -> str | None:

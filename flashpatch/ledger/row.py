@@ -126,7 +126,7 @@ class _Row:
         self._dirty = False
         self._last = time.monotonic()
         try:
-            files.write(files.row_path(), self._content())
+            files.write_row(self._content())
         except OSError as error:
             if self.problem is None:
                 _log.warning("flashpatch: the ledger row of this process cannot be written: %s", error)
