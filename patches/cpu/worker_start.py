@@ -87,7 +87,6 @@ INIT = Patch(
     evidence="optional",
     scope=frozenset({"driver"}),
     needs=("cpu.verl.register_platform",),
-    tested=("2.60.0",),
     why="Every process of a job imports torch, transformers, verl and vLLM for itself: on two cores that is "
     "most of the time until the first step.",
     how="Before this process starts a Ray of its own, starts one process that imports them once, with the "
@@ -113,7 +112,6 @@ COMMANDS = Patch(
     evidence="optional",
     scope=frozenset({"driver"}),
     needs=("cpu.ray.init",),
-    tested=("2.60.0",),
     why="Ray executes a new interpreter for each worker.",
     how="Gives the raylet a script in the interpreter's place. It asks the process that `cpu.ray.init` started for "
     "a fork, where command line and environment allow it, stands for the fork until that ends, and runs the "
