@@ -59,7 +59,6 @@ def row(
     roles: tuple[str, ...] = (),
     rank: Mapping[str, Any] | None = None,
     notes: Mapping[str, Any] | None = None,
-    parent: int = 0,
 ) -> dict[str, Any]:
     """A row of this process, now.
 
@@ -69,7 +68,6 @@ def row(
         roles: see `flashpatch.ledger.role`.
         rank: likewise.
         notes: see `flashpatch.ledger.note`.
-        parent: the process that asked for this one, where another one forked it; 0 for the parent it has.
     """
     pid, start = identity()
     return {
@@ -78,7 +76,7 @@ def row(
         "host": host(),
         "pid": pid,
         "start": start,
-        "ppid": parent or os.getppid(),
+        "ppid": os.getppid(),
         "argv0": sys.argv[0] if getattr(sys, "argv", None) else "",
         "roles": sorted(roles),
         "rank": dict(rank or {}),

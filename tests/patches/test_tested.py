@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text()
 TESTED = tomllib.loads((ROOT / "patches" / "tested.toml").read_text())
 MARKED = ("vllm", "verl", "sglang")
-BESIDE = {"ray": "verl", "torch": "verl"}
+BESIDE = {"torch": "verl"}
 """Frameworks without a mark: the lanes that run their patches are those of another one."""
 
 
@@ -94,7 +94,7 @@ def test_a_patch_for_a_runner_that_no_test_opens_claims_nothing():
     "family", [name for name, table in TESTED.items() if table.keys() & {"verl", *BESIDE}]
 )
 def test_what_is_installed_beside_verl_is_what_was_tested(family):
-    """Ray's version is the one that pip finds, so no lane names it."""
+    """Torch too, whose build is not in the Makefile."""
     for patch in registry.families()[family].patches:
         if patch.framework in ("verl", *BESIDE):
             found = examine(patch)
