@@ -65,11 +65,11 @@ class Usage:
 
 
 def environment(folder: Path, precision: str) -> dict[str, str]:
-    """Variables of the job; nothing is downloaded or reported."""
+    """Variables of the job; nothing is downloaded or reported, and bytecode is kept, as by default."""
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("FLASHPATCH", "VERL_", "VLLM_"))
+        if not name.startswith(("FLASHPATCH", "VERL_", "VLLM_")) and name != "PYTHONDONTWRITEBYTECODE"
     }
     return {
         **kept,

@@ -18,6 +18,7 @@ FAMILIES = {
             "cpu.torch.check_module_states_for_sync_module_states": ("torch.distributed.fsdp._init_utils",),
             "cpu.torch.fsdp_param_init": ("torch.distributed.fsdp._fully_shard._fsdp_param",),
             "cpu.torch.init_core_state": ("torch.distributed.fsdp._init_utils",),
+            "cpu.vllm.run_in_subprocess": ("vllm.model_executor.models.registry",),
         },
     },
     "eagle": {

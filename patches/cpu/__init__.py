@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from flashpatch.patches.cpu import engines, fsdp, gloo, platform, verl_config, vllm_distribution
+from flashpatch.patches.cpu import (
+    engines,
+    fsdp,
+    gloo,
+    model_inspection,
+    platform,
+    verl_config,
+    vllm_distribution,
+)
 from flashpatch.record import Family
 
 FAMILY = Family(
@@ -19,6 +27,7 @@ FAMILY = Family(
         fsdp.SYNC,
         fsdp.PIN,
         fsdp.OFFLOAD,
+        model_inspection.PATCH,
     ),
     too_late=platform.too_late,
     refuses=("verl.utils.config:validate_config",),

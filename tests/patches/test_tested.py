@@ -15,24 +15,24 @@ ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text()
 TESTED = tomllib.loads((ROOT / "patches" / "tested.toml").read_text())
 MARKED = ("vllm", "verl", "sglang")
-BESIDE = {"torch": "verl"}
-"""Frameworks without a mark: the lanes that run their patches are those of another one."""
 
 
-def lanes(target: str) -> set[tuple[str, str]]:
-    """Pairs of a mark and a vLLM, verl or SGLang version that commands of a Makefile target run tests with."""
+def lanes(target: str) -> set[tuple[str, str, str]]:
+    """What a Makefile target runs tests on: mark, framework, and that framework's version in the same environment."""
     vllm = dict(re.findall(r"^\$\((\w+)\)/\.vllm: VLLM := (\S+)$", MAKEFILE, re.M))
+    [torch] = re.findall(r"^TORCH := torch==(\S+)$", MAKEFILE, re.M)
     [verl] = set(re.findall(r"install .* verl==(\S+)", MAKEFILE))
     [sglang] = set(re.findall(r"install .* sglang==(\S+)", MAKEFILE))
     [recipe] = re.findall(rf"^{target}:.*\n((?:\t.*\n)+)", MAKEFILE, re.M)
     found = set()
-    for environment, expression in re.findall(r"\$\((\w+)\)/bin/pytest .*?-m (?:\"(.+?)\"|\w+)", recipe):
-        expression = expression or re.search(rf"\$\({environment}\)/bin/pytest -m (\w+)", recipe)[1]
-        for mark in MARKED:
-            if re.search(rf"\b{mark}\b|^full or not full$", expression):
-                there = {"vllm": vllm.get(environment), "verl": verl if environment == "PAIRED" else None}
-                there["sglang"] = sglang if environment == "SGLANG" else None
-                found |= {(mark, version) for version in (there[mark],) if version}
+    for environment, quoted, word in re.findall(r"\$\((\w+)\)/bin/pytest -m (?:\"(.+?)\"|(\w+))", recipe):
+        there = {"torch": torch, "vllm": vllm.get(environment)}
+        there |= {"verl": verl} if environment == "PAIRED" else {}
+        there |= {"sglang": sglang} if environment == "SGLANG" else {}
+        selected = (
+            MARKED if "full or" in quoted else [m for m in MARKED if re.search(rf"\b{m}\b", quoted or word)]
+        )
+        found |= {(m, f, v) for m in selected if there.get(m) for f, v in there.items() if v}
     return found
 
 
@@ -49,10 +49,14 @@ def marks(family: str) -> dict[str, bool]:
 
 
 def test_the_lanes_are_understood():
-    assert lanes("test-newest") == {("vllm", "0.32.0")}
-    assert lanes("test-paired") == {("verl", "0.9.1"), ("vllm", "0.31.0")}
-    assert lanes("test-sglang") == {("sglang", "0.5.23")}
-    assert {mark for mark, _ in lanes("test-full")} == set(MARKED)
+    assert {version for _, name, version in lanes("test-newest") if name == "vllm"} == {"0.32.0"}
+    assert {(mark, version) for mark, name, version in lanes("test-paired") if name == "vllm"} == {
+        ("verl", "0.31.0"),
+        ("vllm", "0.31.0"),
+    }
+    assert ("sglang", "sglang", "0.5.23") in lanes("test-sglang")
+    assert {mark for mark, _, _ in lanes("test-full")} == set(MARKED)
+    assert ("vllm", "vllm", "0.28.0") in lanes("test-full")
 
 
 def test_families_and_frameworks_are_those_of_the_records():
@@ -64,20 +68,20 @@ def test_families_and_frameworks_are_those_of_the_records():
 @pytest.mark.parametrize("family", TESTED)
 def test_no_version_is_claimed_that_no_lane_runs(family):
     for framework, versions in TESTED[family].items():
-        if framework in BESIDE:
-            assert BESIDE[framework] in marks(family)
-            continue
-        assert framework in marks(family), f"no test of {family} is marked {framework}"
-        assert {(framework, version) for version in versions} <= lanes("test-full"), (family, framework)
+        run = {(name, version) for mark, name, version in lanes("test-full") if mark in marks(family)}
+        for version in versions:
+            assert (framework, version.partition("+")[0]) in run, (family, framework, version)
 
 
 @pytest.mark.parametrize("family", TESTED)
 def test_no_version_is_missing_that_make_test_runs(family):
-    run = {"vllm": lanes("test-newest"), "verl": lanes("test-paired"), "sglang": lanes("test-sglang")}
-    for framework in TESTED[family].keys() & set(MARKED):
-        if marks(family)[framework]:
-            wanted = {version for mark, version in run[framework] if mark == framework}
-            assert wanted <= set(TESTED[family][framework]), (family, framework)
+    """Where no test has the framework's own mark, those of another run its patches, as verl's do torch's."""
+    run = lanes("test-newest") | lanes("test-paired") | lanes("test-sglang")
+    short = {mark for mark, is_short in marks(family).items() if is_short}
+    for framework, versions in TESTED[family].items():
+        relevant = {framework} & short or short
+        wanted = {version for mark, name, version in run if name == framework and mark in relevant}
+        assert wanted <= {version.partition("+")[0] for version in versions}, (family, framework)
 
 
 def test_a_patch_for_a_runner_that_no_test_opens_claims_nothing():
@@ -90,13 +94,10 @@ def test_a_patch_for_a_runner_that_no_test_opens_claims_nothing():
 
 
 @pytest.mark.verl
-@pytest.mark.parametrize(
-    "family", [name for name, table in TESTED.items() if table.keys() & {"verl", *BESIDE}]
-)
+@pytest.mark.parametrize("family", [name for name, table in TESTED.items() if "verl" in table])
 def test_what_is_installed_beside_verl_is_what_was_tested(family):
-    """Torch too, whose build is not in the Makefile."""
     for patch in registry.families()[family].patches:
-        if patch.framework in ("verl", *BESIDE):
+        if patch.framework != "sglang" and patch.tested:
             found = examine(patch)
             assert found.problem is None, (patch.id, found.problem)
             assert found.installed.version in patch.tested, (patch.id, found.installed)
