@@ -234,7 +234,6 @@ PATCH = Patch(
     ),
     evidence="update",
     scope=frozenset({"worker"}),
-    tested=("0.9.1",),
     why="A rollout engine loads whatever arrives; with wrong weights the policy trains on another's text.",
     how="Fingerprints each tensor as it arrives, whole, before it is quantized or loaded, and compares with "
     "the trainer's before the last bucket is loaded.",
