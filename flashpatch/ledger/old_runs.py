@@ -121,9 +121,8 @@ def _is_over(entry: os.DirEntry[str], by_age: bool) -> bool:
     run = runs.read_run(entry)
     if run is None:
         return False
-    alive = {
-        runs.is_alive(process.host, process.pid, process.start) for process in (*run.rows, *run.expected)
-    }
+    alive = {runs.is_alive(row.host, row.pid, row.start) for row in run.rows}
+    alive |= {runs.is_alive(wanted.host, wanted.pid, wanted.start) for wanted in run.expected}
     unknown = None in alive or bool(run.problems)
     named = {row.run for row in run.rows}  # a copy under another name was made to be kept
     return named == {entry.name} and True not in alive and (by_age or not unknown)
