@@ -245,7 +245,11 @@ class ManagedModel:
             with torch.no_grad(), suppress(Exception), WriteLog(self.tensors()) as log:
                 self._watched_load(original, iter(()), **kwargs)
             log.undo()
-        if self.state != "open":
+        ended = self.adapter.consensus.failure() if self.state == "open" else None
+        if ended is not None and (self._session or ended[1]):
+            with self._failing(names):
+                raise self._error(ended[0], "Begin again, with a complete update.")
+        if self.state != "open" or ended is not None:
             self._begin(session=False)
         with self._failing(names), torch.no_grad():
             result = self._update.load(original, names, self.constants(), **kwargs)

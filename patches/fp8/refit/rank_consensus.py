@@ -54,6 +54,9 @@ class Consensus(Protocol):
     def everyone_ready(self, ready: bool) -> bool:
         """Whether all ranks hold a complete update that nobody has ended; every rank of the engine asks at once."""
 
+    def failure(self) -> tuple[str, bool] | None:
+        """Why another rank has ended the update that this one has begun, and whether in this very call; or None."""
+
     def announce(self, error: str) -> None:
         """Report a failure to the other ranks without waiting for them."""
 
@@ -79,6 +82,9 @@ class SingleRank:
 
     def everyone_ready(self, ready: bool) -> bool:
         return ready
+
+    def failure(self) -> None:
+        return None
 
     def announce(self, error: str) -> None:
         pass
@@ -178,6 +184,14 @@ class RankConsensus:
             store, number - 1
         )  # everyone has come to this vote, so everyone has read the last
         return ready
+
+    def failure(self) -> tuple[str, bool] | None:
+        """Why another rank has ended the update that this one has begun, and whether in this very call; or None."""
+        outcome = self._keys.read_outcome(self._store(), self.update) if self.update else None
+        if outcome is None or outcome[0] is None:
+            return None
+        error, call = outcome
+        return error, call == self._call()
 
     def announce(self, error: str) -> None:
         """Report this rank's failure: it ends the open update for every rank."""

@@ -109,7 +109,7 @@ for atomic in ("layer", "model"):
 calls[0] = None
 
 say("#stages")
-stages = rank_consensus.RankConsensus([0, 1] if rank < 2 else [2], range(3), name="stages")
+stages = rank_consensus.RankConsensus([0, 1] if rank < 2 else [2], range(3), name="stages", call=lambda: calls[0])
 def staged(atomic):
     # ranks 0 and 1 hold one pipeline stage, rank 2 another
     e = toys.engine("transposed", atomic=atomic)
@@ -129,6 +129,17 @@ for atomic in ("layer", "model"):
     e.load(B[-1:] if rank == 2 else [])
     e.managed.commit_if_complete()
     say(exact(e, B))
+    for good in (False, True):  # nobody ends it, and one stage fails: the other has it open when the next comes
+        dist.barrier()
+        calls[0] = (calls[0] or 0) + 1
+        try:
+            e.load([(n, t / 0) for n, t in A] if rank == 2 and not good else A)
+        except Exception:
+            pass
+        dist.barrier()
+    e.managed.commit_if_complete()
+    say(exact(e, A), e.managed.version == stages.update)
+calls[0] = None
 
 say("#keys")
 store = dist.distributed_c10d._get_default_store()
@@ -231,7 +242,7 @@ def test_a_rank_that_failed_before_it_began_joins_the_next_update(said):
 def test_pipeline_stages_commit_together(said):
     """One stage has not received everything: none commits, with or without an end."""
     for lines in said["stages"]:
-        assert lines == 2 * ["done True", "True", "done True True", "True True", "open", "True"]
+        assert lines == 2 * ["done True", "True", "done True True", "True True", "open", "True", "True True"]
 
 
 def test_keys_of_old_updates_are_deleted(said):

@@ -1,4 +1,4 @@
-"""Two tensor-parallel ranks in processes of their own: they update together or not at all, and nobody hangs."""
+"""Two ranks in processes of their own, tensor-parallel or pipeline stages: they update together or not at all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def _older_than_0_32() -> bool:
 pytestmark = pytest.mark.vllm
 
 TP2 = dict(tensor_parallel_size=2)
-BAD = ("NaN", "missing", "raises")
+PP2 = dict(pipeline_parallel_size=2)
+BAD = ("early", "NaN", "missing", "raises")
 PATIENCE = 60.0  # seconds: far below the 120 s after which ranks stop waiting for each other
 
 
@@ -29,7 +30,9 @@ PATIENCE = 60.0  # seconds: far below the 120 s after which ranks stop waiting f
 
 
 def load(worker: Any, path: str, parts: int = 1, bad: str | None = None, bad_rank: int = 1) -> None:
-    """The checkpoint in so many buckets; on one rank it is spoiled."""
+    """The checkpoint in so many buckets; on one rank it is spoiled, or does not even begin."""
+    if bad == "early" and worker.rank == bad_rank:
+        raise OSError("lost before it began")
     items = list(models.weights(path))
     names = [name for name, _ in items]
     if bad is not None and worker.rank == bad_rank:
@@ -50,24 +53,35 @@ def rank(worker: Any, number: int, fails: bool = False) -> list[int]:
     return [number, worker.rank]
 
 
+def make_stage_inputs(worker: Any) -> None:
+    """What vLLM's CPU runner makes in a warm-up that these engines go without."""
+    runner = worker.model_runner
+    if getattr(runner, "intermediate_tensors", 0) is None:
+        runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+            batch_size=runner.max_num_tokens, dtype=runner.dtype, device=runner.device
+        )
+
+
 # --- what runs in the client's process
 
 
-def together(a: str, b: str, kw: dict[str, Any]) -> dict[str, Any]:
+def together(a: str, b: str, kw: dict[str, Any], ranks: dict[str, int] = TP2) -> dict[str, Any]:
     """B in buckets; each bad update with the other rank's good one beside it; A to mend; B by reload."""
-    with engines.open_llm(a, **TP2, **kw) as llm:
+    with engines.open_llm(a, **ranks, **kw) as llm:
+        llm.collective_rpc(make_stage_inputs)
         found: dict[str, Any] = dict(a=engines.answers(llm), bad={})
         llm.collective_rpc(load, args=(b, 5))
         found["b"] = engines.answers(llm)
         for bad in BAD:
             start = time.monotonic()
-            error = updates.error(lambda: llm.collective_rpc(load, args=(b, 3, bad)))
+            bad_rank = 0 if bad == "missing" and ranks == PP2 else 1  # the stage that has the layer
+            error = updates.error(lambda: llm.collective_rpc(load, args=(b, 3, bad, bad_rank)))
             seconds = time.monotonic() - start
             refusal = updates.refusal(llm)
-            ranks = llm.collective_rpc(rank, args=(7,))
+            numbers = llm.collective_rpc(rank, args=(7,))
             llm.collective_rpc(load, args=(a,))
             found["bad"][bad] = dict(
-                error=error, seconds=seconds, refusal=refusal, ranks=ranks, mended=engines.answers(llm)
+                error=error, seconds=seconds, refusal=refusal, ranks=numbers, mended=engines.answers(llm)
             )
         found["failed call"] = _calls(llm)
         llm.collective_rpc("reload_weights", kwargs=dict(weights_path=b))
@@ -100,15 +114,31 @@ def test_ranks_update_together_or_not_at_all(kw: dict[str, Any]) -> None:
     fresh = oracle.answers(b, **TP2, **kw)
     assert engines.difference(got["b"], fresh).exact
     assert engines.difference(got["reloaded"], fresh).exact
-    for bad, named in zip(BAD, ("down_proj.weight holds NaN", "k_proj", "connection broke")):
+    check_bad(got)
+    assert "rank 0: ValueError: on purpose" in got["failed call"]["error"]
+    assert got["failed call"]["next"] == [[2, 0], [2, 1]], "the failed call has left an answer behind"
+
+
+@pytest.mark.full
+def test_pipeline_stages_update_together_or_not_at_all() -> None:
+    a, b = (updates.checkpoint("qwen2", seed) for seed in (0, 1))
+    got = scenario.run(together, a, b, {}, PP2, env={"FLASHPATCH": "bf16"}, timeout=500)
+    fresh = oracle.answers(b)  # stages compute what one rank does
+    assert engines.difference(got["b"], fresh).exact
+    assert engines.difference(got["reloaded"], fresh).exact
+    check_bad(got)
+
+
+def check_bad(got: dict[str, Any]) -> None:
+    """Each bad update was refused by name, in seconds, and mended by the next good one."""
+    names = ("lost before it began", "down_proj.weight holds NaN", "k_proj", "connection broke")
+    for bad, named in zip(BAD, names, strict=True):
         found = got["bad"][bad]
         assert named in (found["error"] or found["refusal"]), bad
         assert found["refusal"] is not None and "PatchError" in found["refusal"], bad
         assert found["seconds"] < PATIENCE, f"{bad}: the good rank waited"
         assert found["ranks"] == [[7, 0], [7, 1]], f"{bad}: an old answer was read"
         assert engines.difference(found["mended"], got["a"]).exact, bad
-    assert "rank 0: ValueError: on purpose" in got["failed call"]["error"]
-    assert got["failed call"]["next"] == [[2, 0], [2, 1]], "the failed call has left an answer behind"
 
 
 @pytest.mark.full
