@@ -66,6 +66,7 @@ class StagedUpdate:
         self._joined: dict[int, tuple[torch.Tensor, str] | None] = {}  # see `note_joined_layers`
         self._queue: list[Layer] = []
         self._call = 0  # number of the load_weights call under way
+        self._accessible: set[int] = set()  # storages known to have memory, see `WriteTracker`
         self._came: dict[str, int] = {}  # name of a tensor -> the call that brought it
         self._late: list[tuple[PristineParam, torch.Tensor, str]] = []  # writes of this call to layers opened before
         self.mixed = False
@@ -193,7 +194,8 @@ class StagedUpdate:
 
         params = [param for layer in self._layers for param in layer.params]
         table = storage_table(params, lambda param: param.tensor)
-        return WriteTracker(table, on_write, on_access, guarded)
+        self._accessible.clear()
+        return WriteTracker(table, on_write, on_access, guarded, self._accessible)
 
     def _pass_on(self, names: NamedWeights, touched: dict[Layer, None]) -> Iterator[tuple[str, torch.Tensor]]:
         for item in names:
@@ -228,6 +230,7 @@ class StagedUpdate:
     def _process(self, layer: Layer) -> None:
         plan = self._plan(layer)
         layer.released_in = self._call
+        self._accessible.clear()
         if self._atomic == "layer":
             with _disable_current_modes():
                 plan.apply()

@@ -27,7 +27,14 @@ class WriteTracker(TorchDispatchMode):
         on_write: called with ``(param, view)`` before each write.
         on_access: called with ``param`` before its storage is read or written.
         guarded: storage identity to name, for tensors that must not be written.
+        accessible: identities of storages that need no further call of ``on_access``; grows, and whoever frees a storage
+            empties it.
     """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Do without torch's wrapper around `__torch_dispatch__`: code is not compiled while such a mode is active."""
+        return False
 
     def __init__(
         self,
@@ -35,12 +42,14 @@ class WriteTracker(TorchDispatchMode):
         on_write: Callable[[PristineParam, torch.Tensor], None],
         on_access: Callable[[PristineParam], None] = lambda param: None,
         guarded: dict[int, str] | None = None,
+        accessible: set[int] | None = None,
     ) -> None:
         super().__init__()
         self._table = table
         self._on_write = on_write
         self._on_access = on_access
         self._guarded = guarded or {}
+        self._accessible = set() if accessible is None else accessible
         # An identity is the address of a storage's descriptor: a weak reference keeps it from being used again.
         self._pins = [
             StorageWeakRef(param.tensor.untyped_storage())
@@ -50,9 +59,12 @@ class WriteTracker(TorchDispatchMode):
         ]
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func in _METADATA:
+        known = _operators.get(id(func))  # an operator's own hash is slow
+        if known is None:
+            known = _operators[id(func)] = (func, None if func in _METADATA else written_arguments(func))
+        written = known[1]
+        if written is None:
             return func(*args, **(kwargs or {}))
-        written = written_arguments(func)
         for key, arg in enumerate(args):
             if isinstance(arg, torch.Tensor):
                 self._look_at(func, arg, args, key in written)
@@ -73,22 +85,18 @@ class WriteTracker(TorchDispatchMode):
     def _look_at(self, func, tensor: torch.Tensor, args: tuple, is_write: bool) -> None:
         identity = storage_identity(tensor)
         params = self._table.get(identity)
-        if params is not None:
-            self._access(func, params, tensor, args, is_write)
-        elif is_write and identity in self._guarded:
-            raise PatchError(
-                f"a weight loader wrote straight into {self._guarded[identity]}, which an update must not",
-                advice="Report this model; until then update it by restarting the engine.",
-            )
-
-    def _access(
-        self, func, params: list[PristineParam], tensor: torch.Tensor, args: tuple, is_write: bool
-    ) -> None:
-        for param in params:
-            self._on_access(param)
-        if not is_write:
+        if params is None:
+            if is_write and identity in self._guarded:
+                raise PatchError(
+                    f"a weight loader wrote straight into {self._guarded[identity]}, which an update must not",
+                    advice="Report this model; until then update it by restarting the engine.",
+                )
             return
-        for param in params:
+        if identity not in self._accessible:
+            for param in params:
+                self._on_access(param)
+            self._accessible.add(identity)
+        for param in params if is_write else ():
             part = param.part(tensor)
             if part is None:
                 continue
@@ -114,6 +122,9 @@ _METADATA = {
     torch.ops.aten.detach.default,
     torch.ops.aten.alias.default,
 }  # need no memory; every other view does
+
+
+_operators: dict[int, tuple[Any, frozenset[int | str] | None]] = {}  # id -> operator, what it writes; None: ignored
 
 
 @functools.cache
