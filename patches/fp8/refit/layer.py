@@ -124,8 +124,11 @@ class Layer:
                 live.update(before)
         self._live_tables = []
 
-    def prepare(self) -> None:
+    def prepare(self, left_out: bool = False) -> None:
         """Check and complete what was loaded, before ranks go on together.
+
+        Args:
+            left_out: the update leaves tensors out, which stay what was loaded before.
 
         Raises:
             PatchError: the values hold NaN or Inf, or were not written into the staged tensors.
@@ -134,7 +137,7 @@ class Layer:
         self.show_live()
         for param in self.params:
             if self._is_staged(param):
-                param.fill(param.live())
+                param.fill(param.live(), left_out)
         self._check_finite()
 
     def process(self, state: LayerState, process: Callable[[torch.nn.Module], None]) -> Plan:

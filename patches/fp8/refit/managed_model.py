@@ -219,7 +219,11 @@ class ManagedModel:
                 param.expected = Coverage(param.shape, param.stride, param.offset)
         table = storage_table(params, lambda param: held[id(param)])
         with WriteTracker(table, lambda param, view: param.expected.add(view, names.current)):
-            return self._watched_load(original, names, **kwargs)
+            result = self._watched_load(original, names, **kwargs)
+        for param in (param for layer in self.layers if layer.deferred for param in layer.params):
+            if param.expected.covered:
+                param.loaded = param.copy_small(held[id(param)])
+        return result
 
     def _watched_load(self, original: Callable, weights: Iterable, **kwargs: Any) -> Any:
         """Load, and learn whether ``load_weights`` derives state of its own, which an update could not follow."""

@@ -147,10 +147,14 @@ class StagedUpdate:
         Raises:
             PatchError: something is missing, on this rank or another.
         """
-        deferred = (layer for layer in self._layers if layer.deferred)
-        last = [layer for layer in deferred if layer.complete and not layer.processed_in]
+        left_out = not missing and bool(self.missing(partial=False))
+        deferred = (layer for layer in self._layers if layer.deferred)  # those left out may look at others that came
+        last = [layer for layer in deferred if layer.complete or (left_out and not layer.written)]
         for layer in last:
-            layer.prepare()
+            layer.prepare(left_out)
+        loaded = [
+            (param, param.copy_small(param.tensor)) for layer in last for param in layer.params if param.written
+        ]
         incomplete = f"the update is incomplete: {listed(missing)} did not come" if missing else None
         self._raise(self._adapter.consensus.agree_on_commit(incomplete))
         before = self.mixed
@@ -169,6 +173,8 @@ class StagedUpdate:
                 step()
             self.mixed = before or undo is None
             raise
+        for param, values in loaded:
+            param.loaded = values
 
     def _tracker(
         self, names: NamedWeights, guarded: dict[int, str], touched: dict[Layer, None]
