@@ -114,6 +114,11 @@ FAMILY = Family(
             ("layer", "model"),
         ),
         "partial": Option(False, "accept updates without some of the layers", kind=bool),
+        "verify_commit": Option(
+            False,
+            "after each update, compute checksums of the weights and compare them over replicas",
+            kind=bool,
+        ),
         "in_flight": Option(
             "refuse",
             "when an update meets running requests: refuse it, or abort, recompute or keep the requests",

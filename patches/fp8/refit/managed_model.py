@@ -21,8 +21,10 @@ import torch
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.precision.quantize_on_load import Rounding
+from flashpatch.patches.fp8.refit import checksum
 from flashpatch.patches.fp8.refit.coverage import Coverage
 from flashpatch.patches.fp8.refit.errors import PATCH, update_error
+from flashpatch.patches.fp8.refit.fold import Undo
 from flashpatch.patches.fp8.refit.layer import Layer
 from flashpatch.patches.fp8.refit.layer_groups import group_layers, layers_and_parents
 from flashpatch.patches.fp8.refit.layer_state import LayerState, held_tensors
@@ -31,6 +33,7 @@ from flashpatch.patches.fp8.refit.model_hooks import ModelHooks
 from flashpatch.patches.fp8.refit.policy import SHOWN, Policy, listed
 from flashpatch.patches.fp8.refit.pristine_params import storage_table
 from flashpatch.patches.fp8.refit.staged_update import StagedUpdate
+from flashpatch.patches.fp8.refit.write_log import WriteLog
 from flashpatch.patches.fp8.refit.write_tracker import NamedWeights, WriteTracker
 
 _changes = itertools.count(1)  # of state, of all models: no number comes twice
@@ -75,7 +78,7 @@ class ManagedModel:
         self._left_out = False  # whether the sender of the open update allows layers to be left out
         self._model = model
         self._hooks = ModelHooks(model, adapter.deferred)
-        self._followed = False  # whether the first load went through load_weights: dummy weights do not
+        self._asked = False  # whether load_weights was called without weights, to see what else it does
         self._unsupported = ""  # why this model cannot be updated, found at its construction
         self.layers: list[Layer] = []
         try:
@@ -195,6 +198,10 @@ class ManagedModel:
         """Return all of `parameters`, buffers and `constants`."""
         return [*self._model.parameters(), *self._model.buffers(), *self.constants()]
 
+    def checksum(self) -> str:
+        """Return a checksum of the live weights; see `checksum.of_model`."""
+        return checksum.of_model(self._model, self.adapter.deferred, self.constants())
+
     def policy(self) -> Policy:
         """State and version, for the scheduler."""
         missing = self._missing() if self.state == "open" else []
@@ -229,7 +236,6 @@ class ManagedModel:
         """Load, and learn whether ``load_weights`` derives state of its own, which an update could not follow."""
         with self._hooks.watch_load() as derived:
             result = original(weights, **kwargs)
-        self._followed = True
         if derived:
             self._unsupported = (
                 f"load_weights of {type(self._model).__name__} derives {listed(derived)} by itself"
@@ -239,10 +245,13 @@ class ManagedModel:
     def _load_bucket(
         self, original: Callable, names: NamedWeights, partial: bool | None = None, **kwargs: Any
     ) -> Any:
-        if not self._followed:  # dummy weights do not come through load_weights: what does it do without any?
-            with suppress(Exception), torch.no_grad():
+        if not self._asked:  # the first load may have been of dummy weights
+            self._asked = True
+            undo: list[Undo] = []
+            with suppress(Exception), torch.no_grad(), WriteLog(self.tensors(), undo):
                 self._watched_load(original, iter(()), **kwargs)
-            self._followed = True
+            for step in reversed(undo):
+                step()
         if self.state != "open":
             self._begin(session=False)
         with self._failing(names), torch.no_grad():

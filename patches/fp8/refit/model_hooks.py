@@ -57,11 +57,24 @@ class ModelHooks:
 
     @contextmanager
     def watch_load(self) -> Iterator[list[str]]:
-        """Within, a call of ``load_weights``; afterwards the list has what it has set beside the parameters."""
+        """Within, a call of ``load_weights``; afterwards the list has what it has set beside the parameters.
+
+        Layers that were post-processed meanwhile, as online quantization does, are left out.
+        """
         before, found = Attributes(self._model), []
         yield found
-        for place, (container, _) in before.changes().items():
-            if place not in self._set and any(True for _ in tensors_below(get(container, place[1]))):
+        changes = before.changes()
+        tables = {identity for identity, _ in changes}
+        processed = {
+            id(container)
+            for module in self._model.modules()
+            if not tables.isdisjoint((id(module._parameters), id(module._buffers)))
+            for held in layer_state.held_containers(module)
+            for container in (held, getattr(held, "_parameters", None), getattr(held, "_buffers", None))
+        }
+        for place, (container, _) in changes.items():
+            ours = place not in self._set and id(container) not in processed
+            if ours and any(True for _ in tensors_below(get(container, place[1]))):
                 found.append(f"{type(container).__name__}.{place[1]}")
 
     def run(self, undo: list[Undo] | None) -> None:

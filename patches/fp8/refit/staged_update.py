@@ -68,7 +68,9 @@ class StagedUpdate:
         self._call = 0  # number of the load_weights call under way
         self._accessible: set[int] = set()  # storages known to have memory, see `WriteTracker`
         self._came: dict[str, int] = {}  # name of a tensor -> the call that brought it
-        self._late: list[tuple[PristineParam, torch.Tensor, str]] = []  # writes of this call to layers opened before
+        self._late: list[
+            tuple[PristineParam, torch.Tensor, str]
+        ] = []  # writes of this call to layers opened before
         self.mixed = False
         self.discarded = False
         self.verdict: PatchError | None = None

@@ -88,6 +88,92 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         ),
     ),
     "phi3": ("phi3", {}),  # q, k, v and gate, up are already fused in the checkpoint
+    "olmoe": ("olmoe", dict(num_experts=4, num_experts_per_tok=2, intermediate_size=128)),
+    "gpt-oss": (
+        "gpt_oss",
+        dict(
+            head_dim=64,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            intermediate_size=256,
+            sliding_window=64,
+        ),
+    ),  # attention sinks, biases of experts
+    "deepseek-v3": (
+        "deepseek_v3",
+        dict(
+            first_k_dense_replace=1,
+            kv_lora_rank=512,  # with 64 rotary dimensions, what vLLM's MLA takes on a CPU
+            q_lora_rank=64,
+            qk_nope_head_dim=64,
+            qk_rope_head_dim=64,
+            v_head_dim=64,
+            num_key_value_heads=4,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=128,
+            n_shared_experts=1,
+            n_group=1,
+            topk_group=1,
+            topk_method="noaux_tc",
+            num_nextn_predict_layers=0,
+        ),
+    ),
+    "qwen3-next": (
+        "qwen3_next",
+        dict(
+            head_dim=64,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=128,
+            shared_expert_intermediate_size=128,
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+            linear_key_head_dim=64,
+            linear_value_head_dim=64,
+            layer_types=["linear_attention", "full_attention"],
+        ),
+    ),
+    "mamba2": ("mamba2", dict(num_heads=8, head_dim=64, state_size=64, n_groups=2, expand=2)),
+    "falcon-h1": (
+        "falcon_h1",
+        dict(
+            head_dim=64,
+            mamba_d_ssm=512,
+            mamba_n_heads=8,
+            mamba_d_head=64,
+            mamba_n_groups=1,
+            mamba_d_state=64,
+            mamba_expand=2,
+        ),
+    ),
+    "granite-moe-hybrid": (
+        "granitemoehybrid",
+        dict(
+            layer_types=["mamba", "attention"],
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            intermediate_size=128,
+            shared_intermediate_size=128,
+            mamba_n_heads=8,
+            mamba_d_head=64,
+            mamba_n_groups=1,
+            mamba_d_state=64,
+            mamba_expand=2,
+        ),
+    ),
+    "nemotron-h": (
+        "nemotron_h",
+        dict(
+            hybrid_override_pattern="M*-",
+            num_hidden_layers=3,
+            head_dim=64,
+            mamba_num_heads=8,
+            mamba_head_dim=64,
+            n_groups=1,
+            ssm_state_size=64,
+        ),
+    ),
 }
 
 

@@ -218,9 +218,7 @@ class Updates(RuleBasedStateMachine):
         broken = model_registry.first_unservable(runner)
         assert (broken is None) == own[0].spec.serves and broken in (None, own[0].managed)
 
-    @rule(
-        index=which, seed=seeds, order=orders, cuts=st.integers(1, 9), door=st.sampled_from(DOORS)
-    )
+    @rule(index=which, seed=seeds, order=orders, cuts=st.integers(1, 9), door=st.sampled_from(DOORS))
     def complete_update(self, index, seed, order, cuts, door):
         """Every tensor once, without a fault: it is served, whatever was before."""
         unit = self.awake(index)

@@ -1,0 +1,161 @@
+"""Sleep with memory that goes away (`sleep_pool`): after wake-up and update the engine answers as a fresh one.
+
+A cell opens an engine on A; sleeps at level 1; sleeps at level 2, wakes weights, takes B in buckets cut and shuffled
+from a printed seed (FLASHPATCH_LAB_SEED repeats it), wakes the KV cache; sleeps at level 2 again, wakes all at once,
+must refuse, takes A.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sleep_pool
+import vllm_precisions as precisions
+import vllm_updates as updates
+from vllm_lab import engines, environment, models, oracle, quantized, scenario
+
+pytestmark = pytest.mark.vllm
+
+FP8 = dict(quantization="fp8_per_channel")
+KV = dict(kv_cache_dtype="fp8")
+
+#: name -> (family, scheme of the checkpoint, engine keywords); "+kv": scales for an fp8 KV cache in the checkpoint
+CASES: dict[str, tuple[str, str | None, dict[str, Any]]] = {
+    **{family: (family, None, {}) for family in models.FAMILIES if family != "deepseek-v2"},
+    **{
+        f"{family} fp8": (family, None, FP8)
+        for family in ("qwen2", "qwen2-tied", "llama", "llama-biased", "qwen3", "gemma3", "phi3")
+    },
+    "qwen2 ct-int8": ("qwen2", "int8", {}),
+    "qwen2 ct-fp8-tensor": ("qwen2", "fp8-tensor", {}),
+    "qwen2 ct-w4a16": ("qwen2", "w4a16", {}),
+    "qwen2 torchao": ("qwen2", None, quantized.torchao("Int8WeightOnlyConfig")),
+    "qwen2 fp8 cache": ("qwen2", None, KV),
+    "llama fp8 cache, scales": ("llama", "fp8-channel+kv", KV),
+    "llama tp2": ("llama", None, dict(tensor_parallel_size=2)),
+}
+NEEDS_AVX512 = {
+    name for name, (_, scheme, kw) in CASES.items() if scheme == "w4a16" or "kv_cache_dtype" in kw
+}
+QUICK = [
+    ("gpt-oss", "auto"),
+    ("qwen2 fp8", "dummy"),
+    ("llama fp8 cache, scales", "auto"),
+]
+
+
+def checkpoint(case: str, seed: int) -> str:
+    family, scheme, _ = CASES[case]
+    made = updates.checkpoint(family, seed, (scheme or "").removesuffix("+kv") or None)
+    return str(updates.with_cache_scales(made, seed)) if scheme and scheme.endswith("+kv") else made
+
+
+def load(worker: Any, path: str, seed: int, end: bool) -> None:
+    """On each rank: a checkpoint in buckets."""
+    import torch
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.utils import process_weights_after_loading
+
+    model = worker.get_model()
+    for part in updates.buckets(list(models.weights(path)), random.Random(seed)):
+        model.load_weights(part)
+    if end:
+        with set_current_vllm_config(worker.vllm_config):
+            process_weights_after_loading(model, worker.model_config, torch.device("cpu"))
+
+
+def nights(a: str, b: str, kw: dict[str, Any], seed: int, load_format: str = "auto") -> dict[str, Any]:
+    """Level 1; level 2 with a wake-up in two parts; level 2 with a wake-up at once."""
+    found: dict[str, Any] = {}
+    with precisions.opened("bf16", a, load_format=load_format, **sleep_pool.ENGINE, **kw) as llm:
+        if load_format == "auto":
+            llm.sleep(level=1)
+            llm.wake_up(["kv_cache"])
+            llm.wake_up(["weights"])
+            found["kept"] = engines.answers(llm)
+        llm.sleep(level=2)
+        llm.wake_up(["weights"])
+        llm.collective_rpc(load, args=(b, seed, False))
+        llm.wake_up(["kv_cache"])
+        found["b"] = engines.answers(llm)
+        llm.sleep(level=2)
+        llm.wake_up()
+        found["refusal"] = updates.refusal(llm)
+        llm.collective_rpc(load, args=(a, seed + 1, True))
+        found["a"] = engines.answers(llm)
+    return found
+
+
+def all_or_nothing(a: str, b: str, kw: dict[str, Any], seed: int) -> dict[str, Any]:
+    """With atomic="model": level 1 and an update; level 2 and an update, which has nothing to fall back to."""
+    found: dict[str, Any] = {}
+    with precisions.opened("bf16", a, options=dict(atomic="model"), **sleep_pool.ENGINE, **kw) as llm:
+        llm.sleep(level=1)
+        llm.wake_up()
+        llm.collective_rpc(load, args=(b, seed, True))
+        found["b"] = engines.answers(llm)
+        llm.sleep(level=2)
+        llm.wake_up(["weights"])
+        found["error"] = updates.error(lambda: llm.collective_rpc(load, args=(a, seed, True)))
+        llm.wake_up(["kv_cache"])
+        found["refusal"] = updates.refusal(llm)
+    return found
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[scenario.Runner]:
+    # Without the variable, the KV cache has the size of `engines.DEFAULTS`: all of it is written at each sleep.
+    with scenario.Runner({"VLLM_CPU_KVCACHE_SPACE": None}) as interpreter:
+        yield interpreter
+
+
+def drawn_seed() -> int:
+    seed = updates.seed_of_the_day()
+    print(f"FLASHPATCH_LAB_SEED={seed}")
+    return seed
+
+
+def need(case: str) -> dict[str, Any]:
+    if case in NEEDS_AVX512 and not environment.avx512():
+        pytest.skip("vLLM needs AVX-512 for this on a CPU")
+    if "torchao" in case:
+        pytest.importorskip("torchao")
+    return CASES[case][2]
+
+
+@pytest.mark.parametrize(
+    ("case", "load_format"),
+    [
+        pytest.param(case, how, marks=[] if (case, how) in QUICK else pytest.mark.full)
+        for case in CASES
+        for how in ("auto", "dummy")
+    ],
+)
+def test_updates_after_sleep(runner: scenario.Runner, case: str, load_format: str) -> None:
+    kw, seed = need(case), drawn_seed()
+    a, b = (checkpoint(case, number) for number in (0, 1))
+    want = {"a": oracle.answers(a, **kw), "b": oracle.answers(b, **kw)}
+    assert engines.difference(want["a"], want["b"]).mean > 0.01, (
+        "A and B answer alike: nothing would be shown"
+    )
+    got = runner(nights, a, b, kw, seed, load_format)
+    assert "sleep level 2" in (got["refusal"] or ""), "weights that are gone were served"
+    if load_format == "auto":
+        assert engines.difference(got["kept"], want["a"]).exact, "level 1 lost weights"
+    for name in ("b", "a"):
+        gap = engines.difference(got[name], want[name])
+        assert gap.exact, f"seed {seed}, after the update to {name}: {gap}"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", ["qwen2", "qwen2 fp8", "gpt-oss", "llama fp8 cache, scales"])
+def test_a_whole_model_update_has_nothing_to_fall_back_to(runner: scenario.Runner, case: str) -> None:
+    kw, seed = need(case), drawn_seed()
+    a, b = (checkpoint(case, number) for number in (0, 1))
+    got = runner(all_or_nothing, a, b, kw, seed)
+    assert engines.difference(got["b"], oracle.answers(b, **kw)).exact
+    assert "atomic='model' has nothing to fall back to" in (got["error"] or "")
+    assert "sleep level 2" in (got["refusal"] or "")

@@ -1,0 +1,71 @@
+"""Let a worker on a CPU sleep: vLLM's own sleep of accelerators over an emulated pool (`sleep_pool`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+from unittest import mock
+
+import torch
+from sleep_pool import SleepPool
+from vllm.device_allocator.sleep_mode_backend import SleepModeBackend
+from vllm.v1.worker import gpu_worker
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+
+class PooledBackend(SleepModeBackend):
+    """Suspend and resume the emulated pool, with the tags that vLLM's own backend uses."""
+
+    def __init__(self, pool: SleepPool) -> None:
+        super().__init__()
+        self._pool = pool
+
+    def suspend(self, level: int = 1) -> None:
+        """Give memory back; level 1 keeps weights."""
+        self._pool.sleep(("runtime", "cudagraph", *(("weights",) if level == 1 else ())))
+
+    def resume(self, tags: list[str] | None = None) -> None:
+        """Bring memory back."""
+        self._pool.wake_up(tags)
+
+    def discard(self, tags: tuple[str, ...]) -> None:
+        """Give the memory of some tags back."""
+        self._pool.discard(tags)
+
+
+class PooledWorker(CPUWorker):
+    """A worker on a CPU whose memory goes away as an accelerator's does.
+
+    ``sleep`` and ``wake_up`` are those of vLLM's ``gpu_worker.Worker``, looked up when they are called: patches of
+    them act.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.pool = SleepPool()
+        self._sleep_mode_backend = PooledBackend(self.pool)
+
+    def _maybe_get_memory_pool_context(self, tag: str) -> AbstractContextManager:
+        return self.pool.use_memory_pool(tag) if tag in ("weights", "kv_cache") else nullcontext()
+
+    def sleep(self, level: int = 1) -> None:
+        with _accelerator():
+            gpu_worker.Worker.sleep(self, level)
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        with _accelerator():
+            gpu_worker.Worker.wake_up(self, tags)
+
+    def discard(self, tags: tuple[str, ...]) -> None:
+        gpu_worker.Worker.discard(self, tags)
+
+
+@contextmanager
+def _accelerator() -> Iterator[None]:
+    """Let the calls about an accelerator's memory return where there is none."""
+    with (
+        mock.patch.object(torch.accelerator, "synchronize", lambda *args: None),
+        mock.patch.object(torch.accelerator, "get_memory_info", lambda *args: (0, 1)),
+    ):
+        yield
