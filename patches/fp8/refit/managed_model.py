@@ -54,6 +54,7 @@ class ManagedModel:
         changes: another number after every change of state.
         error: why the weights are broken.
         rounding_errors: layer to the relative error with which it was rounded last.
+        asleep: the engine has taken the weights' memory away for now, so nothing is committed by itself.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class ManagedModel:
         self.changes = 0
         self.state = "loading"
         self.error = ""
+        self.asleep = False
         self._lock = threading.Lock()
         self._inside = False
         self._constants: list[weakref.ref[torch.Tensor]] = []
@@ -174,7 +176,7 @@ class ManagedModel:
         Who opens an update ends it. Where nobody does, only the last tensor says that the sender is done: an update
         that leaves layers out has no such sign and waits for its end.
         """
-        waits = self.state == "open" and not self._session and not self._inside
+        waits = self.state == "open" and not self._session and not self._inside and not self.asleep
         complete = waits and not self._update.missing(partial=False)
         if self.adapter.consensus.everyone_ready(complete):
             self.finish(partial=False)
