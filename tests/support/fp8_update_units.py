@@ -105,7 +105,6 @@ class Unit:
                 role=role,
                 process=self._process,
             )
-            self.managed._hooks.run = lambda undo: self._process(self.model)  # the end of a commit
             model_registry.add(self.model, self.managed)
         open_model(self.model, config, first)
         derived.process_all(self.model)

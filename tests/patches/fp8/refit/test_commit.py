@@ -102,7 +102,7 @@ def test_nothing_is_committed_while_the_memory_is_away(level, atomic):
         engine = toys.engine("quantized", atomic=atomic, role="drafter")
         model_registry.add(engine.model, engine.managed)
     worker = types.SimpleNamespace(model_runner=runner)
-    engine.load(B)
+    engine.model.load_weights(B)
     sleep.on_sleep(lambda worker, level: None, worker, level)
     assert model_registry.first_unservable(runner) is None and engine.managed.version == 0
     sleep.on_wake_up(lambda worker, tags: None, worker)
