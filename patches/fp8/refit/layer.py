@@ -40,7 +40,10 @@ class Layer:
 
     @property
     def complete(self) -> bool:
-        return all(param.complete for param in self.params)
+        for param in self.params:  # asked after every tensor, so without a generator
+            if not param.complete:
+                return False
+        return True
 
     @property
     def written(self) -> bool:

@@ -150,12 +150,17 @@ class StagedUpdate:
             PatchError: something is missing, on this rank or another.
         """
         left_out = not missing and bool(self.missing(partial=False))
-        deferred = (layer for layer in self._layers if layer.deferred)  # those left out may look at others that came
+        deferred = (
+            layer for layer in self._layers if layer.deferred
+        )  # those left out may look at others that came
         last = [layer for layer in deferred if layer.complete or (left_out and not layer.written)]
         for layer in last:
             layer.prepare(left_out)
         loaded = [
-            (param, param.copy_small(param.tensor)) for layer in last for param in layer.params if param.written
+            (param, param.copy_small(param.tensor))
+            for layer in last
+            for param in layer.params
+            if param.written
         ]
         incomplete = f"the update is incomplete: {listed(missing)} did not come" if missing else None
         self._raise(self._adapter.consensus.agree_on_commit(incomplete))

@@ -61,10 +61,11 @@ class WriteTracker(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         known = _operators.get(id(func))  # an operator's own hash is slow
         if known is None:
-            known = _operators[id(func)] = (func, None if func in _METADATA else written_arguments(func))
-        written = known[1]
+            written = None if func in _METADATA else written_arguments(func)
+            known = _operators[id(func)] = (getattr(func, "_op", func), written, func)
+        run, written, _ = known
         if written is None:
-            return func(*args, **(kwargs or {}))
+            return run(*args, **(kwargs or {}))
         for key, arg in enumerate(args):
             if isinstance(arg, torch.Tensor):
                 self._look_at(func, arg, args, key in written)
@@ -74,8 +75,8 @@ class WriteTracker(TorchDispatchMode):
             for key, arg in kwargs.items():
                 items = arg if isinstance(arg, (list, tuple)) else (arg,)
                 self._look_at_items(func, items, args, key in written)
-            return func(*args, **kwargs)
-        return func(*args)
+            return run(*args, **kwargs)
+        return run(*args)
 
     def _look_at_items(self, func, items: Iterable, args: tuple, is_write: bool) -> None:
         for item in items:
@@ -100,7 +101,7 @@ class WriteTracker(TorchDispatchMode):
             part = param.part(tensor)
             if part is None:
                 continue
-            if func is torch.ops.aten.copy_.default and tensor.dtype == param.dtype:
+            if func is _COPY and tensor.dtype == param.dtype:
                 _check_dtype(param, args[1])
             self._on_write(param, part)
 
@@ -118,13 +119,15 @@ class NamedWeights:
             yield name, tensor
 
 
+_COPY = torch.ops.aten.copy_.default
 _METADATA = {
     torch.ops.aten.detach.default,
     torch.ops.aten.alias.default,
 }  # need no memory; every other view does
 
 
-_operators: dict[int, tuple[Any, frozenset[int | str] | None]] = {}  # id -> operator, what it writes; None: ignored
+# Identity of an operator: what it calls, the arguments that it writes to or None where it is ignored, itself.
+_operators: dict[int, tuple[Any, frozenset[int | str] | None, Any]] = {}
 
 
 @functools.cache
@@ -154,18 +157,19 @@ def storage_identity(tensor: torch.Tensor) -> int | None:
 
 def _check_dtype(param: PristineParam, source: torch.Tensor) -> None:
     """Reject a dtype the destination cannot load."""
-    wide = source.dtype.is_floating_point and source.dtype.itemsize > 1
-    if param.dtype.is_floating_point and param.dtype.itemsize > 1:
-        fits = wide
-    elif param.dtype.is_floating_point:
-        fits = wide or source.dtype == param.dtype
-    else:
-        fits = not source.dtype.is_floating_point and not source.dtype.is_complex
-    if not fits:
+    if not _fits(param.dtype, source.dtype):
         raise PatchError(
             f"{param.name} holds {_short(param.dtype)} but was given {_short(source.dtype)} values",
             advice="Send the weights in the precision of the checkpoint the engine was opened on.",
         )
+
+
+@functools.cache
+def _fits(held: torch.dtype, given: torch.dtype) -> bool:
+    wide = given.is_floating_point and given.itemsize > 1
+    if held.is_floating_point:
+        return wide or (held.itemsize == 1 and given == held)
+    return not given.is_floating_point and not given.is_complex
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -31,13 +31,15 @@ def explored(runner: scenario.Runner, options: dict[str, Any], sequences: int, s
     known = {}
     for rest in (0, 1):
         for last in (0, 1):
-            path = paths[rest] if rest == last else updates.mixture(paths[rest], (vllm_machine.LAYER, paths[last]))
+            path = (
+                paths[rest]
+                if rest == last
+                else updates.mixture(paths[rest], (vllm_machine.LAYER, paths[last]))
+            )
             tokens = oracle.answers(path)["tokens"][:2]
             known[f"{rest}-{last}"] = [answer[: vllm_machine.TOKENS] for answer in tokens]
     assert len({str(answer) for answer in known.values()}) == len(known)
-    return runner(
-        vllm_machine.explore, paths, known, options, sequences, steps, seed, timeout=1500, **CACHED
-    )
+    return runner(vllm_machine.explore, paths, known, options, sequences, steps, seed, timeout=1500, **CACHED)
 
 
 @pytest.mark.parametrize("atomic", ENGINES)
@@ -55,4 +57,4 @@ def test_long_sequences(runner: scenario.Runner, atomic: str, in_flight: str) ->
     print(f"FLASHPATCH_LAB_SEED={seed}")
     found = explored(runner, ENGINES[atomic] | dict(in_flight=in_flight), sequences=150, steps=30, seed=seed)
     print(found)
-    assert found["counts"]["answered"] and found["counts"]["refused"] + found["counts"]["failed calls"]
+    assert found["counts"]["answered"] and found["counts"]["failed calls"]
