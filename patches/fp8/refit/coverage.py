@@ -103,8 +103,11 @@ class Coverage:
     def _overlaps_any(self, box: Box) -> bool:
         start, end = box[0] if box else (0, 1)
         first = bisect_left(self._edges, (start - self._longest + 1, 0))
-        near = self._edges[first : bisect_left(self._edges, (end, 0))]
-        return any(_overlap(box, other) for edge in near for other in self._rows[edge])
+        for edge in self._edges[first : bisect_left(self._edges, (end, 0))]:
+            for other in self._rows[edge]:
+                if _overlap(box, other):
+                    return True
+        return False
 
     def _box(self, view: torch.Tensor) -> Box | None:
         """The rectangle ``view`` occupies in the tensor's index space, or None if it is no rectangle."""
@@ -179,4 +182,7 @@ def _volume(box) -> int:
 
 
 def _overlap(a: Box, b: Box) -> bool:
-    return all(a0 < b1 and b0 < a1 for (a0, a1), (b0, b1) in zip(a, b))
+    for (a0, a1), (b0, b1) in zip(a, b):
+        if a0 >= b1 or b0 >= a1:
+            return False
+    return True

@@ -68,7 +68,9 @@ class WriteTracker(TorchDispatchMode):
             return run(*args, **(kwargs or {}))
         for key, arg in enumerate(args):
             if isinstance(arg, torch.Tensor):
-                self._look_at(func, arg, args, key in written)
+                identity = storage_identity(arg)
+                if key in written or (identity in self._table and identity not in self._accessible):
+                    self._look_at(func, arg, identity, args, key in written)
             elif isinstance(arg, (list, tuple)):
                 self._look_at_items(func, arg, args, key in written)
         if kwargs:
@@ -81,10 +83,9 @@ class WriteTracker(TorchDispatchMode):
     def _look_at_items(self, func, items: Iterable, args: tuple, is_write: bool) -> None:
         for item in items:
             if isinstance(item, torch.Tensor):
-                self._look_at(func, item, args, is_write)
+                self._look_at(func, item, storage_identity(item), args, is_write)
 
-    def _look_at(self, func, tensor: torch.Tensor, args: tuple, is_write: bool) -> None:
-        identity = storage_identity(tensor)
+    def _look_at(self, func, tensor: torch.Tensor, identity: int | None, args: tuple, is_write: bool) -> None:
         params = self._table.get(identity)
         if params is None:
             if is_write and identity in self._guarded:

@@ -290,7 +290,7 @@ class TestQuick(Updates.TestCase):
 class TestLong(Updates.TestCase):
     """Other sequences in every run."""
 
-    settings = settings(SETTINGS, max_examples=1500, stateful_step_count=40)
+    settings = settings(SETTINGS, max_examples=3000, stateful_step_count=40)
 
 
 @pytest.fixture(autouse=True)
