@@ -24,7 +24,6 @@ from flashpatch.patches.fp8.precision.quantize_on_load import Rounding
 from flashpatch.patches.fp8.refit import checksum
 from flashpatch.patches.fp8.refit.coverage import Coverage
 from flashpatch.patches.fp8.refit.errors import PATCH, update_error
-from flashpatch.patches.fp8.refit.fold import Undo
 from flashpatch.patches.fp8.refit.layer import Layer
 from flashpatch.patches.fp8.refit.layer_groups import group_layers, layers_and_parents
 from flashpatch.patches.fp8.refit.layer_state import LayerState, held_tensors
@@ -249,11 +248,9 @@ class ManagedModel:
     ) -> Any:
         if not self._asked:  # the first load may have been of dummy weights
             self._asked = True
-            undo: list[Undo] = []
-            with suppress(Exception), torch.no_grad(), WriteLog(self.tensors(), undo):
+            with torch.no_grad(), suppress(Exception), WriteLog(self.tensors()) as log:
                 self._watched_load(original, iter(()), **kwargs)
-            for step in reversed(undo):
-                step()
+            log.undo()
         if self.state != "open":
             self._begin(session=False)
         with self._failing(names), torch.no_grad():

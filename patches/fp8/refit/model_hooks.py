@@ -93,13 +93,16 @@ class ModelHooks:
             put(container, place[1], value)
         self._called.clear()
         self.phase = "commit"
+        log = WriteLog(_tensors(self._model) if undo is not None else ())
         try:
-            with WriteLog(_tensors(self._model), undo):
+            with log:
                 for module in self._originals:
                     if module not in self._called:  # an outer one may have called it
                         getattr(module, NAME)()
             fresh = self._values()
         finally:
+            if undo is not None:
+                undo.append(log.undo)
             for place, (container, _) in self._set.items():
                 put(container, place[1], live[place])
         try:

@@ -23,6 +23,7 @@ from flashpatch.patches.fp8.refit.layer_state import LayerState
 from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
 from flashpatch.patches.fp8.refit.policy import listed
 from flashpatch.patches.fp8.refit.pristine_params import PristineParam, storage_table
+from flashpatch.patches.fp8.refit.write_log import WriteLog
 from flashpatch.patches.fp8.refit.write_tracker import NamedWeights, WriteTracker
 
 logger = logging.getLogger("flashpatch.fp8")
@@ -65,6 +66,7 @@ class StagedUpdate:
         self._plans: dict[Layer, Plan] = {}
         self._joined: dict[int, tuple[torch.Tensor, str] | None] = {}  # see `note_joined_layers`
         self._queue: list[Layer] = []
+        self._constants: list[torch.Tensor] = []
         self._call = 0  # number of the load_weights call under way
         self._accessible: set[int] = set()  # storages known to have memory, see `WriteTracker`
         self._came: dict[str, int] = {}  # name of a tensor -> the call that brought it
@@ -124,6 +126,7 @@ class StagedUpdate:
             kwargs: passed on.
         """
         self._call += 1
+        self._constants = constants
         guarded = _live_storages(self._model, constants)
         touched: dict[Layer, None] = {}  # layers written since they were last looked at, in order
         with ExitStack() as stack:
@@ -263,7 +266,9 @@ class StagedUpdate:
             self._adapter.process(module)
 
         with _disable_current_modes(), self._adapter.context():
-            plan = layer.process(self._layer_state, process)
+            with WriteLog(self._constants if self._atomic == "model" else ()) as log:
+                plan = layer.process(self._layer_state, process)
+            plan.hold_back(log)
             self._check_joined(plan)
         layer.processed_in = self._call or 1
         return plan

@@ -1,14 +1,12 @@
-"""Note how writes into given tensors are undone."""
+"""Note what is written into given tensors, so that it can be undone."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flashpatch.patches.fp8.refit.fold import Undo
 from flashpatch.patches.fp8.refit.write_tracker import storage_identity, tensors_in, written_arguments
 
 
@@ -17,18 +15,25 @@ class WriteLog(TorchDispatchMode):
 
     Args:
         tensors: whose memory is watched.
-        undo: receives the steps back, to be run in reverse order; None: nothing is noted.
+
+    Attributes:
+        writes: each tensor that was written to, a view perhaps, and a copy of what it held before, in order.
     """
 
-    def __init__(self, tensors: Iterable[torch.Tensor], undo: list[Undo] | None) -> None:
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         super().__init__()
-        self._undo = undo
-        self._watched = {storage_identity(tensor) for tensor in tensors} if undo is not None else set()
+        self.writes: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._watched = {storage_identity(tensor) for tensor in tensors}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        written = written_arguments(func) if self._undo is not None else ()
+        written = written_arguments(func)
         for key, arg in (*enumerate(args), *(kwargs or {}).items()) if written else ():
             for tensor in tensors_in(arg) if key in written else ():
                 if storage_identity(tensor) in self._watched:
-                    self._undo.append(functools.partial(tensor.copy_, tensor.clone()))
+                    self.writes.append((tensor, tensor.clone()))
         return func(*args, **(kwargs or {}))
+
+    def undo(self) -> None:
+        """Write everything back."""
+        for tensor, before in reversed(self.writes):
+            tensor.copy_(before)

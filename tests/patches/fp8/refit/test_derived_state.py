@@ -199,3 +199,28 @@ def test_hooks_are_given_back():
     assert "process_weights_after_loading" in vars(model)
     managed.remove_hooks()
     assert "process_weights_after_loading" not in vars(model)
+
+
+class Scaled(toys.Method):
+    """Writes a value derived from the weight into a tensor that the constructor made, in place."""
+
+    def __init__(self) -> None:
+        self.scale = torch.zeros(())
+
+    def process(self, layer: nn.Module) -> None:
+        self.scale.copy_(layer.weight.abs().max())
+
+    def apply(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return super().apply(layer, x) * self.scale
+
+
+def test_a_tensor_that_processing_writes_in_place_keeps_its_value_until_the_commit(monkeypatch):
+    """Under atomic=model it changed while the old policy was served."""
+    monkeypatch.setitem(toys.METHODS, "scaled", Scaled)
+    engine = toys.engine("scaled", atomic="model")
+    engine.load(B[:-1])
+    assert engine.managed.may_generate
+    assert toys.same_answers(engine.model, toys.fresh("scaled", A))
+    engine.load(B[-1:])
+    engine.managed.finish()
+    assert toys.same_answers(engine.model, toys.fresh("scaled", B))
