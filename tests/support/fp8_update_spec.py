@@ -117,7 +117,7 @@ class Spec:
             return FAILS
         whole, mixture = dict(self.came), {**self.served[0], **self.came}
         self._commits = [whole] if self.complete else []
-        if allowed and not self.discarded and mixture != whole:
+        if allowed and not self.discarded and mixture not in self._commits:
             self._commits.append(mixture)
         return MAY_FAIL if self.broken and not self.complete else OK
 

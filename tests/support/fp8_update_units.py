@@ -37,7 +37,8 @@ class Config:
 
     def model(self) -> derived.Model:
         """A model as its constructor leaves it."""
-        return derived.Model(self.method, BLOCKS, self.tied, self.kind)
+        make = derived.Hooked if self.kind == "hooked" else derived.Model
+        return make(self.method, BLOCKS, self.tied, self.kind)
 
     def checkpoint(self, seed: int, scales: bool | None = None) -> dict[str, torch.Tensor]:
         """Name to tensor; ``scales``: whether attention scales are among them, as in the first by default."""
@@ -74,7 +75,7 @@ def tensor_of(config: Config, name: str, seed: int | None) -> torch.Tensor:
 def _fresh_answer(config: Config, policy: tuple[tuple[str, int], ...]) -> torch.Tensor:
     model = config.model()
     open_model(model, config, dict(policy))
-    toys.process_all(model)
+    derived.process_all(model)
     return model(toys.TOKENS)
 
 
@@ -104,11 +105,11 @@ class Unit:
                 role=role,
                 process=self._process,
             )
-            self.managed._hooks.run = lambda undo: self._process(self.model)  # the end of a commit
             model_registry.add(self.model, self.managed)
         open_model(self.model, config, first)
-        toys.process_all(self.model)
+        derived.process_all(self.model)
         self.managed.end_first_load()
+        self.model.fault = self._inject
         layers = {name: _layer(name) for name in config.checkpoint(0, scales=True)}
         deferred = {layer for layer in layers.values() if layer.endswith(".attn")}
         required = config.checkpoint(0, scales=config.scales and not config.dummy)
@@ -129,11 +130,13 @@ class Unit:
 
         self.fault = fault
 
-    def _process(self, module: torch.nn.Module) -> None:
+    def _inject(self, module: torch.nn.Module) -> None:
         if self.fault is not None:
             self.fault(module)
-        if module is not self.model:
-            toys.process(module)
+
+    def _process(self, module: torch.nn.Module) -> None:
+        self._inject(module)
+        toys.process(module)
 
     def call(self, expected: str, action: Callable[[], Any], faulty: bool = False) -> BaseException | None:
         """Do ``action``, of which the spec expects an outcome; with ``faulty`` it may also fail."""

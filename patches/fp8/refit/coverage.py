@@ -8,6 +8,7 @@ do not fit that picture fall back to a boolean mask.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -28,7 +29,12 @@ class Coverage:
     overlaps: bool = False  # some element was written by two different views
     covered: int = 0  # number of elements written at least once
     total: int = field(init=False)  # number of elements
-    _order: list[int] = field(init=False)  # dimensions, the one of the largest stride first
+    _order: list[tuple[int, int, int]] = field(
+        init=False
+    )  # (dimension, size, stride), the largest stride first
+    _extents: dict[tuple, list[int] | None] = field(
+        default_factory=dict
+    )  # shape and stride of a view -> its extents
     _dense: bool = field(init=False)  # whether the elements are all those between the first and the last
     _rows: dict[tuple[int, int], list[Box]] = field(default_factory=dict)  # first edge of boxes -> the boxes
     _edges: list[tuple[int, int]] = field(default_factory=list)  # the first edges, sorted
@@ -36,7 +42,8 @@ class Coverage:
 
     def __post_init__(self) -> None:
         self.total = _volume([(0, size) for size in self.shape])
-        self._order = sorted(range(len(self.shape)), key=lambda d: -self.stride[d])
+        dims = zip(range(len(self.shape)), self.shape, self.stride)
+        self._order = sorted(dims, key=lambda dim: -dim[2])
         self._dense = _last(self.shape, self.stride, 0) + 1 == self.total
 
     def add(self, view: torch.Tensor, name: str = "") -> None:
@@ -96,8 +103,11 @@ class Coverage:
     def _overlaps_any(self, box: Box) -> bool:
         start, end = box[0] if box else (0, 1)
         first = bisect_left(self._edges, (start - self._longest + 1, 0))
-        near = self._edges[first : bisect_left(self._edges, (end, 0))]
-        return any(_overlap(box, other) for edge in near for other in self._rows[edge])
+        for edge in self._edges[first : bisect_left(self._edges, (end, 0))]:
+            for other in self._rows[edge]:
+                if _overlap(box, other):
+                    return True
+        return False
 
     def _box(self, view: torch.Tensor) -> Box | None:
         """The rectangle ``view`` occupies in the tensor's index space, or None if it is no rectangle."""
@@ -106,21 +116,33 @@ class Coverage:
             return None
         if rest == 0 and view.numel() == self.total and view.is_contiguous() and self._dense:
             return tuple((0, size) for size in self.shape)
-        long = [(st, size) for size, st in zip(view.shape, view.stride()) if size > 1]
-        sizes = dict(long)
-        if len(sizes) != len(long):
+        form = view.shape, view.stride()
+        extents = self._extents.get(form, ())
+        if extents == ():  # the same for all experts of a layer
+            extents = self._extents[form] = self._lay_out(*form)
+        if extents is None:
             return None
         box: list[tuple[int, int]] = [(0, 1)] * len(self.shape)
-        for dim in self._order:
-            size, step = self.shape[dim], self.stride[dim]
-            start = 0
+        for dim, size, step in self._order:
+            start, extent = 0, extents[dim]
             if size > 1:
                 start, rest = divmod(rest, step) if step else (0, rest)
-            extent = sizes.pop(step, 1) if size > 1 else 1
             if start + extent > size:
                 return None
             box[dim] = (start, start + extent)
-        return None if rest or sizes else tuple(box)
+        return None if rest else tuple(box)
+
+    def _lay_out(self, shape: Sequence[int], stride: Sequence[int]) -> list[int] | None:
+        """How far a view extends along each dimension of the tensor; None where it is no rectangle in it."""
+        long = [(step, size) for size, step in zip(shape, stride) if size > 1]
+        sizes = dict(long)
+        if len(sizes) != len(long):
+            return None
+        extents = [1] * len(self.shape)
+        for dim, size, step in self._order:
+            if size > 1:
+                extents[dim] = sizes.pop(step, 1)
+        return None if sizes else extents
 
     def _elements(self) -> torch.Tensor:
         if self.mask is not None:
@@ -160,4 +182,7 @@ def _volume(box) -> int:
 
 
 def _overlap(a: Box, b: Box) -> bool:
-    return all(a0 < b1 and b0 < a1 for (a0, a1), (b0, b1) in zip(a, b))
+    for (a0, a1), (b0, b1) in zip(a, b):
+        if a0 >= b1 or b0 >= a1:
+            return False
+    return True

@@ -40,7 +40,10 @@ class Layer:
 
     @property
     def complete(self) -> bool:
-        return all(param.complete for param in self.params)
+        for param in self.params:  # asked after every tensor, so without a generator
+            if not param.complete:
+                return False
+        return True
 
     @property
     def written(self) -> bool:
@@ -124,8 +127,11 @@ class Layer:
                 live.update(before)
         self._live_tables = []
 
-    def prepare(self) -> None:
+    def prepare(self, left_out: bool = False) -> None:
         """Check and complete what was loaded, before ranks go on together.
+
+        Args:
+            left_out: the update leaves tensors out, which stay what was loaded before.
 
         Raises:
             PatchError: the values hold NaN or Inf, or were not written into the staged tensors.
@@ -134,7 +140,7 @@ class Layer:
         self.show_live()
         for param in self.params:
             if self._is_staged(param):
-                param.fill(param.live())
+                param.fill(param.live(), left_out)
         self._check_finite()
 
     def process(self, state: LayerState, process: Callable[[torch.nn.Module], None]) -> Plan:

@@ -53,6 +53,7 @@ class ManagedModel:
         changes: another number after every change of state.
         error: why the weights are broken.
         rounding_errors: layer to the relative error with which it was rounded last.
+        asleep: the engine has taken the weights' memory away for now, so nothing is committed by itself.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class ManagedModel:
         self.changes = 0
         self.state = "loading"
         self.error = ""
+        self.asleep = False
         self._lock = threading.Lock()
         self._inside = False
         self._constants: list[weakref.ref[torch.Tensor]] = []
@@ -173,7 +175,7 @@ class ManagedModel:
         Who opens an update ends it. Where nobody does, only the last tensor says that the sender is done: an update
         that leaves layers out has no such sign and waits for its end.
         """
-        waits = self.state == "open" and not self._session and not self._inside
+        waits = self.state == "open" and not self._session and not self._inside and not self.asleep
         complete = waits and not self._update.missing(partial=False)
         if self.adapter.consensus.everyone_ready(complete):
             self.finish(partial=False)
@@ -225,7 +227,11 @@ class ManagedModel:
                 param.expected = Coverage(param.shape, param.stride, param.offset)
         table = storage_table(params, lambda param: held[id(param)])
         with WriteTracker(table, lambda param, view: param.expected.add(view, names.current)):
-            return self._watched_load(original, names, **kwargs)
+            result = self._watched_load(original, names, **kwargs)
+        for param in (param for layer in self.layers if layer.deferred for param in layer.params):
+            if param.expected.covered:
+                param.loaded = param.copy_small(held[id(param)])
+        return result
 
     def _watched_load(self, original: Callable, weights: Iterable, **kwargs: Any) -> Any:
         """Load, and learn whether ``load_weights`` derives state of its own, which an update could not follow."""

@@ -34,6 +34,7 @@ class PristineParam:
         tensor_class, attributes, shape, stride, offset, dtype: of the tensor that the constructor made.
         storage: the memory it shares with others.
         initial: its values, where it is small, on the host: an engine may take the device's memory away.
+        loaded: what was loaded into it last, likewise; kept for layers that are processed last.
         optional: a checkpoint may leave it out.
         alias: a buffer that shares the memory of a parameter.
         expected: what the first load wrote; None while unknown (dummy weights).
@@ -59,6 +60,7 @@ class PristineParam:
     coverage: Coverage = field(init=False)
     end: int = field(init=False)
     tensor: torch.Tensor | None = None
+    loaded: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         self.end = _end(self.offset, self.shape, self.stride)
@@ -104,11 +106,12 @@ class PristineParam:
         if self.storage.allocate(0 if gaps else _POISON) and gaps and self.initial is not None:
             self.stage().detach().copy_(self.initial)
 
-    def fill(self, running: torch.Tensor | None) -> None:
+    def fill(self, running: torch.Tensor | None, left_out: bool = False) -> None:
         """Give the staged tensor values where the checkpoint brings none.
 
         Args:
             running: the tensor of this name in the live layer, used where initial values are not kept.
+            left_out: the update leaves tensors out, which stay what was loaded before.
 
         Raises:
             PatchError: there is no source of values.
@@ -118,6 +121,8 @@ class PristineParam:
         if self.written or tensor.numel() == 0:
             return
         source = self.initial if self.initial is not None else running
+        if left_out and self.loaded is not None:
+            source = self.loaded
         if source is None or source.shape != tensor.shape or source.dtype != tensor.dtype:
             raise PatchError(
                 f"{self.name} is not in the checkpoint and its initial values are gone",
@@ -125,6 +130,12 @@ class PristineParam:
                 advice="Report this model; until then update it by restarting the engine.",
             )
         tensor.copy_(source)
+
+    def copy_small(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
+        """Return a copy on the host of what was loaded, None where it is large or nothing was."""
+        if tensor is None or tensor.numel() > SMALL or tensor.is_meta:
+            return None
+        return tensor.detach().to("cpu", copy=True)
 
     def part(self, view: torch.Tensor) -> torch.Tensor | None:
         """Return ``view``, of the same storage, in this parameter's dtype; None if they do not overlap."""

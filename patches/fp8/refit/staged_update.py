@@ -68,6 +68,7 @@ class StagedUpdate:
         self._queue: list[Layer] = []
         self._constants: list[torch.Tensor] = []
         self._call = 0  # number of the load_weights call under way
+        self._accessible: set[int] = set()  # storages known to have memory, see `WriteTracker`
         self._came: dict[str, int] = {}  # name of a tensor -> the call that brought it
         self._late: list[
             tuple[PristineParam, torch.Tensor, str]
@@ -151,10 +152,19 @@ class StagedUpdate:
         Raises:
             PatchError: something is missing, on this rank or another.
         """
-        deferred = (layer for layer in self._layers if layer.deferred)
-        last = [layer for layer in deferred if layer.complete and not layer.processed_in]
+        left_out = not missing and bool(self.missing(partial=False))
+        deferred = (
+            layer for layer in self._layers if layer.deferred
+        )  # those left out may look at others that came
+        last = [layer for layer in deferred if layer.complete or (left_out and not layer.written)]
         for layer in last:
-            layer.prepare()
+            layer.prepare(left_out)
+        loaded = [
+            (param, param.copy_small(param.tensor))
+            for layer in last
+            for param in layer.params
+            if param.written
+        ]
         incomplete = f"the update is incomplete: {listed(missing)} did not come" if missing else None
         self._raise(self._adapter.consensus.agree_on_commit(incomplete))
         before = self.mixed
@@ -173,6 +183,8 @@ class StagedUpdate:
                 step()
             self.mixed = before or undo is None
             raise
+        for param, values in loaded:
+            param.loaded = values
 
     def _tracker(
         self, names: NamedWeights, guarded: dict[int, str], touched: dict[Layer, None]
@@ -198,7 +210,8 @@ class StagedUpdate:
 
         params = [param for layer in self._layers for param in layer.params]
         table = storage_table(params, lambda param: param.tensor)
-        return WriteTracker(table, on_write, on_access, guarded)
+        self._accessible.clear()
+        return WriteTracker(table, on_write, on_access, guarded, self._accessible)
 
     def _pass_on(self, names: NamedWeights, touched: dict[Layer, None]) -> Iterator[tuple[str, torch.Tensor]]:
         for item in names:
@@ -233,6 +246,7 @@ class StagedUpdate:
     def _process(self, layer: Layer) -> None:
         plan = self._plan(layer)
         layer.released_in = self._call
+        self._accessible.clear()
         if self._atomic == "layer":
             with _disable_current_modes():
                 plan.apply()

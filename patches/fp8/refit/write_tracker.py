@@ -27,7 +27,14 @@ class WriteTracker(TorchDispatchMode):
         on_write: called with ``(param, view)`` before each write.
         on_access: called with ``param`` before its storage is read or written.
         guarded: storage identity to name, for tensors that must not be written.
+        accessible: identities of storages that need no further call of ``on_access``; grows, and whoever frees a storage
+            empties it.
     """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Do without torch's wrapper around `__torch_dispatch__`: code is not compiled while such a mode is active."""
+        return False
 
     def __init__(
         self,
@@ -35,12 +42,14 @@ class WriteTracker(TorchDispatchMode):
         on_write: Callable[[PristineParam, torch.Tensor], None],
         on_access: Callable[[PristineParam], None] = lambda param: None,
         guarded: dict[int, str] | None = None,
+        accessible: set[int] | None = None,
     ) -> None:
         super().__init__()
         self._table = table
         self._on_write = on_write
         self._on_access = on_access
         self._guarded = guarded or {}
+        self._accessible = set() if accessible is None else accessible
         # An identity is the address of a storage's descriptor: a weak reference keeps it from being used again.
         self._pins = [
             StorageWeakRef(param.tensor.untyped_storage())
@@ -50,49 +59,50 @@ class WriteTracker(TorchDispatchMode):
         ]
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func in _METADATA:
-            return func(*args, **(kwargs or {}))
-        written = written_arguments(func)
+        known = _operators.get(id(func))  # an operator's own hash is slow
+        if known is None:
+            written = None if func in _METADATA else written_arguments(func)
+            known = _operators[id(func)] = (getattr(func, "_op", func), written, func)
+        run, written, _ = known
+        if written is None:
+            return run(*args, **(kwargs or {}))
         for key, arg in enumerate(args):
             if isinstance(arg, torch.Tensor):
-                self._look_at(func, arg, args, key in written)
+                identity = storage_identity(arg)
+                if key in written or (identity in self._table and identity not in self._accessible):
+                    self._look_at(func, arg, identity, args, key in written)
             elif isinstance(arg, (list, tuple)):
                 self._look_at_items(func, arg, args, key in written)
         if kwargs:
             for key, arg in kwargs.items():
                 items = arg if isinstance(arg, (list, tuple)) else (arg,)
                 self._look_at_items(func, items, args, key in written)
-            return func(*args, **kwargs)
-        return func(*args)
+            return run(*args, **kwargs)
+        return run(*args)
 
     def _look_at_items(self, func, items: Iterable, args: tuple, is_write: bool) -> None:
         for item in items:
             if isinstance(item, torch.Tensor):
-                self._look_at(func, item, args, is_write)
+                self._look_at(func, item, storage_identity(item), args, is_write)
 
-    def _look_at(self, func, tensor: torch.Tensor, args: tuple, is_write: bool) -> None:
-        identity = storage_identity(tensor)
+    def _look_at(self, func, tensor: torch.Tensor, identity: int | None, args: tuple, is_write: bool) -> None:
         params = self._table.get(identity)
-        if params is not None:
-            self._access(func, params, tensor, args, is_write)
-        elif is_write and identity in self._guarded:
-            raise PatchError(
-                f"a weight loader wrote straight into {self._guarded[identity]}, which an update must not",
-                advice="Report this model; until then update it by restarting the engine.",
-            )
-
-    def _access(
-        self, func, params: list[PristineParam], tensor: torch.Tensor, args: tuple, is_write: bool
-    ) -> None:
-        for param in params:
-            self._on_access(param)
-        if not is_write:
+        if params is None:
+            if is_write and identity in self._guarded:
+                raise PatchError(
+                    f"a weight loader wrote straight into {self._guarded[identity]}, which an update must not",
+                    advice="Report this model; until then update it by restarting the engine.",
+                )
             return
-        for param in params:
+        if identity not in self._accessible:
+            for param in params:
+                self._on_access(param)
+            self._accessible.add(identity)
+        for param in params if is_write else ():
             part = param.part(tensor)
             if part is None:
                 continue
-            if func is torch.ops.aten.copy_.default and tensor.dtype == param.dtype:
+            if func is _COPY and tensor.dtype == param.dtype:
                 _check_dtype(param, args[1])
             self._on_write(param, part)
 
@@ -110,10 +120,15 @@ class NamedWeights:
             yield name, tensor
 
 
+_COPY = torch.ops.aten.copy_.default
 _METADATA = {
     torch.ops.aten.detach.default,
     torch.ops.aten.alias.default,
 }  # need no memory; every other view does
+
+
+# Identity of an operator: what it calls, the arguments that it writes to or None where it is ignored, itself.
+_operators: dict[int, tuple[Any, frozenset[int | str] | None, Any]] = {}
 
 
 @functools.cache
@@ -143,18 +158,19 @@ def storage_identity(tensor: torch.Tensor) -> int | None:
 
 def _check_dtype(param: PristineParam, source: torch.Tensor) -> None:
     """Reject a dtype the destination cannot load."""
-    wide = source.dtype.is_floating_point and source.dtype.itemsize > 1
-    if param.dtype.is_floating_point and param.dtype.itemsize > 1:
-        fits = wide
-    elif param.dtype.is_floating_point:
-        fits = wide or source.dtype == param.dtype
-    else:
-        fits = not source.dtype.is_floating_point and not source.dtype.is_complex
-    if not fits:
+    if not _fits(param.dtype, source.dtype):
         raise PatchError(
             f"{param.name} holds {_short(param.dtype)} but was given {_short(source.dtype)} values",
             advice="Send the weights in the precision of the checkpoint the engine was opened on.",
         )
+
+
+@functools.cache
+def _fits(held: torch.dtype, given: torch.dtype) -> bool:
+    wide = given.is_floating_point and given.itemsize > 1
+    if held.is_floating_point:
+        return wide or (held.itemsize == 1 and given == held)
+    return not given.is_floating_point and not given.is_complex
 
 
 def _short(dtype: torch.dtype) -> str:

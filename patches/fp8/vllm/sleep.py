@@ -24,9 +24,11 @@ _saved: weakref.WeakKeyDictionary[Any, list[tuple[torch.UntypedStorage, torch.Un
 
 def on_sleep(original, self, level: int = 1, *args: Any, **kwargs: Any):
     """Around ``Worker.sleep``: level 2 discards the weights."""
+    models = model_registry.all_models(self.model_runner)
+    for model in models:
+        model.asleep = True
     if level < 2:
         return original(self, level, *args, **kwargs)
-    models = model_registry.all_models(self.model_runner)
     if self.model_runner not in _saved:  # else asleep already, with nothing to copy
         _saved[self.model_runner] = _copy_to_host(models)
     result = original(self, level, *args, **kwargs)
@@ -42,6 +44,8 @@ def on_wake_up(original, self, tags: list[str] | None = None, *args: Any, **kwar
     if tags is None or "weights" in tags:
         for memory, copy in _saved.pop(self.model_runner, ()):
             memory.copy_(copy)
+        for model in model_registry.all_models(self.model_runner):
+            model.asleep = False
     return result
 
 

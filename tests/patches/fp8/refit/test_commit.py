@@ -1,6 +1,7 @@
 """When an update is committed: finish, a step, sleep, and other threads in between."""
 
 import threading
+import types
 
 import pytest
 
@@ -9,8 +10,14 @@ torch = pytest.importorskip("torch")
 import fp8_toys as toys
 
 from flashpatch.errors import PatchError
+from flashpatch.patches.fp8.refit import model_registry
+from flashpatch.patches.fp8.vllm import sleep
 
 A, B = toys.checkpoint(0), toys.checkpoint(1)
+
+
+class Runner:
+    """What owns the models of one engine."""
 
 
 def test_finish_twice_and_without_an_update(atomic):
@@ -85,6 +92,22 @@ def test_withdrawing_does_not_make_a_mixture_whole():
     assert policy.state == "broken" and "given up" in policy.why_refused() and not engine.managed.may_generate
     engine.update(B)
     assert toys.same_answers(engine.model, toys.fresh("transposed", B))
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_nothing_is_committed_while_the_memory_is_away(level, atomic):
+    """A request may come while the engine sleeps; here a drafter's update, which level 2 does not drop, is complete."""
+    runner = Runner()
+    with model_registry.owned_by(runner):
+        engine = toys.engine("quantized", atomic=atomic, role="drafter")
+        model_registry.add(engine.model, engine.managed)
+    worker = types.SimpleNamespace(model_runner=runner)
+    engine.model.load_weights(B)
+    sleep.on_sleep(lambda worker, level: None, worker, level)
+    assert model_registry.first_unservable(runner) is None and engine.managed.version == 0
+    sleep.on_wake_up(lambda worker, tags: None, worker)
+    assert model_registry.first_unservable(runner) is None and engine.managed.version == 1
+    assert toys.same_answers(engine.model, toys.fresh("quantized", B))
 
 
 def in_the_middle(engine, weights, act):

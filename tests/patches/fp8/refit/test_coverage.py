@@ -8,6 +8,7 @@ hypothesis = pytest.importorskip("hypothesis")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flashpatch.patches.fp8.refit import coverage as coverage_module
 from flashpatch.patches.fp8.refit.coverage import Coverage
 
 settings.register_profile("fp8", max_examples=80, deadline=None, derandomize=True)
@@ -143,6 +144,34 @@ def test_what_is_missing_is_named():
     got.add(param[2:4], "k")
     assert got.missing(expected) == ["q", "v"]
     assert got.missing(None) == []
+
+
+@pytest.mark.parametrize("shards", ["in order", "by shard", "backwards"])
+def test_the_cost_of_a_write_does_not_grow_with_the_experts(shards, monkeypatch):
+    """Boxes that one write is compared with, of w1 and w3 in one parameter [experts, 4, 2]: at most its expert's own."""
+    compared = []
+
+    def counting(a, b, original=coverage_module._overlap):
+        compared.append((a, b))
+        return original(a, b)
+
+    monkeypatch.setattr(coverage_module, "_overlap", counting)
+    per_write = {}
+    for experts in (8, 128, 384):
+        param = torch.zeros(experts, 4, 2)
+        writes = [(expert, half) for expert in range(experts) for half in (0, 1)]
+        if shards == "by shard":
+            writes.sort(key=lambda write: write[1])
+        elif shards == "backwards":
+            writes.reverse()
+        coverage, largest = coverage_of(param), 0
+        for expert, half in writes:
+            compared.clear()
+            coverage.add(param[expert].narrow(0, 2 * half, 2), f"{expert}.{half}")
+            largest = max(largest, len(compared))
+        assert coverage.covered == coverage.total and coverage.mask is None
+        per_write[experts] = largest
+    assert per_write == {8: 1, 128: 1, 384: 1}
 
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0), ()])

@@ -4,6 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import fp8_toy_derived as derived
 import fp8_toys as toys
 
 from flashpatch.errors import PatchError
@@ -31,6 +32,20 @@ def test_a_partial_update_keeps_the_scales_it_does_not_bring(atomic):
     assert toys.same_answers(
         engine.model, toys.fresh("transposed", list((dict(first) | dict(FIRST)).items()))
     )
+
+
+@pytest.mark.parametrize("kind", ["absorbed", "sinks"])
+@pytest.mark.parametrize("scales", [False, True])
+def test_what_a_layer_that_was_left_out_derives_from_others_is_new(kind, scales, atomic):
+    """The attention layer's own scales do not come, its neighbours do."""
+    a, b = (derived.checkpoint(seed, 1, kind, False, scales, True) for seed in (0, 1))
+    new = {name: tensor for name, tensor in b.items() if "k_scale" not in name}
+    engine = toys.Engine(derived.Model("quantized", 1, False, kind), list(a.items()), atomic=atomic)
+    engine.update(list(new.items()), partial=True)
+    fresh = derived.Model("quantized", 1, False, kind)
+    fresh.load_weights((a | new).items())
+    derived.process_all(fresh)
+    assert toys.same_answers(engine.model, fresh)
 
 
 def test_a_partial_update_must_not_cut_a_layer(atomic):

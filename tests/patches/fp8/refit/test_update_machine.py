@@ -205,6 +205,7 @@ class Updates(RuleBasedStateMachine):
         expected = {}
         for unit in own:
             waits = unit.spec.is_open and not unit.spec.session and unit.spec.complete
+            waits = waits and runner not in self.asleep
             expected[unit] = unit.spec.finish(False) if waits else OK
         reported = worker.report(types.SimpleNamespace(model_runner=runner))
         for unit in own:
