@@ -39,7 +39,9 @@ CASES: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "llama fp8 cache, scales": ("llama", "fp8-channel+kv", KV),
     "llama tp2": ("llama", None, dict(tensor_parallel_size=2)),
 }
-NEEDS_AVX512 = {name for name, (_, scheme, kw) in CASES.items() if scheme == "w4a16" or "kv_cache_dtype" in kw}
+NEEDS_AVX512 = {
+    name for name, (_, scheme, kw) in CASES.items() if scheme == "w4a16" or "kv_cache_dtype" in kw
+}
 QUICK = [
     ("gpt-oss", "auto"),
     ("qwen2 fp8", "dummy"),
@@ -161,7 +163,9 @@ def test_updates_after_sleep(runner: scenario.Runner, case: str, load_format: st
     kw, seed = need(case), drawn_seed()
     a, b = (checkpoint(case, number) for number in (0, 1))
     want = {"a": oracle.answers(a, **kw), "b": oracle.answers(b, **kw)}
-    assert engines.difference(want["a"], want["b"]).mean > 0.01, "A and B answer alike: nothing would be shown"
+    assert engines.difference(want["a"], want["b"]).mean > 0.01, (
+        "A and B answer alike: nothing would be shown"
+    )
     got = runner(nights, a, b, kw, seed, load_format)
     assert "sleep level 2" in (got["refusal"] or ""), "weights that are gone were served"
     if load_format == "auto":
