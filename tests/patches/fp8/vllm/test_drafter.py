@@ -193,7 +193,8 @@ def test_a_broken_drafter_turns_speculation_off(
     got = runner(breakdown, at, method)
     assert "holds NaN" in got["error"]
     assert got["whole"]["tokens"] == got["broken"]["tokens"] == got["mended"]["tokens"] == fresh["a"]
-    assert got["broken"]["verified"] == 0 < got["mended"]["accepted"] == got["whole"]["accepted"]
+    assert got["broken"]["accepted"] == 0 < got["mended"]["accepted"] == got["whole"]["accepted"]
+    assert got["broken"]["verified"] < 4  # vLLM fills a step behind a cached prefix up with placeholders
     assert got["ledger"] == ["off", "on"]
     off, on = got["said"]
     assert "speculation is off until the drafter gets a complete update" in off and "holds NaN" in off
