@@ -1,16 +1,14 @@
-"""How long an unmodified verl job takes to its first step on this machine, with workers forked and without.
+"""How long an unmodified verl job takes to its first step on this machine, started with verl's numbers and with cpu's.
 
-    python benchmarks/first_step.py [--runs 1] [--precision bf16] [--few] [SETTING...]
+    python benchmarks/first_step.py [--runs 1] [--precision bf16] [SETTING...]
 
 A GRPO job of two steps of a two-layer model, `verl.trainer.main_ppo` under `FLASHPATCH=cpu,PRECISION`, in turns:
 
     as verl starts it   verl's numbers of helper processes and dashboard as settings
     as cpu starts it    the same command with the family's defaults
-    with forked workers the same with `fork_workers = true`
 
 Printed are the seconds and the processor seconds (user and system, all of the job's processes) until the first
 step was reported, and how many processes there had been. Processor seconds tell the same on a busy machine.
-With `--few` the first kind has one helper of each kind and no dashboard too: what is left is the forks' doing.
 Aim: 90 s on two quiet cores.
 """
 
@@ -66,18 +64,16 @@ class Usage:
     processes: int
 
 
-def environment(folder: Path, precision: str, config: str) -> dict[str, str]:
-    """Variables of the job; nothing is downloaded or reported."""
-    (folder / "flashpatch.toml").write_text(config)
+def environment(folder: Path, precision: str) -> dict[str, str]:
+    """Variables of the job; nothing is downloaded or reported, and bytecode is kept, as by default."""
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("FLASHPATCH", "VERL_", "VLLM_"))
+        if not name.startswith(("FLASHPATCH", "VERL_", "VLLM_")) and name != "PYTHONDONTWRITEBYTECODE"
     }
     return {
         **kept,
         "FLASHPATCH": f"cpu,{precision}",
-        "FLASHPATCH_CONFIG": str(folder / "flashpatch.toml"),
         "FLASHPATCH_LEDGER": str(folder / "ledger"),
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
@@ -109,7 +105,18 @@ def descendants() -> dict[tuple[int, str], float]:
     return {(pid, start): cpu for pid, (start, cpu) in found.items() if ours(pid)}
 
 
-def first_step(world: Path, precision: str, config: str, settings: list[str]) -> Usage:
+def reap() -> None:
+    """End what a job left, and forget it: the next job's count begins at zero."""
+    for pid, _ in descendants():
+        os.kill(pid, signal.SIGKILL)
+    try:
+        while True:
+            os.waitpid(-1, 0)
+    except ChildProcessError:
+        pass
+
+
+def first_step(world: Path, precision: str, settings: list[str]) -> Usage:
     """Run a job to its end; returns its usage when it reported its first step.
 
     Raises:
@@ -128,15 +135,14 @@ def first_step(world: Path, precision: str, config: str, settings: list[str]) ->
     usage, begin = None, time.monotonic()
     with (folder / "log").open("wb") as log:
         job = subprocess.Popen(
-            command, env=environment(folder, precision, config), cwd=folder, stdout=log, stderr=log
+            command, env=environment(folder, precision), cwd=folder, stdout=log, stderr=log
         )
     while job.poll() is None:
         seen.update(descendants())
         if usage is None and STEP in (folder / "log").read_bytes():
             usage = Usage(time.monotonic() - begin, sum(seen.values()), len(seen))
         time.sleep(0.2)
-    for pid, _ in descendants():
-        os.kill(pid, signal.SIGKILL)
+    reap()
     if job.returncode or usage is None:
         raise SystemExit(f"the job failed with exit code {job.returncode}; see {folder}/log")
     return usage
@@ -156,9 +162,6 @@ def main() -> None:
     )
     parser.add_argument("--runs", type=int, default=1, help="jobs of each kind (default %(default)s)")
     parser.add_argument("--precision", default="bf16", help="fp8 or bf16, beside cpu (default %(default)s)")
-    parser.add_argument(
-        "--few", action="store_true", help="one helper of each kind in the jobs without the patches too"
-    )
     parser.add_argument("settings", nargs="*", help="settings for both kinds of job")
     given = parser.parse_args()
     ctypes.CDLL(None).prctl(
@@ -166,29 +169,24 @@ def main() -> None:
     )  # processes whose parent ended stay descendants
     world = Path(tempfile.mkdtemp(prefix="first-step-")) / "world"
     subprocess.run([sys.executable, EXAMPLE / "make.py", world], check=True, capture_output=True)
-    helpers = [f"{path}={1 if given.few else 8}" for path in HELPERS]
-    dashboard = "+ray_kwargs.ray_init.include_dashboard=" + str(not given.few)
+    helpers = [f"{path}=8" for path in HELPERS]
     kinds = {
-        "as verl starts it": ("", [*helpers, dashboard]),
-        "as cpu starts it": ("", []),
-        "with forked workers": ("[cpu]\nfork_workers = true\n", []),
+        "as verl starts it": [*helpers, "+ray_kwargs.ray_init.include_dashboard=True"],
+        "as cpu starts it": [],
     }
     print(processor())
     seen: dict[str, list[Usage]] = {name: [] for name in kinds}
     for _ in range(given.runs):
-        for name, (config, settings) in kinds.items():
-            usage = first_step(world, given.precision, config, [*given.settings, *settings])
+        for name, settings in kinds.items():
+            usage = first_step(world, given.precision, [*given.settings, *settings])
             seen[name].append(usage)
             print(
                 f"{name:19} first step after {usage.wall:6.1f} s, {usage.cpu:6.1f} processor seconds, "
                 f"{usage.processes} processes",
                 flush=True,
             )
-    stock, *others = ([median(u.wall for u in runs), median(u.cpu for u in runs)] for runs in seen.values())
-    for name, ours in zip(list(seen)[1:], others):
-        print(
-            f"{name}, ratio: {stock[0] / ours[0]:.1f} in seconds, {stock[1] / ours[1]:.1f} in processor seconds"
-        )
+    stock, ours = ([median(u.wall for u in runs), median(u.cpu for u in runs)] for runs in seen.values())
+    print(f"ratio: {stock[0] / ours[0]:.1f} in seconds, {stock[1] / ours[1]:.1f} in processor seconds")
     least = min(usage.wall for usage in seen["as cpu starts it"])
     print(f"best {least:.0f} s, aim {AIM:.0f} s: {'met' if least <= AIM else 'missed'}")
 

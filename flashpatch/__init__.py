@@ -9,6 +9,7 @@ Importing this package imports nothing else, not even ``typing``; each name belo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from flashpatch.api import checksum as checksum
     from flashpatch.api import disable as disable
     from flashpatch.api import enable as enable
     from flashpatch.api import list_patches as list_patches
@@ -24,6 +25,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "enable": "api",
+    "checksum": "api",
     "disable": "api",
     "list_patches": "api",
     "status": "api",

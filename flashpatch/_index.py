@@ -6,7 +6,6 @@ FAMILIES = {
             "cpu": {},
         },
         "options": {
-            "fork_workers": (False, (), "bool", "str", ()),
         },
         "patches": {
             "cpu.verl.register_platform": ("verl.plugin.platform.platform_manager",),
@@ -19,8 +18,7 @@ FAMILIES = {
             "cpu.torch.check_module_states_for_sync_module_states": ("torch.distributed.fsdp._init_utils",),
             "cpu.torch.fsdp_param_init": ("torch.distributed.fsdp._fully_shard._fsdp_param",),
             "cpu.torch.init_core_state": ("torch.distributed.fsdp._init_utils",),
-            "cpu.ray.init": ("ray._private.worker",),
-            "cpu.ray.start_ray_process": ("ray._private.services",),
+            "cpu.vllm.run_in_subprocess": ("vllm.model_executor.models.registry",),
         },
     },
     "eagle": {
@@ -137,6 +135,7 @@ FAMILIES = {
             "exclude": ([], (), "list", "str", ()),
             "atomic": ("layer", ("layer", "model"), "str", "str", ()),
             "partial": (False, (), "bool", "str", ()),
+            "verify_commit": (False, (), "bool", "str", ()),
             "in_flight": ("refuse", ("refuse", "abort", "recompute", "keep"), "str", "str", ()),
             "tis": ("auto", ("auto", "off"), "str", "str", ()),
             "mismatch_jump": (4.0, (), "float", "str", (0, None, None, None)),
@@ -149,6 +148,7 @@ FAMILIES = {
             "fp8.vllm.possible_fp8_kernels": ("vllm.model_executor.kernels.linear",),
             "fp8.vllm.scaled_fp8_quant": ("vllm._custom_ops",),
             "fp8.vllm.apply_weights_sgl": ("vllm.model_executor.kernels.linear.scaled_mm.cpu",),
+            "fp8.vllm.worker_reload_weights": ("vllm.v1.worker.gpu_worker",),
             "fp8.vllm.initialize_layerwise_reload": ("vllm.model_executor.model_loader.reload.layerwise",),
             "fp8.vllm.finalize_layerwise_reload": ("vllm.model_executor.model_loader.reload.layerwise",),
             "fp8.vllm.process_weights_after_loading": ("vllm.model_executor.model_loader.utils",),

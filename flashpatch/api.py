@@ -1,4 +1,4 @@
-"""The functions users call: `enable`, `disable`, `status`, `list_patches`; and `start`, behind the front doors."""
+"""The functions users call: `enable`, `disable`, `status`, `list_patches`, `checksum`; and `start`, behind the front doors."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from flashpatch.settings import selections
 
 _obeyed: tuple[int, str | None, str | None] | None = None
 """Process and environment that `start` last looked at or that this module last exported."""
+
+CHECKSUM = "flashpatch_checksum"
+"""Name of a call to an engine's workers."""
 
 _refused: PatchError | None = None
 """Why that environment cannot be obeyed, in strict mode: each front door raises it anew."""
@@ -51,6 +54,31 @@ def enable(*names: str, strict: bool | None = None, **options: Any) -> Status:
     for sentence in late:
         warnings.warn(sentence, UserWarning, stacklevel=2)
     return _status(late)
+
+
+def checksum(llm: Any) -> Any:
+    """Return checksums of the weights that a vLLM engine runs on, to compare engines of one configuration.
+
+    Equal after an update and on an engine opened on the same checkpoint, on every rank; equal on all replicas.
+
+    Args:
+        llm: ``vllm.LLM``, or an asynchronous engine, for which the result must be awaited.
+
+    Returns:
+        Per rank, the role of a model (``target``, ``drafter``) to 16 hexadecimal digits.
+
+    Raises:
+        PatchError: FlashPatch does not follow the weights of this engine: fp8, int8 or bf16 was off when it opened.
+    """
+    try:
+        return llm.collective_rpc(CHECKSUM)
+    except Exception as error:
+        if CHECKSUM not in str(error):
+            raise
+        raise PatchError(
+            "FlashPatch does not follow the weights of this engine",
+            advice="Enable fp8, int8 or bf16 before the engine is opened.",
+        ) from error
 
 
 def disable(*names: str) -> Status:

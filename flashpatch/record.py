@@ -90,7 +90,7 @@ class Patch:
         needs: ids of patches that must be armed too.
         conflicts: ids of patches, names of distributions, or names of modules (excluding once they have been
             imported), that exclude this one.
-        tested: exact framework versions the patch's tests ran on; where the record gives none, those that
+        tested: exact framework versions the patch's tests ran on; where the record says nothing, those that
             ``patches/tested.toml`` has for its family and framework.
         why, how, upstream, remove_when: the documentation, as data.
         apply, undo: install and restore.

@@ -25,17 +25,19 @@ def tested_versions(family: str, framework: str) -> tuple[str, ...]:
 class TestedVersions:
     """The field ``tested`` of a `Patch`: what its record gives, else the family's versions from the file.
 
-    The file is read when a record without versions of its own is first asked for them.
+    The file is read when a record without versions of its own is first asked for them. A record that gives an empty
+    tuple was tested on none, whatever its family was.
     """
 
     __test__ = False  # for pytest: not a class of tests
 
-    def __get__(self, patch: Patch | None, owner: type | None = None) -> tuple[str, ...]:
+    def __get__(self, patch: Patch | None, owner: type | None = None) -> tuple[str, ...] | None:
         if patch is None:  # asked by dataclass for the default
-            return ()
-        return vars(patch)["tested"] or tested_versions(patch.family, patch.framework)
+            return None
+        given = vars(patch)["tested"]
+        return tested_versions(patch.family, patch.framework) if given is None else given
 
-    def __set__(self, patch: Patch, versions: tuple[str, ...]) -> None:
+    def __set__(self, patch: Patch, versions: tuple[str, ...] | None) -> None:
         vars(patch)["tested"] = versions
 
 

@@ -125,8 +125,7 @@ def snapshot() -> dict[str, Any]:
 def write_row() -> None:
     """Write this process's row in the ledger; a failure is logged."""
     try:
-        path = files.row_path()
-        files.write(path, files.row(snapshot()))
+        files.write_row(files.row(snapshot()))
     except OSError as error:
         import logging
 

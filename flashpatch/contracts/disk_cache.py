@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from flashpatch import user_directories
 from flashpatch.ledger import files
 
 Stamp = tuple[int, int, int, int]
@@ -38,8 +39,8 @@ def directory() -> Path | None:
     if chosen == _OFF:
         return None
     if chosen:
-        return Path(chosen).expanduser()
-    return Path(files.cache_home(), "flashpatch", "verdicts")
+        return Path(user_directories.expand(chosen))
+    return Path(user_directories.cache_home(), "flashpatch", "verdicts")
 
 
 def digest(text: str) -> str:

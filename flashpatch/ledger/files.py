@@ -10,7 +10,7 @@ import stat
 import sys
 import time
 
-from flashpatch import plain_json
+from flashpatch import plain_json, user_directories
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,13 +31,8 @@ def directory() -> Path:
 def _directory() -> str:
     chosen = os.environ.get("FLASHPATCH_LEDGER")
     if chosen:
-        return os.path.expanduser(chosen)
-    return os.path.join(cache_home(), "flashpatch", "ledger")
-
-
-def cache_home() -> str:
-    """The user's cache directory."""
-    return os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+        return user_directories.expand(chosen)
+    return os.path.join(user_directories.cache_home(), "flashpatch", "ledger")
 
 
 def row_path() -> str:
@@ -64,7 +59,6 @@ def row(
     roles: tuple[str, ...] = (),
     rank: Mapping[str, Any] | None = None,
     notes: Mapping[str, Any] | None = None,
-    parent: int = 0,
 ) -> dict[str, Any]:
     """A row of this process, now.
 
@@ -74,7 +68,6 @@ def row(
         roles: see `flashpatch.ledger.role`.
         rank: likewise.
         notes: see `flashpatch.ledger.note`.
-        parent: the process that asked for this one, where another one forked it; 0 for the parent it has.
     """
     pid, start = identity()
     return {
@@ -83,7 +76,7 @@ def row(
         "host": host(),
         "pid": pid,
         "start": start,
-        "ppid": parent or os.getppid(),
+        "ppid": os.getppid(),
         "argv0": sys.argv[0] if getattr(sys, "argv", None) else "",
         "roles": sorted(roles),
         "rank": dict(rank or {}),
@@ -131,14 +124,29 @@ def process_start(pid: int) -> str | None:
     return None if fields[0] in "ZX" else fields[19]
 
 
-def write(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None:
+def write_row(value: Mapping[str, Any]) -> None:
+    """Write ``value`` as this process's row. The process that begins a run removes old ones, see `old_runs`.
+
+    Raises:
+        OSError: the row cannot be written.
+    """
+    if write(row_path(), value):
+        from flashpatch.ledger import old_runs
+
+        old_runs.prune_once()
+
+
+def write(path: str | os.PathLike[str], value: Mapping[str, Any]) -> bool:
     """Replace ``path`` atomically with ``value`` as JSON, readable by its owner only.
 
     The directory is made private (0700) if it is missing. Raises OSError, also when the directory is
     another user's or a link.
+
+    Returns:
+        Whether the directory was made.
     """
     folder, name = os.path.split(path)
-    _private(folder)
+    made = _private(folder)
     temporary = os.path.join(folder, f".{name}.{os.getpid()}")
     data = plain_json.dumps(value).encode()
     try:
@@ -152,27 +160,33 @@ def write(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None:
         except FileNotFoundError:
             pass
         raise
+    return made
 
 
-def _private(folder: str) -> None:
+def _private(folder: str) -> bool:
+    user_directories.check(folder)
+    made = False
     if not os.path.exists(folder):
         missing, above = [folder], os.path.dirname(folder)
         while above and not os.path.exists(above):
             missing.append(above)
             above = os.path.dirname(above)
         for path in reversed(missing):
-            _make(path)
+            made = _make(path)
     found = os.lstat(folder or ".")
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise PermissionError(f"{folder} is not a directory of this user")
+    return made
 
 
-def _make(folder: str) -> None:
+def _make(folder: str) -> bool:
     try:
         os.mkdir(folder, 0o700)
     except FileExistsError:
         if not os.path.isdir(folder):
             raise
+        return False
+    return True
 
 
 def _signalled(pid: int) -> str | None:

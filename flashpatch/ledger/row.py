@@ -45,7 +45,6 @@ class _Row:
         self.rank: dict[str, Any] = {}
         self.notes: dict[str, Any] = {}
         self.booted = False
-        self.parent: int | None = None
         self.problem: str | None = None
 
     def boot(self) -> None:
@@ -126,7 +125,7 @@ class _Row:
         self._dirty = False
         self._last = time.monotonic()
         try:
-            files.write(files.row_path(), self._content())
+            files.write_row(self._content())
         except OSError as error:
             if self.problem is None:
                 _log.warning("flashpatch: the ledger row of this process cannot be written: %s", error)
@@ -137,7 +136,7 @@ class _Row:
     def _content(self) -> dict[str, Any]:
         engine = _engine_snapshot()
         with self._facts:
-            return files.row(engine, tuple(self.roles), self.rank, self.notes, self.parent or 0)
+            return files.row(engine, tuple(self.roles), self.rank, self.notes)
 
 
 _row = _Row()
@@ -171,12 +170,6 @@ def notes() -> dict[str, Any]:
     """Return a copy of this process's notes."""
     with _row._facts:
         return dict(_row.notes)
-
-
-def started_by(pid: int) -> None:
-    """Give the process that asked for this one as its parent, where another one forked it."""
-    _row.parent = pid
-    touch()
 
 
 def nonce(value: str) -> None:

@@ -31,6 +31,7 @@ class Row:
     notes: Mapping[str, Any]
     error: str | None
     written: str
+    run: str = ""
 
     @property
     def alive(self) -> bool | None:
@@ -75,7 +76,7 @@ def read(directory: Path) -> list[Run]:
     Links are not followed, files of other users are not trusted, broken ones are reported in
     ``Run.problems``; none of that raises.
     """
-    runs = [_read_run(entry) for entry in _entries(directory) if entry.is_dir(follow_symlinks=False)]
+    runs = [read_run(entry) for entry in _entries(directory) if is_run(entry)]
     return sorted((run for run in runs if run is not None), key=lambda run: run.written)
 
 
@@ -87,7 +88,13 @@ def is_alive(host: str, pid: int, start: str) -> bool | None:
     return now is not None and ("" in (now, start) or now == start)
 
 
-def _read_run(folder: os.DirEntry[str]) -> Run | None:
+def is_run(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry of a ledger may be a run: a directory, no link, whose name is not hidden."""
+    return entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
+
+
+def read_run(folder: os.DirEntry[str]) -> Run | None:
+    """Read one run of a ledger; None when there is nothing of a run in it. Raises nothing, see `read`."""
     run = Run(folder.name)
     for entry in sorted(_entries(Path(folder.path)), key=lambda entry: entry.name):
         kind = entry.name.partition("-")[0]
@@ -144,6 +151,7 @@ def _row(value: dict[str, Any]) -> Row:
         notes=dict(value["notes"]),
         error=value["error"],
         written=str(value["written"]),
+        run=str(value.get("run", "")),
     )
 
 

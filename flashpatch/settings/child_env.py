@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 
-from flashpatch import plain_json
+from flashpatch import plain_json, user_directories
 from flashpatch.ledger import files
 
 TYPE_CHECKING = False
@@ -24,6 +24,8 @@ VARIABLES = (
     "FLASHPATCH_CONFIG",
     "FLASHPATCH_STRICT",
     "FLASHPATCH_LEDGER",
+    "FLASHPATCH_KEEP_DAYS",
+    "FLASHPATCH_KEEP_RUNS",
     "FLASHPATCH_CACHE",
     "FLASHPATCH_LOG",
     "FLASHPATCH_RUN",
@@ -75,7 +77,7 @@ def export(asked: str, resolved: str) -> None:
     for name in ("FLASHPATCH_LEDGER", "FLASHPATCH_CACHE"):
         folder = os.environ.get(name, "")
         if folder and folder != "0":
-            _set(name, os.path.abspath(os.path.expanduser(folder)))
+            _set(name, os.path.abspath(user_directories.expand(folder)))
     _list(add=True)
     hook = os.environ.get(RAY_HOOK)
     if not hook:

@@ -21,9 +21,7 @@ TARGET = "verl.utils.config:validate_config"
 Get = Callable[..., Any]
 """``get(path, default=None)``: read one setting, such as `JobConfig.get`."""
 
-validate_config_patch = functools.partial(
-    Patch, targets=(TARGET,), scope=frozenset({"driver"}), tested=("0.9.1",)
-)
+validate_config_patch = functools.partial(Patch, targets=(TARGET,), scope=frozenset({"driver"}))
 """Make the record of a patch around ``validate_config``."""
 
 

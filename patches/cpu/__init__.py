@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from flashpatch.patches.cpu import engines, fsdp, gloo, platform, verl_config, vllm_distribution, worker_start
-from flashpatch.record import Family, Option
+from flashpatch.patches.cpu import (
+    engines,
+    fsdp,
+    gloo,
+    model_inspection,
+    platform,
+    verl_config,
+    vllm_distribution,
+)
+from flashpatch.record import Family
 
 FAMILY = Family(
     name="cpu",
@@ -19,14 +27,8 @@ FAMILY = Family(
         fsdp.SYNC,
         fsdp.PIN,
         fsdp.OFFLOAD,
-        worker_start.INIT,
-        worker_start.COMMANDS,
+        model_inspection.PATCH,
     ),
-    options={
-        "fork_workers": Option(
-            False, "fork a job's processes from one that has verl and vLLM imported (experimental)", kind=bool
-        ),
-    },
     too_late=platform.too_late,
     refuses=("verl.utils.config:validate_config",),
 )

@@ -53,7 +53,6 @@ PATCH = Patch(
     evidence="install",
     scope=frozenset({"trainer"}),
     needs=("cpu.verl.register_platform",),
-    tested=("0.9.1",),
     why="verl registers its FSDP engines for cuda and npu only, though nothing in them needs either.",
     how="Registers the same two classes for cpu.",
     remove_when="verl registers them for cpu.",

@@ -48,7 +48,6 @@ _patch = functools.partial(
     evidence="optional",
     scope=frozenset({"trainer"}),
     needs=("cpu.verl.register_platform",),
-    tested=("2.13.0+cpu",),
 )
 
 SYNC = _patch(

@@ -42,7 +42,6 @@ _patch = functools.partial(
     requires="verl>=0.9",
     scope=frozenset({"trainer"}),
     needs=("cpu.verl.register_platform",),
-    tested=("0.9.1",),
     why='verl asks torch for "cpu:gloo,<device>:<backend>", which for a CPU is "cpu:gloo,cpu:gloo"; torch '
     "refuses a device that is named twice.",
     remove_when="verl names each device once.",

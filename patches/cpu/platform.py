@@ -65,7 +65,6 @@ PATCH = Patch(
     ),
     evidence="install",
     scope=frozenset({"driver", "trainer", "worker"}),
-    tested=("0.9.1",),
     why="verl knows the platforms nvidia, huawei and amd; where it finds none it assumes nvidia and fails "
     "on the first torch.cuda call.",
     how="Registers a CPU platform with verl's registry, which detects it after those of accelerators: gloo, "

@@ -152,7 +152,6 @@ RUN = Patch(
     evidence="fault",
     scope=frozenset({"driver"}),
     needs=("cpu.verl.register_platform",),
-    tested=("0.9.1",),
     why="verl.experimental.fully_async_policy starts everything before it finds that it cannot send weights.",
     how="Refuses it by name in the driver.",
     remove_when="verl has a checkpoint engine for gloo.",

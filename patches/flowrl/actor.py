@@ -181,7 +181,6 @@ _patch = functools.partial(
     requires="verl>=0.9",
     evidence="install",
     scope=frozenset({"trainer"}),
-    tested=("0.9.1",),
     remove_when="verl has a partition function of its own.",
 )
 

@@ -81,7 +81,6 @@ _patch = functools.partial(
     Patch,
     requires="verl>=0.9",
     scope=frozenset({"trainer"}),
-    tested=("0.9.1",),
     remove_when="verl has a partition function of its own.",
 )
 _export_patch = functools.partial(

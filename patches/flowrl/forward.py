@@ -54,7 +54,6 @@ _patch = functools.partial(
     requires="verl>=0.9",
     evidence="step",
     scope=frozenset({"trainer"}),
-    tested=("0.9.1",),
     why="log Z must be computed in the actor's own forward, which keeps only its last layer's output.",
     remove_when="verl has a partition function of its own.",
 )

@@ -204,7 +204,6 @@ _patch = functools.partial(
     requires="verl>=0.9",
     evidence="step",
     scope=frozenset({"trainer"}),
-    tested=("0.9.1",),
     remove_when="verl has the trajectory-balance loss.",
 )
 

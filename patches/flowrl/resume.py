@@ -101,7 +101,6 @@ PATCH = Patch(
     evidence="optional",
     scope=frozenset({"trainer"}),
     requires="verl>=0.9",
-    tested=("0.9.1",),
     why="A checkpoint written without FlowRL lacks the partition function; verl fails with missing keys.",
     how="Adds the initial partition function, its optimizer group and its learning rate, and logs that; a "
     "checkpoint that has them is loaded unchanged.",

@@ -68,6 +68,7 @@ FAMILY = Family(
         linear_kernels.PATCH,
         scaled_fp8_quant.PATCH,
         int8_inputs.PATCH,
+        reload.RELOAD_WEIGHTS,
         reload.BEGIN,
         reload.END,
         reload.FINISH,
@@ -115,6 +116,11 @@ FAMILY = Family(
             ("layer", "model"),
         ),
         "partial": Option(False, "accept updates without some of the layers", kind=bool),
+        "verify_commit": Option(
+            False,
+            "after each update, compute checksums of the weights and compare them over replicas",
+            kind=bool,
+        ),
         "in_flight": Option(
             "refuse",
             "when an update meets running requests: refuse it, or abort, recompute or keep the requests",

@@ -209,7 +209,6 @@ PATCH = Patch(
     ),
     evidence="optional",
     scope=frozenset({"trainer"}),
-    tested=("0.9.1",),
     why="Between a trainer's shards and the rollout engine lie a gather, a buffer and another process; a "
     "flipped bit or a missing tensor there goes unnoticed.",
     how="Sends a fingerprint of each parameter behind the weights, computed on each rank's own shards after "

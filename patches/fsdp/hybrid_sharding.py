@@ -75,7 +75,6 @@ PATCH = Patch(
     ),
     evidence="install",
     scope=frozenset({"trainer"}),
-    tested=("0.9.1",),
     why="With FSDP1, fsdp_size=1 and several ranks, torch averages gradients within shard groups of one "
     "rank, so that the replicas silently differ from the first step on.",
     how="Returns NO_SHARD for such a mesh, which FSDP1 then applies over the replicas. All other meshes "

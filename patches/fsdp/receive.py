@@ -60,7 +60,8 @@ class _Arrival:
     """Audit one sync. Large tensors are read on a second thread while the engine loads the same bucket."""
 
     def __init__(self, mode: str) -> None:
-        from flashpatch.patches.fsdp import fingerprint, messages
+        from flashpatch.patches._shared import fingerprint
+        from flashpatch.patches.fsdp import messages
         from flashpatch.patches.fsdp.background import Background
 
         self._fingerprint = fingerprint.of
@@ -233,7 +234,6 @@ PATCH = Patch(
     ),
     evidence="update",
     scope=frozenset({"worker"}),
-    tested=("0.9.1",),
     why="A rollout engine loads whatever arrives; with wrong weights the policy trains on another's text.",
     how="Fingerprints each tensor as it arrives, whole, before it is quantized or loaded, and compares with "
     "the trainer's before the last bucket is loaded.",

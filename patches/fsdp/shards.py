@@ -16,7 +16,7 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.fsdp import fingerprint
+from flashpatch.patches._shared import fingerprint
 
 _CHUNK = 1 << 20  # elements of a block that is not consecutive, laid out at once
 

@@ -27,6 +27,10 @@ def test_what_the_record_gives_goes_first() -> None:
     assert dataclasses.replace(record(), tested=("1.0",)).tested == ("1.0",)
 
 
+def test_a_record_may_say_that_it_was_tested_on_none() -> None:
+    assert record(tested=()).tested == ()
+
+
 @pytest.mark.parametrize("patch_id", ["acme.vllm.step", "fp8.acme.step"])
 def test_a_family_or_framework_that_the_file_does_not_know(patch_id: str) -> None:
     assert record(patch_id).tested == ()

@@ -17,7 +17,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, f
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import Shard
 
-from flashpatch.patches.fsdp import fingerprint, shards
+from flashpatch.patches._shared import fingerprint
+from flashpatch.patches.fsdp import shards
 
 
 class Block(nn.Module):

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flashpatch import user_directories
 from flashpatch.atomic_file import replacing
 from flashpatch.errors import PatchError
 
@@ -111,6 +112,7 @@ class SampleWriter:
         size = sample.bytes + 1024
         if size > self.bytes:
             raise ValueError(f"a sample of {size} bytes does not fit into a queue of {self.bytes}")
+        user_directories.check(str(self.directory))
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._make_room(size)
         temporary = self.directory / f".write-{self._pid}-{self._sequence}"
@@ -227,4 +229,4 @@ def queue_directory(option: str = "") -> Path:
     ledger."""
     from flashpatch.ledger import files
 
-    return Path(option).expanduser() if option else files.directory() / files.run_id() / "ring"
+    return Path(user_directories.expand(option)) if option else files.directory() / files.run_id() / "ring"

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flashpatch import engine
+from flashpatch import engine, user_directories
 from flashpatch.arming.site import Site
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.bandit.arm import Arm
@@ -75,7 +75,7 @@ def on_init_graphs(original, self, *args: Any, **kwargs: Any):
     _check(self, spec_controller.engine_arms(options["arms"], own))
     broadcast = RankBroadcast(get_tp_group().cpu_group) if get_parallel().tp_size > 1 else None
     policy = spec_controller.make_policy(options, own, broadcast)
-    state = Path(options["state"]).expanduser() if options["state"] else None
+    state = Path(user_directories.expand(options["state"])) if options["state"] else None
     controller = SpecController(policy, state)
     spec_controller.add_controller(self, controller)
     _reserved = allocation_sizing.get_alloc_len_per_decode()

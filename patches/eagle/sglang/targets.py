@@ -14,7 +14,6 @@ MANAGER = "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeig
 WorkerPatch = partial(
     Patch,
     requires="sglang>=0.5.21",
-    tested=("0.5.23",),
     scope=frozenset({"worker"}),
     remove_when="SGLang hands out hidden states, chooses its configuration by what it brings per second, and judges "
     "new drafter weights.",

@@ -10,6 +10,5 @@ DriverPatch = partial(
     Patch,
     requires="verl>=0.9",
     scope=frozenset({"driver"}),
-    tested=("0.9.1",),
     remove_when="verl trains drafters between rollouts and brings them to its replicas.",
 )

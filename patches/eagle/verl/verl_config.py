@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from flashpatch import engine
+from flashpatch import engine, user_directories
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared.verl_config import TARGET, JobConfig
 from flashpatch.patches.eagle.train.settings import WorkerSettings
@@ -18,6 +18,7 @@ from flashpatch.record import Contract
 logger = logging.getLogger("flashpatch.eagle")
 
 ID = "eagle.verl.validate_config"
+MODEL = "actor_rollout_ref.model.path"
 ROLLOUT = "actor_rollout_ref.rollout"
 SPECULATIVE = f"{ROLLOUT}.engine_kwargs.vllm.speculative_config"
 OURS = "flashpatch"
@@ -112,19 +113,16 @@ def remarks(get: Any, speculative: Mapping[str, Any]) -> Iterator[str]:
         yield f"{speculative.get('model')} is not a folder"
     if get("trainer.v1.trainer_mode") == "separate_async":
         yield "in trainer mode separate_async rollouts never pause"
-    if (
-        not get("actor_rollout_ref.model.path")
-        or not Path(get("actor_rollout_ref.model.path")).expanduser().is_dir()
-    ):
-        yield f"actor_rollout_ref.model.path={get('actor_rollout_ref.model.path')} is not a folder"
+    if not get(MODEL) or not _path(get(MODEL)).is_dir():
+        yield f"{MODEL}={get(MODEL)} is not a folder"
 
 
 def _wanted(get: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the ``speculative_config`` for the option ``drafter``; write a drafter from scratch first."""
-    folder = Path(options["drafter"]).expanduser()
+    folder = _path(options["drafter"])
     if options["drafter"] == NEW:
         folder = _folder(get) / "first"
-        _write_new(Path(get("actor_rollout_ref.model.path")).expanduser(), folder, options)
+        _write_new(_path(get(MODEL)), folder, options)
     kind = json.loads((folder / "config.json").read_text())
     method = "eagle3" if any("Eagle3" in name for name in kind.get("architectures") or ()) else "eagle"
     return {"method": method, "model": str(folder), "num_speculative_tokens": options["draft_tokens"]}
@@ -152,7 +150,7 @@ def training(get: Any, options: Mapping[str, Any], speculative: Mapping[str, Any
     Raises:
         PatchError: an entry of the option ``trainer`` is not one of its settings.
     """
-    target = str(Path(get("actor_rollout_ref.model.path")).expanduser())
+    target = str(_path(get(MODEL)))
     given = _trainer_settings(options, target, str(_folder(get)), str(speculative["model"]))
     made = WorkerSettings.of({**given, "kind": speculative["method"], "ring": ""})
     return {
@@ -186,9 +184,13 @@ def _trainer_settings(options: Mapping[str, Any], target: str, folder: str, draf
     return given
 
 
+def _path(text: str) -> Path:
+    return Path(user_directories.expand(text))
+
+
 def _folder(get: Any) -> Path:
     """Return a folder beside the job's own checkpoints, which every node sees."""
-    return Path(get("trainer.default_local_dir") or "checkpoints").expanduser().absolute() / "eagle"
+    return _path(get("trainer.default_local_dir") or "checkpoints").absolute() / "eagle"
 
 
 PATCH = DriverPatch(

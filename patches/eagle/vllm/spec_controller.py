@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flashpatch import engine, ledger
+from flashpatch import engine, ledger, user_directories
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.bandit.arm import Arm, parse_arms
 from flashpatch.patches.eagle.bandit.controller import Controller
@@ -228,7 +228,7 @@ def on_scheduler(original, self, *args: Any, **kwargs: Any):
     if config.num_speculative_tokens_per_batch_size != one_entry_schedule(self.num_spec_tokens):
         ledger.note(eagle_bandit_off="the method, data parallelism, or a schedule of the user's own")
         return
-    state = Path(options["state"]).expanduser() if options["state"] else None
+    state = Path(user_directories.expand(options["state"])) if options["state"] else None
     controller = SpecController(make_policy(options, self.num_spec_tokens), self.num_spec_tokens, state)
     controller.check = AcceptanceCheck(self.num_spec_tokens, options["rollback_steps"], options["rollback"])
     controller.on_drafts = controller.check.add

@@ -15,7 +15,6 @@ RUNNER_V2 = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
 _VllmPatch = partial(
     Patch,
     requires="vllm>=0.31",
-    tested=("0.31.0", "0.32.0"),
     remove_when="vLLM hands out hidden states, chooses its number of speculative tokens by what they bring, and "
     "updates its drafter.",
 )

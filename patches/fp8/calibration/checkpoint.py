@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flashpatch import user_directories
 from flashpatch.patches.fp8.calibration import untrusted
 from flashpatch.patches.fp8.calibration.untrusted import refuse
 
@@ -115,7 +116,7 @@ def directory(where: str) -> Path:
     Raises:
         PatchError: there is none.
     """
-    path = Path(where).expanduser()
+    path = Path(user_directories.expand(where))
     if path.is_dir():
         return path
     if where.count("/") == 1 and not where.startswith((".", "/", "~")):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from flashpatch import user_directories
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.precision import fleet
 from flashpatch.patches.fp8.precision.fleet import Entry
@@ -90,7 +91,7 @@ def flashrl_entries(environ: Mapping[str, str] | None = None) -> tuple[Entry, ..
     where = "FLASHRL_CONFIG"
     if value in fleet.FLASHRL_NAMES or value in fleet.FLASHRL_REFUSED:
         return (Entry(fleet.flashrl_precision(value, where)),)
-    path = Path(value).expanduser()
+    path = Path(user_directories.expand(value))
     if path.exists():
         return fleet.from_flashrl(path)
     raise PatchError(

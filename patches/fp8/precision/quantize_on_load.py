@@ -10,7 +10,6 @@ hand at a time, and what comes in 8 bits passes as it is.
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8.precision import quantize
+from flashpatch.patches.fp8.precision import loader_call, quantize
+from flashpatch.patches.fp8.precision.loader_call import LoaderCall
 
 if TYPE_CHECKING:
     from flashpatch.patches.fp8.calibration.profile_file import Profile
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 PATCH = "fp8.update"
 _FORMS = {dtype: form for form, dtype in quantize.DTYPES.items()}
 _ROWS = 64  # of a weight, in which its error is measured
+_NO_SHARD = frozenset({"weight_name", "expert_id", "return_success"})  # of a loader's arguments
+_LOCAL = "_map_global_expert_id_to_local_expert_id"  # of vLLM's experts; -1 for one of another rank
 
 
 class Rounding:
@@ -38,7 +40,8 @@ class Rounding:
 
     Attributes:
         weights: how many parameters are rounded into.
-        errors: layer (with the shard of a fused one) to the relative error of the values that came last.
+        errors: layer (with the shard of a fused one) to the relative error of the values that came last; of
+            experts the largest, over those that have come since one came again.
     """
 
     def __init__(self, model: torch.nn.Module, profile: Profile | None = None, at_load: bool = True) -> None:
@@ -46,6 +49,7 @@ class Rounding:
         self._at_load = at_load
         self.weights = 0
         self.errors: dict[str, float] = {}
+        self._experts: dict[str, set[int]] = {}  # that the largest error of a shard is of
         for path, module in model.named_modules():
             for key, parameter in list(module._parameters.items()):
                 if parameter is not None and parameter.dtype in _FORMS and parameter.dim() > 1:
@@ -86,41 +90,57 @@ class Rounding:
             self.weights += 1
 
     def _loader(self, original: Callable, module: torch.nn.Module, name: str, key: str) -> Callable:
-        names = list(inspect.signature(original).parameters)[
-            :2
-        ]  # what vLLM calls the parameter and the tensor
+        names = loader_call.parameter_names(original)
 
         @functools.wraps(original)
         def load(*args: Any, **kwargs: Any) -> Any:
             """vLLM's loader of this parameter, for values of any width; called by position or by keyword."""
-            given = (*args, *(kwargs.pop(name) for name in names[len(args) :]))
-            (parameter, loaded), args = given[:2], given[2:]
-            if not _wide(loaded):
-                return original(parameter, loaded, *args, **kwargs)
-            scales = module._parameters.get(f"{key}_scale")
-            granularity = _granularity(scales)
-            if granularity is None or parameter.dim() != 2:
-                raise PatchError(
-                    f"{name} is {_short(parameter)} of {type(module).__name__}, into which "
-                    f"{_short(loaded)} values cannot be rounded on the way.",
-                    patch=PATCH,
-                    advice="Linear layers with a scale per channel or per tensor can; for experts use fp8 or bf16.",
-                )
-            try:
-                q, scale = quantize.quantized(loaded.detach(), _FORMS[parameter.dtype], granularity)
-            except PatchError as error:
-                raise PatchError(f"{name}: {error.problem}", patch=PATCH, advice=error.advice) from error
-            shard = "".join(
-                f"[{value}]" for value in (*args, *kwargs.values()) if isinstance(value, (str, int))
-            )
-            self.errors[name.removesuffix(".weight") + shard] = relative_error(loaded, q, scale)
-            result = original(parameter, q, *args, **kwargs)
-            scales.weight_loader(
-                scales, scale if granularity == "channel" else scale.reshape(1), *args, **kwargs
-            )
-            return result
+            call = LoaderCall(names, args, kwargs)
+            loaded = call.at(1)
+            if loaded is None or not _wide(loaded) or _elsewhere(module, call):
+                return original(*args, **kwargs)
+            return self._load_wide(call, original, module, name, key)
 
         return load
+
+    def _load_wide(
+        self, call: LoaderCall, original: Callable, module: torch.nn.Module, name: str, key: str
+    ) -> Any:
+        """Round a wide value and send it through the loaders of its parameter and of the scales."""
+        parameter, loaded = call.at(0), call.at(1).detach()
+        scales = module._parameters.get(f"{key}_scale")
+        granularity = _granularity(scales)
+        if granularity is None or loaded.dim() not in (2, parameter.dim()) or parameter.dim() > 3:
+            raise PatchError(
+                f"{name} is {_short(parameter)} of {type(module).__name__}, into which "
+                f"{_short(loaded)} values cannot be rounded on the way.",
+                patch=PATCH,
+                advice="Layers with a scale per channel or per tensor can; use fp8 or bf16 for this model.",
+            )
+        label, expert = name.removesuffix(".weight") + _shard(call), call.get("expert_id")
+        try:
+            q, scale = _rounded(loaded, _FORMS[parameter.dtype], granularity)
+        except PatchError as error:
+            part = name if expert is None else f"{label}[{expert}]"
+            raise PatchError(f"{part}: {error.problem}", patch=PATCH, advice=error.advice) from error
+        result = call.repeat(original, parameter, q)
+        weight_name = call.get("weight_name")  # by which loaders of experts tell scales from weights
+        renamed = {} if weight_name is None else {"weight_name": f"{weight_name}_scale"}
+        given = scale if granularity == "channel" else scale.reshape(1)
+        call.repeat(scales.weight_loader, scales, given, **renamed)
+        columns = loaded.shape[-1]
+        error = relative_error(loaded.reshape(-1, columns), q.view(-1, columns), scale.view(-1, 1))
+        self._note_error(label, expert, error)
+        return result
+
+    def _note_error(self, label: str, expert: int | None, error: float) -> None:
+        if expert is not None:
+            came = self._experts.setdefault(label, set())
+            if expert in came:
+                came.clear()
+            error = max(error, self.errors[label]) if came else error
+            came.add(expert)
+        self.errors[label] = error
 
 
 def for_model(model: torch.nn.Module, marked: Mapping[str, Any]) -> Rounding:
@@ -139,13 +159,17 @@ def for_model(model: torch.nn.Module, marked: Mapping[str, Any]) -> Rounding:
 
 
 def _refuse_experts(model: torch.nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        if parameter.dtype in _FORMS and parameter.dim() == 3:
-            raise PatchError(
-                f"experts in int8 cannot be filled with wide weights: {name} is {_short(parameter)}.",
-                patch=PATCH,
-                advice="Use fp8 or bf16 for this model.",
-            )
+    for path, module in model.named_modules():
+        for key, parameter in module._parameters.items():
+            if parameter is None or parameter.dtype not in _FORMS or parameter.dim() != 3:
+                continue
+            if _granularity(module._parameters.get(f"{key}_scale")) is None:
+                raise PatchError(
+                    f"experts in 8 bits cannot be filled with wide weights: {path}.{key} is "
+                    f"{_short(parameter)} of {type(module).__name__}, without a scale per channel or per tensor.",
+                    patch=PATCH,
+                    advice="Use fp8 or bf16 for this model.",
+                )
 
 
 def relative_error(w: torch.Tensor, q: torch.Tensor, scale: torch.Tensor) -> float:
@@ -183,16 +207,21 @@ def expected_error(w: torch.Tensor, form: str, granularity: str) -> float:
 
 
 def kernels(model: torch.nn.Module) -> dict[str, int]:
-    """How many linear layers run on what: ``scheme/kernel`` by class name, as far as vLLM shows it."""
+    """How many linear layers and layers of experts run on what: ``scheme/kernel`` by class name, as far as vLLM
+    shows it."""
     from vllm.model_executor.layers.linear import LinearBase
 
     found: dict[str, int] = {}
     for module in model.modules():
+        scheme = getattr(module, "scheme", None) or getattr(module, "quant_method", None)
         if isinstance(module, LinearBase):
-            scheme = getattr(module, "scheme", None) or module.quant_method
             inside = [type(v).__name__ for v in vars(scheme).values() if _is_kernel(v)]
-            what = "/".join([type(scheme).__name__, *inside])
-            found[what] = found.get(what, 0) + 1
+        elif scheme is not None and "w13_weight" in module._parameters:
+            inside = [kind.__name__ for kind in [getattr(scheme, "experts_cls", None)] if kind is not None]
+        else:
+            continue
+        what = "/".join([type(scheme).__name__, *inside])
+        found[what] = found.get(what, 0) + 1
     return found
 
 
@@ -202,11 +231,39 @@ def _is_kernel(value: Any) -> bool:
 
 def _granularity(scales: Any) -> str | None:
     """How a parameter of scales is cut, or None if rounding cannot fill it."""
+    if scales is None:
+        return None
+    cut = getattr(scales, "quant_method", None)  # vLLM writes it on the scales of experts
+    if cut is not None:
+        return cut if cut in ("channel", "tensor") else None
     from vllm.model_executor.parameter import ChannelQuantScaleParameter, PerTensorScaleParameter
 
     if isinstance(scales, ChannelQuantScaleParameter):
         return "channel"
     return "tensor" if isinstance(scales, PerTensorScaleParameter) else None
+
+
+def _rounded(w: torch.Tensor, form: str, granularity: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """`quantize.quantized` of [out, in], or of [experts, out, in] with a scale per channel."""
+    if w.dim() == 2 or granularity != "channel":
+        return quantize.quantized(w, form, granularity)
+    q, scale = quantize.quantized(w.reshape(-1, w.shape[-1]), form, granularity)
+    return q.view(w.shape), scale.view(*w.shape[:-1], 1)
+
+
+def _shard(call: LoaderCall) -> str:
+    """Which shard of a fused layer a call loads, as the end of a label."""
+    return "".join(
+        f"[{value}]"
+        for argument, value in call.place()
+        if isinstance(value, (str, int)) and argument not in _NO_SHARD
+    )
+
+
+def _elsewhere(module: torch.nn.Module, call: LoaderCall) -> bool:
+    """Whether this is a weight of an expert that another rank holds: the loader drops it."""
+    expert, local = call.get("expert_id"), getattr(module, _LOCAL, None)
+    return expert is not None and local is not None and local(expert) == -1
 
 
 def _wide(tensor: torch.Tensor) -> bool:

@@ -19,7 +19,9 @@ class AgreementKeys:
         self._base = base
         self._rank = rank
         self._votes = 0
-        self._written: dict[int, dict[str, None]] = {}  # update -> keys that this rank may have written for it
+        self._written: dict[
+            int, dict[str, None]
+        ] = {}  # update -> keys that this rank may have written for it
 
     def newest(self, store: dist.Store) -> int:
         """Return the number of the update opened last, 0 before the first."""

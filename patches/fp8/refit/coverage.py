@@ -27,13 +27,17 @@ class Coverage:
     mask: torch.Tensor | None = None
     overlaps: bool = False  # some element was written by two different views
     covered: int = 0  # number of elements written at least once
+    total: int = field(init=False)  # number of elements
+    _order: list[int] = field(init=False)  # dimensions, the one of the largest stride first
+    _dense: bool = field(init=False)  # whether the elements are all those between the first and the last
     _rows: dict[tuple[int, int], list[Box]] = field(default_factory=dict)  # first edge of boxes -> the boxes
     _edges: list[tuple[int, int]] = field(default_factory=list)  # the first edges, sorted
     _longest: int = 0  # of the first edges
 
-    @property
-    def total(self) -> int:
-        return _volume([(0, size) for size in self.shape])
+    def __post_init__(self) -> None:
+        self.total = _volume([(0, size) for size in self.shape])
+        self._order = sorted(range(len(self.shape)), key=lambda d: -self.stride[d])
+        self._dense = _last(self.shape, self.stride, 0) + 1 == self.total
 
     def add(self, view: torch.Tensor, name: str = "") -> None:
         """Record a write to ``view``, which shares the tensor's storage."""
@@ -100,14 +104,14 @@ class Coverage:
         rest = view.storage_offset() - self.offset
         if rest < 0 or 0 in view.shape:
             return None
-        if rest == 0 and view.numel() == self.total and view.is_contiguous() and self._dense():
+        if rest == 0 and view.numel() == self.total and view.is_contiguous() and self._dense:
             return tuple((0, size) for size in self.shape)
-        order = sorted(range(len(self.shape)), key=lambda d: -self.stride[d])
-        sizes = {st: size for size, st in zip(view.shape, view.stride()) if size > 1}
-        if len(sizes) != sum(size > 1 for size in view.shape):
+        long = [(st, size) for size, st in zip(view.shape, view.stride()) if size > 1]
+        sizes = dict(long)
+        if len(sizes) != len(long):
             return None
         box: list[tuple[int, int]] = [(0, 1)] * len(self.shape)
-        for dim in order:
+        for dim in self._order:
             size, step = self.shape[dim], self.stride[dim]
             start = 0
             if size > 1:
@@ -117,10 +121,6 @@ class Coverage:
                 return None
             box[dim] = (start, start + extent)
         return None if rest or sizes else tuple(box)
-
-    def _dense(self) -> bool:
-        """Whether the tensor's elements are all those between its first and its last."""
-        return sum((size - 1) * step for size, step in zip(self.shape, self.stride)) + 1 == self.total
 
     def _elements(self) -> torch.Tensor:
         if self.mask is not None:

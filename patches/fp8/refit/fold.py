@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from flashpatch.patches.fp8.refit import layer_state
 from flashpatch.patches.fp8.refit.layer_state import Snapshot
+from flashpatch.patches.fp8.refit.write_log import WriteLog
 
 
 class LayoutChanged(RuntimeError):
@@ -101,6 +102,17 @@ class Plan:
             return lambda: items.__setitem__(slice(None), before)
 
         self._steps.append(replace)
+
+    def hold_back(self, log: WriteLog) -> None:
+        """Undo what post-processing has written into live tensors, and plan to write it again."""
+        written = {id(tensor): (tensor, tensor.clone()) for tensor, _ in log.writes}
+        log.undo()
+        for identity, (tensor, fresh) in written.items():
+            self._copies.setdefault(identity, (tensor, fresh, "a tensor that is no parameter"))
+
+    def copies(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, str]]:
+        """Yield each tensor in use, the fresh one that is copied into it, and its name."""
+        yield from self._copies.values()
 
     def apply(self, undo: list[Undo] | None = None) -> None:
         """Carry the plan out. Only copies and assignments remain, which cannot fail for want of a match.

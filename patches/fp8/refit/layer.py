@@ -27,6 +27,7 @@ class Layer:
         self.deferred = deferred
         self.opened_in = 0  # number of the load call that first wrote to it in this update
         self.processed_in = 0  # and of the one that completed it; 0: not yet
+        self.released_in = 0  # and of the one whose loader holds staged tensors without memory
         self._live_tables: list[tuple[torch.nn.Module, dict, dict]] = []  # while staged tensors are shown
         self._pristine = Snapshot()
         self._kept_alive: list[torch.Tensor] = []  # fresh tensors that a foreign resource may point into
@@ -63,6 +64,7 @@ class Layer:
 
     def reset(self) -> None:
         """Drop everything staged and start over."""
+        self.released_in = 0
         self.forget()
         self.release()
 

@@ -166,19 +166,24 @@ def _mutable(value: Any) -> bool:
     return not isinstance(value, (tuple, functools.partial, types.MethodType))
 
 
-def held_tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """Yield the tensors that a model's modules hold beside their parameters and buffers, at any depth."""
+def held_containers(model: torch.nn.Module) -> Iterator[Any]:
+    """Yield a model's modules and the containers that they hold, at any depth."""
     modules = list(model.modules())
     seen = set(map(id, modules))
     stack = [(module, 0) for module in modules]
     while stack:
         container, depth = stack.pop()
+        yield container
         for value in children(container):
-            if isinstance(value, torch.Tensor):
-                yield value
-            elif depth < _DEPTH and id(value) not in seen and holds_state(value):
+            if depth < _DEPTH and id(value) not in seen and holds_state(value):
                 seen.add(id(value))
                 stack.append((value, depth + 1))
+
+
+def held_tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Yield the tensors that a model's modules hold beside their parameters and buffers, at any depth."""
+    for container in held_containers(model):
+        yield from (value for value in children(container) if isinstance(value, torch.Tensor))
 
 
 class LayerState:

@@ -20,7 +20,6 @@ class LoaderAdapter:
         process: post-processes one module as the engine's loader does.
         deferred: whether a module is processed after all others.
         context: entered around post-processing (default dtype, engine configuration).
-        finalize: called with the model once all layers are in place.
         role: of the model in its engine, ``target`` or ``drafter``.
         consensus: agreement among the ranks that hold parts of this model and process it together.
         refusal: why this engine cannot be updated at all, or None.
@@ -33,7 +32,6 @@ class LoaderAdapter:
     process: Callable[[torch.nn.Module], None]
     deferred: Callable[[torch.nn.Module], bool]
     context: Callable[[], AbstractContextManager]
-    finalize: Callable[[torch.nn.Module], None] = lambda model: None
     role: str = "target"
     consensus: Consensus = field(default_factory=SingleRank)
     refusal: Callable[[], str | None] = lambda: None

@@ -14,22 +14,25 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.precision.quantize_on_load import Rounding
+from flashpatch.patches.fp8.refit import checksum
 from flashpatch.patches.fp8.refit.coverage import Coverage
 from flashpatch.patches.fp8.refit.errors import PATCH, update_error
 from flashpatch.patches.fp8.refit.layer import Layer
 from flashpatch.patches.fp8.refit.layer_groups import group_layers, layers_and_parents, release_removed
 from flashpatch.patches.fp8.refit.layer_state import LayerState, held_tensors
 from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
-from flashpatch.patches.fp8.refit.policy import SHOWN, Policy
+from flashpatch.patches.fp8.refit.model_hooks import ModelHooks
+from flashpatch.patches.fp8.refit.policy import SHOWN, Policy, listed
 from flashpatch.patches.fp8.refit.pristine_params import storage_table
 from flashpatch.patches.fp8.refit.staged_update import StagedUpdate
+from flashpatch.patches.fp8.refit.write_log import WriteLog
 from flashpatch.patches.fp8.refit.write_tracker import NamedWeights, WriteTracker
 
 _changes = itertools.count(1)  # of state, of all models: no number comes twice
@@ -73,6 +76,8 @@ class ManagedModel:
         self._session = False  # whether the open update was opened by name, so that only its end ends it
         self._left_out = False  # whether the sender of the open update allows layers to be left out
         self._model = model
+        self._hooks = ModelHooks(model, adapter.deferred)
+        self._asked = False  # whether load_weights was called without weights, to see what else it does
         self._unsupported = ""  # why this model cannot be updated, found at its construction
         self.layers: list[Layer] = []
         try:
@@ -104,6 +109,7 @@ class ManagedModel:
         """Stand in for ``model.load_weights(weights)``: one bucket of an update, or the first load."""
         with self._alone():
             self._inside = True
+            self._hooks.phase = "first" if self.state == "loading" else "bucket"
             try:
                 if self.rounding is not None:
                     weights = self.rounding.prepared(weights, first=self.state == "loading")
@@ -113,6 +119,11 @@ class ManagedModel:
                 return self._load_bucket(original, names, **kwargs)
             finally:
                 self._inside = False
+                self._hooks.phase = "first" if self.state == "loading" else "commit"
+
+    def remove_hooks(self) -> None:
+        """Give the model its own post-processing back."""
+        self._hooks.remove()
 
     def end_first_load(self) -> None:
         """Note that the first load and its post-processing are over; nothing if that has been done."""
@@ -124,7 +135,9 @@ class ManagedModel:
         if learned and not any(expected.covered for expected in learned):
             self._unsupported = "its loader writes where it cannot be followed, in other threads perhaps"
         self._layer_state.find_shared([layer.modules for layer in self.layers])
+        self._update.note_joined_layers()
         pristine = (tensor for layer in self.layers for tensor in layer.pristine_tensors())
+        self._hooks.phase = "commit"
         self._constants = [weakref.ref(tensor) for tensor in (*held_tensors(self._model), *pristine)]
         self.state = "ready"
 
@@ -190,6 +203,10 @@ class ManagedModel:
         """Return all of `parameters`, buffers and `constants`."""
         return [*self._model.parameters(), *self._model.buffers(), *self.constants()]
 
+    def checksum(self) -> str:
+        """Return a checksum of the live weights; see `checksum.of_model`."""
+        return checksum.of_model(self._model, self.adapter.deferred, self.constants())
+
     def policy(self) -> Policy:
         """State and version, for the scheduler."""
         missing = self._missing() if self.state == "open" else []
@@ -214,15 +231,30 @@ class ManagedModel:
                 param.expected = Coverage(param.shape, param.stride, param.offset)
         table = storage_table(params, lambda param: held[id(param)])
         with WriteTracker(table, lambda param, view: param.expected.add(view, names.current)):
-            return original(names, **kwargs)
+            return self._watched_load(original, names, **kwargs)
+
+    def _watched_load(self, original: Callable, weights: Iterable, **kwargs: Any) -> Any:
+        """Load, and learn whether ``load_weights`` derives state of its own, which an update could not follow."""
+        with self._hooks.watch_load() as derived:
+            result = original(weights, **kwargs)
+        if derived:
+            self._unsupported = (
+                f"load_weights of {type(self._model).__name__} derives {listed(derived)} by itself"
+            )
+        return result
 
     def _load_bucket(
         self, original: Callable, names: NamedWeights, partial: bool | None = None, **kwargs: Any
     ) -> Any:
+        if not self._asked:  # the first load may have been of dummy weights
+            self._asked = True
+            with torch.no_grad(), suppress(Exception), WriteLog(self.tensors()) as log:
+                self._watched_load(original, iter(()), **kwargs)
+            log.undo()
         if self.state != "open":
             self._begin(session=False)
         with self._failing(names), torch.no_grad():
-            result = self._update.load(original, names, **kwargs)
+            result = self._update.load(original, names, self.constants(), **kwargs)
         self._left_out |= bool(partial)
         if partial and not self._session:
             self._finish()
@@ -268,7 +300,7 @@ class ManagedModel:
             return
         missing = self._missing(partial)
         with self._failing(), torch.no_grad():
-            self._update.commit(missing)
+            self._update.commit(missing, self._hooks.run)
         self._update.drop()
         self._update.discarded = self._update.mixed = False
         self.version = self.adapter.consensus.update or self.version + 1
@@ -278,6 +310,8 @@ class ManagedModel:
         empty = self.state == "open" and self._update.empty
         if empty:
             self._update.drop()
+            if self._update.mixed and not self.error:
+                self.error = "an update was given up after some of its layers were in place"
             self.state = "broken" if self.error else "ready"
         return empty
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -67,11 +68,13 @@ def restore_load_weights() -> None:
     """Give every model its own ``load_weights`` back, and forget them."""
     for model in list(_models):
         vars(model).pop("load_weights", None)
+        if (managed := get(model)) is not None:
+            managed.remove_hooks()
     _models.clear()
     _owners.clear()
 
 
-def end_first_loads(runner: Any) -> None:
+def end_first_loads(runner: Any = None) -> None:
     """End the first load of every model of a model runner; models may have come to share modules since."""
     for managed in all_models(runner):
         managed.end_first_load()
@@ -97,10 +100,14 @@ def report_failed_call(call: int, error: str) -> None:
         managed.adapter.consensus.announce_failed_call(call, error)
 
 
+def _with_positional(original: Callable, args: tuple, weights: Any, **kwargs: Any) -> Any:
+    return original(weights, *args, **kwargs)
+
+
 def _managed_load(managed: ManagedModel, original: Callable) -> Callable:
     def load_weights(weights, *args, **kwargs):
         """Load a bucket of weights as part of an update; ``partial=True`` also commits it."""
-        result = managed.load(original, weights, *args, **kwargs)
+        result = managed.load(functools.partial(_with_positional, original, args), weights, **kwargs)
         ledger.note(policy_version=managed.version, updates=managed.version, policy_state=managed.state)
         return result
 

@@ -9,7 +9,7 @@ allocated, and filled with a poison that reads as NaN, when the first element is
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,9 +57,11 @@ class PristineParam:
     alias: bool = False
     expected: Coverage | None = None
     coverage: Coverage = field(init=False)
+    end: int = field(init=False)
     tensor: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
+        self.end = _end(self.offset, self.shape, self.stride)
         self.reset()
 
     def live(self) -> torch.Tensor | None:
@@ -96,6 +98,8 @@ class PristineParam:
 
         Gaps hold their initial values, or zeros in a large tensor.
         """
+        if self.storage.allocated:
+            return
         gaps = self.expected is not None and 0 < self.expected.covered < self.expected.total
         if self.storage.allocate(0 if gaps else _POISON) and gaps and self.initial is not None:
             self.stage().detach().copy_(self.initial)
@@ -126,11 +130,11 @@ class PristineParam:
         """Return ``view``, of the same storage, in this parameter's dtype; None if they do not overlap."""
         if view.dtype != self.dtype:
             view = view.view(self.dtype)
-        return view if view.storage_offset() < self.end and self.offset < _end(view) else None
+        return view if view.storage_offset() < self.end and self._starts_before(view) else None
 
-    @property
-    def end(self) -> int:
-        return self.offset + sum((n - 1) * step for n, step in zip(self.shape, self.stride)) + 1
+    def _starts_before(self, view: torch.Tensor) -> bool:
+        first = view.storage_offset()
+        return self.offset <= first or self.offset < _end(first, view.shape, view.stride())
 
     @property
     def required(self) -> bool:
@@ -165,6 +169,7 @@ class SharedStorage:
     def __init__(self, nbytes: int, device: torch.device) -> None:
         self.nbytes = nbytes
         self.device = device
+        self.allocated = False
         self._storage: torch.UntypedStorage | None = None
 
     def get(self) -> torch.UntypedStorage:
@@ -176,6 +181,7 @@ class SharedStorage:
     def allocate(self, byte: int) -> bool:
         """Allocate the memory, every byte set to ``byte``; False, and nothing, if it is allocated already."""
         storage = self.get()
+        self.allocated = True
         if storage.nbytes() >= self.nbytes:
             return False
         storage.resize_(self.nbytes)
@@ -188,9 +194,12 @@ class SharedStorage:
         storage = self._storage
         if storage is not None and torch._C._storage_Use_Count(storage._cdata) == held_by + 1:
             storage.resize_(0)
+            self.allocated = False
 
     def release(self) -> None:
+        """Let go of the storage: the next tensor is staged in another."""
         self._storage = None
+        self.allocated = False
 
 
 def record(modules: dict[str, torch.nn.Module], device: torch.device) -> list[PristineParam]:
@@ -244,8 +253,9 @@ def _record_one(module, key, name, is_buffer, tensor, storages, device) -> Prist
     )
 
 
-def _end(view: torch.Tensor) -> int:
-    return view.storage_offset() + sum((n - 1) * step for n, step in zip(view.shape, view.stride())) + 1
+def _end(offset: int, shape: Sequence[int], stride: Sequence[int]) -> int:
+    """One past the position of the last element."""
+    return offset + sum((n - 1) * step for n, step in zip(shape, stride)) + 1
 
 
 def _plain_loader(value: Any) -> Any:

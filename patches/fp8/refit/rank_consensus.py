@@ -174,7 +174,9 @@ class RankConsensus:
                 return False
             time.sleep(_POLL)
         ready = all(json.loads(store.get(vote)) for vote in votes)
-        self._keys.delete_vote(store, number - 1)  # everyone has come to this vote, so everyone has read the last
+        self._keys.delete_vote(
+            store, number - 1
+        )  # everyone has come to this vote, so everyone has read the last
         return ready
 
     def announce(self, error: str) -> None:

@@ -17,12 +17,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.refit.errors import update_error
-from flashpatch.patches.fp8.refit.fold import Plan
+from flashpatch.patches.fp8.refit.fold import Plan, Undo
 from flashpatch.patches.fp8.refit.layer import Layer
 from flashpatch.patches.fp8.refit.layer_state import LayerState
 from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
 from flashpatch.patches.fp8.refit.policy import listed
 from flashpatch.patches.fp8.refit.pristine_params import PristineParam, storage_table
+from flashpatch.patches.fp8.refit.write_log import WriteLog
 from flashpatch.patches.fp8.refit.write_tracker import NamedWeights, WriteTracker
 
 logger = logging.getLogger("flashpatch.fp8")
@@ -63,8 +64,14 @@ class StagedUpdate:
         self._atomic = atomic
         self._rounding_errors = rounding_errors
         self._plans: dict[Layer, Plan] = {}
+        self._joined: dict[int, tuple[torch.Tensor, str] | None] = {}  # see `note_joined_layers`
         self._queue: list[Layer] = []
+        self._constants: list[torch.Tensor] = []
         self._call = 0  # number of the load_weights call under way
+        self._came: dict[str, int] = {}  # name of a tensor -> the call that brought it
+        self._late: list[
+            tuple[PristineParam, torch.Tensor, str]
+        ] = []  # writes of this call to layers opened before
         self.mixed = False
         self.discarded = False
         self.verdict: PatchError | None = None
@@ -77,10 +84,22 @@ class StagedUpdate:
     def drop(self) -> None:
         """Free everything staged and planned."""
         self._plans.clear()
+        self._joined = dict.fromkeys(self._joined)
         self._queue.clear()
+        self._came.clear()
         self._call = 0
         for layer in self._layers:
             layer.reset()
+
+    def note_joined_layers(self) -> None:
+        """Note which layers have come to share memory in the first load: an engine may tie what is equal."""
+        owners: dict[int, set[int]] = {}
+        for layer in self._layers:
+            for param in layer.params:
+                live = param.live()
+                if live is not None and live.numel():
+                    owners.setdefault(live.untyped_storage()._cdata, set()).add(id(layer))
+        self._joined = {storage: None for storage, layers in owners.items() if len(layers) > 1}
 
     def note_mixture(self) -> None:
         """Before an unfinished update is dropped: note that layers of it may be in place already."""
@@ -94,15 +113,26 @@ class StagedUpdate:
         missing = [name for layer in waiting if layer.written or not partial for name in layer.missing()]
         return missing + [f"a part of {layer.name} on another rank" for layer in self._queue]
 
-    def load(self, original: Callable, names: NamedWeights, **kwargs: Any) -> Any:
-        """Run the model's ``load_weights`` on staged tensors; process the layers that this call completes."""
+    def load(
+        self, original: Callable, names: NamedWeights, constants: list[torch.Tensor], **kwargs: Any
+    ) -> Any:
+        """Run the model's ``load_weights`` on staged tensors; process the layers that this call completes.
+
+        Args:
+            original: the model's ``load_weights``.
+            names: the weights.
+            constants: tensors beside parameters and buffers that must not be written either.
+            kwargs: passed on.
+        """
         self._call += 1
-        guarded = _live_storages(self._model)
+        self._constants = constants
+        guarded = _live_storages(self._model, constants)
         touched: dict[Layer, None] = {}  # layers written since they were last looked at, in order
         with ExitStack() as stack:
             for layer in self._layers:
                 stack.callback(layer.show_live)
                 layer.show_staged()
+            stack.callback(self._late.clear)
             stack.enter_context(self._tracker(names, guarded, touched))
             result = original(self._pass_on(names, touched), **kwargs)
             self._queue_complete(touched)
@@ -111,11 +141,12 @@ class StagedUpdate:
         self._process_queue(last=True)
         return result
 
-    def commit(self, missing: list[str]) -> None:
-        """Process the deferred layers and carry out all plans.
+    def commit(self, missing: list[str], derive: Callable[[list[Undo] | None], None]) -> None:
+        """Carry out all plans, process the deferred layers, and let the model derive what it derives itself.
 
         Args:
             missing: what did not come.
+            derive: runs the model's own hooks; receives a list to add the steps back to, or None.
 
         Raises:
             PatchError: something is missing, on this rank or another.
@@ -126,7 +157,8 @@ class StagedUpdate:
             layer.prepare()
         incomplete = f"the update is incomplete: {listed(missing)} did not come" if missing else None
         self._raise(self._adapter.consensus.agree_on_commit(incomplete))
-        before, undo = self.mixed, [] if self._atomic == "model" else None
+        before = self.mixed
+        undo: list[Undo] | None = [] if self._atomic == "model" else None
         self.mixed = True  # until all is in place
         try:
             for plan in self._plans.values():
@@ -135,7 +167,7 @@ class StagedUpdate:
                 self._plan(layer).apply(undo)
                 layer.release()
             with self._adapter.context():
-                self._adapter.finalize(self._model)
+                derive(undo)
         except BaseException:
             for step in reversed(undo or []):
                 step()
@@ -148,7 +180,7 @@ class StagedUpdate:
         owner = {id(param): layer for layer in self._layers for param in layer.params}
 
         def on_access(param: PristineParam) -> None:
-            if owner[id(param)].processed_in == self._call:
+            if owner[id(param)].released_in == self._call:
                 raise self._error(
                     f"{names.current or param.name} came twice in one update", "Send each tensor once."
                 )
@@ -159,6 +191,8 @@ class StagedUpdate:
             if layer.processed_in or (layer in self._queue and layer.opened_in != self._call):
                 self._restart(names.current or param.name)
             layer.opened_in = layer.opened_in or self._call
+            if layer.opened_in != self._call:
+                self._late.append((param, view, names.current))
             param.coverage.add(view, names.current)
             touched[layer] = None
 
@@ -166,10 +200,11 @@ class StagedUpdate:
         table = storage_table(params, lambda param: param.tensor)
         return WriteTracker(table, on_write, on_access, guarded)
 
-    def _pass_on(
-        self, names: NamedWeights, touched: dict[Layer, None]
-    ) -> Iterator[tuple[str, torch.Tensor]]:
+    def _pass_on(self, names: NamedWeights, touched: dict[Layer, None]) -> Iterator[tuple[str, torch.Tensor]]:
         for item in names:
+            if self._came.get(names.current, self._call) != self._call:
+                self._restart(names.current)
+            self._came[names.current] = self._call
             yield item
             self._queue_complete(touched)
 
@@ -197,6 +232,7 @@ class StagedUpdate:
 
     def _process(self, layer: Layer) -> None:
         plan = self._plan(layer)
+        layer.released_in = self._call
         if self._atomic == "layer":
             with _disable_current_modes():
                 plan.apply()
@@ -216,20 +252,47 @@ class StagedUpdate:
             self._adapter.process(module)
 
         with _disable_current_modes(), self._adapter.context():
-            plan = layer.process(self._layer_state, process)
+            with WriteLog(self._constants if self._atomic == "model" else ()) as log:
+                plan = layer.process(self._layer_state, process)
+            plan.hold_back(log)
+            self._check_joined(plan)
         layer.processed_in = self._call or 1
         return plan
 
+    def _check_joined(self, plan: Plan) -> None:
+        """Check that layers which share memory are given the same values."""
+        for live, fresh, name in plan.copies() if self._joined else ():
+            storage = live.untyped_storage()._cdata
+            if storage not in self._joined:
+                continue
+            other = self._joined[storage]
+            if other is None:
+                self._joined[storage] = fresh, name
+            elif not torch.equal(other[0], fresh):
+                raise self._error(
+                    f"{name} and {other[1]} were equal when the engine was opened and share memory since, but were "
+                    "given different values",
+                    "Open a new engine on them.",
+                )
+
     def _restart(self, name: str) -> None:
-        """A tensor of a layer that was complete already came again: a new update has begun."""
+        """A tensor of an earlier call came again: a new update has begun, to which all of this call belongs."""
         logger.warning("%s came again: taking it as the start of a new update", name)
         self.note_mixture()
+        self._came = {name: call for name, call in self._came.items() if call == self._call}
+        owner = {id(param): layer for layer in self._layers for param in layer.params}
         for layer in self._layers:
             if layer.opened_in != self._call:
                 layer.forget()
                 self._plans.pop(layer, None)
                 if layer in self._queue:
                     self._queue.remove(layer)
+        late, self._late = self._late, []
+        for param, view, written_by in late:
+            layer = owner[id(param)]
+            if layer.released_in != self._call:
+                layer.opened_in = self._call
+                param.coverage.add(view, written_by)
 
     def _agree(self, error: str | None, ready: list[int], last: bool = True) -> tuple[list[int], bool]:
         """The layers ready on every rank, and whether all are done; raise, on every rank, the first error of any."""
@@ -246,9 +309,9 @@ class StagedUpdate:
         return update_error(problem, advice, type(self._model).__name__)
 
 
-def _live_storages(model: torch.nn.Module) -> dict[int, str]:
-    """Storage identity to name, for every parameter and buffer with memory of its own."""
-    storages = {}
+def _live_storages(model: torch.nn.Module, constants: list[torch.Tensor]) -> dict[int, str]:
+    """Storage identity to name, for every parameter and buffer with memory of its own, and other tensors held."""
+    storages = {tensor.untyped_storage()._cdata: "a tensor that is no parameter" for tensor in constants}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if not hasattr(tensor, "__tensor_flatten__"):
             storages[tensor.untyped_storage()._cdata] = name

@@ -50,25 +50,40 @@ class WriteTracker(TorchDispatchMode):
         ]
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        written = _written(func)
-        for key, arg in (*enumerate(args), *(kwargs or {}).items()):
-            for tensor in _tensors(arg):
-                identity = _storage(tensor)
-                params = self._table.get(identity)
-                if params is not None:
-                    self._access(func, params, tensor, args, key in written)
-                elif key in written and identity in self._guarded:
-                    raise PatchError(
-                        f"a weight loader wrote straight into {self._guarded[identity]}, which an update must not",
-                        advice="Report this model; until then update it by restarting the engine.",
-                    )
-        return func(*args, **(kwargs or {}))
+        if func in _METADATA:
+            return func(*args, **(kwargs or {}))
+        written = written_arguments(func)
+        for key, arg in enumerate(args):
+            if isinstance(arg, torch.Tensor):
+                self._look_at(func, arg, args, key in written)
+            elif isinstance(arg, (list, tuple)):
+                self._look_at_items(func, arg, args, key in written)
+        if kwargs:
+            for key, arg in kwargs.items():
+                items = arg if isinstance(arg, (list, tuple)) else (arg,)
+                self._look_at_items(func, items, args, key in written)
+            return func(*args, **kwargs)
+        return func(*args)
+
+    def _look_at_items(self, func, items: Iterable, args: tuple, is_write: bool) -> None:
+        for item in items:
+            if isinstance(item, torch.Tensor):
+                self._look_at(func, item, args, is_write)
+
+    def _look_at(self, func, tensor: torch.Tensor, args: tuple, is_write: bool) -> None:
+        identity = storage_identity(tensor)
+        params = self._table.get(identity)
+        if params is not None:
+            self._access(func, params, tensor, args, is_write)
+        elif is_write and identity in self._guarded:
+            raise PatchError(
+                f"a weight loader wrote straight into {self._guarded[identity]}, which an update must not",
+                advice="Report this model; until then update it by restarting the engine.",
+            )
 
     def _access(
         self, func, params: list[PristineParam], tensor: torch.Tensor, args: tuple, is_write: bool
     ) -> None:
-        if func in _METADATA:
-            return
         for param in params:
             self._on_access(param)
         if not is_write:
@@ -102,7 +117,7 @@ _METADATA = {
 
 
 @functools.cache
-def _written(func: Any) -> frozenset[int | str]:
+def written_arguments(func: Any) -> frozenset[int | str]:
     """Positions and names of the arguments that an operator writes to."""
     arguments = func._schema.arguments
     written = [
@@ -111,7 +126,7 @@ def _written(func: Any) -> frozenset[int | str]:
     return frozenset(key for pair in written for key in pair)
 
 
-def _tensors(arg: Any) -> Iterable[torch.Tensor]:
+def tensors_in(arg: Any) -> Iterable[torch.Tensor]:
     if isinstance(arg, torch.Tensor):
         return (arg,)
     if isinstance(arg, (list, tuple)):
@@ -119,7 +134,7 @@ def _tensors(arg: Any) -> Iterable[torch.Tensor]:
     return ()
 
 
-def _storage(tensor: torch.Tensor) -> int | None:
+def storage_identity(tensor: torch.Tensor) -> int | None:
     try:
         return tensor.untyped_storage()._cdata
     except (RuntimeError, NotImplementedError):

@@ -6,6 +6,7 @@ needs no second copy of the model.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
@@ -17,6 +18,7 @@ from flashpatch.patches.fp8.refit.managed_model import ManagedModel
 def quantizing(managed: ManagedModel, load_weights: Callable) -> Callable:
     """Wrap ``load_weights`` so that it also takes floating tensors for int8 parameters with a ``weight_scale``."""
 
+    @functools.wraps(load_weights)
     def load(weights: Iterable[tuple[str, torch.Tensor]], *args, **kwargs):
         if managed.state != "loading":
             weights = _quantized(weights, _scale_names(managed))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from flashpatch import engine
@@ -11,6 +12,7 @@ from flashpatch.patches.fp8.refit import model_registry
 from flashpatch.record import Contract, Patch
 
 MODULE = "vllm.model_executor.model_loader.utils"
+_NO_INT8_EXPERTS = re.compile(r"\bint8 (fused )?moe\b", re.IGNORECASE)  # in vLLM's errors
 
 
 def on_initialize(original, vllm_config: Any, *, model_config: Any = None, **kwargs: Any):
@@ -24,12 +26,12 @@ def on_initialize(original, vllm_config: Any, *, model_config: Any = None, **kwa
     try:
         model = original(vllm_config, model_config=model_config, **kwargs)
     except (NotImplementedError, ValueError) as error:
-        if marked is None or "MoE" not in str(error):
+        if marked is None or not _NO_INT8_EXPERTS.search(str(error)):
             raise
         raise PatchError(
             f"vLLM has no kernel here for experts in int8: {error}",
             patch=PATCH.id,
-            advice="Use fp8 or bf16 for this model.",
+            advice="Use fp8 or bf16 for this model; on x86 vLLM's int8 kernel for experts needs a CPU with AMX.",
         ) from error
     if hasattr(model, "load_weights"):
         amx_mla.refuse(model, PATCH.id)

@@ -95,20 +95,34 @@ def configure(args: Any, profile: str) -> None:
 
 
 def configure_template(args: Any, own: Any, profile: str) -> None:
-    """Mark an 8-bit checkpoint, so that the trainer's weights are rounded as it is."""
+    """Mark an 8-bit checkpoint, so that the trainer's weights are rounded as it is.
+
+    Raises:
+        PatchError: a profile is set, and this checkpoint is none that weights are rounded into.
+    """
     if (
         isinstance(own, Mapping)
         and own.get("quant_method") == "compressed-tensors"
         and not callable(args.hf_overrides)
+        and not _narrow_in_8_bits(own)
     ):
         if profile:
             check_path(profile)
         override(args, "quantization_config", {**own, MARK: mark(profile, at_load=False)})
     elif profile:
         raise _refuse(
-            "a profile is set, and the checkpoint is quantized otherwise than by compressed-tensors.",
+            "a profile is set, and the checkpoint is quantized otherwise than by compressed-tensors in 8 bits.",
             "Unset the option profile, or open the bf16 model.",
         )
+
+
+def _narrow_in_8_bits(own: Mapping[str, Any]) -> bool:
+    """Whether layers hold 4-bit weights unpacked, one in each int8, into which 8-bit values must not be rounded."""
+    for group in (own.get("config_groups") or {}).values():
+        bits = (group.get("weights") or {}).get("num_bits", 8)
+        if bits < 8 and "pack" not in str(group.get("format") or own.get("format")):
+            return True
+    return False
 
 
 def configure_weight_only(args: Any) -> None:

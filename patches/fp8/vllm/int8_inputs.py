@@ -30,7 +30,6 @@ PATCH = Patch(
     contract=Contract(params=("layer", "x", "bias"), mentions=("int8_scaled_mm_with_quant",)),
     evidence="optional",
     scope=frozenset({"worker"}),
-    tested=("0.31.0", "0.32.0"),
     why="On CPUs with AMX, int8 models whose linear layers get three-dimensional inputs (GPT-NeoX, OLMo2) end "
     "in 'mat1 must be a 2D tensor'.",
     how="Flattens the leading dimensions around the kernel.",

@@ -47,7 +47,6 @@ PATCH = Patch(
     ),
     evidence="install",
     scope=frozenset({"worker"}),
-    tested=("0.31.0", "0.32.0"),
     why="torch's fp8 product is slow on CPUs, by a factor of ten, or of thousands where oneDNN takes its "
     "reference kernel (CPUs with AMX); vLLM's own AMX kernel for one scale per tensor fails.",
     how="Puts a kernel for CPUs before vLLM's: weights stay in fp8 and are decoded exactly, by integer shifts, "

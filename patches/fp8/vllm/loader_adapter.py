@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from flashpatch.patches.fp8.precision.quantize_on_load import expected_error
 from flashpatch.patches._shared import all_ranks
+from flashpatch.patches.fp8.precision.quantize_on_load import expected_error
 from flashpatch.patches.fp8.refit import model_registry
 from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
 from flashpatch.patches.fp8.refit.rank_consensus import Consensus, RankConsensus, SingleRank
-from flashpatch.patches.fp8.vllm import running_requests
+from flashpatch.patches.fp8.vllm import running_requests, unsupported
 
 #: Schemes of vLLM that round a wide weight in post-processing: the 8-bit format, and the granularity of scales.
 _ROUNDED = {
@@ -56,10 +56,6 @@ def for_model(vllm_config: Any, model_config: Any) -> LoaderAdapter:
             return None
         return expected_error(weight, *how)
 
-    def finalize(model: torch.nn.Module) -> None:
-        if hasattr(model, "process_weights_after_loading"):
-            model.process_weights_after_loading()
-
     @contextmanager
     def context():
         with set_default_torch_dtype(model_config.dtype), set_current_vllm_config(vllm_config):
@@ -72,10 +68,9 @@ def for_model(vllm_config: Any, model_config: Any) -> LoaderAdapter:
         process=process,
         deferred=is_deferred_attention_layer,
         context=context,
-        finalize=finalize,
         role=role,
         consensus=_consensus(vllm_config.parallel_config, role),
-        refusal=lambda: _refusal(vllm_config),
+        refusal=lambda: unsupported.at_update(vllm_config),
         busy=lambda: running_requests.running(runner()),
         rounding_error=rounding_error,
     )
@@ -100,15 +95,3 @@ def _consensus(parallel_config: Any, role: str) -> Consensus:
     if len(everyone) == 1:
         return SingleRank()
     return RankConsensus(together, everyone, rank=rank, name=role, call=all_ranks.current_call)
-
-
-def _refusal(vllm_config: Any) -> str | None:
-    """Return why an engine of this configuration cannot be updated, or None."""
-    if vllm_config.lora_config is not None:
-        return "LoRA adapters are enabled (enable_lora)"
-    if vllm_config.parallel_config.enable_eplb:
-        return "expert rebalancing is enabled (enable_eplb)"
-    offload = getattr(vllm_config, "offload_config", None)
-    if getattr(getattr(offload, "uva", None), "cpu_offload_gb", 0):
-        return "weights are offloaded to the host (cpu_offload_gb)"
-    return None

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flashpatch import ledger
+from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.refit import model_registry
 from flashpatch.patches.fp8.vllm import engine_args
 from flashpatch.record import Contract, Patch
@@ -15,6 +16,18 @@ if TYPE_CHECKING:
 
 RELOAD = "vllm.model_executor.model_loader.reload.layerwise"
 UTILS = "vllm.model_executor.model_loader.utils"
+
+
+def on_reload(original, self, *args: Any, **kwargs: Any):
+    """Around ``Worker.reload_weights``: refuse weights in the format of kernels."""
+    in_kernel_format = kwargs.get("is_checkpoint_format", True) is False or args[2:3] == (False,)
+    if in_kernel_format and model_registry.all_models(self.model_runner):
+        raise PatchError(
+            "reload_weights(is_checkpoint_format=False) copies into the parameters in use, past load_weights",
+            patch=RELOAD_WEIGHTS.id,
+            advice="Send weights in the checkpoint's format.",
+        )
+    return original(self, *args, **kwargs)
 
 
 def on_begin(original, model: torch.nn.Module):
@@ -65,6 +78,17 @@ _patch = partial(
     requires="vllm>=0.28",
     scope=frozenset({"worker"}),
     remove_when="vLLM's own reload is exact for tied, MoE and int8 models and for buckets that cut a fused layer.",
+)
+
+RELOAD_WEIGHTS = _patch(
+    id="fp8.vllm.worker_reload_weights",
+    targets=("vllm.v1.worker.gpu_worker:Worker.reload_weights",),
+    wrapper=on_reload,
+    contract=Contract(mentions=("self.model_runner.reload_weights",)),
+    why="Weights in the format of kernels are written into the live parameters, so a failure leaves two policies.",
+    how="Refuses them; weights in the checkpoint's format go on.",
+    needs=("fp8.vllm.initialize_model",),
+    evidence="optional",
 )
 
 BEGIN = _patch(

@@ -46,7 +46,6 @@ PATCH = Patch(
     ),
     evidence="optional",
     scope=frozenset({"worker"}),
-    tested=("0.31.0", "0.32.0"),
     why="On a CPU, fp8 with one scale per tensor ends while weights are loaded: the operator that rounds them "
     "exists for GPUs only.",
     how="Quantizes tensors on a CPU in torch, where vLLM has no kernel for it.",

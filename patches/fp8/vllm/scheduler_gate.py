@@ -13,7 +13,7 @@ from collections import defaultdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from flashpatch import engine, ledger
+from flashpatch import api, engine, ledger
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared import all_ranks
 from flashpatch.patches.fp8.refit import model_registry
@@ -216,6 +216,8 @@ def on_collective_rpc(original, self, method: Any, timeout: Any = None, args: tu
     gate = gates.get(self)
     if gate is None:
         return original(self, method, timeout, args, kwargs)
+    if method == api.CHECKSUM:
+        return original(self, worker.checksums, timeout)
     gate.before_call(self)
     if model_registry.all_models():  # the worker is in this process: exceptions arrive as they are
         result = original(self, method, timeout, args, kwargs)

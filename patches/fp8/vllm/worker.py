@@ -70,6 +70,22 @@ def report(worker: Any) -> list[Policy]:
     return [model.policy() for model in models]
 
 
+def checksums(worker: Any) -> dict[str, str]:
+    """Return the checksum of each model's live weights, by role; run on each worker.
+
+    Raises:
+        PatchError: no model of this worker is known to FlashPatch.
+    """
+    models = model_registry.all_models(worker.model_runner)
+    if not models:
+        raise PatchError(
+            "the weights of this engine are not known to FlashPatch",
+            patch=LOAD.id,
+            advice="Enable fp8, int8 or bf16 before the engine is opened.",
+        )
+    return {model.adapter.role: model.checksum() for model in models}
+
+
 _patch = partial(Patch, requires="vllm>=0.28", scope=frozenset({"worker"}))
 
 LOAD = _patch(
@@ -117,4 +133,5 @@ RUNNER = _runner(
 RUNNER_V2 = _runner(
     id="fp8.vllm.model_runner_v2_execute_model",
     targets=("vllm.v1.worker.gpu.model_runner:GPUModelRunner.execute_model",),
+    tested=(),
 )

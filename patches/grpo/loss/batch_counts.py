@@ -68,7 +68,6 @@ PATCH = Patch(
     ),
     evidence="step",
     scope=frozenset({"trainer"}),
-    tested=("0.9.1",),
     why="verl divides the sequence-mean losses by the configured batch size. Padding samples, failed groups "
     "and samples that rejection took out are not in the sum but in the divisor, so the gradient shrinks "
     "with them; the number of tokens is counted from the mask before rejection.",

@@ -47,7 +47,6 @@ PATCH = Patch(
     contract=Contract(params=("hidden_states", "vocab_weights", "input_ids", "temperature")),
     evidence="optional",
     scope=frozenset({"trainer"}),
-    tested=("0.9.1",),
     why="verl's fused log-probabilities (model.use_fused_kernels) are chunked and right in float32. In bf16 "
     "they round logits, entropy and the sum of the head's gradient; without an accelerator bf16 products "
     "are slow.",

@@ -109,7 +109,6 @@ PATCH = Patch(
     evidence="step",
     scope=frozenset({"trainer"}),
     needs=(batch_counts.ID,),
-    tested=("0.9.1",),
     why="The gradient of verl's own losses depends on how a batch was divided: through the configured batch "
     "size, and under seq-mean-token-sum-norm through the width of a micro-batch.",
     how=f'Registers the policy loss "{MODE}" with verl. Reference KL, entropy and importance weights stay '

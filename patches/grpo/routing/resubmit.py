@@ -141,7 +141,6 @@ _patch = functools.partial(
     Patch,
     requires="verl>=0.9",
     evidence="fault",
-    tested=("0.9.1",),
     why="When a rollout server dies, verl keeps sending requests to it, and the samples of each are lost; "
     "when one hangs, so does the step.",
     remove_when="verl takes dead servers out of its balancer and repeats their requests.",

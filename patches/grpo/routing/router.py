@@ -63,7 +63,6 @@ PATCH = Patch(
     ),
     evidence="optional",
     scope=frozenset({"driver"}),
-    tested=("0.9.1",),
     why="verl's balancer counts requests, not tokens, keeps a conversation on its server however full that "
     "is, and never holds a request back.",
     how="Makes the balancer, through verl's own interface, one that counts outstanding tokens, with "

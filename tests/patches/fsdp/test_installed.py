@@ -164,7 +164,7 @@ def test_each_side_says_when_the_other_is_not_patched(scenario):
             loaded.clear()
             receive.on_receive(stock, None, lambda weights: load(weights, None))
 
-        from flashpatch.patches.fsdp import fingerprint
+        from flashpatch.patches._shared import fingerprint
         from flashpatch.patches.fsdp.compare import Seen
         sums = {name: Seen(tuple(t.shape), str(t.dtype), fingerprint.of(t)).as_json() for name, t in (a, b)}
         for sync, values in ((4, sums), (5, {**sums, "b": sums["a"]})):

@@ -16,7 +16,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from flashpatch.patches.fsdp import fingerprint, param_names, shards
+from flashpatch.patches._shared import fingerprint
+from flashpatch.patches.fsdp import param_names, shards
 
 JOB = SUPPORT / "fsdp_shards_job.py"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -27,7 +28,12 @@ def quantize(model: str | os.PathLike[str], scheme: str) -> Path:
 def quantized_weights(model: str | os.PathLike[str], scheme: str) -> Tensors:
     """The same tensors without a directory: what a trainer that quantizes before sending would send."""
     for name, tensor in weights(model):
-        yield from SCHEMES[scheme][0](name, tensor) if name.endswith("proj.weight") else [(name, tensor)]
+        yield from SCHEMES[scheme][0](name, tensor) if is_linear(name) else [(name, tensor)]
+
+
+def is_linear(name: str) -> bool:
+    """Whether this is the weight of a linear layer in one of SCHEMES, an expert's included: not head or router."""
+    return name.endswith("proj.weight") or re.search(r"\.experts\.\d+\.w[123]\.weight$", name) is not None
 
 
 def _int8_channel(name: str, weight: Any) -> Tensors:
@@ -87,7 +93,7 @@ def _write(
             shutil.copy(file, target)
     converted: dict[str, Any] = {}
     for name, tensor in weights(source):
-        converted.update(convert(name, tensor) if name.endswith("proj.weight") else [(name, tensor)])
+        converted.update(convert(name, tensor) if is_linear(name) else [(name, tensor)])
     save_file(
         {name: tensor.contiguous() for name, tensor in converted.items()},
         target / "model.safetensors",
@@ -98,7 +104,7 @@ def _write(
         quant_method="compressed-tensors",
         format=kind,
         quantization_status="compressed",
-        ignore=["lm_head", "re:.*mlp.gate$"],
+        ignore=["lm_head", r"re:.*\.gate$"],
         config_groups=dict(group_0=dict(targets=["Linear"], weights=weight, input_activations=activation)),
     )
     (target / "config.json").write_text(json.dumps(config, indent=2))

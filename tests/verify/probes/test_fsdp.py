@@ -17,7 +17,7 @@ pytestmark = pytest.mark.verl
 SABOTAGE = """
 import sys
 if "FLASHPATCH" in __import__("os").environ:
-    import flashpatch.patches.fsdp.fingerprint as fingerprint
+    import flashpatch.patches._shared.fingerprint as fingerprint
     fingerprint.of = lambda *args, **kwargs: (0, 0)  # which add up to what they are, over any ranks
 """
 

@@ -11,17 +11,20 @@ import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from flashpatch import engine, ledger
+from flashpatch.patches.fp8.verl.correction import truncated_sampling
 from flashpatch.patches.fp8.verl.correction.rollout_correction import CAP
 from flashpatch.record import Contract, Patch
 
 if TYPE_CHECKING:
     import torch
+
+    from flashpatch.patches._shared.verl_config import Get
 
 logger = logging.getLogger("flashpatch.fp8")
 
@@ -42,16 +45,20 @@ class Batch:
     Attributes:
         cap: truncation of the importance weights.
         precisions: per sample; "" where unknown, None for padding. None: unknown for all.
+        truncated: whether the rollout's logprobs are normalized over fewer tokens than the trainer's.
     """
 
     cap: float = CAP
     precisions: Sequence[str | None] | None = None
+    truncated: bool = False
 
 
 BATCH: ContextVar[Batch] = ContextVar("batch", default=Batch())
 
 
-def measure(rollout: torch.Tensor, trainer: torch.Tensor, mask: torch.Tensor, cap: float) -> dict[str, float]:
+def measure(
+    rollout: torch.Tensor, trainer: torch.Tensor, mask: torch.Tensor, cap: float, truncated: bool = False
+) -> dict[str, float]:
     """Measure the gap between two policies on tokens sampled from the first.
 
     With the log ratio ``d = trainer - rollout`` per token: ``k1`` is the mean of ``-d`` and ``k3`` that of
@@ -62,15 +69,18 @@ def measure(rollout: torch.Tensor, trainer: torch.Tensor, mask: torch.Tensor, ca
         trainer: the same under the trainer's.
         mask: [samples, tokens], 1 for tokens that count.
         cap: where importance weights are truncated.
+        truncated: whether the rollout's are normalized over fewer tokens, see `truncated_sampling`.
 
     Returns:
         ``tokens``, ``k1``, ``k3``, ``ratio_mean``, ``ratio_std`` and ``clip_fraction`` (of tokens whose ratio is
-        above ``cap``); only ``tokens``, 0, where none counts.
+        above ``cap``), with ``truncated`` also ``kept_mass`` and ``kept_mass_error``; only ``tokens``, 0, where
+        none counts.
     """
     d = (trainer - rollout)[mask.bool()].double().clamp(-_BOUND, _BOUND)
     if d.numel() == 0:
         return {"tokens": 0.0}
     ratio = d.exp()
+    kept = truncated_sampling.measure_kept_mass(ratio) if truncated else {}
     return {
         "tokens": float(d.numel()),
         "k1": float(-d.mean()),
@@ -78,6 +88,7 @@ def measure(rollout: torch.Tensor, trainer: torch.Tensor, mask: torch.Tensor, ca
         "ratio_mean": float(ratio.mean()),
         "ratio_std": float(ratio.std(correction=0)),
         "clip_fraction": float((ratio > cap).double().mean()),
+        **kept,
     }
 
 
@@ -122,10 +133,10 @@ def observe(
     known = batch.precisions if batch.precisions is not None and len(batch.precisions) == len(mask) else None
     if known is not None:
         mask = mask * mask.new_tensor([precision is not None for precision in known])[:, None]
-    found = {"": measure(rollout, trainer, mask, batch.cap)}
+    found = {"": measure(rollout, trainer, mask, batch.cap, batch.truncated)}
     for precision in sorted({name for name in known or () if name}):
         mine = mask * mask.new_tensor([name == precision for name in known or ()])[:, None]
-        found[precision] = measure(rollout, trainer, mine, batch.cap)
+        found[precision] = measure(rollout, trainer, mine, batch.cap, batch.truncated)
     judged = {name: gap for name, gap in found.items() if "k3" in gap and (name or len(found) == 1)}
     suspects = [
         (name, usual, gap["k3"])
@@ -171,28 +182,35 @@ def on_debug_metrics(original, data: Any, *args: Any, **kwargs: Any) -> dict[str
     mask = data.batch["response_mask"] if "response_mask" in data.batch else data.batch["attention_mask"]
     mask = mask[:, -rollout.shape[1] :]
     batch = BATCH.get()
-    if (
-        batch.precisions is None and KEY in data.non_tensor_batch
-    ):  # the older trainer keeps extra fields there
-        batch = Batch(batch.cap, [name or "" for name in data.non_tensor_batch[KEY].tolist()])
+    # The older trainer keeps extra fields in the batch, and its process has checked the configuration.
+    if batch.precisions is None and KEY in data.non_tensor_batch:
+        named = [name or "" for name in data.non_tensor_batch[KEY].tolist()]
+        batch = replace(batch, precisions=named)
+    if ledger.notes().get(truncated_sampling.NOTE, {}).get("measurable"):
+        batch = replace(batch, truncated=True)
     factor = engine.options("fp8")["mismatch_jump"]
     return {**found, **observe(MONITOR, rollout, trainer, mask, batch, factor)}
 
 
 def on_old_log_prob(original, self, batch: Any, *args: Any, **kwargs: Any) -> Any:
     """Around the trainer's ``_compute_old_log_prob``: look up the precision of each sample of this batch."""
-    token = BATCH.set(Batch(_cap(self.config), _precisions(batch)))
+    truncated = truncated_sampling.is_measurable(_reader(self.config))
+    token = BATCH.set(Batch(_cap(self.config), _precisions(batch), truncated))
     try:
         return original(self, batch, *args, **kwargs)
     finally:
         BATCH.reset(token)
 
 
-def _cap(config: Any) -> float:
-    """Return the upper bound of importance weights in the config; verl's default where it has none."""
+def _reader(config: Any) -> Get:
     from omegaconf import OmegaConf
 
-    written = OmegaConf.select(config, "algorithm.rollout_correction.rollout_is_threshold")
+    return lambda path, default=None: OmegaConf.select(config, path, default=default)
+
+
+def _cap(config: Any) -> float:
+    """Return the upper bound of importance weights in the config; verl's default where it has none."""
+    written = _reader(config)("algorithm.rollout_correction.rollout_is_threshold")
     try:
         return float(str(written).rpartition("_")[2])
     except ValueError:

@@ -10,6 +10,7 @@ from typing import Any
 from flashpatch import engine, ledger
 from flashpatch.patches._shared.verl_config import JobConfig, validate_config_patch
 from flashpatch.patches.fp8.precision import flashrl_compat
+from flashpatch.patches.fp8.verl.correction import truncated_sampling
 from flashpatch.record import Contract
 
 logger = logging.getLogger("flashpatch.fp8")
@@ -25,7 +26,8 @@ _EXACT = {MODE: "processed_logprobs", ASKED: True}
 
 
 def on_correct(original, config: Any, *args: Any, **kwargs: Any) -> Any:
-    """Switch truncated importance sampling on for quantized rollouts if the user chose no correction."""
+    """Switch truncated importance sampling on for quantized rollouts if the user chose no correction, and warn
+    of ratios over different supports."""
     job = JobConfig(config, ID)
     ledger.role("driver")
     options = engine.options("fp8")
@@ -39,6 +41,7 @@ def on_correct(original, config: Any, *args: Any, **kwargs: Any) -> Any:
             "correction is set. This changes the algorithm; the option tis='off' leaves it as it is",
         )
         job.set(f"{CORRECTION}.rollout_is_threshold", CAP)
+    truncated_sampling.report(job.get)
     ledger.note(tis={"on": switched, "why": why, "cap": CAP if switched else None, "rollouts": list(rolled)})
     return original(config, *args, **kwargs)
 
@@ -126,7 +129,7 @@ PATCH = validate_config_patch(
     why="Tokens sampled from a quantized policy are trained on as if sampled from the trainer's; verl's "
     "correction for that is off by default.",
     how="Sets rollout_correction.rollout_is=token with cap 2 where rollouts are quantized and the config sets "
-    "no correction, logs it, and writes it into the ledger.",
+    "no correction, logs it, and writes it into the ledger. Warns where ratios meet truncated sampling.",
     remove_when="verl switches it on by itself for quantized rollouts.",
 )
 

@@ -63,6 +63,7 @@ class WorkerVersions:
         """
         problems = [problem for rank, syncs in enumerate(given) for problem in self._rank(rank, step, syncs)]
         problems += _several_versions(_judged(given))
+        problems += _several_checksums(_judged(given))
         if problems:
             raise PatchError(
                 f"the rollouts do not hold one policy after the sync of step {step}: {'; '.join(problems)}.",
@@ -127,6 +128,20 @@ def _several_versions(given: Sequence[Sequence[Mapping[str, Any]] | None]) -> It
         elif len(held) > 1 and not _successive(given, replica):
             texts = (f"rank {ranks} at {version}" for version, ranks in sorted(held.items()))
             yield f"replica {replica} holds several versions: {', '.join(texts)}"
+
+
+def _several_checksums(given: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[str]:
+    """Name replicas whose weights differ from others' that are stored alike."""
+    held: dict[tuple[int, int, str], dict[int, str]] = {}  # rank, model, storage -> replica -> checksum
+    for sync in (sync for syncs in given for sync in syncs):
+        for worker in sync["workers"] or ():
+            for model, text in enumerate(worker.get("checksums", ())):
+                stored, _, checksum = text.rpartition(" ")
+                held.setdefault((worker["rank"], model, stored), {})[sync["replica"]] = checksum
+    for (rank, _, _), found in sorted(held.items()):
+        if len(set(found.values())) > 1:
+            texts = ", ".join(f"replica {replica} {checksum}" for replica, checksum in sorted(found.items()))
+            yield f"rank {rank} does not hold the same weights everywhere: {texts}"
 
 
 def _successive(given: Sequence[Sequence[Mapping[str, Any]] | None], replica: int) -> bool:

@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any
 
-from flashpatch import ledger
+from flashpatch import engine, ledger
 from flashpatch.errors import PatchError
 from flashpatch.ledger import files
 from flashpatch.patches.fp8.refit import model_registry
@@ -25,7 +25,8 @@ def on_update(original, self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         The receipt, of plain values: ``id`` and ``step`` of the sync; ``rank``, ``world``, ``host``, ``pid``;
         ``before`` and ``after``, the policy version of each model that verl updates; ``states``; ``adapter``,
         whether only LoRA adapters came; ``retry``, whether the update before failed; seconds ``receive``,
-        ``load`` (part of it) and ``process`` (before and after it); ``bytes`` and ``tensors``; ``errors``, the
+        ``load`` (part of it) and ``process`` (before and after it); ``bytes`` and ``tensors``; ``checksums`` of
+        the weights per model, where the option verify_commit asks for them; ``errors``, the
         relative error with which each quantized layer was rounded.
 
     Raises:
@@ -63,8 +64,19 @@ def on_update(original, self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         "process": seconds - receiving.receive,
         "bytes": receiving.bytes,
         "tensors": receiving.tensors,
+        "checksums": _checksums(self, models),
         "errors": {layer: error for model in models for layer, error in model.rounding_errors.items()},
     }
+
+
+def _checksums(worker: Any, models: list[model_registry.ManagedModel]) -> list[str]:
+    """Checksums of the live weights, and how they are stored; empty where nobody asked."""
+    if not engine.options("fp8")["verify_commit"]:
+        return []
+    began = time.perf_counter()
+    found = [f"{worker.model_config.quantization} {model.checksum()}" for model in models]
+    ledger.note(weights_checksum=found, checksum_seconds=round(time.perf_counter() - began, 4))
+    return found
 
 
 def _updated(worker: Any) -> list[model_registry.ManagedModel]:

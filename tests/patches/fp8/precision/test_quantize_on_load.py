@@ -25,19 +25,13 @@ class Fused(torch.nn.Module):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(6, 8, dtype=dtype), requires_grad=False)
         self.weight_scale = torch.nn.Parameter(torch.zeros(6, 1), requires_grad=False)
+        self.weight_scale.quant_method = "channel"
         self.norm = torch.nn.Parameter(torch.zeros(8))
         self.weight.weight_loader = self.weight_scale.weight_loader = self.load
 
     def load(self, parameter: Any, loaded: torch.Tensor, shard_id: int) -> str:
         parameter.data.narrow(0, 3 * shard_id, 3).copy_(loaded)
         return "done"
-
-
-@pytest.fixture(autouse=True)
-def channels(monkeypatch) -> None:
-    monkeypatch.setattr(
-        quantize_on_load, "_granularity", lambda scales: None if scales is None else "channel"
-    )
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
@@ -67,7 +61,7 @@ def test_what_cannot_be_rounded_is_refused_by_name() -> None:
     layer.experts = Fused()
     del layer.experts.weight_scale
     quantize_on_load.Rounding(layer)
-    with pytest.raises(PatchError, match=r"experts\.weight is int8 of Fused.*for experts use fp8 or bf16"):
+    with pytest.raises(PatchError, match=r"experts\.weight is int8 of Fused.*use fp8 or bf16"):
         layer.experts.weight.weight_loader(layer.experts.weight, torch.randn(3, 8), 0)
     good = Fused()
     quantize_on_load.Rounding(good)
@@ -144,40 +138,147 @@ def test_a_stream_is_smoothed_on_the_way_and_a_templates_first_load_is_not() -> 
 
 
 class Experts(torch.nn.Module):
-    """Loaders as vLLM's experts have: called by keyword, under names of their own."""
+    """Two experts, and loaders as vLLM's have: called by keyword, and told apart by the name of the weight."""
 
-    def __init__(self) -> None:
+    def __init__(self, cut: str = "channel", local: tuple[int, ...] = (0, 1)) -> None:
         super().__init__()
-        self.w = torch.nn.Parameter(torch.zeros(6, 8, dtype=torch.int8), requires_grad=False)
-        self.w_scale = torch.nn.Parameter(torch.zeros(6, 1), requires_grad=False)
-        self.w.weight_loader = self.w_scale.weight_loader = self.load
+        scales = torch.ones(2, 6, 1) if cut == "channel" else torch.ones(2, 2)
+        self.w13_weight = torch.nn.Parameter(torch.zeros(2, 6, 8, dtype=torch.int8), requires_grad=False)
+        self.w13_weight_scale = torch.nn.Parameter(scales, requires_grad=False)
+        self.w13_weight.weight_loader = self.w13_weight_scale.weight_loader = self.load
+        self.w13_weight_scale.quant_method = cut
+        self._local, self._cut = local, cut
 
-    def load(self, param: Any, loaded_weight: torch.Tensor, shard_id: str, expert_id: int = 0) -> str:
-        param.data.narrow(0, 3 * expert_id, 3).copy_(loaded_weight)
-        return shard_id
+    def _map_global_expert_id_to_local_expert_id(self, expert_id: int) -> int:
+        return self._local.index(expert_id) if expert_id in self._local else -1
+
+    def load(
+        self,
+        param: Any,
+        loaded_weight: torch.Tensor,
+        weight_name: str,
+        shard_id: str,
+        expert_id: int,
+        return_success: bool = False,
+    ) -> bool | None:
+        expert, shard = (
+            self._map_global_expert_id_to_local_expert_id(expert_id),
+            "w1 w3".split().index(shard_id),
+        )
+        if expert == -1:
+            return False if return_success else None
+        if loaded_weight.dim() == 3:
+            param.data[:, 3 * shard : 3 * shard + 3].copy_(loaded_weight)
+        elif weight_name.endswith("scale") and self._cut == "tensor":
+            param.data[expert, shard] = loaded_weight.reshape(())
+        else:
+            param.data[expert, 3 * shard : 3 * shard + 3].copy_(loaded_weight)
+        return True if return_success else None
+
+    def state(self) -> list[torch.Tensor]:
+        return [self.w13_weight.clone(), self.w13_weight_scale.clone()]
 
 
-def test_a_loader_keeps_its_signature() -> None:
-    plain, layer = Experts(), Experts()
+NAMES = ("param", "loaded_weight", "weight_name", "shard_id", "expert_id", "return_success")
+
+
+def called(loader: Any, values: tuple, first: int) -> Any:
+    """Call a loader, with the ``first`` arguments by position and the others by keyword."""
+    return loader(*values[:first], **dict(zip(NAMES[first:], values[first:])))
+
+
+@pytest.mark.parametrize("cut", ["channel", "tensor"])
+@pytest.mark.parametrize("tail", [(), (False,), (True,)])
+def test_a_loader_keeps_its_signature(cut: str, tail: tuple[bool, ...]) -> None:
+    plain = Experts(cut)
+    assert inspect.signature(Experts(cut).w13_weight.weight_loader) == inspect.signature(plain.load)
+    w = torch.randn(3, 8, dtype=torch.bfloat16)
+    q, scale = quantize.quantized(w, "int8", cut)
+    for value in (w, q):
+        plain = Experts(cut)
+        plain.load(plain.w13_weight, q, "experts.w13_weight", "w3", 1)
+        if value is w:
+            plain.load(plain.w13_weight_scale, scale, "experts.w13_weight_scale", "w3", 1)
+        for first in range(6 + len(tail)):
+            layer = Experts(cut)
+            rounding = quantize_on_load.Rounding(layer)
+            loader = layer.w13_weight.weight_loader
+            assert inspect.signature(loader) == inspect.signature(plain.load)
+            arguments = (layer.w13_weight, value, "experts.w13_weight", "w3", 1, *tail)
+            assert called(loader, arguments, first) is (True if tail == (True,) else None)
+            assert all(map(torch.equal, layer.state(), plain.state())), first
+            assert bool(rounding.errors) == (value is w)
+
+
+def test_a_call_without_an_argument_fails_as_the_original_does() -> None:
+    layer = Experts()
+    original = layer.w13_weight.weight_loader
     quantize_on_load.Rounding(layer)
-    assert inspect.signature(layer.w.weight_loader) == inspect.signature(plain.w.weight_loader)
-    q = torch.randint(-127, 128, (3, 8), dtype=torch.int8)
-    for positional, named in (
-        ((layer.w, q, "w1"), {}),
-        ((layer.w, q), dict(shard_id="w1")),
-        ((), dict(param=layer.w, loaded_weight=q, shard_id="w1")),
-        ((layer.w,), dict(loaded_weight=q, shard_id="w1")),
-    ):
-        layer.w.data.zero_()
-        assert layer.w.weight_loader(*positional, **named) == "w1" and torch.equal(layer.w[:3], q)
-    wide = torch.randn(3, 8)
-    layer.w.weight_loader(param=layer.w, loaded_weight=wide, shard_id="w1", expert_id=1)
-    assert torch.equal(layer.w[3:], quantize.quantized(wide, "int8")[0]) and layer.w_scale[3:].all()
+    for args in ((), (layer.w13_weight,), (layer.w13_weight, torch.ones(3, 8, dtype=torch.int8))):
+        with pytest.raises(TypeError) as wanted:
+            original(*args)
+        with pytest.raises(TypeError) as got:
+            layer.w13_weight.weight_loader(*args)
+        assert str(got.value) == str(wanted.value)
+    with pytest.raises(TypeError, match="missing 3 required"):
+        layer.w13_weight.weight_loader(layer.w13_weight, torch.randn(3, 8))
 
 
-def test_experts_are_refused_before_anything_loads() -> None:
+def test_experts_of_all_at_once() -> None:
+    layer, one_by_one = Experts(), Experts()
+    for experts in (layer, one_by_one):
+        quantize_on_load.Rounding(experts)
+    w = torch.randn(2, 3, 8, dtype=torch.bfloat16)
+    layer.w13_weight.weight_loader(layer.w13_weight, w, "w13_weight", "w1", 0)
+    for expert in (0, 1):
+        one_by_one.w13_weight.weight_loader(one_by_one.w13_weight, w[expert], "w13_weight", "w1", expert)
+    assert all(map(torch.equal, layer.state(), one_by_one.state()))
+
+
+def test_another_ranks_expert_is_not_rounded(monkeypatch) -> None:
+    layer = Experts(local=(0, 3))
+    found = quantize_on_load.Rounding(layer)
+    monkeypatch.setattr(quantize, "quantized", lambda *args: pytest.fail("rounded for nothing"))
+    assert (
+        layer.w13_weight.weight_loader(layer.w13_weight, torch.randn(3, 8), "w13_weight", "w1", 1, True)
+        is False
+    )
+    assert not found.errors and not layer.w13_weight.any()
+
+
+def test_the_error_of_a_shard_is_its_worst_experts_of_this_update() -> None:
+    layer = Experts()
+    found = quantize_on_load.Rounding(layer)
+    even, spread = torch.ones(3, 8), torch.randn(3, 8)
+    spread[:, 0] *= 30
+
+    def load(w: torch.Tensor, expert: int) -> float:
+        layer.w13_weight.weight_loader(layer.w13_weight, w, "w13_weight", "w1", expert)
+        return found.errors["w13_weight[w1]"]
+
+    assert load(even, 0) < 1e-6 < load(spread, 1)
+    large = found.errors["w13_weight[w1]"]
+    assert load(even, 0) < 1e-6 and load(spread, 1) == large  # the next update: what came last counts
+    assert load(spread, 1) == large and load(even, 0) == large  # in another order
+    assert list(found.errors) == ["w13_weight[w1]"]
+
+
+def test_an_expert_that_diverged_is_named() -> None:
+    layer = torch.nn.Module()
+    layer.experts = Experts()
+    quantize_on_load.Rounding(layer)
+    weight = layer.experts.w13_weight
+    with pytest.raises(PatchError, match=r"experts\.w13_weight\[w3\]\[1\]: a weight holds NaN or Inf"):
+        weight.weight_loader(weight, torch.full((3, 8), torch.nan), "w13_weight", "w3", 1)
+    assert not weight.any()
+
+
+def test_experts_that_cannot_be_rounded_are_refused_before_anything_loads() -> None:
     model = torch.nn.Module()
-    model.experts = torch.nn.Parameter(torch.zeros(2, 4, 4, dtype=torch.int8), requires_grad=False)
-    with pytest.raises(PatchError, match=r"experts in int8 .*: experts is int8\."):
+    model.experts = Experts("block")
+    words = r"experts in 8 bits .*: experts\.w13_weight is int8 of Experts"
+    with pytest.raises(PatchError, match=words):
         quantize_on_load.for_model(model, {"profile": "", "at_load": True})
     quantize_on_load.for_model(model, {"profile": "", "at_load": False})  # a template brings them in 8 bits
+    model.experts = Experts()
+    assert quantize_on_load.for_model(model, {"profile": "", "at_load": True}).weights == 1

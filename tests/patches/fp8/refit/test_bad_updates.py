@@ -65,6 +65,10 @@ def test_what_did_not_come_is_named(missing, atomic):
     assert toys.same_answers(engine.model, toys.fresh("transposed", B))
 
 
+def named(*names):
+    return [(name, dict(B)[name]) for name in names]
+
+
 def change(name, to):
     return [(key, to(value) if key == name else value) for key, value in B]
 
@@ -124,6 +128,42 @@ def test_a_tensor_again_in_a_later_call_starts_over(atomic):
     assert toys.same_answers(engine.model, toys.fresh("transposed", B))
 
 
+def test_a_new_start_after_a_layer_was_completed_in_the_same_call(atomic):
+    """Its staged tensors have no memory any more, so what comes for it then is refused, not written."""
+    engine = toys.engine(atomic=atomic)
+    engine.load(named("layers.0.norm.weight", "layers.0.norm.bias", "layers.0.q.weight", "layers.0.k.weight"))
+    late = named("layers.0.v.weight", "layers.0.norm.weight", "layers.0.q.weight")
+    with pytest.raises(PatchError, match="layers.0.q.weight came twice"):
+        engine.load(late)
+    engine.update(B)
+    assert toys.same_answers(engine.model, toys.fresh("transposed", B))
+
+
+def test_a_tensor_again_of_a_layer_that_is_not_complete_starts_over(atomic):
+    """What the sender before it left in other layers must not complete the update."""
+    engine = toys.engine(atomic=atomic)
+    engine.load([item for item in A if item[0] != "layers.0.v.weight"])
+    engine.load(named("layers.0.q.weight"))
+    engine.load(named("layers.0.v.weight"))
+    engine.managed.commit_if_complete()
+    assert engine.managed.version == 0 and engine.managed.may_generate == (atomic == "model")
+    engine.managed.begin()
+    engine.update(B)
+    assert toys.same_answers(engine.model, toys.fresh("transposed", B))
+
+
+def test_a_new_start_keeps_what_its_call_has_brought_already(atomic):
+    """Here a part of a layer that the dead sender had begun, and another that it had not."""
+    engine = toys.engine(atomic=atomic)
+    engine.load([item for item in A if item[0] in ("layers.0.q.weight", "lm_head.weight")])
+    names = ["layers.0.k.weight", "embed.weight", "layers.0.q.weight"]
+    first = named(*names)
+    engine.load(first)
+    engine.load([item for item in B if item[0] not in names])
+    engine.managed.finish()
+    assert toys.same_answers(engine.model, toys.fresh("transposed", B))
+
+
 @pytest.mark.parametrize("dead", range(1, len(A)))
 def test_a_dead_sender_never_mixes(dead, atomic):
     """Whatever came before it died, the next update ends whole or not at all."""
@@ -175,10 +215,10 @@ def test_a_commit_that_fails_at_its_end_is_undone_or_broken(method, atomic):
     engine = toys.engine(method, atomic=atomic)
     before = toys.state(engine.model)
 
-    def fails(model):
+    def fails(undo):
         raise MemoryError("the last step failed")
 
-    engine.managed.adapter.finalize = fails
+    engine.managed._hooks.run = fails
     with pytest.raises(MemoryError) as caught:
         engine.update(B)
     assert toys.same_places(before, toys.state(engine.model))
@@ -189,7 +229,7 @@ def test_a_commit_that_fails_at_its_end_is_undone_or_broken(method, atomic):
     else:
         assert not engine.managed.may_generate and engine.managed.state == "broken"
         assert "generation is refused" in caught.value.__notes__[0]
-    engine.managed.adapter.finalize = lambda model: None
+    del engine.managed._hooks.run
     engine.update(B)
     assert toys.same_answers(engine.model, toys.fresh(method, B))
 

@@ -75,6 +75,18 @@ def test_an_update_that_wrote_nothing_can_be_withdrawn(atomic):
     assert not engine.managed.close_if_empty() and engine.managed.state == "open"
 
 
+def test_withdrawing_does_not_make_a_mixture_whole():
+    """Layers of an update that was given up are in place: state, gate and refusal say so."""
+    engine = toys.engine(atomic="layer")
+    engine.load(B[:1])
+    engine.managed.begin()
+    engine.managed.finish(partial=True)
+    policy = engine.managed.policy()
+    assert policy.state == "broken" and "given up" in policy.why_refused() and not engine.managed.may_generate
+    engine.update(B)
+    assert toys.same_answers(engine.model, toys.fresh("transposed", B))
+
+
 def in_the_middle(engine, weights, act):
     """Load ``weights``, and call ``act`` in another thread half-way; what it raised, or None."""
     raised = []

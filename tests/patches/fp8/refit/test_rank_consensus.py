@@ -84,12 +84,12 @@ say("#versions")
 for atomic in ("layer", "model"):
     e = engine(atomic=atomic)
     if rank == 1:
-        def fails(model):
+        def fails(undo):
             raise MemoryError("too late")
-        e.managed.adapter.finalize = fails
+        e.managed._hooks.run = fails
     update(e, B)
     say(e.managed.may_generate, e.managed.version == consensus.update)
-    e.managed.adapter.finalize = lambda model: None
+    vars(e.managed._hooks).pop("run", None)
     say(update(e, C), exact(e, C))
     say(e.managed.version)
 

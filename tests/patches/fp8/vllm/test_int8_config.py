@@ -97,6 +97,23 @@ def test_a_template_keeps_its_own_and_is_not_smoothed_at_load() -> None:
         int8_config.configure_template(other, {"quant_method": "gptq"}, profile="/p")
 
 
+def test_a_template_whose_int8_holds_4_bits_is_not_marked() -> None:
+    def own(bits: int, form: str) -> dict[str, Any]:
+        groups = {"group_0": {"weights": {"num_bits": bits, "type": "int", "strategy": "channel"}}}
+        return {"quant_method": "compressed-tensors", "format": form, "config_groups": groups}
+
+    for bits, form, marked in (
+        (8, "int-quantized", True),
+        (4, "pack-quantized", True),  # no loader of these takes wide values
+        (4, "int-quantized", False),
+    ):
+        args = arguments()
+        int8_config.configure_template(args, own(bits, form), profile="")
+        assert int8_config.is_marked(args) is marked, (bits, form)
+    with pytest.raises(PatchError, match="otherwise than by compressed-tensors in 8 bits"):
+        int8_config.configure_template(arguments(), own(4, "int-quantized"), profile="/p")
+
+
 def test_weight_only_needs_torchao(monkeypatch) -> None:
     monkeypatch.setattr(int8_config, "find_spec", lambda name: None)
     with pytest.raises(PatchError, match="needs torchao"):

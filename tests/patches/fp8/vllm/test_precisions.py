@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import vllm_updates as updates
 from vllm_lab import engines, models, oracle, quantized, scenario
-from vllm_precisions import A, B, check, int8, opened, refusal, there_and_back
+from vllm_precisions import A, B, check, int8, opened, there_and_back
 
 pytestmark = pytest.mark.vllm
 
@@ -138,21 +138,6 @@ def bad_weights(a: str, b: str) -> dict[str, Any]:
         found["answers"] = engines.answers(llm)
     flashpatch.disable("int8")
     return found
-
-
-def refusal_with(has_amx: bool, model: str) -> str | None:
-    """As on a CPU with int8 kernels for experts, or on one without: it comes before any kernel runs."""
-    import torch
-
-    torch.cpu._is_amx_tile_supported = lambda: has_amx
-    return refusal("int8", model)
-
-
-@pytest.mark.parametrize("has_amx", [False, True])
-def test_experts_are_refused_by_name(has_amx: bool) -> None:
-    error = scenario.run(refusal_with, has_amx, updates.checkpoint("qwen3-moe", 0))
-    words = "cannot be filled with wide weights" if has_amx else "no kernel here for experts in int8"
-    assert error is not None and words in error and "Use fp8 or bf16" in error
 
 
 def test_bad_weights_are_named_and_a_complete_update_mends(runner: scenario.Runner) -> None:

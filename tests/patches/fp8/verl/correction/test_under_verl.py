@@ -98,6 +98,14 @@ def test_quantized_rollouts_are_corrected_and_measured(tmp_path):
         assert found["mismatch/k3/bf16"] < 1e-9 < 0.05 < found["mismatch/k3/int8"], found
         assert found["mismatch/clip_fraction/int8"] > 0.05 and found["mismatch/tokens"] == 200
         assert engine.statuses()["fp8.verl.calculate_debug_metrics"].calls == 1
+        assert "mismatch/kept_mass" not in found
+
+        validated("actor_rollout_ref.rollout.val_kwargs.top_p=0.7")
+        assert "truncated_sampling" not in ledger.notes()
+        validated("actor_rollout_ref.rollout.top_p=0.9", "actor_rollout_ref.rollout.top_k=50")
+        assert ledger.notes()["truncated_sampling"]["measurable"]
+        found = debug.calculate_debug_metrics(batch())
+        assert found["mismatch/kept_mass"] == found["mismatch/ratio_mean"] and found["mismatch/kept_mass_error"] > 0
         """,
         tmp_path,
         "cpu,int8",
@@ -106,6 +114,11 @@ def test_quantized_rollouts_are_corrected_and_measured(tmp_path):
         "rollout_correction.rollout_is=token: truncated importance sampling with cap 2" in said
         and "tis='off'" in said
     )
+    assert (
+        "truncated sampling (actor_rollout_ref.rollout.top_p=0.9, actor_rollout_ref.rollout.top_k=50) meets importance "
+        "ratios (algorithm.rollout_correction.rollout_is=token)" in said
+    )
+    assert "top_p=0.7" not in said
 
 
 def test_it_can_be_switched_off(tmp_path):

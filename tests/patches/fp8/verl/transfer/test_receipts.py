@@ -198,3 +198,22 @@ def test_a_drafter_that_verl_does_not_update_owes_no_receipt(monkeypatch):
     monkeypatch.setattr(rollout_worker.model_registry, "get", lambda model: managed.get(id(model)))
     updates = SimpleNamespace(_iter_all_models=lambda: iter([policy, object()]))
     assert [model.version for model in rollout_worker._updated(updates)] == [7]
+
+
+def test_replicas_with_other_weights_are_named():
+    """Versions agree, the bits do not; replicas that store weights in another way are not compared with them."""
+
+    def given(*checksums: str) -> list:
+        rows = []
+        for replica, checksum in enumerate(checksums):
+            receipts = [
+                worker(rank, 10 * replica + rank, 4, checksums=[f"{checksum}{rank}"]) for rank in (0, 1)
+            ]
+            rows += [[sync(2 * replica, receipts)], [sync(2 * replica + 1, None)]]
+        return rows
+
+    WorkerVersions().check(3, given("fp8 a", "fp8 a", "None b"))
+    with pytest.raises(
+        PatchError, match="rank 0 does not hold the same weights everywhere: replica 0 a0, replica 1 c0"
+    ):
+        WorkerVersions().check(3, given("fp8 a", "fp8 c"))

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashpatch.patches.fsdp import fingerprint
+from flashpatch.patches._shared import fingerprint
 
 DTYPES = [
     torch.float32,

@@ -1,0 +1,183 @@
+"""Where files go for a user without a home, as containers with a uid of their own choice have."""
+
+import importlib
+import os
+import pwd
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from machine import limit
+
+from flashpatch import user_directories
+from flashpatch.contracts import disk_cache
+from flashpatch.ledger import files
+
+UID = 54321
+MOVES = ("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "TMPDIR", "TEMP", "TMP")
+
+
+def known(uid: int) -> bool:
+    try:
+        return bool(pwd.getpwuid(uid))
+    except KeyError:
+        return False
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A directory for temporary files of all users; pytest's own is for the user who runs the tests."""
+    folder = Path(tempfile.mkdtemp(prefix="no-home-", dir="/tmp"))
+    folder.chmod(0o1777)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def homeless(monkeypatch, tmp_path) -> Path:
+    """This process without a home; the directory for temporary files."""
+
+    def unknown(uid):
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.setattr(user_directories, "_warned", False)
+    monkeypatch.setattr(user_directories, "_inherited", False)
+    for name in (*MOVES, "FLASHPATCH_LEDGER", "FLASHPATCH_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def job(code: str, temporary: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a new process without the variables that lead to a user's directories."""
+    kept = {k: v for k, v in os.environ.items() if k not in MOVES and not k.startswith("FLASHPATCH")}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**kept, "TMPDIR": str(temporary), **env},
+        cwd=temporary,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=limit(60),
+    )
+
+
+BECOME_NOBODY = f"""
+import json, logging, os  # this user may not read what a later import needs
+import flashpatch.arming.standby, flashpatch.bootstrap
+os.setgroups([])
+os.setgid({UID})
+os.setuid({UID})
+os.environ["FLASHPATCH"] = "fp8"
+flashpatch.bootstrap.start()
+child = os.fork()  # writes a row of its own
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+    print("goes on")
+"""
+only_root = pytest.mark.skipif(os.geteuid() != 0 or known(UID), reason="only root can become another user")
+
+
+@only_root
+@pytest.mark.parametrize("home", [None, "/", "/nowhere/at/all"])
+def test_an_unknown_user_has_a_ledger(temporary, home):
+    done = job(BECOME_NOBODY, temporary, **({} if home is None else {"HOME": home}))
+    assert done.returncode == 0 and done.stdout == "goes on\n", done.stderr
+    [ours] = temporary.iterdir()
+    assert ours.name == f"flashpatch-{UID}" and stat.S_IMODE(ours.stat().st_mode) == 0o700
+    assert ours.stat().st_uid == UID
+    [run] = (ours / "flashpatch" / "ledger").iterdir()
+    assert len(list(run.glob("row-*.json"))) == 2
+    assert done.stderr.count(str(ours)) == 1 and "XDG_CACHE_HOME" in done.stderr
+
+
+@only_root
+def test_somebody_elses_folder_is_refused(temporary):
+    trap = temporary / f"flashpatch-{UID}"
+    trap.mkdir()
+    trap.chmod(0o777)
+    done = job(BECOME_NOBODY, temporary)
+    assert done.returncode == 0 and done.stdout == "goes on\n", done.stderr
+    assert list(trap.iterdir()) == []
+    assert (
+        "cannot be written" in done.stderr
+        and f"{trap} is not a private directory of this user" in done.stderr
+    )
+
+
+def test_a_job_whose_home_cannot_be_written_warns_once(temporary):
+    code = "import os, subprocess, sys; subprocess.run([sys.executable, '-c', 'pass'], check=True)"
+    done = job(code, temporary, HOME="/dev/null/home", FLASHPATCH="fp8")  # not even root can
+    assert done.returncode == 0, done.stderr
+    [ours] = temporary.iterdir()
+    [run] = (ours / "flashpatch" / "ledger").iterdir()
+    assert len(list(run.glob("row-*.json"))) == 2
+    assert done.stderr.count(str(ours)) == 1, "the first process warns for all"
+
+
+def test_without_a_home_it_is_the_temporary_directory(homeless, caplog):
+    ours = homeless / f"flashpatch-{os.geteuid()}"
+    assert files.directory() == ours / "flashpatch" / "ledger"
+    assert disk_cache.directory() == ours / "flashpatch" / "verdicts"
+    assert user_directories.expand("~/bandit.json") == str(ours / "bandit.json")
+    assert user_directories.expand("~") == str(ours)
+    assert stat.S_IMODE(ours.stat().st_mode) == 0o700
+    assert len(caplog.records) == 1, "one warning"
+    assert [path.name for path in homeless.iterdir()] == [ours.name], "no directory called ~"
+
+
+def test_a_cache_given_by_the_user_needs_no_home(homeless, monkeypatch):
+    monkeypatch.setenv("FLASHPATCH_CACHE", "~/verdicts")
+    assert disk_cache.directory() == homeless / f"flashpatch-{os.geteuid()}" / "verdicts"
+
+
+@pytest.mark.parametrize("name", ["XDG_CACHE_HOME", "XDG_STATE_HOME"])
+def test_xdg_directories_come_first(homeless, monkeypatch, caplog, name):
+    monkeypatch.setenv(name, str(homeless / "mine"))
+    assert user_directories.cache_home() == str(homeless / "mine")
+    assert not caplog.records
+
+
+def test_a_link_in_place_of_the_folder_is_refused(homeless):
+    elsewhere = homeless / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    (homeless / f"flashpatch-{os.geteuid()}").symlink_to(elsewhere)
+    with pytest.raises(PermissionError, match="is not a private directory of this user"):
+        files.write(files.directory() / "run" / "row.json", {})
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_what_others_may_write_to_is_refused(homeless):
+    folder = homeless / f"flashpatch-{os.geteuid()}"
+    folder.mkdir()
+    folder.chmod(0o770)
+    with pytest.raises(PermissionError, match="private"):
+        files.write(files.directory() / "run" / "row.json", {})
+
+
+def test_a_known_user_has_a_home(monkeypatch, tmp_path, caplog):
+    for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert user_directories.cache_home() == str(tmp_path / ".cache")
+    assert user_directories.expand("~/x") == str(tmp_path / "x")
+    assert user_directories.expand("x/~") == "x/~" and not caplog.records
+
+
+@pytest.mark.parametrize("package", ["flashpatch", "flashpatch.patches", "flashpatch.verify"])
+def test_nothing_else_looks_for_a_home(package):
+    folder = Path(importlib.import_module(package).__file__).parent
+    found = [
+        path.name
+        for path in folder.rglob("*.py")
+        if re.search(r"expanduser\(|Path\.home\(|gettempdir\(|getuser\(", path.read_text())
+    ]
+    assert found == (["user_directories.py"] if package == "flashpatch" else [])

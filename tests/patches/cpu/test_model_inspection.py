@@ -1,0 +1,87 @@
+"""vLLM looks at a model's class in this process, where the cpu family is on, and finds the same."""
+
+from __future__ import annotations
+
+import json
+
+import cpu_lab
+import pytest
+
+pytestmark = pytest.mark.verl
+
+CODE = """
+    import json, os, subprocess
+    from vllm.model_executor.models import registry
+    from flashpatch import engine
+
+    started = []
+    real = subprocess.run
+
+    def run(command, *args, **kwargs):
+        started.extend([1] * (command == registry._SUBPROCESS_COMMAND))
+        return real(command, *args, **kwargs)
+
+    subprocess.run = run
+    for name in {names!r}:
+        found = registry.ModelRegistry.models[name].inspect_model_cls()
+        print("FOUND", repr(found))
+    print("STARTED", len(started))
+    patch = engine.statuses().get("cpu.vllm.run_in_subprocess")
+    print("PATCH", patch and (patch.state.word, patch.calls))
+"""
+MODELS = ("Qwen2ForCausalLM", "MambaForCausalLM")
+
+
+def inspect(folder, families: str) -> dict[str, list[str]]:
+    folder.mkdir()
+    on = {"FLASHPATCH": families} if families else {}
+    code = CODE.format(names=MODELS)
+    done = cpu_lab.python(code, folder, VLLM_CACHE_ROOT=str(folder / "vllm"), **on)
+    assert done.returncode == 0, cpu_lab.tail(done)
+    lines: dict[str, list[str]] = {}
+    for line in done.stdout.splitlines():
+        word, _, rest = line.partition(" ")
+        lines.setdefault(word, []).append(rest)
+    return lines
+
+
+def test_no_process_is_started_and_the_same_is_found(tmp_path):
+    ours, stock = inspect(tmp_path / "ours", "cpu"), inspect(tmp_path / "stock", "")
+    assert ours["STARTED"] == ["0"] and stock["STARTED"] == [str(len(MODELS))]
+    assert ours["FOUND"] == stock["FOUND"] and len(ours["FOUND"]) == len(MODELS)
+    assert ours["PATCH"] == [str(("live", len(MODELS)))]
+    kept = [sorted((tmp_path / name / "vllm" / "modelinfos").iterdir()) for name in ("ours", "stock")]
+    assert [json.loads(p.read_text()) for p in kept[0]] == [json.loads(p.read_text()) for p in kept[1]]
+
+
+def test_a_class_that_cannot_be_imported_is_said_to_be_so(tmp_path):
+    done = cpu_lab.python(
+        """
+        from vllm.model_executor.models import registry
+        model = registry._LazyRegisteredModel("nowhere.at_all", "Model")
+        try:
+            model.inspect_model_cls()
+        except ModuleNotFoundError as error:
+            print("raised", error.name)
+        assert registry._try_inspect_model_cls("Model", model) is None
+        """,
+        tmp_path,
+        FLASHPATCH="cpu",
+    )
+    assert done.returncode == 0 and "raised nowhere" in done.stdout, cpu_lab.tail(done)
+
+
+def test_undo_restores_the_function(tmp_path):
+    done = cpu_lab.python(
+        """
+        import flashpatch
+        from vllm.model_executor.models import registry
+        before = [registry._run_in_subprocess]  # in a list, since names of modules are replaced as well
+        flashpatch.enable("cpu")
+        assert registry._run_in_subprocess is not before[0]
+        flashpatch.disable()
+        assert registry._run_in_subprocess is before[0]
+        """,
+        tmp_path,
+    )
+    assert done.returncode == 0, cpu_lab.tail(done)

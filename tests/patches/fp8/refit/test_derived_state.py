@@ -1,0 +1,226 @@
+"""Values that are derived from several layers: by a layer processed last, by the model's own hook, by load_weights."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import fp8_toys as toys
+from torch import nn
+
+from flashpatch.errors import PatchError
+
+A, B, C = (toys.checkpoint(seed) for seed in range(3))
+
+
+class Deriving(toys.Attention):
+    """Processed last. Derives one matrix by applying a neighbour, another from a parameter that it has kept."""
+
+    def __init__(self, source: toys.Linear, kept: nn.Parameter) -> None:
+        super().__init__(source)
+        self.kept = [kept]
+        self.by_neighbour = self.by_reference = None
+
+    def process(self) -> None:
+        super().process()
+        (source,) = self.sources
+        self.by_neighbour = source(torch.eye(toys.HIDDEN)).sum(-1)[: toys.HIDDEN].clone()
+        self.by_reference = self.kept[0].double()
+
+    def forward(self, x):
+        return super().forward(x) * self.by_neighbour + self.by_reference.to(x.dtype)
+
+
+class Absorbed(toys.Model):
+    """A model of which attention holds values of other layers, as MLA and attention sinks do."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__(method)
+        for block in self.layers:
+            block.attn = Deriving(block.down, block.norm.weight)
+
+
+class Hooked(toys.Model):
+    """A model whose hook packs the blocks' weights: once, and the parameters that it has read are dropped."""
+
+    again = False  # whether the hook derives anew each time, and keeps its parameters
+
+    def __init__(self, method: str = "bare") -> None:
+        super().__init__(method)
+        self.packed = None
+
+    def load_weights(self, weights):
+        loaded = super().load_weights(weights)
+        self.process_weights_after_loading()
+        return loaded
+
+    def process_weights_after_loading(self) -> None:
+        if self.packed is None or self.again:
+            self.packed = [block.down.weight.data.clone() * 2 for block in self.layers]
+            if not self.again:
+                for block in self.layers:
+                    block.down.weight = None
+
+    def forward(self, tokens):
+        x = self.embed.weight[tokens]
+        for block, packed in zip(self.layers, self.packed):
+            q, k, v = block.qkv(block.norm(x)).chunk(3, dim=-1)
+            x = x + torch.tanh(block.attn(q) * k + v) @ packed.T
+        return x @ self.lm_head.weight[: toys.VOCAB].T
+
+
+class HookedAgain(Hooked):
+    again = True
+
+
+class Wrapped(toys.Model):
+    """A model around one that has the hook: only the inner load calls it."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.inner = Hooked()
+
+    def load_weights(self, weights):
+        return self.inner.load_weights(weights)
+
+    def forward(self, tokens):
+        return self.inner(tokens)
+
+
+class Summing(toys.Model):
+    """A model whose load_weights derives a tensor after its loop."""
+
+    total = None
+
+    def load_weights(self, weights):
+        loaded = super().load_weights(weights)
+        self.total = self.embed.weight.sum(0)
+        return loaded
+
+    def forward(self, tokens):
+        return super().forward(tokens) + self.total.sum()
+
+
+def hooked_in(model: nn.Module) -> Hooked:
+    return getattr(model, "inner", model)
+
+
+def process_and_hook(model: nn.Module) -> None:
+    """What an engine does after its first load."""
+    toys.process_all(model)
+    hooked_in(model).process_weights_after_loading()
+
+
+def same_as_fresh(engine, made, weights) -> bool:
+    return toys.same_answers(engine.model, toys.Engine(made, weights).model)
+
+
+@pytest.mark.parametrize("method", ["bare", "transposed", "quantized", "closure"])
+def test_layers_processed_last_see_the_new_values(method, atomic):
+    """With quantized MLA and attention sinks, atomic=model derived them from the old layers."""
+    engine = toys.Engine(Absorbed(method), A, atomic=atomic)
+    places = [block.attn.by_neighbour.data_ptr() for block in engine.model.layers]
+    for weights in (B, C):
+        engine.update(weights)
+        assert same_as_fresh(engine, Absorbed(method), weights)
+    assert places == [block.attn.by_neighbour.data_ptr() for block in engine.model.layers]
+
+
+@pytest.mark.parametrize("method", ["bare", "transposed", "quantized"])
+def test_a_layer_processed_last_that_fails_leaves_the_old_policy(method):
+    engine = toys.Engine(Absorbed(method), A, atomic="model")
+    before, process = toys.state(engine.model), engine.managed.adapter.process
+
+    def fails(module):
+        if module is engine.model.layers[1].attn:
+            raise MemoryError("no room")
+        process(module)
+
+    engine.managed.adapter.process = fails
+    with pytest.raises(MemoryError):
+        engine.update(B)
+    assert engine.managed.may_generate and toys.same_bits(before, toys.state(engine.model))
+    engine.managed.adapter.process = process
+    engine.update(B)
+    assert same_as_fresh(engine, Absorbed(method), B)
+
+
+@pytest.mark.parametrize("made", [Hooked, HookedAgain, Wrapped])
+@pytest.mark.parametrize("seed", [0, None], ids=["loaded", "dummy"])
+def test_what_the_models_hook_derives_is_derived_again(made, seed, atomic):
+    """A hook with a guard kept what it had packed of the old weights."""
+    engine = toys.Engine(made(), None if seed is None else A, process_and_hook, atomic=atomic)
+    hooked = hooked_in(engine.model)
+    places = [packed.data_ptr() for packed in hooked.packed]
+    for weights in (B, C):
+        weights = [item for item in weights if seed is not None or not item[0].endswith("bias")]
+        for bucket in toys.cut(weights, 3, 8):
+            engine.load(bucket)
+        engine.managed.finish()
+        assert same_as_fresh(engine, made(), weights)
+    assert places == [packed.data_ptr() for packed in hooked.packed]
+
+
+@pytest.mark.parametrize("made", [Hooked, HookedAgain])
+def test_a_hook_that_fails_is_undone_or_broken(made, atomic):
+    engine = toys.Engine(made(), A, atomic=atomic)
+    before = toys.state(engine.model)
+    original = made.process_weights_after_loading
+
+    class Failing(made):
+        def process_weights_after_loading(self):
+            original(self)
+            self.packed[0].zero_()
+            raise MemoryError("no room")
+
+    engine.managed._hooks._originals[engine.model] = Failing.process_weights_after_loading.__get__(
+        engine.model
+    )
+    with pytest.raises(MemoryError):
+        engine.update(B)
+    assert engine.managed.may_generate == (atomic == "model")
+    if atomic == "model":
+        assert toys.same_bits(before, toys.state(engine.model))
+    engine.managed._hooks._originals[engine.model] = original.__get__(engine.model)
+    engine.update(C)
+    assert same_as_fresh(engine, made(), C)
+
+
+@pytest.mark.parametrize("seed", [0, None], ids=["loaded", "dummy"])
+def test_a_model_whose_load_weights_derives_is_refused(seed, atomic):
+    engine = toys.Engine(Summing(), None if seed is None else A, atomic=atomic)
+    with pytest.raises(PatchError, match="load_weights of Summing derives Summing.total"):
+        engine.load(B)
+    assert engine.managed.may_generate
+
+
+def test_hooks_are_given_back():
+    model = Hooked()
+    managed = toys.manage(model)
+    assert "process_weights_after_loading" in vars(model)
+    managed.remove_hooks()
+    assert "process_weights_after_loading" not in vars(model)
+
+
+class Scaled(toys.Method):
+    """Writes a value derived from the weight into a tensor that the constructor made, in place."""
+
+    def __init__(self) -> None:
+        self.scale = torch.zeros(())
+
+    def process(self, layer: nn.Module) -> None:
+        self.scale.copy_(layer.weight.abs().max())
+
+    def apply(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return super().apply(layer, x) * self.scale
+
+
+def test_a_tensor_that_processing_writes_in_place_keeps_its_value_until_the_commit(monkeypatch):
+    """Under atomic=model it changed while the old policy was served."""
+    monkeypatch.setitem(toys.METHODS, "scaled", Scaled)
+    engine = toys.engine("scaled", atomic="model")
+    engine.load(B[:-1])
+    assert engine.managed.may_generate
+    assert toys.same_answers(engine.model, toys.fresh("scaled", A))
+    engine.load(B[-1:])
+    engine.managed.finish()
+    assert toys.same_answers(engine.model, toys.fresh("scaled", B))

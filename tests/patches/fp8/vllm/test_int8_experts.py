@@ -1,0 +1,293 @@
+"""int8 on mixtures of experts: rounded on load wherever the engine has a kernel, refused by name where it has none.
+
+vLLM's kernel runs where the CPU can, selected by the laboratory where vLLM would only select it with AMX; on every
+CPU a kernel of the laboratory stands in its place (`vllm_lab.int8_experts`). The oracle is stock vLLM with the same
+kernel, on a compressed-tensors checkpoint of the same values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import vllm_updates as updates
+from vllm_lab import engines, int8_experts, models, oracle, quantized, scenario
+from vllm_precisions import check, opened, refusal, there_and_back
+
+pytestmark = pytest.mark.vllm(least="0.31")  # before, vLLM's experts are called otherwise
+
+_FULL = pytest.mark.full
+_KERNELS = {"vllm": "CPUExpertsInt8", "torch": "TorchExpertsInt8"}
+_VLLM = pytest.param(
+    "vllm",
+    marks=pytest.mark.skipif(
+        "vllm" not in int8_experts.kinds(), reason="vLLM's operator needs AVX-512 and VNNI"
+    ),
+)
+
+
+def fresh(kind: str, family: str, seed: int, **kw: Any) -> dict[str, Any]:
+    """What stock vLLM with these kernels answers on the int8 checkpoint."""
+    return oracle.answers(updates.checkpoint(family, seed, "int8"), env=int8_experts.env(kind), **kw)
+
+
+def updated(kind: str, model: str, sources: list[str], seed: int) -> dict[str, Any]:
+    with int8_experts.used(kind):
+        return there_and_back("int8", model, sources, seed)
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        pytest.param("mixtral", *_VLLM.values, marks=_VLLM.marks),
+        ("mixtral", "torch"),
+        pytest.param("qwen3-moe", *_VLLM.values, marks=(*_VLLM.marks, _FULL)),
+        ("glm4-moe", "torch"),  # with shared experts and a dense layer
+    ],
+)
+def test_experts_are_rounded_on_load_and_by_updates(runner: scenario.Runner, family: str, kind: str) -> None:
+    a, b = (updates.checkpoint(family, seed) for seed in (0, 1))
+    seed = updates.seed_of_the_day()
+    print(f"FLASHPATCH_LAB_SEED={seed}")
+    found = runner(updated, kind, a, [b, a, b], seed)
+    want = [fresh(kind, family, seed) for seed in (0, 1)]
+    assert engines.difference(*want).mean > 0.01
+    check(found, [want[i % 2] for i in range(4)])
+    layers = {"glm4-moe": 1}.get(family, 2)  # of two, one is dense
+    assert found["kernels"][f"CompressedTensorsW8A8Int8MoEMethod/{_KERNELS[kind]}"] == layers
+    shards = {label.rpartition(".")[2] for label in found["errors"][0] if ".experts." in label}
+    assert shards == {"w13_weight[w1]", "w13_weight[w3]", "w2_weight[w2]"}
+    assert all(0 < error < 0.02 for error in found["errors"][0].values())
+
+
+def fused(source: str) -> list[tuple[str, Any]]:
+    """The same weights as a trainer holds them: all experts of a layer in one tensor, gate above up."""
+    import torch
+
+    items, experts = [], {}
+    for name, tensor in models.weights(source):
+        base, found, rest = name.partition(".experts.")
+        if not found:
+            items.append((name, tensor))
+            continue
+        number, part, _ = rest.split(".")
+        experts.setdefault(base, {}).setdefault(part, {})[int(number)] = tensor
+    for base, parts in experts.items():
+        gate, up, down = (
+            torch.stack([parts[part][number] for number in sorted(parts[part])])
+            for part in ("gate_proj", "up_proj", "down_proj")
+        )
+        items += [
+            (f"{base}.experts.gate_up_proj", torch.cat([gate, up], 1)),
+            (f"{base}.experts.down_proj", down),
+        ]
+    return items
+
+
+def sent_fused(a: str, b: str) -> dict[str, Any]:
+    import flashpatch
+
+    with int8_experts.used("torch"), opened("int8", a, load_format="dummy") as llm:
+        updates.send(llm, updates.buckets(fused(b), random.Random(1)))
+        updates.finish(llm)
+        found = engines.answers(llm)
+    flashpatch.disable("int8")
+    return found
+
+
+def test_experts_come_in_one_tensor_onto_dummy_weights(runner: scenario.Runner) -> None:
+    """As verl opens engines, and as transformers keeps experts."""
+    a, b = (updates.checkpoint("qwen3-moe", seed) for seed in (0, 1))
+    assert engines.difference(runner(sent_fused, a, b), fresh("torch", "qwen3-moe", 1)).exact
+
+
+def bad_experts(a: str, b: str) -> dict[str, Any]:
+    import torch
+
+    import flashpatch
+
+    found: dict[str, Any] = {}
+    name = "model.layers.1.block_sparse_moe.experts.2.w3.weight"
+    with int8_experts.used("torch"), opened("int8", a) as llm:
+        items = list(models.weights(b))
+        spoilt = [(n, torch.full_like(t, torch.nan) if n == name else t) for n, t in items]
+        found["nan"] = updates.error(lambda: updates.send(llm, [spoilt]))
+        found["refused"] = updates.refusal(llm)
+        part = [(n, t) for n, t in items if n != name]
+        found["missing"] = updates.error(lambda: (updates.send(llm, [part]), updates.finish(llm)))
+        updates.send(llm, [items])
+        found["answers"] = engines.answers(llm)
+    flashpatch.disable("int8")
+    return dict(found, name=name)
+
+
+def test_a_bad_expert_is_named_and_a_complete_update_mends(runner: scenario.Runner) -> None:
+    found = runner(bad_experts, *(updates.checkpoint("mixtral", seed) for seed in (0, 1)))
+    assert "w13_weight[w3][2]: a weight holds NaN or Inf" in found["nan"] and found["name"] in found["nan"]
+    assert "did not come" in found["missing"] and found["name"] in found["missing"]
+    assert found["refused"] is not None
+    assert engines.difference(found["answers"], fresh("torch", "mixtral", 1)).exact
+
+
+def loader_calls(model: str, opens: str, scheme: str) -> dict[str, Any]:
+    """Repeat each call that vLLM makes of a loader of ours, by position and by keyword, into empty parameters.
+
+    What either way writes is compared with what vLLM's own loaders write, given 8-bit values and their scales.
+    """
+    import inspect
+
+    import torch
+
+    calls: list[tuple[Any, str, inspect.BoundArguments, Any]] = []
+    with constructed(opens, scheme.partition("-")[0]) as inner:
+        found: dict[str, Any] = dict(kinds=[], wrong=[], signatures=[])
+        for module in inner.modules():
+            for key, parameter in module._parameters.items():
+                loader = getattr(parameter, "weight_loader", None)
+                if parameter is not None and parameter.dtype.itemsize == 1:
+                    same = inspect.signature(loader) == inspect.signature(loader.__wrapped__)
+                    found["signatures"] += [] if same else [key]
+                    parameter.weight_loader = noting(calls, module, key, loader)
+        type(inner).load_weights(inner, models.weights(model))
+        for module, key, given, loader in calls:
+            found["kinds"].append(type(module).__name__)
+            pair = module._parameters[key], module._parameters[f"{key}_scale"]
+
+            def written(call: Any) -> list[Any]:
+                for tensor in pair:
+                    tensor.data.zero_()
+                call()
+                return [tensor.float() for tensor in pair]
+
+            want = written(lambda: by_vllm(loader, given, pair[1], scheme))
+            ways = [
+                written(lambda: loader(*given.args, **given.kwargs)),
+                written(lambda: loader(**given.arguments)),
+            ]
+            rounded = want[0].any() and want[1].any() and given.args[1].dtype is torch.bfloat16
+            if not rounded or not all(torch.equal(x, y) for way in ways for x, y in zip(way, want)):
+                found["wrong"].append(f"{key} of {type(module).__name__}")
+    return dict(found, calls=len(calls), kinds=sorted(set(found["kinds"])))
+
+
+@contextlib.contextmanager
+def constructed(model: str, name: str) -> Iterator[Any]:
+    """A model in a precision, with loaders of ours, into which nothing is loaded and which cannot run."""
+    import tempfile
+
+    from vllm.config import set_current_vllm_config
+    from vllm.distributed import parallel_state
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.layers.quantization.compressed_tensors import compressed_tensors_moe as moe
+    from vllm.model_executor.model_loader import utils
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    import flashpatch
+
+    fp8_experts = importlib.import_module(f"{moe.__name__}.compressed_tensors_moe_w8a8_fp8")
+    select = fp8_experts.select_fp8_moe_backend
+    flashpatch.enable(name)
+    config = EngineArgs(model=model, **engines.DEFAULTS).create_engine_config()
+    with tempfile.NamedTemporaryFile() as meeting, set_current_vllm_config(config):
+        try:
+            fp8_experts.select_fp8_moe_backend = lambda **_: (
+                None,
+                None,
+            )  # vLLM has no kernel for them on CPUs
+            parallel_state.init_distributed_environment(1, 0, f"file://{meeting.name}", 0, "gloo")
+            parallel_state.initialize_model_parallel(1, 1)
+            with int8_experts.used("torch"), set_default_torch_dtype(config.model_config.dtype):
+                yield utils.initialize_model(config)
+        finally:
+            parallel_state.cleanup_dist_env_and_memory()
+            fp8_experts.select_fp8_moe_backend = select
+    flashpatch.disable(name)
+
+
+def noting(calls: list, module: Any, key: str, loader: Any) -> Any:
+    import inspect
+
+    def load(*args: Any, **kwargs: Any) -> Any:
+        calls.append((module, key, inspect.signature(loader).bind(*args, **kwargs), loader))
+        return loader(*args, **kwargs)
+
+    return load
+
+
+def by_vllm(loader: Any, given: Any, scales: Any, scheme: str) -> None:
+    """Call vLLM's own loaders with what a compressed-tensors checkpoint holds of this weight."""
+    (_, parameter), (_, tensor), *rest = given.arguments.items()
+    (_, q), (_, scale) = quantized.SCHEMES[scheme][0]("weight", tensor)
+    place = dict(rest)
+    loader.__wrapped__(parameter, q, **place)
+    if "weight_name" in place:
+        place["weight_name"] += "_scale"
+    scales.weight_loader(scales, scale, **place)
+
+
+@pytest.mark.parametrize("scheme", ["int8", "fp8-channel", "fp8-tensor"])
+def test_each_loader_takes_arguments_by_position_and_by_keyword(runner: scenario.Runner, scheme: str) -> None:
+    """Of vLLM's layers: every call vLLM makes, repeated both ways, equals vLLM's loaders on 8-bit values."""
+    model = updates.checkpoint("glm4-moe", 0)
+    opens = model if scheme == "int8" else updates.checkpoint("glm4-moe", 0, scheme)
+    found = runner(loader_calls, model, opens, scheme)
+    assert not found["wrong"] and not found["signatures"], found
+    assert found["kinds"] == [
+        "MergedColumnParallelLinear",
+        "QKVParallelLinear",
+        "RoutedExperts",
+        "RowParallelLinear",
+    ]
+    assert found["calls"] == 2 * 4 + 3 + 3 + 4 * 3  # attention, the dense layer, shared and routed experts
+
+
+def send_on_rank(worker: Any, path: str, parts: int) -> None:
+    items = list(models.weights(path))
+    for part in range(parts):
+        worker.get_model().load_weights(items[len(items) * part // parts : len(items) * (part + 1) // parts])
+
+
+def two_ranks(a: str, b: str) -> list[dict[str, Any]]:
+    """Each rank rounds whole experts and takes its part."""
+    with engines.open_llm(a, tensor_parallel_size=2) as llm:
+        before = engines.answers(llm)
+        llm.collective_rpc(send_on_rank, args=(b, 3))
+        return [before, engines.answers(llm)]
+
+
+@_FULL
+def test_experts_on_two_ranks(runner: scenario.Runner) -> None:
+    a, b = (updates.checkpoint("mixtral", seed) for seed in (0, 1))
+    env = {**int8_experts.env("torch"), "FLASHPATCH": "int8"}
+    got = scenario.run(two_ranks, a, b, env=env, standin=True)
+    for seed, answers in enumerate(got):
+        assert engines.difference(answers, fresh("torch", "mixtral", seed, tensor_parallel_size=2)).exact
+
+
+def refusal_without_kernels(model: str) -> dict[str, Any]:
+    """As on a CPU without int8 kernels for experts; what was loaded before the refusal."""
+    import torch
+    from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+    loaded: list[str] = []
+    original = DefaultModelLoader.load_weights
+    own = torch.cpu._is_amx_tile_supported
+    torch.cpu._is_amx_tile_supported = lambda: False
+    DefaultModelLoader.load_weights = lambda self, *args: (loaded.append("weights"), original(self, *args))[1]
+    try:
+        return dict(error=refusal("int8", model), loaded=loaded)
+    finally:
+        torch.cpu._is_amx_tile_supported, DefaultModelLoader.load_weights = own, original
+
+
+@pytest.mark.parametrize("family", ["mixtral", pytest.param("qwen3-moe", marks=_FULL)])
+def test_where_no_kernel_is_experts_are_refused_before_anything_loads(
+    runner: scenario.Runner, family: str
+) -> None:
+    found = runner(refusal_without_kernels, updates.checkpoint(family, 0))
+    assert "no kernel here for experts in int8" in found["error"] and "Use fp8 or bf16" in found["error"]
+    assert "fp8.vllm.initialize_model" in found["error"] and found["loaded"] == []

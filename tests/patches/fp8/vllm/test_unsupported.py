@@ -1,0 +1,58 @@
+"""What an engine may do that an update cannot follow is refused by name, at start or at the update."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import vllm_updates as updates
+from vllm_lab import engines, models, scenario
+
+pytestmark = pytest.mark.vllm(least="0.31")
+
+STARTS = {
+    "nccl_m2n": "reshards into the parameters in use",
+    "sparse_nccl": "writes single values into the parameters in use",
+    "sharded_rdt": "replays recorded copies into the parameters in use",
+    "ipc_cache": "shares the memory of weights with other engines",
+}
+
+
+def refused(a: str, b: str) -> dict[str, Any]:
+    from vllm.config import WeightTransferConfig
+    from vllm.engine.arg_utils import EngineArgs
+
+    from flashpatch.patches.fp8.vllm import unsupported
+
+    def config(**kw: Any) -> Any:
+        return EngineArgs(model=a, **kw).create_engine_config()
+
+    found: dict[str, Any] = {}
+    for name in STARTS:
+        if name == "ipc_cache":
+            kw = dict(load_format=name)
+        else:
+            kw = dict(weight_transfer_config=WeightTransferConfig(backend=name))
+        found[name] = updates.error(lambda kw=kw: config(**kw))
+    found["nccl"] = updates.error(lambda: config(weight_transfer_config=WeightTransferConfig(backend="nccl")))
+    found["prefetch"] = unsupported.at_update(config(offload_group_size=2))
+    with engines.open_llm(a) as llm:
+        weights = list(models.weights(b))
+        found["kernel format"] = updates.error(
+            lambda: llm.collective_rpc(
+                "reload_weights", kwargs=dict(weights_iterator=weights, is_checkpoint_format=False)
+            )
+        )
+        found["refusal"] = updates.refusal(llm)
+    return found
+
+
+def test_what_writes_past_an_update_is_refused_by_name() -> None:
+    a, b = (updates.checkpoint("qwen2", seed) for seed in (0, 1))
+    found = scenario.run(refused, a, b, env={"FLASHPATCH": "bf16"})
+    for name, why in STARTS.items():
+        assert "PatchError" in found[name] and why in found[name], found[name]
+    assert found["nccl"] is None
+    assert "offload_group_size" in found["prefetch"]
+    assert "past load_weights" in found["kernel format"]
+    assert found["refusal"] is None, "nothing has changed"

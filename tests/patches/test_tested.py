@@ -1,0 +1,103 @@
+"""The versions in ``patches/tested.toml`` are those that the Makefile's lanes run a family's tests on."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from flashpatch import registry
+from flashpatch.arming.preflight import examine
+
+ROOT = Path(__file__).parents[2]
+MAKEFILE = (ROOT / "Makefile").read_text()
+TESTED = tomllib.loads((ROOT / "patches" / "tested.toml").read_text())
+MARKED = ("vllm", "verl", "sglang")
+
+
+def lanes(target: str) -> set[tuple[str, str, str]]:
+    """What a Makefile target runs tests on: mark, framework, and that framework's version in the same environment."""
+    vllm = dict(re.findall(r"^\$\((\w+)\)/\.vllm: VLLM := (\S+)$", MAKEFILE, re.M))
+    [torch] = re.findall(r"^TORCH := torch==(\S+)$", MAKEFILE, re.M)
+    [verl] = set(re.findall(r"install .* verl==(\S+)", MAKEFILE))
+    [sglang] = set(re.findall(r"install .* sglang==(\S+)", MAKEFILE))
+    [recipe] = re.findall(rf"^{target}:.*\n((?:\t.*\n)+)", MAKEFILE, re.M)
+    found = set()
+    for environment, quoted, word in re.findall(r"\$\((\w+)\)/bin/pytest -m (?:\"(.+?)\"|(\w+))", recipe):
+        there = {"torch": torch, "vllm": vllm.get(environment)}
+        there |= {"verl": verl} if environment == "PAIRED" else {}
+        there |= {"sglang": sglang} if environment == "SGLANG" else {}
+        selected = (
+            MARKED if "full or" in quoted else [m for m in MARKED if re.search(rf"\b{m}\b", quoted or word)]
+        )
+        found |= {(m, f, v) for m in selected if there.get(m) for f, v in there.items() if v}
+    return found
+
+
+def marks(family: str) -> dict[str, bool]:
+    """Marks of a family's tests and probes; whether one of their tests is not only for the long lanes."""
+    files = [*(ROOT / "tests" / "patches" / family).rglob("test_*.py")]
+    files += (ROOT / "tests" / "verify" / "probes").glob(f"test_{family}*.py")
+    found: dict[str, bool] = {}
+    for text in map(Path.read_text, files):
+        whole_file_is_long = bool(re.search(r"^pytestmark = .*mark\.full", text, re.M))
+        for mark in set(re.findall(r"mark\.(vllm|verl|sglang)\b", text)):
+            found[mark] = found.get(mark, False) or not whole_file_is_long
+    return found
+
+
+def test_the_lanes_are_understood():
+    assert {version for _, name, version in lanes("test-newest") if name == "vllm"} == {"0.32.0"}
+    assert {(mark, version) for mark, name, version in lanes("test-paired") if name == "vllm"} == {
+        ("verl", "0.31.0"),
+        ("vllm", "0.31.0"),
+    }
+    assert ("sglang", "sglang", "0.5.23") in lanes("test-sglang")
+    assert {mark for mark, _, _ in lanes("test-full")} == set(MARKED)
+    assert ("vllm", "vllm", "0.28.0") in lanes("test-full")
+
+
+def test_families_and_frameworks_are_those_of_the_records():
+    built_in = {name for name, family in registry.families().items() if (ROOT / "patches" / name).is_dir()}
+    wanted = {name: {p.framework for p in registry.families()[name].patches} for name in built_in}
+    assert {name: set(table) for name, table in TESTED.items()} == wanted
+
+
+@pytest.mark.parametrize("family", TESTED)
+def test_no_version_is_claimed_that_no_lane_runs(family):
+    for framework, versions in TESTED[family].items():
+        run = {(name, version) for mark, name, version in lanes("test-full") if mark in marks(family)}
+        for version in versions:
+            assert (framework, version.partition("+")[0]) in run, (family, framework, version)
+
+
+@pytest.mark.parametrize("family", TESTED)
+def test_no_version_is_missing_that_make_test_runs(family):
+    """Where no test has the framework's own mark, those of another run its patches, as verl's do torch's."""
+    run = lanes("test-newest") | lanes("test-paired") | lanes("test-sglang")
+    short = {mark for mark, is_short in marks(family).items() if is_short}
+    for framework, versions in TESTED[family].items():
+        relevant = {framework} & short or short
+        wanted = {version for mark, name, version in run if name == framework and mark in relevant}
+        assert wanted <= {version.partition("+")[0] for version in versions}, (family, framework)
+
+
+def test_a_patch_for_a_runner_that_no_test_opens_claims_nothing():
+    """vLLM's second model runner."""
+    eagle = [*(ROOT / "tests" / "patches" / "eagle").rglob("*.py"), *(ROOT / "tests").rglob("test_eagle*.py")]
+    opened = [path.name for path in eagle if "VLLM_USE_V2_MODEL_RUNNER" in path.read_text()]
+    assert not opened, "state what the second runner's patches were tested on, and drop this test"
+    second = [p for f in registry.families().values() for p in f.patches if ".worker.gpu." in p.targets[0]]
+    assert second and all(patch.tested == () for patch in second)
+
+
+@pytest.mark.verl
+@pytest.mark.parametrize("family", [name for name, table in TESTED.items() if "verl" in table])
+def test_what_is_installed_beside_verl_is_what_was_tested(family):
+    for patch in registry.families()[family].patches:
+        if patch.framework != "sglang" and patch.tested:
+            found = examine(patch)
+            assert found.problem is None, (patch.id, found.problem)
+            assert found.installed.version in patch.tested, (patch.id, found.installed)

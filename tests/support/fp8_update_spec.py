@@ -1,0 +1,171 @@
+"""What a sequence of update calls must lead to, worked out from the names that came and nothing else.
+
+A `Spec` follows one model. A policy is a mapping of tensor name to the seed of the checkpoint it is from; what was
+committed last is `served`. Each method stands for one call and says how it must end: `OK`, `FAILS` or `MAY_FAIL`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+OK, FAILS, MAY_FAIL = "ok", "fails", "may fail"
+
+Policy = Mapping[str, int]
+
+
+class Spec:
+    """The state of one model.
+
+    Args:
+        layers: tensor name to the layer that it belongs to.
+        required: names that a complete update brings.
+        deferred: layers that are put in place by the commit alone.
+        first: the policy it was opened on.
+        atomic, partial: the family's options.
+
+    Attributes:
+        served: the policies that the next answer may be of; more than one where a call leaves it open.
+        came: what the open update has brought; None for a value that must not be committed.
+        broken: nothing may be generated until a complete update.
+    """
+
+    def __init__(
+        self,
+        layers: Mapping[str, str],
+        required: Iterable[str],
+        deferred: Iterable[str],
+        first: Policy,
+        atomic: str,
+        partial: bool,
+    ) -> None:
+        self.layers, self.required, self.deferred = dict(layers), frozenset(required), frozenset(deferred)
+        self.atomic, self.partial = atomic, partial
+        self.served: list[Policy] = [dict(first)]
+        self.version = 0
+        self.is_open = self.session = self.left_out = self.broken = self.discarded = False
+        self.came: dict[str, int | None] = {}
+        self._calls: dict[str, int] = {}
+        self._call = 0
+        self._commits: list[Policy] = []  # what the call under way commits if it succeeds
+
+    @property
+    def serves(self) -> bool:
+        """Whether the model must answer now; where not, it must refuse."""
+        if self.atomic == "model":
+            return not self.discarded
+        return not self.is_open and not self.broken
+
+    @property
+    def complete(self) -> bool:
+        """Whether the open update has brought everything."""
+        return self.required <= self.came.keys()
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether no update can be opened: there is nothing that atomic='model' could fall back to."""
+        return self.discarded and self.atomic == "model"
+
+    def came_in_order(self, items: Iterable[tuple[str, int | None]]) -> bool:
+        """Whether what has come is what begins such a list: a sender that sends it all anew is told by its first."""
+        names = [name for name, _ in items]
+        return list(self.came) == names[: len(self.came)] and len(self.came) < len(names)
+
+    def begin(self) -> str:
+        """An update is opened by name."""
+        if self.hopeless:
+            return FAILS
+        self._open(session=True)
+        return OK
+
+    def load(self, items: Iterable[tuple[str, int | None]], partial: bool | None = None) -> str:
+        """A bucket comes; None in place of a seed: NaN."""
+        if self.hopeless:
+            return FAILS
+        if not self.is_open:
+            self._open(session=False)
+        self._call += 1
+        outcome, completed = OK, set()
+        for name, seed in items:
+            layer, call = self.layers[name], self._calls.get(name)
+            if call == self._call or layer in completed:
+                outcome = MAY_FAIL  # twice in one call, or too late for a new start: refused, or the later one counts
+            if call not in (None, self._call):
+                self._restart()
+            self.came[name], self._calls[name] = seed, self._call
+            if self._has_come(layer) and layer not in self.deferred:
+                completed.add(layer)
+                if None in self._of(layer).values():
+                    return FAILS
+        self.left_out |= bool(partial)
+        if partial and not self.session:
+            ending = self.finish(None)
+            outcome = outcome if ending == OK else ending
+        return outcome
+
+    def finish(self, partial: bool | None) -> str:
+        """The open update is ended."""
+        if not self.is_open:
+            return FAILS if self.broken else OK
+        allowed = (self.left_out or self.partial) if partial is None else partial
+        if allowed and not self.came:
+            self._close()
+            return OK
+        if None in self.came.values():
+            return FAILS
+        cut = any(not self._has_come(self.layers[name]) for name in self.came if name in self.required)
+        if not self.complete and (not allowed or cut or self.discarded):
+            return FAILS
+        whole, mixture = dict(self.came), {**self.served[0], **self.came}
+        self._commits = [whole] if self.complete else []
+        if allowed and not self.discarded and mixture != whole:
+            self._commits.append(mixture)
+        return MAY_FAIL if self.broken and not self.complete else OK
+
+    def succeeded(self) -> None:
+        """The call has returned."""
+        if self._commits:
+            self.served, self._commits = self._commits, []
+            self.version += 1
+            self._close()
+            self.broken = self.discarded = False
+
+    def failed(self) -> None:
+        """The call has raised, and so the update is abandoned."""
+        self._commits = []
+        self._close()
+        if self.atomic == "layer":
+            self.broken = True
+
+    def discard(self) -> None:
+        """Sleep level 2."""
+        self._close()
+        self.broken = self.discarded = True
+
+    def _open(self, session: bool) -> None:
+        self._note_mixture()
+        self._close()
+        self.is_open, self.session = True, session
+
+    def _close(self) -> None:
+        self.is_open = self.session = self.left_out = False
+        self.came.clear()
+        self._calls.clear()
+
+    def _restart(self) -> None:
+        """A tensor came again: what earlier calls brought was another update."""
+        self._note_mixture()
+        for name in [name for name, call in self._calls.items() if call != self._call]:
+            del self.came[name], self._calls[name]
+
+    def _note_mixture(self) -> None:
+        """The open update is dropped: layers of it may be in place."""
+        in_place = (layer for layer in set(self.layers.values()) - self.deferred if self._has_come(layer))
+        if self.atomic == "layer" and any(in_place):
+            self.broken = True
+
+    def _of(self, layer: str) -> dict[str, int | None]:
+        return {name: seed for name, seed in self.came.items() if self.layers[name] == layer}
+
+    def _has_come(self, layer: str) -> bool:
+        needed = {name for name in self.required if self.layers[name] == layer}
+        return bool(needed) and needed <= self.came.keys()
