@@ -9,6 +9,7 @@ from flashpatch.patches.fp8.sglang import PATCHES as SGLANG
 from flashpatch.patches.fp8.verl import PATCHES as VERL
 from flashpatch.patches.fp8.vllm import (
     client_errors,
+    draft_load_config,
     engine_args,
     expected_processes,
     initialize_model,
@@ -63,6 +64,7 @@ FAMILY = Family(
     patches=(
         engine_args.PATCH,
         initialize_model.PATCH,
+        draft_load_config.PATCH,
         linear_kernels.PATCH,
         scaled_fp8_quant.PATCH,
         int8_inputs.PATCH,

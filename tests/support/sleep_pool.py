@@ -97,6 +97,11 @@ class SleepPool:
         """Return how many bytes of the pool are in use."""
         return sum(storage.nbytes() for block, storage in self._alive() if block.tag == tag)
 
+    def lost(self, tag: str = "weights") -> list[torch.UntypedStorage]:
+        """Return the storages that nobody has written to since a wake-up left garbage in them."""
+        garbage = _GARBAGE.get(tag, _NAN)
+        return [s for block, s in self._alive() if block.tag == tag and bool((_bytes(s) == garbage).all())]
+
     def _alive(self) -> Iterator[tuple[Block, torch.UntypedStorage]]:
         for key, block in list(self._blocks.items()):
             storage = block.storage()
@@ -116,9 +121,10 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if _is_host_copy(func, args, kwargs):
+        if _is_host_copy(func, args, kwargs) or _is_address(func, args):
             return result
-        given = {storage._cdata for storage in _storages((args, kwargs))}
+        copied_in = func is torch.ops.aten.lift_fresh.default  # by torch.tensor(), from Python numbers
+        given = set() if copied_in else {storage._cdata for storage in _storages((args, kwargs))}
         for storage in _storages(result):
             if storage._cdata not in given and storage._cdata not in self._blocks:
                 # The weak reference keeps the identity from being used again.
@@ -132,6 +138,11 @@ def _is_host_copy(func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
         return False
     device, dtype = kwargs.get("device"), kwargs.get("dtype")
     return device is not None and torch.device(device).type == "cpu" and dtype in (None, args[0].dtype)
+
+
+def _is_address(func: Any, args: tuple) -> bool:
+    """Whether a Python integer becomes a tensor: on a CPU, vLLM's oneDNN handlers keep their address so."""
+    return func is torch.ops.aten.lift_fresh.default and args[0].dtype == torch.int64 and args[0].dim() == 0
 
 
 def _storages(value: Any) -> Iterator[torch.UntypedStorage]:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
+import compressed_tensors.compressors  # noqa: F401  whose module constants would be allocated in the pool
 import torch
 from sleep_pool import SleepPool
 from vllm.device_allocator.sleep_mode_backend import SleepModeBackend

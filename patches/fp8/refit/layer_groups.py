@@ -45,6 +45,22 @@ def group_layers(
     return layers
 
 
+def release_removed(model: torch.nn.Module, layers: list[Layer]) -> list[torch.nn.Module] | None:
+    """Remove, in place, the layers whose modules have left the model: engines share a target's with its drafter.
+
+    Returns:
+        The modules that no layer owns now, or None where nothing has left.
+    """
+    present = {id(module) for module in model.modules()}
+    kept = [layer for layer in layers if any(id(module) in present for module in layer.modules)]
+    if len(kept) == len(layers):
+        return None
+    layers[:] = kept
+    own = {id(module) for layer in layers for module in layer.modules}
+    foreign = [m for m in model.modules() if id(m) not in own and (m._parameters or m._buffers)]
+    return [*layers_and_parents(model, layers), *foreign]
+
+
 def layers_and_parents(model: torch.nn.Module, layers: list[Layer]) -> list[torch.nn.Module]:
     """The modules that are layers, and every module above one."""
     layered = {id(module) for layer in layers for module in layer.modules}

@@ -195,9 +195,13 @@ class LayerState:
     """
 
     def __init__(self, layers: list[list[torch.nn.Module]], fixed: Iterable[torch.nn.Module]) -> None:
-        self._fixed = {id(module) for module in fixed}
-        self._shared: set[int] = set()
+        self.set_fixed(fixed)
+        self._shared: dict[int, Any] = {}  # holds the containers: no identity is used again
         self.find_shared(layers)
+
+    def set_fixed(self, modules: Iterable[torch.nn.Module]) -> None:
+        """Set which modules no layer owns."""
+        self._fixed = {id(module) for module in modules}
 
     def find_shared(self, layers: list[list[torch.nn.Module]]) -> None:
         """Search for what several layers share; what was found shared before stays so."""
@@ -205,7 +209,7 @@ class LayerState:
         for index, modules in enumerate(layers):
             for container in self._walk(modules):
                 if first.setdefault(id(container), index) != index:
-                    self._shared.add(id(container))
+                    self._shared[id(container)] = container
 
     def containers(self, modules: list[torch.nn.Module]) -> Iterator[Any]:
         """Yield the containers that belong to ``modules``, the modules included."""

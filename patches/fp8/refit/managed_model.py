@@ -25,7 +25,7 @@ from flashpatch.patches.fp8.refit import checksum
 from flashpatch.patches.fp8.refit.coverage import Coverage
 from flashpatch.patches.fp8.refit.errors import PATCH, update_error
 from flashpatch.patches.fp8.refit.layer import Layer
-from flashpatch.patches.fp8.refit.layer_groups import group_layers, layers_and_parents
+from flashpatch.patches.fp8.refit.layer_groups import group_layers, layers_and_parents, release_removed
 from flashpatch.patches.fp8.refit.layer_state import LayerState, held_tensors
 from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
 from flashpatch.patches.fp8.refit.model_hooks import ModelHooks
@@ -142,6 +142,12 @@ class ManagedModel:
         self._hooks.phase = "commit"
         self._constants = [weakref.ref(tensor) for tensor in (*held_tensors(self._model), *pristine)]
         self.state = "ready"
+
+    def release_removed_layers(self) -> None:
+        """Let go of layers whose modules have left the model, so that their memory is freed."""
+        fixed = release_removed(self._model, self.layers)
+        if fixed is not None:
+            self._layer_state.set_fixed(fixed)
 
     def begin(self) -> None:
         """Open a fresh update, dropping what an unfinished one had staged.
@@ -272,6 +278,7 @@ class ManagedModel:
             raise problem
         self._update.note_mixture()
         self._update.drop()
+        self.release_removed_layers()
         self._session, self._left_out = session, False
         self.state = "open"
 

@@ -75,9 +75,10 @@ def restore_load_weights() -> None:
 
 
 def end_first_loads(runner: Any = None) -> None:
-    """End the first load of every model of a model runner."""
+    """End the first load of every model of a model runner; models may have come to share modules since."""
     for managed in all_models(runner):
         managed.end_first_load()
+        managed.release_removed_layers()
 
 
 def first_unservable(runner: Any) -> ManagedModel | None:

@@ -34,6 +34,8 @@ CASES: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "qwen2 ct-w4a16": ("qwen2", "w4a16", {}),
     "qwen2 torchao": ("qwen2", None, quantized.torchao("Int8WeightOnlyConfig")),
     "qwen2 fp8 cache": ("qwen2", None, KV),
+    "qwen2 fp8, fp8 cache": ("qwen2", None, {**FP8, **KV}),
+    "llama ct-fp8, fp8 cache": ("llama", "fp8-channel", KV),
     "llama fp8 cache, scales": ("llama", "fp8-channel+kv", KV),
     "llama tp2": ("llama", None, dict(tensor_parallel_size=2)),
 }
@@ -43,7 +45,7 @@ NEEDS_AVX512 = {
 QUICK = [
     ("gpt-oss", "auto"),
     ("qwen2 fp8", "dummy"),
-    ("llama fp8 cache, scales", "auto"),
+    ("llama ct-fp8, fp8 cache", "auto"),
 ]
 
 
@@ -67,6 +69,11 @@ def load(worker: Any, path: str, seed: int, end: bool) -> None:
             process_weights_after_loading(model, worker.model_config, torch.device("cpu"))
 
 
+def lost(worker: Any) -> int:
+    """On each rank: how many tensors that something still holds contain garbage alone."""
+    return len(worker.pool.lost())
+
+
 def nights(a: str, b: str, kw: dict[str, Any], seed: int, load_format: str = "auto") -> dict[str, Any]:
     """Level 1; level 2 with a wake-up in two parts; level 2 with a wake-up at once."""
     found: dict[str, Any] = {}
@@ -84,7 +91,9 @@ def nights(a: str, b: str, kw: dict[str, Any], seed: int, load_format: str = "au
         llm.sleep(level=2)
         llm.wake_up()
         found["refusal"] = updates.refusal(llm)
+        found["gone"] = llm.collective_rpc(lost)
         llm.collective_rpc(load, args=(a, seed + 1, True))
+        found["lost"] = llm.collective_rpc(lost)
         found["a"] = engines.answers(llm)
     return found
 
@@ -102,6 +111,22 @@ def all_or_nothing(a: str, b: str, kw: dict[str, Any], seed: int) -> dict[str, A
         found["error"] = updates.error(lambda: llm.collective_rpc(load, args=(a, seed, True)))
         llm.wake_up(["kv_cache"])
         found["refusal"] = updates.refusal(llm)
+    return found
+
+
+def in_processes(a: str, b: str, kw: dict[str, Any], seed: int) -> dict[str, Any]:
+    """With workers in processes of their own: level 2, wake-up, requests before and after an update."""
+    found: dict[str, Any] = {}
+    with precisions.opened("bf16", a, **sleep_pool.ENGINE, **kw) as llm:
+        found["a"] = engines.answers(llm)
+        llm.sleep(level=2)
+        llm.wake_up()
+        found["refusals"] = [updates.refusal(llm) for _ in range(2)]
+        llm.collective_rpc(load, args=(b, seed, False))
+        found["b"] = engines.answers(llm)
+        llm.sleep(level=1)
+        llm.wake_up()
+        found["kept"] = engines.answers(llm)
     return found
 
 
@@ -148,6 +173,7 @@ def test_updates_after_sleep(runner: scenario.Runner, case: str, load_format: st
     for name in ("b", "a"):
         gap = engines.difference(got[name], want[name])
         assert gap.exact, f"seed {seed}, after the update to {name}: {gap}"
+    assert all(got["gone"]) and not any(got["lost"]), f"tensors that nobody brought back: {got['lost']}"
 
 
 @pytest.mark.full
@@ -159,3 +185,18 @@ def test_a_whole_model_update_has_nothing_to_fall_back_to(runner: scenario.Runne
     assert engines.difference(got["b"], oracle.answers(b, **kw)).exact
     assert "atomic='model' has nothing to fall back to" in (got["error"] or "")
     assert "sleep level 2" in (got["refusal"] or "")
+
+
+@pytest.mark.parametrize(
+    "kw",
+    [dict(processes=True), pytest.param(dict(tensor_parallel_size=2), marks=pytest.mark.full)],
+    ids=["process", "ranks"],
+)
+def test_an_engine_in_processes_refuses_and_lives(runner: scenario.Runner, kw: dict[str, Any]) -> None:
+    a, b = (updates.checkpoint("qwen2", seed) for seed in (0, 1))
+    got = runner(in_processes, a, b, kw, drawn_seed())
+    for refusal in got["refusals"]:
+        assert "PatchError" in refusal and "sleep level 2" in refusal
+    fresh = oracle.answers(b, **{key: value for key, value in kw.items() if key != "processes"})
+    assert engines.difference(got["b"], fresh).exact
+    assert engines.difference(got["kept"], fresh).exact

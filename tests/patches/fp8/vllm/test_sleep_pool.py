@@ -29,6 +29,7 @@ def test_memory_of_every_operator_goes_away_and_no_other(pool: SleepPool) -> Non
             "result": before + 1,
             "converted": before.to(torch.bfloat16),
             "clone": before.clone(),
+            "numbers": torch.tensor([1.0, 2.0]),
             "parameter": torch.nn.Linear(2, 2).weight.detach(),
         }
         view, on_host = before.view(2, 2), before.to("cpu", copy=True)
