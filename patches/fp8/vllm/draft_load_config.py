@@ -11,7 +11,6 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from flashpatch.patches.fp8.vllm import loader_adapter
 from flashpatch.record import Contract, Patch
 
 logger = logging.getLogger("flashpatch.fp8")
@@ -23,6 +22,8 @@ def on_get_model(
     original, *, vllm_config: Any, model_config: Any = None, load_config: Any = None, **kwargs: Any
 ):
     """Around ``get_model``: choose the load format of a drafter."""
+    from flashpatch.patches.fp8.vllm import loader_adapter
+
     chosen = model_config or vllm_config.model_config
     if loader_adapter.is_drafter(vllm_config, chosen):
         load_config = _of_drafter(vllm_config, chosen, load_config)
