@@ -26,18 +26,15 @@ def runner() -> Iterator[scenario.Runner]:
 def explored(runner: scenario.Runner, options: dict[str, Any], sequences: int, steps: int, seed: int | None):
     """Counts of what was seen; the answers of fresh engines come from processes of their own."""
     import vllm_machine
+    from vllm_machine_engine import LAYER, TOKENS
 
     paths = [updates.checkpoint("qwen2", seed) for seed in (0, 1)]
     known = {}
     for rest in (0, 1):
         for last in (0, 1):
-            path = (
-                paths[rest]
-                if rest == last
-                else updates.mixture(paths[rest], (vllm_machine.LAYER, paths[last]))
-            )
+            path = paths[rest] if rest == last else updates.mixture(paths[rest], (LAYER, paths[last]))
             tokens = oracle.answers(path)["tokens"][:2]
-            known[f"{rest}-{last}"] = [answer[: vllm_machine.TOKENS] for answer in tokens]
+            known[f"{rest}-{last}"] = [answer[:TOKENS] for answer in tokens]
     assert len({str(answer) for answer in known.values()}) == len(known)
     return runner(vllm_machine.explore, paths, known, options, sequences, steps, seed, timeout=1500, **CACHED)
 
