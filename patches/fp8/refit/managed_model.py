@@ -148,6 +148,7 @@ class ManagedModel:
         fixed = release_removed(self._model, self.layers)
         if fixed is not None:
             self._layer_state.set_fixed(fixed)
+            self._update.note_joined_layers()
 
     def begin(self) -> None:
         """Open a fresh update, dropping what an unfinished one had staged.
