@@ -30,6 +30,8 @@ VLLM = (
     "vllm.v1.worker.cpu_worker",
     "vllm.v1.worker.cpu_model_runner",
 )
+#: Beside those, for engines with the second model runner.
+VLLM_V2 = ("vllm.v1.worker.cpu.model_runner",)
 MODELS = ("torch", "transformers", "safetensors.torch", "transformers.models.auto.modeling_auto")
 #: verl itself is left out: it chooses its platform when it is imported; and datasets, which starts a thread.
 VERL = ("torch", "transformers", "ray", "tensordict", "hydra", "torch.distributed.fsdp")
@@ -143,9 +145,15 @@ def start(
     env: Mapping[str, str],
     cwd: str | os.PathLike[str],
     descriptors: Mapping[int, int],
+    path: Sequence[str | os.PathLike[str]] = (),
 ) -> Process:
-    """Fork ``python *arguments`` from a server with the modules imported in an environment like ``env``."""
+    """Fork ``python *arguments`` from a server with the modules imported in an environment like ``env``.
+
+    Of directories on the path only those in ``path`` are on the server's too.
+    """
     base = {name: value for name, value in env.items() if not name.startswith(("FLASHPATCH", "PYTHONPATH"))}
+    if path:
+        base["PYTHONPATH"] = os.pathsep.join(map(str, path))
     early = {name: value for name, value in base.items() if name.startswith(_EARLY)}
     key = (os.getpid(), tuple(modules), tuple(sorted(early.items())))
     if key not in _servers:

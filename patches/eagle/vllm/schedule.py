@@ -12,10 +12,14 @@ from flashpatch.record import Contract
 def on_schedule(original, self, *args: Any, **kwargs: Any):
     """Around ``Scheduler.schedule``: add start time and final tokens to its output."""
     controller = spec_controller.controller_of(self)
-    started = controller.step_started() if controller is not None else None
+    started = None
+    if controller is not None:
+        started = controller.step_started()
+        controller.drop_unasked_drafts(self.running)
     scheduler_output = original(self, *args, **kwargs)
-    if started is not None:
+    if controller is not None:
         setattr(scheduler_output, spec_controller.STARTED, started)
+        controller.step_scheduled(scheduler_output)
     finished_requests.attach(self, scheduler_output)
     return scheduler_output
 
@@ -25,11 +29,16 @@ PATCH = EnginePatch(
     targets=(f"{SCHEDULER}.schedule",),
     wrapper=on_schedule,
     contract=Contract(
-        mentions=("self.dynamic_sd_lookup",),
-        exists=("vllm.v1.core.sched.output:SchedulerOutput.finished_req_ids",),
+        mentions=("self.dynamic_sd_lookup", "self.running", "request.spec_token_ids"),
+        exists=(
+            "vllm.v1.core.sched.output:SchedulerOutput.finished_req_ids",
+            "vllm.v1.core.sched.output:SchedulerOutput.num_spec_tokens_to_schedule",
+            "vllm.v1.core.sched.output:SchedulerOutput.total_num_scheduled_tokens",
+        ),
     ),
     evidence="step",
     needs=("eagle.vllm.free_request",),
     why="The captured states are in the workers, which may be other processes, and a step's time starts here.",
-    how="Adds the final tokens of finished requests, and the time, to the scheduler's output.",
+    how="Adds the final tokens of finished requests, and the time, to the scheduler's output. Drops drafts beyond the "
+    "number that was scheduled, of which vLLM 0.31's second model runner makes the maximum at every step.",
 )

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,7 @@ class SpecController(Controller):
         self._refused: Callable[[], None] | None = None
         self._arms = [Arm.DISABLE, *(Arm(k, 1, k + 1) for k in range(1, max_drafts + 1))]
         self._finished = 0.0  # when the step before was finished
+        self._asked = max_drafts  # drafts that the last step was to make for the next one
 
     def choose(self, batch_size: int) -> Arm:
         """Return the arm for the next step, no larger than the engine has room for."""
@@ -98,6 +99,20 @@ class SpecController(Controller):
         if self.pending is not None and self.pending != self._refused:
             self._call_pending("retried once all requests are over")
         return self.clock()
+
+    def drop_unasked_drafts(self, requests: Iterable[Any]) -> None:
+        """Shorten the drafts of requests to the number that their last step was to make.
+
+        A runner that drafts the maximum at every step would otherwise have all of them verified.
+        """
+        for request in requests:
+            if len(request.spec_token_ids) > self._asked:
+                request.spec_token_ids = request.spec_token_ids[: self._asked]
+
+    def step_scheduled(self, scheduled: Any) -> None:
+        """Note how many drafts a step's ``SchedulerOutput`` asks for."""
+        if scheduled.total_num_scheduled_tokens:
+            self._asked = scheduled.num_spec_tokens_to_schedule
 
     def requests_finished(self) -> None:
         """Make the pending call a last time: no request runs any more."""

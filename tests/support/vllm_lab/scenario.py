@@ -105,10 +105,12 @@ class Runner:
                 paths=(directory,), standin=self._standin, **{_PIPE: str(_RESULTS), **self._env}
             )
             with self.log.open("ab") as log:
+                early = environment.early_paths(self._env)
                 self._process = warm.start(
-                    warm.VLLM,
+                    (*warm.VLLM, *(warm.VLLM_V2 if early else ())),
                     ["-m", "vllm_lab.scenario"],
                     env=env,
+                    path=early,
                     cwd=environment.store(),
                     descriptors={0: calls, 1: log.fileno(), 2: log.fileno(), _RESULTS: results},
                 )

@@ -1,0 +1,216 @@
+"""vLLM's second model runner ("V2"), on a CPU: what it captures, and the number of drafts that each step verifies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from eagle_job_common import Cycle, prompts
+from eagle_reference import states
+from vllm_lab import engines, environment, scenario
+
+from flashpatch.patches.eagle.capture.sample import Sample
+
+pytestmark = pytest.mark.vllm(least="0.31")
+
+#: Largest difference to Hugging Face in float32, and between runners. Values are of order 1.
+CLOSE = 2e-4
+MOST = 3
+
+#: How often a number of drafts is asked for in turn. vLLM schedules it with the step before the one that verifies it.
+NUMBERS = [2, 2, 0, 0, 3, 3, 1, 1]
+HOOKS = ("execute_model", "sample_tokens", "execute_model_v2", "sample_tokens_v2")
+
+
+def speculate(at: str, target: str, asynchronous: bool, **speculative: Any) -> dict[str, Any]:
+    """Speculate with another number of drafts every other step; then update the drafter, if one is named "exact".
+
+    Per step, in the order of their outputs: the number that was chosen for the next one, and how many drafts each
+    request verified.
+    """
+    from vllm import LLM, SamplingParams
+
+    import flashpatch
+    from flashpatch.patches.eagle.capture.sample_queue import SampleReader
+    from flashpatch.patches.eagle.vllm import spec_controller
+    from flashpatch.verify.probes.eagle import tiny
+
+    if asynchronous:
+        _schedule_asynchronously()
+    folder = Path(at)
+    flashpatch.enable("eagle", strict=True, ring=f"{at}/ring", rollback_steps=1000)
+    arguments = tiny.engine_arguments(
+        folder / target,
+        max_num_batched_tokens=48,
+        speculative_config=dict(num_speculative_tokens=MOST, **speculative),
+    )
+    llm = LLM(**arguments)
+    core = llm.llm_engine.engine_core.engine_core
+    controller = spec_controller.controller_of(core.scheduler)
+    controller.policy = policy = Cycle(NUMBERS)
+    steps: list[Any] = []
+    update = core.scheduler.update_from_output
+
+    def noted(step: Any, *rest: Any) -> Any:
+        lengths = [len(step.scheduled_spec_decode_tokens.get(name, ())) for name in step.num_scheduled_tokens]
+        if lengths:
+            steps.append([step.num_spec_tokens_to_schedule, lengths])
+        return update(step, *rest)
+
+    core.scheduler.update_from_output = noted
+
+    def ask(tokens: int) -> list[list[int]]:
+        found = llm.generate(
+            [{"prompt_token_ids": text} for text in prompts()[:4]],
+            SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False),
+            use_tqdm=False,
+        )
+        return [list(one.outputs[0].token_ids) for one in found]
+
+    found: dict[str, Any] = dict(tokens=ask(30), steps=list(steps), asynchronous=core.async_scheduling)
+    found["runner"] = type(engines.inner_runner(llm)).__module__
+    found["learned"] = sorted({arm for _, arm, _ in policy.updates})
+    if speculative["model"].endswith("exact"):
+        found["again"], found["lengths"] = [], []
+        controller.policy = Cycle([MOST])
+        for drafter in (None, "noise"):
+            if drafter:
+                llm.collective_rpc("eagle_update_drafter", args=(f"{at}/{drafter}", 1))
+            drafts, accepted = controller.drafts, controller.accepted
+            found["again"].append(ask(30))
+            found["lengths"].append(
+                1 + (controller.accepted - accepted) / max(1, controller.drafts - drafts)
+            )
+    else:
+        ask(1)  # carries the final tokens of the requests before
+    [found["counts"]] = llm.collective_rpc("eagle_flush")
+    found["calls"] = [flashpatch.status()[f"eagle.vllm.{name}"].calls for name in HOOKS]
+    for number, sample in enumerate(SampleReader(folder / "ring").read_samples(1000)):
+        sample.save(folder / f"sample-{number}.safetensors")
+    llm.llm_engine.engine_core.shutdown()
+    flashpatch.disable("eagle")
+    return found
+
+
+def _schedule_asynchronously() -> None:
+    """Let vLLM schedule a step ahead, as on a GPU; its platform for CPUs says that this is not required."""
+    from vllm.platforms import current_platform
+
+    platform = type(current_platform)
+    original = platform.check_and_update_config.__func__
+
+    def changed(cls: Any, config: Any) -> None:
+        original(cls, config)
+        config.scheduler_config.async_scheduling = True
+
+    platform.check_and_update_config = classmethod(changed)
+
+
+# --- the tests
+
+
+@pytest.fixture(scope="module")
+def run(
+    tmp_path_factory: pytest.TempPathFactory, models: Path
+) -> Callable[..., tuple[dict[str, Any], list[Sample]]]:
+    """What `speculate` found in an interpreter of its own, and the samples that were captured; run once each."""
+    kept: dict[str, tuple[dict[str, Any], list[Sample]]] = {}
+
+    def run(
+        runner: str, target: str, method: str, drafter: str, asynchronous: bool = False
+    ) -> tuple[dict[str, Any], list[Sample]]:
+        from flashpatch.verify.probes.eagle import tiny
+
+        key = f"{runner}-{target}-{method}-{asynchronous}"
+        if key not in kept:
+            at = tmp_path_factory.mktemp(key)
+            for model in models.iterdir():
+                (at / model.name).symlink_to(model)
+            env = {**tiny.ENVIRONMENT, **(environment.V2 if runner == "V2" else {})}
+            ledger = {"FLASHPATCH_LEDGER": str(at / "ledger")}
+            model = str(at / drafter)
+            found = scenario.run(
+                speculate, str(at), target, asynchronous, env=env | ledger, method=method, model=model
+            )
+            samples = [Sample.load(path) for path in sorted(at.glob("sample-*.safetensors"))]
+            kept[key] = found, samples
+        return kept[key]
+
+    return run
+
+
+MAIN = ("nearly", "eagle", "exact")
+
+
+def test_each_runner_has_its_own_hooks(run) -> None:
+    for runner, module in (("V1", "vllm.v1.worker.cpu_model_runner"), ("V2", "vllm.v1.worker.cpu.model_runner")):
+        found, _ = run(runner, *MAIN)
+        assert found["runner"] == module
+        first, second = found["calls"][:2], found["calls"][2:]
+        assert all(first if runner == "V1" else second) and not any(second if runner == "V1" else first)
+
+
+def test_every_step_verifies_as_many_drafts_as_were_chosen(run) -> None:
+    (first, _), (second, _) = (run(runner, *MAIN) for runner in ("V1", "V2"))
+    assert second["tokens"] == first["tokens"]
+    assert second["steps"] == first["steps"]
+    _check_numbers(second["steps"])
+    assert second["learned"] == first["learned"] == ["1_1_2", "2_1_3", "3_1_4", "disable"]
+
+
+def _check_numbers(steps: list[Any], lag: int = 1) -> None:
+    """At the end of a request fewer drafts fit than were chosen, and after a prompt there is none."""
+    seen = set()
+    for (chosen, _), (_, verified) in zip(steps, steps[lag:]):
+        assert all(number <= chosen for number in verified), steps
+        seen |= {chosen} if chosen in verified else set()
+    assert seen == {0, 1, 2, 3}, steps
+
+
+def test_new_drafter_weights_arrive(run) -> None:
+    found, _ = run("V2", *MAIN)
+    exact, noise = found["lengths"]
+    assert exact > 2.2 and noise < 1.6
+    assert found["again"] == [found["tokens"]] * 2, "the tokens depend on the drafter"
+
+
+def _check_states(at: Path, found: dict[str, Any], samples: list[Sample], other: list[Sample]) -> None:
+    assert found["counts"]["lost"] == found["counts"]["mismatched"] == 0
+    texts = [[*prompt, *tokens] for prompt, tokens in zip(prompts(), found["tokens"])]
+    for text in texts:
+        [one, *_], [same, *_] = ([s for s in kind if s.input_ids.tolist() == text] for kind in (samples, other))
+        assert torch.equal(one.known, same.known) and one.known[:-1].all()
+        assert torch.equal(one.response, same.response)
+        assert (one.hidden - same.hidden).abs().max() < CLOSE
+        wanted, _ = states(at, text)
+        assert (one.hidden - wanted)[one.known].abs().max() < CLOSE
+
+
+def test_captured_states_are_those_of_the_first_runner_and_of_a_forward(run, models) -> None:
+    (_, first), (found, second) = (run(runner, *MAIN) for runner in ("V1", "V2"))
+    _check_states(models / "nearly", found, second, first)
+
+
+@pytest.mark.full
+def test_scheduling_a_step_ahead(run, models) -> None:
+    """The default on GPUs: the scheduler knows numbers of drafts only, and their tokens stay in the worker."""
+    (_, first), (found, second) = run("V1", *MAIN), run("V2", *MAIN, asynchronous=True)
+    assert found["asynchronous"]
+    assert found["tokens"] == run("V1", *MAIN)[0]["tokens"]
+    _check_numbers(found["steps"])
+    _check_states(models / "nearly", found, second, first)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", [("target", "draft_model", "noisy"), ("deep", "eagle3", "eagle3")])
+def test_other_drafters(run, models, case) -> None:
+    (one, first), (found, second) = (run(runner, *case) for runner in ("V1", "V2"))
+    assert found["tokens"] == one["tokens"] and found["steps"] == one["steps"]
+    _check_numbers(found["steps"])
+    _check_states(models / case[0], found, second, first)

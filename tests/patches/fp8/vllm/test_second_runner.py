@@ -1,0 +1,163 @@
+"""vLLM's second model runner ("V2", the default on GPUs), on a CPU: it answers as the first, and takes updates."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import vllm_updates as updates
+from vllm_lab import engines, environment, models, oracle, scenario
+
+pytestmark = pytest.mark.vllm(least="0.31")
+
+#: Between logprobs of both runners, which normalize in kernels of their own. Hidden states and tokens are equal.
+CLOSE = 4e-6
+
+TOKENS = 4  # per prompt and question: Triton's interpreter takes a tenth of a second for each
+CACHED = dict(enable_prefix_caching=True, block_size=32)
+CHECK = "fp8.vllm.model_runner_v2_execute_model"
+
+
+def opened(a: str) -> dict[str, Any]:
+    """Stock vLLM: the runner's class and its bases, and what it answers."""
+    with engines.open_llm(a) as llm:
+        bases = [f"{base.__module__}.{base.__qualname__}" for base in type(engines.inner_runner(llm)).__mro__]
+        return dict(bases=bases, answers=engines.answers(llm, TOKENS))
+
+
+def shuffled(a: str, b: str, name: str, seed: int) -> dict[str, Any]:
+    """A to B in buckets that cut fused layers, with cached prefixes of A."""
+    import flashpatch
+
+    flashpatch.enable(name)
+    with engines.open_llm(a, **CACHED) as llm:
+        model = engines.inner_model(llm)
+        before = engines.addresses(model)
+        found: dict[str, Any] = dict(old=engines.greedy(llm, TOKENS))
+        updates.send(llm, updates.buckets(list(models.weights(b)), random.Random(seed)))
+        found["new"], found["answers"] = engines.greedy(llm, TOKENS), engines.answers(llm, TOKENS)
+        found["moved"] = [key for key, at in engines.addresses(model).items() if before.get(key) != at]
+    flashpatch.disable(name)
+    return found
+
+
+def in_flight(a: str, b: str, mode: str) -> dict[str, Any]:
+    """An update while a request runs, six tokens in: how the request ends, and B's continuation of those six."""
+    from vllm import SamplingParams
+
+    import flashpatch
+
+    sampling = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
+    flashpatch.enable("bf16", in_flight=mode)
+    with engines.open_llm(a, **CACHED) as llm:
+        engine, ends = llm.llm_engine, []
+        prompt = list(engines.PROMPTS[0])
+        engine.add_request("running", {"prompt_token_ids": prompt}, sampling)
+        for _ in range(6):
+            assert not [output for output in engine.step() if output.finished]
+        updates.send(llm, updates.buckets(list(models.weights(b)), random.Random(0)))
+        while engine.has_unfinished_requests():
+            ends.extend(output for output in engine.step() if output.finished)
+        tokens = [list(output.outputs[0].token_ids) for output in ends]
+        whole = {"prompt_token_ids": prompt + (tokens[0][:6] if tokens else [])}
+        [after] = llm.generate(whole, sampling, use_tqdm=False)
+        found = dict(tokens=tokens, reasons=[output.outputs[0].finish_reason for output in ends])
+        found.update(after=list(after.outputs[0].token_ids), b=engines.greedy(llm, TOKENS))
+    flashpatch.disable("bf16")
+    return found
+
+
+def incomplete(a: str, b: str) -> dict[str, Any]:
+    """Half of B: the gate's refusal, then a scheduled step that is handed to worker and runner past the gate."""
+    from vllm import SamplingParams
+
+    import flashpatch
+
+    flashpatch.enable("bf16")
+    with engines.open_llm(a) as llm:
+        core = llm.llm_engine.engine_core.engine_core
+        runner = engines.inner_runner(llm)
+        engines.greedy(llm, tokens=1)
+        found: dict[str, Any] = dict(calls=flashpatch.status()[CHECK].calls)
+        items = list(models.weights(b))
+        updates.send(llm, [items[:5], items[5:11]])
+        found["refusal"] = updates.refusal(llm)
+        found["refused"] = flashpatch.status()[CHECK].calls
+        prompt = {"prompt_token_ids": list(engines.PROMPTS[0])}
+        llm.llm_engine.add_request("past", prompt, SamplingParams(max_tokens=1, detokenize=False))
+        step = core.scheduler.schedule()
+        found["tokens"] = step.total_num_scheduled_tokens
+        found["runner"] = updates.error(lambda: runner.execute_model(step))
+        found["state"] = runner.execute_model_state is None
+        found["past"] = flashpatch.status()[CHECK].calls
+        llm.llm_engine.abort_request(["past"])
+        updates.send(llm, [items[11:]])
+        found["b"] = engines.greedy(llm, TOKENS)
+        status = flashpatch.status()
+        found["states"] = {id: status[id].state.word for id in (CHECK, CHECK.replace("_v2", ""))}
+    flashpatch.disable("bf16")
+    return found
+
+
+# --- the tests
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[scenario.Runner]:
+    with scenario.Runner(environment.V2) as interpreter:
+        yield interpreter
+
+
+def checkpoints() -> tuple[str, str]:
+    return updates.checkpoint("qwen2", 0), updates.checkpoint("qwen2", 1)
+
+
+def test_it_is_the_second_runner_and_answers_as_the_first(runner: scenario.Runner) -> None:
+    a, _ = checkpoints()
+    got = runner(opened, a)
+    assert got["bases"][:2] == [
+        "vllm.v1.worker.cpu.model_runner.CPUModelRunner",
+        "vllm.v1.worker.gpu.model_runner.GPUModelRunner",
+    ]
+    gap = engines.difference(got["answers"], oracle.answers(a, tokens=TOKENS))
+    assert gap.largest < CLOSE and gap.nan == gap.tokens == 0
+
+
+@pytest.mark.parametrize(("name", "stock"), [("bf16", {}), ("fp8", dict(quantization="fp8_per_channel"))])
+def test_an_update_in_shuffled_buckets_equals_a_fresh_engine(
+    runner: scenario.Runner, name: str, stock: dict[str, Any]
+) -> None:
+    a, b = checkpoints()
+    seed = updates.seed_of_the_day()
+    print(f"FLASHPATCH_LAB_SEED={seed}")
+    got = runner(shuffled, a, b, name, seed)
+    fresh = oracle.answers(b, env=environment.V2, tokens=TOKENS, **CACHED, **stock)
+    assert engines.difference(got["answers"], fresh).exact
+    assert got["new"] == fresh["tokens"] != got["old"]
+    assert not got["moved"]
+
+
+@pytest.mark.parametrize("mode", ["abort", "recompute"])
+def test_an_update_while_a_request_runs(runner: scenario.Runner, mode: str) -> None:
+    a, b = checkpoints()
+    got = runner(in_flight, a, b, mode)
+    assert got["b"] == oracle.answers(b, tokens=TOKENS)["tokens"]
+    if mode == "abort":
+        assert all(reason == "abort" for reason in got["reasons"])
+        return
+    [tokens] = got["tokens"]
+    assert tokens[:TOKENS] == oracle.answers(a, tokens=TOKENS)["tokens"][0]
+    assert tokens[6:] == got["after"][:6]
+
+
+def test_half_an_update_is_refused_by_the_gate_and_by_the_runner(runner: scenario.Runner) -> None:
+    a, b = checkpoints()
+    got = runner(incomplete, a, b)
+    assert "did not come" in got["refusal"] and "complete update" in got["refusal"]
+    assert got["calls"] > 0 and got["refused"] == got["calls"], "the gate let a step through"
+    assert got["tokens"] > 0 and "the weights are not one whole policy" in got["runner"]
+    assert got["state"] and got["past"] == got["refused"] + 1
+    assert got["states"][CHECK] == "live" and got["states"][CHECK.replace("_v2", "")] != "live"
+    assert got["b"] == oracle.answers(b, tokens=TOKENS)["tokens"]
