@@ -84,9 +84,7 @@ def speculate(at: str, target: str, asynchronous: bool, **speculative: Any) -> d
                 llm.collective_rpc("eagle_update_drafter", args=(f"{at}/{drafter}", 1))
             drafts, accepted = controller.drafts, controller.accepted
             found["again"].append(ask(30))
-            found["lengths"].append(
-                1 + (controller.accepted - accepted) / max(1, controller.drafts - drafts)
-            )
+            found["lengths"].append(1 + (controller.accepted - accepted) / max(1, controller.drafts - drafts))
     else:
         ask(1)  # carries the final tokens of the requests before
     [found["counts"]] = llm.collective_rpc("eagle_flush")
@@ -149,7 +147,10 @@ MAIN = ("nearly", "eagle", "exact")
 
 
 def test_each_runner_has_its_own_hooks(run) -> None:
-    for runner, module in (("V1", "vllm.v1.worker.cpu_model_runner"), ("V2", "vllm.v1.worker.cpu.model_runner")):
+    for runner, module in (
+        ("V1", "vllm.v1.worker.cpu_model_runner"),
+        ("V2", "vllm.v1.worker.cpu.model_runner"),
+    ):
         found, _ = run(runner, *MAIN)
         assert found["runner"] == module
         first, second = found["calls"][:2], found["calls"][2:]
@@ -184,7 +185,9 @@ def _check_states(at: Path, found: dict[str, Any], samples: list[Sample], other:
     assert found["counts"]["lost"] == found["counts"]["mismatched"] == 0
     texts = [[*prompt, *tokens] for prompt, tokens in zip(prompts(), found["tokens"])]
     for text in texts:
-        [one, *_], [same, *_] = ([s for s in kind if s.input_ids.tolist() == text] for kind in (samples, other))
+        [one, *_], [same, *_] = (
+            [s for s in kind if s.input_ids.tolist() == text] for kind in (samples, other)
+        )
         assert torch.equal(one.known, same.known) and one.known[:-1].all()
         assert torch.equal(one.response, same.response)
         assert (one.hidden - same.hidden).abs().max() < CLOSE
