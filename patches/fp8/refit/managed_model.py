@@ -53,7 +53,7 @@ class ManagedModel:
         changes: another number after every change of state.
         error: why the weights are broken.
         rounding_errors: layer to the relative error with which it was rounded last.
-        asleep: the engine has taken the weights' memory away for now, so nothing is committed by itself.
+        asleep: the engine has taken the memory of the weights away for now: no update begins, none is committed.
     """
 
     def __init__(
@@ -289,6 +289,11 @@ class ManagedModel:
         if reason:
             return self._error(
                 f"weights of this engine cannot be updated: {reason}", "Open a new engine on them."
+            )
+        if self.asleep:
+            return self._error(
+                "the engine sleeps and the memory of its weights is away",
+                'Call wake_up(tags=["weights"]) first.',
             )
         if self.options["in_flight"] == "refuse" and self.adapter.busy():
             return self._error(

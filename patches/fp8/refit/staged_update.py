@@ -153,9 +153,8 @@ class StagedUpdate:
             PatchError: something is missing, on this rank or another.
         """
         left_out = not missing and bool(self.missing(partial=False))
-        deferred = (
-            layer for layer in self._layers if layer.deferred
-        )  # those left out may look at others that came
+        # Deferred layers that were left out may look at others that came.
+        deferred = (layer for layer in self._layers if layer.deferred)
         last = [layer for layer in deferred if layer.complete or (left_out and not layer.written)]
         for layer in last:
             layer.prepare(left_out)
@@ -294,6 +293,7 @@ class StagedUpdate:
         logger.warning("%s came again: taking it as the start of a new update", name)
         self.note_mixture()
         self._came = {name: call for name, call in self._came.items() if call == self._call}
+        self._joined = dict.fromkeys(self._joined)
         owner = {id(param): layer for layer in self._layers for param in layer.params}
         for layer in self._layers:
             if layer.opened_in != self._call:

@@ -116,3 +116,13 @@ def test_a_tensor_per_call(method):
         engine.load([item])
     engine.managed.finish()
     assert toys.same_answers(engine.model, toys.fresh(method, B))
+
+
+def test_no_update_begins_while_the_memory_is_away(atomic):
+    engine = toys.engine(atomic=atomic)
+    engine.managed.asleep = True
+    with pytest.raises(PatchError, match="the engine sleeps"):
+        engine.load(B)
+    engine.managed.asleep = False
+    engine.update(B)
+    assert toys.same_answers(engine.model, toys.fresh("transposed", B))
