@@ -41,7 +41,7 @@ def test_the_file_is_read_when_versions_are_asked_for() -> None:
         "from flashpatch import tested_versions\n"
         "from flashpatch.patches.fp8 import FAMILY\n"
         "assert tested_versions._read.cache_info().currsize == 0\n"
-        "assert all(patch.tested for patch in FAMILY.patches)\n"
+        "assert any(patch.tested for patch in FAMILY.patches)\n"
         "assert tested_versions._read.cache_info().misses == 1\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
