@@ -1,0 +1,133 @@
+"""A KV connector keeps KV beside the engine's own cache: a commit resets it, or nothing is generated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import vllm_updates as updates
+from vllm_lab import engines, models, scenario
+
+pytestmark = pytest.mark.vllm(least="0.32")
+
+
+def recalled(a: str, b: str, connector: str, folder: str, on: bool = True, **more: Any) -> dict[str, Any]:
+    """Greedy tokens of A, again without the prefix cache, and of B after an update; resets and loads at each point."""
+    import flashpatch
+    import kv_connectors
+
+    options = more.pop("options", {})
+    if on:
+        flashpatch.enable("bf16", **options)
+    Path(folder).mkdir(exist_ok=True)
+    kw = dict(
+        kv_transfer_config=kv_connectors.config(connector, Path(folder), **more),
+        enable_prefix_caching=options.get("in_flight") != "keep",
+        block_size=32,
+    )
+    found: dict[str, Any] = dict(loads=[], resets=[])
+
+    def note() -> None:
+        found["loads"].append(kv_connectors.Silent.loads)
+        found["resets"].append(kv_connectors.Forgetting.resets)
+
+    kv_connectors.Silent.loads = kv_connectors.Forgetting.resets = 0
+    with engines.open_llm(a, **kw) as llm:
+        found["a"] = engines.greedy(llm)
+        note()
+        llm.llm_engine.engine_core.engine_core.scheduler.reset_prefix_cache()
+        found["again"] = engines.greedy(llm)
+        note()
+        if options.get("in_flight") == "keep":
+            _start(llm)
+        engines.inner_model(llm).load_weights(models.weights(b))
+        found["error"] = updates.error(lambda: found.update(b=engines.greedy(llm)))
+        note()
+    if on:
+        flashpatch.disable("bf16")
+    return found
+
+
+def _start(llm: Any) -> None:
+    """Let a request run."""
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True, detokenize=False)
+    llm.llm_engine.add_request("900000", {"prompt_token_ids": [3, 4, 5]}, sampling)
+    for _ in range(3):
+        llm.llm_engine.step()
+
+
+def fresh(model: str) -> list[list[int]]:
+    with engines.open_llm(model) as llm:
+        return engines.greedy(llm)
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[scenario.Runner]:
+    with scenario.Runner() as interpreter:
+        yield interpreter
+
+
+@pytest.fixture(scope="module")
+def policies(runner: scenario.Runner) -> Iterator[dict[str, Any]]:
+    paths = [updates.checkpoint("qwen2", seed) for seed in (0, 1)]
+    a, b = (runner(fresh, path) for path in paths)
+    assert a != b
+    yield dict(paths=paths, a=a, b=b)
+
+
+def test_a_commit_resets_the_connector(runner: scenario.Runner, policies: Any, tmp_path: Path) -> None:
+    got = runner(recalled, *policies["paths"], "Forgetting", str(tmp_path / "kv"))
+    assert got["a"] == got["again"] == policies["a"]
+    assert got["loads"] == [0, 4, 4], "nothing came back from the connector before, or something after"
+    assert got["resets"] == [0, 0, 1]
+    assert got["error"] is None and got["b"] == policies["b"]
+
+
+@pytest.mark.full
+def test_a_commit_resets_the_connector_beside_running_requests(
+    runner: scenario.Runner, policies: Any, tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "kv")
+    got = runner(recalled, *policies["paths"], "Forgetting", folder, options=dict(in_flight="keep"))
+    assert got["resets"] == [0, 0, 1]
+    assert got["error"] is None and got["b"] == policies["b"]
+
+
+@pytest.mark.parametrize(
+    ("connector", "more", "says"),
+    [
+        ("Silent", {}, "Silent does not implement reset_cache()"),
+        pytest.param("Forgetting", dict(answer=False), "could not be reset", marks=pytest.mark.full),
+    ],
+)
+def test_one_that_cannot_be_reset_is_refused_by_name(
+    runner: scenario.Runner, policies: Any, tmp_path: Path, connector: str, more: Any, says: str
+) -> None:
+    got = runner(recalled, *policies["paths"], connector, str(tmp_path / "kv"), **more)
+    assert "PatchError" in got["error"] and says in got["error"]
+
+
+@pytest.mark.full
+def test_stock_brings_the_old_policys_kv_back(runner: scenario.Runner, policies: Any, tmp_path: Path) -> None:
+    got = runner(reloaded, *policies["paths"], str(tmp_path / "kv"))
+    assert got["loads"] == [0, 4]
+    assert got["b"] != policies["b"], "upstream has been fixed: a reload resets KV connectors"
+
+
+def reloaded(a: str, b: str, folder: str) -> dict[str, Any]:
+    """Stock: tokens of A, then of B after a reload and a reset of the prefix cache, as trainers do."""
+    import kv_connectors
+
+    Path(folder).mkdir(exist_ok=True)
+    kv_connectors.Silent.loads, loads = 0, []
+    kw = dict(kv_transfer_config=kv_connectors.config("Forgetting", Path(folder)), block_size=32)
+    with engines.open_llm(a, enable_prefix_caching=True, **kw) as llm:
+        engines.greedy(llm)
+        loads.append(kv_connectors.Silent.loads)
+        llm.collective_rpc("reload_weights", kwargs=dict(weights_path=b))
+        llm.reset_prefix_cache()
+        return dict(b=engines.greedy(llm), loads=[*loads, kv_connectors.Silent.loads])
