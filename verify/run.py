@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from flashpatch import ledger, registry
-from flashpatch.arming.preflight import packages
+from flashpatch.arming.preflight import examine, packages
 from flashpatch.contracts import versions
 from flashpatch.ledger.runs import Row, Run
 from flashpatch.proof import Proof
@@ -98,7 +98,7 @@ def verify(selection: selections.Selection, progress: Callable[[str], None]) -> 
     known = {patch.id: patch for patch in family.patches if found[patch.id] is not None}
     judged = live.judge(run, known, {family.name: choice.name})
     proofs.append(_ledger_proof(choice.name, judged, rows))
-    idle = _unused(family, rows)
+    idle = _unused(family, rows) | _paths_not_taken(family)
     states = [
         r.state.word for r in reports if r.framework and not (r.state.word == "waiting" and r.id in idle)
     ]
@@ -191,6 +191,15 @@ def _unused(family: Family, rows: list[Row]) -> set[str]:
     used = {id.split(".")[1] for row in rows for id, entry in row.patches.items() if entry["calls"]}
     used &= {patch.framework for patch in family.patches}
     return {patch.id for patch in family.patches if used and patch.framework not in used}
+
+
+def _paths_not_taken(family: Family) -> set[str]:
+    """Return the ids of patches that are due only on a path, and could be installed as soon as its module is imported.
+
+    Such a module may be one that the framework needs on some machines alone.
+    """
+    due_on_a_path = [patch for patch in family.patches if patch.evidence in ("fault", "optional")]
+    return {patch.id for patch in due_on_a_path if examine(patch).problem is None}
 
 
 def _ledger_proof(name: str, judged: live.LiveReport, rows: list[Row]) -> Proof:

@@ -96,6 +96,36 @@ def test_what_waits_for_a_framework_that_the_probe_did_without():
     assert _unused(family, [row(one_a=0)]) == set() == _unused(family, [])
 
 
+def test_what_waits_for_a_module_of_a_path_that_was_not_taken():
+    """Only where its target is there: a patch that could not be installed either is still a failure."""
+    from flashpatch.verify.run import _paths_not_taken
+
+    def patch(name, evidence, target):
+        return Patch(
+            f"toy.packaging.{name}",
+            (f"packaging.{target}",),
+            "packaging>=1",
+            why="",
+            how="",
+            remove_when="",
+            wrapper=print,
+            evidence=evidence,
+        )
+
+    family = Family(
+        "toy",
+        "",
+        (
+            patch("optional", "optional", "version:parse"),
+            patch("fault", "fault", "version:parse"),
+            patch("step", "step", "version:parse"),
+            patch("renamed", "optional", "version:no_such_function"),
+            patch("moved", "optional", "no_such_module:parse"),
+        ),
+    )
+    assert _paths_not_taken(family) == {"toy.packaging.optional", "toy.packaging.fault"}
+
+
 @pytest.mark.parametrize(
     ("sabotage", "job", "symptom"),
     [

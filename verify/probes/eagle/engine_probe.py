@@ -98,13 +98,16 @@ def _aligned(target: Path, samples: list[Any], seen: Mapping[str, Any], counts: 
     return _proof(what, "" if whole and worst < _CLOSE else f"{evidence}; {counts}", evidence)
 
 
-def _called(nonce: str, engine: str, due: tuple[str, ...]) -> Proof:
+def _called(nonce: str, engine: str, due: tuple[str | tuple[str, ...], ...]) -> Proof:
     what = "hooks were called in the engine's processes"
     calls: dict[str, int] = {}
     for row in _rows(nonce):
         for id, entry in row.patches.items():
             calls[id] = calls.get(id, 0) + entry["calls"]
-    idle = [name for name in due if not calls.get(f"eagle.{engine}.{name}")]
+    choices = [(names,) if isinstance(names, str) else names for names in due]
+    idle = [
+        " or ".join(names) for names in choices if not any(calls.get(f"eagle.{engine}.{n}") for n in names)
+    ]
     evidence = f"{sum(calls.values())} calls of {sum(map(bool, calls.values()))} patches"
     return _proof(what, f"never called: {', '.join(idle)}" if idle else "", evidence)
 

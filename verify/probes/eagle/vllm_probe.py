@@ -10,8 +10,8 @@ from flashpatch.verify.probes.eagle.rounds import write_drafters
 JOB = vllm_job.__name__
 ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
 DUE = (
-    "sample_tokens",
-    "execute_model",
+    ("sample_tokens", "sample_tokens_v2"),
+    ("execute_model", "execute_model_v2"),
     "free_request",
     "schedule",
     "create_speculative_config",
@@ -20,7 +20,7 @@ DUE = (
     "worker",
     "collective_rpc",
 )
-"""Patches that the job must have called."""
+"""Patches that the job must have called; of those in a tuple one, as vLLM has two model runners."""
 
 models = partial(write_drafters, engine="vllm")
 """Write the drafters to a directory."""
