@@ -15,8 +15,9 @@ pytestmark = pytest.mark.vllm(least="0.32")
 
 def recalled(a: str, b: str, connector: str, folder: str, on: bool = True, **more: Any) -> dict[str, Any]:
     """Greedy tokens of A, again without the prefix cache, and of B after an update; resets and loads at each point."""
-    import flashpatch
     import kv_connectors
+
+    import flashpatch
 
     options = more.pop("options", {})
     if on:
