@@ -44,3 +44,22 @@ class Forgetting(Silent):
             for kept in Path(self._storage_path).iterdir():
                 shutil.rmtree(kept)
         return answer
+
+
+class Late(Forgetting):
+    """Keep a prompt's KV some steps after it was computed, as asynchronous offloading does."""
+
+    DELAY = 6
+
+    def __init__(self, *args: Any, **kw: Any) -> None:
+        super().__init__(*args, **kw)
+        self._step, self._due = 0, []
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        meta = super().build_connector_meta(scheduler_output)
+        self._step += 1
+        self._due += [(self._step + self.DELAY, request) for request in meta.requests if request.is_store]
+        meta.requests = [request for request in meta.requests if not request.is_store]
+        meta.requests += [request for step, request in self._due if step <= self._step]
+        self._due = [(step, request) for step, request in self._due if step > self._step]
+        return meta

@@ -11,6 +11,12 @@ from flashpatch.errors import PatchError
 _KEEP_NOTHING = frozenset({"NixlConnector", "MooncakeConnector", "MoRIIOConnector", "P2pNcclConnector"})
 
 
+def keeping(connector: Any) -> str:
+    """Return the name of a connector that keeps KV of finished prompts, empty where there is none."""
+    names = [type(one).__name__ for one in _each(connector)] if connector is not None else []
+    return next((name for name in names if name not in _KEEP_NOTHING), "")
+
+
 def check_reset(connector: Any) -> None:
     """Check that a connector was really reset: vLLM takes one that does not implement it for reset.
 

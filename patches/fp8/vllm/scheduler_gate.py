@@ -111,11 +111,14 @@ class SchedulerGate:
         if core.scheduler.running and mode == "abort":
             self._abort(core, [request.request_id for request in core.scheduler.running])
         if core.scheduler.running and mode == "keep":
+            cache = kv_connector.keeping(core.scheduler.connector)
             if core.vllm_config.cache_config.enable_prefix_caching:
+                cache = "prefix caching"
+            if cache:
                 raise PatchError(
-                    "in_flight='keep' cannot be combined with prefix caching: cached prefixes are of the old policy",
+                    f"in_flight='keep' cannot be combined with {cache}: cached prefixes are of the old policy",
                     patch=STEP.id,
-                    advice="Use in_flight='recompute', or enable_prefix_caching=False.",
+                    advice="Use in_flight='recompute', or open the engine without it.",
                 )
             reset = core.scheduler.reset_connector_cache()
         else:

@@ -12,6 +12,8 @@ from vllm_lab import engines, models, scenario
 
 pytestmark = pytest.mark.vllm(least="0.32")
 
+EXTRA = list(reversed(engines.PROMPTS[0]))  # the prompt of the request that runs during an update
+
 
 def recalled(a: str, b: str, connector: str, folder: str, on: bool = True, **more: Any) -> dict[str, Any]:
     """Greedy tokens of A, again without the prefix cache, and of B after an update; resets and loads at each point."""
@@ -44,7 +46,7 @@ def recalled(a: str, b: str, connector: str, folder: str, on: bool = True, **mor
         if options.get("in_flight") == "keep":
             _start(llm)
         engines.inner_model(llm).load_weights(models.weights(b))
-        found["error"] = updates.error(lambda: found.update(b=engines.greedy(llm)))
+        found["error"] = updates.error(lambda: found.update(b=engines.greedy(llm), extra=_extra(llm)))
         note()
     if on:
         flashpatch.disable("bf16")
@@ -56,14 +58,22 @@ def _start(llm: Any) -> None:
     from vllm import SamplingParams
 
     sampling = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True, detokenize=False)
-    llm.llm_engine.add_request("900000", {"prompt_token_ids": [3, 4, 5]}, sampling)
+    llm.llm_engine.add_request("900000", {"prompt_token_ids": EXTRA}, sampling)
     for _ in range(3):
         llm.llm_engine.step()
 
 
+def _extra(llm: Any) -> list[int]:
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, detokenize=False)
+    [output] = llm.generate({"prompt_token_ids": EXTRA}, sampling, use_tqdm=False)
+    return list(output.outputs[0].token_ids)
+
+
 def fresh(model: str) -> list[list[int]]:
     with engines.open_llm(model) as llm:
-        return engines.greedy(llm)
+        return [*engines.greedy(llm), _extra(llm)]
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +86,8 @@ def runner() -> Iterator[scenario.Runner]:
 def policies(runner: scenario.Runner) -> Iterator[dict[str, Any]]:
     paths = [updates.checkpoint("qwen2", seed) for seed in (0, 1)]
     a, b = (runner(fresh, path) for path in paths)
-    assert a != b
-    yield dict(paths=paths, a=a, b=b)
+    assert all(x != y for x, y in zip(a, b, strict=True))
+    yield dict(paths=paths, a=a[:-1], b=b[:-1], extra=b[-1])
 
 
 def test_a_commit_resets_the_connector(runner: scenario.Runner, policies: Any, tmp_path: Path) -> None:
@@ -89,13 +99,13 @@ def test_a_commit_resets_the_connector(runner: scenario.Runner, policies: Any, t
 
 
 @pytest.mark.full
-def test_a_commit_resets_the_connector_beside_running_requests(
-    runner: scenario.Runner, policies: Any, tmp_path: Path
+@pytest.mark.parametrize("connector", ["Forgetting", "Late"])
+def test_requests_that_keep_their_kv_are_refused_beside_a_connector(
+    runner: scenario.Runner, policies: Any, tmp_path: Path, connector: str
 ) -> None:
     folder = str(tmp_path / "kv")
-    got = runner(recalled, *policies["paths"], "Forgetting", folder, options=dict(in_flight="keep"))
-    assert got["resets"] == [0, 0, 1]
-    assert got["error"] is None and got["b"] == policies["b"]
+    got = runner(recalled, *policies["paths"], connector, folder, options=dict(in_flight="keep"))
+    assert f"in_flight='keep' cannot be combined with {connector}" in (got["error"] or "")
 
 
 @pytest.mark.parametrize(
