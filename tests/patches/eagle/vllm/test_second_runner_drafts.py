@@ -84,9 +84,7 @@ def speculate(at: str, target: str, asynchronous: bool, **speculative: Any) -> d
                 llm.collective_rpc("eagle_update_drafter", args=(f"{at}/{drafter}", 1))
             drafts, accepted = controller.drafts, controller.accepted
             found["again"].append(ask(30))
-            found["lengths"].append(
-                1 + (controller.accepted - accepted) / max(1, controller.drafts - drafts)
-            )
+            found["lengths"].append(1 + (controller.accepted - accepted) / max(1, controller.drafts - drafts))
     else:
         ask(1)  # carries the final tokens of the requests before
     [found["counts"]] = llm.collective_rpc("eagle_flush")
@@ -149,7 +147,10 @@ MAIN = ("nearly", "eagle", "exact")
 
 
 def test_each_runner_has_its_own_hooks(run) -> None:
-    for runner, module in (("V1", "vllm.v1.worker.cpu_model_runner"), ("V2", "vllm.v1.worker.cpu.model_runner")):
+    for runner, module in (
+        ("V1", "vllm.v1.worker.cpu_model_runner"),
+        ("V2", "vllm.v1.worker.cpu.model_runner"),
+    ):
         found, _ = run(runner, *MAIN)
         assert found["runner"] == module
         first, second = found["calls"][:2], found["calls"][2:]
@@ -184,12 +185,17 @@ def _check_states(at: Path, found: dict[str, Any], samples: list[Sample], other:
     assert found["counts"]["lost"] == found["counts"]["mismatched"] == 0
     texts = [[*prompt, *tokens] for prompt, tokens in zip(prompts(), found["tokens"])]
     for text in texts:
-        [one, *_], [same, *_] = ([s for s in kind if s.input_ids.tolist() == text] for kind in (samples, other))
+        [one, *_], [same, *_] = (
+            [s for s in kind if s.input_ids.tolist() == text] for kind in (samples, other)
+        )
         assert torch.equal(one.known, same.known) and one.known[:-1].all()
         assert torch.equal(one.response, same.response)
         assert (one.hidden - same.hidden).abs().max() < CLOSE
         wanted, _ = states(at, text)
         assert (one.hidden - wanted)[one.known].abs().max() < CLOSE
+        assert (one.auxiliary is None) == (same.auxiliary is None) == (at.name != "deep")
+        if one.auxiliary is not None:
+            assert (one.auxiliary - same.auxiliary).abs().max() < CLOSE
 
 
 def test_captured_states_are_those_of_the_first_runner_and_of_a_forward(run, models) -> None:
@@ -203,6 +209,7 @@ def test_scheduling_a_step_ahead(run, models) -> None:
     (_, first), (found, second) = run("V1", *MAIN), run("V2", *MAIN, asynchronous=True)
     assert found["asynchronous"]
     assert found["tokens"] == run("V1", *MAIN)[0]["tokens"]
+    assert found["learned"] == ["1_1_2", "2_1_3", "3_1_4", "disable"]
     _check_numbers(found["steps"])
     _check_states(models / "nearly", found, second, first)
 
