@@ -84,13 +84,21 @@ def test_no_version_is_missing_that_make_test_runs(family):
         assert wanted <= {version.partition("+")[0] for version in versions}, (family, framework)
 
 
-def test_a_patch_for_a_runner_that_no_test_opens_claims_nothing():
-    """vLLM's second model runner."""
-    eagle = [*(ROOT / "tests" / "patches" / "eagle").rglob("*.py"), *(ROOT / "tests").rglob("test_eagle*.py")]
-    opened = [path.name for path in eagle if "VLLM_USE_V2_MODEL_RUNNER" in path.read_text()]
-    assert not opened, "state what the second runner's patches were tested on, and drop this test"
+def test_patches_for_the_second_runner_claim_what_its_tests_run_on():
+    """Those tests run in the lane of the newest vLLM by their marks, and in the paired lane by their names."""
     second = [p for f in registry.families().values() for p in f.patches if ".worker.gpu." in p.targets[0]]
-    assert second and all(patch.tested == () for patch in second)
+    assert {patch.id.partition(".")[0] for patch in second} == {"eagle", "fp8"}
+    [recipe] = re.findall(r"^test-paired:.*\n((?:\t.*\n)+)", MAKEFILE, re.M)
+    for patch in second:
+        family, framework, _ = patch.id.split(".")
+        files = [*(ROOT / "tests" / "patches" / family).rglob("test_second_runner*.py")]
+        opening = [path for path in files if "environment.V2" in path.read_text()]
+        short = [
+            path for path in opening if not re.search(r"^pytestmark = .*mark\.full", path.read_text(), re.M)
+        ]
+        assert short, f"no test opens the second runner for {patch.id}"
+        assert all(str(path.relative_to(ROOT)) in recipe for path in short)
+        assert list(patch.tested) == TESTED[family][framework]
 
 
 @pytest.mark.verl

@@ -112,8 +112,6 @@ def targets() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for patch in family.PATCHES:
         module, _, path = patch.targets[0].partition(":")
-        if module.startswith("vllm.v1.worker.gpu."):
-            continue  # the second runner needs an accelerator
         owner: Any = import_module(module)
         for part in path.split("."):
             owner, last = getattr(owner, part), owner

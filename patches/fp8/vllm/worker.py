@@ -133,5 +133,4 @@ RUNNER = _runner(
 RUNNER_V2 = _runner(
     id="fp8.vllm.model_runner_v2_execute_model",
     targets=("vllm.v1.worker.gpu.model_runner:GPUModelRunner.execute_model",),
-    tested=(),
 )

@@ -193,6 +193,9 @@ def _check_states(at: Path, found: dict[str, Any], samples: list[Sample], other:
         assert (one.hidden - same.hidden).abs().max() < CLOSE
         wanted, _ = states(at, text)
         assert (one.hidden - wanted)[one.known].abs().max() < CLOSE
+        assert (one.auxiliary is None) == (same.auxiliary is None) == (at.name != "deep")
+        if one.auxiliary is not None:
+            assert (one.auxiliary - same.auxiliary).abs().max() < CLOSE
 
 
 def test_captured_states_are_those_of_the_first_runner_and_of_a_forward(run, models) -> None:
@@ -206,6 +209,7 @@ def test_scheduling_a_step_ahead(run, models) -> None:
     (_, first), (found, second) = run("V1", *MAIN), run("V2", *MAIN, asynchronous=True)
     assert found["asynchronous"]
     assert found["tokens"] == run("V1", *MAIN)[0]["tokens"]
+    assert found["learned"] == ["1_1_2", "2_1_3", "3_1_4", "disable"]
     _check_numbers(found["steps"])
     _check_states(models / "nearly", found, second, first)
 

@@ -20,22 +20,16 @@ CACHED = dict(enable_prefix_caching=True, block_size=32)
 CHECK = "fp8.vllm.model_runner_v2_execute_model"
 
 
-def opened(a: str) -> dict[str, Any]:
-    """Stock vLLM: the runner's class and its bases, and what it answers."""
-    with engines.open_llm(a) as llm:
-        bases = [f"{base.__module__}.{base.__qualname__}" for base in type(engines.inner_runner(llm)).__mro__]
-        return dict(bases=bases, answers=engines.answers(llm, TOKENS))
-
-
 def shuffled(a: str, b: str, name: str, seed: int) -> dict[str, Any]:
-    """A to B in buckets that cut fused layers, with cached prefixes of A."""
+    """The class of the runner; then A to B in buckets that cut fused layers, with cached prefixes of A."""
     import flashpatch
 
     flashpatch.enable(name)
     with engines.open_llm(a, **CACHED) as llm:
-        model = engines.inner_model(llm)
+        kind, model = type(engines.inner_runner(llm)), engines.inner_model(llm)
         before = engines.addresses(model)
-        found: dict[str, Any] = dict(old=engines.greedy(llm, TOKENS))
+        found: dict[str, Any] = dict(runner=f"{kind.__module__}.{kind.__qualname__}")
+        found["old"] = engines.greedy(llm, TOKENS)
         updates.send(llm, updates.buckets(list(models.weights(b)), random.Random(seed)))
         found["new"], found["answers"] = engines.greedy(llm, TOKENS), engines.answers(llm, TOKENS)
         found["moved"] = [key for key, at in engines.addresses(model).items() if before.get(key) != at]
@@ -114,17 +108,6 @@ def checkpoints() -> tuple[str, str]:
     return updates.checkpoint("qwen2", 0), updates.checkpoint("qwen2", 1)
 
 
-def test_it_is_the_second_runner_and_answers_as_the_first(runner: scenario.Runner) -> None:
-    a, _ = checkpoints()
-    got = runner(opened, a)
-    assert got["bases"][:2] == [
-        "vllm.v1.worker.cpu.model_runner.CPUModelRunner",
-        "vllm.v1.worker.gpu.model_runner.GPUModelRunner",
-    ]
-    gap = engines.difference(got["answers"], oracle.answers(a, tokens=TOKENS))
-    assert gap.largest < CLOSE and gap.nan == gap.tokens == 0
-
-
 @pytest.mark.parametrize(("name", "stock"), [("bf16", {}), ("fp8", dict(quantization="fp8_per_channel"))])
 def test_an_update_in_shuffled_buckets_equals_a_fresh_engine(
     runner: scenario.Runner, name: str, stock: dict[str, Any]
@@ -137,6 +120,14 @@ def test_an_update_in_shuffled_buckets_equals_a_fresh_engine(
     assert engines.difference(got["answers"], fresh).exact
     assert got["new"] == fresh["tokens"] != got["old"]
     assert not got["moved"]
+    assert got["runner"] == "vllm.v1.worker.cpu.model_runner.CPUModelRunner"
+
+
+def test_it_answers_as_the_first_runner() -> None:
+    _, b = checkpoints()
+    first, second = (oracle.answers(b, env=env, tokens=TOKENS, **CACHED) for env in ({}, environment.V2))
+    gap = engines.difference(first, second)
+    assert gap.largest < CLOSE and gap.nan == gap.tokens == 0
 
 
 @pytest.mark.parametrize("mode", ["abort", "recompute"])
