@@ -68,7 +68,6 @@ def slept(a: str, b: str, kw: dict[str, Any], atomic: str) -> dict[str, Any]:
     with engines.open_llm(a, **kw) as llm:
         worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
         model = engines.inner_model(llm)
-        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
 
         class Pool:
             def suspend(self, level: int) -> None:
@@ -76,12 +75,14 @@ def slept(a: str, b: str, kw: dict[str, Any], atomic: str) -> dict[str, Any]:
                     raw = torch.empty(0, dtype=torch.uint8)
                     raw.set_(tensor.untyped_storage()).fill_(0xFF)
 
+            def resume(self, tags: list[str] | None) -> None:
+                """The memory is there again, with nothing in it."""
+
         worker._sleep_mode_backend = Pool()
         torch.accelerator.synchronize = lambda *_: None
         torch.accelerator.get_memory_info = lambda *_: (0, 0)
         Worker.sleep(worker, 2)
-        for name, buffer in model.named_buffers():  # as vLLM's wake_up does
-            buffer.copy_(buffers[name])
+        Worker.wake_up(worker)  # which puts the buffers back
         found: dict[str, Any] = dict(asleep=updates.refusal(llm))
         items = list(models.weights(b))
         found["load"] = updates.error(lambda: updates.send(llm, [items[:9]]))
