@@ -132,7 +132,7 @@ def on_sample_v2(original, self, *args: Any, **kwargs: Any):
     ):
         batch = state.input_batch
         lengths = batch.num_scheduled_tokens.tolist()
-        _step(capture.recorder, batch.req_ids, lengths, batch.input_ids, batch.positions + 1, state)
+        _step(capture.recorder, batch.req_ids, lengths, batch.input_ids, batch.positions, state)
     return original(self, *args, **kwargs)
 
 
