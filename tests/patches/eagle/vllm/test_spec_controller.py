@@ -65,6 +65,19 @@ class Fixed:
         return {}
 
 
+def test_drafts_beyond_the_number_asked_for_are_dropped():
+    """The list may be shared by requests, as vLLM's placeholders are."""
+    controller, shared = SpecController(Fixed(3), 4, clock=Clock()), [-1] * 4
+    requests = [SimpleNamespace(spec_token_ids=shared), SimpleNamespace(spec_token_ids=[7])]
+    for asked, tokens, kept in ((2, 0, 4), (2, 3, 2), (0, 3, 0)):
+        controller.step_scheduled(
+            SimpleNamespace(num_spec_tokens_to_schedule=asked, total_num_scheduled_tokens=tokens)
+        )
+        controller.drop_unasked_drafts(requests)
+        assert [len(one.spec_token_ids) for one in requests] == [kept, min(1, kept)]
+    assert shared == [-1] * 4
+
+
 def test_a_step_counts_for_the_arm_that_it_verified_and_ordered():
     controller = SpecController(Fixed(3), 4, clock=Clock())
     step(controller, 3, 2.0, accept=1)
