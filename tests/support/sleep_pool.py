@@ -1,6 +1,6 @@
 """Emulate, for engines on a CPU, the memory pool of vLLM's sleep mode.
 
-``open_llm(model, **sleep_pool.ENGINE)`` opens an engine whose workers (`sleep_worker.PooledWorker`) sleep. On an
+``open_llm(model, **environment.SLEEPING)`` opens an engine whose workers (`sleep_worker.PooledWorker`) sleep. On an
 accelerator vLLM allocates everything between a model's construction and the end of its first load in a pool, whoever
 asks for it: the model, its quantization, patches, a drafter. Sleep gives the pool's memory back. Here the pool
 records what operators allocate, and overwrites it.
@@ -8,7 +8,7 @@ records what operators allocate, and overwrites it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,9 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 
 if TYPE_CHECKING:
     from collections.abc import Collection
-
-#: Keywords of `vllm_lab.engines.open_llm`.
-ENGINE: Mapping[str, Any] = {"worker_cls": "sleep_worker.PooledWorker"}
 
 #: Tags that a wake-up may leave asleep; every other tag is resident after any wake-up.
 DEFERRABLE = ("weights", "kv_cache")

@@ -39,6 +39,9 @@ V2: Mapping[str, str | None] = {
     "CUDA_VISIBLE_DEVICES": "",  # else vLLM turns Triton off where there is no driver
 }
 
+#: Keywords of `engines.open_llm` for an engine that sleeps, its memory pool emulated (`sleep_pool`).
+SLEEPING: Mapping[str, str] = {"worker_cls": "sleep_worker.PooledWorker"}
+
 
 @functools.cache
 def avx512() -> bool:

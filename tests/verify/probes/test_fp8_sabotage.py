@@ -127,7 +127,7 @@ def test_a_hook_that_raises_is_caught(verify, doctored):
 
 
 def test_an_update_that_does_nothing_is_caught_though_every_patch_is_live(verify, doctored):
-    honest = "result = managed.load(original, weights, *args, **kwargs)"
+    honest = "result = managed.load(functools.partial(_with_positional, original, args), weights, **kwargs)"
     lazy = f"{honest} if managed.state == 'loading' else list(weights)"
     report = caught(
         verify("fp8", "--json", path=doctored("patches/fp8/refit/model_registry.py", honest, lazy))

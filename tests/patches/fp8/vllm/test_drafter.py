@@ -10,9 +10,8 @@ from typing import Any
 
 import drafted
 import pytest
-import sleep_pool
 import vllm_updates as updates
-from vllm_lab import engines, scenario
+from vllm_lab import engines, environment, scenario
 
 pytestmark = pytest.mark.vllm(least="0.31")
 
@@ -63,7 +62,7 @@ def night(at: dict[str, str], method: str, load_format: str, processes: bool = F
     """Open, sleep at level 2, send the target alone."""
     good, _ = drafted.drafters(at, method)
     ask = (lambda llm: dict(tokens=drafted.tokens(llm))) if processes else drafted.spoken
-    kw = dict(load_format=load_format, processes=processes, **sleep_pool.ENGINE)
+    kw = dict(load_format=load_format, processes=processes, **environment.SLEEPING)
     with drafted.opened(at["a"], good, method, {}, **kw) as llm:
         found: dict[str, Any] = {}
         if load_format == "dummy":

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import sleep_pool
 import vllm_precisions as precisions
 import vllm_updates as updates
 from vllm_lab import engines, environment, models, oracle, quantized, scenario
@@ -77,7 +76,7 @@ def lost(worker: Any) -> int:
 def nights(a: str, b: str, kw: dict[str, Any], seed: int, load_format: str = "auto") -> dict[str, Any]:
     """Level 1; level 2 with a wake-up in two parts; level 2 with a wake-up at once."""
     found: dict[str, Any] = {}
-    with precisions.opened("bf16", a, load_format=load_format, **sleep_pool.ENGINE, **kw) as llm:
+    with precisions.opened("bf16", a, load_format=load_format, **environment.SLEEPING, **kw) as llm:
         if load_format == "auto":
             llm.sleep(level=1)
             llm.wake_up(["kv_cache"])
@@ -101,7 +100,7 @@ def nights(a: str, b: str, kw: dict[str, Any], seed: int, load_format: str = "au
 def all_or_nothing(a: str, b: str, kw: dict[str, Any], seed: int) -> dict[str, Any]:
     """With atomic="model": level 1 and an update; level 2 and an update, which has nothing to fall back to."""
     found: dict[str, Any] = {}
-    with precisions.opened("bf16", a, options=dict(atomic="model"), **sleep_pool.ENGINE, **kw) as llm:
+    with precisions.opened("bf16", a, options=dict(atomic="model"), **environment.SLEEPING, **kw) as llm:
         llm.sleep(level=1)
         llm.wake_up()
         llm.collective_rpc(load, args=(b, seed, True))
@@ -117,7 +116,7 @@ def all_or_nothing(a: str, b: str, kw: dict[str, Any], seed: int) -> dict[str, A
 def in_processes(a: str, b: str, kw: dict[str, Any], seed: int) -> dict[str, Any]:
     """With workers in processes of their own: level 2, wake-up, requests before and after an update."""
     found: dict[str, Any] = {}
-    with precisions.opened("bf16", a, **sleep_pool.ENGINE, **kw) as llm:
+    with precisions.opened("bf16", a, **environment.SLEEPING, **kw) as llm:
         found["a"] = engines.answers(llm)
         llm.sleep(level=2)
         llm.wake_up()
