@@ -14,7 +14,7 @@ ID = "fsdp.verl.validate_config"
 ROLE = "actor_rollout_ref"
 CARRIERS = ("naive", "nccl", "hccl", "nixl")
 """verl's checkpoint engines that send each tensor unchanged; mooncake and kimi cast all to one dtype."""
-TRANSFER = "fp8.verl.receiver_init_socket"
+TRANSFER = "fp8.verl_vllm.receiver_init_socket"
 """Id of the patch that reports a refused update to the trainer: a family does not import another."""
 
 

@@ -82,7 +82,7 @@ PATCH = Patch(
             "sglang.srt.utils.hf_transformers_utils:get_config",
         ),
     ),
-    evidence="install",
+    evidence="optional",  # imported where an engine starts; verl's driver has others start it
     scope=frozenset({"driver"}),
     needs=("fp8.sglang.initialize_model",),
     conflicts=(flashrl_compat.MODULE,),

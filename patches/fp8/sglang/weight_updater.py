@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.refit import model_registry
-from flashpatch.patches.fp8.sglang import initialize_model, reload
+from flashpatch.patches.fp8.sglang import initialize_model, receipts, reload
 from flashpatch.record import Contract, Patch
 
 logger = logging.getLogger("flashpatch.fp8")
@@ -32,7 +33,9 @@ def on_tensor(original, self, named_tensors: Any, load_format: str | None = None
                 patch=TENSOR.id,
                 advice="Leave load_format out, or use flattened_bucket.",
             )
-        return original(self, named_tensors, load_format)
+        receipt = receipts.current()
+        with receipt.loading(named_tensors) if receipt is not None else nullcontext():
+            return original(self, named_tensors, load_format)
 
     return exception_as_answer(load)
 

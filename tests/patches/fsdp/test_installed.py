@@ -99,7 +99,7 @@ def test_a_recipe_that_the_audit_cannot_follow_is_refused_by_name(scenario):
         import dataclasses
         from flashpatch import registry
         whole = registry.patch
-        too_new = dataclasses.replace(whole("fp8.verl.receiver_init_socket"), requires="verl>=99")
+        too_new = dataclasses.replace(whole("fp8.verl_vllm.receiver_init_socket"), requires="verl>=99")
         registry.patch = {too_new.id: too_new}.__getitem__  # as if the installed verl were older
         with pytest.raises(flashpatch.PatchError, match="does not meet verl>=99"):
             validate_config(OmegaConf.create({"actor_rollout_ref": {}}), False, False)

@@ -1,0 +1,111 @@
+"""Write the receipts of an update session: what each rank of this SGLang server committed, and what it took."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from flashpatch import engine
+from flashpatch.ledger import files
+from flashpatch.patches.fp8.refit.managed_model import ManagedModel
+
+MARK = " flashpatch receipts: "
+"""Separates SGLang's own message from the receipts, a JSON list."""
+
+
+class SessionReceipt:
+    """Follow one session in one scheduler process.
+
+    Args:
+        sync: the sender's id of it; empty where it gave none and wants no receipts.
+        owners: the models it updates.
+    """
+
+    retry = False
+    """Whether the session before failed in this process, so that its version was never committed."""
+
+    def __init__(self, sync: str, owners: Sequence[ManagedModel]) -> None:
+        self.sync = sync
+        self._owners = list(owners)
+        self._before = [owner.version for owner in owners]
+        self._load = self._process = 0.0
+        self._bytes = self._tensors = 0
+
+    @contextmanager
+    def loading(self, weights: Sequence[tuple[str, Any]]) -> Iterator[None]:
+        """Time the loading of one bucket, and count it."""
+        self._tensors += len(weights)
+        self._bytes += sum(getattr(tensor, "nbytes", 0) for _, tensor in weights)
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._load += time.perf_counter() - began
+
+    @contextmanager
+    def processing(self) -> Iterator[None]:
+        """Time the work before the first bucket or after the last."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._process += time.perf_counter() - began
+
+    def of_this_rank(self, rank: int, world: int, quantization: str | None) -> dict[str, Any]:
+        """Return this rank's receipt, with the entries that a vLLM worker's has under verl."""
+        owners, retry = self._owners, SessionReceipt.retry
+        SessionReceipt.retry = False
+        checksums = engine.options("fp8")["verify_commit"]
+        return {
+            "id": self.sync,
+            "step": None,
+            "rank": rank,
+            "world": world,
+            "host": files.host(),
+            "pid": os.getpid(),
+            "before": self._before,
+            "after": [owner.version for owner in owners],
+            "states": [owner.state for owner in owners],
+            "adapter": False,
+            "retry": retry,
+            "receive": self._load,
+            "load": self._load,
+            "process": self._process,
+            "bytes": self._bytes,
+            "tensors": self._tensors,
+            "checksums": [f"{quantization} {owner.checksum()}" for owner in owners] if checksums else [],
+            "errors": {layer: error for owner in owners for layer, error in owner.rounding_errors.items()},
+        }
+
+
+class _Session:
+    """Hold the receipt of the open session of this process."""
+
+    receipt: SessionReceipt | None = None
+
+
+def begin(sync: str, owners: Sequence[ManagedModel]) -> SessionReceipt:
+    """Follow a session that begins."""
+    _Session.receipt = SessionReceipt(sync, owners)
+    return _Session.receipt
+
+
+def current() -> SessionReceipt | None:
+    """Return the receipt of the open session, or None."""
+    return _Session.receipt
+
+
+def of_all_ranks(receipt: dict[str, Any] | None, group: Any) -> str:
+    """Gather the receipts of a tensor-parallel group and return them as text for SGLang's message.
+
+    Every rank of ``group``, a gloo process group, must call this.
+    """
+    import torch
+
+    found: list[Any] = [None] * torch.distributed.get_world_size(group)
+    torch.distributed.all_gather_object(found, receipt, group=group)
+    return MARK + json.dumps(found) if all(found) else ""
