@@ -97,6 +97,7 @@ PATCH = _patch(
         exists=(
             f"{LOADER}:device_loading_context",
             "sglang.srt.distributed.parallel_state:get_tp_group",
+            "sglang.srt.layers.radix_attention:RadixAttention",
             "sglang.srt.lora.layers:BaseLayerWithLoRA",
             "sglang.srt.model_loader.utils:set_default_torch_dtype",
             "sglang.srt.runtime_context:get_device",
