@@ -16,7 +16,7 @@ ENGINE = f"{ROLLOUT}.checkpoint_engine"
 ID = "cpu.verl.validate_config"
 SUMMARY = "cannot run without an accelerator:"
 SGLANG = f"{ROLLOUT}.engine_kwargs.sglang"
-SGLANG_VARIABLE = "ray_kwargs.ray_init.runtime_env.env_vars.SGLANG_USE_CPU_ENGINE"
+VARIABLES = "ray_kwargs.ray_init.runtime_env.env_vars"
 UPDATES = "fp8"
 """Name of the family that makes weight updates work; bf16 is another name of it."""
 _SLOTS = 16  # logical CPUs that verl's own actors request at least, whatever the machine has
@@ -106,7 +106,9 @@ def adaptations(get: Get) -> Iterator[tuple[str, Any]]:
         yield "actor_rollout_ref.model.override_config.attn_implementation", "sdpa"
     if get(f"{ROLLOUT}.name") == "sglang":
         yield from sglang_arguments(get)
-        yield SGLANG_VARIABLE, "1"
+        for name, value in sglang_variables(get(f"{ROLLOUT}.tensor_model_parallel_size", 1)).items():
+            if get(f"{VARIABLES}.{name}") is None:
+                yield f"{VARIABLES}.{name}", value
     if _starts_ray(get):
         ranks = get("trainer.n_gpus_per_node", 1) * get("trainer.nnodes", 1)
         if get("ray_kwargs.ray_init.num_gpus") is None:
@@ -130,6 +132,13 @@ def sglang_arguments(get: Get) -> Iterator[tuple[str, Any]]:
     for name, value in wanted.items():
         if get(f"{SGLANG}.{name}") is None:
             yield f"{SGLANG}.{name}", value
+
+
+def sglang_variables(ranks: int) -> dict[str, str]:
+    """Return the environment of SGLang on a CPU: ``ranks`` tensor-parallel ranks share all cores with the trainer."""
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    shared = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join([cores] * ranks)} if ranks > 1 else {}
+    return {"SGLANG_USE_CPU_ENGINE": "1", **shared}
 
 
 def _starts_ray(get: Get) -> bool:
