@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,10 +36,18 @@ class SessionReceipt:
         self._bytes = self._tensors = 0
 
     @contextmanager
-    def loading(self, weights: Sequence[tuple[str, Any]]) -> Iterator[None]:
-        """Time the loading of one bucket, and count it."""
-        self._tensors += len(weights)
-        self._bytes += sum(getattr(tensor, "nbytes", 0) for _, tensor in weights)
+    def loading(self, weights: Sequence[tuple[str, Any]] | Mapping[str, Any]) -> Iterator[None]:
+        """Time the loading of one bucket, and count it.
+
+        Args:
+            weights: name and tensor; or a flattened bucket, ``flattened_tensor`` with its ``metadata``.
+        """
+        if isinstance(weights, Mapping):
+            self._tensors += len(weights["metadata"])
+            self._bytes += weights["flattened_tensor"].nbytes
+        else:
+            self._tensors += len(weights)
+            self._bytes += sum(getattr(tensor, "nbytes", 0) for _, tensor in weights)
         began = time.perf_counter()
         try:
             yield

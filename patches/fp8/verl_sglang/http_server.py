@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Any
 
 from flashpatch import engine
 from flashpatch.errors import PatchError
+from flashpatch.patches.fp8.precision import fleet
 from flashpatch.patches.fp8.verl.correction import sample_precision
 from flashpatch.record import Contract, Patch
 
@@ -25,6 +27,7 @@ async def on_launch(original, self, *args: Any, **kwargs: Any) -> None:
     from sglang.srt.entrypoints import http_server
 
     engine.require("fp8")
+    os.environ.setdefault(fleet.VERL_REPLICA_RANK, str(self.replica_rank))  # as verl does for vLLM; by fleets
     with _fields_of_any_class(sys.modules[MODULE]), _scheduler_info() as started:
         await original(self, *args, **kwargs)
     if started:
