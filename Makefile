@@ -138,14 +138,19 @@ $(PAIRED)/.verl: $(PAIRED)/.vllm tests/requirements/verl.txt
 
 $(PAIRED)/.ready: $(PAIRED)/.verl
 
-# SGLang wants other builds than vLLM. What it imports and no CPU has is in tests/support/sglang_standins.
-$(SGLANG)/.sglang: tests/requirements/sglang.txt
+# SGLang wants other builds than vLLM. What it imports and no CPU has is in tests/support/sglang_standins, which every
+# process of this environment finds. verl runs on it too.
+$(SGLANG)/.sglang: tests/requirements/sglang.txt tests/requirements/verl.txt
 	@echo "[$(SGLANG)] 1/2 new environment from $(PYTHON)"
 	@test -x $(SGLANG)/bin/pip || $(PYTHON) -m venv $(SGLANG)
-	@echo "[$(SGLANG)] 2/2 $(TORCH), sglang==0.5.23 and what it needs: 2.5 GB on disk, some minutes"
+	@echo "[$(SGLANG)] 2/2 $(TORCH), sglang==0.5.23, verl==0.9.1 and what they need: 3 GB on disk, some minutes"
 	@$(SGLANG)/bin/pip install -qq $(TORCH)
 	@$(SGLANG)/bin/pip install -qq -r tests/requirements/sglang.txt
-	@$(SGLANG)/bin/pip install -qq --no-deps sglang==0.5.23 xgrammar==0.2.7
+	@grep -v '^transformers' tests/requirements/verl.txt > $(SGLANG)/verl.txt
+	@$(SGLANG)/bin/pip install -qq -r $(SGLANG)/verl.txt
+	@$(SGLANG)/bin/pip install -qq --no-deps sglang==0.5.23 xgrammar==0.2.7 verl==0.9.1
+	@printf '%s\nimport amx_standin\n' "$(abspath tests/support/sglang_standins)" > \
+		$$($(SGLANG)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/sglang_standins.pth
 	@$(SGLANG)/bin/pip uninstall -qq -y $(UNWANTED)
 	@touch $@
 

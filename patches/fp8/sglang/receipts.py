@@ -23,17 +23,16 @@ class SessionReceipt:
     Args:
         sync: the sender's id of it; empty where it gave none and wants no receipts.
         owners: the models it updates.
+        retry: the session before was not committed, so that its version number is missing.
     """
 
-    retry = False
-    """Whether the session before failed in this process, so that its version was never committed."""
-
-    def __init__(self, sync: str, owners: Sequence[ManagedModel]) -> None:
+    def __init__(self, sync: str, owners: Sequence[ManagedModel], retry: bool) -> None:
         self.sync = sync
+        self._retry = retry
         self._owners = list(owners)
         self._before = [owner.version for owner in owners]
         self._load = self._process = 0.0
-        self._bytes = self._tensors = 0
+        self._tensors = 0
 
     @contextmanager
     def loading(self, weights: Sequence[tuple[str, Any]] | Mapping[str, Any]) -> Iterator[None]:
@@ -42,12 +41,7 @@ class SessionReceipt:
         Args:
             weights: name and tensor; or a flattened bucket, ``flattened_tensor`` with its ``metadata``.
         """
-        if isinstance(weights, Mapping):
-            self._tensors += len(weights["metadata"])
-            self._bytes += weights["flattened_tensor"].nbytes
-        else:
-            self._tensors += len(weights)
-            self._bytes += sum(getattr(tensor, "nbytes", 0) for _, tensor in weights)
+        self._tensors += len(weights["metadata"] if isinstance(weights, Mapping) else weights)
         began = time.perf_counter()
         try:
             yield
@@ -65,8 +59,7 @@ class SessionReceipt:
 
     def of_this_rank(self, rank: int, world: int, quantization: str | None) -> dict[str, Any]:
         """Return this rank's receipt, with the entries that a vLLM worker's has under verl."""
-        owners, retry = self._owners, SessionReceipt.retry
-        SessionReceipt.retry = False
+        owners = self._owners
         checksums = engine.options("fp8")["verify_commit"]
         return {
             "id": self.sync,
@@ -79,11 +72,10 @@ class SessionReceipt:
             "after": [owner.version for owner in owners],
             "states": [owner.state for owner in owners],
             "adapter": False,
-            "retry": retry,
+            "retry": self._retry,
             "receive": self._load,
             "load": self._load,
             "process": self._process,
-            "bytes": self._bytes,
             "tensors": self._tensors,
             "checksums": [f"{quantization} {owner.checksum()}" for owner in owners] if checksums else [],
             "errors": {layer: error for owner in owners for layer, error in owner.rounding_errors.items()},
@@ -91,20 +83,37 @@ class SessionReceipt:
 
 
 class _Session:
-    """Hold the receipt of the open session of this process."""
+    """Hold the receipt of the open session of this process.
+
+    Attributes:
+        receipt: None while no session is open.
+        failed: the session before was not committed.
+    """
 
     receipt: SessionReceipt | None = None
+    failed = False
 
 
 def begin(sync: str, owners: Sequence[ManagedModel]) -> SessionReceipt:
-    """Follow a session that begins."""
-    _Session.receipt = SessionReceipt(sync, owners)
+    """Follow a session that begins; one that was not ended has failed."""
+    _Session.failed |= _Session.receipt is not None
+    _Session.receipt = SessionReceipt(sync, owners, _Session.failed)
     return _Session.receipt
 
 
 def current() -> SessionReceipt | None:
     """Return the receipt of the open session, or None."""
     return _Session.receipt
+
+
+def unfinished() -> bool:
+    """Whether a session is open whose sender numbers its updates."""
+    return _Session.receipt is not None and bool(_Session.receipt.sync)
+
+
+def end(done: bool) -> None:
+    """Note the end of the session, and whether it was committed."""
+    _Session.receipt, _Session.failed = None, not done
 
 
 def of_all_ranks(receipt: dict[str, Any] | None, group: Any) -> str:

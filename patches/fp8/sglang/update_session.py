@@ -23,9 +23,14 @@ _NOTHING = (
 
 
 def on_begin(original, self, recv_req: Any):
-    """Around ``begin_weight_update``: return a refusal as an answer, and leave no session open."""
+    """Around ``begin_weight_update``: return a refusal as an answer, and leave no session open.
+
+    A sender that numbers its updates begins anew after one that it could not finish.
+    """
     from sglang.srt.managers.io_struct import BeginWeightUpdateReqOutput
 
+    if self._session is not None and recv_req.rid and receipts.unfinished():
+        self._session = None
     if self._session is not None or not _owners(self, recv_req.selector):
         return original(self, recv_req)
     weight_updater.failures.clear()
@@ -37,6 +42,7 @@ def on_begin(original, self, recv_req: Any):
     for owner in _owners(self, recv_req.selector):
         owner.close_if_empty()
     self._session = None
+    receipts.end(False)
     return BeginWeightUpdateReqOutput(success=False, message=message)
 
 
@@ -55,6 +61,7 @@ def on_end(original, self, recv_req: Any):
     idle = [owner.close_if_empty() for owner in owners]  # a selected drafter may have received nothing
     if all(idle) and not weight_updater.failures:
         self._session = None
+        receipts.end(False)
         return EndWeightUpdateReqOutput(success=False, message=_NOTHING)
     versions, receipt = [owner.version for owner in owners], receipts.current()
     with receipt.processing() if receipt is not None else nullcontext():
@@ -66,6 +73,7 @@ def on_end(original, self, recv_req: Any):
             done, message = False, weight_updater.failures[0]
     if receipt is not None and receipt.sync:
         message += _receipts(self, receipt, done)
+    receipts.end(done)
     return EndWeightUpdateReqOutput(success=done, message=message)
 
 
@@ -107,7 +115,6 @@ def _receipts(manager: Any, receipt: receipts.SessionReceipt, done: bool) -> str
     """Return the receipts of all ranks as text; after a failure, none."""
     from sglang.srt.runtime_context import get_parallel
 
-    receipts.SessionReceipt.retry |= not done
     ranks, quantization = get_parallel(), manager.tp_worker.model_runner.model_config.quantization
     return receipts.of_all_ranks(
         receipt.of_this_rank(ranks.tp_rank, ranks.tp_size, quantization) if done else None,

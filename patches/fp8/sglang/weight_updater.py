@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -86,6 +87,8 @@ def exception_as_answer(update: Callable[[], tuple[bool, str]]) -> tuple[bool, s
     except Exception as error:
         logger.exception("a weight update failed")
         message = "".join((str(error), *(f" {note}" for note in getattr(error, "__notes__", ()))))
+        if receipts.unfinished():  # the sender is a trainer, which shows what it is told
+            message = "".join(traceback.format_exception(error)).rstrip()
         failures.append(message)
         return False, message
 

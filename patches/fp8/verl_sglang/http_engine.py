@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import base64
+import json
 from functools import partial
 from typing import Any
 
@@ -120,7 +121,7 @@ async def post(adapter: Any, endpoint: str, payload: dict[str, Any]) -> dict[str
         ):
             if response.status < 400:
                 return await response.json(content_type=None) or {}
-            problem = f"refused {endpoint}:\n{(await response.text()).rstrip()}\n"
+            problem = f"refused {endpoint}:\n{_reason(await response.text())}\n"
     except asyncio.TimeoutError:
         problem = f"has not answered {endpoint} for {limit:g} s."
     except aiohttp.ClientError as error:
@@ -130,6 +131,14 @@ async def post(adapter: Any, endpoint: str, payload: dict[str, Any]) -> dict[str
         patch=TENSOR.id,
         advice="The trainer stops; the rollout server's log has the reason.",
     )
+
+
+def _reason(body: str) -> str:
+    """Return the message in the body of a refusal, or the body."""
+    try:
+        return str(json.loads(body)["message"]).rstrip()
+    except (ValueError, KeyError, TypeError):
+        return body.rstrip()
 
 
 _patch = partial(

@@ -77,10 +77,21 @@ async def on_generate(
     """Around ``generate``: raise where verl drops a sample, and add the replica's precision in a mixed fleet.
 
     Raises:
-        PatchError: SGLang returned tokens and log-probabilities of different lengths.
+        PatchError: SGLang refused the request, whose own exception Ray cannot pass on; or it returned tokens and
+            log-probabilities of different lengths.
     """
+    from fastapi import HTTPException
+
     asked = bool(sampling_params.get("logprobs"))
-    output = await original(self, prompt_ids, sampling_params, *args, **kwargs)
+    try:
+        output = await original(self, prompt_ids, sampling_params, *args, **kwargs)
+    except HTTPException as error:
+        raise PatchError(
+            f"SGLang refused a request (status {error.status_code}): {error.detail}.",
+            patch=GENERATE.id,
+            target=GENERATE.targets[0],
+            advice="The server's log has the reason.",
+        ) from error
     empty = asked and not output.token_ids and not output.log_probs
     if empty and output.stop_reason != "abort" and sampling_params.get("max_new_tokens", 1) > 0:
         raise PatchError(
@@ -127,7 +138,7 @@ GENERATE = _patch(
     ),
     evidence="optional",  # a server may only score
     why="Where SGLang returns another number of log-probabilities than tokens, verl logs an error and trains on an "
-    "empty answer. In a mixed fleet the trainer cannot tell which samples come from an 8-bit replica.",
-    how="Raises for such a sample, unless it was aborted; adds the replica's precision to the extra fields.",
+    "empty answer; a request that SGLang refuses ends with an exception that Ray cannot pass on. In a mixed fleet the trainer cannot tell which samples come from an 8-bit replica.",
+    how="Raises for such a sample, unless it was aborted, and with the refusal's text; adds the replica's precision to the extra fields.",
     remove_when="verl raises, and its samples name their replica.",
 )
