@@ -7,11 +7,13 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flashpatch import engine
 from flashpatch.ledger import files
-from flashpatch.patches.fp8.refit.managed_model import ManagedModel
+
+if TYPE_CHECKING:
+    from flashpatch.patches.fp8.refit.managed_model import ManagedModel
 
 MARK = " flashpatch receipts: "
 """Separates SGLang's own message from the receipts, a JSON list."""
