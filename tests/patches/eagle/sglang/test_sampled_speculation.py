@@ -1,7 +1,8 @@
 """Requests that sample on a real engine that drafts: tokens and log-probabilities are the target's.
 
 The stand-in operators verify, so this is about SGLang's own way to them. An engine's seed is fixed, but how requests
-meet in batches is not: a right engine fails each chi-square with probability `ALARM`, the whole file once in 10,000 runs.
+meet in batches is not: a right engine fails each of a test's six chi-squares with probability `ALARM`, so a test fails
+once in 16,000 runs.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ lab = eagles.lab
 
 ALARM = 1e-5
 #: Beginnings seen this often have their next token compared.
-LEAST = 40
+LEAST = 20
 PROMPT = [7, 11, 5]
 TREE = dict(speculative_num_steps=3, speculative_eagle_topk=2, speculative_num_draft_tokens=6)
 TREES = ["3_2_6", "3_1_4", "2_1_3", "2_2_4", "1_1_2", "disable"]
 PLAIN = dict(times=2000, count=4, temperature=1.0, greedy=6)
-FILTERED = dict(times=1000, count=4, temperature=1.5, top_k=12, top_p=0.8, greedy=6)
+FILTERED = dict(times=1000, count=4, temperature=1.2, top_k=12, top_p=0.8, greedy=6)
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +98,7 @@ def test_samples_of_a_tree_are_the_targets(sharp: tuple[str, str], tmp_path: Pat
     check(sharp[0], run(tmp_path, sharp))
 
 
+@pytest.mark.full
 def test_samples_are_the_targets_with_another_arm_at_every_step(
     sharp: tuple[str, str], tmp_path: Path
 ) -> None:
