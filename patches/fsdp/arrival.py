@@ -1,4 +1,4 @@
-"""Audit the weights of one sync as they arrive in a rollout engine's process, before they are quantized or loaded."""
+"""Audit the weights of one sync as they arrive in a rollout engine, before they are quantized or loaded."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Arrival:
     Args:
         mode: the option ``audit``.
         patch_id, target: of the patch that receives; errors name them.
-        expected: whether the weights come from verl's trainer, so that they must bring fingerprints; else they are
-            audited if they do.
+        expected: whether the weights come from verl's trainer and so must bring fingerprints; others are audited
+            if they do.
     """
 
     def __init__(self, mode: str, patch_id: str, target: str, expected: bool = True) -> None:
@@ -78,8 +78,8 @@ class Arrival:
             The weights without the messages, to be loaded.
 
         Raises:
-            PatchError: by option, something else arrived than the trainer's shards say, in this bucket or before.
-                Always: no fingerprints come with the weights, or some that this process did not ask for.
+            PatchError: by option, something else arrived than the trainer's shards say, in this bucket or
+                before. Always: no fingerprints come with the weights, or some that nobody here asked for.
         """
         kept = []
         with self._failing():
@@ -98,7 +98,7 @@ class Arrival:
         return kept
 
     def settles(self) -> None:
-        """Finish with this bucket's tensors, whose memory is reused. What cannot be read fails the audit later."""
+        """Finish with this bucket's tensors, whose memory is reused; one that is unreadable fails the audit."""
         from flashpatch.patches.fsdp.compare import Seen
 
         for name, (shape, dtype, future) in self._pending.items():

@@ -18,7 +18,7 @@ TRANSFER = {
     "vllm": "fp8.verl_vllm.receiver_init_socket",
     "sglang": "fp8.verl_sglang.update_weights_from_tensor",
 }
-"""By rollout.name, id of the patch that reports a refused update to the trainer: a family does not import another."""
+"""By rollout.name: id of the patch that reports a refused update to the trainer. Families import no other."""
 
 
 def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> None:

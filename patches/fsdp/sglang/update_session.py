@@ -8,7 +8,13 @@ from typing import Any
 from flashpatch import engine, ledger
 from flashpatch.errors import PatchError
 from flashpatch.patches.fsdp.arrival import Arrival
-from flashpatch.patches.fsdp.sglang.weight_updater import ID, TARGET, Refused, Session
+from flashpatch.patches.fsdp.sglang.weight_updater import (
+    ID,
+    TARGET,
+    Refused,
+    Session,
+    of_all_ranks,
+)
 from flashpatch.record import Contract, Patch
 
 MANAGER = "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager"
@@ -34,7 +40,7 @@ def on_end(original, self, recv_req: Any) -> Any:
 
     if self._session is None:
         return original(self, recv_req)
-    Session.problem = _of_all_ranks(_problem(), self.tp_cpu_group)
+    Session.problem = of_all_ranks(_problem())
     problem = Session.problem
     try:
         output = original(self, recv_req)
@@ -58,18 +64,6 @@ def _problem() -> str:
     except PatchError as error:
         return str(error)
     return ""
-
-
-def _of_all_ranks(problem: str, group: Any) -> str:
-    """Return the problem of the first rank that has one; all ranks of ``group``, of gloo, must call this."""
-    import torch
-
-    ranks = torch.distributed.get_world_size(group)
-    if ranks == 1:
-        return problem
-    found: list[Any] = [None] * ranks
-    torch.distributed.all_gather_object(found, problem, group=group)
-    return next((f"rank {rank}: {text}" for rank, text in enumerate(found) if text), "")
 
 
 def _forget() -> None:
@@ -105,10 +99,9 @@ END = _patch(
     wrapper=on_end,
     contract=Contract(
         params=("recv_req",),
-        mentions=("self._session", "runner.weight_updater.end_weight_update", "self.tp_cpu_group"),
+        mentions=("self._session", "runner.weight_updater.end_weight_update"),
         exists=("sglang.srt.managers.io_struct:EndWeightUpdateReqOutput",),
     ),
-    why="A sync that ends without its fingerprints would be committed; a rank other than the first that found a "
-    "difference would not be heard, since SGLang returns the first rank's answer.",
-    how="Gathers what the ranks found before the commit; a problem is the answer success=False on all of them.",
+    why="A sync that ends without its fingerprints would be committed.",
+    how="Ends the audit before the commit; what any rank found is the answer success=False on all of them.",
 )

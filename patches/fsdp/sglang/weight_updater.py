@@ -1,4 +1,4 @@
-"""Audit each bucket that a scheduler's model runner is about to load, and refuse the commit of a failed audit."""
+"""Audit each bucket that a scheduler is about to load, and refuse the commit of a failed audit."""
 
 from __future__ import annotations
 
@@ -45,21 +45,22 @@ def on_tensor(original, self, named_tensors: Any, load_format: str | None = None
     if arrival is None or (load_format is not None and not arrival.expected):
         return original(self, named_tensors, load_format)
     if load_format is not None:
-        return _answer(
+        return False, str(
             PatchError(
                 f"load_format={load_format!r} cannot be audited.",
                 patch=ID,
                 target=TARGET,
-                advice="Send named tensors: rollout.checkpoint_engine.backend=naive. Or set the option audit to off.",
+                advice="Send named tensors (checkpoint_engine.backend=naive), or set the audit to off.",
             )
         )
     if self.get_model_runner().is_draft_worker:  # gets the same bucket after the policy
         return original(self, [item for item in named_tensors if not messages.ours(item[0])], load_format)
+    kept, problem = _audited(arrival, named_tensors)
     try:
-        kept = arrival.takes(unwrapped(named_tensors))
-    except Exception as error:
-        return _answer(error)
-    try:
+        problem = of_all_ranks(problem)
+        if problem:
+            logger.error("a weight update is refused: %s", problem)
+            return False, problem
         return original(self, kept, load_format) if kept else (True, "Success")
     finally:
         arrival.settles()
@@ -86,9 +87,30 @@ def unwrapped(named_tensors: Any) -> Iterator[tuple[str, Any]]:
         yield name, tensor.get(rank) if isinstance(tensor, LocalSerializedTensor) else tensor
 
 
-def _answer(error: Exception) -> tuple[bool, str]:
-    logger.error("a weight update is refused: %s", error)
-    return False, str(error) if isinstance(error, PatchError) else f"[flashpatch: {ID}] {error!r}"
+def of_all_ranks(problem: str) -> str:
+    """Return what the first tensor-parallel rank with a problem says; empty if none has one.
+
+    SGLang returns the first rank's answer alone. Every rank must call this.
+    """
+    import torch
+    from sglang.srt.runtime_context import get_parallel
+
+    parallel = get_parallel()
+    if parallel.tp_size == 1:
+        return problem
+    found: list[Any] = [None] * parallel.tp_size
+    torch.distributed.all_gather_object(found, problem, group=parallel.tp_group.cpu_group)
+    return next((f"rank {rank}: {text}" for rank, text in enumerate(found) if text), "")
+
+
+def _audited(arrival: Arrival, named_tensors: Any) -> tuple[list[tuple[str, Any]], str]:
+    """Return what is to be loaded, and why it must not be; the latter is empty if nothing is wrong."""
+    try:
+        return arrival.takes(unwrapped(named_tensors)), ""
+    except PatchError as error:
+        return [], str(error)
+    except Exception as error:
+        return [], f"[flashpatch: {ID}] {type(error).__name__}: {error}"
 
 
 _patch = partial(
@@ -110,11 +132,13 @@ TENSOR = _patch(
             f"{MODULE}:LocalSerializedTensor.get",
             f"{UPDATER}.get_model_runner",
             "sglang.srt.runtime_context:get_parallel",
+            "sglang.srt.distributed.parallel_state:GroupCoordinator.cpu_group",
         ),
     ),
     why="SGLang loads whatever arrives; with wrong weights the policy trains on another's text.",
-    how="Fingerprints each tensor as it arrives, whole, before it is quantized or loaded, and compares with the "
-    "trainer's before the last bucket is loaded. A difference is the answer success=False, which stops the trainer.",
+    how="Fingerprints each tensor as it arrives, whole, before it is quantized or loaded, and compares with "
+    "the trainer's before the last bucket is loaded. What any rank finds is the answer success=False, which "
+    "stops the trainer.",
 )
 
 END = _patch(
@@ -123,5 +147,5 @@ END = _patch(
     wrapper=on_end,
     contract=Contract(mentions=("DefaultModelLoader.postprocess_weights",)),
     why="At the end of a session SGLang commits whatever has arrived, however little.",
-    how="Raises before the commit when the audit failed on any rank; fsdp.sglang.end_weight_update answers for it.",
+    how="Raises before the commit when the audit failed on any rank; fsdp.sglang.end_weight_update answers.",
 )
