@@ -34,7 +34,7 @@ class Arrival:
     Args:
         mode: the option ``audit``.
         patch_id, target: of the patch that receives; errors name them.
-        expected: whether the weights come from verl's trainer and so must bring fingerprints; others are audited
+        expected: whether the weights come from verl's trainer and must bring fingerprints; others are audited
             if they do.
     """
 
@@ -98,7 +98,7 @@ class Arrival:
         return kept
 
     def settles(self) -> None:
-        """Finish with this bucket's tensors, whose memory is reused; one that is unreadable fails the audit."""
+        """Finish with this bucket's tensors, whose memory is reused; an unreadable one fails the audit."""
         from flashpatch.patches.fsdp.compare import Seen
 
         for name, (shape, dtype, future) in self._pending.items():

@@ -13,8 +13,8 @@ SOURCE = "trainer of a test"
 def session(engine: Any, buckets: list[list[Any]], number: int, fault: str, victim: str) -> list[Any]:
     """Send one session in buckets of ``(name, tensor)``; every answer, of the beginning and the end too.
 
-    ``fault``: bit, missing, unclosed (no closing message), unpatched (no message), rank1 (a bit flipped in what
-    the second rank gets), or empty.
+    ``fault``: bit, missing, unclosed (no closing message), unpatched (no message), rank1 (a bit flipped in
+    what the second rank gets), or empty.
     """
     from sglang.srt.managers.io_struct import BeginWeightUpdateReqInput
 

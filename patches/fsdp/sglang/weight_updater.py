@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -11,8 +10,6 @@ from flashpatch.errors import PatchError
 from flashpatch.patches.fsdp import messages
 from flashpatch.patches.fsdp.arrival import Arrival
 from flashpatch.record import Contract, Patch
-
-logger = logging.getLogger("flashpatch.fsdp")
 
 MODULE = "sglang.srt.model_executor.model_runner_components.weight_updater"
 UPDATER = f"{MODULE}:WeightUpdater"
@@ -59,7 +56,6 @@ def on_tensor(original, self, named_tensors: Any, load_format: str | None = None
     try:
         problem = of_all_ranks(problem)
         if problem:
-            logger.error("a weight update is refused: %s", problem)
             return False, problem
         return original(self, kept, load_format) if kept else (True, "Success")
     finally:
