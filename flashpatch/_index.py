@@ -226,9 +226,13 @@ FAMILIES = {
         },
         "patches": {
             "fsdp.verl.get_per_tensor_param": ("verl.workers.engine.fsdp.transformer_impl",),
-            "fsdp.verl.receive_weights": ("verl.workers.rollout.vllm_rollout.bucketed_weight_transfer",),
             "fsdp.verl.get_sharding_strategy": ("verl.workers.engine.fsdp.utils",),
             "fsdp.verl.validate_config": ("verl.utils.config",),
+            "fsdp.verl_vllm.receive_weights": ("verl.workers.rollout.vllm_rollout.bucketed_weight_transfer",),
+            "fsdp.sglang.begin_weight_update": ("sglang.srt.managers.scheduler_components.weight_updater",),
+            "fsdp.sglang.update_weights_from_tensor": ("sglang.srt.model_executor.model_runner_components.weight_updater",),
+            "fsdp.sglang.runner_end_weight_update": ("sglang.srt.model_executor.model_runner_components.weight_updater",),
+            "fsdp.sglang.end_weight_update": ("sglang.srt.managers.scheduler_components.weight_updater",),
         },
     },
     "grpo": {

@@ -252,6 +252,14 @@ def bucket(engine: Any, source: str, only: str = "", **more: Any) -> list[Any]:
     return list(send(engine, [(n, t) for n, t in weights(source) if only in n], "whole", **more))
 
 
+def audited(engine: Any, source: str, number: int, fault: str = "", victim: str = "") -> list[Any]:
+    """A session as verl's trainer sends it under the family fsdp, in two buckets; see `sglang_audit.session`."""
+    import sglang_audit
+
+    items = buckets(list(weights(source)), "split")
+    return sglang_audit.session(engine, items, number, fault, victim)
+
+
 def sync(engine: Any, source: str) -> None:
     """New weights for the drafter, as a trainer sends them."""
     from flashpatch.patches.eagle.sglang import drafter_refit
@@ -325,6 +333,7 @@ STEPS = {
         begin,
         end,
         bucket,
+        audited,
         sync,
         pause,
     )
