@@ -1,5 +1,6 @@
 # make demo       stock vLLM against FlashPatch, in an environment of its own
-# make demo-verl  verl trains on this machine, bf16 against fp8 rollouts, and what was live; some ten minutes
+# make demo-verl  verl trains on this machine, bf16 against fp8 rollouts, and what was live; some ten minutes.
+#                 ROLLOUT=sglang: the rollouts are SGLang's, its kernels the tests' stand-ins
 # make check      formatter, linter, types, and every test that opens no engine, on each Python that is at hand
 # make test       make check, then tests on real engines: the newest vLLM, verl with the vLLM that it runs on, SGLang
 # make test-full  all tests, also the long ones and those on the oldest supported vLLM
@@ -46,8 +47,12 @@ NO_ENGINE := not vllm and not verl and not sglang and not full
 demo: $(NEWEST)
 	$(NEWEST)/bin/python examples/demo.py
 
-demo-verl: $(PAIRED)
-	PYTHON=$(abspath $(PAIRED))/bin/python bash examples/verl_grpo_cpu.sh --quick .demo
+ROLLOUT ?= vllm
+DEMO_VERL := $(if $(filter sglang,$(ROLLOUT)),$(SGLANG),$(PAIRED))
+
+demo-verl: export STANDIN_AMX := $(if $(filter sglang,$(ROLLOUT)),1,)
+demo-verl: $(DEMO_VERL)
+	PYTHON=$(abspath $(DEMO_VERL))/bin/python ROLLOUT=$(ROLLOUT) bash examples/verl_grpo_cpu.sh --quick .demo
 
 check:
 	$(MAKE) --output-sync=none lint check-own
