@@ -126,7 +126,7 @@ DISK = _patch(
     wrapper=on_disk,
     contract=Contract(
         params=("model_path", "load_format"),
-        mentions=("self.model_config.model_path", "DefaultModelLoader.restore_weights_before_loading"),
+        mentions=("self.model_config.model_path",),
     ),
     why="SGLang's rollback loads the new path again, and raises when that fails too.",
     how="Stops the second attempt, puts the path back and answers with the first error.",
