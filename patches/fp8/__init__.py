@@ -7,6 +7,8 @@ import sys
 from flashpatch.patches.fp8.precision import fleet
 from flashpatch.patches.fp8.sglang import PATCHES as SGLANG
 from flashpatch.patches.fp8.verl import PATCHES as VERL
+from flashpatch.patches.fp8.verl_sglang import PATCHES as VERL_SGLANG
+from flashpatch.patches.fp8.verl_vllm import PATCHES as VERL_VLLM
 from flashpatch.patches.fp8.vllm import (
     client_errors,
     draft_load_config,
@@ -89,7 +91,9 @@ FAMILY = Family(
         expected_processes.CORES,
         expected_processes.WORKERS,
         *VERL,
+        *VERL_VLLM,
         *SGLANG,
+        *VERL_SGLANG,
     ),
     names={precision: {"precision": precision} for precision in fleet.SCHEMES},
     options={

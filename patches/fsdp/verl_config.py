@@ -14,8 +14,11 @@ ID = "fsdp.verl.validate_config"
 ROLE = "actor_rollout_ref"
 CARRIERS = ("naive", "nccl", "hccl", "nixl")
 """verl's checkpoint engines that send each tensor unchanged; mooncake and kimi cast all to one dtype."""
-TRANSFER = "fp8.verl.receiver_init_socket"
-"""Id of the patch that reports a refused update to the trainer: a family does not import another."""
+TRANSFER = {
+    "vllm": "fp8.verl_vllm.receiver_init_socket",
+    "sglang": "fp8.verl_sglang.update_weights_from_tensor",
+}
+"""By rollout.name: id of the patch that reports a refused update to the trainer. Families import no other."""
 
 
 def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -27,8 +30,8 @@ def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> None:
     job = JobConfig.open(config, ID)
     mode = engine.options("fsdp")["audit"]
     refused = list(refusals(job.get, mode))
-    if mode == "refuse" and (missing := _missing_error_path()):
-        refused.append(f"{missing} (stock verl's trainer waits for ever for a refused update)")
+    if mode == "refuse" and (missing := _missing_error_path(job.get)):
+        refused.append(f"{missing} (stock verl's trainer does not hear of a refused update)")
     job.refuse(
         refused,
         "the audit of weight syncs does not cover",
@@ -37,12 +40,15 @@ def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> None:
     return original(config, *args, **kwargs)
 
 
-def _missing_error_path() -> str | None:
+def _missing_error_path(get: Get) -> str | None:
     """Say what is missing for a refused update to reach the trainer; None if nothing is."""
     if not engine.enabled("fp8"):
         return "FLASHPATCH without bf16 or fp8"
-    problem = examine(registry.patch(TRANSFER)).problem
-    return f"a verl on which {TRANSFER} cannot be armed: {problem}" if problem else None
+    transfer = TRANSFER.get(get(f"{ROLE}.rollout.name") or "vllm")
+    if transfer is None:  # refused by its name
+        return None
+    problem = examine(registry.patch(transfer)).problem
+    return f"a verl on which {transfer} cannot be armed: {problem}" if problem else None
 
 
 def refusals(get: Get, mode: str) -> Iterator[str]:
@@ -57,8 +63,10 @@ def refusals(get: Get, mode: str) -> Iterator[str]:
     if mode == "off":
         return
     rollout = get(f"{ROLE}.rollout.name")
-    if rollout not in (None, "vllm"):
-        yield f"{ROLE}.rollout.name={rollout} (the audit runs in vllm's worker)"
+    if rollout not in (None, *TRANSFER):
+        yield f"{ROLE}.rollout.name={rollout} (the audit runs in vllm's worker and sglang's scheduler)"
+    if rollout == "sglang" and get(f"{ROLE}.rollout.quantization") == "fp8":
+        yield f"{ROLE}.rollout.quantization=fp8 (verl quantizes for sglang before it sends)"
     strategy = get(f"{ROLE}.actor.strategy")
     if strategy not in (None, "fsdp", "fsdp2"):
         yield f"{ROLE}.actor.strategy={strategy} (the audit reads the shards of fsdp and fsdp2)"

@@ -48,7 +48,10 @@ def test_an_anchor_exists(page: Path, anchor: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "id"), _named(r"`((?:fp8|eagle|flowrl|grpo|fsdp|cpu)\.(?:vllm|sglang|verl|torch)\.[\w-]+)`")
+    ("page", "id"),
+    _named(
+        r"`((?:fp8|eagle|flowrl|grpo|fsdp|cpu)\.(?:vllm|sglang|verl|verl_vllm|verl_sglang|torch)\.[\w-]+)`"
+    ),
 )
 def test_a_patch_id_is_known(page: Path, id: str) -> None:
     assert id in registry.patches()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tree import TREE
 
-FRAMEWORK_FOLDERS = {"vllm", "sglang", "verl"}
+FRAMEWORK_FOLDERS = {"vllm", "sglang", "verl", "verl_vllm", "verl_sglang"}
 ROOMS = {"flashpatch": "flashpatch", "patches": "flashpatch.patches", "verify": "flashpatch.verify"}
 
 

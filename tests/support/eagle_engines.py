@@ -25,19 +25,24 @@ SPECULATIVE: dict[str, Any] = dict(
 )
 
 
-def target(root: Path, weight: float, seed: int = 0) -> str:
-    """Write a Qwen2 in float32 whose layers count for ``weight``; at 0 the next token depends on the last one alone."""
+def target(root: Path, weight: float, seed: int = 0, sharp: float = 1.0) -> str:
+    """Write a Qwen2 in float32 whose layers count for ``weight``; at 0 the next token depends on the last one alone.
+
+    ``sharp`` multiplies its logits, which are of standard deviation 1.3: at 3 a few tokens have most of the mass.
+    """
     import torch
     from safetensors.torch import load_file, save_file
     from vllm_lab import models
 
-    place = Path(models.checkpoint(root / f"weight-{weight}", "qwen2", seed, dtype="float32"))
+    place = Path(models.checkpoint(root / f"weight-{weight}-{sharp}", "qwen2", seed, dtype="float32"))
     done = place / "scaled"
     if not done.exists():
         tensors = {name: tensor.float() for name, tensor in load_file(place / "model.safetensors").items()}
         for name, tensor in tensors.items():
             if "o_proj" in name or "down_proj" in name:
                 tensor *= weight
+            if name == "model.norm.weight":
+                tensor *= sharp
         save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
         config = json.loads((place / "config.json").read_text())
         config["torch_dtype"] = config["dtype"] = "float32"

@@ -10,9 +10,9 @@ import torch
 
 @cache
 def model(path: Path):
-    from transformers import LlamaForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    return LlamaForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
 
 
 @torch.no_grad()
@@ -29,3 +29,15 @@ def states(path: Path, tokens: list[int], layers: tuple[int, ...] = ()) -> tuple
 def probabilities(path: Path, prompts: list[list[int]]) -> torch.Tensor:
     """Return float64 [prompts, V], probabilities of the next token, for prompts of one length."""
     return model(path)(torch.tensor(prompts)).logits[:, -1].double().softmax(-1)
+
+
+def filtered(row: list[float], top_k: int, top_p: float) -> list[float]:
+    """By definition: the ``top_k`` likeliest scaled to sum 1, of these the fewest that reach ``top_p``, scaled."""
+    ranked = sorted(range(len(row)), key=lambda token: -row[token])[:top_k]
+    whole, kept = sum(row[token] for token in ranked), []
+    for token in ranked:
+        if sum(row[one] for one in kept) / whole >= top_p:
+            break
+        kept.append(token)
+    mass = sum(row[token] for token in kept)
+    return [row[token] / mass if token in kept else 0.0 for token in range(len(row))]

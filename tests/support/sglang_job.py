@@ -85,6 +85,29 @@ def logprobs(engine: Any, count: int = 24) -> list[dict[str, Any]]:
     ]
 
 
+def sampled(
+    engine: Any, times: int, count: int, prompt: list[int], greedy: int = 0, **params: Any
+) -> list[dict[str, Any]]:
+    """Continuations of one prompt, ``times`` sampled and then ``greedy`` greedy ones, in common batches.
+
+    Token ids, the log-probability of each, and, under speculation, how many were accepted per step.
+    """
+    common = dict(max_new_tokens=count, ignore_eos=True)
+    outputs = engine.generate(
+        input_ids=[prompt] * (times + greedy),
+        sampling_params=[dict(common, **params)] * times + [dict(common, temperature=0)] * greedy,
+        return_logprob=True,
+    )
+    return [
+        dict(
+            ids=output["output_ids"],
+            logprobs=[one[0] for one in output["meta_info"]["output_token_logprobs"]],
+            accept=output["meta_info"].get("spec_accept_length"),
+        )
+        for output in outputs
+    ]
+
+
 def refused(engine: Any) -> str:
     """How a request fails, or the empty string."""
     try:
@@ -229,6 +252,14 @@ def bucket(engine: Any, source: str, only: str = "", **more: Any) -> list[Any]:
     return list(send(engine, [(n, t) for n, t in weights(source) if only in n], "whole", **more))
 
 
+def audited(engine: Any, source: str, number: int, fault: str = "", victim: str = "") -> list[Any]:
+    """A session as verl's trainer sends it under the family fsdp, in two buckets; see `sglang_audit.session`."""
+    import sglang_audit
+
+    items = buckets(list(weights(source)), "split")
+    return sglang_audit.session(engine, items, number, fault, victim)
+
+
 def sync(engine: Any, source: str) -> None:
     """New weights for the drafter, as a trainer sends them."""
     from flashpatch.patches.eagle.sglang import drafter_refit
@@ -294,6 +325,7 @@ STEPS = {
         answers,
         tokens,
         logprobs,
+        sampled,
         refused,
         update,
         disk,
@@ -301,6 +333,7 @@ STEPS = {
         begin,
         end,
         bucket,
+        audited,
         sync,
         pause,
     )

@@ -18,6 +18,8 @@ from flashpatch.errors import PatchError
 from flashpatch.suggest import nearest
 
 PATCH = "fp8.fleet"
+VERL_REPLICA_RANK = "VERL_REPLICA_RANK"
+"""verl's variable with the number of a replica, in that replica's server."""
 
 #: Precision to vLLM's name of the quantization; None: the platform's default for it, "": none.
 SCHEMES: Mapping[str, str | None] = {
@@ -219,8 +221,8 @@ def place(args: Any, environ: Mapping[str, str] | None = None) -> Place:
         PatchError: one engine configuration serves several data-parallel ranks, or a rank is not a number.
     """
     environ = os.environ if environ is None else environ
-    if "VERL_REPLICA_RANK" in environ:
-        return Place(_number(environ, "VERL_REPLICA_RANK"), "VERL_REPLICA_RANK")
+    if VERL_REPLICA_RANK in environ:
+        return Place(_number(environ, VERL_REPLICA_RANK), VERL_REPLICA_RANK)
     if getattr(args, "distributed_executor_backend", None) == "external_launcher":
         ranks = args.tensor_parallel_size * args.pipeline_parallel_size
         return Place(_number(environ, "RANK") // ranks, f"RANK // {ranks}")

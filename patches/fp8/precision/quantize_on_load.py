@@ -86,7 +86,9 @@ class Rounding:
     def _stand_before(self, module: torch.nn.Module, path: str, key: str, parameter: Any) -> None:
         original = getattr(parameter, "weight_loader", None)
         if original is not None:
-            parameter.weight_loader = self._loader(original, module, f"{path}.{key}".lstrip("."), key)
+            loader = self._loader(original, module, f"{path}.{key}".lstrip("."), key)
+            behind = "_weight_loader" in vars(parameter)  # SGLang's property for it cannot be set
+            setattr(parameter, "_weight_loader" if behind else "weight_loader", loader)
             self.weights += 1
 
     def _loader(self, original: Callable, module: torch.nn.Module, name: str, key: str) -> Callable:
@@ -94,7 +96,7 @@ class Rounding:
 
         @functools.wraps(original)
         def load(*args: Any, **kwargs: Any) -> Any:
-            """vLLM's loader of this parameter, for values of any width; called by position or by keyword."""
+            """The engine's loader of this parameter, for values of any width; called by position or by keyword."""
             call = LoaderCall(names, args, kwargs)
             loaded = call.at(1)
             if loaded is None or not _wide(loaded) or _elsewhere(module, call):
@@ -236,11 +238,12 @@ def _granularity(scales: Any) -> str | None:
     cut = getattr(scales, "quant_method", None)  # vLLM writes it on the scales of experts
     if cut is not None:
         return cut if cut in ("channel", "tensor") else None
-    from vllm.model_executor.parameter import ChannelQuantScaleParameter, PerTensorScaleParameter
-
-    if isinstance(scales, ChannelQuantScaleParameter):
+    kinds = {
+        kind.__name__ for kind in type(scales).__mro__
+    }  # vLLM's and SGLang's classes have the same names
+    if "ChannelQuantScaleParameter" in kinds:
         return "channel"
-    return "tensor" if isinstance(scales, PerTensorScaleParameter) else None
+    return "tensor" if "PerTensorScaleParameter" in kinds else None
 
 
 def _rounded(w: torch.Tensor, form: str, granularity: str) -> tuple[torch.Tensor, torch.Tensor]:

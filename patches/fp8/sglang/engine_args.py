@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import fnmatch
+import os
+from collections.abc import Sequence
 from typing import Any
 
 from flashpatch import engine, ledger
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8.precision import flashrl_compat
+from flashpatch.patches.fp8.precision import flashrl_compat, fleet
 from flashpatch.record import Contract, Patch
 
+#: SGLang's name of int8 weights with a scale per row, and of activations with one per token.
+INT8 = "w8a8_int8"
+
 #: The family's precision to SGLang's name; None: no quantization.
-QUANTIZATIONS = {"bf16": None, "fp8": "fp8"}
+QUANTIZATIONS = {"bf16": None, "fp8": "fp8", "int8": INT8}
 
 
 def on_resolve(original, server_args: Any):
@@ -29,11 +34,15 @@ def _choose(args: Any, options: Any) -> None:
     from sglang.srt.arg_groups.overrides import declare_resolution
 
     entries = flashrl_compat.entries(options["precision"], options["scheme"], options["fleet"])
-    if len(entries) > 1:
-        raise _refuse("a fleet of several precisions is not available on SGLang", "Use one precision there.")
-    precision, scheme = entries[0].precision, entries[0].scheme
+    entry = _entry(entries)
+    precision, scheme = entry.precision, entry.scheme
     ledger.note(precision=precision)
     if args.quantization is not None or _has_own_quantization(args):
+        if len(entries) > 1:
+            raise _refuse(
+                f"this replica of the fleet is to run in {precision}, and its quantization is set already",
+                "Leave quantization to the fleet, start from the bf16 model, or exclude this model.",
+            )
         return
     if not scheme and precision not in QUANTIZATIONS:
         raise _refuse(
@@ -43,10 +52,27 @@ def _choose(args: Any, options: Any) -> None:
     chosen = scheme or QUANTIZATIONS[precision]
     if chosen is None:
         return
+    if options["profile"] and chosen == INT8:
+        raise _refuse("smoothing profiles are not applied on SGLang", "Leave the option profile out there.")
     fields = {"quantization": chosen}
     if args.speculative_draft_model_path and args.speculative_draft_model_quantization is None:
         fields["speculative_draft_model_quantization"] = "unquant"  # a drafter keeps its precision by default
     declare_resolution(args, PATCH.id, **fields)
+
+
+def _entry(entries: Sequence[fleet.Entry]) -> fleet.Entry:
+    """Return the entry of this replica.
+
+    Raises:
+        PatchError: there are several, and nobody has numbered the replicas.
+    """
+    if len(entries) > 1 and fleet.VERL_REPLICA_RANK not in os.environ:
+        raise _refuse(
+            "a fleet of several precisions needs replicas with numbers, which SGLang's engines have under verl alone",
+            f"Use one precision, or number each replica in {fleet.VERL_REPLICA_RANK}.",
+        )
+    place = fleet.place(None) if len(entries) > 1 else fleet.Place(0, "the only precision")
+    return fleet.assigned(entries, place.rank)
 
 
 def _has_own_quantization(args: Any) -> bool:
@@ -82,7 +108,7 @@ PATCH = Patch(
             "sglang.srt.utils.hf_transformers_utils:get_config",
         ),
     ),
-    evidence="install",
+    evidence="optional",  # imported where an engine starts; verl's driver has others start it
     scope=frozenset({"driver"}),
     needs=("fp8.sglang.initialize_model",),
     conflicts=(flashrl_compat.MODULE,),

@@ -10,6 +10,7 @@ from flashpatch import engine, ledger
 from flashpatch.arming.site import Site
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.refit import model_registry
+from flashpatch.patches.fp8.sglang import engine_args
 from flashpatch.record import Contract, Patch
 
 logger = logging.getLogger("flashpatch.fp8")
@@ -20,8 +21,9 @@ NATIVE = "SGLang's load_format=flash_rl"
 
 def on_initialize(original, model_config: Any, load_config: Any, *args: Any, **kwargs: Any):
     """Around ``_initialize_model``: the model exists, nothing is loaded."""
+    from flashpatch.patches.fp8.precision.quantize_on_load import Rounding
     from flashpatch.patches.fp8.refit.managed_model import ManagedModel
-    from flashpatch.patches.fp8.sglang import loader_adapter, quantize_on_load
+    from flashpatch.patches.fp8.sglang import loader_adapter
 
     engine.require("fp8")
     model = original(model_config, load_config, *args, **kwargs)
@@ -29,9 +31,9 @@ def on_initialize(original, model_config: Any, load_config: Any, *args: Any, **k
         logger.warning("updates of %s are left to %s", type(model).__name__, NATIVE)
         ledger.note(superseded={"fp8.sglang.initialize_model": NATIVE})
     elif hasattr(model, "load_weights"):
-        owner = ManagedModel(model, loader_adapter.for_model(model, model_config), engine.options("fp8"))
-        model_registry.add(model, owner)
-        model.load_weights = quantize_on_load.quantizing(owner, model.load_weights)
+        rounding = Rounding(model) if model_config.quantization == engine_args.INT8 else None
+        adapter = loader_adapter.for_model(model, model_config)
+        model_registry.add(model, ManagedModel(model, adapter, engine.options("fp8"), rounding))
     return model
 
 
@@ -97,6 +99,7 @@ PATCH = _patch(
         exists=(
             f"{LOADER}:device_loading_context",
             "sglang.srt.distributed.parallel_state:get_tp_group",
+            "sglang.srt.layers.radix_attention:RadixAttention",
             "sglang.srt.lora.layers:BaseLayerWithLoRA",
             "sglang.srt.model_loader.utils:set_default_torch_dtype",
             "sglang.srt.runtime_context:get_device",

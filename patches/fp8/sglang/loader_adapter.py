@@ -21,6 +21,7 @@ def for_model(model: torch.nn.Module, model_config: Any) -> LoaderAdapter:
         model_config: ``sglang.srt.configs.model_config.ModelConfig`` of this model (a drafter has its own).
     """
     from sglang.srt.distributed.parallel_state import get_tp_group
+    from sglang.srt.layers.radix_attention import RadixAttention
     from sglang.srt.lora.layers import BaseLayerWithLoRA
     from sglang.srt.model_loader.loader import device_loading_context
     from sglang.srt.model_loader.utils import set_default_torch_dtype
@@ -43,7 +44,7 @@ def for_model(model: torch.nn.Module, model_config: Any) -> LoaderAdapter:
     return LoaderAdapter(
         device=device,
         process=process,
-        deferred=lambda module: False,  # no module of SGLang is processed by its neighbours
+        deferred=lambda module: isinstance(module, RadixAttention),  # checkpoints leave its scales out
         context=context,
         consensus=RankConsensus(get_tp_group().ranks) if ranks > 1 else SingleRank(),
         refusal=lambda: refusal(model),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 from flashpatch.patches.fp8.refit import model_registry
-from flashpatch.patches.fp8.sglang import initialize_model, schedulers, weight_updater
+from flashpatch.patches.fp8.sglang import initialize_model, receipts, schedulers, weight_updater
 from flashpatch.record import Contract, Patch
 
 logger = logging.getLogger("flashpatch.fp8")
@@ -22,18 +23,26 @@ _NOTHING = (
 
 
 def on_begin(original, self, recv_req: Any):
-    """Around ``begin_weight_update``: return a refusal as an answer, and leave no session open."""
+    """Around ``begin_weight_update``: return a refusal as an answer, and leave no session open.
+
+    A sender that numbers its updates begins anew after one that it could not finish.
+    """
     from sglang.srt.managers.io_struct import BeginWeightUpdateReqOutput
 
+    if self._session is not None and recv_req.rid and receipts.unfinished():
+        self._session = None
     if self._session is not None or not _owners(self, recv_req.selector):
         return original(self, recv_req)
     weight_updater.failures.clear()
-    done, message = weight_updater.exception_as_answer(lambda: _answer(original(self, recv_req)))
+    receipt = receipts.begin(recv_req.rid or "", _owners(self, recv_req.selector))
+    with receipt.processing():
+        done, message = weight_updater.exception_as_answer(lambda: _answer(original(self, recv_req)))
     if done:
         return BeginWeightUpdateReqOutput(success=True, message=message)
     for owner in _owners(self, recv_req.selector):
         owner.close_if_empty()
     self._session = None
+    receipts.end(False)
     return BeginWeightUpdateReqOutput(success=False, message=message)
 
 
@@ -52,14 +61,19 @@ def on_end(original, self, recv_req: Any):
     idle = [owner.close_if_empty() for owner in owners]  # a selected drafter may have received nothing
     if all(idle) and not weight_updater.failures:
         self._session = None
+        receipts.end(False)
         return EndWeightUpdateReqOutput(success=False, message=_NOTHING)
-    versions = [owner.version for owner in owners]
-    done, message = weight_updater.exception_as_answer(lambda: _answer(original(self, recv_req)))
-    self._session = None
-    if versions != [owner.version for owner in owners]:
-        done, message = _flush(self, done, message)
-    elif weight_updater.failures:
-        done, message = False, weight_updater.failures[0]
+    versions, receipt = [owner.version for owner in owners], receipts.current()
+    with receipt.processing() if receipt is not None else nullcontext():
+        done, message = weight_updater.exception_as_answer(lambda: _answer(original(self, recv_req)))
+        self._session = None
+        if versions != [owner.version for owner in owners]:
+            done, message = _flush(self, done, message)
+        elif weight_updater.failures:
+            done, message = False, weight_updater.failures[0]
+    if receipt is not None and receipt.sync:
+        message += _receipts(self, receipt, done)
+    receipts.end(done)
     return EndWeightUpdateReqOutput(success=done, message=message)
 
 
@@ -95,6 +109,17 @@ def _owners(manager: Any, selector: str) -> list[model_registry.ManagedModel]:
 
 def _answer(output: Any) -> tuple[bool, str]:
     return output.success, output.message
+
+
+def _receipts(manager: Any, receipt: receipts.SessionReceipt, done: bool) -> str:
+    """Return the receipts of all ranks as text; after a failure, none."""
+    from sglang.srt.runtime_context import get_parallel
+
+    ranks, quantization = get_parallel(), manager.tp_worker.model_runner.model_config.quantization
+    return receipts.of_all_ranks(
+        receipt.of_this_rank(ranks.tp_rank, ranks.tp_size, quantization) if done else None,
+        manager.tp_cpu_group,
+    )
 
 
 def _flush(manager: Any, done: bool, message: str) -> tuple[bool, str]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.refit import model_registry
-from flashpatch.patches.fp8.sglang import initialize_model, reload
+from flashpatch.patches.fp8.sglang import initialize_model, receipts, reload
 from flashpatch.record import Contract, Patch
 
 logger = logging.getLogger("flashpatch.fp8")
@@ -32,7 +34,9 @@ def on_tensor(original, self, named_tensors: Any, load_format: str | None = None
                 patch=TENSOR.id,
                 advice="Leave load_format out, or use flattened_bucket.",
             )
-        return original(self, named_tensors, load_format)
+        receipt = receipts.current()
+        with receipt.loading(named_tensors) if receipt is not None else nullcontext():
+            return original(self, named_tensors, load_format)
 
     return exception_as_answer(load)
 
@@ -83,6 +87,8 @@ def exception_as_answer(update: Callable[[], tuple[bool, str]]) -> tuple[bool, s
     except Exception as error:
         logger.exception("a weight update failed")
         message = "".join((str(error), *(f" {note}" for note in getattr(error, "__notes__", ()))))
+        if receipts.unfinished():  # the sender is a trainer, which shows what it is told
+            message = "".join(traceback.format_exception(error)).rstrip()
         failures.append(message)
         return False, message
 
@@ -120,7 +126,7 @@ DISK = _patch(
     wrapper=on_disk,
     contract=Contract(
         params=("model_path", "load_format"),
-        mentions=("self.model_config.model_path", "DefaultModelLoader.restore_weights_before_loading"),
+        mentions=("self.model_config.model_path",),
     ),
     why="SGLang's rollback loads the new path again, and raises when that fails too.",
     how="Stops the second attempt, puts the path back and answers with the first error.",

@@ -1,43 +1,18 @@
-"""Update weights under verl: detect failed peers, compare replicas, measure the mismatch."""
+"""Update weights under verl, whichever engine rolls out: compare replicas, measure the mismatch."""
 
 from __future__ import annotations
 
 from flashpatch.patches.fp8.verl import expected_processes
-from flashpatch.patches.fp8.verl.correction import (
-    mismatch,
-    rollout_correction,
-    sample_precision,
-)
-from flashpatch.patches.fp8.verl.transfer import (
-    checkpoint_manager,
-    export_time,
-    http_server,
-    receiver,
-    rollout_worker,
-    sender,
-    server_adapter,
-)
+from flashpatch.patches.fp8.verl.correction import mismatch, rollout_correction
+from flashpatch.patches.fp8.verl.transfer import checkpoint_manager, export_time
 
 PATCHES = (
-    sender.SEND,
-    sender.SOCKET,
-    sender.CLEANUP,
-    receiver.RECEIVE,
-    receiver.SOCKET,
-    receiver.CLEANUP,
-    rollout_worker.PATCH,
-    http_server.PATCH,
-    http_server.CLEAR,
-    server_adapter.UPDATE,
-    server_adapter.EXECUTE,
     export_time.PATCH,
     checkpoint_manager.UPDATE,
     checkpoint_manager.LOG,
-    expected_processes.WORKERS,
-    expected_processes.SERVERS,
+    expected_processes.PATCH,
     rollout_correction.PATCH,
     rollout_correction.LOGPROBS,
     mismatch.MEASURE,
     mismatch.PRECISIONS,
-    sample_precision.PATCH,
 )

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 from flashpatch import engine, ledger
 from flashpatch.record import Contract, Patch
 
 RAY = "verl.single_controller.ray.base"
-SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server"
 
 
 def on_workers(original, self, *args: Any, **kwargs: Any) -> Any:
@@ -23,7 +21,7 @@ def on_workers(original, self, *args: Any, **kwargs: Any) -> Any:
 
 
 async def on_servers(original, self, *args: Any, **kwargs: Any) -> Any:
-    """Around ``vLLMReplica.launch_servers``: each server is a driver of vLLM."""
+    """Around a replica's ``launch_servers``: each server is a driver of its engine."""
     result = await original(self, *args, **kwargs)
     for server in self.servers:
         _expect([await server.__ray_call__.remote(_identity())], ("driver",))
@@ -47,26 +45,15 @@ def _identity() -> Any:
     return identity
 
 
-_patch = partial(
-    Patch,
+PATCH = Patch(
+    id="fp8.verl.init_with_resource_pool",
+    targets=(f"{RAY}:RayWorkerGroup._init_with_resource_pool",),
     requires="verl>=0.9",
+    wrapper=on_workers,
+    contract=Contract(mentions=("self._create_worker",), exists=(f"{RAY}:RayWorkerGroup._create_worker",)),
     evidence="optional",
     scope=frozenset({"driver", "trainer"}),
     why="A process that never loaded FlashPatch writes nothing, so its parent records that it is expected.",
     how="Asks each new actor for its host and pid, and writes an expected row with them.",
     remove_when="never: this is the evidence itself.",
-)
-
-WORKERS = _patch(
-    id="fp8.verl.init_with_resource_pool",
-    targets=(f"{RAY}:RayWorkerGroup._init_with_resource_pool",),
-    wrapper=on_workers,
-    contract=Contract(mentions=("self._create_worker",), exists=(f"{RAY}:RayWorkerGroup._create_worker",)),
-)
-
-SERVERS = _patch(
-    id="fp8.verl.launch_servers",
-    targets=(f"{SERVER}:vLLMReplica.launch_servers",),
-    wrapper=on_servers,
-    contract=Contract(mentions=("self.servers",)),
 )

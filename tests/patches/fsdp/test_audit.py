@@ -82,7 +82,7 @@ def test_each_accident_is_named_and_nothing_is_committed(carry, tmp_path):
             assert words in saw["error"] and saw["committed"] == (not words), (entry, saw)
             assert not saw["strange"]
             if words:
-                assert "fsdp.verl.receive_weights" in saw["error"] and "is refused" in saw["error"]
+                assert "fsdp.verl_vllm.receive_weights" in saw["error"] and "is refused" in saw["error"]
     for side in seen[:2]:
         for entry, saw, words in zip(plan, side, expected, strict=True):
             assert bool(saw["error"]) == bool(words), (entry, saw)

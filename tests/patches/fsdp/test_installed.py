@@ -28,6 +28,8 @@ def test_contracts_undo_and_who_is_native(scenario):
         from flashpatch.patches.fsdp import FAMILY, hybrid_sharding as mesh
         from flashpatch.arming.preflight import examine
         for patch in FAMILY.patches:
+            if patch.framework == "sglang":  # test_sglang.py
+                continue
             found = examine(patch)
             assert found.problem is None, (patch.id, found.problem)
             assert found.installed.version in patch.tested, (patch.id, found.installed)
@@ -45,7 +47,7 @@ def test_contracts_undo_and_who_is_native(scenario):
 
         before = look()
         flashpatch.enable("fsdp")
-        states = {id: s.state.word for id, s in flashpatch.status().items() if id.startswith("fsdp.")}
+        states = {id: s.state.word for id, s in flashpatch.status().items() if id.startswith("fsdp.verl")}
         assert states == dict.fromkeys(states, "installed") and len(states) == 4, flashpatch.status()
         assert not [at for at, one in enumerate(before) if one is look()[at]]
 
@@ -87,10 +89,10 @@ def test_a_recipe_that_the_audit_cannot_follow_is_refused_by_name(scenario):
         flashpatch.enable("fsdp")
         from omegaconf import OmegaConf
         from verl.utils.config import validate_config
-        role = {"rollout": {"name": "sglang", "checkpoint_engine": {"backend": "delta_sharded"}},
+        role = {"rollout": {"name": "trtllm", "checkpoint_engine": {"backend": "delta_sharded"}},
                 "actor": {"strategy": "megatron", "fsdp_config": {"qat": {"enable": True}}},
                 "model": {"lora_rank": 8}}
-        named = ["rollout.name=sglang", "strategy=megatron", "backend=delta_sharded", "lora_rank=8",
+        named = ["rollout.name=trtllm", "strategy=megatron", "backend=delta_sharded", "lora_rank=8",
                  "qat.enable", "FLASHPATCH without bf16 or fp8"]
         with pytest.raises(flashpatch.PatchError) as error:
             validate_config(OmegaConf.create({"actor_rollout_ref": role}), False, False)
@@ -99,10 +101,18 @@ def test_a_recipe_that_the_audit_cannot_follow_is_refused_by_name(scenario):
         import dataclasses
         from flashpatch import registry
         whole = registry.patch
-        too_new = dataclasses.replace(whole("fp8.verl.receiver_init_socket"), requires="verl>=99")
+        too_new = dataclasses.replace(whole("fp8.verl_vllm.receiver_init_socket"), requires="verl>=99")
         registry.patch = {too_new.id: too_new}.__getitem__  # as if the installed verl were older
         with pytest.raises(flashpatch.PatchError, match="does not meet verl>=99"):
             validate_config(OmegaConf.create({"actor_rollout_ref": {}}), False, False)
+        sends = whole("fp8.verl_sglang.update_weights_from_tensor")
+        too_new = dataclasses.replace(sends, requires="verl>=99")
+        registry.patch = {too_new.id: too_new}.__getitem__
+        sglang = {"actor_rollout_ref": {"rollout": {"name": "sglang", "quantization": "fp8"}}}
+        with pytest.raises(flashpatch.PatchError, match="does not meet verl>=99") as error:
+            validate_config(OmegaConf.create(sglang), False, False)
+        assert "rollout.quantization=fp8 (verl quantizes for sglang before" in str(error.value)
+        assert "rollout.name=" not in str(error.value)
         registry.patch = whole
         flashpatch.enable("fsdp", audit="report")
         with pytest.raises(flashpatch.PatchError) as error:
@@ -125,7 +135,8 @@ def test_each_side_says_when_the_other_is_not_patched(scenario):
         import pytest, torch
         import flashpatch
         flashpatch.enable("fsdp")
-        from flashpatch.patches.fsdp import export, receive, messages as wire
+        from flashpatch.patches.fsdp import export, messages as wire
+        from flashpatch.patches.fsdp.verl_vllm import receiver
 
         cpu = torch.device("cpu")
         loaded = []
@@ -137,7 +148,7 @@ def test_each_side_says_when_the_other_is_not_patched(scenario):
             def stock(self, on_bucket_received):
                 for at, bucket in enumerate(buckets):
                     on_bucket_received(list(bucket), at == len(buckets) - 1)
-            receive.on_receive(stock, None, load)
+            receiver.on_receive(stock, None, load)
 
         a, b = ("a", torch.ones(3)), ("b", torch.zeros(2))
         with pytest.raises(flashpatch.PatchError, match="trainer's, does not carry the family fsdp"):
@@ -162,7 +173,7 @@ def test_each_side_says_when_the_other_is_not_patched(scenario):
                 for bucket in buckets:
                     on_bucket_received(list(bucket))
             loaded.clear()
-            receive.on_receive(stock, None, lambda weights: load(weights, None))
+            receiver.on_receive(stock, None, lambda weights: load(weights, None))
 
         from flashpatch.patches._shared import fingerprint
         from flashpatch.patches.fsdp.compare import Seen

@@ -36,11 +36,11 @@ def test_two_fsdp_ranks_and_two_replicas_are_audited_at_each_sync(world, two_ran
 
 def check_audits(processes: list[dict[str, Any]], folder: Path) -> None:
     """Check that both receivers have audited each sync of a job of two steps, and found nothing."""
-    receivers = [p for p in processes if p["patches"].get("fsdp.verl.receive_weights", {}).get("calls")]
+    receivers = [p for p in processes if p["patches"].get("fsdp.verl_vllm.receive_weights", {}).get("calls")]
     senders = [p for p in processes if p["patches"].get("fsdp.verl.get_per_tensor_param", {}).get("calls")]
     assert len(receivers) == len(senders) == 2
     # once before the first step and after each of two
-    assert [p["patches"]["fsdp.verl.receive_weights"]["calls"] for p in receivers] == [3, 3]
+    assert [p["patches"]["fsdp.verl_vllm.receive_weights"]["calls"] for p in receivers] == [3, 3]
     assert [p["patches"]["fsdp.verl.get_per_tensor_param"]["calls"] for p in senders] == [3, 3]
 
     notes = audits(folder)
@@ -73,7 +73,7 @@ def test_a_flipped_bit_stops_the_job_and_is_named(world, two_ranks, tmp_path):
     )
     assert done.returncode != 0
     assert f"{VICTIM} has other values than the trainer's shards" in done.stdout, done.stdout[-8000:]
-    assert "fsdp.verl.receive_weights" in done.stdout
+    assert "fsdp.verl_vllm.receive_weights" in done.stdout
 
 
 FLIP = '''

@@ -13,12 +13,13 @@ from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
 from flashpatch.record import Contract, Patch
 
 MANAGER = "verl.checkpoint_engine.base:CheckpointEngineManager"
+_RECEIPTS = ("verl.workers.rollout.vllm_rollout", "verl.workers.rollout.sglang_rollout")
 
 
 def on_update(original, self, global_steps: int | None = None, *args: Any, **kwargs: Any) -> Any:
     """Around ``update_weights``, which returns its result or a coroutine, as its caller asks."""
 
-    judged = _uses_vllm(self)
+    judged = _leaves_receipts(self)
 
     async def awaited() -> Any:
         result = await resolve(original(self, global_steps, *args, **kwargs))
@@ -42,10 +43,10 @@ def on_log(original, self, data: Any, *args: Any, **kwargs: Any) -> Any:
     return original(self, data, *args, **kwargs)
 
 
-def _uses_vllm(manager: Any) -> bool:
-    """Whether rollouts are vLLM's: others have transfers of their own, which leave no receipts."""
+def _leaves_receipts(manager: Any) -> bool:
+    """Whether rollouts are vLLM's or SGLang's: others have transfers of their own, which leave no receipts."""
     kinds = [kind.__module__ for replica in manager.replicas for kind in type(replica).__mro__]
-    return any(module.startswith("verl.workers.rollout.vllm_rollout") for module in kinds)
+    return any(module.startswith(_RECEIPTS) for module in kinds)
 
 
 def _collect_calls(manager: Any) -> list[Any]:
@@ -95,7 +96,6 @@ UPDATE = _patch(
         ),
     ),
     evidence="optional",  # only one of a job's drivers has it
-    needs=("fp8.verl.server_adapter_update_weights",),
     why="A replica that kept an old policy, or has committed twice, is trained on as if it had the new one.",
     how="Collects the receipts of all ranks after each sync and compares steps and versions.",
     remove_when="verl compares what its replicas committed.",

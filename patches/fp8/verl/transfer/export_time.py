@@ -26,7 +26,6 @@ PATCH = Patch(
     contract=Contract(params=("layered_summon", "base_sync_done"), mentions=("self.module.state_dict",)),
     evidence="optional",  # other engines have their own
     scope=frozenset({"trainer"}),
-    needs=("fp8.verl.server_adapter_update_weights",),
     why="Under FSDP1 the gathering of a sync happens before the sync, where its time is lost.",
     how="Counts it towards the next sync's gather.",
     remove_when="verl logs the parts of a sync.",

@@ -12,7 +12,7 @@ ID = "fp8.verl.checkpoint_manager_update_weights"
 
 
 def receipt(
-    sending: Sending, replica: int, rank: int, workers: list[dict] | None, seconds: float
+    sending: Sending, replica: int, rank: int, workers: list[dict] | None, seconds: float, called: bool
 ) -> dict[str, Any]:
     """Return the receipt of one finished sync, of plain values, in the sending process.
 
@@ -21,6 +21,7 @@ def receipt(
         replica: number of the rollout replica; rank: of this process within it.
         workers: the receipts of the replica's workers; None where another rank has them.
         seconds: duration of the whole sync.
+        called: whether this process called the server, so that it must have the workers' receipts.
     """
     return {
         "step": sending.step,
@@ -28,7 +29,7 @@ def receipt(
         "judged": True,
         "replica": replica,
         "rank": rank,
-        "called": sending.call is not None,
+        "called": called,
         "workers": workers,
         "seconds": seconds,
         "export": sending.export,

@@ -28,6 +28,7 @@ class Sending:
         id: identifies this call; workers return it in their receipts.
         future: of the call that makes the workers receive; None on ranks that do not make it.
         call: the same as what can be awaited for the workers' receipts; None where they give none.
+        committed: SGLang's answer to the end of the session; None until then.
         export: seconds in which the training engine prepared, before the sync.
         gather: seconds in the generator of weights.
         waited: seconds waiting for the worker.
@@ -40,6 +41,7 @@ class Sending:
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     future: Any = None
     call: Any = None
+    committed: dict[str, Any] | None = None
     export: float = 0.0
     gather: float = 0.0
     waited: float = 0.0

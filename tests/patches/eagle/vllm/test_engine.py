@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 
 
 import torch
+from chi_square import chance
 from eagle_reference import probabilities, states
 
 from flashpatch.patches.eagle.capture.sample import Sample
@@ -126,16 +127,7 @@ def test_sampled_tokens_have_the_targets_distribution(run):
     for position, wanted in enumerate((first, first @ second_given, joint @ third_given)):
         counts = Counter(tokens[position] for tokens in seen["many"])
         found = torch.tensor([counts[token] for token in vocabulary], dtype=torch.float64)
-        assert _chance(found, wanted * len(seen["many"])) > 1e-3, position
-
-
-def _chance(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """P-value of Pearson's chi-square; cells that expect less than 5 are one."""
-    rare = expected < 5
-    pools = [torch.cat([cells[~rare], cells[rare].sum()[None]]) for cells in (found, expected)]
-    statistic = ((pools[0] - pools[1]) ** 2 / pools[1].clamp(min=1e-9)).sum()
-    freedom = torch.tensor(len(pools[0]) - 1.0, dtype=torch.float64)
-    return float(torch.special.gammaincc(freedom / 2, statistic / 2))
+        assert chance(found, wanted * len(seen["many"])) > 1e-3, position
 
 
 def test_steps_that_teach_belong_to_one_arm(run):

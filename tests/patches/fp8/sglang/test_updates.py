@@ -51,19 +51,19 @@ def check(seen: list[lab.Seen], model: str) -> None:
 
 
 HOWS = {
-    "whole-split": (("update", dict(how="whole")), ("update", dict(how="split"))),
-    "single-flattened": (("update", dict(how="single")), ("update", dict(how="flattened"))),
+    "split-flattened": (("update", dict(how="split")), ("update", dict(how="flattened"))),
+    "single-whole": (("update", dict(how="single")), ("update", dict(how="whole"))),
     "disk-distributed": (("disk", {}), ("distributed", {})),
 }
 
 CELLS = [
-    pytest.param("llama", "whole-split"),
+    pytest.param("llama", "split-flattened"),
     pytest.param("qwen2", "disk-distributed"),
-    pytest.param("qwen3", "single-flattened", marks=pytest.mark.full),
+    pytest.param("qwen3", "single-whole", marks=pytest.mark.full),
     pytest.param("llama", "disk-distributed", marks=pytest.mark.full),
-    pytest.param("qwen2", "whole-split", marks=pytest.mark.full),
-    pytest.param("qwen3", "whole-split", marks=pytest.mark.full),
-    pytest.param("qwen2-tied", "whole-split", marks=pytest.mark.full),
+    pytest.param("qwen2", "split-flattened", marks=pytest.mark.full),
+    pytest.param("qwen3", "split-flattened", marks=pytest.mark.full),
+    pytest.param("qwen2-tied", "split-flattened", marks=pytest.mark.full),
 ]
 
 
@@ -82,16 +82,26 @@ def test_fp8(family: str, how: str, models: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["qwen2", "llama"])
 def test_bf16(family: str, models: Path, tmp_path: Path) -> None:
     a, b = (lab.checkpoint(models, family, seed) for seed in (0, 1))
-    check(there_and_back(tmp_path, a, b, HOWS["whole-split"], name="bf16"), CLASSES[family])
+    check(there_and_back(tmp_path, a, b, HOWS["split-flattened"], name="bf16"), CLASSES[family])
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("family", ["qwen2", "llama", "qwen3"])
 def test_int8(family: str, models: Path, tmp_path: Path) -> None:
     a, b = (lab.int8_checkpoint(models, family, seed) for seed in (0, 1))
-    check(there_and_back(tmp_path, a, b, HOWS["whole-split"]), CLASSES[family])
+    check(there_and_back(tmp_path, a, b, HOWS["split-flattened"]), CLASSES[family])
 
 
+def test_int8_of_a_bf16_checkpoint(models: Path, tmp_path: Path) -> None:
+    """The engine opens a bf16 checkpoint in int8, and the trainer sends bf16: both are rounded on the way."""
+    a, b = (lab.checkpoint(models, "qwen2", seed) for seed in (0, 1))
+    seen = there_and_back(tmp_path, a, b, HOWS["split-flattened"], name="int8")
+    check(seen, CLASSES["qwen2"])
+    [worker] = [row for row in lab.rows(seen[0]) if "worker" in row["roles"]]
+    assert worker["notes"]["quantization"] == "w8a8_int8"
+
+
+@pytest.mark.full
 def test_int8_from_the_trainers_bf16(models: Path, tmp_path: Path) -> None:
     """The engine holds int8; the trainer sends bf16, which is rounded on the way, shard by shard."""
     a, b = (lab.int8_checkpoint(models, "qwen2", seed) for seed in (0, 1))

@@ -103,5 +103,9 @@ def rotary(positions, q, k, head_size, table, neox):
 
 # Without these names SGLang cannot import its model files, and falls back to another implementation in silence.
 name_only(
-    "apply_rotary_pos_emb_cpu", "flash_attn_varlen_func", "fused_sigmoid_mul_cpu", "fused_moe_router_cpu"
+    "apply_rotary_pos_emb_cpu",
+    "conv3d_embed_cpu",
+    "flash_attn_varlen_func",
+    "fused_sigmoid_mul_cpu",
+    "fused_moe_router_cpu",
 )

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import torch
 
+from .sampling import let_cpus_sample
+
 _FULL, _DRAFT_ONLY = 0, 1  # tree_mask_mode: columns for prefix and draft, or for the draft alone
 
 
@@ -16,6 +18,7 @@ def build_tree_kernel_efficient_cpu(
     parents, selected, lengths, mask, positions, index, first_child, sibling, topk, depth, n, mask_mode
 ) -> None:
     """Fill, per request: visibility of nodes, positions, node numbers, first child and next sibling (-1: none)."""
+    let_cpus_sample()
     positions, mask_flat, written = positions.view(-1), None if mask is None else mask.view(-1), 0
     for request, length in enumerate(lengths.tolist()):
         above = _parents(parents[request].tolist(), selected[request].tolist(), topk, n)

@@ -36,7 +36,7 @@ class Sender:
         worker = dict(id=sending.id, step=step, rank=0, world=1, host="h", pid=self.rank, before=[before],
                       after=[self.version], states=["ready"], adapter=False, retry=False, receive=2.0,
                       load=1.5, process=0.25, bytes=8, tensors=1)
-        WEIGHT_SYNC.keep_receipt(receipt(sending, self.rank, 0, [worker], 4.0))
+        WEIGHT_SYNC.keep_receipt(receipt(sending, self.rank, 0, [worker], 4.0, True))
 
     def forget(self):
         from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
@@ -88,7 +88,7 @@ assert first == {**mine, "timing_s/sync/gather": 1.5, "timing_s/sync/transfer": 
                  "timing_s/sync/process": 0.25, "timing_s/sync/total": 4.5, "sync/bytes": 16.0, "sync/tensors": 1.0,
                  "sync/policy_version": 3.0}, first
 
-other = type("Replica", (), {"__module__": "verl.workers.rollout.sglang_rollout.async_sglang_server"})
+other = type("Replica", (), {"__module__": "verl.workers.rollout.trtllm_rollout.trtllm_async_server"})
 manager.replicas = [other()]
 assert manager.update_weights(4) == {} and asyncio.run(awaits()) == {}  # nobody is asked, nothing is judged
 ray.get([sender.forget.remote() for sender in senders])

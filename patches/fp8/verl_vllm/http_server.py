@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8.verl.transfer.server_adapter import RECEIVE
+from flashpatch.patches.fp8.verl_vllm.server_adapter import RECEIVE
 from flashpatch.record import Contract, Patch
 
-ID = "fp8.verl.collective_rpc"
+ID = "fp8.verl_vllm.collective_rpc"
 SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer"
 _TICK = 0.5  # seconds between two checks of the engine
 
@@ -79,7 +79,7 @@ PATCH = _patch(
 )
 
 CLEAR = _patch(
-    id="fp8.verl.clear_kv_cache",
+    id="fp8.verl_vllm.clear_kv_cache",
     targets=(f"{SERVER}.clear_kv_cache",),
     wrapper=on_clear,
     contract=Contract(mentions=("self.engine.reset_prefix_cache",)),

@@ -15,7 +15,7 @@ from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
 from flashpatch.record import Contract, Patch
 
 EXTENSION = "verl.workers.rollout.vllm_rollout.utils:vLLMColocateWorkerExtension"
-ID = "fp8.verl.update_weights_from_ipc"
+ID = "fp8.verl_vllm.update_weights_from_ipc"
 
 
 def on_update(original, self, *args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -1,45 +1,17 @@
-"""Check received weights before they are quantized or loaded: the rollout engine's side of the audit."""
+"""Audit the weights of one sync as they arrive in a rollout engine, before they are quantized or loaded."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any
 
-from flashpatch import engine, ledger
+from flashpatch import ledger
 from flashpatch.errors import PatchError
-from flashpatch.record import Contract, Patch
 
 logger = logging.getLogger("flashpatch.fsdp")
-
-ID = "fsdp.verl.receive_weights"
-MODULE = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer"
-TARGET = f"{MODULE}:BucketedWeightReceiver.receive_weights"
-
-
-def on_receive(original, self, on_bucket_received: Any, *args: Any, **kwargs: Any) -> Any:
-    """Fingerprint each bucket before ``BucketedWeightReceiver.receive_weights`` loads it.
-
-    The last one, and with it the update, is not loaded when something is wrong.
-
-    Raises:
-        PatchError: by option, something else arrived than the trainer's shards say. Always: the trainer's
-            process has no fingerprints to offer, or sends some that this process did not ask for.
-    """
-    ledger.role("worker")
-    with _Arrival(engine.options("fsdp")["audit"]) as arrival:
-
-        def on_bucket(weights: Any, *rest: Any) -> Any:
-            arrival.takes(weights, bool(rest and rest[0]))
-            kept = [(name, tensor) for name, tensor in weights if not arrival.ours(name)]
-            try:
-                return on_bucket_received(kept, *rest)
-            finally:
-                arrival.settles()
-
-        result = original(self, on_bucket, *args, **kwargs)
-        arrival.ends()
-        return result
 
 
 class _History:
@@ -56,76 +28,121 @@ class _History:
 _history = _History()
 
 
-class _Arrival:
-    """Audit one sync. Large tensors are read on a second thread while the engine loads the same bucket."""
+class Arrival:
+    """Audit one sync. Large tensors are read on a second thread while the engine loads the same bucket.
 
-    def __init__(self, mode: str) -> None:
+    Args:
+        mode: the option ``audit``.
+        patch_id, target: of the patch that receives; errors name them.
+        expected: whether the weights come from verl's trainer and must bring fingerprints; others are audited
+            if they do.
+    """
+
+    def __init__(self, mode: str, patch_id: str, target: str, expected: bool = True) -> None:
         from flashpatch.patches._shared import fingerprint
         from flashpatch.patches.fsdp import messages
         from flashpatch.patches.fsdp.background import Background
 
+        self.expected = expected and mode != "off"
         self._fingerprint = fingerprint.of
         self._mode = mode
+        self._patch_id, self._target = patch_id, target
         self._wire = messages
         self._open, self._close = messages.Message(), messages.Message()
         self._header: dict[str, Any] | None = None
         self._done = False
+        self._failure: PatchError | None = None
         self._seen: dict[str, Any] = {}
         self._pending: dict[str, tuple[Any, str, Future[Any]]] = {}
         self._twice: list[str] = []
         self._background = Background()
 
-    def __enter__(self) -> _Arrival:
+    def __enter__(self) -> Arrival:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop reading, and let go of the tensors."""
         self._background.close()
         self._pending.clear()
 
-    def ours(self, name: str) -> bool:
-        return self._wire.ours(name)
+    def takes(self, weights: Iterable[tuple[str, Any]], last: bool = False) -> list[tuple[str, Any]]:
+        """Read a bucket; ``last`` where verl says so.
 
-    def takes(self, weights: Any, last: bool) -> None:
-        """Read a bucket of ``(name, tensor)``; ``last`` where verl says so."""
-        for name, tensor in weights:
-            if name.startswith(self._wire.OPEN):
-                self._opens(self._read(self._open, name, tensor))
-            elif name.startswith(self._wire.CLOSE):
-                table = self._read(self._close, name, tensor)
-                if table is not None:
-                    self._compares(table)
-            else:
-                self._arrives(name, tensor)
+        Args:
+            weights: names and tensors of any shape and dtype, messages among them.
+
+        Returns:
+            The weights without the messages, to be loaded.
+
+        Raises:
+            PatchError: by option, something else arrived than the trainer's shards say, in this bucket or
+                before. Always: no fingerprints come with the weights, or some that nobody here asked for.
+        """
+        kept = []
+        with self._failing():
+            for name, tensor in weights:
+                if name.startswith(self._wire.OPEN):
+                    self._opens(self._read(self._open, name, tensor))
+                elif name.startswith(self._wire.CLOSE):
+                    table = self._read(self._close, name, tensor)
+                    if table is not None:
+                        self._compares(table)
+                else:
+                    self._arrives(name, tensor)
+                    kept.append((name, tensor))
         if last:
             self.ends()
+        return kept
 
     def settles(self) -> None:
-        """Finish with this bucket's tensors, whose memory is reused."""
+        """Finish with this bucket's tensors, whose memory is reused; an unreadable one fails the audit."""
         from flashpatch.patches.fsdp.compare import Seen
 
         for name, (shape, dtype, future) in self._pending.items():
-            self._seen[name] = Seen(shape, dtype, future.result())
+            try:
+                self._seen[name] = Seen(shape, dtype, future.result())
+            except Exception as error:
+                self._failure = self._failure or self._refusal(f"{name} cannot be read: {error!r}")
         self._pending.clear()
 
     def ends(self) -> None:
         """Finish the audit after the last bucket.
 
         Raises:
-            PatchError: the fingerprints did not come.
+            PatchError: the fingerprints did not come, or the audit failed before.
         """
-        if self._mode == "off" or self._done:
-            return
-        if self._header is None:
-            raise self._unpatched()
-        self._done = True
-        if self._header["audited"]:
-            self._fails(["the announced fingerprints did not arrive"])
+        with self._failing():
+            if self._mode == "off" or self._done or (self._header is None and not self.expected):
+                return
+            if self._header is None:
+                raise self._unpatched()
+            self._done = True
+            if self._header["audited"]:
+                self._fails(["the announced fingerprints did not arrive"])
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Raise the failure of a bucket before; remember one that happens within."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            yield
+        except PatchError as error:
+            self._failure = error
+            raise
+        if self._failure is not None:
+            raise self._failure
 
     def _arrives(self, name: str, tensor: Any) -> None:
         if self._mode == "off":
             return
         if self._header is None:
-            raise self._unpatched()
+            if self.expected:
+                raise self._unpatched()
+            return
         if not self._header["audited"]:
             return
         if name in self._seen or name in self._pending:
@@ -140,8 +157,8 @@ class _Arrival:
         if self._mode == "off":
             raise PatchError(
                 "the trainer sends fingerprints, but here the audit is off.",
-                patch=ID,
-                target=TARGET,
+                patch=self._patch_id,
+                target=self._target,
                 advice="Give all processes of a job the same option audit of fsdp.",
             )
         try:
@@ -190,7 +207,7 @@ class _Arrival:
         self._notes(problem=problem)
         if self._mode == "refuse":
             raise self._refusal(problem)
-        logger.error("[flashpatch: %s] %s", ID, problem)
+        logger.error("[flashpatch: %s] %s", self._patch_id, problem)
 
     def _notes(self, **facts: Any) -> None:
         ledger.note(
@@ -207,35 +224,16 @@ class _Arrival:
         sync = self._header["sync"] if self._header else "of unknown number"
         return PatchError(
             f"sync {sync} is refused: {problem}",
-            patch=ID,
-            target=TARGET,
-            advice="The rollout engine keeps its weights. To load such weights anyway, set audit=report.",
+            patch=self._patch_id,
+            target=self._target,
+            advice="The update is not committed. To load such weights anyway, set audit=report.",
         )
 
     def _unpatched(self) -> PatchError:
         return PatchError(
             "weights arrive without fingerprints: the process that sends them, the trainer's, does not carry "
             "the family fsdp, or has its audit off.",
-            patch=ID,
-            target=TARGET,
+            patch=self._patch_id,
+            target=self._target,
             advice="flashpatch-verify --live shows the processes of the job. Or set the option audit to off.",
         )
-
-
-PATCH = Patch(
-    id=ID,
-    targets=(TARGET,),
-    requires="verl>=0.7",
-    wrapper=on_receive,
-    contract=Contract(
-        params=("on_bucket_received",),
-        mentions=("metadata", "self.buffer", "weights"),
-        exists=(f"{MODULE}:BucketedWeightReceiver", f"{MODULE}:BucketedWeightSender.async_send_weights"),
-    ),
-    evidence="update",
-    scope=frozenset({"worker"}),
-    why="A rollout engine loads whatever arrives; with wrong weights the policy trains on another's text.",
-    how="Fingerprints each tensor as it arrives, whole, before it is quantized or loaded, and compares with "
-    "the trainer's before the last bucket is loaded.",
-    remove_when="verl checks what arrives against the trainer's shards.",
-)

@@ -33,7 +33,7 @@ def test_the_driver_ends_and_says_why(world, tmp_path, fault, words):
     )
     assert done.returncode not in (0, None)
     assert metrics(done.stdout, "training/global_step") == []
-    for word in ("[flashpatch: fp8.verl.sender_init_socket]", *words):
+    for word in ("[flashpatch: fp8.verl_vllm.sender_init_socket]", *words):
         assert word in done.stdout, done.stdout[-8000:]
 
 

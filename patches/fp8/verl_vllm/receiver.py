@@ -17,7 +17,7 @@ from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
 from flashpatch.record import Contract, Patch
 
 RECEIVER = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:BucketedWeightReceiver"
-ID = "fp8.verl.receiver_init_socket"
+ID = "fp8.verl_vllm.receiver_init_socket"
 
 
 def on_receive(original, self, on_bucket_received: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -45,7 +45,7 @@ def on_receive(original, self, on_bucket_received: Callable, *args: Any, **kwarg
 
 def on_socket(original, self) -> None:
     """Around ``_init_socket``: guard the socket, and give it the name that the sender's ticket implies."""
-    from flashpatch.patches.fp8.verl.transfer.peer_socket import PeerSocket
+    from flashpatch.patches.fp8.verl_vllm.peer_socket import PeerSocket
 
     receiving = WEIGHT_SYNC.receiving
     if receiving is not None and receiving.ticket:
@@ -66,7 +66,7 @@ def on_cleanup(original, self) -> None:
     While the exception travels, frames hold views of the shared memory, and verl's attempt to close it would
     raise in the exception's place. Closing waits for `on_receive`.
     """
-    from flashpatch.patches.fp8.verl.transfer.peer_socket import PeerSocket
+    from flashpatch.patches.fp8.verl_vllm.peer_socket import PeerSocket
 
     guard, error = self.socket, sys.exc_info()[1]
     if not isinstance(guard, PeerSocket):
@@ -123,7 +123,7 @@ _patch = partial(
 )
 
 RECEIVE = _patch(
-    id="fp8.verl.receive_weights",
+    id="fp8.verl_vllm.receive_weights",
     targets=(f"{RECEIVER}.receive_weights",),
     wrapper=on_receive,
     contract=Contract(
@@ -131,7 +131,7 @@ RECEIVE = _patch(
         mentions=("self._init_socket", "self._init_buffer", "self._cleanup", "self._ack_pending"),
     ),
     evidence="optional",  # an engine of the job may belong to somebody else
-    needs=("fp8.verl.receiver_cleanup",),
+    needs=("fp8.verl_vllm.receiver_cleanup",),
     why="An exception while weights are loaded leaves views of the shared memory behind, and closing it fails.",
     how="Times the loading, and after a failure clears the frames that hold views before memory is closed.",
 )
@@ -142,18 +142,18 @@ SOCKET = _patch(
     wrapper=on_socket,
     contract=Contract(mentions=("self.socket", "self.zmq_handle")),
     evidence="optional",
-    needs=("fp8.verl.receiver_cleanup",),
+    needs=("fp8.verl_vllm.receiver_cleanup",),
     why="The receiver blocks for ever in recv when the trainer failed or died, and its engine with it.",
     how="A socket that polls, watches the connection and the sending process, and raises their errors.",
 )
 
 CLEANUP = _patch(
-    id="fp8.verl.receiver_cleanup",
+    id="fp8.verl_vllm.receiver_cleanup",
     targets=(f"{RECEIVER}._cleanup",),
     wrapper=on_cleanup,
     contract=Contract(mentions=("self.socket", "self.shm", "self._ack_pending")),
     evidence="optional",
-    needs=("fp8.verl.receive_weights",),
+    needs=("fp8.verl_vllm.receive_weights",),
     why="After an exception the sender gets no answer and waits for ever; the error that can be seen, "
     "'cannot close exported pointers exist', hides the real one.",
     how="Answers with the traceback as text, and leaves the shared memory open until its views are gone.",

@@ -33,7 +33,8 @@ async def _update(original, self, weights: Any, args: tuple, kwargs: dict, sendi
         workers = await sending.call if sending.call is not None else None
     if kwargs.get("wire_format", "named_tensors") == "named_tensors":  # others leave no receipts
         seconds = time.perf_counter() - began
-        receipt = receipts.receipt(sending, self.replica_rank, self.rollout_rank, workers, seconds)
+        called = sending.call is not None
+        receipt = receipts.receipt(sending, self.replica_rank, self.rollout_rank, workers, seconds, called)
     else:
         receipt = receipts.unjudged_receipt(sending)
     WEIGHT_SYNC.keep_receipt(receipt)
@@ -71,19 +72,23 @@ _patch = partial(
 )
 
 UPDATE = _patch(
-    id="fp8.verl.server_adapter_update_weights",
+    id="fp8.verl_vllm.server_adapter_update_weights",
     targets=(f"{ADAPTER}.update_weights",),
     wrapper=on_update,
     contract=Contract(
         params=("weights", "global_steps"), mentions=("self._execute_method", "BucketedWeightSender")
     ),
-    needs=("fp8.verl.execute_method", "fp8.verl.collective_rpc", "fp8.verl.update_weights_from_ipc"),
+    needs=(
+        "fp8.verl_vllm.execute_method",
+        "fp8.verl_vllm.collective_rpc",
+        "fp8.verl_vllm.update_weights_from_ipc",
+    ),
     why="verl does not know which policy a replica holds after a sync.",
     how="Keeps the receipts of the replica's workers, and what the transfer took, until the driver asks.",
 )
 
 EXECUTE = _patch(
-    id="fp8.verl.execute_method",
+    id="fp8.verl_vllm.execute_method",
     targets=(f"{ADAPTER}._execute_method",),
     wrapper=on_execute,
     contract=Contract(

@@ -16,7 +16,7 @@ from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
 from flashpatch.record import Contract, Patch
 
 SENDER = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:BucketedWeightSender"
-ID = "fp8.verl.sender_init_socket"
+ID = "fp8.verl_vllm.sender_init_socket"
 _EARLY = 5.0  # seconds between the end of the workers' call and an error, while their last answer is read
 _CONNECT_TIMEOUT = 5.0  # seconds to wait for a worker that has not connected yet, to report a failure to it
 
@@ -33,7 +33,7 @@ async def on_send(original, self, weights: Any, *args: Any, **kwargs: Any) -> An
 
 def on_socket(original, self) -> None:
     """Around ``_init_socket``: guard the socket, and give it a name that only this job uses."""
-    from flashpatch.patches.fp8.verl.transfer.peer_socket import PeerSocket
+    from flashpatch.patches.fp8.verl_vllm.peer_socket import PeerSocket
 
     sending = WEIGHT_SYNC.sending
     if sending is not None and sending.ticketed:
@@ -50,7 +50,7 @@ def on_socket(original, self) -> None:
 
 def on_cleanup(original, self) -> None:
     """Around ``_cleanup``: report to the receiver why an incomplete transfer ended."""
-    from flashpatch.patches.fp8.verl.transfer.peer_socket import PeerSocket
+    from flashpatch.patches.fp8.verl_vllm.peer_socket import PeerSocket
 
     guard, error = self.socket, sys.exc_info()[1]
     if isinstance(guard, PeerSocket):
@@ -112,7 +112,7 @@ _patch = partial(
 )
 
 SEND = _patch(
-    id="fp8.verl.async_send_weights",
+    id="fp8.verl_vllm.async_send_weights",
     targets=(f"{SENDER}.async_send_weights",),
     wrapper=on_send,
     contract=Contract(
@@ -127,7 +127,7 @@ SOCKET = _patch(
     targets=(f"{SENDER}._init_socket",),
     wrapper=on_socket,
     contract=Contract(mentions=("self.socket", "self.zmq_handle")),
-    needs=("fp8.verl.sender_cleanup",),
+    needs=("fp8.verl_vllm.sender_cleanup",),
     why="The sender blocks for ever in recv when the rollout worker failed, died, or never came. Two jobs on one "
     "host that each start a Ray of their own use the same socket, and exchange weights.",
     how="A socket of this job's own name that polls, watches the connection and the call to the workers, and "
@@ -135,7 +135,7 @@ SOCKET = _patch(
 )
 
 CLEANUP = _patch(
-    id="fp8.verl.sender_cleanup",
+    id="fp8.verl_vllm.sender_cleanup",
     targets=(f"{SENDER}._cleanup",),
     wrapper=on_cleanup,
     contract=Contract(mentions=("self.socket", "self.shm")),

@@ -8,7 +8,7 @@ import types
 import pytest
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8.verl.transfer import http_server
+from flashpatch.patches.fp8.verl_vllm import http_server
 
 
 class Engine:
@@ -68,7 +68,7 @@ def test_a_failure_passes_through():
 @pytest.mark.parametrize("method", ["update_weights_from_ipc", "finish_weight_update"])
 def test_an_engine_that_ends_is_named(method):
     with pytest.raises(
-        PatchError, match=f"fp8.verl.collective_rpc.*the rollout engine ended during {method}"
+        PatchError, match=f"fp8.verl_vllm.collective_rpc.*the rollout engine ended during {method}"
     ):
         call("ends", method)
 

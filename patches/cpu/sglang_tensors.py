@@ -1,0 +1,73 @@
+"""Send weights to SGLang's server through shared memory of the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from flashpatch.record import Contract, Patch
+
+_STRATEGY = "file_system"
+"""Torch's way to share storages by name. Its default passes file descriptors, which unrelated processes refuse."""
+
+
+async def on_update(
+    original, engine: Any, params_batch: list[tuple[str, Any]], *args: Any, **kwargs: Any
+) -> Any:
+    """Around ``update_weights``: pickle copies, since pickling moves a tensor's own storage into shared memory."""
+    copies = [(name, tensor.detach().clone()) for name, tensor in params_batch]
+    with _shared_by_name():
+        return await original(engine, copies, *args, **kwargs)
+
+
+def on_modify(original, values: tuple, index: int, modifier: Callable) -> tuple:
+    """Around ``_modify_tuple``, which exchanges a device's number: pickled CPU tensors have none."""
+    return original(values, index, modifier) if index < len(values) else values
+
+
+@contextmanager
+def _shared_by_name() -> Iterator[None]:
+    import torch
+
+    before = torch.multiprocessing.get_sharing_strategy()
+    torch.multiprocessing.set_sharing_strategy(_STRATEGY)
+    try:
+        yield
+    finally:
+        torch.multiprocessing.set_sharing_strategy(before)
+
+
+_patch = partial(
+    Patch,
+    requires="sglang>=0.5.20",
+    evidence="optional",  # only where rollouts are SGLang's
+    scope=frozenset({"trainer"}),
+    needs=("cpu.verl.register_platform",),
+)
+
+SHARE = _patch(
+    id="cpu.sglang.update_weights",
+    targets=("sglang.srt.weight_sync.utils:update_weights",),
+    wrapper=on_update,
+    contract=Contract(
+        params=("engine", "params_batch", "device_mesh_key", "device_mesh"),
+        mentions=("MultiprocessingSerializer.serialize",),
+    ),
+    why="Tensors on a CPU are pickled as file descriptors, which the server, no child of the trainer, refuses with an "
+    "AuthenticationError; and the trainer's own parameters would become shared memory.",
+    how="Pickles copies that are shared by name.",
+    remove_when="SGLang's update_weights shares CPU tensors by name.",
+)
+
+REDUCE = _patch(
+    id="cpu.sglang.modify_tuple",
+    targets=("sglang.srt.utils.patch_torch:_modify_tuple",),
+    wrapper=on_modify,
+    contract=Contract(params=("t", "index", "modifier")),
+    why="SGLang's change to torch's pickling looks for a device's number where a CPU tensor has nothing: IndexError.",
+    how="Leaves tuples without that place as they are.",
+    upstream="sglang/srt/utils/patch_torch.py: monkey_patch_torch_reductions",
+    remove_when="SGLang changes the pickling of CUDA tensors only.",
+)

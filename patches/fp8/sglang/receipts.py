@@ -1,0 +1,130 @@
+"""Write the receipts of an update session: what each rank of this SGLang server committed, and what it took."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from flashpatch import engine
+from flashpatch.ledger import files
+
+if TYPE_CHECKING:
+    from flashpatch.patches.fp8.refit.managed_model import ManagedModel
+
+MARK = " flashpatch receipts: "
+"""Separates SGLang's own message from the receipts, a JSON list."""
+
+
+class SessionReceipt:
+    """Follow one session in one scheduler process.
+
+    Args:
+        sync: the sender's id of it; empty where it gave none and wants no receipts.
+        owners: the models it updates.
+        retry: the session before was not committed, so that its version number is missing.
+    """
+
+    def __init__(self, sync: str, owners: Sequence[ManagedModel], retry: bool) -> None:
+        self.sync = sync
+        self._retry = retry
+        self._owners = list(owners)
+        self._before = [owner.version for owner in owners]
+        self._load = self._process = 0.0
+        self._tensors = 0
+
+    @contextmanager
+    def loading(self, weights: Sequence[tuple[str, Any]] | Mapping[str, Any]) -> Iterator[None]:
+        """Time the loading of one bucket, and count it.
+
+        Args:
+            weights: name and tensor; or a flattened bucket, ``flattened_tensor`` with its ``metadata``.
+        """
+        self._tensors += len(weights["metadata"] if isinstance(weights, Mapping) else weights)
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._load += time.perf_counter() - began
+
+    @contextmanager
+    def processing(self) -> Iterator[None]:
+        """Time the work before the first bucket or after the last."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._process += time.perf_counter() - began
+
+    def of_this_rank(self, rank: int, world: int, quantization: str | None) -> dict[str, Any]:
+        """Return this rank's receipt, with the entries that a vLLM worker's has under verl."""
+        owners = self._owners
+        checksums = engine.options("fp8")["verify_commit"]
+        return {
+            "id": self.sync,
+            "step": None,
+            "rank": rank,
+            "world": world,
+            "host": files.host(),
+            "pid": os.getpid(),
+            "before": self._before,
+            "after": [owner.version for owner in owners],
+            "states": [owner.state for owner in owners],
+            "adapter": False,
+            "retry": self._retry,
+            "receive": self._load,
+            "load": self._load,
+            "process": self._process,
+            "tensors": self._tensors,
+            "checksums": [f"{quantization} {owner.checksum()}" for owner in owners] if checksums else [],
+            "errors": {layer: error for owner in owners for layer, error in owner.rounding_errors.items()},
+        }
+
+
+class _Session:
+    """Hold the receipt of the open session of this process.
+
+    Attributes:
+        receipt: None while no session is open.
+        failed: the session before was not committed.
+    """
+
+    receipt: SessionReceipt | None = None
+    failed = False
+
+
+def begin(sync: str, owners: Sequence[ManagedModel]) -> SessionReceipt:
+    """Follow a session that begins; one that was not ended has failed."""
+    _Session.failed |= _Session.receipt is not None
+    _Session.receipt = SessionReceipt(sync, owners, _Session.failed)
+    return _Session.receipt
+
+
+def current() -> SessionReceipt | None:
+    """Return the receipt of the open session, or None."""
+    return _Session.receipt
+
+
+def unfinished() -> bool:
+    """Whether a session is open whose sender numbers its updates."""
+    return _Session.receipt is not None and bool(_Session.receipt.sync)
+
+
+def end(done: bool) -> None:
+    """Note the end of the session, and whether it was committed."""
+    _Session.receipt, _Session.failed = None, not done
+
+
+def of_all_ranks(receipt: dict[str, Any] | None, group: Any) -> str:
+    """Gather the receipts of a tensor-parallel group and return them as text for SGLang's message.
+
+    Every rank of ``group``, a gloo process group, must call this.
+    """
+    import torch
+
+    found: list[Any] = [None] * torch.distributed.get_world_size(group)
+    torch.distributed.all_gather_object(found, receipt, group=group)
+    return MARK + json.dumps(found) if all(found) else ""

@@ -1,0 +1,196 @@
+"""Send each request of a weight update to SGLang's server exactly once, and raise its answer."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import base64
+import json
+from functools import partial
+from typing import Any
+
+from flashpatch import engine
+from flashpatch.errors import PatchError
+from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
+from flashpatch.record import Contract, Patch
+
+ENGINE = "verl.workers.rollout.sglang_rollout.http_server_engine:AsyncHttpServerAdapter"
+SELECTOR = "target"
+"""The policy alone: SGLang's default would load it into a drafter as well."""
+
+
+async def on_tensor(original, self, req: Any) -> Any:
+    """Around ``update_weights_from_tensor``: within a sync, post one bucket of the policy, once.
+
+    Raises:
+        PatchError: see `post`.
+    """
+    if WEIGHT_SYNC.sending is None:
+        return await original(self, req)
+    encoded = [base64.b64encode(part).decode() for part in req.serialized_named_tensors]
+    payload = {
+        "serialized_named_tensors": encoded,
+        "load_format": req.load_format,
+        "flush_cache": False,
+        "selector": SELECTOR,
+    }
+    return await post(self, "update_weights_from_tensor", payload)
+
+
+async def on_flush(original, self) -> Any:
+    """Around ``flush_cache``: within a sync, which verl ends so, end the session; that commits, then flushes once.
+
+    Raises:
+        PatchError: see `post`.
+    """
+    sending = WEIGHT_SYNC.sending
+    if sending is None or sending.committed is not None:
+        return await original(self)
+    sending.committed = await end_weight_update(self)
+    return sending.committed
+
+
+def native(site: Any) -> str | None:
+    """Name verl's own method, once its client has one."""
+    theirs = vars(_client(site)).get("begin_weight_update")
+    return (
+        None
+        if theirs is None or theirs is _METHODS["begin_weight_update"]
+        else f"{ENGINE}.begin_weight_update"
+    )
+
+
+def apply(site: Any) -> None:
+    """Give verl's client the two methods that SGLang's base class asks for."""
+    for name, method in _METHODS.items():
+        setattr(_client(site), name, method)
+    abc.update_abstractmethods(_client(site))
+
+
+def undo(site: Any) -> None:
+    """Take them away."""
+    for name in _METHODS:
+        delattr(_client(site), name)
+    abc.update_abstractmethods(_client(site))
+
+
+def _client(site: Any) -> type:
+    return site.module.AsyncHttpServerAdapter
+
+
+async def begin_weight_update(self, selector: str = "all", sync: str = "") -> dict[str, Any]:
+    """Open an update session on the server.
+
+    Args:
+        self: verl's ``AsyncHttpServerAdapter``.
+        selector: target, draft or all: the models that it updates.
+        sync: id of the sync, returned in the receipts; empty: no receipts.
+
+    Raises:
+        PatchError: see `post`.
+    """
+    return await post(self, "begin_weight_update", {"selector": selector, "rid": sync or None})
+
+
+async def end_weight_update(self) -> dict[str, Any]:
+    """End the session: commit the update and flush the cache.
+
+    Raises:
+        PatchError: see `post`.
+    """
+    return await post(self, "end_weight_update", {})
+
+
+_METHODS = {"begin_weight_update": begin_weight_update, "end_weight_update": end_weight_update}
+
+
+async def post(adapter: Any, endpoint: str, payload: dict[str, Any]) -> dict[str, Any]:
+    """Post one request and return the JSON answer. verl's own client sends it again after 60 s.
+
+    Raises:
+        PatchError: the server refused, is gone, or did not answer within ``transfer_timeout`` seconds.
+    """
+    import aiohttp
+
+    url = f"http://{adapter.server_args.host}:{adapter.server_args.port}/{endpoint}"
+    limit = engine.options("fp8")["transfer_timeout"]
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=limit or None)) as session,
+            session.post(url, json=payload) as response,
+        ):
+            if response.status < 400:
+                return await response.json(content_type=None) or {}
+            problem = f"refused {endpoint}:\n{_reason(await response.text())}\n"
+    except asyncio.TimeoutError:
+        problem = f"has not answered {endpoint} for {limit:g} s."
+    except aiohttp.ClientError as error:
+        problem = f"is gone: {endpoint} ended with {type(error).__name__}: {error}."
+    raise PatchError(
+        f"the rollout server at {url.rpartition('/')[0]} {problem}",
+        patch=TENSOR.id,
+        advice="The trainer stops; the rollout server's log has the reason.",
+    )
+
+
+def _reason(body: str) -> str:
+    """Return the message in the body of a refusal, or the body."""
+    try:
+        return str(json.loads(body)["message"]).rstrip()
+    except (ValueError, KeyError, TypeError):
+        return body.rstrip()
+
+
+_patch = partial(
+    Patch,
+    requires="verl>=0.9",
+    evidence="optional",  # ranks that are not the first of a server send nothing
+    scope=frozenset({"trainer"}),
+    needs=("fp8.verl_sglang.server_adapter_update_weights",),
+)
+
+SESSION = _patch(
+    id="fp8.verl_sglang.async_http_server_adapter",
+    targets=(ENGINE,),
+    apply=apply,
+    undo=undo,
+    native=native,
+    contract=Contract(
+        exists=(
+            "sglang.srt.entrypoints.EngineBase:EngineBase.begin_weight_update",
+            "sglang.srt.entrypoints.EngineBase:EngineBase.end_weight_update",
+        ),
+    ),
+    why="SGLang's base class of engines asks for begin_weight_update and end_weight_update, which verl's client has not: "
+    "the trainer ends with 'Can't instantiate abstract class'.",
+    how="Gives verl's client both methods, as posts to the server.",
+    upstream="sglang/srt/entrypoints/EngineBase.py",
+    remove_when="verl's client has both methods.",
+)
+
+TENSOR = _patch(
+    id="fp8.verl_sglang.update_weights_from_tensor",
+    targets=(f"{ENGINE}.update_weights_from_tensor",),
+    wrapper=on_tensor,
+    contract=Contract(
+        params=("req",),
+        mentions=("req.serialized_named_tensors", "req.load_format", "self._make_async_request"),
+        exists=("sglang.srt.managers.io_struct:UpdateWeightsFromTensorReqInput.selector",),
+    ),
+    why="verl posts a bucket again when it takes longer than 60 s, up to three times, loads the policy into a drafter "
+    "too, and has every bucket flush the cache, which SGLang refuses while requests wait.",
+    how="Posts each bucket once, for the policy alone, without a flush; a refusal raises with the server's text.",
+    remove_when="verl's client knows which requests it may repeat, and passes selector and flush_cache on.",
+)
+
+FLUSH = _patch(
+    id="fp8.verl_sglang.flush_cache",
+    targets=(f"{ENGINE}.flush_cache",),
+    wrapper=on_flush,
+    contract=Contract(
+        mentions=("self.max_attempts",), exists=("sglang.srt.managers.io_struct:EndWeightUpdateReqInput",)
+    ),
+    why="SGLang finishes an update at end_weight_update, which verl never calls; and a flush that fails is only logged.",
+    how="At the end of a sync ends the session, which commits the update, flushes the cache and answers with receipts.",
+    remove_when="verl ends SGLang's session itself.",
+)

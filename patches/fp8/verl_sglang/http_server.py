@@ -1,0 +1,144 @@
+"""Launch SGLang 0.5.20 and newer from verl's server, and return samples whose log-probabilities are complete."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from flashpatch import engine
+from flashpatch.errors import PatchError
+from flashpatch.patches.fp8.precision import fleet
+from flashpatch.patches.fp8.verl.correction import sample_precision
+from flashpatch.record import Contract, Patch
+
+MODULE = "verl.workers.rollout.sglang_rollout.async_sglang_server"
+SERVER = f"{MODULE}:SGLangHttpServer"
+
+
+async def on_launch(original, self, *args: Any, **kwargs: Any) -> None:
+    """Around ``launch_server``: list the fields of SGLang's arguments, whatever kind of class they are; then keep
+    the scheduler's description where verl keeps the ports."""
+    from sglang.srt.entrypoints import http_server
+
+    engine.require("fp8")
+    os.environ.setdefault(fleet.VERL_REPLICA_RANK, str(self.replica_rank))  # as verl does for vLLM; by fleets
+    with _fields_of_any_class(sys.modules[MODULE]), _scheduler_info() as started:
+        await original(self, *args, **kwargs)
+    if started:
+        self.scheduler_info = started[0]
+        state = http_server.get_global_state()
+        if state is not None:
+            state.scheduler_info = started[0]
+
+
+@contextmanager
+def _fields_of_any_class(module: Any) -> Iterator[None]:
+    """Let ``dataclasses.fields``, as ``module`` calls it, read classes of msgspec too."""
+
+    def fields(kind: Any) -> tuple[Any, ...]:
+        names = getattr(kind, "__struct_fields__", None)
+        return dataclasses.fields(kind) if names is None else tuple(SimpleNamespace(name=n) for n in names)
+
+    before, module.dataclasses = module.dataclasses, SimpleNamespace(fields=fields)
+    try:
+        yield
+    finally:
+        module.dataclasses = before
+
+
+@contextmanager
+def _scheduler_info() -> Iterator[list[dict[str, Any]]]:
+    """Within, collect what the first scheduler of each launch tells about itself."""
+    from sglang.srt.entrypoints.engine import Engine
+
+    launch, found = Engine.__dict__["_launch_subprocesses"], []
+
+    def launching(cls: type, *args: Any, **kwargs: Any) -> Any:
+        result = launch.__get__(None, cls)(*args, **kwargs)
+        found.extend(info for part in result for info in getattr(part, "scheduler_infos", ())[:1])
+        return result
+
+    Engine._launch_subprocesses = classmethod(launching)
+    try:
+        yield found
+    finally:
+        Engine._launch_subprocesses = launch
+
+
+async def on_generate(
+    original, self, prompt_ids: Any, sampling_params: dict[str, Any], *args: Any, **kwargs: Any
+):
+    """Around ``generate``: raise where verl drops a sample, and add the replica's precision in a mixed fleet.
+
+    Raises:
+        PatchError: SGLang refused the request, whose own exception Ray cannot pass on; or it returned tokens and
+            log-probabilities of different lengths.
+    """
+    from fastapi import HTTPException
+
+    asked = bool(sampling_params.get("logprobs"))
+    try:
+        output = await original(self, prompt_ids, sampling_params, *args, **kwargs)
+    except HTTPException as error:
+        raise PatchError(
+            f"SGLang refused a request (status {error.status_code}): {error.detail}.",
+            patch=GENERATE.id,
+            target=GENERATE.targets[0],
+            advice="The server's log has the reason.",
+        ) from error
+    empty = asked and not output.token_ids and not output.log_probs
+    if empty and output.stop_reason != "abort" and sampling_params.get("max_new_tokens", 1) > 0:
+        raise PatchError(
+            "SGLang returned a sample without tokens, or with another number of log-probabilities than tokens.",
+            patch=GENERATE.id,
+            target=GENERATE.targets[0],
+            advice="verl would train on an empty answer. The server's log has both lengths.",
+        )
+    sample_precision.note(output, self.replica_rank)
+    return output
+
+
+_patch = partial(Patch, requires="verl>=0.9", scope=frozenset({"driver"}))
+
+LAUNCH = _patch(
+    id="fp8.verl_sglang.launch_server",
+    targets=(f"{SERVER}.launch_server",),
+    wrapper=on_launch,
+    contract=Contract(
+        mentions=("dataclasses.fields", "ServerArgs", "Engine._launch_subprocesses", "self.scheduler_info"),
+        exists=(
+            "sglang.srt.entrypoints.engine:Engine._launch_subprocesses",
+            "sglang.srt.entrypoints.engine:SchedulerInitResult.scheduler_infos",
+            "sglang.srt.entrypoints.http_server:get_global_state",
+        ),
+    ),
+    evidence="install",
+    why="verl lists the fields of SGLang's ServerArgs as a dataclass's; from SGLang 0.5.20 on it is a msgspec struct, "
+    "and verl ends with a TypeError. What verl keeps as scheduler_info is the tuple's third part: the ports.",
+    how="Answers dataclasses.fields in verl's module for msgspec structs, and puts the first scheduler's description "
+    "where the server's endpoints look for it.",
+    upstream="sglang/srt/server_args.py: ServerArgs(msgspec.Struct)",
+    remove_when="verl asks ServerArgs for its fields in a way that both kinds answer.",
+)
+
+GENERATE = _patch(
+    id="fp8.verl_sglang.generate",
+    targets=(f"{SERVER}.generate",),
+    wrapper=on_generate,
+    contract=Contract(
+        params=("prompt_ids", "sampling_params", "request_id"),
+        mentions=("TokenOutput", "output_token_logprobs", "max_new_tokens"),
+        exists=("verl.workers.rollout.replica:TokenOutput.extra_fields",),
+    ),
+    evidence="optional",  # a server may only score
+    why="Where SGLang returns another number of log-probabilities than tokens, verl logs an error and trains on an "
+    "empty answer; a request that SGLang refuses ends with an exception that Ray cannot pass on. In a mixed fleet the trainer cannot tell which samples come from an 8-bit replica.",
+    how="Raises for such a sample, unless it was aborted, and with the refusal's text; adds the replica's precision to the extra fields.",
+    remove_when="verl raises, and its samples name their replica.",
+)

@@ -1,0 +1,91 @@
+"""Open SGLang's update session for each sync of the trainer's server client, and keep its receipt."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+from flashpatch import ledger
+from flashpatch.errors import PatchError
+from flashpatch.patches.fp8.sglang.receipts import MARK
+from flashpatch.patches.fp8.verl.transfer import receipts
+from flashpatch.patches.fp8.verl.transfer.sync_calls import Sending
+from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
+from flashpatch.patches.fp8.verl_sglang import http_engine
+from flashpatch.record import Contract, Patch
+
+ADAPTER = "verl.workers.rollout.sglang_rollout.sglang_rollout:ServerAdapter"
+
+
+def on_update(original, self, weights: Any, *args: Any, **kwargs: Any) -> Coroutine:
+    """Around ``update_weights``.
+
+    Raises:
+        PatchError: sparse updates or adapters, which write past the model's loader; or a request failed.
+    """
+    step = kwargs.get("global_steps", args[0] if args else None)
+    return _update(original, self, weights, args, kwargs, WEIGHT_SYNC.begin(step))
+
+
+async def _update(original, self, weights: Any, args: tuple, kwargs: dict, sending: Sending) -> Any:
+    _refuse(kwargs)
+    began = time.perf_counter()
+    await self._init_server_adapter()
+    with WEIGHT_SYNC.in_sending(sending):
+        if self._engine is not None:
+            await http_engine.begin_weight_update(self._engine, http_engine.SELECTOR, sending.id)
+        sent = time.perf_counter()
+        result = await original(self, sending.timed(weights), *args, **kwargs)
+    sending.send = time.perf_counter() - sent
+    workers = None if self._engine is None else receipts_of(sending.committed or {})
+    seconds = time.perf_counter() - began
+    WEIGHT_SYNC.keep_receipt(
+        receipts.receipt(
+            sending, self.replica_rank, self.rollout_rank, workers, seconds, self._engine is not None
+        )
+    )
+    ledger.role("trainer")
+    ledger.note(sync_step=sending.step, sync_seconds=round(sending.send, 4))
+    return result
+
+
+def receipts_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the receipts in SGLang's answer to ``end_weight_update``; empty where its processes carry no FlashPatch."""
+    _, mark, text = str(answer.get("message", "")).partition(MARK)
+    return json.loads(text) if mark else []
+
+
+def _refuse(kwargs: dict[str, Any]) -> None:
+    wire = kwargs.get("wire_format", "named_tensors")
+    adapters = kwargs.get("peft_config") and kwargs.get("base_sync_done")
+    if wire != "named_tensors" or adapters:
+        what = "LoRA adapters" if adapters else f"wire_format={wire!r}"
+        raise PatchError(
+            f"{what} on SGLang write past the model's loader, so that an update cannot be followed.",
+            patch=PATCH.id,
+            target=PATCH.targets[0],
+            advice="Send whole weights: rollout.checkpoint_engine.backend=naive, without LoRA or with merged LoRA.",
+        )
+
+
+PATCH = Patch(
+    id="fp8.verl_sglang.server_adapter_update_weights",
+    targets=(f"{ADAPTER}.update_weights",),
+    requires="verl>=0.9",
+    wrapper=on_update,
+    contract=Contract(
+        params=("weights", "global_steps"),
+        mentions=("self._init_server_adapter", "self._engine.flush_cache", "sgl_update_weights"),
+        exists=("sglang.srt.managers.io_struct:BeginWeightUpdateReqInput.selector",),
+    ),
+    evidence="optional",  # some trainers send nothing, such as a critic; the driver asks all that should
+    scope=frozenset({"trainer"}),
+    needs=("fp8.verl_sglang.update_weights_from_tensor", "fp8.verl_sglang.flush_cache"),
+    why="From 0.5.21 on SGLang takes weights only between begin_weight_update and end_weight_update, which verl calls "
+    "neither; and verl does not know which policy a replica holds after a sync.",
+    how="Opens a session for the policy before the first bucket, and keeps the receipts of the server's ranks until the "
+    "driver asks. After a failure the session stays open, so that nothing half-updated is served.",
+    remove_when="verl opens and ends SGLang's session, and its update returns what each rank committed.",
+)

@@ -1,0 +1,34 @@
+"""Record the precision of each sample that a vLLM server returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashpatch.patches.fp8.verl.correction import sample_precision
+from flashpatch.record import Contract, Patch
+
+
+async def on_generate(original, self, *args: Any, **kwargs: Any) -> Any:
+    """Around ``vLLMHttpServer.generate``: add the precision to the sample's extra fields."""
+    output = await original(self, *args, **kwargs)
+    sample_precision.note(output, self.replica_rank)
+    return output
+
+
+PATCH = Patch(
+    id="fp8.verl_vllm.generate",
+    targets=("verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer.generate",),
+    requires="verl>=0.9",
+    wrapper=on_generate,
+    contract=Contract(
+        params=("prompt_ids", "sampling_params", "request_id"),
+        mentions=("TokenOutput", "self.replica_rank"),
+        exists=("verl.workers.rollout.replica:TokenOutput.extra_fields",),
+    ),
+    evidence="optional",  # a server may only score
+    scope=frozenset({"driver"}),
+    needs=("fp8.verl.calculate_debug_metrics",),
+    why="In a mixed fleet the trainer cannot tell which samples come from an 8-bit replica.",
+    how="Adds the replica's precision to the sample's extra fields.",
+    remove_when="verl's samples name their replica.",
+)

@@ -1,0 +1,84 @@
+"""GRPO steps of unmodified verl whose rollouts are SGLang's, with one variable in front."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tree import SUPPORT
+from verl_job import live, metrics, train
+
+pytestmark = [pytest.mark.verl, pytest.mark.sglang]
+
+SGLANG = ("actor_rollout_ref.rollout.name=sglang",)
+QUANTIZED = dict(STANDIN_AMX="1", TORCHDYNAMO_DISABLE="1")
+TWO_GPUS = "trainer.n_gpus_per_node=2"
+UPDATES = ("begin_weight_update", "update_weights_from_tensor", "end_weight_update")
+
+
+@pytest.fixture
+def world(wide_world: Path) -> Path:
+    return wide_world
+
+
+def check(output: str, processes: list[dict], bound: float, corrected: bool, schedulers: int = 1) -> None:
+    """Check a job of two steps: rollouts follow the updates within ``bound``; all processes and patches are there."""
+    assert metrics(output, "training/global_step") == [1, 2]
+    assert 0 < max(metrics(output, "training/rollout_probs_diff_max")) < bound
+    assert min(metrics(output, "actor/grad_norm")) > 0
+    assert metrics(output, "sync/policy_version") == [2, 3]
+    assert bool(metrics(output, "rollout_corr/rollout_is_mean")) is corrected
+    gaps = metrics(output, "mismatch/k3")
+    assert len(gaps) == 2 and all(0 <= gap < bound for gap in gaps)
+
+    workers = [process for process in processes if "worker" in process["roles"]]
+    assert len(workers) == schedulers
+    for worker in workers:
+        for name in UPDATES:
+            assert worker["patches"][f"fp8.sglang.{name}"]["state"] == "live", worker["patches"]
+    live_in_trainers = [process for process in processes if "trainer" in process["roles"]]
+    assert any(
+        process["patches"]["fp8.verl_sglang.server_adapter_update_weights"]["calls"] == 3
+        for process in live_in_trainers
+    )
+
+
+def test_two_steps_with_updated_fp8_rollouts(world, tmp_path):
+    done = train(world, tmp_path, *SGLANG, FLASHPATCH="cpu,fp8", **QUANTIZED)
+    assert done.returncode == 0, done.stdout[-8000:]
+    check(done.stdout, live(tmp_path), 0.05, corrected=True)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("strategy", ["fsdp", "fsdp2"])
+def test_two_tensor_parallel_ranks(world, tmp_path, strategy):
+    settings = ["actor_rollout_ref.rollout.tensor_model_parallel_size=2", TWO_GPUS]
+    settings += [f"actor_rollout_ref.{role}.strategy={strategy}" for role in ("actor", "ref")]
+    done = train(world, tmp_path, *SGLANG, *settings, FLASHPATCH="cpu,bf16")
+    assert done.returncode == 0, done.stdout[-8000:]
+    check(done.stdout, live(tmp_path), 0.01, corrected=False, schedulers=2)
+
+
+@pytest.mark.full
+def test_two_replicas_of_different_precision_are_told_apart(world, tmp_path):
+    config = tmp_path / "flashpatch.toml"
+    config.write_text('[[fp8.fleet]]\nprecision = "bf16"\n\n[[fp8.fleet]]\nprecision = "int8"\n')
+    done = train(
+        world, tmp_path, *SGLANG, TWO_GPUS, FLASHPATCH="cpu,fp8", FLASHPATCH_CONFIG=str(config), **QUANTIZED
+    )
+    assert done.returncode == 0, done.stdout[-8000:]
+    check(done.stdout, live(tmp_path), 0.05, corrected=True, schedulers=2)
+    told = [metrics(done.stdout, f"mismatch/tokens/{precision}") for precision in ("bf16", "int8")]
+    assert [sum(step) for step in zip(*told, strict=True)] == metrics(done.stdout, "mismatch/tokens")
+    assert all(min(tokens) > 0 for tokens in told)
+
+
+@pytest.mark.full
+def test_a_loader_that_raises_ends_the_job_by_name(world, tmp_path):
+    fault = tmp_path / "fault"
+    fault.write_text("raise")
+    faults = dict(SGLANG_FAULT=str(fault), PYTHONPATH=str(SUPPORT / "sglang_faults"))
+    done = train(world, tmp_path, *SGLANG, FLASHPATCH="cpu,bf16", **faults)
+    assert done.returncode not in (0, None) and metrics(done.stdout, "training/global_step") == []
+    for word in ("[flashpatch: fp8.verl_sglang.", "LookupError: cannot place this tensor", "in load_weights"):
+        assert word in done.stdout, done.stdout[-8000:]

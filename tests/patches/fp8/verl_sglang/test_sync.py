@@ -1,0 +1,125 @@
+"""Updates of verl's SGLang server by verl's client: what arrives is exact, and every failure reaches the trainer."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cpu_lab import environment
+from machine import limit
+from tree import SUPPORT
+
+pytestmark = [pytest.mark.verl, pytest.mark.sglang]
+
+LAB = SUPPORT / "verl_sglang_lab.py"
+
+
+@pytest.fixture(scope="module")
+def models(wide_world: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two models of one shape whose weights fill several buckets."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    first, second = wide_world / "model", tmp_path_factory.mktemp("other") / "model"
+    shutil.copytree(first, second)
+    random = torch.Generator().manual_seed(5)
+    file = "model.safetensors"
+    tensors = {
+        name: tensor + torch.randn(tensor.shape, generator=random).to(tensor.dtype) * 0.1
+        for name, tensor in load_file(first / file).items()
+    }
+    save_file(tensors, second / file, metadata={"format": "pt"})
+    return first, second
+
+
+def lab(models: tuple[Path, Path], folder: Path, **variables: str) -> dict[str, Any]:
+    """What the laboratory saw in processes of its own, which are all ended."""
+    (folder / "flashpatch.toml").write_text("[fp8]\ntransfer_timeout = 6\n")
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, str(LAB), *map(str, models), str(folder)],
+            env=environment(folder, TORCHDYNAMO_DISABLE="1", **variables),
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        output, _ = process.communicate(timeout=limit(400))
+    finally:
+        end_descendants(folder)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert output, (folder / "log").read_text(errors="replace")[-4000:]
+    return json.loads(output.splitlines()[-1])
+
+
+def end_descendants(folder: Path) -> None:
+    """End what was started with this folder's fault file: Ray's processes and servers, stopped ones too."""
+    import psutil
+
+    mark = f"FLASHPATCH_LEDGER={folder}"
+    for process in psutil.process_iter():
+        try:
+            ours = any(f"{name}={value}".startswith(mark) for name, value in process.environ().items())
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        if ours and process.pid != os.getpid():
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def seen(models, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return lab(models, tmp_path_factory.mktemp("sync"), FLASHPATCH="cpu,bf16")
+
+
+def test_servers_start_and_an_update_answers_as_a_fresh_server(seen) -> None:
+    assert seen["launched"] == ["", ""]
+    assert seen["a"] != seen["b"], "both models answer alike: nothing would be shown"
+    assert seen["update"] == "" and seen["a as b"] == seen["b"]
+
+
+def test_the_receipt_has_what_was_committed(seen) -> None:
+    [sync] = seen["receipts"]
+    [worker] = sync["workers"]
+    assert sync["called"] and sync["step"] == 1 and worker["id"] == sync["id"]
+    assert (worker["before"], worker["after"], worker["states"]) == ([0], [1], ["ready"])
+    assert worker["tensors"] == sync["tensors"] > 20 and sync["bytes"] > 1 << 20
+    assert worker["load"] > 0 and worker["process"] > 0 and not worker["retry"]
+
+
+def test_a_loader_that_raises_reaches_the_trainer_with_its_traceback(seen) -> None:
+    for word in ("LookupError: cannot place this tensor", "in load_weights", "update_weights_from_tensor"):
+        assert word in seen["raised"]
+    assert "fp8.verl_sglang.generate" in seen["refused"] and "cannot place this tensor" in seen["refused"]
+
+
+def test_a_complete_update_after_a_failed_one_is_exact(seen) -> None:
+    assert seen["again"] == "" and seen["a again"] == seen["a"]
+    [worker] = seen["receipts again"][-1]["workers"]
+    assert worker["retry"] and worker["states"] == ["ready"]
+
+
+def test_a_generator_that_raises_leaves_nothing_to_serve(seen) -> None:
+    assert "no weights today" in seen["generator"] and "fp8.verl_sglang.generate" in seen["refused too"]
+    assert "refused end_weight_update" in seen["incomplete"] and "did not come" in seen["incomplete"]
+    assert seen["healed"] == "" and seen["a as b again"] == seen["b"]
+
+
+def test_a_server_that_stops_or_dies_is_named_in_seconds(seen) -> None:
+    assert "has not answered update_weights_from_tensor for 6 s" in seen["stopped"]
+    assert 6 <= seen["stopped seconds"] < 20
+    assert "is gone: update_weights_from_tensor ended with" in seen["killed"] and seen["killed seconds"] < 20
+
+
+@pytest.mark.full
+def test_stock_verl_cannot_start_this_sglang(models, tmp_path) -> None:
+    seen = lab(models, tmp_path)
+    assert all("must be called with a dataclass type or instance" in text for text in seen["launched"])

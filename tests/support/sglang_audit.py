@@ -1,0 +1,67 @@
+"""An update session with an audit's messages, as verl's trainer would send it, whole or with one fault."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+SOURCE = "trainer of a test"
+
+
+def session(engine: Any, buckets: list[list[Any]], number: int, fault: str, victim: str) -> list[Any]:
+    """Send one session in buckets of ``(name, tensor)``; every answer, of the beginning and the end too.
+
+    ``fault``: bit, missing, unclosed (no closing message), unpatched (no message), rank1 (a bit flipped in
+    what the second rank gets), or empty.
+    """
+    from sglang.srt.managers.io_struct import BeginWeightUpdateReqInput
+
+    manager, until = engine.tokenizer_manager, engine.loop.run_until_complete
+    request = BeginWeightUpdateReqInput(selector="target", rid=f"sync-{number}")
+    answers = [list(until(manager.begin_weight_update(request, None)))]
+    for bucket in with_messages(buckets, number, fault):
+        answers.append(list(send(engine, bucket, fault, victim)))
+    return [*answers, list(engine.end_weight_update())]
+
+
+def with_messages(buckets: list[list[Any]], number: int, fault: str) -> Iterator[list[Any]]:
+    """The same buckets, a message before the first tensor and one behind the last."""
+    from flashpatch.patches._shared import fingerprint
+    from flashpatch.patches.fsdp import messages
+    from flashpatch.patches.fsdp.compare import Seen
+
+    cpu = torch.device("cpu")
+    sent = {
+        name: Seen(tuple(t.shape), str(t.dtype), fingerprint.of(t)).as_json()
+        for b in buckets
+        for name, t in b
+    }
+    first = list(messages.opening({"source": SOURCE, "sync": number, "audited": True}, cpu))
+    last = list(messages.closing({"sync": number, "sent": sent, "not_audited": []}, cpu))
+    for at, bucket in enumerate(buckets):
+        opening = first if at == 0 and fault != "unpatched" else []
+        closing = last if at == len(buckets) - 1 and fault not in ("unpatched", "unclosed") else []
+        yield [*opening, *bucket, *closing]
+
+
+def send(engine: Any, bucket: list[Any], fault: str, victim: str) -> Any:
+    """Send one bucket; a bit flips behind the trainer's fingerprints."""
+    from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
+
+    altered = []
+    for name, tensor in bucket:
+        if name != victim or fault not in ("bit", "missing", "rank1"):
+            altered.append((name, tensor))
+        elif fault != "missing":
+            flipped = tensor.clone()
+            flipped.view(torch.uint8).view(-1)[5] ^= 4
+            altered.append((name, flipped))
+    payload = engine._serialize_tensors_per_rank(altered, None)
+    if fault == "rank1":
+        payload[0] = engine._serialize_tensors_per_rank(bucket, None)[0]
+    request = UpdateWeightsFromTensorReqInput(
+        serialized_named_tensors=payload, flush_cache=False, selector="target"
+    )
+    return engine.loop.run_until_complete(engine.tokenizer_manager.update_weights_from_tensor(request, None))
