@@ -174,6 +174,7 @@ FAMILIES = {
             "fp8.verl.checkpoint_manager_update_weights": ("verl.checkpoint_engine.base",),
             "fp8.verl.tracking_log": ("verl.utils.tracking",),
             "fp8.verl.init_with_resource_pool": ("verl.single_controller.ray.base",),
+            "fp8.verl.validate_config_rollout": ("verl.utils.config",),
             "fp8.verl.validate_config_correction": ("verl.utils.config",),
             "fp8.verl.validate_config_logprobs": ("verl.utils.config",),
             "fp8.verl.calculate_debug_metrics": ("verl.utils.debug.metrics",),

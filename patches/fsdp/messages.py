@@ -11,9 +11,10 @@ import json
 import struct
 import zlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 OPEN = "__flashpatch_audit_open__"
 CLOSE = "__flashpatch_audit_close__"
@@ -60,6 +61,8 @@ class Message:
 
 
 def _tensors(name: str, content: dict[str, Any], device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
+    import torch
+
     packed = zlib.compress(json.dumps(content).encode(), 1)
     data = struct.pack("<QI", len(packed), zlib.crc32(packed)) + packed
     data += bytes(-len(data) % _ALIGN)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flashpatch.patches.fp8.verl import expected_processes
+from flashpatch.patches.fp8.verl import expected_processes, unsupported
 from flashpatch.patches.fp8.verl.correction import mismatch, rollout_correction
 from flashpatch.patches.fp8.verl.transfer import checkpoint_manager, export_time
 
@@ -11,6 +11,7 @@ PATCHES = (
     checkpoint_manager.UPDATE,
     checkpoint_manager.LOG,
     expected_processes.PATCH,
+    unsupported.PATCH,
     rollout_correction.PATCH,
     rollout_correction.LOGPROBS,
     mismatch.MEASURE,

@@ -6,6 +6,7 @@ import abc
 import asyncio
 import base64
 import json
+import time
 from functools import partial
 from typing import Any
 
@@ -46,6 +47,7 @@ async def on_flush(original, self) -> Any:
     sending = WEIGHT_SYNC.sending
     if sending is None or sending.committed is not None:
         return await original(self)
+    sending.send = time.perf_counter() - sending.began
     sending.committed = await end_weight_update(self)
     return sending.committed
 

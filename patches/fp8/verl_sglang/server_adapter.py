@@ -36,9 +36,8 @@ async def _update(original, self, weights: Any, args: tuple, kwargs: dict, sendi
     with WEIGHT_SYNC.in_sending(sending):
         if self._engine is not None:
             await http_engine.begin_weight_update(self._engine, http_engine.SELECTOR, sending.id)
-        sent = time.perf_counter()
+        sending.began = time.perf_counter()
         result = await original(self, sending.timed(weights), *args, **kwargs)
-    sending.send = time.perf_counter() - sent
     workers = None if self._engine is None else receipts_of(sending.committed or {})
     seconds = time.perf_counter() - began
     WEIGHT_SYNC.keep_receipt(

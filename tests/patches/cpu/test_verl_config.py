@@ -37,7 +37,7 @@ def reader(**changes):
         ("critic.strategy", "torchtitan"),
         ("actor_rollout_ref.actor.ulysses_sequence_parallel_size", 2),
         ("actor_rollout_ref.ref.fsdp_config.ulysses_sequence_parallel_size", 2),
-        (f"{ROLLOUT}.name", "sglang"),
+        (f"{ROLLOUT}.name", "trtllm"),
         (f"{ROLLOUT}.quantization", "fp8"),
         (f"{ROLLOUT}.checkpoint_engine.backend", "nccl"),
         (f"{ROLLOUT}.checkpoint_engine.backend", "mooncake"),

@@ -29,6 +29,7 @@ class Sending:
         future: of the call that makes the workers receive; None on ranks that do not make it.
         call: the same as what can be awaited for the workers' receipts; None where they give none.
         committed: SGLang's answer to the end of the session; None until then.
+        began: time.perf_counter() when SGLang's session was open.
         export: seconds in which the training engine prepared, before the sync.
         gather: seconds in the generator of weights.
         waited: seconds waiting for the worker.
@@ -42,6 +43,7 @@ class Sending:
     future: Any = None
     call: Any = None
     committed: dict[str, Any] | None = None
+    began: float = 0.0
     export: float = 0.0
     gather: float = 0.0
     waited: float = 0.0

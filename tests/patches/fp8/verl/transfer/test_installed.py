@@ -15,8 +15,8 @@ from tree import SUPPORT
 @pytest.mark.parametrize(
     "number, engine",
     [
-        pytest.param(21, "verl_vllm", marks=pytest.mark.verl),
-        pytest.param(15, "verl_sglang", marks=[pytest.mark.verl, pytest.mark.sglang]),
+        pytest.param(22, "verl_vllm", marks=pytest.mark.verl),
+        pytest.param(16, "verl_sglang", marks=[pytest.mark.verl, pytest.mark.sglang]),
     ],
 )
 def test_armed_and_undone(tmp_path: Path, number: int, engine: str) -> None:

@@ -1,0 +1,64 @@
+"""Refuse, before anything starts, settings of SGLang rollouts whose weights could not be followed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from flashpatch.patches._shared.verl_config import Get, JobConfig, validate_config_patch
+from flashpatch.record import Contract
+
+ROLLOUT = "actor_rollout_ref.rollout"
+MODEL = "actor_rollout_ref.model"
+ID = "fp8.verl.validate_config_rollout"
+
+
+def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> None:
+    """Refuse what the update of an SGLang rollout does not support.
+
+    Raises:
+        PatchError: settings are not supported; all are named.
+    """
+    job = JobConfig(config, ID)
+    job.refuse(
+        refusals(job.get),
+        "rollouts on SGLang cannot be updated with",
+        "Change these settings, or take fp8 (int8, bf16) out of FLASHPATCH.",
+    )
+    return original(config, *args, **kwargs)
+
+
+def refusals(get: Get) -> Iterator[str]:
+    """Yield the settings that are not supported on SGLang, each with the reason."""
+    if get(f"{ROLLOUT}.name") != "sglang":
+        return
+    size = get(f"{ROLLOUT}.data_parallel_size", 1)
+    if size not in (None, 1):
+        yield f"{ROLLOUT}.data_parallel_size={size} (one engine per replica takes tensors; use several replicas)"
+    if get(f"{ROLLOUT}.disaggregation.enabled"):
+        yield f"{ROLLOUT}.disaggregation.enabled=True (prefill and decode servers would be updated one by one)"
+    backend = get(f"{ROLLOUT}.checkpoint_engine.backend")
+    if backend == "delta_sharded":
+        yield f"{ROLLOUT}.checkpoint_engine.backend={backend} (it writes past the model's loader)"
+    for path in ("lora_rank", "lora.rank"):
+        rank = get(f"{MODEL}.{path}")
+        if rank and not get(f"{MODEL}.lora.merge"):
+            yield f"{MODEL}.{path}={rank} (adapters are loaded past the model's loader; lora.merge=True is not)"
+
+
+PATCH = validate_config_patch(
+    id=ID,
+    requires="verl>=0.9",
+    wrapper=on_validate,
+    contract=Contract(
+        params=("config",),
+        exists=(
+            "verl.workers.config.rollout:RolloutConfig.data_parallel_size",
+            "verl.workers.config.rollout:RolloutConfig.disaggregation",
+        ),
+    ),
+    evidence="optional",  # only one of a job's drivers has it
+    why="Some settings of SGLang rollouts bring weights by ways that an update cannot follow, or fail minutes later.",
+    how="Refuses them by name in the driver, before anything starts.",
+    remove_when="never: it states what the family can run.",
+)

@@ -1,0 +1,54 @@
+"""Settings of SGLang rollouts that are refused by name before anything starts, read from the recipe alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from flashpatch.errors import PatchError
+from flashpatch.patches.fp8.verl import unsupported
+
+ROLLOUT, MODEL = unsupported.ROLLOUT, unsupported.MODEL
+PLAIN = {
+    f"{ROLLOUT}.name": "sglang",
+    f"{ROLLOUT}.data_parallel_size": 1,
+    f"{ROLLOUT}.disaggregation.enabled": False,
+    f"{ROLLOUT}.checkpoint_engine.backend": "naive",
+    f"{MODEL}.lora_rank": 0,
+}
+REFUSED = [
+    (f"{ROLLOUT}.data_parallel_size", 2),
+    (f"{ROLLOUT}.disaggregation.enabled", True),
+    (f"{ROLLOUT}.checkpoint_engine.backend", "delta_sharded"),
+    (f"{MODEL}.lora_rank", 8),
+    (f"{MODEL}.lora.rank", 8),
+]
+
+
+def reader(**changes):
+    settings = {**PLAIN, **changes}
+    return lambda path, default=None: settings.get(path, default)
+
+
+@pytest.mark.parametrize("path, value", REFUSED)
+def test_what_an_update_cannot_follow_is_refused_by_name(path, value):
+    (refusal,) = unsupported.refusals(reader(**{path: value}))
+    assert refusal.startswith(f"{path}={value} (")
+    assert not list(unsupported.refusals(reader(**{path: value, f"{ROLLOUT}.name": "vllm"})))
+
+
+def test_what_runs_passes():
+    assert not list(unsupported.refusals(reader()))
+    assert not list(unsupported.refusals(reader(**{f"{MODEL}.lora_rank": 8, f"{MODEL}.lora.merge": True})))
+
+
+def test_all_are_in_one_error_and_verl_is_not_called(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        unsupported.JobConfig, "get", lambda self, path, default=None: self.config.get(path, default)
+    )
+    with pytest.raises(PatchError) as caught:
+        unsupported.on_validate(asked.append, {**PLAIN, **dict(REFUSED)})
+    assert not asked and all(path in str(caught.value) for path, _ in REFUSED)
+    config = dict(PLAIN)
+    unsupported.on_validate(asked.append, config)
+    assert asked == [config]
