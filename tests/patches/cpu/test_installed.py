@@ -12,7 +12,7 @@ def test_every_contract_holds_here(scenario):
         """
         from flashpatch.patches.cpu import FAMILY
         from flashpatch.arming.preflight import examine
-        for patch in FAMILY.patches:
+        for patch in (patch for patch in FAMILY.patches if patch.framework != "sglang"):
             found = examine(patch)
             assert found.problem is None, (patch.id, found.problem)
             assert found.installed.version in patch.tested, (patch.id, found.installed)
@@ -50,7 +50,8 @@ def test_verl_finds_the_platform_its_engines_and_vllm(scenario):
             for backend in ("fsdp", "fsdp2"):
                 assert EngineRegistry.get_engine_cls(kind, backend).__name__.startswith("FSDPEngine")
         states = {id: s.state.word for id, s in flashpatch.status().items() if id.startswith("cpu.")}
-        assert set(states.values()) <= {"installed", "live", "waiting"}, states
+        absent = [states.pop(id) for id in list(states) if id.startswith("cpu.sglang.")]
+        assert set(states.values()) <= {"installed", "live", "waiting"} and set(absent) == {"skipped"}, states
     """)
 
 
