@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from flashpatch import engine, ledger
@@ -45,15 +46,34 @@ def _identity() -> Any:
     return identity
 
 
-PATCH = Patch(
-    id="fp8.verl.init_with_resource_pool",
-    targets=(f"{RAY}:RayWorkerGroup._init_with_resource_pool",),
+_patch = partial(
+    Patch,
     requires="verl>=0.9",
-    wrapper=on_workers,
-    contract=Contract(mentions=("self._create_worker",), exists=(f"{RAY}:RayWorkerGroup._create_worker",)),
     evidence="optional",
     scope=frozenset({"driver", "trainer"}),
     why="A process that never loaded FlashPatch writes nothing, so its parent records that it is expected.",
     how="Asks each new actor for its host and pid, and writes an expected row with them.",
     remove_when="never: this is the evidence itself.",
 )
+
+PATCH = _patch(
+    id="fp8.verl.init_with_resource_pool",
+    targets=(f"{RAY}:RayWorkerGroup._init_with_resource_pool",),
+    wrapper=on_workers,
+    contract=Contract(mentions=("self._create_worker",), exists=(f"{RAY}:RayWorkerGroup._create_worker",)),
+)
+
+
+def of_servers(patch_id: str, replica: str) -> Patch:
+    """Make the record for the servers of one engine.
+
+    Args:
+        patch_id: id of the record.
+        replica: verl's class that launches them, as ``"package.module:Class"``.
+    """
+    return _patch(
+        id=patch_id,
+        targets=(f"{replica}.launch_servers",),
+        wrapper=on_servers,
+        contract=Contract(mentions=("self.servers",)),
+    )

@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from flashpatch.patches.fp8.verl.expected_processes import on_servers
-from flashpatch.record import Contract, Patch
+from flashpatch.patches.fp8.verl.expected_processes import of_servers
 
-PATCH = Patch(
-    id="fp8.verl_sglang.launch_servers",
-    targets=("verl.workers.rollout.sglang_rollout.async_sglang_server:SGLangReplica.launch_servers",),
-    requires="verl>=0.9",
-    wrapper=on_servers,
-    contract=Contract(mentions=("self.servers",)),
-    evidence="optional",
-    scope=frozenset({"driver", "trainer"}),
-    why="A process that never loaded FlashPatch writes nothing, so its parent records that it is expected.",
-    how="Asks each new server for its host and pid, and writes an expected row with them.",
-    remove_when="never: this is the evidence itself.",
+PATCH = of_servers(
+    "fp8.verl_sglang.launch_servers",
+    "verl.workers.rollout.sglang_rollout.async_sglang_server:SGLangReplica",
 )
