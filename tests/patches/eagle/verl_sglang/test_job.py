@@ -12,6 +12,7 @@ from verl_job import live, metrics, train
 pytestmark = [pytest.mark.verl, pytest.mark.sglang, pytest.mark.full]
 
 STEPS = 6
+BACKENDS = ("prefill", "decode", "speculative_draft")
 SETTINGS = (
     "actor_rollout_ref.rollout.name=sglang",
     "data.max_response_length=40",
@@ -19,6 +20,11 @@ SETTINGS = (
     "actor_rollout_ref.rollout.temperature=0.05",  # a random model's answers are not all alike otherwise
     "actor_rollout_ref.actor.optim.lr=1e-4",
     f"trainer.total_training_steps={STEPS}",
+    # Without AMX tiles SGLang takes torch_native, in which its drafters do not run; the stand-ins can do the other.
+    *(
+        f"+actor_rollout_ref.rollout.engine_kwargs.sglang.{part}_attention_backend=intel_amx"
+        for part in BACKENDS
+    ),
 )
 CONFIG = """
 [eagle]
