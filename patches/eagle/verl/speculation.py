@@ -43,6 +43,10 @@ class Dialect(ABC):
     def wanted(self, get: Get, speculation: Speculation, tokens: int) -> Iterator[tuple[str, Any]]:
         """Yield settings and values that make the engine draft ``tokens`` per step."""
 
+    def needed(self, get: Get, speculation: Speculation) -> Iterator[tuple[str, Any]]:
+        """Yield settings and values without which a configured drafter would not keep its weights."""
+        return iter(())
+
     def remarks(self, get: Get, speculation: Speculation) -> Iterator[str]:
         """Yield this engine's reasons why a drafter cannot be trained."""
         return iter(())
@@ -104,11 +108,16 @@ class Sglang(Dialect):
             "speculative_eagle_topk": 1,
             "speculative_num_draft_tokens": steps + 1,
         }
-        if get(f"{SGLANG}.enable_memory_saver", True) and get(f"{ROLLOUT}.free_cache_engine", True):
+        yield from _unset(get, wanted)
+
+    def needed(self, get: Get, speculation: Speculation) -> Iterator[tuple[str, Any]]:
+        wanted: dict[str, Any] = {}
+        if speculation.model and get(f"{ROLLOUT}.load_format") == "dummy":
+            wanted["speculative_draft_load_format"] = "auto"  # else it is random, and no update completes it
+        saver = get(f"{SGLANG}.enable_memory_saver", True) and get(f"{ROLLOUT}.free_cache_engine", True)
+        if speculation.model and saver:
             wanted["enable_draft_weights_cpu_backup"] = True  # else sleep discards the drafter
-        for name, value in wanted.items():
-            if get(f"{SGLANG}.{name}") is None:
-                yield f"{SGLANG}.{name}", value
+        yield from _unset(get, wanted)
 
     def remarks(self, get: Get, speculation: Speculation) -> Iterator[str]:
         if speculation.method == "eagle3":
@@ -117,6 +126,13 @@ class Sglang(Dialect):
             yield f"{ROLLOUT}.data_parallel_size={get(f'{ROLLOUT}.data_parallel_size')}: not followed on SGLang"
         if get(f"{ROLLOUT}.disaggregation.enabled"):
             yield f"{ROLLOUT}.disaggregation.enabled=True: prefill and decode servers are not followed"
+
+
+def _unset(get: Get, wanted: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield those of SGLang's arguments for which the user chose nothing, with their values."""
+    for name, value in wanted.items():
+        if get(f"{SGLANG}.{name}") is None:
+            yield f"{SGLANG}.{name}", value
 
 
 _DIALECTS = {dialect.engine: dialect for dialect in (Vllm(), Sglang())}

@@ -54,6 +54,8 @@ def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> Any:
         found = _drafter(job.get, options, dialect)
         for path, value in list(dialect.wanted(job.get, found, options["draft_tokens"])):
             job.set(path, value, "eagle's option drafter")
+    for path, value in list(dialect.needed(job.get, found)) if dialect else ():
+        job.set(path, value, "so that the drafter keeps its weights")
     idle = list(remarks(job.get, dialect, found)) if options["cotrain"] else ["cotrain is off"]
     for reason in idle:
         logger.warning("eagle trains no drafter: %s", reason)

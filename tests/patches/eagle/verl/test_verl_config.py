@@ -92,11 +92,30 @@ def wanted(settings, tokens=3):
 def test_sglangs_settings_follow_the_option_where_the_user_chose_none():
     chain = dict(speculative_algorithm="EAGLE", speculative_draft_model_path="/d", speculative_num_steps=3)
     chain |= dict(speculative_eagle_topk=1, speculative_num_draft_tokens=4)
-    assert wanted({}) == chain | {"enable_draft_weights_cpu_backup": True}
-    assert wanted({"enable_memory_saver": False}) == chain
+    assert wanted({}) == chain
     tree = {"speculative_num_steps": 2, "speculative_eagle_topk": 2, "speculative_num_draft_tokens": 5}
     left = {name: chain[name] for name in ("speculative_algorithm", "speculative_draft_model_path")}
-    assert wanted({**tree, "enable_memory_saver": False}) == left
+    assert wanted(tree) == left
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({}, {"enable_draft_weights_cpu_backup"}),
+        ({f"{SGLANG}.enable_memory_saver": False}, set()),
+        ({"actor_rollout_ref.rollout.free_cache_engine": False}, set()),
+        (
+            {"actor_rollout_ref.rollout.load_format": "dummy"},
+            {"enable_draft_weights_cpu_backup", "speculative_draft_load_format"},
+        ),
+        ({f"{SGLANG}.enable_draft_weights_cpu_backup": False}, set()),
+    ],
+)
+def test_a_drafter_keeps_its_weights_on_sglang(settings, names):
+    get = reader(SGLANGS | settings)
+    found = dict(speculation.Sglang().needed(get, Speculation("eagle", "/d")))
+    assert {path.removeprefix(f"{SGLANG}.") for path in found} == names
+    assert not list(speculation.Sglang().needed(get, Speculation()))
 
 
 @pytest.mark.parametrize(
