@@ -54,7 +54,7 @@ def test_acceptance_rises_with_co_training(world, tmp_path):
     assert done.returncode == 0, done.stdout[-8000:]
     assert metrics(done.stdout, "training/global_step") == list(range(1, STEPS + 1))
     lengths = metrics(done.stdout, "eagle/acceptance_length")
-    assert lengths[0] < 1.1 and sum(lengths[-2:]) / 2 > lengths[0] + 0.15, lengths
+    assert lengths[0] < 1.3 and sum(lengths[-3:]) / 3 > lengths[0] + 0.15, lengths
     assert metrics(done.stdout, "eagle/drafter_version")[-1] >= 2
     assert max(metrics(done.stdout, "training/rollout_probs_diff_max")) < 0.1  # at this temperature
     counted = metrics(done.stdout, "rollout/spec_accept_length")
