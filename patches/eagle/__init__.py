@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from flashpatch.patches.eagle.verl import PATCHES as VERL
+from flashpatch.patches.eagle.verl_sglang import PATCHES as VERL_SGLANG
+from flashpatch.patches.eagle.verl_vllm import PATCHES as VERL_VLLM
 from flashpatch.patches.eagle.vllm import PATCHES as VLLM
 from flashpatch.record import Family, Option, Patch
 
@@ -20,7 +22,7 @@ def _sglang() -> tuple[Patch, ...]:
 FAMILY = Family(
     name="eagle",
     summary="adaptive speculative rollouts: hidden-state capture, tokens per step by a bandit, drafter co-training",
-    patches=(*VLLM, *_sglang(), *VERL),
+    patches=(*VLLM, *_sglang(), *VERL, *VERL_VLLM, *VERL_SGLANG),
     options={
         "capture": Option(True, "capture hidden states of finished requests to train the drafter", kind=bool),
         "capture_rate": Option(1.0, "share of requests to capture", kind=float, least=0, most=1),

@@ -267,6 +267,20 @@ def sync(engine: Any, source: str) -> None:
     drafter_refit.send(engine, weights(source))
 
 
+def eagle(engine: Any, method: str, given: list[Any]) -> Any:
+    """The schedulers' answers to a call of the eagle family, as verl's server makes it; the text of an error."""
+    from types import SimpleNamespace
+
+    from flashpatch.errors import PatchError
+    from flashpatch.patches.eagle.verl_sglang.http_server import eagle_call
+
+    server = SimpleNamespace(tokenizer_manager=engine.tokenizer_manager)
+    try:
+        return engine.loop.run_until_complete(eagle_call(server, method, tuple(given)))
+    except PatchError as error:
+        return str(error)
+
+
 def pause(engine: Any, seconds: float) -> None:
     """What runs beside the engine gets time to finish."""
     import time
@@ -335,6 +349,7 @@ STEPS = {
         bucket,
         audited,
         sync,
+        eagle,
         pause,
     )
 }

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from flashpatch.patches.eagle.sglang import capture, drafter_refit, spec_arms
+from flashpatch.patches.eagle.sglang import capture, commands, drafter_refit, spec_arms
 
-PATCHES = (*capture.PATCHES, *spec_arms.PATCHES, *drafter_refit.PATCHES)
+PATCHES = (*capture.PATCHES, *spec_arms.PATCHES, *drafter_refit.PATCHES, commands.PATCH)

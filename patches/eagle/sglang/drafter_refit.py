@@ -27,13 +27,19 @@ if TYPE_CHECKING:
 class DrafterRefit(DrafterVersions):
     """Follow the drafter of one engine, and keep its last good weights in memory while an update is judged.
 
-    The version is the number of updates, those taken back not counted.
+    The version is the number of updates, those taken back not counted, unless the sender names it.
+
+    Attributes:
+        own: the checkpoint that the engine was opened with.
+        incoming: version and path of the weights that the open session brings, where the sender named them.
     """
 
     def __init__(self, manager: Any, options: Any) -> None:
         worker = manager.draft_worker
         check = AcceptanceCheck(worker.speculative_num_steps, options["rollback_steps"], options["rollback"])
-        super().__init__(Weights(0), check)
+        self.own = _draft_path(worker)
+        super().__init__(Weights(0, self.own), check)
+        self.incoming: Weights | None = None
         self._worker = weakref.ref(worker)
         self._may_roll_back = options["rollback"] < 1
         self._backup: dict[str, torch.Tensor] | None = None
@@ -45,6 +51,22 @@ class DrafterRefit(DrafterVersions):
         target = {id(p) for p in worker._target_worker.model_runner.model.parameters()}
         drafts = worker._draft_worker.draft_runner.model.named_parameters()
         return {name: p for name, p in drafts if id(p) not in target}
+
+    def shared(self) -> set[str]:
+        """Return the names of the drafter's modules whose weights are the target's."""
+        worker = self._worker()
+        own = self.weights().keys()
+        names = (name for name, _ in worker._draft_worker.draft_runner.model.named_parameters())
+        return {name.split(".")[-2] for name in names if name not in own}
+
+    def state(self) -> dict[str, Any]:
+        """Return the weights in use, and tokens per step over the last ``rollback_steps`` speculative
+        steps."""
+        return {
+            "drafter": self.version,
+            "drafter_path": self.current.path,
+            "acceptance": self.check.acceptance_length,
+        }
 
     def session_started(self) -> None:
         """Copy the weights before a session changes them."""
@@ -58,13 +80,16 @@ class DrafterRefit(DrafterVersions):
         import torch
 
         before, self._before_session = self._before_session, {}
-        if all(torch.equal(p, before[name]) for name, p in self.weights().items() if name in before):
+        incoming, self.incoming = self.incoming, None
+        if incoming is None and all(
+            torch.equal(p, before[name]) for name, p in self.weights().items() if name in before
+        ):
             return False
         if (
             self._may_roll_back and self._backup is None
         ):  # of several in a row the first backs up the good ones
             self._backup = before
-        self.record_update(Weights(self.version + 1))
+        self.record_update(incoming or Weights(self.version + 1))
         return True
 
     def count(self, accepted: list[int], steps: int) -> None:
@@ -101,6 +126,13 @@ class DrafterRefit(DrafterVersions):
     def _note(self, event: str, weights: Weights, **facts: Any) -> None:
         super()._note(event, weights, **facts)
         ledger.flush()  # SGLang ends its processes by SIGKILL
+
+
+def _draft_path(worker: Any) -> str:
+    """Return the folder of the drafter that the engine was opened with."""
+    from sglang.srt.runtime_context import get_spec
+
+    return str(get_spec().speculative_draft_model_path or "")
 
 
 _refits: weakref.WeakKeyDictionary[Any, DrafterRefit] = weakref.WeakKeyDictionary()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from flashpatch.patches.eagle.verl import checkpoint_manager, http_server, verl_config
+from flashpatch.patches.eagle.verl import checkpoint_manager, verl_config
 
 PATCHES = (
     verl_config.PATCH,
-    http_server.PATCH,
     checkpoint_manager.IDLE,
     checkpoint_manager.UPDATE,
     checkpoint_manager.LOG,

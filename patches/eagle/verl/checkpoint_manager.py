@@ -12,10 +12,13 @@ from flashpatch.patches._shared.awaits import caller_awaits, resolve
 from flashpatch.patches.eagle.verl import verl_config
 from flashpatch.patches.eagle.verl.cotraining import Job
 from flashpatch.patches.eagle.verl.targets import DriverPatch
+from flashpatch.patches.eagle.verl_sglang import http_server as verl_sglang
+from flashpatch.patches.eagle.verl_vllm import http_server as verl_vllm
 from flashpatch.record import Contract
 
 MANAGER = "verl.checkpoint_engine.base:CheckpointEngineManager"
 _RPC_SECONDS = 600.0  # for a call to the replicas
+_SERVERS = {"vllm": verl_vllm, "sglang": verl_sglang}
 _metrics: dict[str, float] = {}  # of the last pause, until they are logged
 _job: Job | None = None
 
@@ -75,10 +78,8 @@ def _policy_updated(manager: Any, step: int | None) -> None:
     def call(method: str, arguments: tuple) -> list[Any]:
         import ray
 
-        calls = [
-            replica.server_handle.collective_rpc.remote(method, args=arguments)
-            for replica in manager.replicas
-        ]
+        start = _SERVERS[_job.settings["engine"]].start_call
+        calls = [start(replica.server_handle, method, arguments) for replica in manager.replicas]
         return ray.get(calls, timeout=_RPC_SECONDS)
 
     _job.policy_updated(call, step)
@@ -119,7 +120,7 @@ UPDATE = DriverPatch(
         ),
     ),
     evidence="optional",
-    needs=("eagle.verl.validate_config", "eagle.verl.collective_rpc"),
+    needs=("eagle.verl.validate_config",),
     why="A drafter falls behind a policy in training, and verl sends the replicas nothing but the policy.",
     how="After each update of the policy sends every replica the newest drafter, and the trainer the policy's "
     "embeddings and head.",

@@ -14,9 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from flashpatch import ledger
+from flashpatch.patches.eagle.drafter_refit.commands import (
+    ACCEPT_LENGTH,
+    ACCEPT_RATE,
+    FLUSH,
+    REQUESTS,
+    SAVE_EMBEDDINGS,
+    UPDATE,
+)
 from flashpatch.patches.eagle.train.coordinator import Coordinator
 from flashpatch.patches.eagle.train.settings import WorkerSettings
-from flashpatch.patches.eagle.vllm.drafter_refit import FLUSH, SAVE_EMBEDDINGS, UPDATE
 
 logger = logging.getLogger("flashpatch.eagle")
 
@@ -135,6 +142,7 @@ class Job:
         }
         if lengths:
             self.metrics["eagle/acceptance_length"] = sum(lengths) / len(lengths)
+        self.metrics |= _means(counts)
         if "loss" in figures:
             self.metrics["eagle/drafter_loss"] = float(figures["loss"])
         ledger.note(
@@ -148,6 +156,17 @@ class Job:
             logger.warning("%s", problem)
             ledger.note(eagle_problem=problem)
         self._last_problem = problem
+
+
+def _means(counts: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Return rate and length of acceptance over the requests of all replicas that count them; empty if none does."""
+    counting = [one for one in counts if one.get(REQUESTS)]
+    requests = sum(one[REQUESTS] for one in counting)
+    return {
+        name: sum(one[name] * one[REQUESTS] for one in counting) / requests
+        for name in (ACCEPT_RATE, ACCEPT_LENGTH)
+        if requests
+    }
 
 
 def _with_device(settings: WorkerSettings) -> tuple[WorkerSettings, dict[str, str]]:

@@ -10,17 +10,16 @@ from typing import Any
 
 from flashpatch import engine, user_directories
 from flashpatch.errors import PatchError
-from flashpatch.patches._shared.verl_config import TARGET, JobConfig
+from flashpatch.patches._shared.verl_config import TARGET, Get, JobConfig
 from flashpatch.patches.eagle.train.settings import WorkerSettings
+from flashpatch.patches.eagle.verl import speculation
+from flashpatch.patches.eagle.verl.speculation import ID, ROLLOUT, Dialect, Speculation
 from flashpatch.patches.eagle.verl.targets import DriverPatch
 from flashpatch.record import Contract
 
 logger = logging.getLogger("flashpatch.eagle")
 
-ID = "eagle.verl.validate_config"
 MODEL = "actor_rollout_ref.model.path"
-ROLLOUT = "actor_rollout_ref.rollout"
-SPECULATIVE = f"{ROLLOUT}.engine_kwargs.vllm.speculative_config"
 OURS = "flashpatch"
 """Key of ``engine_kwargs`` under which the job's other processes find the settings."""
 NEW = "new"
@@ -44,91 +43,76 @@ def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> Any:
     options = engine.options("eagle")
     if job.get(f"{ROLLOUT}.engine_kwargs.{OURS}"):  # another process of the job has done it
         return original(config, *args, **kwargs)
-    speculative = speculation(job.get)
+    dialect = speculation.of(job.get)
     job.refuse(
-        refusals(job.get, options, speculative),
+        refusals(job.get, options, dialect),
         "cannot run with",
         "Change these settings, or take eagle out of FLASHPATCH.",
     )
+    found = dialect.configured(job.get) if dialect else Speculation()
     if options["drafter"]:
-        speculative = _wanted(job.get, options)
-        job.set(SPECULATIVE, speculative, "eagle's option drafter")
-    idle = list(remarks(job.get, speculative)) if options["cotrain"] else ["cotrain is off"]
+        found = _drafter(job.get, options, dialect)
+        for path, value in list(dialect.wanted(job.get, found, options["draft_tokens"])):
+            job.set(path, value, "eagle's option drafter")
+    for path, value in list(dialect.needed(job.get, found)) if dialect else ():
+        job.set(path, value, "so that the drafter keeps its weights")
+    idle = list(remarks(job.get, dialect, found)) if options["cotrain"] else ["cotrain is off"]
     for reason in idle:
         logger.warning("eagle trains no drafter: %s", reason)
     if not idle:
         job.set(
             f"{ROLLOUT}.engine_kwargs.{OURS}",
-            {"eagle": json.dumps(training(job.get, options, speculative))},
+            {"eagle": json.dumps(training(job.get, options, dialect, found))},
             "settings of the drafter's training",
         )
     return original(config, *args, **kwargs)
 
 
-def speculation(get: Any) -> dict[str, Any]:
-    """Return the configuration's own ``speculative_config``; empty where it has none.
-
-    Raises:
-        PatchError: it is neither a mapping nor JSON of one.
-    """
-    given = get(SPECULATIVE) or {}
-    try:
-        given = json.loads(given) if isinstance(given, str) else given
-    except ValueError:
-        given = None
-    if not isinstance(given, Mapping):
-        raise PatchError(
-            f"{SPECULATIVE}={get(SPECULATIVE)!r} is not a mapping.",
-            patch=ID,
-            advice="Write it as {method:eagle,model:/path/to/drafter,num_speculative_tokens:3}.",
-        )
-    return dict(given)
-
-
-def refusals(get: Any, options: Mapping[str, Any], speculative: Mapping[str, Any]) -> Iterator[str]:
+def refusals(get: Get, options: Mapping[str, Any], dialect: Dialect | None) -> Iterator[str]:
     """Yield the settings that contradict the option ``drafter``, each with the reason."""
     if not options["drafter"]:
         return
-    if get(f"{ROLLOUT}.name") != "vllm":
-        yield f"{ROLLOUT}.name={get(f'{ROLLOUT}.name')} (eagle's option drafter is for vllm)"
-    if speculative:
-        yield f"{SPECULATIVE}={dict(speculative)} (eagle's option drafter={options['drafter']} sets it)"
+    if dialect is None:
+        yield f"{ROLLOUT}.name={get(f'{ROLLOUT}.name')} (eagle's option drafter is for vllm and sglang)"
+    else:
+        yield from dialect.conflicts(get, options["drafter"])
     if get("actor_rollout_ref.model.mtp.enable"):
         yield "actor_rollout_ref.model.mtp.enable=True (verl's own drafter)"
     if options["drafter"] != NEW and not (Path(options["drafter"]) / "config.json").exists():
         yield f"eagle's option drafter={options['drafter']} (no config.json there)"
 
 
-def remarks(get: Any, speculative: Mapping[str, Any]) -> Iterator[str]:
+def remarks(get: Get, dialect: Dialect | None, found: Speculation) -> Iterator[str]:
     """Yield reasons why no drafter can be trained with this configuration."""
-    name = get(f"{ROLLOUT}.name")
-    if name != "vllm":
-        yield f"{ROLLOUT}.name={name}; capture and bandit work there, the rest is for vllm"
-    elif speculative.get("method") not in ("eagle", "eagle3"):
+    if dialect is None:
+        yield f"{ROLLOUT}.name={get(f'{ROLLOUT}.name')}; drafters are trained for vllm and sglang"
+    elif found.method not in ("eagle", "eagle3"):
         yield (
-            f"the rollout engine drafts with {speculative.get('method') or 'nothing'}, which is not trained here; "
+            f"the rollout engine drafts with {found.method or 'nothing'}, which is not trained here; "
             f"eagle's option drafter={NEW} makes one that is"
         )
-    elif not Path(str(speculative.get("model"))).is_dir():
-        yield f"{speculative.get('model')} is not a folder"
+    elif not Path(found.model).is_dir():
+        yield f"{found.model or 'its drafter'} is not a folder"
+    if dialect is not None:
+        yield from dialect.remarks(get, found)
     if get("trainer.v1.trainer_mode") == "separate_async":
         yield "in trainer mode separate_async rollouts never pause"
     if not get(MODEL) or not _path(get(MODEL)).is_dir():
         yield f"{MODEL}={get(MODEL)} is not a folder"
 
 
-def _wanted(get: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ``speculative_config`` for the option ``drafter``; write a drafter from scratch first."""
+def _drafter(get: Get, options: Mapping[str, Any], dialect: Dialect) -> Speculation:
+    """Return the speculation for the option ``drafter``; write a drafter from scratch first."""
     folder = _path(options["drafter"])
     if options["drafter"] == NEW:
         folder = _folder(get) / "first"
-        _write_new(_path(get(MODEL)), folder, options)
+        _write_new(_path(get(MODEL)), folder, options, dialect.engine)
     kind = json.loads((folder / "config.json").read_text())
     method = "eagle3" if any("Eagle3" in name for name in kind.get("architectures") or ()) else "eagle"
-    return {"method": method, "model": str(folder), "num_speculative_tokens": options["draft_tokens"]}
+    return Speculation(method, str(folder))
 
 
-def _write_new(target: Path, folder: Path, options: Mapping[str, Any]) -> None:
+def _write_new(target: Path, folder: Path, options: Mapping[str, Any], engine_name: str) -> None:
     import torch
     from transformers import AutoConfig
 
@@ -141,18 +125,18 @@ def _write_new(target: Path, folder: Path, options: Mapping[str, Any]) -> None:
     weights = make_drafter(config, options["seed"]).state_dict()
     dtype = getattr(torch, WorkerSettings(**_trainer_settings(options, "", "", "")).dtype)
     weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
-    save_drafter(folder, weights, config, "vllm", TargetEmbeddings.load(target), target)
+    save_drafter(folder, weights, config, engine_name, TargetEmbeddings.load(target), target)
 
 
-def training(get: Any, options: Mapping[str, Any], speculative: Mapping[str, Any]) -> dict[str, Any]:
+def training(get: Get, options: Mapping[str, Any], dialect: Dialect, found: Speculation) -> dict[str, Any]:
     """Make what `settings` returns from verl's configuration.
 
     Raises:
         PatchError: an entry of the option ``trainer`` is not one of its settings.
     """
     target = str(_path(get(MODEL)))
-    given = _trainer_settings(options, target, str(_folder(get)), str(speculative["model"]))
-    made = WorkerSettings.of({**given, "kind": speculative["method"], "ring": ""})
+    given = _trainer_settings(options, target, str(_folder(get)), found.model)
+    made = WorkerSettings.of({**given, "engine": dialect.engine, "kind": found.method, "ring": ""})
     return {
         "settings": {name: value for name, value in vars(made).items() if name != "ring"},
         "slice": options["slice"],
@@ -188,7 +172,7 @@ def _path(text: str) -> Path:
     return Path(user_directories.expand(text))
 
 
-def _folder(get: Any) -> Path:
+def _folder(get: Get) -> Path:
     """Return a folder beside the job's own checkpoints, which every node sees."""
     return _path(get("trainer.default_local_dir") or "checkpoints").absolute() / "eagle"
 

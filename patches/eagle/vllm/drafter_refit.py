@@ -16,14 +16,11 @@ from typing import Any
 from flashpatch import engine, ledger
 from flashpatch.arming.site import Site
 from flashpatch.patches._shared import all_ranks
+from flashpatch.patches.eagle.drafter_refit.commands import FLUSH, SAVE_EMBEDDINGS, UPDATE
 from flashpatch.patches.eagle.drafter_refit.versions import DrafterVersions, Weights
 from flashpatch.patches.eagle.vllm import capture, drafter_weights, embeddings_and_head, spec_controller
 from flashpatch.patches.eagle.vllm.targets import CORE, WORKER, EnginePatch, WorkerPatch
 from flashpatch.record import Contract
-
-UPDATE = "eagle_update_drafter"
-FLUSH = "eagle_flush"
-SAVE_EMBEDDINGS = "eagle_save_embeddings"
 
 
 class DrafterRefit(DrafterVersions):

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from flashpatch.patches.eagle.drafter_refit import commands
+from flashpatch.patches.eagle.drafter_refit.commands import FLUSH, SAVE_EMBEDDINGS, UPDATE
 from flashpatch.patches.eagle.verl import cotraining
-from flashpatch.patches.eagle.vllm.drafter_refit import FLUSH, SAVE_EMBEDDINGS, UPDATE
 
 
 class Trainer:
@@ -140,3 +141,17 @@ def test_the_trainer_sees_the_accelerator_it_is_given_though_the_driver_sees_non
     one.policy_updated(Replicas(), 0)
     assert one.coordinator.environment == {"CUDA_VISIBLE_DEVICES": "3"}
     assert one.coordinator.settings.device == "cuda"
+
+
+def test_acceptance_that_servers_count_is_weighed_by_requests(one):
+    replicas = Replicas()
+    rate, length = commands.ACCEPT_RATE, commands.ACCEPT_LENGTH
+    replicas.states = [
+        {**replicas.states[0], commands.REQUESTS: 3, rate: 0.2, length: 1.5},
+        {**replicas.states[1], commands.REQUESTS: 1, rate: 0.6, length: 2.5},
+    ]
+    one.policy_updated(replicas, 0)
+    assert one.metrics[rate] == pytest.approx(0.3) and one.metrics[length] == pytest.approx(1.75)
+    replicas.states = [dict(ring="/ring")]
+    one.policy_updated(replicas, 1)
+    assert rate not in one.metrics and length not in one.metrics

@@ -6,11 +6,14 @@ import pytest
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle import FAMILY
-from flashpatch.patches.eagle.verl import verl_config
+from flashpatch.patches.eagle.verl import speculation, verl_config
+from flashpatch.patches.eagle.verl.speculation import SGLANG, SPECULATIVE, Speculation
 from flashpatch.settings.options import checked
 
 OFF = {name: option.default for name, option in FAMILY.options.items()}
-ROLLOUT = {"actor_rollout_ref.rollout.name": "vllm"}
+NAME = "actor_rollout_ref.rollout.name"
+ROLLOUT = {NAME: "vllm"}
+SGLANGS = {NAME: "sglang"}
 
 
 def reader(settings):
@@ -21,28 +24,33 @@ def reader(settings):
     "given", [{"method": "eagle", "model": "/d"}, '{"method": "eagle", "model": "/d"}', None, ""]
 )
 def test_the_recipes_own_drafter_is_read_as_verl_reads_it(given):
-    found = verl_config.speculation(reader({verl_config.SPECULATIVE: given}))
-    assert found == ({"method": "eagle", "model": "/d"} if given else {})
+    found = speculation.Vllm().configured(reader({SPECULATIVE: given}))
+    assert found == (Speculation("eagle", "/d") if given else Speculation())
 
 
 @pytest.mark.parametrize("given", ["{", "[1]", 3])
 def test_what_is_no_mapping_is_refused(given):
     with pytest.raises(PatchError, match="is not a mapping"):
-        verl_config.speculation(reader({verl_config.SPECULATIVE: given}))
+        speculation.Vllm().configured(reader({SPECULATIVE: given}))
 
 
 @pytest.mark.parametrize(
     ("settings", "options", "said"),
     [
-        ({"actor_rollout_ref.rollout.name": "sglang"}, {}, "rollout.name=sglang"),
+        ({NAME: "trtllm"}, {}, "rollout.name=trtllm"),
+        (ROLLOUT | {SPECULATIVE: {"method": "ngram"}}, {}, "ngram"),
+        (SGLANGS | {f"{SGLANG}.speculative_algorithm": "NGRAM"}, {}, "speculative_algorithm=NGRAM"),
+        (SGLANGS | {f"{SGLANG}.speculative_draft_model_path": "/d"}, {}, "draft_model_path=/d"),
+        (SGLANGS | {f"{SGLANG}.speculative_eagle_topk": 4}, {}, "need speculative_num_draft_tokens"),
         (ROLLOUT | {"actor_rollout_ref.model.mtp.enable": True}, {}, "mtp.enable=True"),
         (ROLLOUT, {"drafter": "/nowhere"}, "no config.json"),
     ],
 )
 def test_a_drafter_by_option_and_a_recipe_against_it(settings, options, said):
     options = {**OFF, "drafter": verl_config.NEW, **options}
-    assert any(said in reason for reason in verl_config.refusals(reader(settings), options, {}))
-    assert not list(verl_config.refusals(reader(settings), OFF, {}))
+    dialect = speculation.of(reader(settings))
+    assert any(said in reason for reason in verl_config.refusals(reader(settings), options, dialect))
+    assert not list(verl_config.refusals(reader(settings), OFF, dialect))
 
 
 @pytest.mark.parametrize(("name", "value"), [("slice", 0.0), ("patience", 0.0), ("draft_tokens", 0)])
@@ -51,41 +59,94 @@ def test_an_option_out_of_range_is_refused(name, value):
         checked(FAMILY, {name: value}, "enable()")
 
 
-def test_two_drafters_are_one_too_many():
-    (reason,) = verl_config.refusals(
-        reader(ROLLOUT), {**OFF, "drafter": verl_config.NEW}, {"method": "ngram"}
-    )
-    assert "ngram" in reason and "drafter=new" in reason
+@pytest.mark.parametrize(
+    ("settings", "found", "said"),
+    [
+        ({NAME: "trtllm"}, Speculation(), "for vllm and sglang"),
+        (ROLLOUT, Speculation(), "drafts with nothing"),
+        (SGLANGS, Speculation(), "drafts with nothing"),
+        (ROLLOUT, Speculation("ngram"), "drafts with ngram"),
+        (ROLLOUT, Speculation("eagle", "someone/drafter"), "is not a folder"),
+        (SGLANGS, Speculation("eagle3", "/"), "not the last hidden states"),
+        (SGLANGS | {"actor_rollout_ref.rollout.data_parallel_size": 2}, Speculation("eagle", "/"), "size=2"),
+        (
+            SGLANGS | {"actor_rollout_ref.rollout.disaggregation.enabled": True},
+            Speculation("eagle", "/"),
+            "prefill",
+        ),
+        (ROLLOUT | {"trainer.v1.trainer_mode": "separate_async"}, Speculation(), "rollouts never pause"),
+    ],
+)
+def test_why_no_drafter_is_trained(tmp_path, settings, found, said):
+    settings = {"actor_rollout_ref.model.path": str(tmp_path), **settings}
+    dialect = speculation.of(reader(settings))
+    assert any(said in reason for reason in verl_config.remarks(reader(settings), dialect, found))
+
+
+def wanted(settings, tokens=3):
+    settings = SGLANGS | {f"{SGLANG}.{name}": value for name, value in settings.items()}
+    found = speculation.Sglang().wanted(reader(settings), Speculation("eagle", "/d"), tokens)
+    return {path.removeprefix(f"{SGLANG}."): value for path, value in found}
+
+
+def test_sglangs_settings_follow_the_option_where_the_user_chose_none():
+    chain = dict(speculative_algorithm="EAGLE", speculative_draft_model_path="/d", speculative_num_steps=3)
+    chain |= dict(speculative_eagle_topk=1, speculative_num_draft_tokens=4)
+    assert wanted({}) == chain
+    tree = {"speculative_num_steps": 2, "speculative_eagle_topk": 2, "speculative_num_draft_tokens": 5}
+    left = {name: chain[name] for name in ("speculative_algorithm", "speculative_draft_model_path")}
+    assert wanted(tree) == left
 
 
 @pytest.mark.parametrize(
-    ("settings", "speculative", "said"),
+    ("settings", "names"),
     [
-        ({"actor_rollout_ref.rollout.name": "sglang"}, {}, "capture and bandit work there"),
-        (ROLLOUT, {}, "drafts with nothing"),
-        (ROLLOUT, {"method": "ngram"}, "drafts with ngram"),
-        (ROLLOUT, {"method": "eagle", "model": "someone/drafter"}, "is not a folder"),
-        (ROLLOUT | {"trainer.v1.trainer_mode": "separate_async"}, {}, "rollouts never pause"),
+        ({}, {"enable_draft_weights_cpu_backup"}),
+        ({f"{SGLANG}.enable_memory_saver": False}, set()),
+        ({"actor_rollout_ref.rollout.free_cache_engine": False}, set()),
+        (
+            {"actor_rollout_ref.rollout.load_format": "dummy"},
+            {"enable_draft_weights_cpu_backup", "speculative_draft_load_format"},
+        ),
+        ({f"{SGLANG}.enable_draft_weights_cpu_backup": False}, set()),
     ],
 )
-def test_why_no_drafter_is_trained(tmp_path, settings, speculative, said):
-    settings = {"actor_rollout_ref.model.path": str(tmp_path), **settings}
-    assert any(said in reason for reason in verl_config.remarks(reader(settings), speculative))
+def test_a_drafter_keeps_its_weights_on_sglang(settings, names):
+    get = reader(SGLANGS | settings)
+    found = dict(speculation.Sglang().needed(get, Speculation("eagle", "/d")))
+    assert {path.removeprefix(f"{SGLANG}.") for path in found} == names
+    assert not list(speculation.Sglang().needed(get, Speculation()))
 
 
-def test_a_drafter_that_can_be_trained_is(tmp_path):
-    settings = ROLLOUT | {
+@pytest.mark.parametrize(
+    ("algorithm", "method"), [("EAGLE", "eagle"), ("EAGLE3", "eagle3"), ("NGRAM", "NGRAM"), (None, "")]
+)
+def test_sglangs_own_settings_are_read(algorithm, method):
+    settings = {f"{SGLANG}.speculative_algorithm": algorithm, f"{SGLANG}.speculative_draft_model_path": "/d"}
+    assert speculation.Sglang().configured(reader(settings)) == Speculation(method, "/d")
+
+
+@pytest.mark.parametrize(("engine", "kind"), [("vllm", "eagle3"), ("sglang", "eagle")])
+def test_a_drafter_that_can_be_trained_is(tmp_path, engine, kind):
+    settings = {
+        NAME: engine,
         "actor_rollout_ref.model.path": str(tmp_path),
         "trainer.default_local_dir": "/saved",
     }
-    speculative = {"method": "eagle3", "model": str(tmp_path)}
-    assert not list(verl_config.remarks(reader(settings), speculative))
+    found, dialect = Speculation(kind, str(tmp_path)), speculation.of(reader(settings))
+    assert not list(verl_config.remarks(reader(settings), dialect, found))
     options = {**OFF, "trainer": ["rate=1e-3", "least=4", "prompts=true"]}
-    made = verl_config.training(reader(settings), options, speculative)
-    wanted = dict(
-        target=str(tmp_path), folder="/saved/eagle", kind="eagle3", rate=1e-3, least=4, prompts=True
+    made = verl_config.training(reader(settings), options, dialect, found)
+    asked = dict(
+        target=str(tmp_path),
+        folder="/saved/eagle",
+        kind=kind,
+        rate=1e-3,
+        least=4,
+        prompts=True,
+        engine=engine,
     )
-    assert wanted.items() <= made["settings"].items() and "ring" not in made["settings"]
+    assert asked.items() <= made["settings"].items() and "ring" not in made["settings"]
 
 
 @pytest.mark.parametrize("text", ["rate", "rates=1", "rate=fast", "least=1.5", "ring=/x"])

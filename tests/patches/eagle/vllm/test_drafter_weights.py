@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.drafter_refit import checkpoint
 from flashpatch.patches.eagle.vllm import drafter_weights
 
 
@@ -22,7 +23,7 @@ def own(tmp_path):
 
 
 def _check(own, tensors, shared=("embed_tokens", "lm_head")):
-    drafter_weights._check(tensors, own, set(shared), "new")
+    checkpoint.check(tensors, own, set(shared), "new", "test")
 
 
 def test_the_same_names_and_shapes_are_taken(own):
@@ -54,9 +55,9 @@ def test_an_embedding_of_its_own_is_taken(tmp_path):
 def test_a_checkpoint_may_be_several_files(tmp_path):
     save_file({"a": torch.ones(1)}, tmp_path / "1.safetensors")
     save_file({"b": torch.ones(2)}, tmp_path / "2.safetensors")
-    assert set(drafter_weights.read(tmp_path)) == {"a", "b"}
-    assert drafter_weights.shapes(tmp_path) == {"a": (1,), "b": (2,)}
-    assert set(drafter_weights.read(tmp_path / "2.safetensors")) == {"b"}
+    assert set(checkpoint.read(tmp_path, "test")) == {"a", "b"}
+    assert checkpoint.shapes(tmp_path) == {"a": (1,), "b": (2,)}
+    assert set(checkpoint.read(tmp_path / "2.safetensors", "test")) == {"b"}
 
 
 def test_what_is_shared_is_out_of_reach_and_back_in_its_place():

@@ -1,4 +1,4 @@
-"""Return the answers of the family's worker methods from verl's rollout server."""
+"""Return the answers of the family's worker methods from verl's vLLM server."""
 
 from __future__ import annotations
 
@@ -19,8 +19,13 @@ async def on_collective_rpc(
     return await original(self, method, timeout, args, kwargs)
 
 
+def start_call(server: Any, method: str, arguments: tuple) -> Any:
+    """Call a worker method through verl's server actor; return Ray's reference to the workers' answers."""
+    return server.collective_rpc.remote(method, args=arguments)
+
+
 PATCH = DriverPatch(
-    id="eagle.verl.collective_rpc",
+    id="eagle.verl_vllm.collective_rpc",
     targets=("verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer.collective_rpc",),
     wrapper=on_collective_rpc,
     contract=Contract(

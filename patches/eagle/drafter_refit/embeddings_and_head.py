@@ -1,0 +1,69 @@
+"""Write the token embeddings and the head of a running target, which its drafter shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from flashpatch.atomic_file import replacing
+from flashpatch.errors import PatchError
+
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def save_embeddings_and_head(
+    model: Any, folder: Path, gather: Callable[[Any], Any], is_first: bool, patch: str
+) -> int:
+    """Write both to ``folder/model.safetensors``, whole or not at all.
+
+    Args:
+        model: the engine's model of a worker, with ``model.embed_tokens`` and ``lm_head``; all tensor-parallel ranks
+            call this together.
+        folder: made if missing.
+        gather: concatenates a tensor [rows, hidden] of each rank along the rows.
+        is_first: whether this rank writes.
+        patch: id of the patch that errors name.
+
+    Returns:
+        Tensors written, 0 in other ranks than the first.
+
+    Raises:
+        PatchError: the model has no such module, or it is not of plain floating point.
+    """
+    from safetensors.torch import save_file
+
+    found = dict(_embeddings_and_head(model, gather, patch))
+    if not is_first:
+        return 0
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / "model.safetensors") as temporary:
+        save_file(found, temporary)
+    return len(found)
+
+
+def _embeddings_and_head(model: Any, gather: Callable[[Any], Any], patch: str) -> Iterator[tuple[str, Any]]:
+    """Yield names and whole tensors on the host; a head that is tied to the embeddings is left out."""
+    inner = getattr(model, "model", None)
+    embedding, head = getattr(inner, "embed_tokens", None), getattr(model, "lm_head", None)
+    if embedding is None or head is None:
+        raise PatchError(
+            f"{type(model).__name__} has no embed_tokens and lm_head to share with a drafter.",
+            patch=patch,
+            advice="Set eagle's option cotrain to false for this model.",
+        )
+    yield _EMBEDDING, _whole(embedding, gather, patch)
+    if head.weight is not embedding.weight:
+        yield _HEAD, _whole(head, gather, patch)
+
+
+def _whole(module: Any, gather: Callable[[Any], Any], patch: str) -> Any:
+    """Gather [vocabulary, hidden] over tensor-parallel ranks, without padding."""
+    weight = module.weight
+    if not weight.is_floating_point() or weight.element_size() < 2:
+        raise PatchError(
+            f"{type(module).__name__} is stored as {weight.dtype}, which a drafter's trainer cannot read.",
+            patch=patch,
+            advice="Leave embeddings and head in the model's precision.",
+        )
+    return gather(weight.data)[: module.org_vocab_size].cpu().contiguous().clone()

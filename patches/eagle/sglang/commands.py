@@ -1,0 +1,227 @@
+"""Answer the family's calls in SGLang's schedulers, through its request for the internal state.
+
+The call is `request`; SGLang brings it to every tensor-parallel rank, between two batches. New drafter weights are
+loaded in an update session of their own, which a session that is open, such as the policy's, excludes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flashpatch import ledger
+from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.drafter_refit import checkpoint, embeddings_and_head
+from flashpatch.patches.eagle.drafter_refit.commands import FLUSH, SAVE_EMBEDDINGS, UPDATE
+from flashpatch.patches.eagle.drafter_refit.versions import Weights
+from flashpatch.patches.eagle.sglang import capture, drafter_refit
+from flashpatch.patches.eagle.sglang.targets import MANAGER, WorkerPatch
+from flashpatch.record import Contract
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger("flashpatch.eagle")
+
+ID = "eagle.sglang.get_internal_state"
+MARK = "flashpatch eagle: "
+"""Start of the request's id; the call follows as JSON, [method, arguments]."""
+ANSWERS = "flashpatch_eagle"
+"""Key of the answer: per rank {"answer": ...} or {"error": text}."""
+
+
+def request(method: str, arguments: tuple) -> Any:
+    """Return SGLang's request that makes a call; its answer goes to `answers`."""
+    from sglang.srt.managers.io_struct import GetInternalStateReq
+
+    return GetInternalStateReq(rid=MARK + json.dumps([method, list(arguments)]))
+
+
+def answers(state: dict[str, Any], method: str) -> list[Any]:
+    """Return each rank's answer to a call.
+
+    Raises:
+        PatchError: a rank refused it, or the schedulers carry no FlashPatch.
+    """
+    if ANSWERS not in state:
+        raise PatchError(
+            f"SGLang's schedulers do not know {method}.",
+            patch=ID,
+            advice="Check with flashpatch-verify --live that FLASHPATCH has eagle in their processes.",
+        )
+    found = state[ANSWERS]
+    errors = [f"rank {rank}: {one['error']}" for rank, one in enumerate(found) if "error" in one]
+    if errors:
+        raise PatchError(
+            f"{method} failed: {'; '.join(errors)}", patch=ID, advice="The server's log has the traceback."
+        )
+    return [one["answer"] for one in found]
+
+
+def on_state(original, self, recv_req: Any):
+    """Around ``Scheduler.get_internal_state``: answer a call of the family."""
+    if not (recv_req.rid or "").startswith(MARK):
+        return original(self, recv_req)
+    from sglang.srt.managers.io_struct import GetInternalStateReqOutput
+
+    method, arguments = json.loads(recv_req.rid[len(MARK) :])
+    manager = self.weight_updater
+    try:
+        one = {"answer": _METHODS[method](manager, *arguments)}
+    except Exception as error:
+        logger.exception("%s failed", method)
+        one = {"error": f"{type(error).__name__}: {error}"}
+    return GetInternalStateReqOutput(internal_state={ANSWERS: _gather(manager, one)})
+
+
+def update_drafter(manager: Any, path: str, version: int) -> dict[str, Any]:
+    """Load drafter weights in a session with ``selector="draft"``.
+
+    Args:
+        manager: SGLang's ``SchedulerWeightUpdaterManager``.
+        path: a safetensors file or a directory of them, readable by every rank.
+        version: of the weights.
+
+    Returns:
+        ``version`` and the number of ``tensors``.
+
+    Raises:
+        PatchError: a rank cannot take them, and nothing has changed; or the session failed.
+    """
+    import msgspec
+    from sglang.srt.managers.io_struct import BeginWeightUpdateReqInput, EndWeightUpdateReqInput
+
+    tensors = _agree(manager, path)
+    refit = drafter_refit.refit_of(manager)
+    _check(manager.begin_weight_update(BeginWeightUpdateReqInput(selector="draft")))
+    try:
+        for _, runner in manager._select_runners("draft"):
+            done, message = runner.weight_updater.update_weights_from_tensor(list(tensors.items()), None)
+            if not done:
+                raise checkpoint.problem(ID, f"the drafter refused {path}: {message}", "See its log.")
+        manager._session = msgspec.structs.replace(manager._session, loaded_weights=True)
+        refit.incoming = Weights(version, str(path))
+    finally:
+        ended = manager.end_weight_update(EndWeightUpdateReqInput())
+        refit.incoming = None
+    _check(ended)
+    manager.flush_cache()  # cached prefixes hold the old drafter's keys and values
+    ledger.note(eagle_drafter_loaded={"version": version, "path": str(path), "tensors": len(tensors)})
+    return {"version": version, "tensors": len(tensors)}
+
+
+def _agree(manager: Any, path: str) -> dict[str, torch.Tensor]:
+    """Return the tensors of a drafter, once every rank can take them."""
+    problem, tensors = "", {}
+    try:
+        tensors = _read(manager, Path(path))
+    except PatchError as error:
+        problem = str(error)
+    problems = [one for one in _gather(manager, problem) if one]
+    if problems:
+        raise checkpoint.problem(ID, f"no drafter was loaded: {problems[0]}", "The old one stays in use")
+    return tensors
+
+
+def _read(manager: Any, path: Path) -> dict[str, torch.Tensor]:
+    """Read and check an update.
+
+    Raises:
+        PatchError: no model drafts here, another session is open, requests run, or the checkpoint is not the drafter's.
+    """
+    refit = drafter_refit.refit_of(manager)
+    if refit is None:
+        raise checkpoint.problem(
+            ID, "this engine has no drafter with weights", "Open it with an EAGLE drafter."
+        )
+    if manager._session is not None:
+        raise checkpoint.problem(
+            ID,
+            f'an update session with selector="{manager._session.selector}" is open',
+            "Send the drafter after the policy's update has ended.",
+        )
+    if not manager.is_fully_idle():
+        raise checkpoint.problem(ID, "requests are running", "Send the drafter between two rollouts.")
+    own, shared = Path(refit.own), refit.shared()
+    tensors = checkpoint.read(path, ID)
+    if path == own:  # the first checkpoint: it may hold a copy of what is shared
+        tensors = {name: tensor for name, tensor in tensors.items() if not shared & set(name.split("."))}
+    checkpoint.check(tensors, own, shared, path, ID)
+    return tensors
+
+
+def flush(manager: Any) -> dict[str, Any]:
+    """Wait until the captured states of finished requests are stored.
+
+    Returns:
+        Counts, and ``ring``, the directory of the samples, unless this rank captures nothing; ``drafter`` (version),
+        ``drafter_path`` and ``acceptance`` (tokens per step) where a model of its own drafts.
+    """
+    refit = drafter_refit.refit_of(manager)
+    if refit is None:
+        return {}
+    recorder = capture.recorder_of(manager.draft_worker)
+    if recorder is None:
+        return refit.state()
+    recorder.flush()
+    return {**recorder.counts, "ring": str(recorder.writer.directory), **refit.state()}
+
+
+def save_embeddings(manager: Any, folder: str) -> int:
+    """Write the target's token embeddings and head to ``folder/model.safetensors``; return tensors written.
+
+    Raises:
+        PatchError: the target has no plain embeddings.
+    """
+    from sglang.srt.distributed import tensor_model_parallel_all_gather
+    from sglang.srt.runtime_context import get_parallel
+
+    return embeddings_and_head.save_embeddings_and_head(
+        manager.tp_worker.model_runner.model,
+        Path(folder),
+        lambda weight: tensor_model_parallel_all_gather(weight, dim=0),
+        get_parallel().tp_rank == 0,
+        ID,
+    )
+
+
+_METHODS = {UPDATE: update_drafter, FLUSH: flush, SAVE_EMBEDDINGS: save_embeddings}
+
+
+def _check(output: Any) -> None:
+    if not output.success:
+        raise checkpoint.problem(ID, f"the drafter's session failed: {output.message}", "See its log.")
+
+
+def _gather(manager: Any, one: Any) -> list[Any]:
+    """Return ``one`` of every tensor-parallel rank; all of them call this."""
+    import torch
+
+    found = [None] * torch.distributed.get_world_size(manager.tp_cpu_group)
+    torch.distributed.all_gather_object(found, one, group=manager.tp_cpu_group)
+    return found
+
+
+PATCH = WorkerPatch(
+    id=ID,
+    targets=("sglang.srt.managers.scheduler:Scheduler.get_internal_state",),
+    wrapper=on_state,
+    contract=Contract(
+        params=("recv_req",),
+        exists=(
+            f"{MANAGER}.begin_weight_update",
+            f"{MANAGER}._select_runners",
+            "sglang.srt.managers.io_struct:GetInternalStateReq.rid",
+            "sglang.srt.managers.io_struct:GetInternalStateReqOutput.internal_state",
+            "sglang.srt.managers.scheduler_components.weight_updater:_WeightUpdateSession.loaded_weights",
+            "sglang.srt.distributed:tensor_model_parallel_all_gather",
+        ),
+    ),
+    evidence="optional",
+    needs=("eagle.sglang.weight_updater_manager_post_init", "eagle.sglang.verify"),
+    why="A server's schedulers have no call that takes a file's name and returns an answer of every rank.",
+    how="Answers a request for the internal state whose id names a call: where samples are, what is accepted, "
+    "new drafter weights, and the target's embeddings and head.",
+)

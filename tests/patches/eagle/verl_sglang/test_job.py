@@ -1,0 +1,101 @@
+"""Jobs of unmodified verl over SGLang whose drafter starts as noise and is trained between rollouts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from verl_job import live, metrics, train
+
+pytestmark = [pytest.mark.verl, pytest.mark.sglang, pytest.mark.full]
+
+STEPS = 6
+BACKENDS = ("prefill", "decode", "speculative_draft")
+SETTINGS = (
+    "actor_rollout_ref.rollout.name=sglang",
+    "data.max_response_length=40",
+    "actor_rollout_ref.rollout.max_model_len=96",
+    "actor_rollout_ref.rollout.temperature=0.05",  # a random model's answers are not all alike otherwise
+    "actor_rollout_ref.actor.optim.lr=1e-4",
+    f"trainer.total_training_steps={STEPS}",
+    # Without AMX tiles SGLang takes torch_native, in which its drafters do not run; the stand-ins can do the other.
+    *(
+        f"+actor_rollout_ref.rollout.engine_kwargs.sglang.{part}_attention_backend=intel_amx"
+        for part in BACKENDS
+    ),
+)
+CONFIG = """
+[eagle]
+drafter = "new"
+slice = 20.0
+trainer = ["rate=3e-3", "least=4", "batch=256", "dtype=float32"]
+{more}
+"""
+
+
+def job(world: Path, folder: Path, *extra: str, more: str = ""):
+    config = folder / "flashpatch.toml"
+    config.write_text(CONFIG.format(more=more))
+    where = (f"trainer.default_local_dir={folder}/saved", f"hydra.run.dir={folder}/hydra")
+    names = dict(FLASHPATCH="cpu,bf16,eagle", FLASHPATCH_CONFIG=str(config), TORCHDYNAMO_DISABLE="1")
+    return train(world, folder, *SETTINGS, *where, *extra, **names)
+
+
+def notes(folder: Path) -> dict[int, dict[str, Any]]:
+    """What each process wrote into its ledger row, by pid."""
+    rows = [json.loads(path.read_text()) for path in (folder / "ledger").rglob("*.json")]
+    return {row["pid"]: row["notes"] for row in rows if row["kind"] == "row"}
+
+
+def test_acceptance_rises_with_co_training(world, tmp_path):
+    done = job(world, tmp_path)
+    assert done.returncode == 0, done.stdout[-8000:]
+    assert metrics(done.stdout, "training/global_step") == list(range(1, STEPS + 1))
+    lengths = metrics(done.stdout, "eagle/acceptance_length")
+    assert lengths[0] < 1.3 and sum(lengths[-3:]) / 3 > lengths[0] + 0.15, lengths
+    assert metrics(done.stdout, "eagle/drafter_version")[-1] >= 2
+    assert max(metrics(done.stdout, "training/rollout_probs_diff_max")) < 0.1  # at this temperature
+    counted = metrics(done.stdout, "rollout/spec_accept_length")
+    assert len(counted) == STEPS and counted[-1] > counted[0] >= 1.0, counted
+
+    # who captured, who trained, and who brought it over, each in a row of its own
+    processes = live(tmp_path)
+    worker = next(row for row in processes if "worker" in row["roles"])
+    for name in (
+        "verify",
+        "release_kv_cache",
+        "get_internal_state",
+        "begin_weight_update",
+        "end_weight_update",
+    ):
+        assert worker["patches"][f"eagle.sglang.{name}"]["calls"] > 0, name
+    found = notes(tmp_path)
+    assert found[worker["pid"]]["eagle_capture"]["requests"] > 0
+    assert found[worker["pid"]]["eagle_drafter"]["version"] >= 2
+    assert found[worker["pid"]]["eagle_policy"] == STEPS + 1
+    [trainer] = [pid for pid, noted in found.items() if "eagle_training" in noted]
+    [driving] = [pid for pid, noted in found.items() if "eagle_trainer" in noted]
+    assert len({worker["pid"], trainer, driving}) == 3
+    assert found[trainer]["eagle_training"]["step"] > 0
+
+
+def test_two_replicas_fill_one_ring_and_get_the_same_drafter(world, two_ranks, tmp_path):
+    done = job(world, tmp_path, *two_ranks)
+    assert done.returncode == 0, done.stdout[-8000:]
+    last = metrics(done.stdout, "eagle/drafter_version")[-1]
+    assert last >= 1
+    found = notes(tmp_path).values()
+    assert [noted["eagle_drafter"]["version"] for noted in found if "eagle_drafter" in noted] == [last] * 2
+    captured = [noted for noted in found if isinstance(noted.get("eagle_capture"), dict)]
+    assert len(captured) == 2 and all(noted["eagle_capture"]["requests"] > 0 for noted in captured)
+    assert len({noted["eagle_ring"] for noted in captured}) == 1
+
+
+def test_without_co_training_the_drafter_stays_what_it_was(world, tmp_path):
+    done = job(world, tmp_path, "trainer.total_training_steps=2", more="cotrain = false")
+    assert done.returncode == 0, done.stdout[-8000:]
+    assert "eagle trains no drafter: cotrain is off" in done.stdout
+    assert not metrics(done.stdout, "eagle/drafter_version")
+    assert any(noted.get("eagle_capture") for noted in notes(tmp_path).values())
