@@ -85,7 +85,7 @@ FAMILIES = {
             "eagle.verl.update_weights": ("verl.checkpoint_engine.base",),
             "eagle.verl.tracking_log": ("verl.utils.tracking",),
             "eagle.verl_vllm.collective_rpc": ("verl.workers.rollout.vllm_rollout.vllm_async_server",),
-            "eagle.verl_sglang.sglang_http_server": ("verl.workers.rollout.sglang_rollout.async_sglang_server",),
+            "eagle.verl_sglang.sg_lang_http_server": ("verl.workers.rollout.sglang_rollout.async_sglang_server",),
             "eagle.verl_sglang.generate": ("verl.workers.rollout.sglang_rollout.async_sglang_server",),
         },
     },

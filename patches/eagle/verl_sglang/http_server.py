@@ -52,7 +52,7 @@ def undo(site: Site) -> None:
 
 
 PATCH = DriverPatch(
-    id="eagle.verl_sglang.sglang_http_server",
+    id="eagle.verl_sglang.sg_lang_http_server",
     targets=(SERVER,),
     apply=apply,
     undo=undo,
