@@ -253,6 +253,7 @@ FAMILIES = {
             "response_tokens": (1024, (), "int", "str", (0, None, None, None)),
             "resubmit": (True, (), "bool", "str", ()),
             "patience": (0.0, (), "float", "str", (0, None, None, None)),
+            "stream_eager": (0.5, (), "float", "str", (0, 1, None, None)),
             "rest": (30.0, (), "float", "str", (0, None, None, None)),
         },
         "patches": {
@@ -263,6 +264,7 @@ FAMILIES = {
             "grpo.verl.acquire_server": ("verl.workers.rollout.llm_server",),
             "grpo.verl.generate": ("verl.workers.rollout.llm_server",),
             "grpo.verl.fused_linear_for_ppo_forward": ("verl.utils.experimental.torch_functional",),
+            "grpo.verl.get_trainer_cls": ("verl.trainer.ppo.v1.trainer_base",),
         },
     },
 }

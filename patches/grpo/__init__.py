@@ -5,6 +5,7 @@ from __future__ import annotations
 from flashpatch.patches.grpo import verl_config
 from flashpatch.patches.grpo.loss import batch_counts, fused_logprobs, policy_loss
 from flashpatch.patches.grpo.routing import resubmit, router
+from flashpatch.patches.grpo.streaming import mode
 from flashpatch.record import Family, Option
 
 FAMILY = Family(
@@ -18,6 +19,7 @@ FAMILY = Family(
         resubmit.ACQUIRE,
         resubmit.GENERATE,
         fused_logprobs.PATCH,
+        mode.PATCH,
     ),
     options={
         "loss": Option(
@@ -52,6 +54,13 @@ FAMILY = Family(
             "seconds without an answer after which a server counts as slow; 0: never",
             kind=float,
             least=0,
+        ),
+        "stream_eager": Option(
+            0.5,
+            "trainer mode stream_async: an idle trainer gets a round filled to this share of its token budget",
+            kind=float,
+            least=0,
+            most=1,
         ),
         "rest": Option(30.0, "seconds for which a slow server gets no new requests", kind=float, least=0),
     },

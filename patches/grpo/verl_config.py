@@ -9,6 +9,7 @@ from typing import Any
 from flashpatch import engine
 from flashpatch.patches._shared.verl_config import Get, JobConfig, validate_config_patch
 from flashpatch.patches.grpo.loss.policy_loss import MODE
+from flashpatch.patches.grpo.streaming import requirements
 from flashpatch.record import Contract
 
 logger = logging.getLogger("flashpatch.grpo")
@@ -27,6 +28,11 @@ def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> None:
     """
     job = JobConfig.open(config, ID)
     options = engine.options("grpo")
+    job.refuse(
+        requirements.refusals(job.get),
+        f"cannot train in mode {requirements.MODE} with",
+        "Change these settings, or choose another trainer.v1.trainer_mode.",
+    )
     job.refuse(
         refusals(job.get, options),
         "cannot train with",
@@ -69,10 +75,11 @@ def adaptations(get: Get, options: Mapping[str, Any]) -> Iterator[tuple[str, Any
 def remarks(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each part of the family that this configuration does not use."""
     mode = get("trainer.v1.trainer_mode", "sync") if get("trainer.use_v1", True) else "legacy"
-    yield (
-        f"the streaming batcher is not used: in trainer mode {mode} verl has the whole batch before it "
-        "divides it, and balances it by Karmarkar and Karp"
-    )
+    if not requirements.asked(get):
+        yield (
+            f"the streaming batcher is not used: in trainer mode {mode} verl has the whole batch before it "
+            f"divides it, and balances it by Karmarkar and Karp; trainer mode {requirements.MODE} uses it"
+        )
     if options["router"] and get("actor_rollout_ref.rollout.router_config_path"):
         yield "the token router is not used: the configuration has a router_config_path"
 

@@ -47,8 +47,10 @@ def ranks(code: str, folder: Path, world: int, timeout: float = 300, **extra: st
             process.kill()
             process.wait()
     said = [warm.text(log) for log in logs]
-    for rank, (process, out, err) in enumerate(zip(running, said[::2], said[1::2], strict=True)):
-        assert process.returncode == 0, (
-            f"rank {rank}: exit {process.returncode}\n{out[-3000:]}\n{err[-4000:]}"
-        )
+    failed = [
+        f"rank {rank}: exit {process.returncode}\n{out[-2000:]}\n{err[-4000:]}"
+        for rank, (process, out, err) in enumerate(zip(running, said[::2], said[1::2], strict=True))
+        if process.returncode
+    ]
+    assert not failed, "\n".join(failed)
     return said[::2]

@@ -173,7 +173,7 @@ def streamed(
 ) -> tuple[torch.Tensor, int]:
     """Return the same gradient for rows that arrive one by one and are packed in rounds; and the number of rounds."""
     from flashpatch.patches.grpo.standalone.packing import Packer
-    from flashpatch.patches.grpo.standalone.streaming import StreamedStep
+    from flashpatch.patches.grpo.streaming.step import StreamedStep
 
     packer = Packer(world, budget=16)
     rounds = [

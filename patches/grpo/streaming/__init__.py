@@ -1,0 +1,1 @@
+"""Train on groups as they end: verl's trainer mode ``stream_async``."""

@@ -1,0 +1,47 @@
+"""Take groups out of verl's replay buffer as they end, instead of waiting for a batch of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+PARTITION = "train"
+
+
+def take(buffer: Any, step: int, at_most: int) -> tuple[Any, dict[str, float]]:
+    """Take the groups that have ended, without waiting.
+
+    Groups that verl's own rules drop (too old, without a signal, failed) are dropped and refilled here too, and counted
+    under verl's names.
+
+    Args:
+        buffer: verl's ``ReplayBufferAsync`` or a subclass.
+        step: number of the training step.
+        at_most: largest number of groups.
+
+    Returns:
+        verl's ``KVBatchMeta`` of their samples, oldest prompts first, without a key if there is none; and verl's
+        metrics of what was dropped.
+    """
+    buffer._sync_metadata_from_transfer_queue()
+    reasons = buffer._terminal_eviction_reasons(step, PARTITION)
+    evicted, _, _, metrics = buffer._evict_terminal_groups(step, PARTITION, reasons)
+    if evicted and buffer.refill_fn is not None:
+        buffer.refill_fn(len(evicted))
+    ready = buffer._sampleable_terminal_keys(PARTITION, reasons)
+    if not buffer._has_enough_samples(step, PARTITION, 0, ready):
+        ready = set()  # verl's max_off_policy_strategy=wait: a prompt in flight must end first
+    uids, known, _ = buffer._select_prompt_uids(PARTITION, ready, at_most)
+    return _samples(buffer, uids, known), metrics
+
+
+def in_flight(buffer: Any) -> int:
+    """Count the groups that are being generated or wait for it, as of the last `take`."""
+    return len(buffer.pending_keys[PARTITION]) + len(buffer.running_keys[PARTITION])
+
+
+def _samples(buffer: Any, uids: list[str], known: dict[str, dict]) -> Any:
+    from transfer_queue import KVBatchMeta
+
+    if not uids:
+        return KVBatchMeta(partition_id=PARTITION, keys=[], tags=[])
+    return buffer._materialize_batch(PARTITION, uids, known)

@@ -1,0 +1,207 @@
+"""Define verl's trainer mode ``stream_async``: groups are trained on as they end, while others are generated.
+
+Trainer and rollout run on devices of their own, as in verl's ``separate_async``. Where that mode waits for a whole
+mini-batch, this one packs each group into rounds as soon as it has ended, accumulates their gradients, and steps the
+optimizer once after the last one (async-grpo's pipeline). Imports verl; only `flashpatch.patches.grpo.streaming.mode`
+imports this.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+import transfer_queue as tq
+from omegaconf import OmegaConf, open_dict
+from transfer_queue import KVBatchMeta
+from verl.checkpoint_engine import CheckpointEngineManager
+from verl.protocol import DataProto
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
+from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.debug import marked_timer
+from verl.utils.metric import reduce_metrics
+from verl.utils.py_functional import rename_dict
+from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerManager
+from verl.workers.rollout.utils import update_prometheus_config
+
+from flashpatch import engine
+from flashpatch.patches.grpo.streaming import groups, staleness
+from flashpatch.patches.grpo.streaming.mode import ID, MODE
+from flashpatch.patches.grpo.streaming.rounds import Rounds
+from flashpatch.patches.grpo.streaming.worker import CORRECTION, StreamWorker
+
+POLL = 0.05
+"""Seconds between two looks for groups that have ended."""
+
+
+@register_trainer(MODE)
+class PPOTrainerStreamAsync(PPOTrainer):
+    """Train on groups as they end.
+
+    Args:
+        config: verl's configuration, as checked by ``grpo.verl.validate_config``.
+    """
+
+    _enable_hybrid_replicas = False  # read by verl: no rollout engines on the trainer's devices
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        for role in self.role_worker_mapping:
+            if str(role) in ("actor", "ref"):
+                self.role_worker_mapping[role] = ray.remote(StreamWorker)
+
+    def _setup(self) -> None:
+        super()._setup()
+        self.server_manager = LLMServerManager.create(config=self.config, start_rank=0)
+        rollout = self.config.actor_rollout_ref.rollout
+        if rollout.prometheus.enable:
+            update_prometheus_config(rollout.prometheus, self.server_manager.server_addresses, rollout.name)
+        self.weight_sync = CheckpointEngineManager(
+            config=omega_conf_to_dataclass(rollout.checkpoint_engine),
+            actor_wg=self.actor_rollout_wg,
+            replicas=self.server_manager.get_replicas(),
+        )
+
+    def get_llm_client(self) -> Any:
+        """Return the client that resumes requests which an update of the weights has stopped."""
+        return self.server_manager.get_client(client_cls=FullyAsyncLLMServerClient)
+
+    def on_init_end(self) -> None:
+        """Send the weights, those of a checkpoint if one was loaded, to the rollout servers."""
+        self.weight_sync.update_weights(self.global_steps)
+
+    def on_train_begin(self) -> None:
+        """Dispatch prompts ahead of the first step, as many as ``separate_async`` would."""
+        self._add_async_warmup_batches(self.config.trainer.v1.separate_async.num_warmup_batches)
+
+    def on_sample_end(self) -> None:
+        """Do nothing; verl's base class asks for it."""
+
+    def on_step_end(self) -> None:
+        """Send the new weights to the rollout servers."""
+        with marked_timer("update_weights", self.timing_raw, color="red"):
+            self._pending_sync_metrics = dict(self.weight_sync.update_weights(self.global_steps) or {})
+
+    def step(self, metrics: dict, timing_raw: dict) -> KVBatchMeta:
+        """Take groups as they end, accumulate their gradients round by round, and step the optimizer once.
+
+        Args:
+            metrics: gets verl's metrics of the step, and those under ``stream/``.
+            timing_raw: gets verl's timings; ``gen`` is the time for which the trainer had nothing to do.
+        """
+        engine.record_call(ID)
+        metrics.update(self.prepare_step() or {})
+        dropped: Counter[str] = Counter()
+        wanted, taken, dry = self.config.data.train_batch_size, 0, 0.0
+        start = time.perf_counter()
+        rounds = self._rounds()
+        while taken < wanted:
+            batch, evicted = groups.take(self.replay_buffer, self.global_steps, wanted - taken)
+            dropped.update(
+                {name: value for name, value in evicted.items() if isinstance(value, (int, float))}
+            )
+            if not batch.keys:
+                rounds.fill()
+                time.sleep(POLL)
+                dry += POLL * (groups.in_flight(self.replay_buffer) == 0)
+                continue
+            taken += len({key.split("_")[0] for key in batch.keys})
+            batch.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
+            with marked_timer("adv", timing_raw, color="brown"), self._without_correction():
+                self._compute_advantage(batch, metrics)
+            rounds.add(batch)
+            rounds.idle()  # raises where a rank has failed
+        last = time.perf_counter()
+        found = rounds.finish()
+        end = time.perf_counter()
+
+        busy = found.pop("busy")
+        timing_raw["update_actor"] = busy
+        timing_raw["gen"] = max(end - start - busy, 0.0)
+        metrics.update(_of_actor(found), **dropped)
+        metrics.update(
+            {
+                "stream/rounds": rounds.launched,
+                "stream/fillers": rounds.fillers,
+                "stream/first_round_s": rounds.first,
+                "stream/last_group_s": last - start,
+                "stream/trainer_idle_s": timing_raw["gen"],
+                "stream/rollout_idle_s": dry,
+                "stream/tokens_per_s": sum(tag["seq_len"] for tag in rounds.tags) / (end - start),
+            }
+        )
+        whole = KVBatchMeta(partition_id=groups.PARTITION, keys=rounds.keys, tags=rounds.tags)
+        metrics.update(staleness.histogram(rounds.tags, self.global_steps))
+        self._measure(whole, metrics)
+        return whole
+
+    def _rounds(self) -> Rounds:
+        actor, options = self.config.actor_rollout_ref.actor, engine.options("grpo")
+        correction = self.config.algorithm.get("rollout_correction")
+        rollout = self.config.actor_rollout_ref.rollout
+        return Rounds(
+            self.actor_rollout_wg,
+            self.ref_policy_wg if self.use_reference_policy else None,
+            actor.ppo_max_token_len_per_gpu,
+            options["stream_eager"],
+            {
+                "temperature": rollout.temperature,
+                "calculate_entropy": True,
+                "compute_loss": False,
+                CORRECTION: OmegaConf.to_container(correction, resolve=True) if correction else None,
+            },
+        )
+
+    @contextmanager
+    def _without_correction(self) -> Iterator[None]:
+        """Keep verl from computing importance weights, which need what the training forward has yet to find."""
+        algorithm = self.config.algorithm
+        kept = algorithm.get("rollout_correction")
+        with open_dict(algorithm):
+            algorithm.rollout_correction = None
+        try:
+            yield
+        finally:
+            with open_dict(algorithm):
+                algorithm.rollout_correction = kept
+
+    def _measure(self, batch: KVBatchMeta, metrics: dict) -> None:
+        """Add verl's metrics of the policy's log-probabilities, which the rounds have left in the queue."""
+        workers, self.actor_rollout_wg = self.actor_rollout_wg, _Computed()
+        try:
+            self._compute_old_log_prob(batch, metrics)
+        finally:
+            self.actor_rollout_wg = workers
+        correction = self.config.algorithm.get("rollout_correction")
+        if correction and self.config.actor_rollout_ref.rollout.calculate_log_probs:
+            names = ["old_log_probs", "rollout_log_probs", "response_mask"]
+            data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
+            data = DataProto(batch=data.to_padded_tensor())
+            metrics.update(compute_rollout_correction_and_add_to_batch(data, correction)[1])
+
+    def _rollout_server_managers(self) -> list:
+        managers = super()._rollout_server_managers()
+        return [*managers, self.server_manager] if hasattr(self, "server_manager") else managers
+
+    def _get_n_gpus_for_throughput(self) -> int:
+        rollout = self.config.actor_rollout_ref.rollout
+        return self.resource_pool_manager.get_n_gpus() + rollout.n_gpus_per_node * rollout.nnodes
+
+
+class _Computed:
+    """Stand in for the workers where verl asks for log-probabilities that are in the queue already."""
+
+    def compute_log_prob(self, batch: KVBatchMeta) -> KVBatchMeta:
+        return batch
+
+
+def _of_actor(found: dict[str, Any]) -> dict[str, Any]:
+    """Return the update's metrics under the names that verl gives them."""
+    named = rename_dict(found, "actor/")
+    named["perf/mfu/actor"] = named.pop("actor/mfu")
+    return reduce_metrics(named)

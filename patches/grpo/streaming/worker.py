@@ -1,0 +1,157 @@
+"""Give verl's training worker rounds instead of batches. Imports verl; only the mode's trainer imports this."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from itertools import chain
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from verl.experimental.separation.engine_workers import DetachActorWorker
+from verl.single_controller.base.decorator import Dispatch, register
+from verl.utils import tensordict_utils as tu
+from verl.utils.metric import Metric
+from verl.workers.utils.padding import response_from_nested
+
+from flashpatch.patches.grpo.streaming.current_policy import CurrentPolicy
+from flashpatch.patches.grpo.streaming.step import StreamedStep, times
+
+FILLER = "stream_filler"
+"""Key of a round's extra fields: this rank's samples are another rank's, and count nothing."""
+CORRECTION = "stream_correction"
+"""Key of a round's extra fields: ``algorithm.rollout_correction``."""
+
+
+class StreamWorker(DetachActorWorker):
+    """Add a method for each part of a streamed step to verl's worker."""
+
+    _open: _OpenStep | None = None
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE, blocking=False)
+    def stream_reference(self, data: TensorDict) -> TensorDict | None:
+        """Compute the reference model's log-probabilities of a round; ``ref_log_prob``, jagged [samples, response]."""
+        _one_micro_batch(data)
+        output = self.ref.infer_batch(data)
+        if output is None:
+            return None
+        found = response_from_nested(output["log_probs"], data["response_mask"])
+        return TensorDict({"ref_log_prob": found}, batch_size=len(data)).cpu()
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE, blocking=False)
+    def stream_accumulate(self, data: TensorDict) -> TensorDict | None:
+        """Run forward and backward of this rank's share of a round, and add it to the step's gradient.
+
+        Returns:
+            ``log_probs`` and ``entropy`` of the policy, jagged [samples, prompt and response]; None for a filler.
+        """
+        if self._open is None:
+            self._open = _OpenStep(self, tu.get(data, CORRECTION))
+        try:
+            return self._open.add(data)
+        except BaseException:
+            self._open.close()
+            raise
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def stream_finish(self) -> dict[str, Any] | None:
+        """Divide the gradient by what came, clip it, step optimizer and schedule; return the metrics.
+
+        Returns:
+            metrics as of verl's ``update_actor``, over all ranks, and under ``busy`` the seconds of this rank's
+            rounds; None on ranks that verl collects nothing from.
+        """
+        step, self._open = self._open, None
+        if step is None:
+            raise RuntimeError("stream_finish() before any stream_accumulate()")
+        return step.finish()
+
+
+class _OpenStep:
+    """Hold what lives between the first round of a step and its end."""
+
+    def __init__(self, worker: StreamWorker, correction: dict[str, Any] | None) -> None:
+        actor = worker.config.actor
+        self.worker, self.engine = worker.actor, worker.actor.engine
+        self.policy = CurrentPolicy(correction, bool(actor.entropy_coeff))
+        self.step = StreamedStep(self.engine, actor.loss_agg_mode, self.policy)
+        self.busy = 0.0
+        self.losses: list[torch.Tensor] = []
+        self.metrics: dict[str, Any] = {}
+        self.lengths: list[int] = []
+        self._context = ExitStack()
+        self._context.enter_context(self.engine.train_mode())
+        self.engine.optimizer_zero_grad()
+
+    def close(self) -> None:
+        """Leave the engine's training mode; gradients go to zero."""
+        self._context.close()
+
+    def add(self, data: TensorDict) -> TensorDict | None:
+        start = time.perf_counter()
+        filler = bool(tu.get(data, FILLER, default=False))
+        if filler:
+            for name in ("response_mask", "loss_mask"):
+                data[name] = torch.zeros_like(data[name])
+        else:
+            self.lengths += data["input_ids"].offsets().diff().tolist()
+        _one_micro_batch(data)
+        output = self.step.add(data, self.worker.loss_fn)
+        self.losses += output["loss"]
+        for name, value in output["metrics"].items():
+            if name in self.metrics:
+                self.metrics[name].extend(value)
+            else:
+                self.metrics[name] = value
+        found = self.policy.take()
+        self.busy += time.perf_counter() - start
+        return None if filler or not found else TensorDict(found, batch_size=len(data)).cpu()
+
+    def finish(self) -> dict[str, Any] | None:
+        start = time.perf_counter()
+        with self._context:
+            total = self.step.finish()
+            norm = self.engine.optimizer_step()
+            rate = self.engine.lr_scheduler_step()
+        self.busy += time.perf_counter() - start
+        if not self.engine.is_mp_src_rank_with_outputs():
+            return None
+        return {**self._collect(total, norm, rate), "busy": self.busy}
+
+    def _collect(self, total: int, norm: float, rate: float) -> dict[str, Any]:
+        """Gather the metrics over the ranks, as verl does after a mini-batch."""
+        metrics = {name: times(value, 1 / total) for name, value in self.metrics.items()}
+        group = self.engine.get_data_parallel_group()
+        lengths = [self.lengths]
+        if group is not None:
+            lengths = [[] for _ in range(torch.distributed.get_world_size(group))]
+            torch.distributed.all_gather_object(lengths, self.lengths, group)
+        output = {
+            "metrics": {**metrics, "grad_norm": norm, "lr": rate},
+            "loss": [torch.as_tensor(loss, dtype=torch.float32) / total for loss in self.losses],
+        }
+        gathered = self.worker._postprocess_output(
+            output,
+            global_token_num=list(chain.from_iterable(lengths)),
+            delta_time=max(self.busy, 1e-9),
+            forward_only=False,
+            images_seqlens=None,
+        )
+        found = tu.get(gathered, "metrics")
+        for name, value in found.items():
+            if isinstance(value, list) and value:
+                of_ranks = isinstance(value[0], Metric)
+                found[name] = Metric.aggregate_dp(value) if of_ranks else _flat(value)
+        return {**found, "samples_trained": self.step.samples, "tokens_trained": self.step.tokens}
+
+
+def _one_micro_batch(data: TensorDict) -> None:
+    """Have verl take the round as one micro-batch: it was packed to the budget already."""
+    tu.assign_non_tensor(
+        data, use_dynamic_bsz=False, micro_batch_size_per_gpu=len(data), global_batch_size=len(data)
+    )
+
+
+def _flat(values: list[Any]) -> list[Any]:
+    return list(chain.from_iterable(one if isinstance(one, list) else [one] for one in values))
