@@ -18,6 +18,8 @@ FAMILIES = {
             "cpu.torch.check_module_states_for_sync_module_states": ("torch.distributed.fsdp._init_utils",),
             "cpu.torch.fsdp_param_init": ("torch.distributed.fsdp._fully_shard._fsdp_param",),
             "cpu.torch.init_core_state": ("torch.distributed.fsdp._init_utils",),
+            "cpu.verl.separate_async_setup": ("verl.trainer.ppo.v1.trainer_separate_async",),
+            "cpu.verl.fsdp2_sharded_save_to_cpu": ("verl.utils.fsdp_utils",),
             "cpu.vllm.run_in_subprocess": ("vllm.model_executor.models.registry",),
             "cpu.sglang.update_weights": ("sglang.srt.weight_sync.utils",),
             "cpu.sglang.modify_tuple": ("sglang.srt.utils.patch_torch",),

@@ -17,6 +17,10 @@ ID = "cpu.verl.validate_config"
 SUMMARY = "cannot run without an accelerator:"
 SGLANG = f"{ROLLOUT}.engine_kwargs.sglang"
 VARIABLES = "ray_kwargs.ray_init.runtime_env.env_vars"
+SEPARATE = ("separate_async",)
+"""Trainer modes whose rollouts are processes of their own."""
+GLOO, GLOO_MODULE = "gloo", "flashpatch.patches.cpu.checkpoint_engine"
+"""The checkpoint engine for them, and the module that registers it with verl."""
 UPDATES = "fp8"
 """Name of the family that makes weight updates work; bf16 is another name of it."""
 _SLOTS = 16  # logical CPUs that verl's own actors request at least, whatever the machine has
@@ -35,6 +39,8 @@ def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> None:
     job.refuse(refused, SUMMARY, "Change these settings, or take cpu out of FLASHPATCH.")
     for path, value in adaptations(job.get):
         job.set(path, value, "this machine has no accelerator")
+    for path, value in transfer(job.get):
+        job.set(path, value, "weights reach separate rollouts over gloo")
     for path, value in few_cores.adaptations(job.get, _starts_ray(job.get)):
         job.set(path, value, f"this machine has {few_cores.cores()} cores; set on the command line it stays")
     return original(config, *args, **kwargs)
@@ -49,7 +55,7 @@ def on_run(original, config: Any, *args: Any, **kwargs: Any) -> Any:
     JobConfig(config, RUN.id).refuse(
         asynchronous(JobConfig(config, RUN.id).get),
         SUMMARY,
-        "Use verl.trainer.main_ppo, whose trainer_mode may be sync or colocate_async.",
+        "Use verl.trainer.main_ppo, whose trainer_mode may be sync, colocate_async or separate_async.",
     )
     return original(config, *args, **kwargs)
 
@@ -80,19 +86,32 @@ def refusals(get: Get) -> Iterator[str]:
 
 
 def asynchronous(get: Get) -> Iterator[str]:
-    """Yield the settings that separate trainer and rollout; ``sync`` and ``colocate_async`` do not."""
+    """Yield the settings that separate trainer and rollout and do not run."""
     if get("async_training") is not None:
-        yield "async_training (verl.experimental.fully_async_policy sends weights through an accelerator)"
-    if get(f"{ENGINE}.custom_backend_module"):
+        yield "async_training (verl.experimental.fully_async_policy was never run without an accelerator)"
+    backend, module = get(f"{ENGINE}.backend", "naive"), get(f"{ENGINE}.custom_backend_module")
+    if module:
         return  # a transfer of the user's own
-    backend = get(f"{ENGINE}.backend", "naive")
-    if backend not in (None, "naive"):
-        yield f"{ENGINE}.backend={backend} (verl's engines for separate rollouts need an accelerator; naive does not)"
-    if get("trainer.use_v1", True) and get("trainer.v1.trainer_mode") == "separate_async":
+    if backend not in (None, "naive", GLOO):
         yield (
-            "trainer.v1.trainer_mode=separate_async (it needs a checkpoint engine other than naive, and verl's need "
-            "an accelerator; sync and colocate_async run)"
+            f"{ENGINE}.backend={backend} (verl's engines for separate rollouts need an accelerator; {GLOO}, from "
+            "FlashPatch, does not)"
         )
+
+
+def separates(get: Get) -> bool:
+    """Whether trainer and rollouts are processes of their own."""
+    return bool(get("trainer.use_v1", True)) and get("trainer.v1.trainer_mode") in SEPARATE
+
+
+def transfer(get: Get) -> Iterator[tuple[str, Any]]:
+    """Yield the settings that send weights to separate rollouts over gloo, where the user chose no other way."""
+    chosen, module = get(f"{ENGINE}.backend", "naive"), get(f"{ENGINE}.custom_backend_module")
+    if module or not (chosen == GLOO or (separates(get) and chosen in (None, "naive"))):
+        return
+    if chosen != GLOO:
+        yield f"{ENGINE}.backend", GLOO
+    yield f"{ENGINE}.custom_backend_module", GLOO_MODULE
 
 
 def adaptations(get: Get) -> Iterator[tuple[str, Any]]:
@@ -111,6 +130,8 @@ def adaptations(get: Get) -> Iterator[tuple[str, Any]]:
                 yield f"{VARIABLES}.{name}", value
     if _starts_ray(get):
         ranks = get("trainer.n_gpus_per_node", 1) * get("trainer.nnodes", 1)
+        if separates(get):
+            ranks += get(f"{ROLLOUT}.n_gpus_per_node", 0) * get(f"{ROLLOUT}.nnodes", 0)
         if get("ray_kwargs.ray_init.num_gpus") is None:
             yield "ray_kwargs.ray_init.num_gpus", ranks
         if get("ray_kwargs.ray_init.num_cpus") is None:
@@ -169,7 +190,7 @@ PATCH = validate_config_patch(
     "Ray GPU per rank are verl's defaults; LoRA, Ulysses and verl's own quantization do not run.",
     how="Before anything starts, refuses by name what does not run, and replaces defaults that need an "
     "accelerator, which it logs: device, sleep mode, attention, and Ray's counts of CPUs and GPUs, which are "
-    "slots, not hardware. With few cores it lowers verl's numbers of agent-loop workers, reward workers and "
+    "slots, not hardware. Separate rollouts get the checkpoint engine gloo. With few cores it lowers verl's numbers of agent-loop workers, reward workers and "
     "storage units from 8 to one per two cores, and leaves Ray's dashboard out.",
     remove_when="never: it states what the family can run.",
 )
@@ -183,7 +204,8 @@ RUN = Patch(
     evidence="fault",
     scope=frozenset({"driver"}),
     needs=("cpu.verl.register_platform",),
-    why="verl.experimental.fully_async_policy starts everything before it finds that it cannot send weights.",
+    why="verl.experimental.fully_async_policy starts everything before it finds that it cannot send weights, and with "
+    "another checkpoint engine it was never run here.",
     how="Refuses it by name in the driver.",
-    remove_when="verl has a checkpoint engine for gloo.",
+    remove_when="it was seen to run without an accelerator.",
 )
