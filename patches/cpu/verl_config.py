@@ -17,7 +17,7 @@ ID = "cpu.verl.validate_config"
 SUMMARY = "cannot run without an accelerator:"
 SGLANG = f"{ROLLOUT}.engine_kwargs.sglang"
 VARIABLES = "ray_kwargs.ray_init.runtime_env.env_vars"
-SEPARATE = ("separate_async",)
+SEPARATE = ("separate_async", "stream_async")
 """Trainer modes whose rollouts are processes of their own."""
 GLOO, GLOO_MODULE = "gloo", "flashpatch.patches.cpu.checkpoint_engine"
 """The checkpoint engine for them, and the module that registers it with verl."""

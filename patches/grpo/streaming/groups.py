@@ -34,9 +34,9 @@ def take(buffer: Any, step: int, at_most: int) -> tuple[Any, dict[str, float]]:
     return _samples(buffer, uids, known), metrics
 
 
-def in_flight(buffer: Any) -> int:
-    """Count the groups that are being generated or wait for it, as of the last `take`."""
-    return len(buffer.pending_keys[PARTITION]) + len(buffer.running_keys[PARTITION])
+def in_flight(buffer: Any) -> set[str]:
+    """Return the groups that are being generated or wait for it, as of the last `take`."""
+    return buffer.pending_keys[PARTITION] | buffer.running_keys[PARTITION]
 
 
 def _samples(buffer: Any, uids: list[str], known: dict[str, dict]) -> Any:

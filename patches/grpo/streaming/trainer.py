@@ -31,7 +31,9 @@ from verl.workers.rollout.utils import update_prometheus_config
 
 from flashpatch import engine
 from flashpatch.patches.grpo.streaming import groups, staleness
+from flashpatch.patches.grpo.streaming.dispatch import Dispatcher
 from flashpatch.patches.grpo.streaming.mode import ID, MODE
+from flashpatch.patches.grpo.streaming.replicas import Replicas
 from flashpatch.patches.grpo.streaming.rounds import Rounds
 from flashpatch.patches.grpo.streaming.worker import CORRECTION, StreamWorker
 
@@ -61,11 +63,18 @@ class PPOTrainerStreamAsync(PPOTrainer):
         rollout = self.config.actor_rollout_ref.rollout
         if rollout.prometheus.enable:
             update_prometheus_config(rollout.prometheus, self.server_manager.server_addresses, rollout.name)
-        self.weight_sync = CheckpointEngineManager(
-            config=omega_conf_to_dataclass(rollout.checkpoint_engine),
-            actor_wg=self.actor_rollout_wg,
-            replicas=self.server_manager.get_replicas(),
+        self.replicas = Replicas(
+            self.server_manager,
+            CheckpointEngineManager(
+                config=omega_conf_to_dataclass(rollout.checkpoint_engine),
+                actor_wg=self.actor_rollout_wg,
+                replicas=self.server_manager.get_replicas(),
+            ),
         )
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        """Train, with prompts of dead agent loop workers dispatched again."""
+        super().fit(Dispatcher(agent_loop_manager))
 
     def get_llm_client(self) -> Any:
         """Return the client that resumes requests which an update of the weights has stopped."""
@@ -73,7 +82,7 @@ class PPOTrainerStreamAsync(PPOTrainer):
 
     def on_init_end(self) -> None:
         """Send the weights, those of a checkpoint if one was loaded, to the rollout servers."""
-        self.weight_sync.update_weights(self.global_steps)
+        self.replicas.update_weights(self.global_steps)
 
     def on_train_begin(self) -> None:
         """Dispatch prompts ahead of the first step, as many as ``separate_async`` would."""
@@ -85,7 +94,7 @@ class PPOTrainerStreamAsync(PPOTrainer):
     def on_step_end(self) -> None:
         """Send the new weights to the rollout servers."""
         with marked_timer("update_weights", self.timing_raw, color="red"):
-            self._pending_sync_metrics = dict(self.weight_sync.update_weights(self.global_steps) or {})
+            self._pending_sync_metrics = self.replicas.update_weights(self.global_steps)
 
     def step(self, metrics: dict, timing_raw: dict) -> KVBatchMeta:
         """Take groups as they end, accumulate their gradients round by round, and step the optimizer once.
@@ -107,10 +116,14 @@ class PPOTrainerStreamAsync(PPOTrainer):
             )
             if not batch.keys:
                 rounds.fill()
+                waiting = groups.in_flight(self.replay_buffer)
+                self.agent_loop_manager.recover(waiting)
                 time.sleep(POLL)
-                dry += POLL * (groups.in_flight(self.replay_buffer) == 0)
+                dry += POLL * (not waiting)
                 continue
-            taken += len({key.split("_")[0] for key in batch.keys})
+            uids = {key.split("_")[0] for key in batch.keys}
+            taken += len(uids)
+            self.agent_loop_manager.forget(uids)
             batch.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
             with marked_timer("adv", timing_raw, color="brown"), self._without_correction():
                 self._compute_advantage(batch, metrics)
@@ -202,6 +215,11 @@ class _Computed:
 
 def _of_actor(found: dict[str, Any]) -> dict[str, Any]:
     """Return the update's metrics under the names that verl gives them."""
-    named = rename_dict(found, "actor/")
+    counts = ("samples_trained", "tokens_trained")
+    named = rename_dict({name: value for name, value in found.items() if name not in counts}, "actor/")
     named["perf/mfu/actor"] = named.pop("actor/mfu")
-    return reduce_metrics(named)
+    return {
+        **reduce_metrics(named),
+        "actor/samples": found["samples_trained"],
+        "actor/tokens": found["tokens_trained"],
+    }
