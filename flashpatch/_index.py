@@ -256,6 +256,7 @@ FAMILIES = {
             "resubmit": (True, (), "bool", "str", ()),
             "patience": (0.0, (), "float", "str", (0, None, None, None)),
             "stream_eager": (0.5, (), "float", "str", (0, 1, None, None)),
+            "reference_every": (0, (), "int", "str", (0, None, None, None)),
             "rest": (30.0, (), "float", "str", (0, None, None, None)),
         },
         "patches": {

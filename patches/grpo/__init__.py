@@ -62,6 +62,12 @@ FAMILY = Family(
             least=0,
             most=1,
         ),
+        "reference_every": Option(
+            0,
+            "trainer mode stream_async: steps after which the reference becomes the current policy; 0: never",
+            kind=int,
+            least=0,
+        ),
         "rest": Option(30.0, "seconds for which a slow server gets no new requests", kind=float, least=0),
     },
     refuses=("verl.utils.config:validate_config",),

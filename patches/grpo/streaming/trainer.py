@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -151,6 +152,8 @@ class PPOTrainerStreamAsync(PPOTrainer):
         whole = KVBatchMeta(partition_id=groups.PARTITION, keys=rounds.keys, tags=rounds.tags)
         metrics.update(staleness.histogram(rounds.tags, self.global_steps))
         self._measure(whole, metrics)
+        if self._refreshes() and self.global_steps % engine.options("grpo")["reference_every"] == 0:
+            self.ref_policy_wg.stream_refresh_reference()
         return whole
 
     def _rounds(self) -> Rounds:
@@ -196,6 +199,29 @@ class PPOTrainerStreamAsync(PPOTrainer):
             data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
             data = DataProto(batch=data.to_padded_tensor())
             metrics.update(compute_rollout_correction_and_add_to_batch(data, correction)[1])
+
+    def _save_checkpoint(self) -> None:
+        """Save what verl saves, and the reference where it is refreshed."""
+        if self._refreshes():
+            folder = Path(
+                self.config.trainer.default_local_dir, f"global_step_{self.global_steps}", "reference"
+            )
+            self.ref_policy_wg.stream_save_reference(str(folder.absolute()))
+        super()._save_checkpoint()
+
+    def _load_checkpoint(self) -> None:
+        """Load what verl loads, and the reference where it is refreshed."""
+        super()._load_checkpoint()
+        if self.global_steps and self._refreshes():
+            trainer = self.config.trainer
+            chosen = trainer.resume_from_path if trainer.resume_mode == "resume_path" else None
+            folder = Path(
+                chosen or Path(trainer.default_local_dir, f"global_step_{self.global_steps}"), "reference"
+            )
+            self.ref_policy_wg.stream_load_reference(str(folder.absolute()))
+
+    def _refreshes(self) -> bool:
+        return self.use_reference_policy and engine.options("grpo")["reference_every"] > 0
 
     def _rollout_server_managers(self) -> list:
         managers = super()._rollout_server_managers()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.metric import Metric
 from verl.workers.utils.padding import response_from_nested
 
+from flashpatch.patches.grpo.streaming import reference
 from flashpatch.patches.grpo.streaming.current_policy import CurrentPolicy
 from flashpatch.patches.grpo.streaming.step import StreamedStep, times
 
@@ -24,10 +26,20 @@ CORRECTION = "stream_correction"
 """Key of a round's extra fields: ``algorithm.rollout_correction``."""
 
 
+_of_this_process: dict[str, StreamWorker] = {}
+"""By role: verl puts a rank's actor and its reference into one process."""
+
+
 class StreamWorker(DetachActorWorker):
     """Add a method for each part of a streamed step to verl's worker."""
 
     _open: _OpenStep | None = None
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def init_model(self) -> None:
+        """Build the model as verl does."""
+        super().init_model()
+        _of_this_process[self.role] = self
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE, blocking=False)
     def stream_reference(self, data: TensorDict) -> TensorDict | None:
@@ -66,6 +78,22 @@ class StreamWorker(DetachActorWorker):
         if step is None:
             raise RuntimeError("stream_finish() before any stream_accumulate()")
         return step.finish()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def stream_refresh_reference(self) -> None:
+        """Make the reference model what the policy is now."""
+        policy = _of_this_process["actor"].actor.engine
+        reference.copy_policy(policy.module, self.ref.engine.module)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def stream_save_reference(self, folder: str) -> None:
+        """Write this rank's part of the reference model below ``folder``."""
+        reference.save(self.ref.engine.module, Path(folder), self.rank, self.world_size)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def stream_load_reference(self, folder: str) -> None:
+        """Read this rank's part of the reference model from ``folder``."""
+        reference.load(self.ref.engine.module, Path(folder), self.rank, self.world_size)
 
 
 class _OpenStep:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-import psutil
 import pytest
 from machine import limit
 from verl_job import end, live, metrics, said, start, train
@@ -67,6 +66,8 @@ def test_a_lost_server_and_a_lost_agent_worker_lose_no_sample(world, tmp_path):
 
 def kill(job, folder, after: int, name: str) -> None:
     """SIGKILL one of the job's processes of this name when a step has ended."""
+    import psutil
+
     deadline = time.monotonic() + limit(600)
     while after not in metrics(said(folder), "training/global_step"):
         assert job.poll() is None and time.monotonic() < deadline, said(folder)[-8000:]

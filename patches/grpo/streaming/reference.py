@@ -1,0 +1,92 @@
+"""Move the reference model to the current policy every so many steps, as async-grpo does, and keep it in checkpoints.
+
+Policy and reference live in one process per rank, as two FSDP engines of the same model. Each rank copies its shards in
+place; nothing is gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from flashpatch.errors import PatchError
+from flashpatch.patches.grpo.streaming.mode import ID
+
+
+def copy_policy(policy: Any, reference: Any) -> None:
+    """Copy this rank's shards of the policy into those of the reference.
+
+    Args:
+        policy, reference: the modules of verl's two FSDP engines.
+
+    Raises:
+        PatchError: the two are sharded differently; nothing was copied.
+    """
+    import torch
+
+    sources, targets = dict(_shards(policy)), dict(_shards(reference))
+    problem = _difference(sources, targets)
+    if problem:
+        raise PatchError(
+            f"cannot refresh the reference: {problem}.",
+            patch=ID,
+            target="verl.workers.engine_workers:ActorRolloutRefWorker",
+            advice="Give actor and ref the same strategy and fsdp_config, or set grpo's reference_every to 0.",
+        )
+    with torch.no_grad():
+        for name, source in sources.items():
+            targets[name].copy_(source)
+
+
+def save(reference: Any, folder: Path, rank: int, world: int) -> None:
+    """Write this rank's shards of the reference to ``folder``."""
+    import torch
+
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save({name: shard.cpu() for name, shard in _shards(reference)}, _file(folder, rank, world))
+
+
+def load(reference: Any, folder: Path, rank: int, world: int) -> None:
+    """Read this rank's shards of the reference from ``folder``.
+
+    Raises:
+        PatchError: they were saved by another number of ranks, or of another model.
+    """
+    import torch
+
+    file = _file(folder, rank, world)
+    targets = dict(_shards(reference))
+    sources = torch.load(file, map_location="cpu", weights_only=True) if file.exists() else {}
+    problem = _difference(sources, targets) if sources else f"{file} does not exist"
+    if problem:
+        raise PatchError(
+            f"cannot load the reference: {problem}.",
+            patch=ID,
+            target="verl.trainer.ppo.v1.trainer_base:PPOTrainer._load_checkpoint",
+            advice="Resume with as many trainer ranks as saved it.",
+        )
+    with torch.no_grad():
+        for name, target in targets.items():
+            target.copy_(sources[name])
+
+
+def _file(folder: Path, rank: int, world: int) -> Path:
+    return folder / f"rank_{rank}_of_{world}.pt"
+
+
+def _shards(module: Any) -> Iterator[tuple[str, Any]]:
+    """Yield each parameter's part on this rank, under its name."""
+    for name, parameter in module.named_parameters():
+        yield name, parameter.to_local() if hasattr(parameter, "to_local") else parameter.data
+
+
+def _difference(sources: dict[str, Any], targets: dict[str, Any]) -> str:
+    """Say how two sets of shards differ; "" where they fit."""
+    if sources.keys() != targets.keys():
+        names = sorted(sources.keys() ^ targets.keys())
+        return f"{len(names)} parameters are on one side only, {names[0]} first"
+    for name, source in sources.items():
+        if source.shape != targets[name].shape:
+            return f"{name} has shards of {tuple(source.shape)} and {tuple(targets[name].shape)}"
+    return ""
