@@ -257,6 +257,7 @@ FAMILIES = {
             "patience": (0.0, (), "float", "str", (0, None, None, None)),
             "stream_eager": (0.5, (), "float", "str", (0, 1, None, None)),
             "reference_every": (0, (), "int", "str", (0, None, None, None)),
+            "max_staleness": (0, (), "int", "str", (0, None, None, None)),
             "rest": (30.0, (), "float", "str", (0, None, None, None)),
         },
         "patches": {
@@ -268,6 +269,8 @@ FAMILIES = {
             "grpo.verl.generate": ("verl.workers.rollout.llm_server",),
             "grpo.verl.fused_linear_for_ppo_forward": ("verl.utils.experimental.torch_functional",),
             "grpo.verl.get_trainer_cls": ("verl.trainer.ppo.v1.trainer_base",),
+            "grpo.verl.generate_part": ("verl.workers.rollout.llm_server",),
+            "grpo.verl.generate_whole": ("verl.workers.rollout.llm_server",),
         },
     },
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flashpatch.patches.grpo import verl_config
 from flashpatch.patches.grpo.loss import batch_counts, fused_logprobs, policy_loss
 from flashpatch.patches.grpo.routing import resubmit, router
-from flashpatch.patches.grpo.streaming import mode
+from flashpatch.patches.grpo.streaming import mode, token_versions
 from flashpatch.record import Family, Option
 
 FAMILY = Family(
@@ -20,6 +20,8 @@ FAMILY = Family(
         resubmit.GENERATE,
         fused_logprobs.PATCH,
         mode.PATCH,
+        token_versions.PART,
+        token_versions.WHOLE,
     ),
     options={
         "loss": Option(
@@ -65,6 +67,12 @@ FAMILY = Family(
         "reference_every": Option(
             0,
             "trainer mode stream_async: steps after which the reference becomes the current policy; 0: never",
+            kind=int,
+            least=0,
+        ),
+        "max_staleness": Option(
+            0,
+            "trainer mode stream_async: versions after which a token's group is dropped and replaced; 0: no bound",
             kind=int,
             least=0,
         ),

@@ -39,6 +39,25 @@ def in_flight(buffer: Any) -> set[str]:
     return buffer.pending_keys[PARTITION] | buffer.running_keys[PARTITION]
 
 
+def uids(batch: Any) -> set[str]:
+    """Return the groups of a ``KVBatchMeta``'s samples."""
+    return {key.split("_")[0] for key in batch.keys}
+
+
+def drop(batch: Any, groups: set[str]) -> Any:
+    """Remove groups that have been taken from the queue; return the ``KVBatchMeta`` of the others."""
+    import transfer_queue as tq
+
+    gone = [key for key in batch.keys if key.split("_")[0] in groups]
+    tq.kv_clear(keys=gone, partition_id=PARTITION)
+    kept = [
+        (key, tag) for key, tag in zip(batch.keys, batch.tags, strict=True) if key.split("_")[0] not in groups
+    ]
+    return tq.KVBatchMeta(
+        partition_id=PARTITION, keys=[key for key, _ in kept], tags=[tag for _, tag in kept]
+    )
+
+
 def _samples(buffer: Any, uids: list[str], known: dict[str, dict]) -> Any:
     from transfer_queue import KVBatchMeta
 

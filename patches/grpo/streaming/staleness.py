@@ -1,4 +1,8 @@
-"""Count how many versions of the policy lie between the one that generated a sample and the one it trains."""
+"""Say how old tokens are: versions of the policy between the one that generated a token and the one that is trained.
+
+Version ``n`` is the policy after step ``n``, and step ``n`` trains version ``n - 1``: a token that this version generated
+has age 0.
+"""
 
 from __future__ import annotations
 
@@ -6,32 +10,45 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-_SHOWN = 4  # versions with a share of their own; older ones share the last
+from flashpatch.patches.grpo.streaming.token_versions import KEY
+
+_SHOWN = 4  # ages with a share of their own; older ones share the last
 
 
-def histogram(tags: Iterable[Mapping[str, Any]], step: int) -> dict[str, float]:
-    """Return the share of samples per age, in versions of the policy.
-
-    Version ``n`` is the policy after step ``n``; step ``n`` trains version ``n - 1``, so its samples have age 0 when
-    version ``n - 1`` generated them. A sample's age is that of its oldest token.
+def ages(tag: Mapping[str, Any], extra: Mapping[str, Any] | None, step: int) -> Counter[int]:
+    """Count a sample's generated tokens by age.
 
     Args:
-        tags: verl's tags of the samples; ``min_global_steps`` is the version of the first token.
+        tag: verl's tag of the sample, with the version of its first token; all tokens count as that old where nothing
+            more is known.
+        extra: the sample's extra fields, with the version of each part under `token_versions.KEY`.
         step: number of the training step.
 
     Returns:
-        ``stream/staleness/0`` to ``3``, ``stream/staleness/4_or_more``, and ``mean`` and ``max``.
+        empty where no version is known.
     """
-    ages = [
-        max(step - 1 - tag["min_global_steps"], 0) for tag in tags if tag.get("min_global_steps") is not None
-    ]
-    if not ages:
+    parts = (extra or {}).get(KEY) or [[tag.get("min_global_steps"), tag.get("response_len", 1)]]
+    found: Counter[int] = Counter()
+    for version, tokens in parts:
+        if version is not None:
+            found[max(step - 1 - version, 0)] += tokens
+    return found
+
+
+def histogram(samples: Iterable[Counter[int]]) -> dict[str, float]:
+    """Return the share of tokens per age.
+
+    Returns:
+        ``stream/staleness/0`` to ``3``, ``stream/staleness/4_or_more``, and ``mean`` and ``max``; empty without tokens.
+    """
+    counted = sum(samples, Counter())
+    total = counted.total()
+    if not total:
         return {}
-    counted = Counter(min(age, _SHOWN) for age in ages)
-    found = {f"stream/staleness/{age}": counted[age] / len(ages) for age in range(_SHOWN)}
-    found[f"stream/staleness/{_SHOWN}_or_more"] = counted[_SHOWN] / len(ages)
+    found = {f"stream/staleness/{age}": counted[age] / total for age in range(_SHOWN)}
+    found[f"stream/staleness/{_SHOWN}_or_more"] = 1 - sum(found.values())
     return {
         **found,
-        "stream/staleness/mean": sum(ages) / len(ages),
-        "stream/staleness/max": float(max(ages)),
+        "stream/staleness/mean": sum(age * tokens for age, tokens in counted.items()) / total,
+        "stream/staleness/max": float(max(counted)),
     }

@@ -122,9 +122,12 @@ class PPOTrainerStreamAsync(PPOTrainer):
                 time.sleep(POLL)
                 dry += POLL * (not waiting)
                 continue
-            uids = {key.split("_")[0] for key in batch.keys}
-            taken += len(uids)
-            self.agent_loop_manager.forget(uids)
+            self.agent_loop_manager.forget(groups.uids(batch))
+            batch, stale = self._young(batch)
+            dropped.update({"stream/stale_groups": stale})
+            if not batch.keys:
+                continue
+            taken += len(groups.uids(batch))
             batch.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
             with marked_timer("adv", timing_raw, color="brown"), self._without_correction():
                 self._compute_advantage(batch, metrics)
@@ -150,11 +153,37 @@ class PPOTrainerStreamAsync(PPOTrainer):
             }
         )
         whole = KVBatchMeta(partition_id=groups.PARTITION, keys=rounds.keys, tags=rounds.tags)
-        metrics.update(staleness.histogram(rounds.tags, self.global_steps))
+        metrics.update(staleness.histogram(self._ages(whole)))
         self._measure(whole, metrics)
         if self._refreshes() and self.global_steps % engine.options("grpo")["reference_every"] == 0:
             self.ref_policy_wg.stream_refresh_reference()
         return whole
+
+    def _ages(self, batch: KVBatchMeta) -> list[Counter[int]]:
+        """Count the tokens of each sample by age."""
+        data = tq.kv_batch_get(
+            keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"]
+        )
+        extras = [getattr(extra, "data", extra) for extra in data["extra_fields"]]
+        return [
+            staleness.ages(tag, extra, self.global_steps)
+            for tag, extra in zip(batch.tags, extras, strict=True)
+        ]
+
+    def _young(self, batch: KVBatchMeta) -> tuple[KVBatchMeta, int]:
+        """Drop the groups with a token older than ``max_staleness``, and dispatch as many prompts for them."""
+        bound = engine.options("grpo")["max_staleness"]
+        if not bound:
+            return batch, 0
+        old = {
+            key.split("_")[0]
+            for key, ages in zip(batch.keys, self._ages(batch), strict=True)
+            if max(ages, default=0) > bound
+        }
+        if old:
+            batch = groups.drop(batch, old)
+            self._add_prompts_to_generate(len(old))
+        return batch, len(old)
 
     def _rounds(self) -> Rounds:
         actor, options = self.config.actor_rollout_ref.actor, engine.options("grpo")
@@ -239,13 +268,12 @@ class _Computed:
         return batch
 
 
-def _of_actor(found: dict[str, Any]) -> dict[str, Any]:
+def _of_actor(found: dict[str, Any]) -> dict[str, float]:
     """Return the update's metrics under the names that verl gives them."""
-    counts = ("samples_trained", "tokens_trained")
-    named = rename_dict({name: value for name, value in found.items() if name not in counts}, "actor/")
+    samples, tokens = found.pop("samples_trained"), found.pop("tokens_trained")
+    named = reduce_metrics(rename_dict(found, "actor/"))
     named["perf/mfu/actor"] = named.pop("actor/mfu")
-    return {
-        **reduce_metrics(named),
-        "actor/samples": found["samples_trained"],
-        "actor/tokens": found["tokens_trained"],
+    return {name: float(value) for name, value in named.items()} | {
+        "actor/samples": samples,
+        "actor/tokens": tokens,
     }

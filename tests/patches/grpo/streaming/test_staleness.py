@@ -1,18 +1,86 @@
-"""Ages of samples in versions of the policy."""
+"""Ages of tokens in versions of the policy, and who records the versions."""
 
 from __future__ import annotations
 
-from flashpatch.patches.grpo.streaming.staleness import histogram
+import asyncio
+import gc
+from collections import Counter
+from types import SimpleNamespace
+
+from flashpatch.patches.grpo.streaming import token_versions
+from flashpatch.patches.grpo.streaming.staleness import ages, histogram
+from flashpatch.patches.grpo.streaming.token_versions import KEY
 
 
-def test_a_sample_of_the_version_that_is_trained_has_age_0():
-    tags = [{"min_global_steps": version} for version in (4, 4, 3, 0)]
-    found = histogram(tags, step=5)
-    assert [found[f"stream/staleness/{age}"] for age in (0, 1, 2, 3)] == [0.5, 0.25, 0, 0]
-    assert found["stream/staleness/4_or_more"] == 0.25
-    assert found["stream/staleness/max"] == 4 and found["stream/staleness/mean"] == 1.25
+def test_each_token_has_the_age_of_its_part():
+    extra = {KEY: [[2, 5], [4, 1]]}
+    assert ages({"min_global_steps": 2}, extra, step=5) == Counter({2: 5, 0: 1})
 
 
-def test_samples_without_a_version_are_left_out():
-    assert histogram([{"min_global_steps": None}, {}], step=3) == {}
-    assert histogram([{"min_global_steps": None}, {"min_global_steps": 2}], step=3)["stream/staleness/0"] == 1
+def test_without_parts_all_tokens_are_as_old_as_the_first():
+    assert ages({"min_global_steps": 2, "response_len": 6}, {}, step=5) == Counter({2: 6})
+    assert ages({"min_global_steps": None, "response_len": 6}, None, step=5) == Counter()
+
+
+def test_the_histogram_weighs_by_tokens():
+    found = histogram([Counter({0: 5, 1: 1}), Counter({7: 2})])
+    assert found["stream/staleness/0"] == 5 / 8 and found["stream/staleness/1"] == 1 / 8
+    assert found["stream/staleness/4_or_more"] == 2 / 8 and found["stream/staleness/2"] == 0
+    assert found["stream/staleness/max"] == 7 and found["stream/staleness/mean"] == 15 / 8
+    assert histogram([]) == {} == histogram([Counter()])
+
+
+class Client:
+    """A client whose server is stopped by updates: each call returns the next part."""
+
+    def __init__(self, *parts):
+        self.parts = list(parts)
+
+    async def part(self, request_id):
+        version, tokens = self.parts.pop(0)
+        return SimpleNamespace(token_ids=[1] * tokens, extra_fields={"global_steps": version})
+
+    async def whole(self, request_id):
+        while True:
+            output = await token_versions.on_generate_part(Client.part, self, request_id=request_id)
+            if not self.parts or self.parts[0] is None:
+                del self.parts[:1]
+                return output
+
+
+def turn(client, request):
+    return asyncio.run(token_versions.on_generate_whole(Client.whole, client, request_id=request))
+
+
+def test_parts_of_a_stopped_request_are_recorded_in_their_order():
+    found = turn(Client((3, 4), (3, 2), (4, 0), (5, 1)), "one").extra_fields[KEY]
+    assert found == [[3, 6], [5, 1]]
+
+
+def test_later_turns_add_to_the_first():
+    client = Client((3, 4), None, (4, 2), (5, 1))
+    kept = dict(
+        turn(client, "many").extra_fields
+    )  # as verl's tool loop does; it keeps nothing of later turns
+    turn(client, "many")
+    assert kept[KEY] == [[3, 4], [4, 2], [5, 1]]
+
+
+def test_nothing_is_kept_of_requests_that_are_gone():
+    turn(Client((1, 1)), "gone")
+    gc.collect()
+    assert "gone" not in token_versions._of_request
+
+
+def test_requests_at_once_do_not_mix():
+    async def both():
+        clients = [Client((version, 2), (version + 1, 1)) for version in (1, 5)]
+        return await asyncio.gather(
+            *(
+                token_versions.on_generate_whole(Client.whole, client, request_id=str(number))
+                for number, client in enumerate(clients)
+            )
+        )
+
+    first, second = asyncio.run(both())
+    assert first.extra_fields[KEY] == [[1, 2], [2, 1]] and second.extra_fields[KEY] == [[5, 2], [6, 1]]
