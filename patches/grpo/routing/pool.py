@@ -34,9 +34,14 @@ class Worker:
     resting: bool = False
     mark: int = 0
 
+    @property
+    def shut(self) -> bool:
+        """Whether it takes no request at all, until one is released or it is resumed."""
+        return self.resting or 0 < self.most <= len(self.requests)
+
     def takes(self, tokens: int) -> bool:
         """Whether a request fits under the thresholds; one with more tokens than that fits an idle worker."""
-        if self.resting or (self.most and len(self.requests) >= self.most):
+        if self.shut:
             return False
         return not self.cap or not self.tokens or self.tokens + tokens <= self.cap
 
@@ -184,8 +189,8 @@ class Pool:
         while self._heap:
             entry = self._heap[0]
             worker = self.workers.get(entry[2])
-            if worker is None or worker.mark != entry[1] or worker.resting:
-                heapq.heappop(self._heap)  # of a past load, or a worker that `resume` will enter again
+            if worker is None or worker.mark != entry[1] or worker.shut:
+                heapq.heappop(self._heap)  # of a past load, or it is entered again when it opens
             elif entry[2] in avoid or not worker.takes(tokens):
                 passed.append(heapq.heappop(self._heap))
             else:
