@@ -49,7 +49,8 @@ def independent(number: int, turns: int = 1, seed: int = 0) -> Trace:
     lengths, prompts = longtail.responses(number, seed), longtail.prompts(number)
     count = number // turns
     return [
-        Request(at // SIBLINGS, prompts[at // SIBLINGS], tuple(lengths[at::count][:turns])) for at in range(count)
+        Request(at // SIBLINGS, prompts[at // SIBLINGS], tuple(lengths[at::count][:turns]))
+        for at in range(count)
     ]
 
 

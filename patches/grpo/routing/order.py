@@ -118,7 +118,9 @@ class LongestFirst(Generic[T]):
             if prompt in self._waits and not self._lengths.known(prompt):
                 return prompt
             self._untried.popleft()
-        while self._running and (self._running[0] not in self._waits or self._lengths.known(self._running[0])):
+        while self._running and (
+            self._running[0] not in self._waits or self._lengths.known(self._running[0])
+        ):
             self._running.popleft()
         while self._known and self._versions.get(self._known[0][2]) != self._known[0][1]:
             heapq.heappop(self._known)
