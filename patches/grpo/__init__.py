@@ -16,8 +16,10 @@ FAMILY = Family(
         policy_loss.PATCH,
         batch_counts.PATCH,
         router.PATCH,
+        router.INIT,
         resubmit.ACQUIRE,
         resubmit.GENERATE,
+        resubmit.RELEASE,
         fused_logprobs.PATCH,
         mode.PATCH,
         token_versions.PART,
@@ -39,7 +41,11 @@ FAMILY = Family(
             0, "outstanding tokens above which a server gets no request; 0: no limit", kind=int, least=0
         ),
         "worker_requests": Option(
-            0, "outstanding requests at which a server gets no more; 0: no limit", kind=int, least=0
+            0,
+            "outstanding requests at which a server gets no more; 0: a sixteenth above its max_num_seqs with "
+            "longest_first, else no limit",
+            kind=int,
+            least=0,
         ),
         "affinity_slack": Option(
             0,
@@ -48,7 +54,24 @@ FAMILY = Family(
             least=0,
         ),
         "response_tokens": Option(
-            1024, "expected tokens of a response, at most its own limit", kind=int, least=0
+            1024,
+            "expected tokens of a response while nothing is known, at most its own limit",
+            kind=int,
+            least=0,
+        ),
+        "predict": Option(
+            True,
+            "predict lengths of responses from those to the same prompt that ended or still run",
+            kind=bool,
+        ),
+        "longest_first": Option(
+            True,
+            "of the requests that wait for a server, the longest predicted one is next, after one per new prompt; "
+            "false: first come, first served",
+            kind=bool,
+        ),
+        "router_trace": Option(
+            "", "file in which the router records the lengths of responses; empty: none", kind=str
         ),
         "resubmit": Option(True, "repeat requests of a dead or slow server on another one, once", kind=bool),
         "patience": Option(

@@ -4,15 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from flashpatch.patches.grpo.routing.conversations import Conversation, Conversations, Digest, digest
+from flashpatch.patches.grpo.routing.lengths import Lengths
+from flashpatch.patches.grpo.routing.order import LongestFirst
 from flashpatch.patches.grpo.routing.pool import Pool
+from flashpatch.patches.grpo.routing.trace import Trace
 from flashpatch.patches.grpo.routing.wait_queue import Places, RequestLost
 
 EMPTY = "No available servers in load balancer"
 """verl's own message, on which its asynchronous client waits."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """A generation on a server: its ticket, conversation, prompt tokens, and when it began."""
+
+    ticket: int
+    conversation: Conversation
+    prompt_tokens: int
+    began: float
 
 
 class TokenBalancer:
@@ -20,59 +36,131 @@ class TokenBalancer:
 
     A request goes to the server with the fewest outstanding tokens: its prompt and the response it may have.
     Turns of one conversation stay on one server, as in verl, unless that is above its threshold or more than
-    ``slack`` tokens fuller than the emptiest. Where all are above it, `acquire_server` waits.
+    ``slack`` tokens fuller than the emptiest. A server that has had the same prompt is preferred while it is
+    at most that prompt fuller than another. Where all are above their thresholds, `acquire_server` waits.
 
     Args:
         servers: server id to actor handle.
         options: ``cap`` and ``most``: thresholds in tokens and requests, 0 for none; ``slack``: see above,
-            None for any;
-            ``response_tokens``: what a response is expected to have, as a bound on the sampling parameters'
-                limit.
+            None for any; ``response_tokens``: what a response is expected to have while nothing is known;
+            ``predict``: learn lengths from those that ended, else ``response_tokens`` is a bound;
+            ``longest_first``: of those that wait, the longest predicted one is next; ``trace``: file for
+            `Trace`, or empty.
     """
 
     def __init__(self, servers: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         self._pool = Pool(cap=options["cap"], most=options["most"], slack=options["slack"])
-        self._places = Places(self._pool)
         self._response = options["response_tokens"]
+        self._lengths = Lengths(self._response) if options["predict"] else None
+        self._order: LongestFirst[Any] | None = None
+        if self._lengths is not None and options["longest_first"]:
+            self._order = LongestFirst(self._lengths, time.monotonic)
+        self._places = Places(self._pool, order=self._order)
+        self._conversations = Conversations()
+        self._trace = Trace(options["trace"]) if options["trace"] else None
         self._handles: dict[str, Any] = {}
         self._tickets = itertools.count()
-        self._held: dict[tuple[str, str], deque[int]] = {}
+        self._held: dict[tuple[str, str], deque[_Held]] = {}
         self._rests: dict[str, int] = {}
         self._add(servers)
 
     async def acquire_server(
-        self, request_id: str, prompt_ids: Any = None, sampling_params: Mapping[str, Any] | None = None
+        self,
+        request_id: str,
+        prompt_ids: Any = None,
+        sampling_params: Mapping[str, Any] | None = None,
+        prompt_digest: Digest | None = None,
     ) -> tuple[str, Any]:
         """Return a server for one generation, and its handle; wait while all are above their thresholds.
+
+        Args:
+            request_id: the conversation.
+            prompt_ids: the prompt, if there is no ``prompt_digest`` of it.
+            sampling_params: its limit of tokens bounds what is expected.
 
         Raises:
             RuntimeError: there is no server at all, with verl's message.
         """
+        prompt, tokens = prompt_digest or digest(prompt_ids)
+        conversation = self._conversations.begin(request_id, prompt)
         ticket, name = next(self._tickets), None
         while name is None or self._pool.where(ticket) != name:
             if not self._handles:
                 raise RuntimeError(EMPTY)
             try:
-                name = await self._places.take(ticket, self.cost(prompt_ids, sampling_params), request_id)
+                name = await self._places.take(
+                    ticket,
+                    lambda: self.cost(tokens, sampling_params, conversation),
+                    request_id,
+                    shared=prompt if tokens else None,
+                    saving=tokens,
+                    prompt=conversation.key,
+                )
             except RequestLost:
                 continue  # all servers left while it waited
-        self._held.setdefault((name, request_id), deque()).append(ticket)
+        held = _Held(ticket, conversation, tokens, time.monotonic())
+        if self._lengths is not None:
+            self._lengths.started(conversation.key, held.began)
+        self._held.setdefault((name, request_id), deque()).append(held)
         return name, self._handles[name]
 
-    def cost(self, prompt_ids: Any, sampling_params: Mapping[str, Any] | None) -> int:
-        """Return the tokens of the prompt and the expected tokens of the response."""
+    def cost(
+        self, prompt_tokens: int, sampling_params: Mapping[str, Any] | None, conversation: Conversation
+    ) -> int:
+        """Return the tokens of the prompt and the expected tokens of the response, of which an aborted turn
+        has some already."""
         params = sampling_params or {}
-        limit = params.get("max_tokens") or params.get("max_new_tokens") or self._response
-        return max(1, len(prompt_ids or ()) + min(int(limit), self._response))
+        limit = params.get("max_tokens") or params.get("max_new_tokens")
+        if self._lengths is None:
+            expected: float = self._response
+        else:
+            expected = self._lengths.expect(conversation.key, time.monotonic()) - conversation.tokens
+        return prompt_tokens + max(1, int(expected if limit is None else min(expected, limit)))
 
-    async def release_server(self, server_id: str, request_id: str | None = None) -> None:
-        """Release a server after a generation has ended or failed."""
-        tickets = self._held.get((server_id, request_id))
-        if tickets:
-            self._pool.release(tickets.popleft())
-            if not tickets:
-                del self._held[server_id, request_id]
-            self._places.serve()
+    async def release_server(
+        self,
+        server_id: str,
+        request_id: str | None = None,
+        tokens: int | None = None,
+        complete: bool = True,
+    ) -> None:
+        """Release a server after a generation has ended or failed.
+
+        Args:
+            server_id, request_id: as acquired.
+            tokens: of the response; None when there is none.
+            complete: False when the generation was aborted and will go on.
+        """
+        generations = self._held.get((server_id, request_id))
+        if not generations:
+            return
+        held = generations.popleft()
+        if not generations:
+            del self._held[server_id, request_id]
+        self._learn(held, server_id, tokens, complete)
+        self._pool.release(held.ticket)
+        self._places.serve()
+
+    def _learn(self, held: _Held, server_id: str, tokens: int | None, complete: bool) -> None:
+        """Take in what a generation that has left its server tells about its prompt."""
+        conversation = held.conversation
+        if self._lengths is not None:
+            self._lengths.stopped(conversation.key, held.began)
+        if tokens is None:
+            return
+        seconds = time.monotonic() - held.began if complete and not conversation.tokens else 0.0
+        conversation.tokens += tokens
+        conversation.over = complete
+        if not complete:
+            return
+        if self._lengths is not None:
+            self._lengths.ended(conversation.key, conversation.tokens, seconds)
+        if self._order is not None:
+            self._order.changed(conversation.key)
+        if self._trace is not None:
+            place = (conversation.turn, conversation.tokens, server_id, seconds)
+            self._trace.write(conversation.prompt, held.prompt_tokens, *place)
+            self._trace.step += not self._held and not self._places.waiting
 
     async def rest_server(self, server_id: str, seconds: float) -> None:
         """Give a server no new requests for a while, after it did not answer one in time."""
@@ -88,10 +176,11 @@ class TokenBalancer:
 
     def require_acquire_fields(self) -> list[str]:
         """Name the fields that verl's client must send."""
-        return ["prompt_ids", "sampling_params"]
+        return ["prompt_digest", "sampling_params"]
 
     def require_release_fields(self) -> list[str]:
-        return ["request_id"]
+        """Name them for a release; verl's own client knows the first alone."""
+        return ["request_id", "tokens", "complete"]
 
     async def add_servers(self, servers: Mapping[str, Any]) -> None:
         """Add idle servers; waiting requests may go to them."""
@@ -102,8 +191,7 @@ class TokenBalancer:
         for name in server_ids:
             self._pool.remove(name)
             self._handles.pop(name, None)
-            for key in [key for key in self._held if key[0] == name]:
-                del self._held[key]
+            self._forget(name)
         if not self._handles:
             # No server is left: waiting callers ask again and get the error.
             self._places.end(EMPTY)
@@ -142,8 +230,13 @@ class TokenBalancer:
 
     def _add(self, servers: Mapping[str, Any]) -> None:
         for name, handle in servers.items():
-            for key in [key for key in self._held if key[0] == name]:
-                del self._held[key]
+            self._forget(name)
             self._pool.add(name)
             self._handles[name] = handle
         self._places.serve()
+
+    def _forget(self, name: str) -> None:
+        """Drop the generations of a server that left."""
+        for key in [key for key in self._held if key[0] == name]:
+            for held in self._held.pop(key):
+                self._learn(held, name, None, False)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from flashpatch.patches.grpo.errors import refuse
 
 
-@dataclass
+@dataclass(eq=False)
 class Worker:
     """Hold the state of one worker.
 
@@ -34,9 +34,14 @@ class Worker:
     resting: bool = False
     mark: int = 0
 
+    @property
+    def shut(self) -> bool:
+        """Whether it takes no request at all, until one is released or it is resumed."""
+        return self.resting or 0 < self.most <= len(self.requests)
+
     def takes(self, tokens: int) -> bool:
         """Whether a request fits under the thresholds; one with more tokens than that fits an idle worker."""
-        if self.resting or (self.most and len(self.requests) >= self.most):
+        if self.shut:
             return False
         return not self.cap or not self.tokens or self.tokens + tokens <= self.cap
 
@@ -75,6 +80,7 @@ class Pool:
         self._heap: list[tuple[int, int, str]] = []  # stale entries are dropped when met
         self._marks = 0
         self._prefixes: OrderedDict[Hashable, str] = OrderedDict()
+        self._shared: OrderedDict[Hashable, list[Worker]] = OrderedDict()
 
     def add(self, name: str, cap: int | None = None) -> list[Hashable]:
         """Add an idle worker. An earlier one of that name is removed first.
@@ -107,7 +113,13 @@ class Pool:
             self._touch(self.workers[name])
 
     def acquire(
-        self, request: Hashable, tokens: int, prefix: Hashable = None, avoid: Collection[str] = ()
+        self,
+        request: Hashable,
+        tokens: int,
+        prefix: Hashable = None,
+        avoid: Collection[str] = (),
+        shared: Hashable = None,
+        saving: int = 0,
     ) -> str | None:
         """Choose a worker and count the request on it; None when all are full, suspended or to be avoided.
 
@@ -116,6 +128,9 @@ class Pool:
             tokens: what it will cost, such as prompt and expected response; at least 1.
             prefix: what it shares with others, for affinity.
             avoid: workers that must not get it.
+            shared: a beginning that it has in common with other requests, such as the prompt of a group. A worker
+                that has had one of them is preferred, unless it is fuller than another by more than ``saving``.
+            saving: tokens, less than ``tokens``, that it does not cost on such a worker.
 
         Raises:
             PatchError: the request is outstanding, or costs nothing.
@@ -128,9 +143,14 @@ class Pool:
             refuse(
                 "registry", "tokens", f"is {tokens} for request {request!r}.", "Count prompt and response."
             )
-        chosen = self._known(tokens, prefix, avoid) or self._least(tokens, avoid)
+        chosen = self._known(tokens, prefix, avoid)
+        holders = self._shared.get(shared, []) if shared is not None else []
+        if chosen is None:
+            chosen = self._sharing(tokens, saving, holders, self._least(tokens, avoid), avoid)
         if chosen is None:
             return None
+        if chosen in holders:
+            tokens = max(1, tokens - saving)
         chosen.requests[request] = tokens
         chosen.tokens += tokens
         self._holder[request] = chosen.name
@@ -140,6 +160,11 @@ class Pool:
             self._prefixes.move_to_end(prefix)
             if len(self._prefixes) > self.remembered:
                 self._prefixes.popitem(last=False)
+        if shared is not None and chosen not in holders and self.remembered:
+            self._shared[shared] = [*(one for one in holders if one is self.workers.get(one.name)), chosen]
+            self._shared.move_to_end(shared)
+            if len(self._shared) > self.remembered:
+                self._shared.popitem(last=False)
         return chosen.name
 
     def release(self, request: Hashable) -> bool:
@@ -160,6 +185,7 @@ class Pool:
         """Drop all affinity; return the number of prefixes."""
         number = len(self._prefixes)
         self._prefixes.clear()
+        self._shared.clear()
         return number
 
     def loads(self) -> dict[str, int]:
@@ -178,14 +204,30 @@ class Pool:
                 return None
         return worker
 
+    def _sharing(
+        self, tokens: int, saving: int, holders: list[Worker], least: Worker | None, avoid: Collection[str]
+    ) -> Worker | None:
+        """Return the emptiest worker that has the shared beginning, or the emptiest of all if that is better."""
+        able = [
+            worker
+            for worker in holders
+            if worker is self.workers.get(worker.name)
+            and worker.name not in avoid
+            and worker.takes(tokens - saving)
+        ]
+        best = min(able, key=lambda worker: worker.tokens, default=None)
+        if best is None or (least is not None and least.tokens + saving < best.tokens):
+            return least
+        return best
+
     def _least(self, tokens: int, avoid: Collection[str]) -> Worker | None:
         """Return the emptiest worker that takes the request; thresholds may differ between workers."""
         passed, found = [], None
         while self._heap:
             entry = self._heap[0]
             worker = self.workers.get(entry[2])
-            if worker is None or worker.mark != entry[1] or worker.resting:
-                heapq.heappop(self._heap)  # of a past load, or a worker that `resume` will enter again
+            if worker is None or worker.mark != entry[1] or worker.shut:
+                heapq.heappop(self._heap)  # of a past load, or it is entered again when it opens
             elif entry[2] in avoid or not worker.takes(tokens):
                 passed.append(heapq.heappop(self._heap))
             else:

@@ -1,4 +1,4 @@
-"""Repeat a generation on another server, once, when its server died or does not answer."""
+"""Repeat a generation on another server, once, when its server died or does not answer; report its length."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from flashpatch import engine, ledger
 from flashpatch.errors import PatchError
+from flashpatch.patches.grpo.routing.conversations import digest
 from flashpatch.record import Contract, Patch
 
 logger = logging.getLogger("flashpatch.grpo")
@@ -19,11 +20,29 @@ ID = "grpo.verl.generate"
 
 
 class _Attempt:
-    """Hold one attempt of a generation: its server, once it has one."""
+    """Hold one attempt of a generation: its server, once it has one, and the server's release, which waits for the
+    length of the response."""
 
     def __init__(self) -> None:
         self.server: str | None = None
         self.placed = asyncio.Event()
+        self.open = True
+        self.released: tuple[str, str | None] | None = None
+
+    def close(self, client: Any, output: Any = None) -> None:
+        """Send the release, with the length of the response if there is one; later ones go out at once."""
+        self.open = False
+        if self.released is None:
+            return
+        server, request_id = self.released
+        fields = {"request_id": request_id}
+        tokens = getattr(output, "token_ids", None)
+        if tokens is not None:
+            complete = getattr(output, "stop_reason", None) not in ("aborted", "abort")
+            fields |= {"tokens": len(tokens), "complete": complete}
+        known = client._lb_require_release_fields or ()
+        fields = {name: value for name, value in fields.items() if name in known}
+        client._load_balancer.release_server.remote(server_id=server, **fields)
 
 
 _attempt: ContextVar[_Attempt | None] = ContextVar("flashpatch_grpo_attempt", default=None)
@@ -33,9 +52,11 @@ async def on_acquire(original, self, request_id: str, **extra: Any) -> tuple[str
     """Record which server ``LLMServerClient._acquire_server`` returns.
 
     A balancer cannot know that a client which waited for a place was cancelled: a place that comes too late
-    is given back, or it would be taken for ever.
+    is given back, or it would be taken for ever. Of the prompt, grpo's balancer gets a digest alone.
     """
     attempt = _attempt.get()
+    if engine.options("grpo")["router"]:
+        extra["prompt_digest"] = digest(extra.get("prompt_ids"))
     asked = asyncio.ensure_future(original(self, request_id, **extra))
 
     def give_back(done: asyncio.Future[tuple[str, Any]]) -> None:
@@ -53,26 +74,38 @@ async def on_acquire(original, self, request_id: str, **extra: Any) -> tuple[str
     return name, handle
 
 
+def on_release(original, self, server_id: str, request_id: str | None = None) -> None:
+    """Hold a release back until the response's length is known, see `on_generate`."""
+    attempt = _attempt.get()
+    if attempt is None or not attempt.open:
+        original(self, server_id, request_id=request_id)
+    else:
+        attempt.released = server_id, request_id
+
+
 async def on_generate(original, self, request_id: str, **arguments: Any) -> Any:
-    """Repeat ``LLMServerClient.generate`` once on another server when the first is lost.
+    """Repeat ``LLMServerClient.generate`` once on another server when the first is lost, and tell the balancer how
+    long the response is.
 
     Raises:
         PatchError: the second server was lost as well; the first cause is attached.
         Exception: whatever else a server answers.
     """
     options = engine.options("grpo")
-    if not options["resubmit"]:
-        return await original(self, request_id, **arguments)
+    patience = options["patience"] if options["resubmit"] else 0.0
     servers: list[str | None] = []
     first: Exception | None = None
     while True:
         attempt = _Attempt()
         reset = _attempt.set(attempt)
+        output = None
         try:
-            return await _within(options["patience"], attempt, original(self, request_id, **arguments))
+            output = await _within(patience, attempt, original(self, request_id, **arguments))
+            return output
         except Exception as error:
+            attempt.close(self)
             why = lost(error)
-            if why is None or attempt.server is None:
+            if why is None or attempt.server is None or not options["resubmit"]:
                 raise
             servers.append(attempt.server)
             await _report(self, attempt.server, isinstance(error, TimeoutError), options["rest"])
@@ -90,6 +123,8 @@ async def on_generate(original, self, request_id: str, **arguments: Any) -> Any:
             ledger.note(resubmitted=ledger.notes().get("resubmitted", 0) + 1)
         finally:
             _attempt.reset(reset)
+            if attempt.open:
+                attempt.close(self, output)
 
 
 async def _within(timeout: float, attempt: _Attempt, generation: Any) -> Any:
@@ -154,12 +189,34 @@ ACQUIRE = _patch(
     how="Records which server a request was sent to.",
 )
 
+RELEASE = Patch(
+    id="grpo.verl.release_server",
+    targets=(f"{CLIENT}:LLMServerClient._release_server",),
+    requires="verl>=0.9",
+    wrapper=on_release,
+    evidence="optional",
+    needs=("grpo.verl.generate",),
+    contract=Contract(params=("server_id", "request_id"), mentions=("self._lb_require_release_fields",)),
+    why="verl's client tells the balancer that a generation has ended, and not how long it was; the lengths of a "
+    "prompt's responses are what the lengths of its other responses can be predicted from.",
+    how="Sends the release when the response is there, with its length and whether it was aborted, to a balancer "
+    "that asks for them.",
+    remove_when="verl sends the length of the response with the release.",
+)
+
 GENERATE = _patch(
     id=ID,
     targets=(f"{CLIENT}:LLMServerClient.generate",),
     wrapper=on_generate,
     needs=("grpo.verl.acquire_server",),
-    contract=Contract(params=("request_id",), exists=(f"{CLIENT}:LLMServerClient._release_server",)),
+    contract=Contract(
+        params=("request_id",),
+        exists=(
+            f"{CLIENT}:LLMServerClient._release_server",
+            "verl.workers.rollout.replica:TokenOutput.token_ids",
+            "verl.workers.rollout.replica:TokenOutput.stop_reason",
+        ),
+    ),
     how="Removes the server from the balancer and repeats the request once on another; with the option "
     "patience, also when it does not answer in time. A result is delivered once.",
 )

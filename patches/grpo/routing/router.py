@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextvars import ContextVar
 from typing import Any
 
 from flashpatch import engine
@@ -13,6 +14,24 @@ logger = logging.getLogger("flashpatch.grpo")
 ROUTER = "verl.workers.rollout.router"
 ID = "grpo.verl.get_router_handle"
 _MANY = 100_000  # requests that may wait in the balancer at once
+_slots: ContextVar[int] = ContextVar("flashpatch_grpo_slots", default=0)
+"""Sequences that a server of the job generates at once, while verl makes the balancer; 0: not known."""
+
+
+async def on_init(original, self) -> None:
+    """Note how many sequences a server generates at once, for ``LLMServerManager``'s balancer."""
+    rollout = self.rollout_config
+    reset = _slots.set(int(rollout.max_num_seqs or 0) * int(rollout.data_parallel_size or 1))
+    try:
+        await original(self)
+    finally:
+        _slots.reset(reset)
+
+
+def threshold(slots: int) -> int:
+    """Return the requests at which a server with so many slots gets no more: few wait there, where no order can
+    be chosen, and none of its slots is empty until a release has come here and a request back."""
+    return slots + -(-slots // 16)
 
 
 def on_handle(
@@ -40,9 +59,11 @@ def on_handle(
     engine.require("grpo")
     given = {
         "cap": options["worker_tokens"],
-        "most": options["worker_requests"],
+        "most": options["worker_requests"] or (threshold(_slots.get()) if options["longest_first"] else 0),
         "slack": options["affinity_slack"] or None,
         "response_tokens": options["response_tokens"],
+        **{name: options[name] for name in ("predict", "longest_first")},
+        "trace": options["router_trace"],
     }
     return ray.remote(TokenBalancer).options(max_concurrency=_MANY).remote(servers, given)
 
@@ -68,4 +89,27 @@ PATCH = Patch(
     how="Makes the balancer, through verl's own interface, one that counts outstanding tokens, with "
     "thresholds and back-pressure. A router that the configuration names stays.",
     remove_when="verl's router weighs requests by tokens and has thresholds.",
+)
+
+INIT = Patch(
+    id="grpo.verl.init_global_load_balancer",
+    targets=("verl.workers.rollout.llm_server:LLMServerManager._init_global_load_balancer",),
+    requires="verl>=0.9",
+    wrapper=on_init,
+    needs=(ID,),
+    contract=Contract(
+        params=(),
+        mentions=("self.rollout_config", "get_router_handle"),
+        exists=(
+            "verl.workers.config.rollout:RolloutConfig.max_num_seqs",
+            "verl.workers.config.rollout:RolloutConfig.data_parallel_size",
+        ),
+    ),
+    evidence="optional",
+    scope=frozenset({"driver"}),
+    why="Which request comes next can be chosen only among those that no engine has yet, and verl's balancer is not "
+    "told how many an engine generates at once.",
+    how="Takes max_num_seqs of the rollout's configuration as the threshold of a server, unless worker_requests says "
+    "otherwise.",
+    remove_when="verl's router has thresholds.",
 )

@@ -1,20 +1,26 @@
 """Pack arriving samples into rounds of one batch per rank, under a budget of tokens.
 
-After async-grpo's ``add_sample_to_batches``: the next sample goes to the least-full rank; when it would
-overflow there it would overflow everywhere, and the round is complete. Before a round leaves, its samples are
-divided anew, since by then all of them are known. A sample over the budget is not lost: it gets a batch of
-its own, or an error that names it.
+The next sample goes to the fullest rank that has room for it (best fit), so that ranks with much room are
+kept for long samples; when no rank has room, the round is complete. Before a round leaves, its samples are
+divided anew, since by then all of them are known. async-grpo's ``add_sample_to_batches`` takes the least-full
+rank: then all ranks are half full when a long sample comes, and at hundreds of ranks one comes soon. A sample
+over the budget is not lost: it gets a batch of its own, or an error that names it.
 """
 
 from __future__ import annotations
 
-import heapq
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from flashpatch.patches.grpo.errors import refuse
 from flashpatch.patches.grpo.standalone.partition import balance
+
+_ENOUGH = 0.0005
+"""A division whose fullest batch is this share above the least possible is not improved further."""
+_DIFFERENCING = 256
+"""Samples times ranks up to which differencing is worth its time."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,8 @@ class Packer:
         ranks: number of batches in a round.
         budget: largest number of tokens in a batch.
         oversize: what happens to a sample over the budget: ``"alone"`` in a batch, or an ``"error"``.
-        rebalance: divide a complete round's samples anew. Without it they stay where they came.
+        rebalance: divide a complete round's samples anew. Without it samples go to the least-full rank, and
+            stay there.
 
     Raises:
         PatchError: an invalid argument.
@@ -72,11 +79,11 @@ class Packer:
     @property
     def waiting(self) -> int:
         """Count the samples in the open round."""
-        return sum(map(len, self._rows))
+        return self._waiting
 
     def add(self, sample: Any, tokens: int) -> Iterator[Round]:
-        """Add one sample; return the round that it completed, if any. Costs O(log ranks), a round's end
-        aside.
+        """Add one sample; return the round that it completed, if any. Costs a search among the ranks, a
+        round's end aside.
 
         The sample is taken when this returns, whether or not the iterator is used.
 
@@ -90,21 +97,32 @@ class Packer:
             problem = f"is {self.budget}, and {sample!r:.80} has {tokens} tokens."
             refuse("batcher", "budget", problem, 'Raise the budget, or choose oversize="alone".')
         done = []
-        least = self._heap[0][0]
-        if least + tokens > self.budget and least > 0:
+        at = self._room(tokens)
+        if at is None:
             done.append(self._close())
-        load, rank = self._heap[0]
-        heapq.heapreplace(self._heap, (load + tokens, rank))
+            at = 0
+        gap, rank = divmod(self._gaps.pop(at), self.ranks)
+        insort(self._gaps, (gap - tokens) * self.ranks + rank)
         self._rows[rank].append((tokens, sample))
+        self._waiting += 1
         return iter(done)
 
     def flush(self) -> Round | None:
         """Return the open round as it is, or None when it is empty. Ranks without a sample get a filler."""
-        return self._close() if self.waiting else None
+        return self._close() if self._waiting else None
 
     def _open(self) -> None:
-        self._heap = [(0, rank) for rank in range(self.ranks)]
+        self._waiting = 0
         self._rows: list[list[tuple[int, Any]]] = [[] for _ in range(self.ranks)]
+        # Tokens of room times ranks, plus the rank, ascending: plain numbers are found and moved fastest.
+        self._gaps = [self.budget * self.ranks + rank for rank in range(self.ranks)]
+
+    def _room(self, tokens: int) -> int | None:
+        """Return the place in ``_gaps`` of the rank that takes a sample; one over the budget needs an empty
+        rank."""
+        need = min(tokens, self.budget) * self.ranks
+        at = bisect_left(self._gaps, need) if self.rebalance else self.ranks - 1
+        return at if at < self.ranks and self._gaps[at] >= need else None
 
     def _close(self) -> Round:
         rows = self._balanced() if self.rebalance else self._rows
@@ -119,16 +137,28 @@ class Packer:
         return Batch(self.round, rank, samples, sum(tokens for tokens, _ in row), filler)
 
     def _balanced(self) -> list[list[tuple[int, Any]]]:
-        """The round's samples divided anew; those over the budget stay alone, and so does a round with
-        gaps."""
-        alone = [row for row in self._rows if sum(tokens for tokens, _ in row) > self.budget]
-        shared = [row for row in self._rows if row and sum(tokens for tokens, _ in row) <= self.budget]
-        if len(alone) + len(shared) < self.ranks or not shared:
+        """Divide the round's samples anew; those over the budget stay alone."""
+        _fill(self._rows)
+        alone = [row for row in self._rows if row and row[0][0] > self.budget]
+        shared = [row for row in self._rows if row and row[0][0] <= self.budget]
+        if not shared:
             return self._rows
         items = [item for row in shared for item in row]
         number, start = 0, []
         for row in shared:
             start.append(list(range(number, number + len(row))))
             number += len(row)
-        parts = balance([tokens for tokens, _ in items], len(shared), self.budget, start)
-        return alone + [[items[at] for at in sorted(part)] for part in parts]
+        sizes = [tokens for tokens, _ in items]
+        parts = balance(sizes, len(shared), self.budget, start, enough=_ENOUGH, differences=_DIFFERENCING)
+        rows = alone + [[items[at] for at in sorted(part)] for part in parts]
+        return rows + [[] for _ in range(self.ranks - len(rows))]
+
+
+def _fill(rows: list[list[tuple[int, Any]]]) -> None:
+    """Give each empty row a sample of a row that has several, while there are such."""
+    several = [row for row in rows if len(row) > 1]
+    for row in rows:
+        if not row and several:
+            row.append(several[-1].pop())
+            if len(several[-1]) == 1:
+                several.pop()

@@ -1,23 +1,29 @@
 """Divide numbers into parts whose sums are nearly equal.
 
-Three classical ways, and a search that improves what they give: longest processing time first (Graham, 1969),
-the largest differencing method (Karmarkar and Karp, 1982; what verl uses), moves and swaps between the
-fullest part and the others. The best of them is taken, so that the result is never worse than any of them.
+Two classical ways, and a search that improves what they give: longest processing time first (Graham, 1969),
+the largest differencing method (Karmarkar and Karp, 1982; what verl uses), moves and swaps between full and
+empty parts. The best of them is taken, so that the result is never worse than any of them.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
-
-_LARGEST = 1_000_000
-"""Differencing costs about items times parts; beyond this product it is left out."""
 
 Parts = list[list[int]]
 
 
-def balance(sizes: Sequence[int], parts: int, limit: int | None = None, start: Parts | None = None) -> Parts:
+def balance(
+    sizes: Sequence[int],
+    parts: int,
+    limit: int | None = None,
+    start: Parts | None = None,
+    *,
+    enough: float = 0.0,
+    differences: int = 1_000_000,
+) -> Parts:
     """Divide items into ``parts`` lists of item numbers.
 
     Args:
@@ -25,6 +31,8 @@ def balance(sizes: Sequence[int], parts: int, limit: int | None = None, start: P
         parts: at most ``len(sizes)``; every part gets at least one item.
         limit: largest sum a part may have; None for no limit.
         start: a division that keeps the limit, given back when nothing better is found.
+        enough: stop at a largest sum this share above the least that any division can have.
+        differences: differencing costs about items times parts; beyond this product it is left out.
 
     Returns:
         The division with the smallest largest sum that was found. With a limit and no ``start``, one that
@@ -35,25 +43,27 @@ def balance(sizes: Sequence[int], parts: int, limit: int | None = None, start: P
     """
     if not 1 <= parts <= len(sizes):
         raise ValueError(f"{len(sizes)} items cannot fill {parts} parts")
-    order = sorted(range(len(sizes)), key=lambda item: (-sizes[item], item))
-    found = [longest_first(sizes, parts, order)]
-    if len(sizes) * parts <= _LARGEST:
-        found.append(differencing(sizes, parts, order))
-    found = [improve(sizes, one) for one in found]
-    if start is not None:
-        found.append([list(part) for part in start])
-
-    def height(one: Parts) -> int:
-        return max(sum(sizes[item] for item in part) for part in one)
-
-    best = min(found, key=height)
-    return start if start is not None and limit is not None and height(best) > limit else best
+    target = math.floor((1 + enough) * max(max(sizes), -(-sum(sizes) // parts)))
+    best, height = start, _height(sizes, start) if start is not None else math.inf
+    order = sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)
+    ways = [longest_first]
+    if len(sizes) * parts <= differences:
+        ways.append(differencing)
+    for way in ways:
+        if height <= target:
+            break
+        found = level(sizes, way(sizes, parts, order), target)
+        reached = _height(sizes, found)
+        if reached < height and (start is None or limit is None or reached <= limit):
+            best, height = found, reached
+    assert best is not None
+    return best
 
 
 def longest_first(sizes: Sequence[int], parts: int, order: Sequence[int] | None = None) -> Parts:
     """The largest item left goes to the smallest part; at most 4/3 of the optimum."""
     if order is None:
-        order = sorted(range(len(sizes)), key=lambda item: (-sizes[item], item))
+        order = sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)
     heap = [(0, part) for part in range(parts)]
     found: Parts = [[] for _ in range(parts)]
     for item in order:
@@ -67,7 +77,7 @@ def differencing(sizes: Sequence[int], parts: int, order: Sequence[int] | None =
     """Join, again and again, the two partial divisions with the largest spread, largest sums with smallest
     ones."""
     if order is None:
-        order = sorted(range(len(sizes)), key=lambda item: (-sizes[item], item))
+        order = sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)
     # Partial divisions: minus the spread, and for ties minus the largest sum and an age; then the parts as
     # (sum, number of items, tree of items) ascending.
     heap: list = []
@@ -90,55 +100,69 @@ def differencing(sizes: Sequence[int], parts: int, order: Sequence[int] | None =
     return found if all(found) else longest_first(sizes, parts, order)
 
 
-def improve(sizes: Sequence[int], division: Parts, rounds: int | None = None) -> Parts:
-    """Move or swap items of the fullest part while that lowers it; partners are tried from the emptiest part
-    on."""
+def level(
+    sizes: Sequence[int], division: Parts, target: int = 0, rounds: int = 12, partners: int = 4
+) -> Parts:
+    """Move or swap items between full and empty parts until no part is above ``target``.
+
+    In each round the fullest part meets the emptiest, the next fullest the next emptiest, and so on. When
+    nothing can be gained so, each meets another partner, at most ``partners`` in turn.
+    """
     parts = [sorted(part, key=sizes.__getitem__) for part in division]
-    loads = [sum(sizes[item] for item in part) for part in parts]
-    for _ in range(rounds if rounds is not None else 4 * len(parts)):
-        fullest = max(range(len(parts)), key=loads.__getitem__)
-        partners = heapq.nsmallest(
-            4, (part for part in range(len(parts)) if part != fullest), key=loads.__getitem__
-        )
-        if not any(_exchange(sizes, parts, loads, fullest, partner) for partner in partners):
+    loads = [sum(map(sizes.__getitem__, part)) for part in parts]
+    half, shift = len(parts) // 2, 0
+    for _ in range(rounds):
+        order = sorted(range(len(parts)), key=loads.__getitem__)
+        gained = False
+        for at in range(half):
+            full, other = order[-1 - at], order[(at + shift) % half]
+            if loads[full] <= target:
+                break
+            gained = _exchange(sizes, parts, loads, full, other) or gained
+        shift = 0 if gained else shift + 1
+        if shift >= min(partners, half):
             break
     return parts
 
 
 def _exchange(sizes: Sequence[int], parts: Parts, loads: list[int], full: int, other: int) -> bool:
     """Bring two parts closer together by the best single move or swap; False when there is none."""
-    gap = loads[full] - loads[other]
-    best: tuple[int, int, int | None] | None = None  # distance from the middle, item, partner
-    keys = [sizes[item] for item in parts[other]]
-    for item in parts[full]:
-        if len(parts[full]) > 1 and 0 < sizes[item] < gap:
-            best = min(best or (gap, 0, None), (abs(gap - 2 * sizes[item]), item, None), key=_first)
-        # The partner whose exchange halves the gap: of size sizes[item] - gap / 2.
-        at = bisect_left(keys, sizes[item] - gap / 2)
-        for near in (at - 1, at):
-            if 0 <= near < len(keys) and 0 < sizes[item] - keys[near] < gap:
-                distance = abs(gap - 2 * (sizes[item] - keys[near]))
-                best = min(best or (gap, 0, None), (distance, item, parts[other][near]), key=_first)
-    if best is None or best[0] >= gap:
+    many, few = parts[full], parts[other]
+    gap = best = loads[full] - loads[other]  # best: how far apart they are afterwards
+    chosen: tuple[int, int | None] | None = None  # item, and the partner that comes for it
+    at = len(few) - 1
+    for item in reversed(many):
+        size = sizes[item]
+        if abs(gap - 2 * size) < best and len(many) > 1:
+            best, chosen = abs(gap - 2 * size), (item, None)
+        # The partner whose exchange halves the gap has size - gap / 2; both its neighbours are tried.
+        while at >= 0 and 2 * sizes[few[at]] > 2 * size - gap:
+            at -= 1
+        for partner in few[max(at, 0) : at + 2]:
+            left = abs(gap - 2 * (size - sizes[partner]))
+            if left < best:
+                best, chosen = left, (item, partner)
+    if chosen is None:
         return False
-    _, item, partner = best
-    parts[full].remove(item)
+    item, partner = chosen
+    many.remove(item)
+    _insert(sizes, few, item)
+    moved = sizes[item]
     if partner is not None:
-        parts[other].remove(partner)
-        _insert(sizes, parts[full], partner)
-    _insert(sizes, parts[other], item)
-    moved = sizes[item] - (0 if partner is None else sizes[partner])
+        few.remove(partner)
+        _insert(sizes, many, partner)
+        moved -= sizes[partner]
     loads[full] -= moved
     loads[other] += moved
     return True
 
 
+def _height(sizes: Sequence[int], division: Parts) -> int:
+    return max(sum(map(sizes.__getitem__, part)) for part in division)
+
+
 def _insert(sizes: Sequence[int], part: list[int], item: int) -> None:
     part.insert(bisect_left(part, sizes[item], key=sizes.__getitem__), item)
-
-
-def _first(candidate: tuple) -> int:
-    return candidate[0]
 
 
 def _sum_and_number(part: tuple) -> tuple[int, int]:

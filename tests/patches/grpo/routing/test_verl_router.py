@@ -72,9 +72,9 @@ def test_servers_killed_hung_and_replaced(tmp_path):
 def balancer(**options):
     from flashpatch.patches.grpo.routing.balancer import TokenBalancer
 
-    return TokenBalancer(
-        {"a": "A", "b": "B"}, {"cap": 0, "most": 0, "slack": None, "response_tokens": 100, **options}
-    )
+    plain = {"cap": 0, "most": 0, "slack": None, "response_tokens": 100}
+    plain |= {"predict": False, "longest_first": False, "trace": ""}
+    return TokenBalancer({"a": "A", "b": "B"}, {**plain, **options})
 
 
 def test_the_balancer_speaks_verls_protocol():
@@ -90,6 +90,8 @@ def test_the_balancer_speaks_verls_protocol():
 
 
 def test_tokens_not_requests_decide():
+    from flashpatch.patches.grpo.routing.conversations import Conversation
+
     async def scenario():
         ours = balancer()
         first, _ = await ours.acquire_server(
@@ -101,7 +103,8 @@ def test_tokens_not_requests_decide():
             )
             assert name != first and handle == name.upper()
         assert sorted(ours.get_status()["servers"].values()) == [1, 5]
-        assert ours.cost([1, 2], {"max_new_tokens": 7}) == 9 and ours.cost([1], {"max_tokens": 9999}) == 101
+        one = Conversation(None)
+        assert ours.cost(2, {"max_new_tokens": 7}, one) == 9 and ours.cost(1, {"max_tokens": 9999}, one) == 101
         again, _ = await ours.acquire_server("long", prompt_ids=[0] * 10)
         assert again == first, "a conversation stays where its prefix is"
         for request in ("long", "long", *map(str, range(5))):

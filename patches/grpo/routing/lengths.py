@@ -1,0 +1,121 @@
+"""Predict how many tokens a response will have, from other responses to the same prompt.
+
+Lengths are taken as log-normal. A prompt's own mean is drawn towards the mean of all prompts, the more so the
+less is known of it and the less responses to one prompt have in common: both spreads are measured as responses
+end, so that prompts which tell nothing of their responses are not believed. What is remembered of a prompt is
+its distance from the mean of its time, and lasts over epochs in which all lengths drift. A response that
+already runs longer than expected says that its siblings will be long too, as in Seer (arXiv 2511.14617).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+_EVIDENCE = 8
+"""The spreads assumed at first count as much as so many responses."""
+_MEMORY = 20_000
+"""Responses over which the mean, the spreads and the rate are taken."""
+_OWN = 16
+"""Responses over which a prompt's own mean is taken."""
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """What is known of a prompt: number and mean distance (in log tokens) of its ended responses, and when
+    those that run were started."""
+
+    ended: int = 0
+    distance: float = 0.0
+    starts: list[float] = field(default_factory=list)
+
+
+class Lengths:
+    """Predict lengths of responses in tokens. It has no clock: callers give times in seconds.
+
+    Args:
+        expected: tokens of a response while none has ended.
+        remembered: number of prompts remembered.
+    """
+
+    def __init__(self, expected: int = 1024, remembered: int = 100_000) -> None:
+        self.remembered = remembered
+        self._prompts: OrderedDict[Hashable, _Prompt] = OrderedDict()
+        self._number = 0
+        self._mean = math.log(max(expected, 1))
+        self._spread, self._within = 1.0, 0.25  # variances: of all, and of responses to one prompt
+        self._rate, self._rates = 0.0, 0  # tokens per second, and of how many responses
+
+    def started(self, prompt: Hashable, now: float) -> None:
+        """Note that a response was started."""
+        self._of(prompt).starts.append(now)
+
+    def stopped(self, prompt: Hashable, started: float) -> None:
+        """Note that a response which was started then no longer runs."""
+        starts = self._of(prompt).starts
+        if started in starts:
+            starts.remove(started)
+
+    def ended(self, prompt: Hashable, tokens: int, seconds: float = 0.0) -> None:
+        """Learn from a response that is complete; ``seconds`` is what it took, 0 when that is not known."""
+        one, length = self._of(prompt), math.log(max(tokens, 1))
+        self._number += 1
+        new = 1 / min(self._number + _EVIDENCE, _MEMORY)
+        if one.ended:
+            apart = (length - self._mean - one.distance) ** 2 * one.ended / (one.ended + 1)
+            self._within += (apart - self._within) * new
+        self._spread += ((length - self._mean) ** 2 - self._spread) * new
+        self._mean += (length - self._mean) * max(new, 1 / (self._number + 1))
+        one.distance += (length - self._mean - one.distance) / (one.ended + 1)
+        one.ended = min(one.ended + 1, _OWN)
+        if seconds > 0:
+            self._rates = min(self._rates + 1, _MEMORY)
+            self._rate += (tokens / seconds - self._rate) / self._rates
+
+    def known(self, prompt: Hashable) -> bool:
+        """Whether a response to this prompt has ended."""
+        one = self._prompts.get(prompt)
+        return one is not None and one.ended > 0
+
+    def running(self, prompt: Hashable) -> bool:
+        """Whether a response to this prompt runs."""
+        one = self._prompts.get(prompt)
+        return one is not None and bool(one.starts)
+
+    def expect(self, prompt: Hashable, now: float) -> float:
+        """Return the expected tokens of a further response to a prompt."""
+        one = self._prompts.get(prompt)
+        between = max(self._spread - self._within, 1e-6)
+        number, distance = (one.ended, one.distance) if one is not None else (0, 0.0)
+        weight = number * between / (number * between + self._within)
+        if one is not None and one.starts and self._rate:
+            long = math.log(max((now - one.starts[0]) * self._rate, 1.0)) - self._mean
+            if long > weight * distance:
+                spread = self._within + between * (1 - weight)
+                seen = _beyond(weight * distance, spread, long)
+                distance = (number * distance + seen) / (number + 1)
+                weight = (number + 1) * between / ((number + 1) * between + self._within)
+        spread = self._within + between * (1 - weight)
+        return math.exp(self._mean + weight * distance + spread / 2)
+
+    def _of(self, prompt: Hashable) -> _Prompt:
+        one = self._prompts.get(prompt)
+        if one is None:
+            one = self._prompts[prompt] = _Prompt()
+            if len(self._prompts) > self.remembered:
+                self._prompts.popitem(last=False)
+        else:
+            self._prompts.move_to_end(prompt)
+        return one
+
+
+def _beyond(mean: float, spread: float, least: float) -> float:
+    """Return the mean of a normal variable that is above ``least``; ``spread`` is its variance."""
+    deviation = math.sqrt(spread)
+    at = (least - mean) / deviation
+    if at > 5:
+        return least + deviation / at  # as it tends to
+    tail = math.erfc(at / math.sqrt(2)) / 2
+    return mean + deviation * math.exp(-at * at / 2) / math.sqrt(2 * math.pi) / tail
