@@ -30,7 +30,7 @@ def made(torch: Any, wanted: list[tuple[str, list[int]]]) -> list[tuple[str, Any
     found = []
     for i, (kind, shape) in enumerate(wanted):
         raw = torch.randint(0, 2, shape[::-1] if i % 2 else shape).to(getattr(torch, kind))
-        found.append((f"w{i}", raw.permute(*reversed(range(raw.dim()))) if i % 2 else raw))
+        found.append((f"w{i}", raw.permute(list(reversed(range(raw.dim())))) if i % 2 else raw))
     return found
 
 

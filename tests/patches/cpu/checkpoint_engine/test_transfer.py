@@ -131,7 +131,7 @@ def test_a_fault_reaches_everybody_by_name(found, case):
     for role, words in CASES[case].items():
         error = outcomes[role]["error"]
         assert words in (error or "") and bool(error) is bool(words), (role, error)
-        if role.startswith("trainer") and outcomes[role]["call"] == "transfer":
+        if role.startswith("trainer") and outcomes[role].get("call") == "transfer":
             assert outcomes[role]["taken"] == (25 if case == "sender-raises" else 48), (
                 "the generator was left"
             )
