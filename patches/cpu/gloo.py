@@ -15,8 +15,12 @@ BACKEND = "cpu:gloo"
 
 
 def on_ray(original, timeout_second: int | None = None, backend: str | None = None) -> Any:
-    """Pass one gloo backend to ``initialize_global_process_group_ray``, and note the role trainer."""
-    _trainer()
+    """Pass one gloo backend to ``initialize_global_process_group_ray``, and note the role trainer.
+
+    Processes that receive weights for separate rollouts name a backend; they train nothing.
+    """
+    if backend is None:
+        _trainer()
     return original(timeout_second, backend or BACKEND)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from flashpatch.patches.cpu.checkpoint_engine.control import Watch
-from flashpatch.patches.cpu.checkpoint_engine.errors import silence, transfer_error
+from flashpatch.patches.cpu.checkpoint_engine.errors import transfer_error
 
 _POLLS = (0.0005, 0.02)  # seconds between two looks at an operation: at first, and at most
 
@@ -54,11 +55,12 @@ class GlooGroup:
         options.rootRank = options.rootTensor = 0
         self._work = self._group.broadcast([data], options)
 
-    def finish(self, watch: Watch, version: str) -> None:
+    def finish(self, watch: Watch, late: Callable[[], Exception]) -> None:
         """Wait for the operation under way, if there is one.
 
         Args:
             watch: called with seconds to wait; raises when a peer failed or ended.
+            late: makes the error for peers that do not take part in time.
 
         Raises:
             PatchError: the operation failed or took too long.
@@ -68,16 +70,14 @@ class GlooGroup:
             watch(pause)
             pause = min(2 * pause, _POLLS[1])
             if time.monotonic() > deadline:
-                raise silence(
-                    f"the gloo group of rank {self._rank}", "finish a broadcast", version, self._timeout
-                )
+                raise late()
         work, self._work = self._work, None
         try:
             if work is not None:
                 work.wait()
         except RuntimeError as error:
             watch(1.0)  # a peer that ended is the reason, and says more
-            raise transfer_error(f"a broadcast of {version} failed at rank {self._rank}: {error}.") from error
+            raise transfer_error(f"a broadcast failed at rank {self._rank}: {error}.") from error
 
     def close(self) -> None:
         """Leave the group without waiting."""

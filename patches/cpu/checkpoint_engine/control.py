@@ -20,9 +20,12 @@ from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from flashpatch.errors import PatchError
 from flashpatch.patches.cpu.checkpoint_engine.errors import silence, transfer_error
 
 _HELLO = 4096  # most bytes of a first message
+_LONGER = 1.5
+"""By how much a receiver waits longer than the sender, who knows which other receiver is stuck."""
 _TICK = 0.2  # seconds between two looks at whether this end was closed
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 
@@ -85,7 +88,7 @@ class Sender:
         self._said: dict[int, dict[str, Any]] = {}
         self.token = secrets.token_hex(16)
         self.port: int = self._server.getsockname()[1]
-        self.version = "before a version was named"
+        self.version = "the next version"
 
     def accept(self, ranks: Iterable[int], peers: dict[int, str]) -> None:
         """Wait until all receivers have connected with this transfer's token; others are sent away.
@@ -155,22 +158,23 @@ class Sender:
             PatchError: a receiver failed, ended or kept silent.
         """
 
-        def lacking() -> list[int]:
-            said = self._said
-            return [
-                r
-                for r in self._links
-                if (said.get(r, {}).get("kind"), said.get(r, {}).get("number")) != (kind, number)
-            ]
-
         deadline = time.monotonic() + self._timeout
-        while missing := lacking():
+        while self._lacking(kind, number):
             left = deadline - time.monotonic()
             if left <= 0:
-                names = ", ".join(map(self.name, missing))
-                what = f"take bucket {number}" if kind == "ready" else "confirm what it received"
-                raise silence(names, what, self.version, self._timeout)
+                raise self.late(kind, number)
             self.look(left)
+
+    def late(self, kind: str, number: int) -> PatchError:
+        """Return the error for the receivers that did not say this in time."""
+        names = ", ".join(map(self.name, self._lacking(kind, number)))
+        what = f"take bucket {number}" if kind == "ready" else "confirm what it received"
+        return silence(names or "gloo", what, self.version, self._timeout)
+
+    def _lacking(self, kind: str, number: int) -> list[int]:
+        """Return the receivers whose last message is another."""
+        last = {rank: (said["kind"], said["number"]) for rank, said in self._said.items()}
+        return [rank for rank in self._links if last.get(rank) != (kind, number)]
 
     def look(self, seconds: float) -> None:
         """Read what receivers have said, waiting at most so long for the first.
@@ -193,7 +197,7 @@ class Sender:
         if ended:
             raise self._ended(ended[0])
 
-    def _ended(self, rank: int) -> Exception:
+    def _ended(self, rank: int) -> PatchError:
         return transfer_error(
             f"{self.name(rank)} ended during the transfer of {self.version}.",
             "Its log says why; it may have been killed. Leave its replica out, or end the job.",
@@ -221,15 +225,15 @@ class Receiver:
     Args:
         host, port, token: as the sender's `prepare` returned them.
         rank: of this process in the transfer.
-        timeout: seconds of silence after which the sender counts as stuck.
+        timeout: seconds of silence after which the sender counts as stuck, times `_LONGER`.
 
     Raises:
         PatchError: the sender cannot be reached, or this is not its transfer.
     """
 
     def __init__(self, host: str, port: int, token: str, rank: int, timeout: float) -> None:
-        self._timeout, self.rank = timeout, rank
-        self.version = "before a version was named"
+        self._timeout, self.rank = _LONGER * timeout, rank
+        self.version = "the next version"
         self._stopped = threading.Event()
         try:
             self._link = Link(socket.create_connection((host, port), timeout))
@@ -258,13 +262,18 @@ class Receiver:
         deadline = time.monotonic() + self._timeout
         while (message := self.look(_TICK)) is None:
             if time.monotonic() > deadline:
-                what = f"send {' or '.join(kinds)} to rollout rank {self.rank}"
-                raise silence("the trainer's rank 0", what, self.version, self._timeout)
+                raise self.late(f"send {' or '.join(kinds)}")
         if message["kind"] not in kinds:
             raise transfer_error(
                 f"{message['kind']} came from the trainer where {' or '.join(kinds)} was due."
             )
         return message
+
+    def late(self, what: str) -> PatchError:
+        """Return the error for a sender that did not do something in time."""
+        return silence(
+            "the trainer's rank 0", f"{what} to rollout rank {self.rank}", self.version, self._timeout
+        )
 
     def look(self, seconds: float) -> dict[str, Any] | None:
         """Return the next message; None when there is none in this time.

@@ -113,6 +113,14 @@ class GlooCheckpointEngine(CheckpointEngine):
         self._rank, self._receivers = rank, len(peers)
         if rank < 0 or not peers:
             return
+        try:
+            self._join(rank, join, peers)
+        except BaseException as error:
+            if self._sender is not None:
+                self._sender.fail(as_text(error))
+            raise
+
+    def _join(self, rank: int, join: dict[str, Any], peers: dict[int, str]) -> None:
         if rank == 0:
             self._sender.accept(peers.keys(), peers)
             address = join["host"]
@@ -180,7 +188,7 @@ class GlooCheckpointEngine(CheckpointEngine):
             contents.add(piece.name, piece.shape, piece.dtype, piece.nbytes)
         if bucket.pieces:
             self._start(bucket, contents)
-        self._group.finish(sender.look, sender.version)
+        self._finish(contents)
         sender.expect("ready", contents.buckets)
         sender.tell("end", **contents.summary())
         sender.expect("received", contents.buckets)
@@ -192,13 +200,17 @@ class GlooCheckpointEngine(CheckpointEngine):
     def _start(self, bucket: Bucket, contents: Contents) -> None:
         """Finish the bucket before, and start to send this one once all receivers have room for it."""
         sender, number = self._sender, contents.buckets
-        self._group.finish(sender.look, sender.version)
+        self._finish(contents)
         sender.expect("ready", number)
         data = bucket.data
         pieces = [piece.as_json() for piece in bucket.pieces]
         sender.tell("bucket", number=number, length=data.numel(), checksum=checksum(data), pieces=pieces)
         self._group.start(data)
         contents.buckets += 1
+
+    def _finish(self, contents: Contents) -> None:
+        """Wait for the broadcast under way."""
+        self._group.finish(self._sender.look, lambda: self._sender.late("ready", contents.buckets))
 
     def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, torch.Tensor]]:
         """Yield the weights of one transfer.

@@ -85,7 +85,7 @@ class Receiving:
             raise transfer_error(f"bucket {message['number']} came where {contents.buckets} was due.")
         data = torch.empty(message["length"], dtype=torch.uint8)
         self._group.start(data)
-        self._group.finish(receiver.look, receiver.version)
+        self._group.finish(receiver.look, lambda: receiver.late("finish a broadcast"))
         found = checksum(data)
         if found != message["checksum"]:
             raise transfer_error(

@@ -11,7 +11,7 @@ from flashpatch import ledger
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.sglang.receipts import MARK
 from flashpatch.patches.fp8.verl.transfer import receipts
-from flashpatch.patches.fp8.verl.transfer.sync_calls import Sending
+from flashpatch.patches.fp8.verl.transfer.sync_calls import Sending, relayed
 from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
 from flashpatch.patches.fp8.verl_sglang import http_engine
 from flashpatch.record import Contract, Patch
@@ -45,7 +45,8 @@ async def _update(original, self, weights: Any, args: tuple, kwargs: dict, sendi
             sending, self.replica_rank, self.rollout_rank, workers, seconds, self._engine is not None
         )
     )
-    ledger.role("trainer")
+    if not relayed(weights):
+        ledger.role("trainer")
     ledger.note(sync_step=sending.step, sync_seconds=round(sending.send, 4))
     return result
 

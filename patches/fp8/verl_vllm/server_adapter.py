@@ -9,7 +9,7 @@ from typing import Any
 
 from flashpatch import ledger
 from flashpatch.patches.fp8.verl.transfer import receipts
-from flashpatch.patches.fp8.verl.transfer.sync_calls import TICKET, Sending
+from flashpatch.patches.fp8.verl.transfer.sync_calls import TICKET, Sending, relayed
 from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
 from flashpatch.record import Contract, Patch
 
@@ -38,7 +38,8 @@ async def _update(original, self, weights: Any, args: tuple, kwargs: dict, sendi
     else:
         receipt = receipts.unjudged_receipt(sending)
     WEIGHT_SYNC.keep_receipt(receipt)
-    ledger.role("trainer")
+    if not relayed(weights):
+        ledger.role("trainer")
     ledger.note(sync_step=sending.step, sync_seconds=round(sending.send, 4))
     return result
 

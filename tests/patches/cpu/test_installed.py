@@ -59,7 +59,8 @@ def test_undo_restores_what_was_there(scenario):
     scenario(
         """
         import importlib.metadata as metadata, sys
-        import verl.utils.config, verl.utils.distributed
+        import verl.utils.config, verl.utils.distributed, verl.utils.fsdp_utils
+        from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
         from verl.plugin.platform import PlatformRegistry, get_platform
         from verl.workers.engine.base import EngineRegistry
         import verl.workers.engine.fsdp.transformer_impl
@@ -74,7 +75,8 @@ def test_undo_restores_what_was_there(scenario):
                     PlatformRegistry.get("cpu"),
                     init._check_module_states_for_sync_module_states, param.FSDPParam.__init__,
                     EngineRegistry._engines["language_model"]["fsdp"].get("cpu"),
-                    EngineRegistry._engines["value_model"]["fsdp2"].get("cpu"), ours]
+                    EngineRegistry._engines["value_model"]["fsdp2"].get("cpu"), ours,
+                    PPOTrainerSeparateAsync._setup, verl.utils.fsdp_utils.fsdp2_sharded_save_to_cpu]
 
         before = look()
         assert before[3] is None and before[6] is None

@@ -41,7 +41,6 @@ def reader(**changes):
         (f"{ROLLOUT}.quantization", "fp8"),
         (f"{ROLLOUT}.checkpoint_engine.backend", "nccl"),
         (f"{ROLLOUT}.checkpoint_engine.backend", "mooncake"),
-        ("trainer.v1.trainer_mode", "separate_async"),
     ],
 )
 def test_what_does_not_run_is_refused_by_name(path, value):
@@ -53,6 +52,8 @@ def test_what_does_not_run_is_refused_by_name(path, value):
     "changes",
     [
         {"trainer.v1.trainer_mode": "colocate_async"},
+        {"trainer.v1.trainer_mode": "separate_async"},
+        {f"{ROLLOUT}.checkpoint_engine.backend": "gloo"},
         {"trainer.v1.trainer_mode": "separate_async", "trainer.use_v1": False},
         {
             f"{ROLLOUT}.checkpoint_engine.backend": "mine",
@@ -101,6 +102,38 @@ def test_slots_are_only_given_to_a_ray_of_our_own(monkeypatch):
     assert changed["ray_kwargs.ray_init.num_gpus"] == 2 and changed["ray_kwargs.ray_init.num_cpus"] >= 24
     counted = reader(**{"ray_kwargs.ray_init.num_gpus": 4, "ray_kwargs.ray_init.num_cpus": 8})
     assert not [path for path, _ in verl_config.adaptations(counted) if path.startswith("ray_kwargs")]
+
+
+ENGINE = f"{ROLLOUT}.checkpoint_engine"
+BACKEND, MODULE = f"{ENGINE}.backend", f"{ENGINE}.custom_backend_module"
+SEPARATE = {
+    "trainer.v1.trainer_mode": "separate_async",
+    f"{ROLLOUT}.nnodes": 1,
+    f"{ROLLOUT}.n_gpus_per_node": 3,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (SEPARATE, {BACKEND: "gloo", MODULE: verl_config.GLOO_MODULE}),
+        (SEPARATE | {BACKEND: "naive"}, {BACKEND: "gloo", MODULE: verl_config.GLOO_MODULE}),
+        (SEPARATE | {BACKEND: "gloo"}, {MODULE: verl_config.GLOO_MODULE}),
+        ({BACKEND: "gloo"}, {MODULE: verl_config.GLOO_MODULE}),
+        (SEPARATE | {BACKEND: "mine", MODULE: "mine"}, {}),
+        (SEPARATE | {MODULE: "mine"}, {}),
+        (SEPARATE | {"trainer.use_v1": False}, {}),
+        ({"trainer.v1.trainer_mode": "colocate_async", BACKEND: "naive"}, {}),
+        ({}, {}),
+    ],
+)
+def test_separate_rollouts_get_their_weights_over_gloo(changes, expected):
+    assert dict(verl_config.transfer(reader(**changes))) == expected
+
+
+def test_separate_rollouts_get_slots_of_their_own(monkeypatch):
+    monkeypatch.setattr(verl_config, "_starts_ray", lambda get: True)
+    assert dict(verl_config.adaptations(reader(**SEPARATE)))["ray_kwargs.ray_init.num_gpus"] == 5
 
 
 def few(monkeypatch, cores, given=(), starts_ray=True, **changes):

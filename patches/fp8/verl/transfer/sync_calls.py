@@ -65,7 +65,7 @@ class Sending:
 
     def timed(self, weights: Any) -> Any:
         """Return the same weights, as lazily, and count and time them."""
-        return self._async(weights) if hasattr(weights, "__aiter__") else self._plain(weights)
+        return self._async(weights) if relayed(weights) else self._plain(weights)
 
     def _plain(self, weights: Any) -> Iterator[Any]:
         weights = iter(weights)
@@ -122,6 +122,14 @@ class Receiving:
         if not start or self.ticket.get("host") != files.host():
             return False
         return files.process_start(pid) != start
+
+
+def relayed(weights: Any) -> bool:
+    """Whether weights come from a trainer in another process, through one of verl's checkpoint engines.
+
+    These receive asynchronously; the generator of a training engine is a plain one.
+    """
+    return hasattr(weights, "__aiter__")
 
 
 def job_socket_name(handle: str, run: str) -> str:

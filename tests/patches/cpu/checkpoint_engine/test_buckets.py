@@ -1,0 +1,107 @@
+"""Tensors are cut and joined without loss, whatever their sizes; what does not fit together is refused."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytestmark = pytest.mark.verl
+
+KINDS = ("float32", "bfloat16", "uint8", "bool", "float8_e4m3fn", "complex64")
+TENSORS = st.lists(
+    st.tuples(st.sampled_from(KINDS), st.lists(st.integers(0, 40), max_size=3)), min_size=1, max_size=12
+)
+
+
+def parts() -> tuple[Any, ModuleType]:
+    import torch
+
+    from flashpatch.patches.cpu.checkpoint_engine import buckets
+
+    return torch, buckets
+
+
+def made(torch: Any, wanted: list[tuple[str, list[int]]]) -> list[tuple[str, Any]]:
+    """Tensors of these dtypes and shapes, every second one transposed in memory."""
+    found = []
+    for i, (kind, shape) in enumerate(wanted):
+        raw = torch.randint(0, 2, shape[::-1] if i % 2 else shape).to(getattr(torch, kind))
+        found.append((f"w{i}", raw.permute(list(reversed(range(raw.dim())))) if i % 2 else raw))
+    return found
+
+
+def packed(buckets: Any, tensors: list[tuple[str, Any]], size: int) -> tuple[list[Any], Any]:
+    """The buckets as a receiver gets them, and what the sender counted."""
+    found, contents, bucket = [], buckets.Contents(), buckets.Bucket(size)
+    for name, tensor in tensors:
+        for piece, data in buckets.cut(name, tensor, size):
+            if not bucket.add(piece, data):
+                found.append((bucket.pieces, bucket.data.clone()))
+                bucket.clear()
+                assert bucket.add(piece, data)
+        contents.add(piece.name, piece.shape, piece.dtype, piece.nbytes)
+    found.append((bucket.pieces, bucket.data.clone()))
+    return [([buckets.Piece.of_json(p.as_json()) for p in pieces], data) for pieces, data in found], contents
+
+
+@settings(max_examples=60, deadline=None)
+@given(TENSORS, st.sampled_from([64, 100, 1000, 1 << 20]))
+def test_any_tensors_come_back_as_they_were(wanted, size):
+    torch, buckets = parts()
+    tensors = made(torch, wanted)
+    sent, contents = packed(buckets, tensors, size)
+    joiner = buckets.Joiner()
+    back = [found for pieces, data in sent for found in joiner.take(pieces, data)]
+    assert [name for name, _ in back] == [name for name, _ in tensors]
+    for (_, before), (_, after) in zip(tensors, back, strict=True):
+        assert before.dtype == after.dtype and before.shape == after.shape
+        as_bytes = [t.contiguous().reshape(-1).view(torch.uint8) for t in (before, after)]
+        assert torch.equal(*as_bytes)
+    assert joiner.unfinished() is None and joiner.contents.summary() == contents.summary()
+    for pieces, data in sent:
+        assert data.numel() <= size and all(piece.offset % buckets.ALIGNMENT == 0 for piece in pieces)
+
+
+def test_small_tensors_are_views_and_large_ones_are_joined():
+    torch, buckets = parts()
+    sent, _ = packed(buckets, [("small", torch.ones(4)), ("large", torch.arange(100.0))], 64)
+    joiner = buckets.Joiner()
+    (_, small), (_, large) = [found for pieces, data in sent for found in joiner.take(pieces, data)]
+    inside = {data.untyped_storage().data_ptr() for _, data in sent}
+    assert small.untyped_storage().data_ptr() in inside and large.untyped_storage().data_ptr() not in inside
+
+
+def test_a_missing_bucket_is_refused():
+    torch, buckets = parts()
+    from flashpatch.errors import PatchError
+
+    sent, _ = packed(buckets, [("large", torch.arange(100.0)), ("next", torch.ones(2))], 64)
+    joiner = buckets.Joiner()
+    with pytest.raises(PatchError, match="byte 128 of large arrived where byte 64 of large was due"):
+        for pieces, data in sent[:1] + sent[2:]:
+            list(joiner.take(pieces, data))
+    joiner = buckets.Joiner()
+    list(joiner.take(*sent[0]))
+    assert joiner.unfinished() == "large"
+
+
+def test_names_in_another_order_are_another_summary():
+    _, buckets = parts()
+    one, other = buckets.Contents(), buckets.Contents()
+    for contents, names in ((one, "ab"), (other, "ba")):
+        for name in names:
+            contents.add(name, (2,), "float32", 8)
+    assert one.summary() != other.summary()
+    assert {**one.summary(), "names": ""} == {**other.summary(), "names": ""}
+
+
+def test_a_dtype_that_torch_does_not_know_is_refused():
+    from flashpatch.errors import PatchError
+
+    _, buckets = parts()
+    with pytest.raises(PatchError, match="a weight has the dtype float3, which this process's torch"):
+        buckets.as_dtype("float3")

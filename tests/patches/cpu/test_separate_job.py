@@ -1,0 +1,80 @@
+"""Two GRPO steps of unmodified verl with trainer and rollouts in processes of their own."""
+
+from __future__ import annotations
+
+import pytest
+from tree import SUPPORT
+from verl_job import live, metrics, train
+
+pytestmark = pytest.mark.verl
+
+#: One FSDP2 rank, which trains twice between two updates, and two replicas that draw with the newest weights.
+SEPARATE = """
+trainer.v1.trainer_mode=separate_async actor_rollout_ref.hybrid_engine=False
+trainer.v1.separate_async.parameter_sync_step=2 actor_rollout_ref.actor.ppo_mini_batch_size=4
+trainer.v1.separate_async.num_warmup_batches=0
+actor_rollout_ref.rollout.nnodes=1 actor_rollout_ref.rollout.n_gpus_per_node=2
+actor_rollout_ref.actor.strategy=fsdp2 actor_rollout_ref.ref.strategy=fsdp2
+""".split()
+FAULTY = "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls=transfer_fault.Faulty"
+
+
+def test_rollouts_in_processes_of_their_own_follow_the_updates(wide_world, tmp_path):
+    done = train(wide_world, tmp_path, *SEPARATE, FLASHPATCH="cpu,bf16,fsdp")
+    assert done.returncode == 0, done.stdout[-8000:]
+    assert metrics(done.stdout, "training/global_step") == [1, 2]
+    # samples of weights that are one update old differ by 0.014
+    assert max(metrics(done.stdout, "training/rollout_probs_diff_max")) < 0.005
+    assert min(metrics(done.stdout, "actor/grad_norm")) > 0
+    assert metrics(done.stdout, "sync/policy_version") == [2, 3]
+    assert min(metrics(done.stdout, "gloo/buckets")) > 3
+    assert "checkpoint_engine.backend=gloo: weights reach separate rollouts over gloo" in done.stdout
+
+    processes = live(tmp_path)
+    workers = [process for process in processes if "worker" in process["roles"]]
+    assert len(workers) == 2
+    for worker in workers:
+        # the first load, then an update before the first step and one after each
+        assert worker["patches"]["fp8.vllm.process_weights_after_loading"]["calls"] == 4
+        assert worker["patches"]["fsdp.verl_vllm.receive_weights"]["calls"] == 3
+    (trainer,) = [process for process in processes if "trainer" in process["roles"]]
+    assert trainer["patches"]["cpu.verl.fsdp2_sharded_save_to_cpu"]["calls"] == 4
+    assert [
+        process["patches"]["cpu.verl.separate_async_setup"]["calls"]
+        for process in processes
+        if process["patches"]["cpu.verl.separate_async_setup"]["calls"]
+    ] == [1]
+
+
+@pytest.mark.full
+def test_samples_are_drawn_while_the_trainer_trains(wide_world, tmp_path):
+    """One batch ahead, as verl does by default, and with rollouts beside the trainer too."""
+    settings = [setting for setting in SEPARATE if "num_warmup" not in setting and "hybrid" not in setting]
+    done = train(wide_world, tmp_path, *settings, FLASHPATCH="cpu,fp8")
+    assert done.returncode == 0, done.stdout[-8000:]
+    assert metrics(done.stdout, "training/global_step") == [1, 2]
+    assert max(metrics(done.stdout, "training/off_policy/trajectory_staleness/max")) == 1
+    assert max(metrics(done.stdout, "training/rollout_probs_diff_max")) < 0.1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "fault, words",
+    [
+        ("raise", ("LookupError: cannot place this tensor", "failed at version 1")),
+        ("kill", ("the rollout engine ended during",)),
+    ],
+)
+def test_an_engine_that_fails_in_an_update_ends_the_job(wide_world, tmp_path, fault, words):
+    done = train(
+        wide_world,
+        tmp_path,
+        *SEPARATE,
+        FAULTY,
+        FLASHPATCH="cpu,bf16",
+        TRANSFER_FAULT=fault,
+        PYTHONPATH=str(SUPPORT),
+    )
+    assert done.returncode not in (0, None)
+    for word in words:
+        assert word in done.stdout, done.stdout[-8000:]
