@@ -70,7 +70,7 @@ WHOLE = _patch(
     targets=(f"{CLIENT}:FullyAsyncLLMServerClient.generate",),
     wrapper=on_generate_whole,
     needs=("grpo.verl.generate_part",),
-    contract=Contract(params=("request_id",), mentions=("super().generate",)),
+    contract=Contract(params=("request_id",), mentions=("final_output.extra_fields",)),
     how=f'Adds the list of versions and lengths to a response\'s extra fields, as "{KEY}".',
 )
 
@@ -78,6 +78,6 @@ PART = _patch(
     id="grpo.verl.generate_part",
     targets=(f"{CLIENT}:LLMServerClient.generate",),
     wrapper=on_generate_part,
-    contract=Contract(params=("request_id",), mentions=('extra_fields.get("global_steps")',)),
+    contract=Contract(params=("request_id",), mentions=("output.extra_fields",)),
     how="Records version and length of what each call to a server returns.",
 )

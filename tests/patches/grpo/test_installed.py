@@ -28,13 +28,15 @@ def test_armed_superseded_and_undone(scenario):
         import verl.workers.engine.fsdp.transformer_impl as fsdp
         import verl.trainer.ppo.core_algos as algos, verl.workers.rollout.router as router
         import verl.utils.experimental.torch_functional as fused
-        from verl.workers.rollout.llm_server import LLMServerClient
+        import verl.trainer.ppo.v1.trainer_base as trainers
+        from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
 
         def look():
             return [config.validate_config, utils.prepare_micro_batches, fsdp.prepare_micro_batches,
                     algos.POLICY_LOSS_REGISTRY.get("grpo_exact"), router.get_router_handle,
                     vars(LLMServerClient)["generate"], vars(LLMServerClient)["_acquire_server"],
-                    fused.FusedLinearForPPO.forward]
+                    fused.FusedLinearForPPO.forward, trainers.get_trainer_cls,
+                    vars(FullyAsyncLLMServerClient)["generate"]]
 
         before = look()
         assert before[3] is None
@@ -45,7 +47,7 @@ def test_armed_superseded_and_undone(scenario):
         aside = {"grpo.verl.fused_linear_for_ppo_forward"}
         assert {id for id, word in states.items() if word == "superseded"} == aside, states
         assert {word for id, word in states.items() if id not in aside} == {"installed"}, states
-        assert [now is then for now, then in zip(during, before)] == [False] * 7 + [True]
+        assert [now is then for now, then in zip(during, before)] == [False] * 7 + [True] + [False] * 2
         flashpatch.disable()
         assert all(now is then for now, then in zip(look(), before))
 
