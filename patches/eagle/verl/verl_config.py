@@ -95,8 +95,9 @@ def remarks(get: Get, dialect: Dialect | None, found: Speculation) -> Iterator[s
         yield f"{found.model or 'its drafter'} is not a folder"
     if dialect is not None:
         yield from dialect.remarks(get, found)
-    if get("trainer.v1.trainer_mode") == "separate_async":
-        yield "in trainer mode separate_async rollouts never pause"
+    mode = get("trainer.v1.trainer_mode")
+    if mode in ("separate_async", "stream_async"):
+        yield f"in trainer mode {mode} rollouts never pause"
     if not get(MODEL) or not _path(get(MODEL)).is_dir():
         yield f"{MODEL}={get(MODEL)} is not a folder"
 

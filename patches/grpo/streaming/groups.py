@@ -39,6 +39,18 @@ def in_flight(buffer: Any) -> set[str]:
     return buffer.pending_keys[PARTITION] | buffer.running_keys[PARTITION]
 
 
+def clear_trained() -> int:
+    """Remove samples whose group has been taken already, which verl's checkpoints still hold; return their number."""
+    import transfer_queue as tq
+
+    known = (tq.kv_list(PARTITION) or {}).get(PARTITION, {})
+    prompts = {key for key, tag in known.items() if tag.get("is_prompt")}
+    gone = [key for key, tag in known.items() if key not in prompts and key.split("_")[0] not in prompts]
+    if gone:
+        tq.kv_clear(keys=gone, partition_id=PARTITION)
+    return len(gone)
+
+
 def uids(batch: Any) -> set[str]:
     """Return the groups of a ``KVBatchMeta``'s samples."""
     return {key.split("_")[0] for key in batch.keys}

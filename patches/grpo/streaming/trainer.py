@@ -87,6 +87,7 @@ class PPOTrainerStreamAsync(PPOTrainer):
 
     def on_train_begin(self) -> None:
         """Dispatch prompts ahead of the first step, as many as ``separate_async`` would."""
+        groups.clear_trained()
         self._add_async_warmup_batches(self.config.trainer.v1.separate_async.num_warmup_batches)
 
     def on_sample_end(self) -> None:

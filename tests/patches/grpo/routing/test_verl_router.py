@@ -104,7 +104,9 @@ def test_tokens_not_requests_decide():
             assert name != first and handle == name.upper()
         assert sorted(ours.get_status()["servers"].values()) == [1, 5]
         one = Conversation(None)
-        assert ours.cost(2, {"max_new_tokens": 7}, one) == 9 and ours.cost(1, {"max_tokens": 9999}, one) == 101
+        assert (
+            ours.cost(2, {"max_new_tokens": 7}, one) == 9 and ours.cost(1, {"max_tokens": 9999}, one) == 101
+        )
         again, _ = await ours.acquire_server("long", prompt_ids=[0] * 10)
         assert again == first, "a conversation stays where its prefix is"
         for request in ("long", "long", *map(str, range(5))):

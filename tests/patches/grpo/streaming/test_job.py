@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
@@ -34,12 +35,9 @@ def test_groups_are_trained_on_as_they_end(world, tmp_path):
     assert all(value > 0 for value in metrics(done.stdout, "actor/kl_loss")[1:])
     assert len(metrics(done.stdout, "rollout_corr/rollout_is_mean")) == 2
     assert max(metrics(done.stdout, "training/rollout_probs_diff_max")) < 0.2
-    driver = next(
-        one
-        for one in live(tmp_path)
-        if "driver" in one["roles"] and "grpo.verl.get_trainer_cls" in one["patches"]
-    )
-    assert driver["patches"]["grpo.verl.get_trainer_cls"]["calls"] > 0
+    patches = [one["patches"] for one in live(tmp_path)]
+    for patch in ("grpo.verl.get_trainer_cls", "grpo.verl.generate_whole", "grpo.verl.generate_part"):
+        assert sum(one.get(patch, {}).get("calls", 0) for one in patches) > 0, patch
 
 
 @pytest.mark.full
@@ -64,14 +62,55 @@ def test_a_lost_server_and_a_lost_agent_worker_lose_no_sample(world, tmp_path):
     assert "agent loop worker are dispatched again" in log and "is lost" in log
 
 
+@pytest.mark.full
+def test_a_killed_job_goes_on_from_its_checkpoint(world, tmp_path):
+    """No sample is trained on twice, and the reference is what it was."""
+    config = tmp_path / "flashpatch.toml"
+    config.write_text("[grpo]\nreference_every = 2\n")
+    extra = (
+        "actor_rollout_ref.actor.use_kl_loss=True",
+        "trainer.total_training_steps=5",
+        "trainer.save_freq=1",
+        f"trainer.default_local_dir={tmp_path}/saved",
+        f"trainer.rollout_data_dir={tmp_path}/trained",
+    )
+    names = {"FLASHPATCH": "cpu,bf16,grpo", "FLASHPATCH_CONFIG": str(config)}
+    job = start(world, tmp_path / "first", *STREAM, *extra, **names)
+    try:
+        wait(job, tmp_path / "first", step=3)
+    finally:
+        end(job)
+    first = said(tmp_path / "first")
+    done = train(world, tmp_path / "second", *STREAM, *extra, **names)
+    assert done.returncode == 0, done.stdout[-8000:]
+    steps = metrics(done.stdout, "training/global_step")
+    assert steps[0] in (3, 4) and steps[-1] == 5, steps
+    keys = [
+        json.loads(line)["uid"]
+        for file in sorted((tmp_path / "trained").glob("*.jsonl"))
+        for line in file.read_text().splitlines()
+    ]
+    assert len(keys) == 5 * 32 == len(set(keys))
+    # the reference is the policy after step 2, and after step 4: there the divergence begins at zero again
+    away = dict(zip(metrics(first, "training/global_step"), metrics(first, "actor/kl_loss"), strict=True))
+    away |= dict(zip(steps, metrics(done.stdout, "actor/kl_loss"), strict=True))
+    assert abs(away[1]) < 1e-3 and abs(away[3]) < 1e-3 and abs(away[5]) < 1e-3, away
+    assert away[2] > 1e-3 and away[4] > 1e-3, away
+
+
+def wait(job, folder, step: int) -> None:
+    """Wait until a step has ended."""
+    deadline = time.monotonic() + limit(600)
+    while step not in metrics(said(folder), "training/global_step"):
+        assert job.poll() is None and time.monotonic() < deadline, said(folder)[-8000:]
+        time.sleep(0.2)
+
+
 def kill(job, folder, after: int, name: str) -> None:
     """SIGKILL one of the job's processes of this name when a step has ended."""
     import psutil
 
-    deadline = time.monotonic() + limit(600)
-    while after not in metrics(said(folder), "training/global_step"):
-        assert job.poll() is None and time.monotonic() < deadline, said(folder)[-8000:]
-        time.sleep(0.2)
+    wait(job, folder, after)
     found = [
         one for one in psutil.Process(job.pid).children(recursive=True) if name in " ".join(one.cmdline())
     ]
