@@ -53,7 +53,8 @@ class Dispatcher:
         for chunk in prompts.chunk(min(len(self.workers), len(prompts))):
             worker = self.workers[self._next % len(self.workers)]
             self._next += 1
-            self._sent.update(dict.fromkeys(map(str, chunk["uid"]), worker))
+            if "validate" not in prompts:
+                self._sent.update(dict.fromkeys(map(str, chunk["uid"]), worker))
             calls.append((worker, worker.generate_sequences.remote(chunk)))
         for worker, call in calls:
             try:

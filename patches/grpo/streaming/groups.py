@@ -7,7 +7,7 @@ from typing import Any
 PARTITION = "train"
 
 
-def take(buffer: Any, step: int, at_most: int) -> tuple[Any, dict[str, float]]:
+def take(buffer: Any, step: int, at_most: int, dropped: dict[str, Any]) -> Any:
     """Take the groups that have ended, without waiting.
 
     Groups that verl's own rules drop (too old, without a signal, failed) are dropped and refilled here too, and counted
@@ -17,21 +17,25 @@ def take(buffer: Any, step: int, at_most: int) -> tuple[Any, dict[str, float]]:
         buffer: verl's ``ReplayBufferAsync`` or a subclass.
         step: number of the training step.
         at_most: largest number of groups.
+        dropped: verl's metrics of what was dropped in this step; gets those of this call.
 
     Returns:
-        verl's ``KVBatchMeta`` of their samples, oldest prompts first, without a key if there is none; and verl's
-        metrics of what was dropped.
+        verl's ``KVBatchMeta`` of their samples, oldest prompts first, without a key if there is none.
     """
+    from verl.trainer.ppo.v1.replay_buffer import _accumulate_eviction_metrics
+
     buffer._sync_metadata_from_transfer_queue()
     reasons = buffer._terminal_eviction_reasons(step, PARTITION)
-    evicted, _, _, metrics = buffer._evict_terminal_groups(step, PARTITION, reasons)
-    if evicted and buffer.refill_fn is not None:
-        buffer.refill_fn(len(evicted))
+    evicted, stale, _, metrics = buffer._evict_terminal_groups(step, PARTITION, reasons)
+    if evicted:
+        _accumulate_eviction_metrics(dropped, metrics, stale)
+        if buffer.refill_fn is not None:
+            buffer.refill_fn(len(evicted))
     ready = buffer._sampleable_terminal_keys(PARTITION, reasons)
     if not buffer._has_enough_samples(step, PARTITION, 0, ready):
         ready = set()  # verl's max_off_policy_strategy=wait: a prompt in flight must end first
     uids, known, _ = buffer._select_prompt_uids(PARTITION, ready, at_most)
-    return _samples(buffer, uids, known), metrics
+    return _samples(buffer, uids, known)
 
 
 def in_flight(buffer: Any) -> set[str]:

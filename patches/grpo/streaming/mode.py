@@ -39,6 +39,7 @@ PATCH = Patch(
             "verl.trainer.ppo.v1.replay_buffer:ReplayBufferAsync._select_prompt_uids",
             "verl.trainer.ppo.v1.replay_buffer:ReplayBufferAsync._sync_metadata_from_transfer_queue",
             "verl.trainer.ppo.v1.replay_buffer:ReplayBufferAsync._terminal_eviction_reasons",
+            "verl.trainer.ppo.v1.replay_buffer:_accumulate_eviction_metrics",
             "verl.experimental.separation.engine_workers:DetachActorWorker",
             "verl.workers.engine_workers:TrainingWorker._postprocess_output",
             "verl.workers.rollout.llm_server:FullyAsyncLLMServerClient",

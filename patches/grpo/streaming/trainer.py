@@ -107,15 +107,11 @@ class PPOTrainerStreamAsync(PPOTrainer):
         """
         engine.record_call(ID)
         metrics.update(self.prepare_step() or {})
-        dropped: Counter[str] = Counter()
-        wanted, taken, dry = self.config.data.train_batch_size, 0, 0.0
+        wanted, taken, stale, dry = self.config.data.train_batch_size, 0, 0, 0.0
         start = time.perf_counter()
         rounds = self._rounds()
         while taken < wanted:
-            batch, evicted = groups.take(self.replay_buffer, self.global_steps, wanted - taken)
-            dropped.update(
-                {name: value for name, value in evicted.items() if isinstance(value, (int, float))}
-            )
+            batch = groups.take(self.replay_buffer, self.global_steps, wanted - taken, metrics)
             if not batch.keys:
                 rounds.fill()
                 waiting = groups.in_flight(self.replay_buffer)
@@ -124,8 +120,8 @@ class PPOTrainerStreamAsync(PPOTrainer):
                 dry += POLL * (not waiting)
                 continue
             self.agent_loop_manager.forget(groups.uids(batch))
-            batch, stale = self._young(batch)
-            dropped.update({"stream/stale_groups": stale})
+            batch, old = self._young(batch)
+            stale += old
             if not batch.keys:
                 continue
             taken += len(groups.uids(batch))
@@ -141,7 +137,7 @@ class PPOTrainerStreamAsync(PPOTrainer):
         busy = found.pop("busy")
         timing_raw["update_actor"] = busy
         timing_raw["gen"] = max(end - start - busy, 0.0)
-        metrics.update(_of_actor(found), **dropped)
+        metrics.update(_of_actor(found))
         metrics.update(
             {
                 "stream/rounds": rounds.launched,
@@ -150,6 +146,7 @@ class PPOTrainerStreamAsync(PPOTrainer):
                 "stream/last_group_s": last - start,
                 "stream/trainer_idle_s": timing_raw["gen"],
                 "stream/rollout_idle_s": dry,
+                "stream/stale_groups": stale,
                 "stream/tokens_per_s": sum(tag["seq_len"] for tag in rounds.tags) / (end - start),
             }
         )

@@ -30,6 +30,10 @@ _of_this_process: dict[str, StreamWorker] = {}
 """By role: verl puts a rank's actor and its reference into one process."""
 
 
+_reference_seconds: list[float] = []
+"""Of this process's reference forwards since the last step of the optimizer."""
+
+
 class StreamWorker(DetachActorWorker):
     """Add a method for each part of a streamed step to verl's worker."""
 
@@ -44,8 +48,10 @@ class StreamWorker(DetachActorWorker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE, blocking=False)
     def stream_reference(self, data: TensorDict) -> TensorDict | None:
         """Compute the reference model's log-probabilities of a round; ``ref_log_prob``, jagged [samples, response]."""
+        start = time.perf_counter()
         _one_micro_batch(data)
         output = self.ref.infer_batch(data)
+        _reference_seconds.append(time.perf_counter() - start)
         if output is None:
             return None
         found = response_from_nested(output["log_probs"], data["response_mask"])
@@ -142,7 +148,8 @@ class _OpenStep:
             total = self.step.finish()
             norm = self.engine.optimizer_step()
             rate = self.engine.lr_scheduler_step()
-        self.busy += time.perf_counter() - start
+        self.busy += time.perf_counter() - start + sum(_reference_seconds)
+        _reference_seconds.clear()
         if not self.engine.is_mp_src_rank_with_outputs():
             return None
         return {**self._collect(total, norm, rate), "busy": self.busy}
