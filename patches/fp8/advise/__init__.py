@@ -1,1 +1,1 @@
-"""Will 8-bit rollout pay? Answered from a model's shapes and matrix products timed on this machine."""
+"""Estimate whether 8-bit rollout is faster, from a model's shapes and matrix products timed on this machine."""

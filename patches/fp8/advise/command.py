@@ -1,4 +1,4 @@
-"""``flashpatch advise``: will 8-bit rollout be faster for this model, on this machine?"""
+"""Run ``flashpatch advise``: is 8-bit rollout faster for this model on this machine?"""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 with an answer, whatever it is; a device that was not measured raises PatchError."""
+    """Return 0 with an answer, whatever it is; a device that was not measured raises PatchError."""
     import torch  # noqa: F401
     import transformers
 

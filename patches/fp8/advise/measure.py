@@ -1,4 +1,4 @@
-"""Timing matrix products on one device, and keeping the times.
+"""Time matrix products on one device, and keep the times.
 
 The kernels are torch's: ``mm`` for bf16, ``_int_mm`` for int8, ``_scaled_mm`` for fp8 with a scale per row,
 each of the 8-bit ones timed alone and with the rounding of activations and the scaling of results. An engine
@@ -36,7 +36,7 @@ _LIMIT = 16 << 20
 
 @dataclass(frozen=True)
 class Time:
-    """Seconds of one product [m, k] by [k, n]: as a whole, and the kernel alone (the same in bf16)."""
+    """Hold the seconds of one product [m, k] by [k, n]: as a whole, and the kernel alone (the same in bf16)."""
 
     m: int
     k: int
@@ -48,7 +48,7 @@ class Time:
 
 @dataclass
 class Measurement:
-    """What was measured on one device.
+    """Hold what was measured on one device.
 
     Attributes:
         device: its name, such as ``NVIDIA H200`` or the processor's.
@@ -69,7 +69,7 @@ class Measurement:
 
 
 def name_of(device: torch.device) -> str:
-    """What a device calls itself."""
+    """Return the name of a device as its driver reports it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     try:
@@ -81,7 +81,7 @@ def name_of(device: torch.device) -> str:
 
 
 def this_device(wanted: str) -> torch.device:
-    """The device called ``wanted`` (``cpu``, ``cuda``, ``cuda:1``, or empty for the best there is).
+    """Return the device called ``wanted`` (``cpu``, ``cuda``, ``cuda:1``, or empty for the best there is).
 
     Raises:
         PatchError: this machine has none of that name; nothing is said about devices that were not measured.
@@ -165,7 +165,7 @@ def load(path: Path) -> Measurement:
 def _runs(
     m: int, k: int, n: int, form: str, device: torch.device
 ) -> tuple[Callable[[int], Any], Callable[[int], Any]]:
-    """The whole product and its kernel alone, as functions of the round, which take the weights in turn."""
+    """Return the whole product and its kernel alone, as functions of the round, which take the weights in turn."""
     generator = torch.Generator().manual_seed(0)
     size = k * n * (2 if form == "bf16" else 1)
     copies = max(1, min(_COPIES, math.ceil(_CACHE / size)))
@@ -197,7 +197,7 @@ def _runs(
 
 
 def _timed(runs: dict[str, tuple], device: torch.device) -> dict[str, tuple[float, float]]:
-    """Form to median seconds of the whole product and of the kernel, everything once a round."""
+    """Return, per form, median seconds of the whole product and of the kernel, everything once a round."""
     seen: dict[tuple[str, int], list[float]] = {(form, part): [] for form in runs for part in (0, 1)}
     began = time.perf_counter()
     for turn in range(_ROUNDS[1]):

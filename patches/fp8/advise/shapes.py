@@ -1,4 +1,4 @@
-"""The matrix products of one forward pass, from a model's config alone."""
+"""List the matrix products of one forward pass, from a model's config alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATCH = "fp8.advise"
 
 @dataclass(frozen=True)
 class Products:
-    """What a forward pass multiplies.
+    """Hold what a forward pass multiplies.
 
     Attributes:
         layers: (in features, out features) of the products that 8-bit rollout touches, to how many there are.
@@ -31,7 +31,7 @@ class Products:
 
 
 def of_model(path: Path) -> Products:
-    """The products of the model in a directory; only ``config.json`` is read.
+    """Return the products of the model in a directory; only ``config.json`` is read.
 
     Raises:
         PatchError: no config there, or an architecture that cannot be examined.

@@ -1,4 +1,4 @@
-"""From times to a sentence: is 8-bit rollout expected to be faster, and if not, why."""
+"""Say from measured times whether 8-bit rollout is expected to be faster, and if not, why."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BOUND = 1.5  # a product is bound by memory if it takes no longer than so many 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is expected of one form at one batch size.
+    """Hold what is expected of one form at one batch size.
 
     Attributes:
         form: ``int8`` or ``fp8``.
@@ -43,7 +43,7 @@ class Verdict:
 def needed(
     products: Products, batches: Sequence[int], forms: Sequence[str]
 ) -> Iterator[tuple[int, int, int, str]]:
-    """The products (m, k, n, form) whose times a verdict needs."""
+    """Return the products (m, k, n, form) whose times a verdict needs."""
     for batch in batches:
         for k, n in products.layers:
             yield batch, k, n, "bf16"
@@ -53,7 +53,7 @@ def needed(
 
 
 def judge(products: Products, measured: Measurement, batch: int, form: str) -> Verdict:
-    """The verdict on one form at one batch size.
+    """Return the verdict on one form at one batch size.
 
     Raises:
         PatchError: a product that it needs was not measured on that device.

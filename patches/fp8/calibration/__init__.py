@@ -1,1 +1,1 @@
-"""Profiles: per tensor, the scales that turn a bf16 model into its smoothed, quantized form."""
+"""Make profiles: per tensor, the scales that turn a bf16 model into its smoothed, quantized form."""

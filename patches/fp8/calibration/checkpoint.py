@@ -1,4 +1,4 @@
-"""A Hugging Face checkpoint in safetensors, read one tensor at a time, offline."""
+"""Read a Hugging Face checkpoint in safetensors, one tensor at a time, offline."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _INDEX = "model.safetensors.index.json"
 
 
 class Checkpoint:
-    """What a checkpoint holds, without loading it.
+    """List what a checkpoint holds, without loading it.
 
     Args:
         where: a directory, or the id of a repository in the local Hugging Face cache.
@@ -57,7 +57,7 @@ class Checkpoint:
         return name in self.shapes
 
     def tensor(self, name: str) -> torch.Tensor:
-        """The tensor as stored, on the CPU. Raises PatchError: there is none, or it cannot be read."""
+        """Return the tensor as stored, on the CPU. Raises PatchError: there is none, or it cannot be read."""
         from safetensors import SafetensorError, safe_open
 
         if name not in self._files:
@@ -71,7 +71,7 @@ class Checkpoint:
             raise refuse(file, f"tensor {name} cannot be read ({error})") from error
 
     def fingerprint(self) -> str:
-        """SHA-256 of the names and shapes of all tensors; the same before and after training."""
+        """Return the SHA-256 of the names and shapes of all tensors; the same before and after training."""
         listed = "\n".join(f"{name} {list(shape)}" for name, shape in sorted(self.shapes.items()))
         return hashlib.sha256(listed.encode()).hexdigest()
 
@@ -110,7 +110,7 @@ class Checkpoint:
 
 
 def directory(where: str) -> Path:
-    """The directory of a checkpoint, given itself or as the id of a repository in the local Hugging Face
+    """Return the directory of a checkpoint, given itself or as the id of a repository in the local Hugging Face
     cache.
 
     Raises:

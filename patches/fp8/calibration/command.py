@@ -1,4 +1,4 @@
-"""``flashpatch profile``: the scales that turn a bf16 model into its quantized form."""
+"""Run ``flashpatch profile``: find the scales that turn a bf16 model into its quantized form."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when the profile is written; anything else raises PatchError."""
+    """Return 0 when the profile is written; anything else raises PatchError."""
     import torch  # noqa: F401  (said to be missing before anything is read)
 
     if args.show is not None:

@@ -1,4 +1,4 @@
-"""The profile that leads from a bf16 checkpoint to its quantized form."""
+"""Find the profile that leads from a bf16 checkpoint to its quantized form."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _Findings:
     problems: dict[str, str] = field(default_factory=dict)
 
     def so_far(self) -> Profile:
-        """A profile that smooths with what is known, and rounds nothing."""
+        """Return a profile that smooths with what is known, and rounds nothing."""
         return Profile("int8", "channel", "pair", "", {}, tuple(self.exchanges), self.smooth, frozenset())
 
 
@@ -115,7 +115,7 @@ def compare(model: Checkpoint, other: Checkpoint) -> tuple[Profile, list[Row]]:
 
 
 def _same_tensors(model: Checkpoint, other: Checkpoint) -> None:
-    """Both hold the same tensors, quantization's own apart, in the same shapes."""
+    """Check that both hold the same tensors, quantization's own apart, in the same shapes."""
     itself = next((name for name in model.shapes if name.endswith(".weight_scale")), None)
     if itself:
         raise refuse(
@@ -154,7 +154,7 @@ def _prefixes(name: str) -> Iterator[str]:
 
 
 def _consumers_first(exchanges: Sequence[Exchange]) -> list[Exchange]:
-    """In an order in which a consumer that is a producer too has had its own scale determined before."""
+    """Return an order in which a consumer that is a producer too has had its own scale determined before."""
     left, ordered = list(exchanges), []
     while left:
         waiting = {exchange.producer for exchange in left}
@@ -218,7 +218,7 @@ def _refine(model: Checkpoint, other: Checkpoint, exchange: Exchange, found: _Fi
 
 
 def _shown_by_norm(model: Checkpoint, other: Checkpoint, exchange: Exchange) -> torch.Tensor | None:
-    """The scale that two norms show, float64 [channels], 1 where either multiplies by 0; None without a
+    """Return the scale that two norms show, float64 [channels], 1 where either multiplies by 0; None without a
     norm."""
     if exchange.offset is None:
         return None
@@ -228,7 +228,7 @@ def _shown_by_norm(model: Checkpoint, other: Checkpoint, exchange: Exchange) -> 
 
 
 def _row_chunks(model: Checkpoint, other: Checkpoint, module: str):
-    """Both weights of a linear layer, some float32 rows at a time: the original, the quantized one in units of its
+    """Yield both weights of a linear layer, some float32 rows at a time: the original, the quantized one in units of its
     rounding, and those units [rows, 1] with the numbers of the rows. Without rounding the unit is 1."""
     old, (new, scale) = model.tensor(f"{module}.weight"), _stored(other, module)
     units = torch.ones(old.shape[0], 1) if scale is None else scale.expand(old.shape[0], 1)
@@ -238,7 +238,7 @@ def _row_chunks(model: Checkpoint, other: Checkpoint, module: str):
 
 
 def _stored(other: Checkpoint, module: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """A weight of the quantized checkpoint as it is stored, and its scale, float32 [out, 1] or [1, 1], if it
+    """Return a weight of the quantized checkpoint as it is stored, and its scale, float32 [out, 1] or [1, 1], if it
     has one.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The profile of a bf16 model from calibration prompts: SmoothQuant's scales."""
+"""Make the profile of a bf16 model from calibration prompts: SmoothQuant's scales."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TEXT_LIMIT = 64 * untrusted.MIB
 
 
 def read(path: Path, limit: int) -> list[str]:
-    """Prompts from a UTF-8 text file, one a line; empty lines do not count, and no more than ``limit`` are
+    """Read prompts from a UTF-8 text file, one a line; empty lines do not count, and no more than ``limit`` are
     taken.
 
     Raises:
@@ -46,7 +46,7 @@ def read(path: Path, limit: int) -> list[str]:
 
 
 def tokens(path: Path, prompts: Sequence[str], length: int) -> list[list[int]]:
-    """Token ids of the prompts, by the tokenizer in ``path``, each cut to ``length``.
+    """Return token ids of the prompts, by the tokenizer in ``path``, each cut to ``length``.
 
     Raises:
         PatchError: there is no tokenizer there.
@@ -70,7 +70,7 @@ def tokens(path: Path, prompts: Sequence[str], length: int) -> list[list[int]]:
 
 
 def random_tokens(vocabulary: int, count: int, length: int) -> list[list[int]]:
-    """``count`` sequences of random ids; the same every time. Better than nothing: real prompts find
+    """Return ``count`` sequences of random ids; the same every time. Better than nothing: real prompts find
     outliers."""
     generator = torch.Generator().manual_seed(0)
     return torch.randint(0, vocabulary, (count, length), generator=generator).tolist()
@@ -83,7 +83,7 @@ def calibrate(
     every_exchange: bool = False,
     form: str = "int8",
 ) -> tuple[Profile, list[Row]]:
-    """SmoothQuant scales for the exchanges of a model.
+    """Return SmoothQuant scales for the exchanges of a model.
 
     The model is loaded whole, in its own dtype, on the CPU.
 
@@ -131,7 +131,7 @@ def calibrate(
 
 
 class _Seen:
-    """What went into a layer: the largest absolute value per channel, and some tokens."""
+    """Hold what went into a layer: the largest absolute value per channel, and some tokens."""
 
     def __init__(self) -> None:
         self.amax: torch.Tensor | None = None
@@ -165,7 +165,7 @@ def _load(checkpoint: Checkpoint) -> torch.nn.Module:
 
 
 def _scale(exchange: Exchange, seen: _Seen, modules: dict, alpha: float) -> torch.Tensor:
-    """float32 [producer channels]."""
+    """Return the scale of one exchange, float32 [producer channels]."""
     weights = [modules[name].weight.detach().float().abs().amax(0) for name in exchange.consumers]
     act = seen.amax
     if act is None or not all(bool(torch.isfinite(values).all()) for values in (act, *weights)):

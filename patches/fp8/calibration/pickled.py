@@ -1,4 +1,4 @@
-"""FlashRL's ``profile.pt``, read without executing what it holds.
+"""Read FlashRL's ``profile.pt`` without executing what it holds.
 
 FlashRL stores a dictionary: tensor name to ``input_scale``, ``output_scale`` and ``type``. A new weight times
 both scales is the 8-bit value; for a norm, the input scale is what SmoothQuant left of it, and the consumers'
@@ -25,7 +25,7 @@ _CLOSE = 2.0**-6
 
 
 def convert(path: Path, model: Checkpoint) -> Profile:
-    """A profile of ours from FlashRL's, for the bf16 model that FlashRL made it for.
+    """Make a profile from FlashRL's, for the bf16 model that FlashRL made it for.
 
     Raises:
         PatchError: not such a file; it holds code, or anything but names and scales; its tensors are not
@@ -79,7 +79,7 @@ def convert(path: Path, model: Checkpoint) -> Profile:
 
 
 def _smooth(exchange, entries, model, path) -> torch.Tensor | None:
-    """The scale that all consumers' entries agree on, float32 [channels]; None where they name none."""
+    """Return the scale that all consumers' entries agree on, float32 [channels]; None where they name none."""
     width = model.shapes[f"{exchange.producer}.weight"][0]
     found = None
     for consumer in exchange.consumers:
@@ -114,7 +114,7 @@ def _smooth(exchange, entries, model, path) -> torch.Tensor | None:
 
 
 def _read(path: Path) -> Any:
-    """The plain data in the file: torch's zip format, uncompressed, and nothing that is not a container or
+    """Return the plain data in the file: torch's zip format, uncompressed, and nothing that is not a container or
     tensor."""
     untrusted.size(path, untrusted.PROFILE_LIMIT)
     if not zipfile.is_zipfile(path):

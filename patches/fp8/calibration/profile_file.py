@@ -1,4 +1,4 @@
-"""A profile, and the one file format it is kept in: safetensors, whose metadata say the rest."""
+"""Keep a profile in a safetensors file: scales as tensors, the rest in the metadata."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _KEYS = frozenset(
 
 @dataclass(frozen=True)
 class Profile:
-    """How a bf16 model becomes a quantized one that computes the same function.
+    """Hold how a bf16 model becomes a quantized one that computes the same function.
 
     The scale ``s`` of an exchange divides the producer's output channels (for a norm, ``offset + weight``)
     and multiplies the input channels of every consumer, so what the model computes does not change, whatever
@@ -61,7 +61,7 @@ class Profile:
     weight_scale: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def smoothed(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """What a tensor of the bf16 model becomes before it is rounded.
+        """Return what a tensor of the bf16 model becomes before it is rounded.
 
         Args:
             name: its name in the checkpoint.
@@ -92,12 +92,12 @@ class Profile:
         return new if name in self.quantized else new.to(tensor.dtype)
 
     def apply(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """`smoothed` for a stream of weights, one at a time."""
+        """Apply `smoothed` to a stream of weights, one at a time."""
         for name, tensor in weights:
             yield name, self.smoothed(name, tensor)
 
     def scales(self, name: str) -> tuple[torch.Tensor | None, torch.Tensor | None, float]:
-        """For a tensor: what multiplies its input channels, what divides its output channels, and the
+        """Return, for a tensor, what multiplies its input channels, what divides its output channels, and the
         offset."""
         module, _, kind = name.rpartition(".")
         inward = outward = None
@@ -111,7 +111,7 @@ class Profile:
         return inward, outward, offset
 
     def consumed(self, exchange: Exchange, consumer: str) -> torch.Tensor:
-        """What multiplies the consumer's input channels, float32 [in]."""
+        """Return what multiplies the consumer's input channels, float32 [in]."""
         scale = self.smooth[exchange.producer]
         return scale[list(exchange.index[consumer])] if consumer in exchange.index else scale
 
@@ -161,7 +161,7 @@ def save(profile: Profile, path: Path, overwrite: bool = False) -> None:
 
 
 def load(path: Path) -> Profile:
-    """Read a profile, believing nothing.
+    """Read a profile and check all of it.
 
     Raises:
         PatchError: not such a file, another version, too large, tensors missing or left over, wrong shapes or
@@ -209,7 +209,7 @@ def load(path: Path) -> Profile:
 
 
 def check(profile: Profile, path: Path | str) -> None:
-    """All that must hold between the parts of a profile, wherever it comes from; ``path`` is for the message.
+    """Check all that must hold between the parts of a profile, wherever it comes from; ``path`` is for the message.
 
     Raises:
         PatchError: shapes, dtypes, indices or scales are wrong.

@@ -1,4 +1,4 @@
-"""What a profile is judged by: one row per tensor, and the table of layers made of them."""
+"""Report on a profile: one row per tensor, and the table of layers made of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flashpatch.commands.report import Table
 
 @dataclass(frozen=True)
 class Row:
-    """How well one quantized tensor is reproduced.
+    """Hold how well one quantized tensor is reproduced.
 
     Attributes:
         layer: name of the block it belongs to.
@@ -30,7 +30,7 @@ class Row:
 
 
 def table(rows: Sequence[Row], title: str, columns: tuple[str, str]) -> Table:
-    """One line per layer; ``columns`` are what `Row.error` and `Row.allowed` are called."""
+    """Return one line per layer; ``columns`` are what `Row.error` and `Row.allowed` are called."""
     lines = []
     for layer in dict.fromkeys(row.layer for row in rows):
         held = [row for row in rows if row.layer == layer]
@@ -60,13 +60,13 @@ def table(rows: Sequence[Row], title: str, columns: tuple[str, str]) -> Table:
 
 
 def as_data(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The rows for JSON."""
+    """Return the rows for JSON."""
     return [asdict(row) for row in rows]
 
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Any]:
-    """A progress bar on standard error, where that is a terminal; yields a function that makes one step."""
+    """Show a progress bar on standard error, where that is a terminal; yields a function that makes one step."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

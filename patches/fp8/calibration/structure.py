@@ -1,4 +1,4 @@
-"""Which channels can exchange a scale: found by asking the model, not by knowing names.
+"""Find which channels can exchange a scale, by running the model instead of knowing names.
 
 A producer is a norm or a linear layer. Its output channels are doubled, following a binary code of their
 number, and every linear layer in the block that sees its input channels doubled after the same code is a
@@ -30,7 +30,7 @@ _TOKENS = 8
 
 @dataclass(frozen=True)
 class Exchange:
-    """Channels of one producer and of the linear layers that consume them.
+    """Name the channels of one producer and of the linear layers that consume them.
 
     Attributes:
         producer: module name: absolute in a model, relative in a block.
@@ -45,7 +45,7 @@ class Exchange:
     index: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def under(self, prefix: str) -> Exchange:
-        """The same with ``prefix`` before every name."""
+        """Return the same with ``prefix`` before every name."""
         index = {prefix + name: channels for name, channels in self.index.items()}
         return Exchange(prefix + self.producer, self.offset, tuple(prefix + c for c in self.consumers), index)
 
@@ -55,7 +55,7 @@ Signature = frozenset[tuple[str, tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class Structure:
-    """Exchanges per kind of block.
+    """Hold the exchanges per kind of block.
 
     Attributes:
         lists: names of the module lists that hold the blocks, such as ``model.layers``.
@@ -68,7 +68,7 @@ class Structure:
     linear: dict[Signature, tuple[str, ...]]
 
     def blocks(self, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[Exchange, ...]]:
-        """Prefix of every block in a checkpoint to the exchanges in it, with absolute names.
+        """Return, by prefix of every block in a checkpoint, the exchanges in it, with absolute names.
 
         Raises:
             PatchError: a block has parameters or shapes that no block of the architecture has.
@@ -100,7 +100,7 @@ class Structure:
 
 
 def of_directory(path: Any) -> Structure:
-    """The structure of the architecture that ``path/config.json`` describes.
+    """Return the structure of the architecture that ``path/config.json`` describes.
 
     Raises:
         PatchError: transformers does not know it, or it has no blocks that can be examined.
@@ -122,7 +122,7 @@ def of_directory(path: Any) -> Structure:
 
 
 def of_model(model: torch.nn.Module, vocabulary: int) -> Structure:
-    """The structure of a float32 model whose forward takes ``input_ids`` below ``vocabulary``."""
+    """Return the structure of a float32 model whose forward takes ``input_ids`` below ``vocabulary``."""
     import torch
 
     ids = torch.randint(0, vocabulary, (1, _TOKENS))
@@ -155,7 +155,7 @@ def of_model(model: torch.nn.Module, vocabulary: int) -> Structure:
 
 @dataclass
 class _Call:
-    """How a block was called, so that it can be called again alone."""
+    """Hold how a block was called, so that it can be called again alone."""
 
     args: tuple
     kwargs: dict[str, Any]
@@ -228,7 +228,7 @@ def _exchanges(block: torch.nn.Module, call: _Call) -> Iterator[Exchange]:
 
 
 def _feeds(block, call, producer, linears, plain) -> bool:
-    """Whether doubling all of the producer doubles the whole input of some linear layer: a first, cheap
+    """Return whether doubling all of the producer doubles the whole input of some linear layer: a first, cheap
     test."""
     import torch
 
@@ -238,7 +238,7 @@ def _feeds(block, call, producer, linears, plain) -> bool:
 
 
 def _is_neutral(block, call, producer, fed, linears, reference) -> bool:
-    """Whether moving scales from the producer to the consumers leaves the block's output as it was."""
+    """Return whether moving scales from the producer to the consumers leaves the block's output as it was."""
     import torch
 
     scale = 2.0 ** torch.randint(-3, 4, (_width(producer),))
@@ -248,7 +248,7 @@ def _is_neutral(block, call, producer, fed, linears, reference) -> bool:
 
 
 def _width(module: torch.nn.Module) -> int | None:
-    """Number of output channels of a norm or linear layer; None for anything else."""
+    """Return the number of output channels of a norm or linear layer; None for anything else."""
     import torch
 
     if isinstance(module, torch.nn.Linear):
@@ -260,7 +260,7 @@ def _width(module: torch.nn.Module) -> int | None:
 
 
 def _offset(norm: torch.nn.Module) -> float | None:
-    """What a norm adds to its weight before it multiplies; None for a linear layer.
+    """Return what a norm adds to its weight before it multiplies; None for a linear layer.
 
     Raises:
         PatchError: its output is not proportional to an offset weight.
@@ -298,7 +298,7 @@ def _linears(module: torch.nn.Module) -> dict[str, torch.nn.Linear]:
 
 
 def _inputs(block, call: _Call, linears) -> dict[str, torch.Tensor]:
-    """The input of every linear layer, as float32 [tokens, channels]; those called not once are left out."""
+    """Return the input of every linear layer, as float32 [tokens, channels]; those called not once are left out."""
     seen: dict[str, list[torch.Tensor]] = {}
     handles = [
         module.register_forward_pre_hook(lambda _, args, name=name: seen.setdefault(name, []).append(args[0]))
@@ -313,7 +313,7 @@ def _inputs(block, call: _Call, linears) -> dict[str, torch.Tensor]:
 
 
 def _doubled(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor | None:
-    """bool [channels]: which have doubled everywhere, the others being the same; None if neither is so."""
+    """Return, as bool [channels], which have doubled everywhere, the others being the same; None if neither is so."""
     import torch
 
     twice, same = (after == 2 * before).all(0), (after == before).all(0)
@@ -350,7 +350,7 @@ def _each(managers: Iterator) -> Iterator[None]:
 
 
 def _small(path: Any) -> torch.nn.Module:
-    """The architecture with few layers, a small vocabulary, and random float32 weights."""
+    """Return the architecture with few layers, a small vocabulary, and random float32 weights."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

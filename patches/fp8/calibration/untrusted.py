@@ -1,4 +1,4 @@
-"""Files from elsewhere: looked at before they are read, and never executed.
+"""Read files from elsewhere: checked before they are read, and never executed.
 
 Everything here raises `flashpatch.PatchError` and nothing else for a file that is not what it should be.
 """
@@ -27,12 +27,12 @@ _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}\Z")
 
 
 def refuse(path: Path | str, problem: str, advice: str = "") -> PatchError:
-    """The error for a file that cannot be used."""
+    """Return the error for a file that cannot be used."""
     return PatchError(f"{path}: {problem}.", patch=PATCH, advice=advice or "Give another file.")
 
 
 def size(path: Path, limit: int) -> int:
-    """The size of a regular file in bytes, links followed.
+    """Return the size of a regular file in bytes, links followed.
 
     Raises:
         PatchError: it is not there, not a regular file, empty, or larger than ``limit`` bytes.
@@ -53,7 +53,7 @@ def size(path: Path, limit: int) -> int:
 
 
 def text(path: Path, limit: int = JSON_LIMIT) -> str:
-    """The UTF-8 text of a file. Raises PatchError: as `size` does, or the bytes are not UTF-8."""
+    """Return the UTF-8 text of a file. Raises PatchError: as `size` does, or the bytes are not UTF-8."""
     size(path, limit)
     try:
         with open(path, "rb") as file:
@@ -63,12 +63,12 @@ def text(path: Path, limit: int = JSON_LIMIT) -> str:
 
 
 def json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises PatchError: as `text` does, or it is not one."""
+    """Return the JSON object in a file. Raises PatchError: as `text` does, or it is not one."""
     return parsed_object(text(path), path)
 
 
 def parsed_object(written: str, path: Path | str) -> dict[str, Any]:
-    """``written`` as a JSON object; ``path`` is for the message. Raises PatchError: it is not one."""
+    """Return ``written`` as a JSON object; ``path`` is for the message. Raises PatchError: it is not one."""
     try:
         found = json.loads(written)
     except (ValueError, RecursionError) as error:
@@ -79,7 +79,7 @@ def parsed_object(written: str, path: Path | str) -> dict[str, Any]:
 
 
 def tensor_name(name: Any, path: Path | str) -> str:
-    """``name`` if it can be the name of a tensor. Raises PatchError: it has separators, spaces or the
+    """Return ``name`` if it can be the name of a tensor. Raises PatchError: it has separators, spaces or the
     like."""
     if not isinstance(name, str) or not _TENSOR.match(name) or ".." in name:
         raise refuse(path, f"names a tensor {str(name)[:60]!r}")
@@ -87,14 +87,14 @@ def tensor_name(name: Any, path: Path | str) -> str:
 
 
 def file_name(name: Any, path: Path | str) -> str:
-    """``name`` if it is a plain file name. Raises PatchError: it leads elsewhere."""
+    """Return ``name`` if it is a plain file name. Raises PatchError: it leads elsewhere."""
     if not isinstance(name, str) or not _FILE.match(name) or ".." in name:
         raise refuse(path, f"points to the file {str(name)[:60]!r}, which is not a plain name beside it")
     return name
 
 
 def safetensors_header(path: Path, limit: int) -> dict[str, Any]:
-    """The header of a safetensors file, read without the data: tensor name to dtype, shape and offsets.
+    """Return the header of a safetensors file, read without the data: tensor name to dtype, shape and offsets.
 
     Args:
         path: the file.
