@@ -104,7 +104,9 @@ def test_tokens_not_requests_decide():
             assert name != first and handle == name.upper()
         assert sorted(ours.get_status()["servers"].values()) == [1, 5]
         one = Conversation(None)
-        assert ours.cost(2, {"max_new_tokens": 7}, one) == 9 and ours.cost(1, {"max_tokens": 9999}, one) == 101
+        assert (
+            ours.cost(2, {"max_new_tokens": 7}, one) == 9 and ours.cost(1, {"max_tokens": 9999}, one) == 101
+        )
         again, _ = await ours.acquire_server("long", prompt_ids=[0] * 10)
         assert again == first, "a conversation stays where its prefix is"
         for request in ("long", "long", *map(str, range(5))):
@@ -118,10 +120,11 @@ def test_tokens_not_requests_decide():
 def test_thresholds_hold_requests_back_and_leaving_servers_let_go():
     async def scenario():
         ours = balancer(cap=100)
-        ask = dict(prompt_ids=[0] * 50, sampling_params={"max_tokens": 50})
-        places = [await ours.acquire_server(str(number), **ask) for number in range(2)]
-        late = asyncio.ensure_future(ours.acquire_server("late", **ask))
-        later = asyncio.ensure_future(ours.acquire_server("later", **ask))
+        ask = dict(sampling_params={"max_tokens": 50})
+        prompts = ([number] * 50 for number in range(99))
+        places = [await ours.acquire_server(str(number), next(prompts), **ask) for number in range(2)]
+        late = asyncio.ensure_future(ours.acquire_server("late", next(prompts), **ask))
+        later = asyncio.ensure_future(ours.acquire_server("later", next(prompts), **ask))
         await asyncio.sleep(0)
         assert not late.done() and ours.get_status()["waiting"] == 2
         await ours.release_server(places[0][0], "0")
@@ -130,10 +133,10 @@ def test_thresholds_hold_requests_back_and_leaving_servers_let_go():
         with pytest.raises(RuntimeError, match="No available servers in load balancer"):
             await later
         await ours.add_servers({"c": "C"})
-        assert await ours.acquire_server("new", **ask) == ("c", "C")
+        assert await ours.acquire_server("new", next(prompts), **ask) == ("c", "C")
         await ours.rest_server("c", 0.05)
         await ours.release_server("c", "new")
-        resting = asyncio.ensure_future(ours.acquire_server("newer", **ask))
+        resting = asyncio.ensure_future(ours.acquire_server("newer", next(prompts), **ask))
         await asyncio.sleep(0.01)
         assert not resting.done()
         assert (await asyncio.wait_for(resting, 5))[0] == "c"
