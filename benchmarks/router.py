@@ -38,8 +38,7 @@ from router_traces import Request, Trace
 from flashpatch.commands.report import Table, emit
 from flashpatch.patches.grpo.routing.lengths import Lengths
 from flashpatch.patches.grpo.routing.order import Arrival, LongestFirst
-from flashpatch.patches.grpo.routing.pool import Pool
-from flashpatch.patches.grpo.routing.router import threshold
+from flashpatch.patches.grpo.routing.pool import Pool, threshold
 
 AIM, AIM_US = 1.10, 20.0
 RECORDED = Path(__file__).parent / "traces" / "verl_lengths.jsonl.gz"

@@ -38,12 +38,15 @@ class Lengths:
     Args:
         expected: tokens of a response while none has ended.
         remembered: number of prompts remembered.
+
+    Attributes:
+        responses: number of those that have ended.
     """
 
     def __init__(self, expected: int = 1024, remembered: int = 100_000) -> None:
         self.remembered = remembered
         self._prompts: OrderedDict[Hashable, _Prompt] = OrderedDict()
-        self._number = 0
+        self.responses = 0
         self._mean = math.log(max(expected, 1))
         self._longest = max(expected, 1)
         # Variances: of all responses; of those that had siblings, and of these around their siblings.
@@ -64,9 +67,9 @@ class Lengths:
     def ended(self, prompt: Hashable, tokens: int, seconds: float = 0.0) -> None:
         """Learn from a response that is complete; ``seconds`` is what it took, 0 when that is not known."""
         one, length = self._of(prompt), math.log(max(tokens, 1))
-        self._number += 1
+        self.responses += 1
         self._longest = max(self._longest, tokens)
-        new = 1 / min(self._number + _EVIDENCE, _MEMORY)
+        new = 1 / min(self.responses + _EVIDENCE, _MEMORY)
         distance = length - self._mean
         self._spread += (distance**2 - self._spread) * new
         if one.ended:
@@ -75,7 +78,7 @@ class Lengths:
             apart = (distance - one.distance) ** 2 * one.ended / (one.ended + 1)
             self._apart += (apart - self._apart) * share
             self._siblings += (distance**2 - self._siblings) * share
-        self._mean += (length - self._mean) * max(new, 1 / (self._number + 1))
+        self._mean += (length - self._mean) * max(new, 1 / (self.responses + 1))
         one.distance += (length - self._mean - one.distance) / (one.ended + 1)
         one.ended = min(one.ended + 1, _OWN)
         if seconds > 1e-6:

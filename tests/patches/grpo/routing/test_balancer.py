@@ -6,18 +6,11 @@ import asyncio
 import json
 
 import pytest
+from grpo_balancer import balancer
 
 from flashpatch.patches.grpo.routing.balancer import TokenBalancer
 from flashpatch.patches.grpo.routing.conversations import Conversation
-from flashpatch.patches.grpo.routing.pool import Pool
-from flashpatch.patches.grpo.routing.router import threshold
-
-OPTIONS = {"cap": 0, "most": 1, "slack": None, "response_tokens": 100}
-OPTIONS |= {"predict": True, "longest_first": True, "trace": ""}
-
-
-def balancer(servers: str = "a", **options) -> TokenBalancer:
-    return TokenBalancer({name: name.upper() for name in servers}, OPTIONS | options)
+from flashpatch.patches.grpo.routing.pool import Pool, threshold
 
 
 async def generate(ours: TokenBalancer, request: str, prompt: int, tokens: int, complete: bool = True) -> str:
@@ -29,7 +22,7 @@ async def generate(ours: TokenBalancer, request: str, prompt: int, tokens: int, 
 @pytest.mark.parametrize("longest_first", [True, False])
 def test_the_longest_predicted_request_is_next(longest_first):
     async def scenario():
-        ours = balancer(longest_first=longest_first)
+        ours = balancer("a", most=1, longest_first=longest_first)
         for number in range(12):
             await generate(ours, f"short {number}", 1, 10)
             await generate(ours, f"long {number}", 2, 1000)
@@ -56,7 +49,7 @@ def test_the_longest_predicted_request_is_next(longest_first):
 
 def test_what_an_aborted_turn_has_is_no_longer_expected():
     async def scenario():
-        ours = balancer()
+        ours = balancer("a")
         for number in range(20):
             await generate(ours, str(number), 7, 400)
         fresh = ours.cost(10, None, Conversation(7))

@@ -48,6 +48,8 @@ def test_one_dead_server_and_what_becomes_of_its_requests(tmp_path):
         assert patched["ends"] == {"result": 600}, patched
         assert patched["status"]["active_servers"] == 3 and patched["status"]["total_inflight"] == 0
     assert set(with_ours["status"]["tokens"].values()) == {0} and with_ours["status"]["waiting"] == 0
+    # verl's client told the length of every response.
+    assert with_ours["status"]["responses"] == 600
     # The registry as a Ray actor of its own, with such a worker among three.
     assert owned["ends"] == {"result": 600} and owned["report"]["counts"]["lost workers"] == 1
     assert owned["report"]["loads"] == {"o1": 0, "o2": 0} and owned["report"]["counts"]["ended"] == 600
@@ -70,11 +72,9 @@ def test_servers_killed_hung_and_replaced(tmp_path):
 
 
 def balancer(**options):
-    from flashpatch.patches.grpo.routing.balancer import TokenBalancer
+    from grpo_balancer import balancer
 
-    plain = {"cap": 0, "most": 0, "slack": None, "response_tokens": 100}
-    plain |= {"predict": False, "longest_first": False, "trace": ""}
-    return TokenBalancer({"a": "A", "b": "B"}, {**plain, **options})
+    return balancer(**{"predict": False, "longest_first": False, **options})
 
 
 def test_the_balancer_speaks_verls_protocol():
