@@ -86,8 +86,8 @@ class TokenBalancer:
         """
         if self._every and self._watch is None:
             self._watch = asyncio.create_task(self._look())
-        prompt, tokens = prompt_digest or digest(prompt_ids)
-        conversation = self._conversations.begin(request_id, prompt)
+        asked = prompt_digest or digest(prompt_ids)
+        tokens, conversation = asked[1], self._conversations.begin(request_id, asked)
         ticket, name = next(self._tickets), None
         while name is None or self._pool.where(ticket) != name:
             if not self._handles:
@@ -97,8 +97,8 @@ class TokenBalancer:
                     ticket,
                     lambda: self.cost(tokens, sampling_params, conversation),
                     request_id,
-                    shared=prompt if tokens else None,
-                    saving=tokens,
+                    shared=conversation.prompt if conversation.prompt_tokens else None,
+                    saving=min(tokens, conversation.prompt_tokens),
                     prompt=conversation.key,
                 )
             except RequestLost:

@@ -52,9 +52,10 @@ def on_handle(
     from flashpatch.patches.grpo.routing.balancer import TokenBalancer
 
     engine.require("grpo")
+    chosen = options["predict"] and options["longest_first"]
     given = {
         "cap": options["worker_tokens"],
-        "most": options["worker_requests"] or (threshold(_slots.get()) if options["longest_first"] else 0),
+        "most": options["worker_requests"] or (threshold(_slots.get()) if chosen else 0),
         "slack": options["affinity_slack"] or None,
         "response_tokens": options["response_tokens"],
         **{name: options[name] for name in ("predict", "longest_first")},

@@ -61,7 +61,7 @@ def test_what_an_aborted_turn_has_is_no_longer_expected():
         assert 140 <= fresh + 150 - next(iter(ours._pool.loads().values())) <= 160
         await ours.release_server("a", "cut", tokens=250)
         # The next turn of it is not like the first.
-        assert ours._conversations.begin("cut", 9).key == (7, 1)
+        assert ours._conversations.begin("cut", (9, 1)).key == (7, 1)
 
     asyncio.run(scenario())
 

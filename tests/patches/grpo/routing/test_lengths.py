@@ -76,10 +76,14 @@ def test_any_history_gives_a_positive_finite_prediction(events):
 
 def test_a_conversation_keeps_its_prompt_and_counts_its_turns():
     known = Conversations(remembered=2)
-    first = known.begin("a", "prompt")
-    assert first.key == known.begin("b", "prompt").key == ("prompt", 0)
+    first = known.begin("a", ("prompt", 3))
+    assert first.key == known.begin("b", ("prompt", 3)).key == ("prompt", 0)
     first.tokens = 5  # aborted: it goes on
-    assert known.begin("a", "prompt and five tokens") is first and first.key == ("prompt", 0)
+    assert known.begin("a", ("prompt and five tokens", 8)) is first and first.key == ("prompt", 0)
     first.over = True
-    assert known.begin("a", "longer").key == ("prompt", 1) and first.tokens == 0
+    assert (
+        known.begin("a", ("longer", 20)).key == ("prompt", 1)
+        and first.tokens == 0
+        and first.prompt_tokens == 3
+    )
     assert digest([1, 2, 3]) == digest((1, 2, 3)) != digest([1, 2, 4]) and digest(None)[1] == 0
