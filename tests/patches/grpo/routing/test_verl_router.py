@@ -26,7 +26,7 @@ def phases(folder: Path, requests: int, *given, timeout: float = 400) -> list[di
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=limit(timeout),
     )
     assert done.returncode == 0, grpo_lab.tail(done)
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"ends"')]
@@ -61,7 +61,7 @@ def test_servers_killed_hung_and_replaced(tmp_path):
         tmp_path,
         10_000,
         ["chaos", {"patience": 3.0, "rest": 1.0, "worker_tokens": 400}],
-        timeout=limit(1200),
+        timeout=1200,
     )
     assert chaos["happened"]["kill"] and chaos["happened"]["hang"]
     assert sum(chaos["ends"].values()) == 10_000 and set(chaos["ends"]) <= {"result", "PatchError"}
