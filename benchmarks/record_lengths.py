@@ -1,11 +1,11 @@
 """Record response lengths of a real verl job, as a trace for `router.py`.
 
-    python benchmarks/record_lengths.py OUT.jsonl [--steps 6] [--lessons 90]
+    python benchmarks/record_lengths.py OUT.jsonl [--steps 6] [--lessons 60]
 
-A tiny model is taught to count: for ``73=`` it writes four strokes for each of the seven, and the seven. So the prompt
+A tiny model is taught to count: for ``7+5=`` it writes twelve strokes, with a sign between, and the sum. So the prompt
 decides how long a response is, about, and a model that miscounts at temperature 1 decides the rest. verl then trains it
 by GRPO with `grpo`'s router, on 48 problems in batches of 16 with 8 responses each, and the router records them.
-Needs verl and vLLM on a CPU; five minutes on two cores.
+Needs verl and vLLM on a CPU; ten minutes on two busy cores. Taught so shortly, the model's responses to one prompt are as unlike as to two.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ actor_rollout_ref.rollout.max_num_seqs=16
 
 
 def counted(draw: random.Random, largest: int) -> tuple[str, str]:
-    """Two digits, and as many strokes as four times the first."""
-    a, b = draw.randint(1, largest), draw.randint(0, 9)
-    return f"{a}{b}=", f"{'|' * (4 * a)}{a}"
+    """A sum, and how it is worked out."""
+    a, b = draw.randint(1, largest), draw.randint(1, largest)
+    return f"{a}+{b}=", f"{'|' * a}+{'|' * b}={a + b}"
 
 
 def main() -> None:
@@ -41,8 +41,8 @@ def main() -> None:
     )
     parser.add_argument("out", type=Path)
     parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--lessons", type=int, default=90)
-    parser.add_argument("--largest", type=int, default=9)
+    parser.add_argument("--lessons", type=int, default=60)
+    parser.add_argument("--largest", type=int, default=20)
     given = parser.parse_args()
     import make
     import torch
