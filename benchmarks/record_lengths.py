@@ -2,10 +2,10 @@
 
     python benchmarks/record_lengths.py OUT.jsonl [--steps 6] [--lessons 60]
 
-A tiny model is taught to count: for ``7+5=`` it writes twelve strokes, with a sign between, and the sum. So the prompt
-decides how long a response is, about, and a model that miscounts at temperature 1 decides the rest. verl then trains it
-by GRPO with `grpo`'s router, on 48 problems in batches of 16 with 8 responses each, and the router records them.
-Needs verl and vLLM on a CPU; ten minutes on two busy cores. Taught so shortly, the model's responses to one prompt are as unlike as to two.
+A tiny model is taught to count: for ``7+5=`` it writes twelve strokes, with a sign between, and the sum. Taught as
+shortly as by default, its responses to one prompt are as unlike as to two; ten times the lessons change that. verl
+then trains it by GRPO with `grpo`'s router, on 48 problems in batches of 16 with 8 responses each, and the router
+records them. Needs verl and vLLM on a CPU; ten minutes on two busy cores.
 """
 
 from __future__ import annotations
