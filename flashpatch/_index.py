@@ -255,6 +255,7 @@ FAMILIES = {
             "response_tokens": (1024, (), "int", "str", (0, None, None, None)),
             "predict": (True, (), "bool", "str", ()),
             "longest_first": (True, (), "bool", "str", ()),
+            "engine_metrics": (0.0, (), "float", "str", (0, None, None, None)),
             "router_trace": ("", (), "str", "str", ()),
             "resubmit": (True, (), "bool", "str", ()),
             "patience": (0.0, (), "float", "str", (0, None, None, None)),

@@ -70,6 +70,12 @@ FAMILY = Family(
             "false: first come, first served",
             kind=bool,
         ),
+        "engine_metrics": Option(
+            0.0,
+            "seconds between two looks of the router at the engines' own metrics; 0: it does not look",
+            kind=float,
+            least=0,
+        ),
         "router_trace": Option(
             "", "file in which the router records the lengths of responses; empty: none", kind=str
         ),

@@ -28,12 +28,14 @@ class Conversation:
 
     Attributes:
         prompt: hash of its first prompt.
+        prompt_tokens: tokens of that.
         turn: number of the turn, from 0.
         tokens: what the turn has so far.
         over: whether the turn has ended.
     """
 
     prompt: Hashable
+    prompt_tokens: int = 0
     turn: int = 0
     tokens: int = 0
     over: bool = False
@@ -55,11 +57,11 @@ class Conversations:
         self.remembered = remembered
         self._known: OrderedDict[str, Conversation] = OrderedDict()
 
-    def begin(self, request_id: str, prompt: Hashable) -> Conversation:
+    def begin(self, request_id: str, prompt: Digest) -> Conversation:
         """Return the conversation of a new request, at its turn: the next one, unless the last was aborted."""
         one = self._known.get(request_id)
         if one is None:
-            one = self._known[request_id] = Conversation(prompt)
+            one = self._known[request_id] = Conversation(*prompt)
             if len(self._known) > self.remembered:
                 self._known.popitem(last=False)
         elif one.over:

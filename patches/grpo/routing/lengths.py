@@ -38,14 +38,20 @@ class Lengths:
     Args:
         expected: tokens of a response while none has ended.
         remembered: number of prompts remembered.
+
+    Attributes:
+        responses: number of those that have ended.
     """
 
     def __init__(self, expected: int = 1024, remembered: int = 100_000) -> None:
         self.remembered = remembered
         self._prompts: OrderedDict[Hashable, _Prompt] = OrderedDict()
-        self._number = 0
+        self.responses = 0
         self._mean = math.log(max(expected, 1))
-        self._spread, self._within = 1.0, 0.25  # variances: of all, and of responses to one prompt
+        self._longest = max(expected, 1)
+        # Variances: of all responses; of those that had siblings, and of these around their siblings.
+        self._spread, self._siblings, self._apart = 1.0, 1.0, 0.25
+        self._pairs = 0
         self._rate, self._rates = 0.0, 0  # tokens per second, and of how many responses
 
     def started(self, prompt: Hashable, now: float) -> None:
@@ -61,16 +67,21 @@ class Lengths:
     def ended(self, prompt: Hashable, tokens: int, seconds: float = 0.0) -> None:
         """Learn from a response that is complete; ``seconds`` is what it took, 0 when that is not known."""
         one, length = self._of(prompt), math.log(max(tokens, 1))
-        self._number += 1
-        new = 1 / min(self._number + _EVIDENCE, _MEMORY)
+        self.responses += 1
+        self._longest = max(self._longest, tokens)
+        new = 1 / min(self.responses + _EVIDENCE, _MEMORY)
+        distance = length - self._mean
+        self._spread += (distance**2 - self._spread) * new
         if one.ended:
-            apart = (length - self._mean - one.distance) ** 2 * one.ended / (one.ended + 1)
-            self._within += (apart - self._within) * new
-        self._spread += ((length - self._mean) ** 2 - self._spread) * new
-        self._mean += (length - self._mean) * max(new, 1 / (self._number + 1))
+            self._pairs += 1
+            share = 1 / min(self._pairs + _EVIDENCE, _MEMORY)
+            apart = (distance - one.distance) ** 2 * one.ended / (one.ended + 1)
+            self._apart += (apart - self._apart) * share
+            self._siblings += (distance**2 - self._siblings) * share
+        self._mean += (length - self._mean) * max(new, 1 / (self.responses + 1))
         one.distance += (length - self._mean - one.distance) / (one.ended + 1)
         one.ended = min(one.ended + 1, _OWN)
-        if seconds > 0:
+        if seconds > 1e-6:
             self._rates = min(self._rates + 1, _MEMORY)
             self._rate += (tokens / seconds - self._rate) / self._rates
 
@@ -87,18 +98,21 @@ class Lengths:
     def expect(self, prompt: Hashable, now: float) -> float:
         """Return the expected tokens of a further response to a prompt."""
         one = self._prompts.get(prompt)
-        between = max(self._spread - self._within, 1e-6)
+        alike = min(1.0, max(0.01, self._apart / max(self._siblings, 1e-9)))
+        within = max(self._spread * alike, 1e-9)
+        between = max(self._spread - within, 0.0)
         number, distance = (one.ended, one.distance) if one is not None else (0, 0.0)
-        weight = number * between / (number * between + self._within)
+        weight = number * between / (number * between + within)
         if one is not None and one.starts and self._rate:
-            long = math.log(max((now - one.starts[0]) * self._rate, 1.0)) - self._mean
+            so_far = min((now - one.starts[0]) * self._rate, 2 * self._longest)
+            long = math.log(max(so_far, 1.0)) - self._mean
             if long > weight * distance:
-                spread = self._within + between * (1 - weight)
-                seen = _beyond(weight * distance, spread, long)
+                seen = _beyond(weight * distance, within + between * (1 - weight), long)
                 distance = (number * distance + seen) / (number + 1)
-                weight = (number + 1) * between / ((number + 1) * between + self._within)
-        spread = self._within + between * (1 - weight)
-        return math.exp(self._mean + weight * distance + spread / 2)
+                weight = (number + 1) * between / ((number + 1) * between + within)
+        spread = within + between * (1 - weight)
+        expected = math.exp(min(self._mean + weight * distance + spread / 2, 100.0))
+        return min(expected, 4.0 * self._longest)
 
     def _of(self, prompt: Hashable) -> _Prompt:
         one = self._prompts.get(prompt)
@@ -113,9 +127,9 @@ class Lengths:
 
 def _beyond(mean: float, spread: float, least: float) -> float:
     """Return the mean of a normal variable that is above ``least``; ``spread`` is its variance."""
-    deviation = math.sqrt(spread)
+    deviation = math.sqrt(max(spread, 1e-9))
     at = (least - mean) / deviation
     if at > 5:
-        return least + deviation / at  # as it tends to
+        return least + deviation / at  # what it tends to
     tail = math.erfc(at / math.sqrt(2)) / 2
     return mean + deviation * math.exp(-at * at / 2) / math.sqrt(2 * math.pi) / tail

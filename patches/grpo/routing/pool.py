@@ -13,6 +13,12 @@ from dataclasses import dataclass, field
 from flashpatch.patches.grpo.errors import refuse
 
 
+def threshold(slots: int) -> int:
+    """Return the requests at which a server with so many slots gets no more: few wait there, where no order can
+    be chosen, and none of its slots is empty until a release has come here and a request back."""
+    return slots + -(-slots // 16)
+
+
 @dataclass(eq=False)
 class Worker:
     """Hold the state of one worker.
@@ -24,6 +30,8 @@ class Worker:
         tokens: outstanding tokens.
         requests: request to its tokens, of those outstanding here.
         resting: it gets no new requests, see `Pool.suspend`.
+        others: tokens among those outstanding that are not of this pool's requests, see `Pool.observe`.
+        room: as ``most``, as the engine shows it; 0 for none.
     """
 
     name: str
@@ -33,11 +41,14 @@ class Worker:
     requests: dict[Hashable, int] = field(default_factory=dict)
     resting: bool = False
     mark: int = 0
+    others: int = 0
+    room: int = 0
 
     @property
     def shut(self) -> bool:
         """Whether it takes no request at all, until one is released or it is resumed."""
-        return self.resting or 0 < self.most <= len(self.requests)
+        number = len(self.requests)
+        return self.resting or 0 < self.most <= number or 0 < self.room <= number
 
     def takes(self, tokens: int) -> bool:
         """Whether a request fits under the thresholds; one with more tokens than that fits an idle worker."""
@@ -111,6 +122,20 @@ class Pool:
         if name in self.workers and self.workers[name].resting:
             self.workers[name].resting = False
             self._touch(self.workers[name])
+
+    def observe(self, name: str, others: int = 0, room: int = 0) -> None:
+        """Correct what is known of a worker by what its engine says.
+
+        Args:
+            name: the worker.
+            others: expected tokens of requests on it that came another way.
+            room: number of requests that it can serve at once, and some to follow; 0 for no such limit.
+        """
+        worker = self.workers.get(name)
+        if worker is not None and (worker.others, worker.room) != (others, room):
+            worker.tokens += others - worker.others
+            worker.others, worker.room = others, room
+            self._touch(worker)
 
     def acquire(
         self,

@@ -7,6 +7,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from flashpatch import engine
+from flashpatch.patches.grpo.routing.pool import threshold
 from flashpatch.record import Contract, Patch
 
 logger = logging.getLogger("flashpatch.grpo")
@@ -26,12 +27,6 @@ async def on_init(original, self) -> None:
         await original(self)
     finally:
         _slots.reset(reset)
-
-
-def threshold(slots: int) -> int:
-    """Return the requests at which a server with so many slots gets no more: few wait there, where no order can
-    be chosen, and none of its slots is empty until a release has come here and a request back."""
-    return slots + -(-slots // 16)
 
 
 def on_handle(
@@ -57,13 +52,15 @@ def on_handle(
     from flashpatch.patches.grpo.routing.balancer import TokenBalancer
 
     engine.require("grpo")
+    chosen = options["predict"] and options["longest_first"]
     given = {
         "cap": options["worker_tokens"],
-        "most": options["worker_requests"] or (threshold(_slots.get()) if options["longest_first"] else 0),
+        "most": options["worker_requests"] or (threshold(_slots.get()) if chosen else 0),
         "slack": options["affinity_slack"] or None,
         "response_tokens": options["response_tokens"],
         **{name: options[name] for name in ("predict", "longest_first")},
         "trace": options["router_trace"],
+        "engine_metrics": options["engine_metrics"],
     }
     return ray.remote(TokenBalancer).options(max_concurrency=_MANY).remote(servers, given)
 

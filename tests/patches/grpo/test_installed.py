@@ -29,12 +29,15 @@ def test_armed_superseded_and_undone(scenario):
         import verl.trainer.ppo.core_algos as algos, verl.workers.rollout.router as router
         import verl.utils.experimental.torch_functional as fused
         import verl.trainer.ppo.v1.trainer_base as trainers
-        from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
+        from verl.workers.rollout.llm_server import (
+            FullyAsyncLLMServerClient, LLMServerClient, LLMServerManager)
 
         def look():
             return [config.validate_config, utils.prepare_micro_batches, fsdp.prepare_micro_batches,
                     algos.POLICY_LOSS_REGISTRY.get("grpo_exact"), router.get_router_handle,
                     vars(LLMServerClient)["generate"], vars(LLMServerClient)["_acquire_server"],
+                    vars(LLMServerClient)["_release_server"],
+                    vars(LLMServerManager)["_init_global_load_balancer"],
                     fused.FusedLinearForPPO.forward, trainers.get_trainer_cls,
                     vars(FullyAsyncLLMServerClient)["generate"]]
 
@@ -47,14 +50,14 @@ def test_armed_superseded_and_undone(scenario):
         aside = {"grpo.verl.fused_linear_for_ppo_forward"}
         assert {id for id, word in states.items() if word == "superseded"} == aside, states
         assert {word for id, word in states.items() if id not in aside} == {"installed"}, states
-        assert [now is then for now, then in zip(during, before)] == [False] * 7 + [True] + [False] * 2
+        assert [now is then for now, then in zip(during, before)] == [False] * 9 + [True] + [False] * 2
         flashpatch.disable()
         assert all(now is then for now, then in zip(look(), before))
 
         # Asked for, ours takes the place of verl's fused log-probabilities, with its numbers.
         import torch
         flashpatch.enable("grpo", logprobs=True)
-        assert fused.FusedLinearForPPO.forward is not before[7]
+        assert fused.FusedLinearForPPO.forward is not before[9]
         states, head, labels = torch.randn(2, 9, 8), torch.randn(30, 8), torch.randint(0, 30, (2, 9))
         ours = fused.FusedLinearForPPO().forward(states, head, labels, temperature=0.9)
         flashpatch.disable()

@@ -40,7 +40,8 @@ def test_two_steps_with_this_loss_and_router(world, tmp_path):
         calls("grpo.verl.register_policy_loss", "trainer") >= 4
         and calls("grpo.verl.prepare_micro_batches", "trainer") >= 4
     )
-    assert calls("grpo.verl.get_router_handle", "") == 1 and calls("grpo.verl.generate", "") == 64
+    assert calls("grpo.verl.get_router_handle", "") == 1 == calls("grpo.verl.init_global_load_balancer", "")
+    assert calls("grpo.verl.generate", "") == 64 == calls("grpo.verl.release_server", "")
 
 
 def test_an_equal_seed_gives_the_curve_of_stock_grpo(world, tmp_path):

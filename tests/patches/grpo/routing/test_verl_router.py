@@ -26,7 +26,7 @@ def phases(folder: Path, requests: int, *given, timeout: float = 400) -> list[di
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=limit(timeout),
     )
     assert done.returncode == 0, grpo_lab.tail(done)
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"ends"')]
@@ -48,6 +48,8 @@ def test_one_dead_server_and_what_becomes_of_its_requests(tmp_path):
         assert patched["ends"] == {"result": 600}, patched
         assert patched["status"]["active_servers"] == 3 and patched["status"]["total_inflight"] == 0
     assert set(with_ours["status"]["tokens"].values()) == {0} and with_ours["status"]["waiting"] == 0
+    # verl's client told the length of every response.
+    assert with_ours["status"]["responses"] == 600
     # The registry as a Ray actor of its own, with such a worker among three.
     assert owned["ends"] == {"result": 600} and owned["report"]["counts"]["lost workers"] == 1
     assert owned["report"]["loads"] == {"o1": 0, "o2": 0} and owned["report"]["counts"]["ended"] == 600
@@ -59,7 +61,7 @@ def test_servers_killed_hung_and_replaced(tmp_path):
         tmp_path,
         10_000,
         ["chaos", {"patience": 3.0, "rest": 1.0, "worker_tokens": 400}],
-        timeout=limit(1200),
+        timeout=1200,
     )
     assert chaos["happened"]["kill"] and chaos["happened"]["hang"]
     assert sum(chaos["ends"].values()) == 10_000 and set(chaos["ends"]) <= {"result", "PatchError"}
@@ -70,11 +72,9 @@ def test_servers_killed_hung_and_replaced(tmp_path):
 
 
 def balancer(**options):
-    from flashpatch.patches.grpo.routing.balancer import TokenBalancer
+    from grpo_balancer import balancer
 
-    plain = {"cap": 0, "most": 0, "slack": None, "response_tokens": 100}
-    plain |= {"predict": False, "longest_first": False, "trace": ""}
-    return TokenBalancer({"a": "A", "b": "B"}, {**plain, **options})
+    return balancer(**{"predict": False, "longest_first": False, **options})
 
 
 def test_the_balancer_speaks_verls_protocol():
@@ -120,10 +120,11 @@ def test_tokens_not_requests_decide():
 def test_thresholds_hold_requests_back_and_leaving_servers_let_go():
     async def scenario():
         ours = balancer(cap=100)
-        ask = dict(prompt_ids=[0] * 50, sampling_params={"max_tokens": 50})
-        places = [await ours.acquire_server(str(number), **ask) for number in range(2)]
-        late = asyncio.ensure_future(ours.acquire_server("late", **ask))
-        later = asyncio.ensure_future(ours.acquire_server("later", **ask))
+        ask = dict(sampling_params={"max_tokens": 50})
+        prompts = ([number] * 50 for number in range(99))
+        places = [await ours.acquire_server(str(number), next(prompts), **ask) for number in range(2)]
+        late = asyncio.ensure_future(ours.acquire_server("late", next(prompts), **ask))
+        later = asyncio.ensure_future(ours.acquire_server("later", next(prompts), **ask))
         await asyncio.sleep(0)
         assert not late.done() and ours.get_status()["waiting"] == 2
         await ours.release_server(places[0][0], "0")
@@ -132,10 +133,10 @@ def test_thresholds_hold_requests_back_and_leaving_servers_let_go():
         with pytest.raises(RuntimeError, match="No available servers in load balancer"):
             await later
         await ours.add_servers({"c": "C"})
-        assert await ours.acquire_server("new", **ask) == ("c", "C")
+        assert await ours.acquire_server("new", next(prompts), **ask) == ("c", "C")
         await ours.rest_server("c", 0.05)
         await ours.release_server("c", "new")
-        resting = asyncio.ensure_future(ours.acquire_server("newer", **ask))
+        resting = asyncio.ensure_future(ours.acquire_server("newer", next(prompts), **ask))
         await asyncio.sleep(0.01)
         assert not resting.done()
         assert (await asyncio.wait_for(resting, 5))[0] == "c"

@@ -1,0 +1,103 @@
+"""grpo's balancer without Ray: predictions from what verl's client reports, shared prompts, and the trace."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from grpo_balancer import balancer
+
+from flashpatch.patches.grpo.routing.balancer import TokenBalancer
+from flashpatch.patches.grpo.routing.conversations import Conversation
+from flashpatch.patches.grpo.routing.pool import Pool, threshold
+
+
+async def generate(ours: TokenBalancer, request: str, prompt: int, tokens: int, complete: bool = True) -> str:
+    name, _ = await ours.acquire_server(request, prompt_digest=(prompt, 10))
+    await ours.release_server(name, request, tokens=tokens, complete=complete)
+    return name
+
+
+@pytest.mark.parametrize("longest_first", [True, False])
+def test_the_longest_predicted_request_is_next(longest_first):
+    async def scenario():
+        ours = balancer("a", most=1, longest_first=longest_first)
+        for number in range(12):
+            await generate(ours, f"short {number}", 1, 10)
+            await generate(ours, f"long {number}", 2, 1000)
+        held, _ = await ours.acquire_server("held", prompt_digest=(1, 10))
+        order: list[str] = []
+
+        async def ask(request: str, prompt: int) -> None:
+            name, _ = await ours.acquire_server(request, prompt_digest=(prompt, 10))
+            order.append(request)
+            await ours.release_server(name, request, tokens=(10, 1000)[prompt - 1])
+
+        waiting = [asyncio.ensure_future(ask(*one)) for one in (("s1", 1), ("l1", 2), ("s2", 1), ("l2", 2))]
+        await asyncio.sleep(0)
+        assert ours.get_status()["waiting"] == 4
+        waiting[1].cancel()  # a client that gave up
+        await asyncio.sleep(0)
+        await ours.release_server(held, "held", tokens=10)
+        await asyncio.gather(*waiting, return_exceptions=True)
+        assert order == (["l2", "s1", "s2"] if longest_first else ["s1", "s2", "l2"])
+        assert ours.get_total_inflight() == ours.get_status()["waiting"] == 0
+
+    asyncio.run(scenario())
+
+
+def test_what_an_aborted_turn_has_is_no_longer_expected():
+    async def scenario():
+        ours = balancer("a")
+        for number in range(20):
+            await generate(ours, str(number), 7, 400)
+        fresh = ours.cost(10, None, Conversation(7))
+        assert 300 < fresh < 900 and ours.cost(10, {"max_tokens": 50}, Conversation(7)) == 60
+        before = ours._lengths.expect((7, 0), 0.0)
+        await generate(ours, "cut", 7, 150, complete=False)
+        assert ours._lengths.expect((7, 0), 0.0) == before, "an aborted response has no length"
+        await ours.acquire_server("cut", prompt_digest=(8, 160))
+        assert 140 <= fresh + 150 - next(iter(ours._pool.loads().values())) <= 160
+        await ours.release_server("a", "cut", tokens=250)
+        # The next turn of it is not like the first.
+        assert ours._conversations.begin("cut", (9, 1)).key == (7, 1)
+
+    asyncio.run(scenario())
+
+
+def test_siblings_go_where_their_prompt_is_unless_that_is_fuller_by_more():
+    pool = Pool()
+    for name in "abc":
+        pool.add(name)
+    assert pool.acquire(1, 150, shared="p", saving=100) == "a"
+    assert pool.acquire(2, 150, shared="p", saving=100) == "b", "a is 150 tokens fuller"
+    assert pool.acquire(3, 150, shared="q", saving=100) == "c"
+    pool.release(1)
+    assert pool.acquire(4, 90) == "a"
+    assert pool.acquire(5, 150, shared="p", saving=100) == "a" and pool.loads()["a"] == 90 + 50
+    pool.remove("a")
+    pool.add("a")
+    assert pool.acquire(6, 150, shared="q", saving=100) == "a", "the new a is the emptiest, and has nothing"
+    pool.forget_prefixes()
+    pool.release(6)
+    assert pool.acquire(7, 150, shared="p", saving=100) == "a"
+
+
+def test_the_trace_has_a_line_per_response_and_counts_steps(tmp_path):
+    async def scenario():
+        ours = balancer("ab", trace=str(tmp_path / "trace"))
+        both = [await ours.acquire_server(str(one), prompt_digest=(5, 10)) for one in range(2)]
+        for one, (name, _) in enumerate(both):
+            await ours.release_server(name, str(one), tokens=3 + one)
+        await generate(ours, "next", 6, 9)
+
+    asyncio.run(scenario())
+    lines = [json.loads(line) for line in (tmp_path / "trace").read_text().splitlines()]
+    found = [(one["step"], one["prompt"], one["prompt_tokens"], one["tokens"]) for one in lines]
+    assert found == [(0, 0, 10, 3), (0, 0, 10, 4), (1, 1, 10, 9)]
+
+
+@pytest.mark.parametrize("slots, most", [(1, 2), (16, 17), (32, 34), (1024, 1088), (0, 0)])
+def test_the_threshold_leaves_no_slot_empty(slots, most):
+    assert threshold(slots) == most

@@ -1,0 +1,15 @@
+"""grpo's balancer with handles that are letters, for tests that need no Ray."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashpatch.patches.grpo.routing.balancer import TokenBalancer
+
+OPTIONS = {"cap": 0, "most": 0, "slack": None, "response_tokens": 100}
+OPTIONS |= {"predict": True, "longest_first": True, "trace": "", "engine_metrics": 0.0}
+
+
+def balancer(servers: str = "ab", **options: Any) -> TokenBalancer:
+    """A balancer of servers with names of one letter."""
+    return TokenBalancer({name: name.upper() for name in servers}, OPTIONS | options)
