@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.cpu.checkpoint_engine.errors import silence, transfer_error
+from flashpatch.patches.cpu.gloo_transfer.errors import silence, transfer_error
 
 _HELLO = 4096  # most bytes of a first message
 _LONGER = 1.5
