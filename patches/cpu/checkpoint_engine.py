@@ -141,7 +141,7 @@ class GlooCheckpointEngine(CheckpointEngine):
 
     def finalize(self) -> None:
         """Close connections, group and store."""
-        for part in (self._group, self._sender, self._receiver):
+        for part in (self._sender, self._receiver, self._group):
             if part is not None:
                 part.close()
         self._sender = self._receiver = self._group = self._store = self._rank = None
