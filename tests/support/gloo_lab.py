@@ -196,7 +196,7 @@ class Worker:
 
     def _lose(self) -> None:
         """Forget one small tensor that arrives."""
-        from flashpatch.patches.cpu.checkpoint_engine import buckets
+        from flashpatch.patches.cpu.gloo_transfer import buckets
 
         take = buckets.Joiner.take
 

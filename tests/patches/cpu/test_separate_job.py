@@ -8,12 +8,12 @@ from verl_job import live, metrics, train
 
 pytestmark = pytest.mark.verl
 
-#: One FSDP2 rank, which trains twice between two updates, and two replicas that draw with the newest weights.
+#: One FSDP2 rank, which trains twice between two updates, and a replica that draws with the newest weights.
 SEPARATE = """
 trainer.v1.trainer_mode=separate_async actor_rollout_ref.hybrid_engine=False
 trainer.v1.separate_async.parameter_sync_step=2 actor_rollout_ref.actor.ppo_mini_batch_size=4
 trainer.v1.separate_async.num_warmup_batches=0
-actor_rollout_ref.rollout.nnodes=1 actor_rollout_ref.rollout.n_gpus_per_node=2
+actor_rollout_ref.rollout.nnodes=1 actor_rollout_ref.rollout.n_gpus_per_node=1
 actor_rollout_ref.actor.strategy=fsdp2 actor_rollout_ref.ref.strategy=fsdp2
 """.split()
 FAULTY = "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls=transfer_fault.Faulty"
@@ -31,12 +31,10 @@ def test_rollouts_in_processes_of_their_own_follow_the_updates(wide_world, tmp_p
     assert "checkpoint_engine.backend=gloo: weights reach separate rollouts over gloo" in done.stdout
 
     processes = live(tmp_path)
-    workers = [process for process in processes if "worker" in process["roles"]]
-    assert len(workers) == 2
-    for worker in workers:
-        # the first load, then an update before the first step and one after each
-        assert worker["patches"]["fp8.vllm.process_weights_after_loading"]["calls"] == 4
-        assert worker["patches"]["fsdp.verl_vllm.receive_weights"]["calls"] == 3
+    (worker,) = [process for process in processes if "worker" in process["roles"]]
+    # the first load, then an update before the first step and one after each
+    assert worker["patches"]["fp8.vllm.process_weights_after_loading"]["calls"] == 4
+    assert worker["patches"]["fsdp.verl_vllm.receive_weights"]["calls"] == 3
     (trainer,) = [process for process in processes if "trainer" in process["roles"]]
     assert trainer["patches"]["cpu.verl.fsdp2_sharded_save_to_cpu"]["calls"] == 4
     assert [
@@ -48,12 +46,13 @@ def test_rollouts_in_processes_of_their_own_follow_the_updates(wide_world, tmp_p
 
 @pytest.mark.full
 def test_samples_are_drawn_while_the_trainer_trains(wide_world, tmp_path):
-    """One batch ahead, as verl does by default, and with rollouts beside the trainer too."""
+    """As verl does by default: one batch ahead, and with rollouts beside the trainer besides the separate ones."""
     settings = [setting for setting in SEPARATE if "num_warmup" not in setting and "hybrid" not in setting]
-    done = train(wide_world, tmp_path, *settings, FLASHPATCH="cpu,fp8")
+    done = train(wide_world, tmp_path, *settings, FLASHPATCH="cpu,fp8,fsdp")
     assert done.returncode == 0, done.stdout[-8000:]
+    live(tmp_path)
     assert metrics(done.stdout, "training/global_step") == [1, 2]
-    assert max(metrics(done.stdout, "training/off_policy/trajectory_staleness/max")) == 1
+    assert "training/off_policy/trajectory_staleness/max:np.int64(1)" in done.stdout
     assert max(metrics(done.stdout, "training/rollout_probs_diff_max")) < 0.1
 
 
@@ -61,8 +60,8 @@ def test_samples_are_drawn_while_the_trainer_trains(wide_world, tmp_path):
 @pytest.mark.parametrize(
     "fault, words",
     [
-        ("raise", ("LookupError: cannot place this tensor", "failed at version 1")),
-        ("kill", ("the rollout engine ended during",)),
+        ("raise", ("LookupError: cannot place this tensor", "CheckpointEngineWorker.update_weights()")),
+        ("kill", ("the rollout",)),
     ],
 )
 def test_an_engine_that_fails_in_an_update_ends_the_job(wide_world, tmp_path, fault, words):

@@ -1,4 +1,9 @@
-"""Implement verl's checkpoint engine over gloo.
+"""Send weights from a trainer's processes to separate rollout processes through host memory and gloo.
+
+Importing this module registers verl's checkpoint engine ``gloo``. It needs verl and torch, no accelerator, and no family
+to be on: ``actor_rollout_ref.rollout.checkpoint_engine`` with ``backend=gloo`` and
+``custom_backend_module=flashpatch.patches.cpu.checkpoint_engine``. With ``cpu`` on, a job that separates trainer and
+rollouts gets both settings by itself.
 
 One transfer, as verl's ``CheckpointEngineManager.update_weights`` calls it: ``prepare`` everywhere, ``build_topology``
 in the driver, ``init_process_group`` everywhere, then ``send_weights`` on the trainer's ranks and ``receive_weights``
@@ -18,15 +23,15 @@ from typing import Any
 import ray
 import torch
 import torch.distributed as dist
-from verl.checkpoint_engine.base import CheckpointEngine
+from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 from verl.workers.rollout.utils import ensure_async_iterator
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.cpu.checkpoint_engine import control
-from flashpatch.patches.cpu.checkpoint_engine.broadcast import GlooGroup
-from flashpatch.patches.cpu.checkpoint_engine.buckets import Bucket, Contents, checksum, cut
-from flashpatch.patches.cpu.checkpoint_engine.errors import as_text, transfer_error
-from flashpatch.patches.cpu.checkpoint_engine.receiving import Receiving
+from flashpatch.patches.cpu.gloo_transfer import control
+from flashpatch.patches.cpu.gloo_transfer.broadcast import GlooGroup
+from flashpatch.patches.cpu.gloo_transfer.buckets import Bucket, Contents, checksum, cut
+from flashpatch.patches.cpu.gloo_transfer.errors import as_text, transfer_error
+from flashpatch.patches.cpu.gloo_transfer.receiving import Receiving
 
 logger = logging.getLogger("flashpatch.cpu")
 
@@ -136,7 +141,7 @@ class GlooCheckpointEngine(CheckpointEngine):
 
     def finalize(self) -> None:
         """Close connections, group and store."""
-        for part in (self._group, self._sender, self._receiver):
+        for part in (self._sender, self._receiver, self._group):
             if part is not None:
                 part.close()
         self._sender = self._receiver = self._group = self._store = self._rank = None
@@ -243,3 +248,7 @@ class GlooCheckpointEngine(CheckpointEngine):
             raise transfer_error(
                 f"{control.myself()} cannot {what} the store at {host}:{port}: {error}."
             ) from error
+
+
+if BACKEND not in CheckpointEngineRegistry._registry:  # one of verl's own stays
+    CheckpointEngineRegistry.register(BACKEND)(GlooCheckpointEngine)

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.cpu.checkpoint_engine.errors import silence, transfer_error
+from flashpatch.patches.cpu.gloo_transfer.errors import silence, transfer_error
 
 _HELLO = 4096  # most bytes of a first message
 _LONGER = 1.5
@@ -128,7 +128,7 @@ class Sender:
             if rank not in missing:
                 link.send("failed", error=f"rank {rank} is not expected, or has connected already")
                 raise EOFError
-        except (EOFError, OSError, ValueError):
+        except (EOFError, OSError, ValueError, TypeError, AttributeError):  # it said something else
             link.close()
             return -1
         self._links[rank] = link
@@ -234,7 +234,7 @@ class Receiver:
     def __init__(self, host: str, port: int, token: str, rank: int, timeout: float) -> None:
         self._timeout, self.rank = _LONGER * timeout, rank
         self.version = "the next version"
-        self._stopped = threading.Event()
+        self._stopped, self._reading = threading.Event(), threading.Lock()
         try:
             self._link = Link(socket.create_connection((host, port), timeout))
         except OSError as error:
@@ -281,12 +281,13 @@ class Receiver:
         Raises:
             PatchError: the sender failed or ended, or this end was closed.
         """
-        if self._stopped.is_set():
-            raise transfer_error(f"rollout rank {self.rank} gave up {self.version}.")
         try:
-            if not self._link.connection.poll(seconds):
-                return None
-            message = self._link.receive()
+            with self._reading:
+                if self._stopped.is_set():
+                    raise transfer_error(f"rollout rank {self.rank} gave up {self.version}.")
+                if not self._link.connection.poll(seconds):
+                    return None
+                message = self._link.receive()
         except (EOFError, OSError):
             raise transfer_error(
                 f"the trainer's rank 0 ended during the transfer of {self.version} to rollout rank {self.rank}.",
@@ -305,9 +306,10 @@ class Receiver:
             self.say("failed", error=text)
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection, once no thread reads from it."""
         self._stopped.set()
-        self._link.close()
+        with self._reading:
+            self._link.close()
 
 
 Watch = Callable[[float], Any]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytestmark = pytest.mark.verl
+torch = pytest.importorskip("torch")
+
+from flashpatch.errors import PatchError  # noqa: E402
+from flashpatch.patches.cpu.gloo_transfer import buckets  # noqa: E402
 
 KINDS = ("float32", "bfloat16", "uint8", "bool", "float8_e4m3fn", "complex64")
 TENSORS = st.lists(
@@ -17,15 +19,7 @@ TENSORS = st.lists(
 )
 
 
-def parts() -> tuple[Any, ModuleType]:
-    import torch
-
-    from flashpatch.patches.cpu.checkpoint_engine import buckets
-
-    return torch, buckets
-
-
-def made(torch: Any, wanted: list[tuple[str, list[int]]]) -> list[tuple[str, Any]]:
+def made(wanted: list[tuple[str, list[int]]]) -> list[tuple[str, Any]]:
     """Tensors of these dtypes and shapes, every second one transposed in memory."""
     found = []
     for i, (kind, shape) in enumerate(wanted):
@@ -34,7 +28,7 @@ def made(torch: Any, wanted: list[tuple[str, list[int]]]) -> list[tuple[str, Any
     return found
 
 
-def packed(buckets: Any, tensors: list[tuple[str, Any]], size: int) -> tuple[list[Any], Any]:
+def packed(tensors: list[tuple[str, Any]], size: int) -> tuple[list[Any], Any]:
     """The buckets as a receiver gets them, and what the sender counted."""
     found, contents, bucket = [], buckets.Contents(), buckets.Bucket(size)
     for name, tensor in tensors:
@@ -51,9 +45,8 @@ def packed(buckets: Any, tensors: list[tuple[str, Any]], size: int) -> tuple[lis
 @settings(max_examples=60, deadline=None)
 @given(TENSORS, st.sampled_from([64, 100, 1000, 1 << 20]))
 def test_any_tensors_come_back_as_they_were(wanted, size):
-    torch, buckets = parts()
-    tensors = made(torch, wanted)
-    sent, contents = packed(buckets, tensors, size)
+    tensors = made(wanted)
+    sent, contents = packed(tensors, size)
     joiner = buckets.Joiner()
     back = [found for pieces, data in sent for found in joiner.take(pieces, data)]
     assert [name for name, _ in back] == [name for name, _ in tensors]
@@ -67,8 +60,7 @@ def test_any_tensors_come_back_as_they_were(wanted, size):
 
 
 def test_small_tensors_are_views_and_large_ones_are_joined():
-    torch, buckets = parts()
-    sent, _ = packed(buckets, [("small", torch.ones(4)), ("large", torch.arange(100.0))], 64)
+    sent, _ = packed([("small", torch.ones(4)), ("large", torch.arange(100.0))], 64)
     joiner = buckets.Joiner()
     (_, small), (_, large) = [found for pieces, data in sent for found in joiner.take(pieces, data)]
     inside = {data.untyped_storage().data_ptr() for _, data in sent}
@@ -76,10 +68,7 @@ def test_small_tensors_are_views_and_large_ones_are_joined():
 
 
 def test_a_missing_bucket_is_refused():
-    torch, buckets = parts()
-    from flashpatch.errors import PatchError
-
-    sent, _ = packed(buckets, [("large", torch.arange(100.0)), ("next", torch.ones(2))], 64)
+    sent, _ = packed([("large", torch.arange(100.0)), ("next", torch.ones(2))], 64)
     joiner = buckets.Joiner()
     with pytest.raises(PatchError, match="byte 128 of large arrived where byte 64 of large was due"):
         for pieces, data in sent[:1] + sent[2:]:
@@ -90,7 +79,6 @@ def test_a_missing_bucket_is_refused():
 
 
 def test_names_in_another_order_are_another_summary():
-    _, buckets = parts()
     one, other = buckets.Contents(), buckets.Contents()
     for contents, names in ((one, "ab"), (other, "ba")):
         for name in names:
@@ -100,8 +88,5 @@ def test_names_in_another_order_are_another_summary():
 
 
 def test_a_dtype_that_torch_does_not_know_is_refused():
-    from flashpatch.errors import PatchError
-
-    _, buckets = parts()
     with pytest.raises(PatchError, match="a weight has the dtype float3, which this process's torch"):
         buckets.as_dtype("float3")

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from flashpatch.patches.cpu.checkpoint_engine.broadcast import GlooGroup
-from flashpatch.patches.cpu.checkpoint_engine.buckets import Joiner, Piece, checksum
-from flashpatch.patches.cpu.checkpoint_engine.control import Receiver
-from flashpatch.patches.cpu.checkpoint_engine.errors import as_text, transfer_error
+from flashpatch.patches.cpu.gloo_transfer.broadcast import GlooGroup
+from flashpatch.patches.cpu.gloo_transfer.buckets import Joiner, Piece, checksum
+from flashpatch.patches.cpu.gloo_transfer.control import Receiver
+from flashpatch.patches.cpu.gloo_transfer.errors import as_text, transfer_error
 
 logger = logging.getLogger("flashpatch.cpu")
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from flashpatch.patches.cpu.checkpoint_engine.control import Watch
-from flashpatch.patches.cpu.checkpoint_engine.errors import transfer_error
+from flashpatch.patches.cpu.gloo_transfer.control import Watch
+from flashpatch.patches.cpu.gloo_transfer.errors import transfer_error
 
 _POLLS = (0.0005, 0.02)  # seconds between two looks at an operation: at first, and at most
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from flashpatch.patches.cpu.checkpoint_engine.errors import transfer_error
+from flashpatch.patches.cpu.gloo_transfer.errors import transfer_error
 
 ALIGNMENT = 64  # bytes
 
