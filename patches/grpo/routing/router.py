@@ -7,7 +7,9 @@ from contextvars import ContextVar
 from typing import Any
 
 from flashpatch import engine
+from flashpatch.patches._shared.verl_config import JobConfig
 from flashpatch.patches.grpo.routing.pool import threshold
+from flashpatch.patches.grpo.streaming import requirements
 from flashpatch.record import Contract, Patch
 
 logger = logging.getLogger("flashpatch.grpo")
@@ -17,16 +19,20 @@ ID = "grpo.verl.get_router_handle"
 _MANY = 100_000  # requests that may wait in the balancer at once
 _slots: ContextVar[int] = ContextVar("flashpatch_grpo_slots", default=0)
 """Sequences that a server of the job generates at once, while verl makes the balancer; 0: not known."""
+_streams: ContextVar[bool] = ContextVar("flashpatch_grpo_streams", default=False)
+"""Whether the job trains on groups as they end, while verl makes the balancer."""
 
 
 async def on_init(original, self) -> None:
-    """Note how many sequences a server generates at once, for ``LLMServerManager``'s balancer."""
+    """Note how many sequences a server generates at once, and the trainer mode, for ``LLMServerManager``'s balancer."""
     rollout = self.rollout_config
-    reset = _slots.set(int(rollout.max_num_seqs or 0) * int(rollout.data_parallel_size or 1))
+    slots = _slots.set(int(rollout.max_num_seqs or 0) * int(rollout.data_parallel_size or 1))
+    streams = _streams.set(requirements.asked(JobConfig(self.config, ID).get))
     try:
         await original(self)
     finally:
-        _slots.reset(reset)
+        _slots.reset(slots)
+        _streams.reset(streams)
 
 
 def on_handle(
@@ -52,13 +58,15 @@ def on_handle(
     from flashpatch.patches.grpo.routing.balancer import TokenBalancer
 
     engine.require("grpo")
-    chosen = options["predict"] and options["longest_first"]
+    ordered = options["longest_first"] and not _streams.get()  # the first groups to end are trained on first
+    chosen = options["predict"] and ordered
     given = {
         "cap": options["worker_tokens"],
         "most": options["worker_requests"] or (threshold(_slots.get()) if chosen else 0),
         "slack": options["affinity_slack"] or None,
         "response_tokens": options["response_tokens"],
-        **{name: options[name] for name in ("predict", "longest_first")},
+        "predict": options["predict"],
+        "longest_first": ordered,
         "trace": options["router_trace"],
         "engine_metrics": options["engine_metrics"],
     }
