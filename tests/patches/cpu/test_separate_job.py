@@ -19,6 +19,7 @@ actor_rollout_ref.actor.strategy=fsdp2 actor_rollout_ref.ref.strategy=fsdp2
 FAULTY = "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls=transfer_fault.Faulty"
 
 
+@pytest.mark.full  # in make test a job in mode stream_async takes the same way
 def test_rollouts_in_processes_of_their_own_follow_the_updates(wide_world, tmp_path):
     done = train(wide_world, tmp_path, *SEPARATE, FLASHPATCH="cpu,bf16,fsdp")
     assert done.returncode == 0, done.stdout[-8000:]
