@@ -35,6 +35,8 @@ VLLM_V2 = ("vllm.v1.worker.cpu.model_runner",)
 MODELS = ("torch", "transformers", "safetensors.torch", "transformers.models.auto.modeling_auto")
 #: verl itself is left out: it chooses its platform when it is imported; and datasets, which starts a thread.
 VERL = ("torch", "transformers", "ray", "tensordict", "hydra", "torch.distributed.fsdp")
+#: Where verl imports vLLM too: another ten seconds.
+VERL_VLLM = (*VERL, *VLLM, "vllm.entrypoints.openai.api_server")
 
 #: Variables that are read while a framework is imported: a server serves requests that agree in them.
 _EARLY = (
