@@ -37,11 +37,14 @@ MODELS = ("torch", "transformers", "safetensors.torch", "transformers.models.aut
 VERL = ("torch", "transformers", "ray", "tensordict", "hydra", "torch.distributed.fsdp")
 #: Where verl imports vLLM too: another ten seconds.
 VERL_VLLM = (*VERL, *VLLM, "vllm.entrypoints.openai.api_server")
+#: And SGLang, whose stand-ins every process of its environment finds.
+VERL_SGLANG = (*VERL, "sglang", "sglang.srt.entrypoints.http_server")
 
 #: Variables that are read while a framework is imported: a server serves requests that agree in them.
 _EARLY = (
-    *("CUDA_", "HF_", "LD_", "MKL_", "OMP_", "PYTHON", "RAY_", "TOKENIZERS_", "TORCHDYNAMO_", "TORCH_"),
-    *("TRANSFORMERS_", "TRITON_", "VLLM_CONFIGURE_", "VLLM_LOGGING_", "VLLM_TARGET_", "VLLM_USE_"),
+    *("CUDA_", "HF_", "LD_", "MKL_", "OMP_", "PYTHON", "RAY_", "SGLANG_", "STANDIN_", "TOKENIZERS_"),
+    *("TORCHDYNAMO_", "TORCH_", "TRANSFORMERS_", "TRITON_"),
+    *("VLLM_CONFIGURE_", "VLLM_LOGGING_", "VLLM_TARGET_", "VLLM_USE_"),
 )
 
 _servers: dict[tuple[object, ...], Server] = {}
