@@ -48,6 +48,26 @@ _EARLY = (
 )
 
 _servers: dict[tuple[object, ...], Server] = {}
+_at_first = dict(os.environ)
+
+
+def remember() -> None:
+    """Take this process's environment for the one that tests were started with.
+
+    Libraries that tests import later add to it, as triton and cv2 do, and no server differs from another by that.
+    """
+    _at_first.clear()
+    _at_first.update(os.environ)
+
+
+def _given(env: Mapping[str, str]) -> dict[str, str]:
+    """Return ``env`` with the variables that imports have set in this process as they were at first."""
+    given = dict(env)
+    for name, value in env.items():
+        if name.startswith(_EARLY) and os.environ.get(name) == value != _at_first.get(name):
+            del given[name]
+            given |= {name: _at_first[name]} if name in _at_first else {}
+    return given
 
 
 class Process:
@@ -156,6 +176,7 @@ def start(
 
     Of directories on the path only those in ``path`` are on the server's too.
     """
+    env = _given(env)
     base = {name: value for name, value in env.items() if not name.startswith(("FLASHPATCH", "PYTHONPATH"))}
     if path:
         base["PYTHONPATH"] = os.pathsep.join(map(str, path))
