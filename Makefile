@@ -79,12 +79,10 @@ test: check
 test-newest: $(NEWEST)
 	$(NEWEST)/bin/pytest -m "vllm and not full"
 
-# All that needs verl; of what needs vLLM alone the probe, which updates an engine, as this is another vLLM, and
-# what its second model runner does.
+# All that needs verl; of what needs vLLM alone the probe, which updates an engine, as this is another vLLM.
 test-paired: $(PAIRED)
 	$(PAIRED)/bin/pytest -m "verl and not full"
-	$(PAIRED)/bin/pytest -m "vllm and not full" tests/verify/probes/test_fp8_vllm.py \
-		tests/patches/fp8/vllm/test_second_runner.py tests/patches/eagle/vllm/test_second_runner_drafts.py
+	$(PAIRED)/bin/pytest -m "vllm and not full" tests/verify/probes/test_fp8_vllm.py
 
 test-sglang: $(SGLANG)
 	$(SGLANG)/bin/pytest -m "sglang and not full"

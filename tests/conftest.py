@@ -5,6 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 import pytest
+import warm
 
 pytest_plugins = ["cpu_times"]
 
@@ -13,6 +14,10 @@ pytest_plugins = ["cpu_times"]
 os.environ["OMP_NUM_THREADS"] = "1"
 
 FRAMEWORKS = ("vllm", "verl", "sglang")
+
+
+def pytest_configure() -> None:
+    warm.remember()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

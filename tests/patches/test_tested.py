@@ -86,10 +86,10 @@ def test_no_version_is_missing_that_make_test_runs(family):
 
 
 def test_patches_for_the_second_runner_claim_what_its_tests_run_on():
-    """Those tests run in the lane of the newest vLLM by their marks, and in the paired lane by their names."""
+    """Those tests run by their marks: on the newest vLLM in ``make test``, on every other in ``make test-full``."""
     second = [p for f in registry.families().values() for p in f.patches if ".worker.gpu." in p.targets[0]]
     assert {patch.id.partition(".")[0] for patch in second} == {"eagle", "fp8"}
-    [recipe] = re.findall(r"^test-paired:.*\n((?:\t.*\n)+)", MAKEFILE, re.M)
+    run = {version for mark, name, version in lanes("test-full") if mark == name == "vllm"}
     for patch in second:
         family, framework, _ = patch.id.split(".")
         files = [*(ROOT / "tests" / "patches" / family).rglob("test_second_runner*.py")]
@@ -98,7 +98,8 @@ def test_patches_for_the_second_runner_claim_what_its_tests_run_on():
             path for path in opening if not re.search(r"^pytestmark = .*mark\.full", path.read_text(), re.M)
         ]
         assert short, f"no test opens the second runner for {patch.id}"
-        assert all(str(path.relative_to(ROOT)) in recipe for path in short)
+        assert all(re.search(r"^pytestmark = .*mark\.vllm", path.read_text(), re.M) for path in short)
+        assert {version.partition("+")[0] for version in patch.tested} <= run
         assert list(patch.tested) == TESTED[family][framework]
 
 

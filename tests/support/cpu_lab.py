@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 import warm
@@ -29,11 +30,19 @@ def environment(folder: Path, **extra: str) -> dict[str, str]:
     }
 
 
-def python(code: str, folder: Path, timeout: float = 600, **extra: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a process of its own, forked from one that has imported what verl imports, but not verl."""
+def python(
+    code: str,
+    folder: Path,
+    timeout: float = 600,
+    *,
+    imported: Sequence[str] = warm.VERL,
+    arguments: Sequence[str] = (),
+    **extra: str,
+) -> subprocess.CompletedProcess[str]:
+    """Run code in a process of its own, forked from one that has ``imported`` what verl imports, but not verl."""
     return warm.run(
-        warm.VERL,
-        ["-c", textwrap.dedent(code)],
+        imported,
+        ["-c", textwrap.dedent(code), *arguments],
         env=environment(folder, **extra),
         cwd=folder,
         timeout=limit(timeout),

@@ -33,6 +33,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
     if config.getoption("--cpu-times") is not None:
+        if config.getoption("--cpu-times").endswith(".py"):
+            raise pytest.UsageError(
+                "--cpu-times takes the file that follows it to write to; write --cpu-times=FILE"
+            )
         root = _stay_behind()
         config.pluginmanager.register(CpuTimes(root, config.getoption("--cpu-times")))
 

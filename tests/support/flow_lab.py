@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import warm
 from cpu_lab import environment
 from machine import limit
 
@@ -35,14 +35,15 @@ def run(folder: Path, cases: Sequence[Mapping[str, Any]], ranks: int = 1, **extr
             "DIST_INIT_METHOD": f"file://{meet}",
             **extra,
         }
-        with (folder / f"rank-{rank}-of-{ranks}.log").open("wb") as log:
+        log = folder / f"rank-{rank}-of-{ranks}.log"
+        with log.open("wb") as said, open(os.devnull) as nothing:
             running.append(
-                subprocess.Popen(
-                    [sys.executable, JOB, folder, f"cases-{ranks}.json"],
+                warm.start(
+                    warm.VERL_VLLM,
+                    [str(JOB), str(folder), f"cases-{ranks}.json"],
                     env=environment(folder, **settings),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
+                    cwd=folder,
+                    descriptors={0: nothing.fileno(), 1: said.fileno(), 2: said.fileno()},
                 )
             )
     try:

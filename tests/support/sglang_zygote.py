@@ -8,6 +8,7 @@ do without this (``fresh=True``).
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -49,6 +50,8 @@ def child(folder: Path) -> None:
 
 
 def main() -> None:
+    gc.collect()
+    gc.freeze()  # else a child's collections copy the pages of all that is imported
     print("ready", flush=True)
     for line in sys.stdin:
         folder = Path(line.strip())

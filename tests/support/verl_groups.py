@@ -1,8 +1,9 @@
 """Arm and undo all fp8 patches for verl on the verl and the engine that are installed here.
 
-    python verl_groups.py NUMBER GROUP...
+    python verl_groups.py (examine | arm) NUMBER GROUP...
 
-as many as NUMBER in the groups together; ends with an error when one cannot be armed or leaves a trace.
+as many as NUMBER in the groups together; ends with an error when one cannot be armed or leaves a trace. To examine
+them is to compare their contracts with the sources, and imports no framework.
 """
 
 import importlib
@@ -13,14 +14,16 @@ import flashpatch.engine as engine
 from flashpatch.arming.preflight import examine
 from flashpatch.patches.fp8 import FAMILY
 
-number, *groups = sys.argv[1:]
+what, number, *groups = sys.argv[1:]
 ours = [patch for patch in FAMILY.patches if patch.framework in groups]
 assert len(ours) == int(number), len(ours)
-assert not {"torch", "zmq", "verl", "ray"} & set(sys.modules)
-for patch in ours:
-    found = examine(patch)
-    assert found.problem is None, (patch.id, found.problem)
-    assert found.installed.version in patch.tested, patch.id
+if what == "examine":
+    for patch in ours:
+        found = examine(patch)
+        assert found.problem is None, (patch.id, found.problem)
+        assert found.installed.version in patch.tested, patch.id
+    assert not {"torch", "zmq", "verl", "ray"} & set(sys.modules)
+    sys.exit()
 
 flashpatch.enable("cpu")  # lets verl find a platform and vLLM's CPU build
 where = {}

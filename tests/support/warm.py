@@ -35,14 +35,39 @@ VLLM_V2 = ("vllm.v1.worker.cpu.model_runner",)
 MODELS = ("torch", "transformers", "safetensors.torch", "transformers.models.auto.modeling_auto")
 #: verl itself is left out: it chooses its platform when it is imported; and datasets, which starts a thread.
 VERL = ("torch", "transformers", "ray", "tensordict", "hydra", "torch.distributed.fsdp")
+#: Where verl imports vLLM too: another ten seconds.
+VERL_VLLM = (*VERL, *VLLM, "vllm.entrypoints.openai.api_server")
+#: And SGLang, whose stand-ins every process of its environment finds.
+VERL_SGLANG = (*VERL, "sglang", "sglang.srt.entrypoints.http_server")
 
 #: Variables that are read while a framework is imported: a server serves requests that agree in them.
 _EARLY = (
-    *("CUDA_", "HF_", "LD_", "MKL_", "OMP_", "PYTHON", "RAY_", "TOKENIZERS_", "TORCHDYNAMO_", "TORCH_"),
-    *("TRANSFORMERS_", "TRITON_", "VLLM_CONFIGURE_", "VLLM_LOGGING_", "VLLM_TARGET_", "VLLM_USE_"),
+    *("CUDA_", "HF_", "LD_", "MKL_", "OMP_", "PYTHON", "RAY_", "SGLANG_", "STANDIN_", "TOKENIZERS_"),
+    *("TORCHDYNAMO_", "TORCH_", "TRANSFORMERS_", "TRITON_"),
+    *("VLLM_CONFIGURE_", "VLLM_LOGGING_", "VLLM_TARGET_", "VLLM_USE_"),
 )
 
 _servers: dict[tuple[object, ...], Server] = {}
+_at_first = dict(os.environ)
+
+
+def remember() -> None:
+    """Take this process's environment for the one that tests were started with.
+
+    Libraries that tests import later add to it, as triton and cv2 do, and no server differs from another by that.
+    """
+    _at_first.clear()
+    _at_first.update(os.environ)
+
+
+def _given(env: Mapping[str, str]) -> dict[str, str]:
+    """Return ``env`` with the variables that imports have set in this process as they were at first."""
+    given = dict(env)
+    for name, value in env.items():
+        if name.startswith(_EARLY) and os.environ.get(name) == value != _at_first.get(name):
+            del given[name]
+            given |= {name: _at_first[name]} if name in _at_first else {}
+    return given
 
 
 class Process:
@@ -151,6 +176,7 @@ def start(
 
     Of directories on the path only those in ``path`` are on the server's too.
     """
+    env = _given(env)
     base = {name: value for name, value in env.items() if not name.startswith(("FLASHPATCH", "PYTHONPATH"))}
     if path:
         base["PYTHONPATH"] = os.pathsep.join(map(str, path))

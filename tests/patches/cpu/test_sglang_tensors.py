@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm
 from cpu_lab import environment
 from machine import limit
 from tree import SUPPORT
@@ -16,12 +15,11 @@ pytestmark = [pytest.mark.verl, pytest.mark.sglang]
 
 def send(folder: Path, *arguments: str, **variables: str) -> str:
     """What became of one tensor."""
-    done = subprocess.run(
-        [sys.executable, SUPPORT / "sglang_send.py", *arguments],
+    done = warm.run(
+        warm.VERL_SGLANG,
+        [SUPPORT / "sglang_send.py", *arguments],
         env=environment(folder, SGLANG_USE_CPU_ENGINE="1", **variables),
         cwd=folder,
-        capture_output=True,
-        text=True,
         timeout=limit(120),
     )
     assert "shared memory:" in done.stdout, done.stderr[-3000:]

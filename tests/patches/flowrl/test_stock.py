@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
-
 import pytest
 
 pytest.importorskip("torch")
 
 
-import flow_lab
+import cpu_lab
+import warm
 
 pytestmark = pytest.mark.verl
 
 
 def scenario(folder, code: str, **extra: str) -> str:
     """Run Python code; it must succeed, and its output is returned."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env=flow_lab.environment(folder, DIST_INIT_METHOD=f"file://{folder}/meet", **extra),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=flow_lab.LIMIT,
-    )
-    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+    meet = f"file://{folder}/meet"
+    done = cpu_lab.python(code, folder, imported=warm.VERL_VLLM, DIST_INIT_METHOD=meet, **extra)
+    assert done.returncode == 0, cpu_lab.tail(done)
     return done.stdout + done.stderr
 
 

@@ -12,6 +12,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import cpu_lab
+import warm_ranks
+
 from flashpatch.verify.probes.fsdp import job, verl_probe
 
 pytestmark = pytest.mark.verl
@@ -42,15 +45,14 @@ Carry = Callable[..., list[list[dict[str, Any]]]]
 
 
 @pytest.fixture
-def carry(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Carry:
+def carry(model: Path, tmp_path: Path) -> Carry:
     """Carry out a plan; what the two trainers and the two rollout sides saw."""
 
     def run(plan: list[dict[str, Any]], names: str, **variables: str) -> list[list[dict[str, Any]]]:
-        for name in ("FLASHPATCH_RESOLVED", "FLASHPATCH_RUN", "FLASHPATCH_CONFIG"):
-            monkeypatch.delenv(name, raising=False)
         (tmp_path / "model").symlink_to(model)
-        variables = {"FLASHPATCH": names, "FLASHPATCH_LEDGER": str(tmp_path / "ledger"), **variables}
-        problem = verl_probe.run(tmp_path, plan, **variables)
+        with warm_ranks.used() as patch:
+            patch.setattr("os.environ", cpu_lab.environment(tmp_path, FLASHPATCH=names, **variables))
+            problem = verl_probe.run(tmp_path, plan)
         assert not problem, problem
         return [
             verl_probe.report(tmp_path, part, rank) for part in ("trainer", "rollout") for rank in range(2)

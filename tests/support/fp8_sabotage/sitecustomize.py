@@ -1,4 +1,4 @@
-"""Breaks FlashPatch, in the way that $SABOTAGE names, in every process that carries it.
+"""Breaks FlashPatch, in the ways that $SABOTAGE names, separated by commas, in every process that carries it.
 
 On PYTHONPATH this runs after FlashPatch has hooked its modules and before any of them is imported: `after`
 therefore acts on a module that is patched already.
@@ -79,4 +79,5 @@ def _start_without(name):
 
 
 if os.environ.get("FLASHPATCH"):
-    globals()[os.environ["SABOTAGE"]]()
+    for way in os.environ["SABOTAGE"].split(","):
+        globals()[way]()

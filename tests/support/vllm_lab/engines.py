@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from vllm_lab import imported
 from vllm_lab.models import VOCAB
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def open_llm(model: str | os.PathLike[str], *, processes: bool = False, **kw: An
 
     # Stock vLLM inspects each architecture in a subprocess (8 s), only to keep CUDA uninitialised here.
     registry._run_in_subprocess = lambda function: function()
+    imported.spare()
     variables = {"VLLM_ENABLE_V1_MULTIPROCESSING": "01"[processes]}
     if (ranks := kw.get("tensor_parallel_size", 1)) > 1:
         variables["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(ranks)))

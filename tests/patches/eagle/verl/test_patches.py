@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
-
+import cpu_lab
 import pytest
-from cpu_lab import environment, tail
-from machine import limit
+import warm
 
 pytestmark = pytest.mark.verl
 
 
 def scenario(code: str, folder) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env=environment(folder),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=limit(300),
-    )
-    assert done.returncode == 0, tail(done)
+    done = cpu_lab.python(code, folder, imported=warm.VERL_VLLM)
+    assert done.returncode == 0, cpu_lab.tail(done)
 
 
 def test_contracts_hold_and_undo_restores_the_very_objects(tmp_path):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from types import SimpleNamespace
 
+import cpu_lab
 import pytest
-from cpu_lab import environment, tail
-from machine import limit
+import warm
 
 pytestmark = [pytest.mark.verl, pytest.mark.sglang]
 
@@ -35,15 +33,8 @@ assert {*vars(server)} == {*before} and all(vars(server)[name] is then for name,
 
 
 def test_contracts_hold_and_undo_restores_the_very_objects(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", CODE],
-        env=environment(tmp_path),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=limit(300),
-    )
-    assert done.returncode == 0, tail(done)
+    done = cpu_lab.python(CODE, tmp_path, imported=warm.VERL_SGLANG, SGLANG_USE_CPU_ENGINE="1")
+    assert done.returncode == 0, cpu_lab.tail(done)
 
 
 class Server:

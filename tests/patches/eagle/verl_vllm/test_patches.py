@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
-
+import cpu_lab
 import pytest
-from cpu_lab import environment, tail
-from machine import limit
+import warm
 
 pytestmark = pytest.mark.verl
 
@@ -33,12 +29,5 @@ assert vars(server)["collective_rpc"] is before
 
 
 def test_the_contract_holds_and_undo_restores_the_very_object(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(CODE)],
-        env=environment(tmp_path),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=limit(300),
-    )
-    assert done.returncode == 0, tail(done)
+    done = cpu_lab.python(CODE, tmp_path, imported=warm.VERL_VLLM)
+    assert done.returncode == 0, cpu_lab.tail(done)

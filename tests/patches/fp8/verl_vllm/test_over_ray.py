@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import cpu_lab
 import pytest
 from machine import limit
 
@@ -74,26 +72,13 @@ except ray.exceptions.RayTaskError as error:
     ],
 )
 def test_a_worker_that_never_connects(tmp_path: Path, names, fate, seconds, said):
-    clean = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("FLASHPATCH", "VERL_", "RAY_"))
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", CODE, fate, str(limit(seconds))],
-        env={
-            **clean,
-            "FLASHPATCH": names,
-            "FLASHPATCH_LEDGER": str(tmp_path),
-            "HF_HUB_OFFLINE": "1",
-            "RAY_AUTH_MODE": "disabled",
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_raylet_start_wait_time_s": "120",  # a loaded machine
-        },
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=limit(seconds + 160),
+    done = cpu_lab.python(
+        CODE,
+        tmp_path,
+        timeout=seconds + 160,
+        arguments=(fate, str(limit(seconds))),
+        FLASHPATCH=names,
+        RAY_raylet_start_wait_time_s="120",  # a loaded machine
     )
     for words in said:
-        assert words in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
+        assert words in done.stdout, cpu_lab.tail(done)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm
+from cpu_lab import environment
 from machine import limit
 from tree import SUPPORT
 
@@ -46,24 +45,11 @@ def lab(folder: Path, names: str, together: int, *cases: str) -> dict[str, dict]
     """What became of cases under ``FLASHPATCH=names``; what hangs may as well hang together."""
     folder.mkdir()
     (folder / "flashpatch.toml").write_text("[fp8]\ntransfer_timeout = 6\n")
-    clean = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("FLASHPATCH", "VERL_", "RAY_"))
-    }
-    done = subprocess.run(
-        [sys.executable, LAB, str(SECONDS), str(together), *cases],
-        env={
-            **clean,
-            "FLASHPATCH": names,
-            "FLASHPATCH_CONFIG": str(folder / "flashpatch.toml"),
-            "FLASHPATCH_LEDGER": str(folder / "ledger"),
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1",
-            "TORCH_COMPILE_DISABLE": "1",
-        },
-        capture_output=True,
-        text=True,
+    done = warm.run(
+        warm.VERL_VLLM,
+        [LAB, str(SECONDS), str(together), *cases],
+        env=environment(folder, FLASHPATCH=names, FLASHPATCH_CONFIG=str(folder / "flashpatch.toml")),
+        cwd=folder,
         timeout=limit(400),
     )
     assert done.stdout, done.stderr[-4000:]

@@ -3,29 +3,23 @@ itself."""
 
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
 
-import grpo_lab
 import pytest
 
 pytest.importorskip("torch")
 
-from flashpatch.verify.probes.grpo import job, verl_probe
+import grpo_probe
+
+from flashpatch.verify.probes.grpo import job
 
 pytestmark = pytest.mark.verl
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory):
+def seen():
     """What the probe's two ranks saw, per rank."""
-    folder = tmp_path_factory.mktemp("ranks")
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in grpo_lab.environment(folder, FLASHPATCH="grpo").items():
-            patch.setenv(name, value)
-        problem = verl_probe.run(folder)
-    assert not problem, problem
-    return [json.loads((folder / f"seen-{rank}.json").read_text()) for rank in range(2)]
+    return grpo_probe.said().seen
 
 
 @pytest.mark.parametrize(

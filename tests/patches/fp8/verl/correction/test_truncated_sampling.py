@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm_lab import scenario
 
 from flashpatch import ledger
 from flashpatch.patches.fp8.verl.correction import mismatch, truncated_sampling
@@ -163,10 +164,9 @@ def test_both_trainers_of_verl_are_measured(monkeypatch, top_p):
     assert ("mismatch/kept_mass" in newer) == ("mismatch/kept_mass" in older) == (top_p < 1)
 
 
-@pytest.mark.vllm
-@pytest.mark.parametrize("how", ["top_p", "top_k", "min_p"])
-def test_vllms_processed_logprobs_are_normalized_over_the_kept_set(how):
-    torch = pytest.importorskip("torch")
+def drawn_by_vllm(how: str) -> None:
+    """Runs in a process that has imported vLLM."""
+    import torch
     from vllm.v1.sample.logits_processor.builtin import MinPLogitsProcessor
     from vllm.v1.sample.logits_processor.state import LogitsProcessors
     from vllm.v1.sample.metadata import SamplingMetadata
@@ -210,3 +210,15 @@ def test_vllms_processed_logprobs_are_normalized_over_the_kept_set(how):
     )
     assert found["kept_mass"] == pytest.approx(float(kept_mass.mean()), rel=1e-4)
     assert found["kept_mass"] < 0.99
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("how", ["top_p", "top_k", "min_p"])
+def test_vllms_processed_logprobs_are_normalized_over_the_kept_set(sampler, how):
+    sampler(drawn_by_vllm, how)
+
+
+@pytest.fixture(scope="module")
+def sampler():
+    with scenario.Runner() as runner:
+        yield runner

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
+import cpu_lab
 import pytest
-from machine import limit
+import warm
 
 pytestmark = pytest.mark.verl
 
@@ -47,28 +45,16 @@ def batch():
 
 
 def scenario(code: str, folder: Path, names: str, config: str = "") -> str:
-    clean = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("FLASHPATCH", "VERL_", "RAY_"))
-    }
-    (folder / "flashpatch.toml").write_text(config)
-    done = subprocess.run(
-        [sys.executable, "-c", PREPARED + textwrap.dedent(code)],
-        env={
-            **clean,
-            **({"FLASHPATCH": names} if names else {}),
-            "FLASHPATCH_CONFIG": str(folder / "flashpatch.toml"),
-            "FLASHPATCH_LEDGER": str(folder / "ledger"),
-            "HF_HUB_OFFLINE": "1",
-            "TORCH_COMPILE_DISABLE": "1",
-        },
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=limit(400),
+    file = folder / "flashpatch.toml"
+    file.write_text(config)
+    done = cpu_lab.python(
+        PREPARED + textwrap.dedent(code),
+        folder,
+        imported=warm.VERL_VLLM,
+        FLASHPATCH=names,
+        FLASHPATCH_CONFIG=str(file),
     )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert done.returncode == 0, cpu_lab.tail(done)
     return done.stdout + done.stderr
 
 

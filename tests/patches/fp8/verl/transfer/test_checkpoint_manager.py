@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import cpu_lab
 import pytest
-from machine import limit
+import warm
 
 pytestmark = pytest.mark.verl
 
@@ -116,25 +114,11 @@ print("done")
 
 
 def test_it_collects_compares_and_logs(tmp_path: Path):
-    clean = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("FLASHPATCH", "VERL_", "RAY_"))
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", CODE],
-        env={
-            **clean,
-            "FLASHPATCH": "cpu,bf16",
-            "FLASHPATCH_LEDGER": str(tmp_path),
-            "HF_HUB_OFFLINE": "1",
-            "RAY_AUTH_MODE": "disabled",
-            "RAY_raylet_start_wait_time_s": "120",  # a loaded machine
-            "RAY_USAGE_STATS_ENABLED": "0",
-        },
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=limit(400),
+    done = cpu_lab.python(
+        CODE,
+        tmp_path,
+        imported=warm.VERL_VLLM,
+        FLASHPATCH="cpu,bf16",
+        RAY_raylet_start_wait_time_s="120",  # a loaded machine
     )
-    assert done.returncode == 0 and "done" in done.stdout, done.stdout[-2000:] + done.stderr[-4000:]
+    assert done.returncode == 0 and "done" in done.stdout, cpu_lab.tail(done)

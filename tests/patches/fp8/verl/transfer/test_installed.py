@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import warm
+from cpu_lab import environment, tail
 from machine import limit
 from tree import SUPPORT
 
+SCRIPT = SUPPORT / "verl_groups.py"
+
 
 @pytest.mark.parametrize(
-    "number, engine",
+    "number, engine, imported",
     [
-        pytest.param(22, "verl_vllm", marks=pytest.mark.verl),
-        pytest.param(16, "verl_sglang", marks=[pytest.mark.verl, pytest.mark.sglang]),
+        pytest.param(22, "verl_vllm", warm.VERL_VLLM, marks=pytest.mark.verl),
+        pytest.param(16, "verl_sglang", warm.VERL_SGLANG, marks=[pytest.mark.verl, pytest.mark.sglang]),
     ],
 )
-def test_armed_and_undone(tmp_path: Path, number: int, engine: str) -> None:
-    ours = ("FLASHPATCH", "VERL_", "RAY_", "SGLANG_")
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    done = subprocess.run(
-        [sys.executable, SUPPORT / "verl_groups.py", str(number), "verl", engine],
-        env={
-            **clean,
-            "FLASHPATCH_LEDGER": str(tmp_path),
-            "HF_HUB_OFFLINE": "1",
-            "SGLANG_USE_CPU_ENGINE": "1",
-            "TORCH_COMPILE_DISABLE": "1",
-        },
+def test_armed_and_undone(tmp_path: Path, number: int, engine: str, imported: Sequence[str]) -> None:
+    variables = environment(tmp_path, SGLANG_USE_CPU_ENGINE="1")
+    groups = [str(number), "verl", engine]
+    examined = subprocess.run(
+        [sys.executable, SCRIPT, "examine", *groups],
+        env=variables,
         capture_output=True,
         text=True,
-        timeout=limit(400),
+        timeout=limit(60),
     )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert examined.returncode == 0, tail(examined)
+    done = warm.run(imported, [SCRIPT, "arm", *groups], env=variables, cwd=tmp_path, timeout=limit(400))
+    assert done.returncode == 0, tail(done)

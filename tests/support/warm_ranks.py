@@ -1,0 +1,32 @@
+"""Fork the processes of a probe from one that has imported the frameworks, in place of new interpreters: see `warm`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import warm
+
+from flashpatch.verify import processes
+
+
+@contextlib.contextmanager
+def used(modules: Sequence[str] = warm.VERL_VLLM) -> Iterator[pytest.MonkeyPatch]:
+    """Within it `flashpatch.verify.processes.run` forks; yields what else may be replaced for that time."""
+
+    def start(command: processes.Command, workdir: Path) -> warm.Process:
+        with (workdir / f"{command.name}.log").open("wb") as log, open(os.devnull) as nothing:
+            return warm.start(
+                modules,
+                command.arguments,
+                env=processes._environment(command),
+                cwd=workdir,
+                descriptors={0: nothing.fileno(), 1: log.fileno(), 2: log.fileno()},
+            )
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "_start", start)
+        yield patch
