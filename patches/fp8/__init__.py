@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from flashpatch.patches.fp8 import instances
 from flashpatch.patches.fp8.precision import fleet
 from flashpatch.patches.fp8.sglang import PATCHES as SGLANG
 from flashpatch.patches.fp8.verl import PATCHES as VERL
@@ -35,12 +36,9 @@ def _too_late_sglang() -> str | None:
     module = sys.modules.get("sglang.srt.managers.scheduler")
     if module is None:
         return None
-    import gc
-
     from flashpatch.patches.fp8.sglang import schedulers
 
-    found = [o for o in gc.get_objects() if issubclass(type(o), module.Scheduler)]  # see _too_late_vllm
-    unknown = [scheduler for scheduler in found if scheduler not in schedulers.known()]
+    unknown = [one for one in instances.of(module.Scheduler) if one not in schedulers.known()]
     if not unknown:
         return None
     return f"{len(unknown)} SGLang scheduler(s) exist already and stay as they are; build engines after enabling."
@@ -50,11 +48,7 @@ def _too_late_vllm() -> str | None:
     module = sys.modules.get("vllm.v1.engine.core")
     if module is None:
         return None
-    import gc
-
-    # isinstance() would ask an object's __class__, at which lazy proxies, as openai's, import what they stand for.
-    engines = [o for o in gc.get_objects() if issubclass(type(o), module.EngineCore)]
-    unknown = [e for e in engines if e not in scheduler_gate.gates]
+    unknown = [one for one in instances.of(module.EngineCore) if one not in scheduler_gate.gates]
     if not unknown:
         return None
     return f"{len(unknown)} vLLM engine(s) exist already and stay as they are; build them after enabling."
