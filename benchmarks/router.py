@@ -41,7 +41,7 @@ from flashpatch.patches.grpo.routing.order import Arrival, LongestFirst
 from flashpatch.patches.grpo.routing.pool import Pool, threshold
 
 AIM, AIM_US = 1.10, 20.0
-RECORDED = Path(__file__).parent / "traces" / "verl_lengths.jsonl.gz"
+RECORDED = Path(__file__).parent / "lengths" / "verl.jsonl.gz"
 Placed = list[tuple[int, int]]
 """Requests and the workers they go to."""
 
