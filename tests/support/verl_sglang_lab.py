@@ -126,6 +126,8 @@ async def seen(a: str, b: str, folder: Path) -> AsyncIterator[tuple[str, Any]]:
     import ray
     import torch
 
+    import flashpatch
+
     fault = folder / "fault"
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
     paths = os.pathsep.join([str(FAULTS), os.environ.get("PYTHONPATH", "")])
@@ -159,6 +161,8 @@ async def seen(a: str, b: str, folder: Path) -> AsyncIterator[tuple[str, Any]]:
     began = time.monotonic()
     yield "stopped", await error(at_a.update_weights(weights(a), global_steps=7))
     yield "stopped seconds", time.monotonic() - began
+    # SGLang's server follows its dead scheduler in a second, or in several on a busy machine
+    flashpatch.enable("fp8", transfer_timeout=60.0)
     fault.write_text("kill")
     began = time.monotonic()
     yield "killed", await error(at_b.update_weights(weights(a), global_steps=1))

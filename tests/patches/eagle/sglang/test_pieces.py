@@ -98,7 +98,7 @@ def test_the_protocol_of_sglangs_adaptive_controller() -> None:
     assert chains.on_verify_complete([1, 0, 2, 1], 4) is None
 
 
-def test_worse_weights_are_rolled_back_and_better_ones_stay() -> None:
+def test_worse_weights_are_rolled_back_and_better_ones_stay(monkeypatch) -> None:
     """Written as SGLang's loaders write, through ``.data``; what the target shares with its drafter is left alone."""
     from flashpatch.patches.eagle.sglang import drafter_refit
 
@@ -114,6 +114,7 @@ def test_worse_weights_are_rolled_back_and_better_ones_stay() -> None:
 
     worker = Worker(**vars(worker))
     manager = types.SimpleNamespace(draft_worker=worker)
+    monkeypatch.setattr(drafter_refit, "_draft_path", lambda worker: "")  # an engine has published it
     drafter = drafter_refit.DrafterRefit(manager, dict(rollback=0.2, rollback_steps=4))
     assert list(drafter.weights()) == ["head"]
 
