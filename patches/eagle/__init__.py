@@ -48,6 +48,13 @@ FAMILY = Family(
         "guard": Option(2048, "most draft tokens times batch size of a configuration", kind=int, least=1),
         "seed": Option(0, "seed of the bandit and of the capture's sampling", kind=int),
         "state": Option("", "file that keeps the bandit's state between runs; empty: not kept"),
+        "history": Option(
+            False, "draft from the request's own text and earlier answers; needs no drafter", kind=bool
+        ),
+        "history_drafts": Option(
+            8, "most tokens drafted from history per step, on an engine without a drafter", kind=int, least=1
+        ),
+        "history_tokens": Option(262144, "tokens of earlier text to remember per engine", kind=int, least=1),
         "drafter": Option(
             "", "under verl: folder of the drafter, or new to make one; empty: as verl's configuration says"
         ),

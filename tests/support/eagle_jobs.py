@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 
 import eagle_job_capture
+import eagle_job_history
 import eagle_job_refit
 
 JOBS = {
     **{name: getattr(eagle_job_capture, name) for name in ("capture", "stock", "ranks", "layers", "plain")},
+    **{name: getattr(eagle_job_history, name) for name in ("history", "history_beside")},
     **{name: getattr(eagle_job_refit, name) for name in ("refit", "adapt")},
 }
 
@@ -34,5 +36,6 @@ if __name__ == "__main__":
         if sys.argv[1] == "adapt"
         else 0.2,  # there the bandit has to live with a useless drafter
         state=f"{sys.argv[2]}/bandit.json",
+        history=sys.argv[1].startswith("history"),
     )
     JOBS[sys.argv[1]](Path(sys.argv[2]))

@@ -161,8 +161,8 @@ async def seen(a: str, b: str, folder: Path) -> AsyncIterator[tuple[str, Any]]:
     began = time.monotonic()
     yield "stopped", await error(at_a.update_weights(weights(a), global_steps=7))
     yield "stopped seconds", time.monotonic() - began
-    # SGLang's server follows its dead scheduler in a second, or in several on a busy machine
-    flashpatch.enable("fp8", transfer_timeout=60.0)
+    # SGLang's server follows its dead scheduler in a second, or in a minute on a very busy machine
+    flashpatch.enable("fp8", transfer_timeout=240.0)
     fault.write_text("kill")
     began = time.monotonic()
     yield "killed", await error(at_b.update_weights(weights(a), global_steps=1))

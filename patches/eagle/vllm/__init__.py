@@ -7,6 +7,7 @@ from flashpatch.patches.eagle.vllm import (
     cpu_expand_kernel,
     drafter_refit,
     finished_requests,
+    history_drafts,
     schedule,
     spec_controller,
 )
@@ -16,6 +17,7 @@ PATCHES = (
     schedule.PATCH,
     *capture.PATCHES,
     *spec_controller.PATCHES,
+    history_drafts.PATCH,
     *drafter_refit.PATCHES,
     cpu_expand_kernel.PATCH,
 )

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from flashpatch.patches.eagle.vllm import finished_requests, spec_controller
+from flashpatch.patches.eagle.vllm import finished_requests, history_drafts, spec_controller
 from flashpatch.patches.eagle.vllm.targets import SCHEDULER, EnginePatch
 from flashpatch.record import Contract
 
 
 def on_schedule(original, self, *args: Any, **kwargs: Any):
     """Around ``Scheduler.schedule``: add start time and final tokens to its output."""
+    history = history_drafts.history_of(self)
+    if history is not None:
+        history.step_started()
     controller = spec_controller.controller_of(self)
     started = None
     if controller is not None:
         started = controller.step_started()
-        controller.drop_unasked_drafts(self.running)
+        if history is None:  # whose drafts are as long as they should be
+            controller.drop_unasked_drafts(self.running)
     scheduler_output = original(self, *args, **kwargs)
     if controller is not None:
         setattr(scheduler_output, spec_controller.STARTED, started)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from flashpatch.patches.eagle.bandit.arm import Arm, parse_arms
 from flashpatch.patches.eagle.bandit.controller import Controller
 from flashpatch.patches.eagle.bandit.policy import Policy
 from flashpatch.patches.eagle.drafter_refit.acceptance_check import AcceptanceCheck, DraftCounts
+from flashpatch.patches.eagle.vllm import history_drafts
 from flashpatch.patches.eagle.vllm.targets import SCHEDULER, EnginePatch
 from flashpatch.record import Contract
 
@@ -130,13 +131,16 @@ class SpecController(Controller):
         else:
             self.pending = self._refused = None
 
-    def step_finished(self, started: float, scheduled: Any, output: Any) -> None:
+    def step_finished(
+        self, started: float, scheduled: Any, output: Any, from_history: Collection[str] = ()
+    ) -> None:
         """Learn from a step whose tokens are known.
 
         Args:
             started: what `step_started` returned.
             scheduled: the step's ``SchedulerOutput``.
             output: the step's ``ModelRunnerOutput``.
+            from_history: requests whose drafts are not the drafter's; their step belongs to no arm.
         """
         now = self.clock()
         started, self._finished = max(started, self._finished), now  # steps may overlap
@@ -145,14 +149,15 @@ class SpecController(Controller):
             return
         self.steps += 1
         sampled = output.sampled_token_ids
-        if drafts:
-            self._count(drafts, sampled, output.req_id_to_index)
+        drafters = {name: draft for name, draft in drafts.items() if name not in from_history}
+        if drafters:
+            self._count(drafters, sampled, output.req_id_to_index)
         tokens = sum(map(len, sampled))
         count = scheduled.num_spec_tokens_to_schedule
         one_arm = all(
             length == count + 1 and len(drafts.get(name, ())) == count for name, length in lengths.items()
         )
-        if one_arm and all(sampled) and len(sampled) == len(lengths):
+        if one_arm and not from_history and all(sampled) and len(sampled) == len(lengths):
             self.counted += 1
             arm = self._arms[count]
             self.policy.update(len(lengths), arm, tokens, now - started)
@@ -218,11 +223,13 @@ def make_policy(options: Any, max_drafts: int) -> Policy:
 
 
 def on_config(original, self, *args: Any, **kwargs: Any):
-    """Around ``EngineArgs.create_speculative_config``: open vLLM's dynamic speculation, unless the user did.
+    """Around ``EngineArgs.create_speculative_config``: open vLLM's dynamic speculation, unless the user did, and its
+    speculation itself for drafts from history.
 
     vLLM then turns full CUDA graphs to piecewise where its runner needs that, and dynamic speculation off
     again under data parallelism, whose ranks must not differ.
     """
+    history_drafts.open_speculation(self, engine.options("eagle"))
     config = original(self, *args, **kwargs)
     if config is None or not engine.options("eagle")["adapt"] or config.num_speculative_tokens_per_batch_size:
         return config
@@ -237,6 +244,7 @@ def on_scheduler(original, self, *args: Any, **kwargs: Any):
     """Around ``Scheduler.__init__``: put the bandit in the place of the look-up table."""
     original(self, *args, **kwargs)
     ledger.role("engine-core")
+    history_drafts.attach(self)
     config, options = self.vllm_config.speculative_config, engine.options("eagle")
     if config is None or not options["adapt"]:
         return
@@ -255,12 +263,19 @@ def on_scheduler(original, self, *args: Any, **kwargs: Any):
 
 def on_output(original, self, scheduler_output: Any, model_runner_output: Any, *args: Any, **kwargs: Any):
     """Around ``Scheduler.update_from_output``: learn from the step."""
+    history = history_drafts.history_of(self)
+    requests = {}
+    if history is not None:  # finished requests are gone afterwards
+        requests = {name: self.requests[name] for name in scheduler_output.num_scheduled_tokens}
     result = original(self, scheduler_output, model_runner_output, *args, **kwargs)
+    ours = (
+        history.step_finished(scheduler_output, model_runner_output, requests) if history is not None else ()
+    )
     controller = _controllers.get(self)
     if controller is not None:
         started = getattr(scheduler_output, STARTED, None)
         if started is not None:
-            controller.step_finished(started, scheduler_output, model_runner_output)
+            controller.step_finished(started, scheduler_output, model_runner_output, ours)
         if controller.pending is not None and not self.has_unfinished_requests():
             controller.requests_finished()
     return result

@@ -116,7 +116,7 @@ def test_a_generator_that_raises_leaves_nothing_to_serve(seen) -> None:
 def test_a_server_that_stops_or_dies_is_named_in_seconds(seen) -> None:
     assert "has not answered update_weights_from_tensor for 6 s" in seen["stopped"]
     assert 6 <= seen["stopped seconds"] < 20
-    assert "is gone: update_weights_from_tensor ended with" in seen["killed"] and seen["killed seconds"] < 60
+    assert "is gone: update_weights_from_tensor ended with" in seen["killed"] and seen["killed seconds"] < 240
 
 
 @pytest.mark.full

@@ -132,6 +132,23 @@ def memory(at: dict[str, str]) -> dict[str, Any]:
         SpecDecodeBaseProposer.load_model = share
 
 
+def no_model(at: dict[str, str], method: str) -> dict[str, Any]:
+    """Update the target of an engine whose drafts need no model; the prefix cache is on."""
+    import flashpatch
+
+    ngram = dict(method="ngram", num_speculative_tokens=3, prompt_lookup_min=1, prompt_lookup_max=2)
+    speculative = dict(speculative_config=ngram) if method == "ngram" else {}
+    if method == "history":
+        flashpatch.enable("eagle", history=True, capture=False)
+    with drafted.opened(at["a"], None, "", {}, **speculative) as llm:
+        found: dict[str, Any] = dict(first=drafted.spoken(llm), again=drafted.spoken(llm))
+        llm.collective_rpc(drafted.send, args=(at["b"], "target"))
+        found |= dict(target=drafted.spoken(llm), version=drafted.core_of(llm).get_weight_version())
+    if method == "history":
+        flashpatch.disable("eagle")
+    return found
+
+
 # --- the tests
 
 
@@ -163,6 +180,17 @@ def test_an_update_of_the_drafter_does_not_hide_the_targets(
     assert got["opened"]["accepted"] > got["drafter"]["accepted"], "the drafter has not changed"
     assert got["target"]["tokens"] == fresh["b"], "tokens of the old policy, from its prefix cache"
     assert got["versions"] == ["default", "default", "flashpatch-1"]
+
+
+@pytest.mark.parametrize("method", ["ngram", "history"])
+def test_drafts_without_a_model_leave_the_update_the_targets(
+    runner: scenario.Runner, at: dict[str, str], fresh: Any, method: str
+) -> None:
+    got = runner(no_model, at, method)
+    assert got["first"]["tokens"] == got["again"]["tokens"] == fresh["a"]
+    assert got["again"]["accepted"] > 10, "nothing was drafted: the test is empty"
+    assert got["target"]["tokens"] == fresh["b"], "tokens of the old policy, from its prefix cache"
+    assert got["version"] == "flashpatch-1"
 
 
 @pytest.mark.parametrize("method", METHODS)

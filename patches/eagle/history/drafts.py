@@ -1,0 +1,201 @@
+"""Draft for the requests of one engine from what was generated before, and learn from what is accepted."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from flashpatch.patches.eagle.history.acceptance_table import AcceptanceTable
+from flashpatch.patches.eagle.history.draft_lengths import draft_lengths
+from flashpatch.patches.eagle.history.step_cost import StepCost
+from flashpatch.patches.eagle.history.token_index import Guess, TokenIndex
+
+_PROMPT, _ANY = range(2)  # sources: texts of the same prompt, texts of any prompt
+_ORDERS = {_PROMPT: 2, _ANY: 3}
+_PROBE_STEPS = (
+    32  # steps without a draft after which one token is drafted to see what it costs; doubled each time
+)
+_MOST_PROBE_STEPS = 512
+
+
+class Draft(NamedTuple):
+    """Hold the guesses that a request verifies next, and their source."""
+
+    source: int
+    guesses: Sequence[Guess]
+
+
+class Text:
+    """Hold the tokens of one request, prompt and answer, with the index of its prompt."""
+
+    __slots__ = ("draft", "index", "tokens")
+
+    def __init__(self, tokens: list[int], index: TokenIndex) -> None:
+        self.tokens, self.index = tokens, index
+        self.draft: Draft | None = None
+
+
+class HistoryDrafts:
+    """Propose drafts for each step of one engine.
+
+    Call `begin` for a new request, `extend` with its new tokens, `propose` before a step and `learn` after it.
+
+    Args:
+        most: draft tokens per request and step.
+        capacity: tokens that are remembered, for prompts and over all prompts each.
+        clock: seconds.
+
+    Attributes:
+        drafts: drafts verified; drafted, accepted: tokens of them. All since the start.
+        seconds: time spent here.
+    """
+
+    def __init__(self, most: int, capacity: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.most, self.capacity, self._clock = most, capacity, clock
+        self._prompts: OrderedDict[tuple[int, ...], TokenIndex] = OrderedDict()
+        self._any = TokenIndex(_ORDERS[_ANY], max(1, capacity // 2))
+        self._acceptance = AcceptanceTable(sources=2)
+        self._cost = StepCost()
+        self._rivals = _Rivals()
+        self._idle, self._probe_after = 0, _PROBE_STEPS  # steps since the last draft, and until the next
+        self.drafts = self.drafted = self.accepted = 0
+        self.seconds = 0.0
+
+    def begin(self, prompt: Sequence[int]) -> Text:
+        """Return the text of a new request, and index its prompt unless it is known."""
+        key = tuple(prompt)
+        index = self._prompts.get(key)
+        text = Text(list(prompt), index or TokenIndex(_ORDERS[_PROMPT], max(1, self.capacity // 8)))
+        if index is None:
+            self._prompts[key] = text.index
+            text.index.extend(text.tokens, 0)
+            self._drop_prompts()
+        else:
+            self._prompts.move_to_end(key)
+        return text
+
+    def extend(self, text: Text, tokens: Sequence[int]) -> None:
+        """Append and index tokens that were generated."""
+        start = len(text.tokens)
+        text.tokens.extend(tokens)
+        text.index.extend(text.tokens, start)
+        self._any.extend(text.tokens, start)
+
+    def propose(
+        self, texts: Sequence[Text], room: Sequence[int], rivals: Sequence[int] = ()
+    ) -> list[list[int] | None]:
+        """Return the draft tokens of each request of the next step; None where the drafts it has are better.
+
+        Args:
+            texts: the requests that decode in that step.
+            room: draft tokens that each of them has room for.
+            rivals: draft tokens that each of them has from another drafter; empty: there is none.
+        """
+        began = self._clock()
+        rivals = rivals or [0] * len(texts)
+        for text in texts:
+            text.draft = None
+        cost = self._cost.estimate(len(texts))
+        if cost is None:  # the first step of all is measured without drafts of ours
+            return [None] * len(texts)
+        found = []
+        tokens, (seconds, slope) = float(len(texts)), cost
+        for text, most, rival in zip(texts, room, rivals, strict=True):
+            draft, chances = self._best(text, min(self.most, most))
+            expected = self._rivals.expected(rival)
+            if rival and sum(chances) <= expected:
+                draft, chances = None, []
+                tokens += expected
+                seconds += slope * rival
+            found.append((draft, chances))
+        lengths = draft_lengths([chances for _, chances in found], seconds, slope, tokens)
+        if any(lengths):
+            self._idle, self._probe_after = 0, _PROBE_STEPS
+        else:
+            self._probe(lengths, [chances for _, chances in found])
+        proposed: list[list[int] | None] = []
+        for text, (draft, _), length in zip(texts, found, lengths, strict=True):
+            if draft is None:
+                proposed.append(None)
+                continue
+            text.draft = Draft(draft.source, draft.guesses[:length]) if length else None
+            proposed.append([guess.token for guess in draft.guesses[:length]])
+        self.seconds += self._clock() - began
+        return proposed
+
+    def learn_rival(self, drafted: int, accepted: int) -> None:
+        """Learn from a verified draft of another drafter."""
+        self._rivals.learn(drafted, accepted)
+
+    def learn(
+        self, outcomes: Mapping[Text, int], batch_size: int, draft_tokens: int, seconds: float | None
+    ) -> None:
+        """Learn from a step.
+
+        Args:
+            outcomes: accepted tokens of the requests that verified what `propose` returned.
+            batch_size: requests in the step.
+            draft_tokens: tokens verified in all, those of other drafters included.
+            seconds: time of the step; None where it did more than decode.
+        """
+        for text, accepted in outcomes.items():
+            if text.draft is not None:
+                self._acceptance.learn(text.draft.source, text.draft.guesses, accepted)
+                self.drafts += 1
+                self.drafted += len(text.draft.guesses)
+                self.accepted += accepted
+        if seconds is not None:
+            self._cost.observe(batch_size, draft_tokens, seconds)
+
+    def metrics(self) -> dict[str, Any]:
+        """Return counts since the start, for the ledger."""
+        return {
+            "drafts": self.drafts,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "prompts": len(self._prompts),
+            "tokens": len(self._any),
+            "seconds": round(self.seconds, 3),
+        }
+
+    def _best(self, text: Text, most: int) -> tuple[Draft, list[float]]:
+        """Return the draft of which most tokens are expected to be accepted, and its chances."""
+        best, best_chances = Draft(_PROMPT, ()), []
+        for source, index in ((_PROMPT, text.index), (_ANY, self._any)):
+            guesses = index.predict(text.tokens, most)
+            chances = self._acceptance.chances(source, guesses)
+            if sum(chances) > sum(best_chances):
+                best, best_chances = Draft(source, guesses), chances
+        return best, best_chances
+
+    def _probe(self, lengths: list[int], chances: list[list[float]]) -> None:
+        """Draft the likeliest token after long without any: what drafts cost may have changed."""
+        self._idle += 1
+        if self._idle >= self._probe_after and any(chances):
+            lengths[max(range(len(chances)), key=lambda row: chances[row][:1])] = 1
+            self._idle, self._probe_after = 0, min(2 * self._probe_after, _MOST_PROBE_STEPS)
+
+    def _drop_prompts(self) -> None:
+        """Forget the prompts that were not asked for the longest, beyond the capacity."""
+        total = sum(map(len, self._prompts.values()))
+        while total > self.capacity and len(self._prompts) > 1:
+            total -= len(self._prompts.popitem(last=False)[1])
+
+
+class _Rivals:
+    """Follow the chance that a draft token of another drafter is accepted where those before it were."""
+
+    def __init__(self) -> None:
+        self._tried, self._accepted = 2.0, 1.0
+
+    def learn(self, drafted: int, accepted: int) -> None:
+        keep = 0.99
+        self._tried = self._tried * keep + min(accepted + 1, drafted)
+        self._accepted = self._accepted * keep + accepted
+
+    def expected(self, drafted: int) -> float:
+        """Return the tokens expected to be accepted of a draft of so many."""
+        chance = self._accepted / self._tried
+        return sum(chance**place for place in range(1, drafted + 1))

@@ -1,0 +1,217 @@
+"""Let vLLM verify drafts from history: its scheduler knows every request's tokens, and proposes for the next step.
+
+An engine without a drafter is opened with one that proposes nothing. Beside another drafter, history replaces its drafts
+for those requests for which more of its own tokens are expected to be accepted. Verification is vLLM's own: each draft
+token counts as certain, as those of its n-gram method do, so the answers are distributed as the target's.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from flashpatch import engine, ledger
+from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.history.drafts import HistoryDrafts, Text
+from flashpatch.patches.eagle.vllm.targets import SCHEDULER, EnginePatch
+from flashpatch.record import Contract
+
+logger = logging.getLogger("flashpatch.eagle")
+
+_ID = "eagle.vllm.update_draft_token_ids"
+_NOTE_SECONDS = 1.0  # between two notes to the ledger
+
+
+class NoDrafter:
+    """Propose nothing: a drafter in vLLM's sense for engines whose drafts come from the scheduler."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        pass
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Load nothing."""
+
+    def propose(self, sampled_token_ids: list[list[int]], *args: Any, **kwargs: Any) -> list[list[int]]:
+        """Return no draft for each request."""
+        return [[] for _ in sampled_token_ids]
+
+
+def open_speculation(arguments: Any, options: Mapping[str, Any]) -> None:
+    """Before ``EngineArgs.create_speculative_config``: let an engine verify drafts that its scheduler proposes.
+
+    Raises:
+        PatchError: the user asked for asynchronous scheduling, whose drafts never reach the scheduler.
+    """
+    if not options["history"]:
+        return
+    if arguments.async_scheduling:
+        raise PatchError(
+            "drafts from history cannot be used with async_scheduling=True: the scheduler does not see tokens in time.",
+            patch=_ID,
+            target="vllm.engine.arg_utils:EngineArgs",
+            advice="Leave async_scheduling away, or set eagle's option history to false.",
+        )
+    arguments.async_scheduling = False
+    if not arguments.speculative_config:
+        arguments.speculative_config = {
+            "method": "custom_class",
+            "model": f"{__name__}.{NoDrafter.__name__}",
+            "num_speculative_tokens": options["history_drafts"],
+        }
+
+
+class SchedulerHistory:
+    """Feed one scheduler's requests to `HistoryDrafts`, and its drafts to the scheduler."""
+
+    def __init__(self, drafts: HistoryDrafts) -> None:
+        self.drafts = drafts
+        self._texts: weakref.WeakKeyDictionary[Any, Text] = weakref.WeakKeyDictionary()
+        self._started = self._noted = 0.0
+
+    def step_started(self) -> None:
+        """Note when scheduling of a step started."""
+        self._started = time.perf_counter()
+
+    def step_finished(self, scheduled: Any, output: Any, requests: Mapping[str, Any]) -> set[str]:
+        """Take up the new tokens, learn from the drafts; return the requests that verified drafts from history.
+
+        Args:
+            scheduled, output: the step's ``SchedulerOutput`` and ``ModelRunnerOutput``.
+            requests: the step's requests by name, with their new tokens.
+        """
+        now = time.perf_counter()
+        verified, lengths = scheduled.scheduled_spec_decode_tokens, scheduled.num_scheduled_tokens
+        outcomes: dict[Text, int] = {}
+        ours = set()
+        for name, request in requests.items():
+            text = self._texts.get(request)
+            sampled = (
+                output.sampled_token_ids[output.req_id_to_index[name]] if output.sampled_token_ids else ()
+            )
+            drafted = len(verified.get(name, ()))
+            if text is not None and text.draft is not None:
+                ours.add(name)
+                if drafted == len(text.draft.guesses) and sampled:
+                    outcomes[text] = len(sampled) - 1
+            elif drafted and sampled:
+                self.drafts.learn_rival(drafted, len(sampled) - 1)
+        decodes_only = all(length == 1 + len(verified.get(name, ())) for name, length in lengths.items())
+        seconds = now - self._started if decodes_only and self._started else None
+        self.drafts.learn(outcomes, len(lengths), sum(map(len, verified.values())), seconds)
+        for request in requests.values():
+            self._take_tokens(request)
+        if now - self._noted > _NOTE_SECONDS:
+            self._noted = now
+            ledger.note(eagle_history=self.drafts.metrics())
+        return ours
+
+    def propose(self, scheduler: Any, names: list[str]) -> None:
+        """Give the scheduler's requests drafts for the next step."""
+        requests, texts = [], []
+        for name in names:
+            request = scheduler.requests.get(name)
+            text = self._texts.get(request) if request is not None else None
+            if text is not None and not request.is_finished() and not request.is_prefill_chunk:
+                requests.append(request)
+                texts.append(text)
+        room = [
+            min(scheduler.num_spec_tokens, request.max_tokens - request.num_output_tokens - 1)
+            for request in requests
+        ]
+        rivals = [len(request.spec_token_ids) for request in requests]
+        for request, draft in zip(requests, self.drafts.propose(texts, room, rivals), strict=True):
+            if draft is not None:
+                validate = scheduler.structured_output_manager.validate_tokens
+                request.spec_token_ids = validate(request, draft)
+
+    def _take_tokens(self, request: Any) -> None:
+        text = self._texts.get(request)
+        tokens = request.all_token_ids
+        if text is None:
+            if not request.prompt_token_ids:  # prompts may be given as embeddings
+                return
+            text = self._texts[request] = self.drafts.begin(request.prompt_token_ids)
+        if len(tokens) > len(text.tokens):
+            self.drafts.extend(text, tokens[len(text.tokens) :])
+
+
+_histories: weakref.WeakKeyDictionary[Any, SchedulerHistory] = weakref.WeakKeyDictionary()
+
+
+def history_of(scheduler: Any) -> SchedulerHistory | None:
+    """Return the scheduler's history; None where it drafts nothing from it."""
+    return _histories.get(scheduler)
+
+
+def attach(scheduler: Any) -> None:
+    """Give a new scheduler a history, if the option is on and its engine can use one."""
+    options = engine.options("eagle")
+    if not options["history"]:
+        return
+    reason = _unsuited(scheduler.vllm_config)
+    if reason:
+        logger.warning("no drafts from history: %s", reason)
+        ledger.note(eagle_history_off=reason)
+        return
+    _histories[scheduler] = SchedulerHistory(
+        HistoryDrafts(scheduler.num_spec_tokens, options["history_tokens"])
+    )
+
+
+def _unsuited(config: Any) -> str:
+    """Say why an engine cannot verify drafts from its scheduler; "" where it can."""
+    speculative = config.speculative_config
+    if speculative is None:
+        return "the engine was opened without speculation"
+    if config.use_v2_model_runner:
+        return "vLLM's second model runner takes drafts from its own drafter only; set VLLM_USE_V2_MODEL_RUNNER=0"
+    if config.scheduler_config.async_scheduling:
+        return "asynchronous scheduling"
+    if config.parallel_config.pipeline_parallel_size > 1:
+        return "pipeline parallelism, whose steps overlap"
+    if speculative.draft_sample_method != "greedy":
+        return f"draft_sample_method={speculative.draft_sample_method}, whose probabilities belong to the drafter's tokens"
+    return ""
+
+
+def on_update(original, self, draft_token_ids: Any, *args: Any, **kwargs: Any):
+    """Around ``Scheduler.update_draft_token_ids``: put drafts from history in the place of the drafter's."""
+    result = original(self, draft_token_ids, *args, **kwargs)
+    history = _histories.get(self)
+    if history is not None:
+        history.propose(self, draft_token_ids.req_ids)
+    return result
+
+
+def _undo(site: Any) -> None:
+    _histories.clear()
+    site.unwrap()
+
+
+PATCH = EnginePatch(
+    id=_ID,
+    targets=(f"{SCHEDULER}.update_draft_token_ids",),
+    wrapper=on_update,
+    undo=_undo,
+    contract=Contract(
+        params=("draft_token_ids",),
+        mentions=("draft_token_ids.req_ids", "request.spec_token_ids", "request.is_prefill_chunk"),
+        exists=(
+            "vllm.v1.spec_decode.custom_class_proposer:create_custom_proposer",
+            "vllm.v1.request:Request.all_token_ids",
+            "vllm.v1.outputs:DraftTokenIds",
+        ),
+    ),
+    evidence="optional",
+    needs=(
+        "eagle.vllm.create_speculative_config",
+        "eagle.vllm.scheduler_init",
+        "eagle.vllm.schedule",
+        "eagle.vllm.update_from_output",
+    ),
+    why="What a policy generated before, for the same prompt above all, is the cheapest drafter, and vLLM forgets it.",
+    how="Proposes continuations of earlier answers to the scheduler, as many as raise the step's tokens per second.",
+)

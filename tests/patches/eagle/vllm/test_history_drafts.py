@@ -1,0 +1,72 @@
+"""Drafts from history on an engine: fewer steps, the same answers, the target's distribution."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import product
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from chi_square import chance
+from eagle_reference import probabilities, states
+
+pytestmark = pytest.mark.vllm(least="0.31")
+
+CLOSE = 2e-4  # largest difference to Hugging Face in float32; the kernels add up in another order
+
+
+@pytest.fixture(scope="module")
+def run(job):
+    return job("history")
+
+
+def test_an_answer_that_was_given_before_takes_a_fraction_of_the_steps(run):
+    seen, _ = run
+    assert seen["first_steps"] >= 40
+    assert seen["again_steps"] < seen["first_steps"] / 3
+
+
+def test_greedy_tokens_are_those_without_drafts(run):
+    seen, _ = run
+    wanted = [row["tokens"] for row in seen["first"]]
+    assert [row["tokens"] for row in seen["again"]] == wanted
+    assert [row["tokens"] for row in seen["after"]] == wanted, "after aborted and preempted requests"
+
+
+def test_logprobs_are_those_of_a_forward(run):
+    seen, at = run
+    for row in seen["again"] + seen["sampled"]:
+        _, wanted = states(at / "target", row["prompt"] + row["tokens"])
+        picked = wanted[len(row["prompt"]) - 1 : -1].gather(1, torch.tensor(row["tokens"])[:, None])[:, 0]
+        assert float((picked - torch.tensor(row["logprobs"])).abs().max()) < CLOSE
+
+
+def test_sampled_tokens_have_the_targets_distribution(run):
+    seen, at = run
+    assert seen["accepted_by_many"] > 50 and seen["drafted_by_many"] > seen["accepted_by_many"] + 50
+    prompt, vocabulary = [7, 11, 5], range(32)
+    first = probabilities(at / "target", [prompt])[0]
+    second_given = probabilities(at / "target", [[*prompt, a] for a in vocabulary])
+    joint = (first[:, None] * second_given).flatten()
+    third_given = probabilities(at / "target", [[*prompt, a, b] for a, b in product(vocabulary, vocabulary)])
+    for position, wanted in enumerate((first, first @ second_given, joint @ third_given)):
+        counts = Counter(tokens[position] for tokens in seen["many"])
+        found = torch.tensor([counts[token] for token in vocabulary], dtype=torch.float64)
+        assert chance(found, wanted * len(seen["many"])) > 1e-3, position
+
+
+def test_asynchronous_scheduling_is_refused_by_name(run):
+    seen, _ = run
+    assert "async_scheduling=True" in seen["refused"] and "history to false" in seen["refused"]
+
+
+def test_beside_a_drafter_history_takes_over_and_teaches_no_arm(job):
+    seen, _ = job("history_beside")
+    assert [row["tokens"] for row in seen["again"]] == [row["tokens"] for row in seen["first"]]
+    assert seen["again_steps"] < seen["first_steps"] / 2
+    counted, drafted_by_drafter, drafted, accepted = seen["again_counts"]
+    assert drafted > 0 and accepted > 0.8 * drafted
+    assert counted < seen["again_steps"] / 2 and drafted_by_drafter < drafted
