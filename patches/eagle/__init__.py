@@ -44,6 +44,20 @@ FAMILY = Family(
             kind=list,
         ),
         "rule": Option("", "the bandit's rule; empty: thompson"),
+        "epsilon": Option(
+            0.1, "share of choices at random, for the rules eg and beg", kind=float, least=0, most=1
+        ),
+        "groups": Option(
+            [],
+            "batch sizes that share what the bandit learns, by the largest of each group: 1, 4, 20, 21; the last group "
+            "has all larger ones too; empty: by size up to 31, then coarser",
+            kind=list,
+        ),
+        "table": Option(
+            [],
+            "for the rule predefined: the configuration up to each batch size, such as 4:8_4_32",
+            kind=list,
+        ),
         "window": Option(300, "steps that the bandit learns from", kind=int, least=2),
         "guard": Option(2048, "most draft tokens times batch size of a configuration", kind=int, least=1),
         "seed": Option(0, "seed of the bandit and of the capture's sampling", kind=int),

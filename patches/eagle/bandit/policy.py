@@ -45,6 +45,7 @@ class Policy:
         seed: of the rule's random draws.
         hold: steps for which a choice is kept (unless the guard forbids it by then); None for the rule's own.
         table: ``{largest batch size: arm}`` for the rule ``predefined``.
+        epsilon: share of choices at random, for the rules ``eg`` and ``beg``.
         clock: seconds, for `begin` and `end`.
         broadcast: makes all ranks of an engine run the same arm.
 
@@ -62,6 +63,7 @@ class Policy:
         seed: int = 0,
         hold: int | None = None,
         table: Mapping[int, str | Arm] | None = None,
+        epsilon: float = 0.1,
         clock: Callable[[], float] = time.perf_counter,
         broadcast: ArmBroadcast | None = None,
     ) -> None:
@@ -74,7 +76,14 @@ class Policy:
         self._random = RandomTables(seed)
         self._place = {arm: place for place, arm in enumerate(self.arms)}
         self.rule = kind(
-            Setting(self.arms, self.buckets, self.window, self._random, self._rows(table, self.rule_name))
+            Setting(
+                self.arms,
+                self.buckets,
+                self.window,
+                self._random,
+                self._rows(table, self.rule_name),
+                epsilon,
+            )
         )
         self.hold = _at_least("hold", kind.hold if hold is None else hold, 1)
         self._off = self._place.get(Arm.DISABLE, -1)

@@ -16,6 +16,7 @@ from typing import Any
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.bandit.arm import Arm, parse_arms
 from flashpatch.patches.eagle.bandit.controller import Controller
+from flashpatch.patches.eagle.bandit.options import policy_settings
 from flashpatch.patches.eagle.bandit.policy import ArmBroadcast, Policy
 
 
@@ -129,13 +130,6 @@ def make_policy(options: Any, own: Arm, broadcast: ArmBroadcast | None = None) -
         broadcast: makes all ranks of a tensor-parallel engine run the same arm.
 
     Raises:
-        PatchError: an unknown rule, or an arm larger than what the engine has room for.
+        PatchError: an unknown rule, a group or table that cannot be read, or an arm larger than what the engine has room for.
     """
-    return Policy(
-        engine_arms(options["arms"], own),
-        rule=options["rule"] or None,
-        guard=options["guard"],
-        window=options["window"],
-        seed=options["seed"],
-        broadcast=broadcast,
-    )
+    return Policy(engine_arms(options["arms"], own), broadcast=broadcast, **policy_settings(options))

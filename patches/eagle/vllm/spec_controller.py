@@ -22,6 +22,7 @@ from flashpatch import engine, ledger, user_directories
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.bandit.arm import Arm, parse_arms
 from flashpatch.patches.eagle.bandit.controller import Controller
+from flashpatch.patches.eagle.bandit.options import policy_settings
 from flashpatch.patches.eagle.bandit.policy import Policy
 from flashpatch.patches.eagle.drafter_refit.acceptance_check import AcceptanceCheck, DraftCounts
 from flashpatch.patches.eagle.vllm import history_drafts
@@ -212,12 +213,10 @@ def make_policy(options: Any, max_drafts: int) -> Policy:
     """Make the bandit that the family's options describe.
 
     Raises:
-        PatchError: an unknown rule, or an arm that vLLM cannot run.
+        PatchError: an unknown rule, an arm that vLLM cannot run, or a group or table that cannot be read.
     """
     arms = engine_arms(options["arms"], max_drafts)
-    described = dict(
-        rule=options["rule"] or None, guard=options["guard"], window=options["window"], seed=options["seed"]
-    )
+    described = policy_settings(options)
     policy = Policy(arms, **described)
     return policy if policy.hold >= HOLD or len(arms) == 1 else Policy(arms, hold=HOLD, **described)
 

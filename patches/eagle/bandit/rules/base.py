@@ -23,6 +23,7 @@ class Setting:
         random: the policy's random numbers.
         table: (largest batch size, place of the arm), for the rule ``predefined``; None for one made from the
         arms.
+        epsilon: share of choices at random, for the greedy rules.
     """
 
     arms: tuple[Arm, ...]
@@ -30,6 +31,7 @@ class Setting:
     window: int
     random: RandomTables
     table: tuple[tuple[int, int], ...] | None = None
+    epsilon: float = 0.1
 
 
 class Rule(ABC):

@@ -9,8 +9,6 @@ from flashpatch.patches.eagle.bandit.rules.windowed import Windowed
 class Greedy(Windowed):
     """Choose the arm with the highest rate, and one at random in a share ``epsilon`` of the steps."""
 
-    epsilon = 0.1
-
     def choose(self, bucket: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
         unwarmed = self.unwarmed_arm(allowed)
         if unwarmed >= 0:
@@ -19,4 +17,4 @@ class Greedy(Windowed):
         best = max(allowed, key=rate.__getitem__)
         self.best = rate[best]
         random = self.setting.random
-        return allowed[random.below(len(allowed))] if random.uniform() < self.epsilon else best
+        return allowed[random.below(len(allowed))] if random.uniform() < self.setting.epsilon else best
