@@ -28,7 +28,16 @@ FAMILY = Family(
         "capture_rate": Option(1.0, "share of requests to capture", kind=float, least=0, most=1),
         "capture_budget": Option(0, "tokens to capture per policy version; 0: no limit", kind=int, least=0),
         "capture_tokens": Option(
-            65536, "tokens of captured states held in host memory at a time", kind=int, least=1
+            0,
+            "tokens of captured states held in host memory at a time; 0: as many as fit in 5 % of the memory that is free",
+            kind=int,
+            least=0,
+        ),
+        "capture_window": Option(
+            512,
+            "most positions captured of a request; of longer ones a window drawn at random",
+            kind=int,
+            least=16,
         ),
         "ring": Option("", "directory of captured samples; empty: beside this run's ledger"),
         "ring_slots": Option(

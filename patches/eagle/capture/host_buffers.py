@@ -7,6 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
+from flashpatch.patches.eagle.capture.capture_window import CaptureWindow
+from flashpatch.patches.eagle.capture.host_memory import available_bytes
+
+_SHARE = 0.05  # of the host's available memory, for all buffers
+_LEAST_TOKENS = 8192  # whatever memory there is
 _MIN_CAPACITY = 128  # tokens
 
 
@@ -60,10 +65,11 @@ class RequestBuffer:
 
 @dataclass
 class Request:
-    """A captured request: its name, why it was given up ("" if it was not), and its buffer once it has
-    one."""
+    """A captured request: its name, the positions that are kept, why it was given up ("" if it was not), and its buffer
+    once it has one."""
 
     name: str
+    window: CaptureWindow
     lost: str = ""
     buffer: RequestBuffer | None = None
 
@@ -72,7 +78,7 @@ class BufferPool:
     """Lend request buffers, used again and again; their capacities together are bounded.
 
     Attributes:
-        tokens: the bound.
+        tokens: the bound; 0 until the first buffer is asked for: then a share of the memory that is available.
         allocated: tokens of all buffers, lent or not.
     """
 
@@ -87,6 +93,8 @@ class BufferPool:
         room."""
         capacity = max(_MIN_CAPACITY, 1 << (length - 1).bit_length())
         with self._lock:
+            if not self.tokens:
+                self.tokens = max(_LEAST_TOKENS, int(_SHARE * available_bytes() / _row_bytes(like)))
             for index, buffer in enumerate(self._free):
                 if capacity <= buffer.capacity <= 2 * capacity:
                     del self._free[index]
@@ -104,3 +112,8 @@ class BufferPool:
         if buffer is not None:
             with self._lock:
                 self._free.append(buffer)
+
+
+def _row_bytes(rows: Rows) -> int:
+    """Return the bytes of a row's states."""
+    return sum(one[:1].nbytes for one in (rows.hidden, rows.auxiliary) if one is not None)

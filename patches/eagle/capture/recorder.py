@@ -6,6 +6,8 @@ there was rejected. So for every request the *last* row seen at a position is th
 has gone past it; nothing needs to be known about acceptance while it runs. When the request is over the
 engine says which tokens it kept, and rows whose input was another token are masked.
 
+Of a long request one window is kept, see `capture_window`.
+
 The engine's thread only notes what it saw; the rest is done in a thread of this module. Nothing here raises
 into the engine: what cannot be kept is dropped and counted.
 """
@@ -26,6 +28,7 @@ import numpy
 import torch
 
 from flashpatch import ledger
+from flashpatch.patches.eagle.capture.capture_window import CaptureWindow
 from flashpatch.patches.eagle.capture.device_copy import DeviceCopy, Step
 from flashpatch.patches.eagle.capture.host_buffers import BufferPool, Request, RequestBuffer, Rows, slice_rows
 from flashpatch.patches.eagle.capture.sample import Sample
@@ -35,6 +38,7 @@ logger = logging.getLogger("flashpatch.eagle")
 
 _BATCH = 32  # steps that are stored at once where rows need no copying
 _BATCH_SECONDS = 1.0  # that a step may wait for others, unless a request ends
+_LENGTHS = (512, 2048, 8192, 32768)  # positions, by which lost requests are counted
 _MAX_WAITING = 256  # steps; then the requests in the next one are given up
 
 
@@ -58,15 +62,17 @@ class Recorder:
         writer: of the sample queue.
         rate: share of requests that are captured.
         budget: rows captured per policy version before no new request is taken on; 0: any number.
-        tokens: capacity of all request buffers together.
-        seed: of the choice of requests.
+        tokens: capacity of all request buffers together; 0: a share of the host's available memory.
+        window: most positions kept of a request.
+        seed: of the choice of requests and of their windows.
         report: called now and then, from the recorder's thread, with `counts`.
 
     Attributes:
         version: of the policy that is running now, set by the engine's side.
         counts: ``rows``, ``requests`` (offered), ``skipped`` (by rate or budget), ``lost`` (given up: no
-            memory, too many waiting steps, error), ``empty`` (nothing seen), ``mismatched`` (rows masked
-            because another token had been the input).
+            memory, too many waiting steps, error), of which ``lost_to_512`` and so on up to a length of so many
+            positions, ``empty`` (nothing seen), ``mismatched`` (rows masked because another token had been the
+            input).
     """
 
     def __init__(
@@ -74,11 +80,12 @@ class Recorder:
         writer: SampleWriter,
         rate: float = 1.0,
         budget: int = 0,
-        tokens: int = 65536,
+        tokens: int = 0,
+        window: int = 512,
         seed: int = 0,
         report: Callable[[Mapping[str, int]], None] | None = None,
     ) -> None:
-        self.writer, self.rate, self.budget, self.tokens, self.seed = writer, rate, budget, tokens, seed
+        self.writer, self.rate, self.budget, self.window, self.seed = writer, rate, budget, window, seed
         self.report = report
         self.version = 0
         self.counts: Counter[str] = Counter(rows=0, requests=0, skipped=0, lost=0, empty=0, mismatched=0)
@@ -168,7 +175,9 @@ class Recorder:
 
     def _admit(self, name: str) -> Request | None:
         full = self.budget and self._spent[self.version] >= self.budget
-        request = None if full or not is_captured(name, self.rate, self.seed) else Request(name)
+        request = None
+        if not full and is_captured(name, self.rate, self.seed):
+            request = Request(name, CaptureWindow(name, self.window, self.seed))
         self._running[name] = request
         if request is None:
             self.counts["skipped"] += 1
@@ -183,7 +192,10 @@ class Recorder:
     def _give_up(self, request: Request, why: str) -> None:
         if not request.lost:
             request.lost = why
+            length = request.window.length
+            reached = next((f"to_{most}" for most in _LENGTHS if length <= most), f"above_{_LENGTHS[-1]}")
             self.counts["lost"] += 1
+            self.counts[f"lost_{reached}"] += 1
 
     def _fault(self, error: Exception) -> None:
         if not self.problem:
@@ -244,24 +256,33 @@ class Recorder:
 
     def _write(self, request: Request, parts: list[tuple[Step, int, int]]) -> None:
         positions = numpy.concatenate([step.rows.positions[start:end].numpy() for step, start, end in parts])
-        buffer = self._buffer_for(request, int(positions.max()) + 1, parts[0][0].rows)
+        window = request.window
+        if window.advance(positions.tolist()) and request.buffer is not None:
+            request.buffer.versions.fill_(-1)
+        offsets = positions - window.first
+        inside = (offsets >= 0) & (offsets < window.size)
+        if not inside.any():
+            return
+        buffer = self._buffer_for(request, int(offsets[inside].max()) + 1, parts[0][0].rows)
         if buffer is None:
             return
-        if len(parts) == 1:  # one forward never has a position twice
+        if len(parts) == 1 and inside.all():  # one forward never has a position twice
             step, start, end = parts[0]
             rows = slice_rows(step.rows, start, end)
-            first = int(positions[0])
-            consecutive = positions[-1] - first == len(positions) - 1
-            at = slice(first, first + len(positions)) if consecutive else torch.from_numpy(positions).long()
+            first = int(offsets[0])
+            consecutive = offsets[-1] - first == len(offsets) - 1
+            at = slice(first, first + len(offsets)) if consecutive else torch.from_numpy(offsets).long()
             buffer.write(at, rows, step.version)
             return
         _, last = numpy.unique(positions[::-1], return_index=True)
-        keep = torch.from_numpy(len(positions) - 1 - last)
+        last = len(positions) - 1 - last
+        last = last[inside[last]]
+        keep = torch.from_numpy(last)
         slices = [slice_rows(step.rows, start, end) for step, start, end in parts]
         versions = numpy.concatenate([numpy.full(end - start, step.version) for step, start, end in parts])
         rows = Rows(
             torch.cat([one.ids for one in slices])[keep],
-            torch.from_numpy(positions).long()[keep],
+            torch.from_numpy(offsets[last]).long(),
             torch.cat([one.hidden for one in slices])[keep],
             torch.cat([one.auxiliary for one in slices])[keep] if buffer.auxiliary is not None else None,
         )
@@ -285,14 +306,17 @@ class Recorder:
         return larger
 
     def _offer(self, request: Request, tokens: Sequence[int], prompt: int) -> None:
-        buffer, n = request.buffer, len(tokens)
+        total = len(tokens)
+        buffer, first = request.buffer, request.window.first
+        tokens = tokens[first : first + request.window.size]
+        n, last = len(tokens), first + len(tokens) == total
         request.buffer = None
         if request.lost or buffer is None or n < 2:
             self.counts["empty"] += not request.lost
             self._pool.release_buffer(buffer)
             return
         ids = torch.tensor(tokens, dtype=torch.int64)
-        seen = min(n - 1, buffer.capacity)  # the last token was never an input
+        seen = min(n - last, buffer.capacity)  # the request's last token was never an input
         known = torch.zeros(n, dtype=torch.bool)
         versions, same = buffer.versions[:seen], buffer.ids[:seen] == ids[:seen]
         version = int(versions.max()) if seen else -1
@@ -316,7 +340,8 @@ class Recorder:
         if buffer.auxiliary is not None:
             auxiliary = buffer.auxiliary[:n]
             auxiliary[~known] = 0
-        sample = Sample(request.name, ids, hidden, known, torch.arange(n) >= prompt, version, auxiliary)
+        response = torch.arange(first, first + n) >= prompt
+        sample = Sample(request.name, ids, hidden, known, response, version, auxiliary)
         self.counts["requests"] += 1
         self.writer.offer(sample, lambda: self._pool.release_buffer(buffer))
 
@@ -338,6 +363,7 @@ def make_recorder(options: Mapping[str, Any]) -> Recorder:
         options["capture_rate"],
         options["capture_budget"],
         options["capture_tokens"],
+        options["capture_window"],
         options["seed"],
         lambda counts: ledger.note(eagle_capture=dict(counts)),
     )

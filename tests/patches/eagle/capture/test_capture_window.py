@@ -1,0 +1,127 @@
+"""One window of every long request: each has the same chance, and the tail its share."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from flashpatch.patches.eagle.capture.capture_window import CaptureWindow
+from flashpatch.patches.eagle.capture.host_memory import available_bytes
+from flashpatch.patches.eagle.capture.recorder import Recorder
+from flashpatch.patches.eagle.capture.sample_queue import SampleReader, SampleWriter
+
+
+def test_every_window_is_kept_with_the_same_chance():
+    found: Counter[int] = Counter()
+    for number in range(4000):
+        window = CaptureWindow(f"request-{number}", size=16)
+        for start in range(0, 128, 4):
+            window.advance(range(start, start + 4))
+        assert window.length == 128 and window.first % 16 == 0
+        found[window.first // 16] += 1
+    expected = 4000 / 8
+    assert sum((found[place] - expected) ** 2 / expected for place in range(8)) < 24.3  # chi-square, 7, 0.001
+
+
+def test_a_short_request_is_kept_whole_and_a_seed_draws_again():
+    window = CaptureWindow("short", size=512)
+    assert not window.advance(range(300)) and not window.advance(range(300, 512)) and window.first == 0
+
+    def drawn(seed: int) -> list[int]:
+        windows = [CaptureWindow(str(number), 16, seed) for number in range(50)]
+        for one in windows:
+            one.advance(range(160))
+        return [one.first for one in windows]
+
+    assert drawn(0) == drawn(0) != drawn(1)
+
+
+def test_a_cached_prefix_has_no_windows():
+    for number in range(100):
+        window = CaptureWindow(str(number), size=16)
+        window.advance(range(96, 112))  # what came before was in the cache
+        assert window.first == 96
+
+
+def test_positions_that_come_again_draw_nothing():
+    window = CaptureWindow("again", size=16)
+    window.advance(range(160))
+    kept = window.first
+    for _ in range(20):
+        assert not window.advance(range(160)) and window.first == kept
+
+
+LENGTH, REQUESTS, CHUNK, WIDTH = 16_384, 256, 128, 4
+
+
+def test_256_concurrent_requests_of_16k_tokens_all_leave_their_share(tmp_path):
+    """The states hold their positions, so that a row at another one shows."""
+    recorder = Recorder(SampleWriter(tmp_path, slots=2 * REQUESTS, waiting=1000), tokens=(REQUESTS + 1) * 512)
+    names = [f"r{number}" for number in range(REQUESTS)]
+    for start in range(0, LENGTH, CHUNK):
+        positions = torch.arange(start, start + CHUNK).repeat(REQUESTS)
+        hidden = positions[:, None].float().repeat(1, WIDTH)
+        recorder.step(names, [CHUNK] * REQUESTS, positions % 997, positions, hidden)
+        recorder.flush()
+    recorder.finish({name: ([position % 997 for position in range(LENGTH)], 1000) for name in names})
+    recorder.flush()
+    recorder.close()
+    assert recorder.counts["lost"] == 0 and recorder.counts["requests"] == REQUESTS
+    samples = SampleReader(tmp_path).read_samples(REQUESTS + 1)
+    assert len(samples) == REQUESTS
+    tail = 0
+    for sample in samples:
+        seen = sample.hidden[sample.known][:, 0].long()
+        first = int(seen[0])
+        assert (
+            len(sample) == 512 and seen.tolist() == list(range(first, first + len(seen))) and len(seen) >= 511
+        )
+        assert sample.input_ids.tolist() == [position % 997 for position in range(first, first + 512)]
+        assert sample.response.tolist() == [position >= 1000 for position in range(first, first + 512)]
+        tail += first >= LENGTH * 3 // 4
+    assert 0.15 < tail / REQUESTS < 0.35, (
+        "the last quarter of the positions has about a quarter of the states"
+    )
+
+
+def test_lost_requests_are_counted_by_length(tmp_path):
+    recorder = Recorder(SampleWriter(tmp_path), tokens=128)
+    for name, length in (("a", 100), ("b", 1000), ("c", 3000)):
+        positions = torch.arange(length)
+        recorder.step([name], [length], positions, positions, torch.zeros(length, WIDTH))
+    recorder.flush()
+    recorder.close()
+    assert recorder.counts["lost"] == 2
+    assert recorder.counts["lost_to_2048"] == recorder.counts["lost_to_8192"] == 1
+
+
+@pytest.mark.parametrize(
+    ("meminfo", "limit", "used", "wanted"),
+    [
+        ("MemTotal: 9 kB\nMemAvailable:    2048 kB\n", "max", "5", 2048 * 1024),
+        ("MemAvailable:    2048 kB\n", "1000", "400", 600),
+        ("MemAvailable:    1 kB\n", "1000000", "400", 1024),
+        ("MemAvailable:    2048 kB\n", None, None, 2048 * 1024),
+        ("", None, None, 0),
+    ],
+)
+def test_available_memory_knows_the_containers_limit(tmp_path, meminfo, limit, used, wanted):
+    (tmp_path / "meminfo").write_text(meminfo)
+    if limit is not None:
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        (tmp_path / "memory.current").write_text(f"{used}\n")
+    assert available_bytes(tmp_path / "meminfo", tmp_path) == wanted
+
+
+def test_without_a_number_the_pool_is_sized_by_free_memory(tmp_path):
+    recorder = Recorder(SampleWriter(tmp_path))
+    positions = torch.arange(64)
+    recorder.step(["a"], [64], positions, positions, torch.zeros(64, WIDTH))
+    recorder.flush()
+    recorder.close()
+    assert recorder._pool.tokens >= 8192
