@@ -160,6 +160,7 @@ FAMILIES = {
             "fp8.vllm.create_engine_config": ("vllm.engine.arg_utils",),
             "fp8.vllm.initialize_model": ("vllm.model_executor.model_loader.utils",),
             "fp8.vllm.get_model": ("vllm.model_executor.model_loader",),
+            "fp8.vllm.check_skipped_aliases": ("vllm.model_executor.models.utils",),
             "fp8.vllm.possible_fp8_kernels": ("vllm.model_executor.kernels.linear",),
             "fp8.vllm.scaled_fp8_quant": ("vllm._custom_ops",),
             "fp8.vllm.apply_weights_sgl": ("vllm.model_executor.kernels.linear.scaled_mm.cpu",),

@@ -22,6 +22,7 @@ from flashpatch.patches.fp8.vllm import (
     scaled_fp8_quant,
     scheduler_gate,
     sleep,
+    tied_weights,
     worker,
 )
 from flashpatch.record import Family, Option
@@ -61,6 +62,7 @@ FAMILY = Family(
         engine_args.PATCH,
         initialize_model.PATCH,
         draft_load_config.PATCH,
+        tied_weights.PATCH,
         linear_kernels.PATCH,
         scaled_fp8_quant.PATCH,
         int8_inputs.PATCH,

@@ -76,13 +76,22 @@ def cell(a: str, b: str, kw: dict[str, Any], seed: int) -> dict[str, Any]:
     return found
 
 
+def as_sent(source: str) -> list[updates.Named]:
+    """What a trainer sends of a checkpoint: ``lm_head`` at the end, of a tied model too."""
+    items = list(models.weights(source))
+    names = dict(items)
+    if "lm_head.weight" not in names:
+        items.append(("lm_head.weight", names["model.embed_tokens.weight"].clone()))
+    return items
+
+
 def every_cut(a: str, b: str, kw: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """A and B in turn, in two buckets, cut at each boundary of the checkpoint: the answers, by source."""
     got: dict[str, list[dict[str, Any]]] = {a: [], b: []}
     with engines.open_llm(a, **kw) as llm:
-        for cut in range(1, len(list(models.weights(a)))):
+        for cut in range(1, len(as_sent(a))):
             source = (a, b)[cut % 2]
-            items = list(models.weights(source))
+            items = as_sent(source)
             updates.send(llm, [items[:cut], items[cut:]])
             got[source].append(engines.answers(llm))
     return got
@@ -173,10 +182,18 @@ def test_compiled(compiled: scenario.Runner, family: str, precision: str) -> Non
     check(compiled, family, precision, f"{precision}+compile", env=environment.COMPILED, enforce_eager=False)
 
 
-@pytest.mark.parametrize("quantization", [None, pytest.param("fp8_per_channel", marks=pytest.mark.full)])
-def test_every_boundary_can_be_a_cut(runner: scenario.Runner, quantization: str | None) -> None:
+@pytest.mark.parametrize(
+    ("family", "quantization"),
+    [
+        ("qwen2", None),
+        ("qwen2-tied", None),
+        pytest.param("qwen2", "fp8_per_channel", marks=pytest.mark.full),
+        pytest.param("llama-tied", "fp8_per_channel", marks=pytest.mark.full),
+    ],
+)
+def test_every_boundary_can_be_a_cut(runner: scenario.Runner, family: str, quantization: str | None) -> None:
     kw = dict(quantization=quantization)
-    a, b = (updates.checkpoint("qwen2", seed) for seed in (0, 1))
+    a, b = (updates.checkpoint(family, seed) for seed in (0, 1))
     got = runner(every_cut, a, b, kw)
     for source in (a, b):
         want = oracle.answers(source, **kw)
