@@ -34,14 +34,19 @@ logger = logging.getLogger("flashpatch.eagle")
 STARTED = "flashpatch_started"
 """Attribute of a ``SchedulerOutput``: when scheduling of the step started."""
 
-ANY_BATCH = 1 << 30
+_MOST_REQUESTS = 1024  # batch sizes that the schedule names; larger ones have the arm of the last
 HOLD = 4  # steps for which a choice is kept at least: the first of them verifies the drafts of the one before
 _DEFAULT_DRAFTS = (1, 2, 3, 4, 6, 8, 12, 16)  # numbers of tokens offered as arms where none are named
 
 
-def one_entry_schedule(max_drafts: int) -> list[tuple[int, int, int]]:
-    """Return the schedule that opens vLLM's dynamic speculation: ``max_drafts`` tokens at any batch size."""
-    return [(1, ANY_BATCH, max_drafts)]
+def arms_schedule(arms: Iterable[Arm]) -> list[tuple[int, int, int]]:
+    """Return the schedule that opens vLLM's dynamic speculation, in turns each arm's tokens for each batch size.
+
+    The bandit chooses in its place. vLLM records CUDA graphs for the numbers of tokens that a schedule names, each up to the
+    largest batch size that has it, so every arm must be near the top whatever ``max_num_seqs`` is.
+    """
+    steps = sorted({arm.steps for arm in arms})
+    return [(size, size, steps[size % len(steps)]) for size in range(1, _MOST_REQUESTS + 1)]
 
 
 class BanditLookup(list):
@@ -234,8 +239,9 @@ def on_config(original, self, *args: Any, **kwargs: Any):
         return config
     adaptable = config.method == "ngram" or config.use_eagle() or config.uses_draft_model()
     if adaptable and not config.use_dflash() and not getattr(config, "parallel_drafting", False):
-        make_policy(engine.options("eagle"), config.num_speculative_tokens)  # raises before the engine starts
-        config.num_speculative_tokens_per_batch_size = one_entry_schedule(config.num_speculative_tokens)
+        # raises before the engine starts
+        arms = make_policy(engine.options("eagle"), config.num_speculative_tokens).arms
+        config.num_speculative_tokens_per_batch_size = arms_schedule(arms)
     return config
 
 
@@ -247,11 +253,12 @@ def on_scheduler(original, self, *args: Any, **kwargs: Any):
     config, options = self.vllm_config.speculative_config, engine.options("eagle")
     if config is None or not options["adapt"]:
         return
-    if config.num_speculative_tokens_per_batch_size != one_entry_schedule(self.num_spec_tokens):
+    policy = make_policy(options, self.num_spec_tokens)
+    if config.num_speculative_tokens_per_batch_size != arms_schedule(policy.arms):
         ledger.note(eagle_bandit_off="the method, data parallelism, or a schedule of the user's own")
         return
     state = Path(user_directories.expand(options["state"])) if options["state"] else None
-    controller = SpecController(make_policy(options, self.num_spec_tokens), self.num_spec_tokens, state)
+    controller = SpecController(policy, self.num_spec_tokens, state)
     controller.check = AcceptanceCheck(self.num_spec_tokens, options["rollback_steps"], options["rollback"])
     controller.on_drafts = controller.check.add
     _controllers[self] = controller
@@ -317,7 +324,7 @@ DYNAMIC = EnginePatch(
     ),
     evidence="optional",
     why=_WHY,
-    how="Opens vLLM's dynamic speculation with one entry for all batch sizes.",
+    how="Opens vLLM's dynamic speculation with a schedule that names every arm.",
     scope=frozenset({"driver"}),
 )
 

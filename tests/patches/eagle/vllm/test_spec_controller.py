@@ -8,11 +8,18 @@ from types import SimpleNamespace
 import pytest
 
 from flashpatch.errors import PatchError
+from flashpatch.patches.eagle import FAMILY
 from flashpatch.patches.eagle.bandit.arm import Arm
 from flashpatch.patches.eagle.drafter_refit.acceptance_check import AcceptanceCheck, DraftCounts
-from flashpatch.patches.eagle.vllm.spec_controller import HOLD, BanditLookup, SpecController, make_policy
+from flashpatch.patches.eagle.vllm.spec_controller import (
+    HOLD,
+    BanditLookup,
+    SpecController,
+    arms_schedule,
+    make_policy,
+)
 
-OPTIONS = {"arms": [], "rule": "", "guard": 2048, "window": 300, "seed": 0}
+OPTIONS = {name: option.default for name, option in FAMILY.options.items()}
 
 
 class Clock:
@@ -223,3 +230,15 @@ def test_the_first_update_ever_is_kept():
     check.start()
     check.add(DraftCounts(1, 0))
     assert check.add(DraftCounts(1, 0)) == (0.0, 1.0, True)
+
+
+@pytest.mark.vllm(least="0.31")
+@pytest.mark.parametrize("most", [16, 256, 1000, 4096])
+def test_the_schedule_has_vllm_record_graphs_for_every_arm_up_to_large_batches(most):
+    from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
+
+    arms = make_policy(OPTIONS, 8).arms
+    lookup = build_dynamic_sd_schedule_lookup(arms_schedule(arms), most, 8)
+    widest = {drafts: size for size, drafts in enumerate(lookup) if size}
+    assert set(widest) == {arm.steps for arm in arms} == {0, 1, 2, 3, 4, 6, 8}
+    assert min(widest.values()) > min(most, 1024) - len(arms)
