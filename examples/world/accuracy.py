@@ -1,4 +1,4 @@
-"""Measure how often a model answers the tasks, zero-shot in the sense that it was not trained on them.
+"""Measure how often a model answers the tasks right.
 
     python accuracy.py DIRECTORY [--tasks NAME,...] [--prompts NUMBER] [--samples NUMBER] [--max-tokens NUMBER]
 

@@ -23,8 +23,8 @@ class Task:
     """A generator of reasoning-gym with settings, and how it is asked.
 
     ``ask`` makes a question of an entry's metadata in place of reasoning-gym's own; ``reply`` writes an answer as the
-    examples show it; ``examples`` is how many precede the question, no two of which agree in ``differ``, a key of the
-    metadata.
+    examples show it; ``examples`` is how many precede the question. No two of those agree in ``differ``, a key of the
+    metadata, and none has an answer that its question contains.
     """
 
     settings: dict[str, Any]
@@ -55,10 +55,12 @@ class Source:
         self._shown = self._examples(created(EXAMPLES_SEED))
 
     def prompt(self, entry: Entry) -> list[dict[str, str]]:
-        """The messages of a chat: the examples with their answers and the entry's question, in one."""
-        shown = "".join(f"{question}\n{answer}\n" for question, answer in self._shown)
-        content = shown + self.task.question(entry)
-        return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": content}]
+        """The messages of a chat: the examples with their answers as turns of their own, then the entry's question."""
+        turns = [("system", SYSTEM)]
+        for question, reply in self._shown:
+            turns += [("user", question), ("assistant", reply)]
+        turns.append(("user", self.task.question(entry)))
+        return [{"role": role, "content": content} for role, content in turns]
 
     def entries(self) -> Iterator[Entry]:
         """Entries whose questions differ from each other and from the examples', until a thousand in a row do not."""
@@ -80,9 +82,10 @@ class Source:
             entry = entries[at]
             at += 1
             kind = entry["metadata"][self.task.differ]
-            if kind not in kinds:
+            question, reply = self.task.question(entry), self.task.reply(str(entry["answer"]))
+            if kind not in kinds and reply not in question:
                 kinds.add(kind)
-                shown.append((self.task.question(entry), self.task.reply(str(entry["answer"]))))
+                shown.append((question, reply))
         return shown
 
 
@@ -159,7 +162,6 @@ TASKS = {
     "gcd": Task(
         {"max_value": 30},
         lambda m: f"Greatest common divisor of {_listed(m['numbers'])}:",
-        examples=3,
         differ="result",
     ),
     "lcm": Task({"max_value": 20}, lambda m: f"Least common multiple of {_listed(m['numbers'])}:"),
@@ -190,5 +192,5 @@ TASKS = {
     ),
 }
 
-MIX = ("number_sorting", "letter_counting", "gcd", "lcm")
+MIX = ("number_sorting", "letter_counting", "gcd")
 """The tasks of the world unless others are named."""
