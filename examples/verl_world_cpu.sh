@@ -19,6 +19,7 @@ if [ ! -e "$out/world/test.parquet" ]; then
     "$python" "$examples/world/make.py" "$out/world"
 fi
 
+# All weights in one bucket: vLLM 0.31 refuses the tied lm_head of a bucket that has no embedding.
 world=(
     reward.custom_reward_function.path="$examples/world/reward.py"
     data.train_batch_size=4 data.max_prompt_length=128 data.max_response_length=64
