@@ -140,7 +140,7 @@ def main() -> None:
     try:
         train, test = prompts(chosen.tasks, chosen.train, chosen.test, chosen.seed)
         smollm.copy(chosen.directory / "model")
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         parser.error(str(error))
     for part, found in (("train", train), ("test", test)):
         pandas.DataFrame(found).to_parquet(chosen.directory / f"{part}.parquet")
