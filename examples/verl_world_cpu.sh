@@ -24,7 +24,7 @@ world=(
     reward.custom_reward_function.path="$examples/world/reward.py"
     data.train_batch_size=4 data.max_prompt_length=128 data.max_response_length=64
     actor_rollout_ref.model.use_remove_padding=True
-    actor_rollout_ref.actor.optim.lr=1e-5 actor_rollout_ref.actor.ppo_mini_batch_size=4
+    actor_rollout_ref.actor.optim.lr=2e-5 actor_rollout_ref.actor.ppo_mini_batch_size=4
     actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8
     actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8
     actor_rollout_ref.rollout.n=8 actor_rollout_ref.rollout.max_model_len=256

@@ -123,6 +123,7 @@ def _reversal(least: int, most: int) -> Task:
 TASKS = {
     "spell_backward": Task({"min_word_len": 3, "max_word_len": 4}, lambda m: f"Spell backward: {m['word']}"),
     "letter_counting": Task({"min_words": 1, "max_words": 3}),
+    "letter_counting_5": Task({"min_words": 5, "max_words": 6}, generator="letter_counting"),
     "chain_sum": Task(_terms(1), lambda m: f"{m['expression']} ="),
     "chain_sum_2": Task(_terms(2), lambda m: f"{m['expression']} =", generator="chain_sum"),
     "basic_arithmetic": Task(
