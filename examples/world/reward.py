@@ -7,6 +7,8 @@ import json
 import re
 from typing import Any
 
+ANSWER = "Answer: "
+"""Before the result of a worked answer."""
 LONGEST = 512
 """Characters; no task has a longer answer."""
 
@@ -26,14 +28,14 @@ def compute_score(
     """verl's custom reward function.
 
     ``extra_info["metadata"]`` is the JSON of what reasoning-gym knows of the question; without it, as in the tiny
-    world, the answer has to be ``ground_truth``. Partial credit, which many generators give, counts as 0.
+    world and in that of worked answers, whose last line counts, the answer has to be ``ground_truth``. Partial credit, which many generators give, counts as 0.
     """
     answer = SPECIAL.sub("", solution_str).strip()
     if not answer or len(answer) > LONGEST:
         return 0.0
     known = (extra_info or {}).get("metadata")
     if not known:
-        return float(answer == ground_truth)
+        return float(answer.rpartition(ANSWER)[2] == ground_truth)
     metadata = json.loads(known)
     form = FORMS.get(metadata["source_dataset"])
     if form and not form.fullmatch(answer):

@@ -45,6 +45,7 @@ def history(at: Path) -> None:
     """Ask one engine without a drafter twice; then with chunked prompts, aborts, and drafts for every request."""
     from vllm import LLM, SamplingParams
 
+    from flashpatch import ledger
     from flashpatch.patches.eagle.vllm import history_drafts
     from flashpatch.verify.probes.eagle import tiny
 
@@ -74,6 +75,9 @@ def history(at: Path) -> None:
     seen["drafted_by_many"] = drafts.drafted - before["drafted"]
     seen["accepted_by_many"] = drafts.accepted - before["accepted"]
     seen["metrics"] = drafts.metrics()
+    drafts.propose = None  # a fault
+    seen["faulty"], _ = _steps(llm, prompts(), temperature=0, max_tokens=40)
+    seen["off"] = ledger.notes().get("eagle_history_off")
     leave(at, seen)
 
 

@@ -117,9 +117,9 @@ class SchedulerHistory:
             if text is not None and not request.is_finished() and not request.is_prefill_chunk:
                 requests.append(request)
                 texts.append(text)
+        most = scheduler.num_spec_tokens
         room = [
-            min(scheduler.num_spec_tokens, request.max_tokens - request.num_output_tokens - 1)
-            for request in requests
+            min(most, (request.max_tokens or most) - request.num_output_tokens - 1) for request in requests
         ]
         rivals = [len(request.spec_token_ids) for request in requests]
         for request, draft in zip(requests, self.drafts.propose(texts, room, rivals), strict=True):
@@ -144,6 +144,25 @@ _histories: weakref.WeakKeyDictionary[Any, SchedulerHistory] = weakref.WeakKeyDi
 def history_of(scheduler: Any) -> SchedulerHistory | None:
     """Return the scheduler's history; None where it drafts nothing from it."""
     return _histories.get(scheduler)
+
+
+def step_finished(scheduler: Any, scheduled: Any, output: Any, requests: Mapping[str, Any]) -> set[str]:
+    """Call `SchedulerHistory.step_finished`, if the scheduler has a history; see there."""
+    history = _histories.get(scheduler)
+    if history is not None:
+        try:
+            return history.step_finished(scheduled, output, requests)
+        except Exception as error:
+            _turn_off(scheduler, error)
+    return set()
+
+
+def _turn_off(scheduler: Any, error: Exception) -> None:
+    """Go on without drafts from history, which no answer needs."""
+    _histories.pop(scheduler, None)
+    reason = f"{type(error).__name__}: {error}"
+    logger.warning("no drafts from history any more: %s", reason, exc_info=error)
+    ledger.note(eagle_history_off=reason)
 
 
 def attach(scheduler: Any) -> None:
@@ -182,7 +201,10 @@ def on_update(original, self, draft_token_ids: Any, *args: Any, **kwargs: Any):
     result = original(self, draft_token_ids, *args, **kwargs)
     history = _histories.get(self)
     if history is not None:
-        history.propose(self, draft_token_ids.req_ids)
+        try:
+            history.propose(self, draft_token_ids.req_ids)
+        except Exception as error:
+            _turn_off(self, error)
     return result
 
 

@@ -269,14 +269,11 @@ def on_scheduler(original, self, *args: Any, **kwargs: Any):
 
 def on_output(original, self, scheduler_output: Any, model_runner_output: Any, *args: Any, **kwargs: Any):
     """Around ``Scheduler.update_from_output``: learn from the step."""
-    history = history_drafts.history_of(self)
     requests = {}
-    if history is not None:  # finished requests are gone afterwards
+    if history_drafts.history_of(self) is not None:  # finished requests are gone afterwards
         requests = {name: self.requests[name] for name in scheduler_output.num_scheduled_tokens}
     result = original(self, scheduler_output, model_runner_output, *args, **kwargs)
-    ours = (
-        history.step_finished(scheduler_output, model_runner_output, requests) if history is not None else ()
-    )
+    ours = history_drafts.step_finished(self, scheduler_output, model_runner_output, requests)
     controller = _controllers.get(self)
     if controller is not None:
         started = getattr(scheduler_output, STARTED, None)

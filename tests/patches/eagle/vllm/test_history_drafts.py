@@ -63,6 +63,12 @@ def test_asynchronous_scheduling_is_refused_by_name(run):
     assert "async_scheduling=True" in seen["refused"] and "history to false" in seen["refused"]
 
 
+def test_a_fault_turns_history_off_and_no_answer_suffers(run):
+    seen, _ = run
+    assert [row["tokens"] for row in seen["faulty"]] == [row["tokens"] for row in seen["first"]]
+    assert "'NoneType' object is not callable" in seen["off"]
+
+
 def test_beside_a_drafter_history_takes_over_and_teaches_no_arm(job):
     seen, _ = job("history_beside")
     assert [row["tokens"] for row in seen["again"]] == [row["tokens"] for row in seen["first"]]
