@@ -66,15 +66,14 @@ class HistoryDrafts:
     def begin(self, prompt: Sequence[int]) -> Text:
         """Return the text of a new request, and index its prompt unless it is known."""
         key = tuple(prompt)
-        index = self._prompts.get(key)
-        text = Text(list(prompt), index or TokenIndex(_ORDERS[_PROMPT], max(1, self.capacity // 8)))
+        index, text = self._prompts.get(key), list(prompt)
         if index is None:
-            self._prompts[key] = text.index
-            text.index.extend(text.tokens, 0)
+            index = self._prompts[key] = TokenIndex(_ORDERS[_PROMPT], max(1, self.capacity // 8))
+            index.extend(text, 0)
             self._drop_prompts()
         else:
             self._prompts.move_to_end(key)
-        return text
+        return Text(text, index)
 
     def extend(self, text: Text, tokens: Sequence[int]) -> None:
         """Append and index tokens that were generated."""
