@@ -101,4 +101,5 @@ FAMILY = Family(
             least=1,
         ),
     },
+    commands={"eagle-warmup": "flashpatch.patches.eagle.vllm.warmup"},
 )

@@ -213,3 +213,28 @@ def plain(at: Path) -> None:
     [counts] = llm.collective_rpc("eagle_flush")
     settle(at / "ring", counts)
     leave(at, {"refused": refusal(lambda: llm.collective_rpc("eagle_update_drafter", args=("x", 1)))})
+
+
+def acceptance(at: Path) -> None:
+    """Measure the acceptance length of a given drafter (environment: DRAFTER) for the chain target."""
+    import os
+
+    from vllm import LLM, SamplingParams
+
+    from flashpatch.patches.eagle.vllm import spec_controller
+    from flashpatch.verify.probes.eagle import tiny
+
+    llm = LLM(
+        **tiny.engine_arguments(
+            at / "chain",
+            speculative_config=dict(method="eagle", model=os.environ["DRAFTER"], num_speculative_tokens=3),
+        )
+    )
+    controller = spec_controller.controller_of(llm.llm_engine.engine_core.engine_core.scheduler)
+    controller.policy = Cycle([3])
+    llm.generate(
+        [{"prompt_token_ids": text} for text in prompts()],
+        SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, detokenize=False),
+        use_tqdm=False,
+    )
+    leave(at, {"length": controller.acceptance_length})

@@ -13,7 +13,10 @@ import eagle_job_history
 import eagle_job_refit
 
 JOBS = {
-    **{name: getattr(eagle_job_capture, name) for name in ("capture", "stock", "ranks", "layers", "plain")},
+    **{
+        name: getattr(eagle_job_capture, name)
+        for name in ("capture", "stock", "ranks", "layers", "plain", "acceptance")
+    },
     **{name: getattr(eagle_job_history, name) for name in ("history", "history_beside")},
     **{name: getattr(eagle_job_refit, name) for name in ("refit", "adapt")},
 }

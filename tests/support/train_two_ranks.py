@@ -1,6 +1,8 @@
 """One rank of the sharded training that test_trainer.py compares with training alone."""
 
+import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -9,6 +11,7 @@ from drafter_lab import capture, cut, make_target
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from flashpatch.patches.eagle.train import checkpoint
 from flashpatch.patches.eagle.train.checkpoint import Checkpoints
 from flashpatch.patches.eagle.train.drafter import make_drafter
 from flashpatch.patches.eagle.train.drafter_config import drafter_config
@@ -37,6 +40,8 @@ found = trainer.backward(rows[rank])
 gradients = {name: p.grad.full_tensor() for name, p in trainer.drafter.named_parameters()}
 assert all(isinstance(p, DTensor) for p in trainer.drafter.parameters())
 saved = Checkpoints(folder / "sharded")
+replace = os.replace
+checkpoint.os.replace = lambda *paths: (time.sleep(1.0), replace(*paths))  # a leader with a slow disk
 steps = [trainer.step(rows[rank])]
 saved.save(trainer)
 steps.append(trainer.step(rows[rank] if rank == 0 else []))  # a rank without data

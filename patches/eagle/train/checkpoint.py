@@ -90,12 +90,12 @@ class Checkpoints:
         return self.folder / f"step-{steps[-1]}" if steps else None
 
     def resume(self, trainer: Any) -> bool:
-        """Restore a trainer from the last complete checkpoint; return False when there is none.
+        """Restore a trainer from the last complete checkpoint, the leader's on all ranks; return False when there is none.
 
         Raises:
             PatchError: the checkpoint cannot be read or is of another trainer.
         """
-        path = self.newest()
+        path = self._leaders(self.newest())
         if path is None:
             return False
         state = trainer.state()
@@ -110,6 +110,14 @@ class Checkpoints:
             ) from error
         trainer.restore(state)
         return True
+
+    def _leaders(self, path: Path | None) -> Path | None:
+        """Return what the leader passes: another rank may look before the leader has given a checkpoint its name."""
+        if self._group is None:
+            return path
+        agreed = [path]
+        dist.broadcast_object_list(agreed, src=0, group=self._group)
+        return agreed[0]
 
     def discard(self) -> None:
         """Delete the newest checkpoint, which is damaged."""

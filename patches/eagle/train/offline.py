@@ -1,0 +1,49 @@
+"""Train a drafter on samples that are there, without a job beside it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.train.coordinator import Coordinator
+from flashpatch.patches.eagle.train.settings import WorkerSettings
+
+_POLL_SECONDS = 0.2
+
+
+def train_for(
+    settings: WorkerSettings, seconds: float, report: Callable[[Mapping[str, Any]], None]
+) -> tuple[Path, dict[str, Any]]:
+    """Train for ``seconds`` in a process of its own; return the drafter's folder and the last step's figures.
+
+    Args:
+        report: called with every event of the worker.
+
+    Raises:
+        PatchError: the worker died for good, or wrote no drafter.
+    """
+    coordinator = Coordinator(settings)
+    try:
+        coordinator.train(seconds)
+        started = None
+        while coordinator.state != "given up":
+            for event in coordinator.poll():
+                report(event)
+            if coordinator.state == "training":
+                started = started or time.monotonic()
+            elif coordinator.state == "idle" and started:
+                break
+            time.sleep(_POLL_SECONDS)
+        if coordinator.state == "given up" or coordinator.drafter is None:
+            raise PatchError(
+                f"no drafter was trained: {coordinator.problem or 'too few samples'}.",
+                patch="eagle",
+                target="drafter training",
+                advice="Give more prompts, or more seconds.",
+            )
+        return coordinator.drafter, coordinator.figures
+    finally:
+        coordinator.close()

@@ -1,0 +1,178 @@
+"""Run ``flashpatch eagle-warmup``: train a first drafter for a model, offline, on the model's own answers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flashpatch.errors import PatchError
+
+HELP = "train a first drafter for a model on its own answers, through vLLM, before any rollout"
+
+_SAMPLES = "samples"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", type=Path, help="directory of the model's Hugging Face checkpoint")
+    parser.add_argument(
+        "data", type=Path, help=".parquet, or .jsonl: prompts as texts, chat messages or token ids"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="gets drafter/ and samples/")
+    parser.add_argument(
+        "--key", default="prompt", metavar="NAME", help="column of the prompts (default prompt)"
+    )
+    parser.add_argument(
+        "--prompts", type=int, default=512, metavar="N", help="most prompts to answer (default 512)"
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=512, metavar="N", help="most tokens per answer (default 512)"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="time to train, after the answers (default 600)",
+    )
+    parser.add_argument(
+        "--engine",
+        choices=("vllm", "sglang"),
+        default="vllm",
+        help="whose format the drafter gets (default vllm)",
+    )
+    parser.add_argument("--rate", type=float, default=1e-3, metavar="R", help="learning rate (default 1e-3)")
+    parser.add_argument(
+        "--vllm",
+        type=json.loads,
+        default={},
+        metavar="JSON",
+        help='arguments of vllm.LLM, as {"max_model_len": 4096}',
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 0 with a drafter; what prevents one raises PatchError."""
+    from flashpatch.commands.report import Table, emit
+    from flashpatch.patches.eagle.train.offline import train_for
+    from flashpatch.patches.eagle.train.settings import WorkerSettings
+
+    if min(args.prompts, args.tokens, args.seconds, args.rate) <= 0:
+        args.usage_error("--prompts, --tokens, --seconds and --rate must be positive")
+    drafter = args.out / "drafter"
+    if drafter.exists():
+        args.usage_error(f"{drafter} exists; name another --out")
+    if not (args.model / "config.json").exists():
+        args.usage_error(f"{args.model} has no config.json")
+    prompts = read_prompts(args.data, args.key)[: args.prompts]
+    began = time.monotonic()
+    captured = answer(args.model, prompts, args.out / _SAMPLES, args.tokens, args.vllm)
+    answered = time.monotonic()
+    settings = WorkerSettings(
+        target=str(args.model),
+        ring=str(args.out / _SAMPLES),
+        folder=str(args.out / "training"),
+        engine=args.engine,
+        rate=args.rate,
+        prompts=True,
+        keep="reservoir",
+        versions=0,
+        least=min(8, captured),
+    )
+    folder, figures = train_for(settings, args.seconds, lambda event: None)
+    shutil.copytree(folder, drafter)
+    found = {
+        "drafter": str(drafter),
+        "samples": captured,
+        "answering_seconds": round(answered - began, 1),
+        "training_seconds": round(time.monotonic() - answered, 1),
+        "steps": figures.get("step", 0),
+        "loss": figures.get("loss"),
+    }
+    rows = [(name.replace("_", " "), str(value)) for name, value in found.items()]
+    emit(found, [Table("A first drafter", ("what", "value"), rows)], args.json)
+    return 0
+
+
+def read_prompts(data: Path, key: str) -> list[Any]:
+    """Return the prompts of a file: texts, lists of chat messages, or lists of token ids.
+
+    Raises:
+        PatchError: there is no such file or column, or a prompt is none of these.
+    """
+    try:
+        if data.suffix == ".jsonl":
+            rows = [json.loads(line)[key] for line in data.read_text().splitlines() if line.strip()]
+        else:
+            import pandas
+
+            column = pandas.read_parquet(data)[key]
+            rows = [row if isinstance(row, str) else list(row) for row in column]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _refusal(f"{data} cannot be read: {type(error).__name__}: {error}", key) from error
+    if not rows:
+        raise _refusal(f"{data} has no prompts", key)
+    for number, row in enumerate(rows):
+        if not row or not (isinstance(row, str) or all(isinstance(part, (int, Mapping)) for part in row)):
+            raise _refusal(f"{data}, prompt {number}, is {row!r:.80}", key)
+    return rows
+
+
+def answer(model: Path, prompts: list[Any], ring: Path, tokens: int, arguments: Mapping[str, Any]) -> int:
+    """Let vLLM answer prompts while the family captures; return the number of samples in ``ring``."""
+    import flashpatch
+    from flashpatch.patches.eagle.capture.sample_queue import SampleReader
+
+    flashpatch.enable(
+        "eagle",
+        strict=True,
+        ring=str(ring.absolute()),
+        ring_slots=2 * len(prompts),
+        ring_bytes=1 << 40,
+        history=False,
+    )
+    from vllm import LLM, SamplingParams
+
+    # a prompt from the cache would leave no states
+    llm = LLM(str(model), **{"enable_prefix_caching": False, **arguments})
+    sampling = SamplingParams(temperature=1.0, max_tokens=tokens, detokenize=False)
+    llm.generate([_input(llm, prompt) for prompt in prompts], sampling)
+    # the last requests are reported with the first step of the next
+    llm.generate([_input(llm, prompts[0])], SamplingParams(max_tokens=1, detokenize=False), use_tqdm=False)
+    llm.collective_rpc("eagle_flush")
+    deadline = time.monotonic() + 60.0
+    while len(SampleReader(ring)) < len(prompts) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    del llm
+    found = len(SampleReader(ring))
+    if not found:
+        raise PatchError(
+            "no answer was captured.", patch="eagle", target="eagle-warmup", advice="Look at vLLM's log."
+        )
+    return found
+
+
+def _input(llm: Any, prompt: Any) -> Any:
+    """Return a prompt as vLLM takes it."""
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt[0], int):
+        return {"prompt_token_ids": [int(token) for token in prompt]}
+    tokenizer = llm.get_tokenizer()
+    text = tokenizer.apply_chat_template(
+        [dict(turn) for turn in prompt], tokenize=False, add_generation_prompt=True
+    )
+    return {"prompt_token_ids": tokenizer(text, add_special_tokens=False)["input_ids"]}
+
+
+def _refusal(problem: str, key: str) -> PatchError:
+    return PatchError(
+        f"{problem}.",
+        patch="eagle",
+        target="eagle-warmup",
+        advice=f"Give a .parquet or .jsonl whose column {key!r} holds texts, chat messages or token ids; see --key.",
+    )

@@ -1,0 +1,90 @@
+"""``flashpatch eagle-warmup``: from prompts to a drafter that vLLM speculates with."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from machine import limit
+
+from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.vllm.warmup import read_prompts
+
+
+def _flashpatch(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "import sys; from flashpatch.cli import main; sys.exit(main())"]
+    return subprocess.run(
+        [*command, "eagle-warmup", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=limit(500),
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.mark.parametrize(
+    "prompts", [["a text", "another"], [[1, 2, 3], [4]], [[{"role": "user", "content": "hello"}]]]
+)
+def test_prompts_are_texts_messages_or_token_ids(tmp_path: Path, prompts: list) -> None:
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps({"q": prompt}) + "\n" for prompt in prompts))
+    assert read_prompts(tmp_path / "p.jsonl", "q") == prompts
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "has no prompts"),
+        ('{"other": "x"}\n', "KeyError"),
+        ("no json\n", "JSONDecodeError"),
+        ('{"prompt": []}\n', "prompt 0, is []"),
+        ('{"prompt": "x"}\n{"prompt": [1.5]}\n', "prompt 1, is [1.5]"),
+    ],
+)
+def test_bad_prompts_are_named(tmp_path: Path, text: str, problem: str) -> None:
+    (tmp_path / "p.jsonl").write_text(text)
+    with pytest.raises(PatchError) as raised:
+        read_prompts(tmp_path / "p.jsonl", "prompt")
+    assert problem in str(raised.value) and "--key" in str(raised.value)
+
+
+def test_wrong_usage_is_named(tmp_path: Path) -> None:
+    done = _flashpatch(tmp_path, tmp_path / "p.jsonl", "--out", tmp_path / "out")
+    assert done.returncode == 2 and "has no config.json" in done.stderr
+    (tmp_path / "out" / "drafter").mkdir(parents=True)
+    done = _flashpatch(tmp_path, tmp_path / "p.jsonl", "--out", tmp_path / "out")
+    assert done.returncode == 2 and "exists; name another --out" in done.stderr
+
+
+@pytest.mark.full
+@pytest.mark.vllm(least="0.31")
+def test_a_first_drafter_is_accepted_more_often_than_one_from_scratch(
+    tmp_path: Path, models: Path, job
+) -> None:
+    """A chain target: its next token depends on the last one only, which a drafter learns in seconds."""
+    from flashpatch.verify.probes.eagle import tiny
+
+    draw = random.Random(0)
+    rows = [{"prompt": [draw.randrange(3, 32) for _ in range(12)]} for _ in range(64)]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    more = {name: value for name, value in tiny.engine_arguments(models / "chain").items() if name != "model"}
+    arguments = (
+        models / "chain",
+        tmp_path / "p.jsonl",
+        *("--out", tmp_path / "out", "--tokens", 40, "--seconds", 40, "--vllm", json.dumps(more), "--json"),
+    )
+    done = _flashpatch(*arguments, **tiny.ENVIRONMENT)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    found = json.loads(done.stdout[done.stdout.rindex("\n{") :])
+    assert found["samples"] >= 64 and found["steps"] > 20
+    assert (tmp_path / "out" / "drafter" / "config.json").exists()
+    trained, _ = job("acceptance", DRAFTER=found["drafter"])
+    noise, _ = job("acceptance", DRAFTER=str(models / "noise"))
+    assert trained["length"] > noise["length"] + 0.5
