@@ -165,15 +165,7 @@ class Coordinator:
     def poll(self) -> list[dict[str, Any]]:
         """Handle and return the worker's events since the last call. Never blocks, never raises."""
         with self._lock:
-            found = []
-            while True:
-                try:
-                    pid, event = self._events.get_nowait()
-                except queue.Empty:
-                    break
-                if pid == self.pid:  # else an event of a worker that has ended
-                    found.append(event)
-                    self._handle(event)
+            found = self._handle_events()
             self._check_process()
             return found
 
@@ -212,7 +204,7 @@ class Coordinator:
             process.wait()
             self.counts["killed"] += 1
         with self._lock:
-            self.poll() if self._process is process and self._events.qsize() else None
+            self._handle_events()
             self._process = None
             self._enter("down")
 
@@ -222,6 +214,17 @@ class Coordinator:
             self._enter("training")
             return True
         return False
+
+    def _handle_events(self) -> list[dict[str, Any]]:
+        found = []
+        while True:
+            try:
+                pid, event = self._events.get_nowait()
+            except queue.Empty:
+                return found
+            if pid == self.pid:  # else an event of a worker that has ended
+                found.append(event)
+                self._handle(event)
 
     def _handle(self, event: dict[str, Any]) -> None:
         self._last_event = self._clock()

@@ -27,15 +27,15 @@ def train_for(
     """
     coordinator = Coordinator(settings)
     try:
-        coordinator.train(seconds)
-        started = None
-        while coordinator.state != "given up":
+        began: float | None = None
+        while coordinator.state != "given up" and not (began and coordinator.state == "idle"):
+            if coordinator.state == "training":
+                began = began or time.monotonic()
+            elif coordinator.state == "down":  # at first, and after a death: from its last checkpoint
+                gone = time.monotonic() - began if began else 0.0
+                coordinator.train(max(1.0, seconds - gone))
             for event in coordinator.poll():
                 report(event)
-            if coordinator.state == "training":
-                started = started or time.monotonic()
-            elif coordinator.state == "idle" and started:
-                break
             time.sleep(_POLL_SECONDS)
         if coordinator.state == "given up" or coordinator.drafter is None:
             raise PatchError(

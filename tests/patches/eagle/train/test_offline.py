@@ -1,0 +1,70 @@
+"""Training without a job beside it, with a worker that does as it is told, dies, or never starts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from tree import SUPPORT
+
+from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.train import coordinator, offline
+from flashpatch.patches.eagle.train.settings import WorkerSettings
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    """Train with the fake worker; returns what `train_for` does, and the coordinator."""
+    monkeypatch.setattr(coordinator, "MODULE", "fake_trainer")
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
+    made = []
+
+    class Noted(offline.Coordinator):
+        def __init__(self, *args, **more) -> None:
+            super().__init__(*args, **more)
+            made.append(self)
+
+    monkeypatch.setattr(offline, "Coordinator", Noted)
+
+    def run(faults: str, seconds: float, meanwhile=lambda one: None):
+        monkeypatch.setenv("FAKE", faults)
+        threading.Thread(target=lambda: meanwhile(_first(made)), daemon=True).start()
+        settings = WorkerSettings(target="t", ring="r", folder=str(tmp_path / "out"))
+        return offline.train_for(settings, seconds, lambda event: None), made[0]
+
+    return run
+
+
+def _first(made: list) -> coordinator.Coordinator:
+    while not made:
+        time.sleep(0.01)
+    return made[0]
+
+
+def test_a_drafter_is_returned_when_the_time_is_over(train):
+    (folder, figures), one = train("", 0.5)
+    assert folder == Path("/some/drafter-1") and figures["step"] == 1
+    assert one.state == "down" and one.counts["started"] == 1 and one.counts["died"] == 0 and not one.problem
+
+
+def test_a_worker_that_dies_is_started_again(train, monkeypatch):
+    def kill(one) -> None:
+        while one.state != "training":
+            time.sleep(0.01)
+        monkeypatch.setenv("FAKE", "")  # of the next
+        os.kill(one.pid, signal.SIGKILL)
+
+    (folder, _), one = train("hang", 60.0, kill)
+    assert folder == Path("/some/drafter-1")
+    assert one.counts["started"] == 2 and "exit -9" in one.problem
+
+
+def test_a_worker_that_never_starts_is_an_error_with_its_reason(train, monkeypatch):
+    monkeypatch.setattr(coordinator, "MODULE", "no_such_trainer")
+    with pytest.raises(PatchError) as raised:
+        train("", 1.0)
+    assert "no drafter was trained" in str(raised.value) and "no_such_trainer" in str(raised.value)
