@@ -229,6 +229,7 @@ FAMILIES = {
             "fp8.verl_sglang.flush_cache": ("verl.workers.rollout.sglang_rollout.http_server_engine",),
             "fp8.verl_sglang.server_adapter_update_weights": ("verl.workers.rollout.sglang_rollout.sglang_rollout",),
             "fp8.verl_sglang.launch_servers": ("verl.workers.rollout.sglang_rollout.async_sglang_server",),
+            "fp8.verl_sglang.check_processes": ("sglang.srt.utils.watchdog",),
         },
     },
     "fsdp": {

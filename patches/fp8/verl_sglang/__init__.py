@@ -6,7 +6,13 @@ vLLM does not depend on the SGLang that may be installed beside it.
 
 from __future__ import annotations
 
-from flashpatch.patches.fp8.verl_sglang import expected_processes, http_engine, http_server, server_adapter
+from flashpatch.patches.fp8.verl_sglang import (
+    dead_scheduler,
+    expected_processes,
+    http_engine,
+    http_server,
+    server_adapter,
+)
 
 PATCHES = (
     http_server.LAUNCH,
@@ -16,4 +22,5 @@ PATCHES = (
     http_engine.FLUSH,
     server_adapter.PATCH,
     expected_processes.PATCH,
+    dead_scheduler.PATCH,
 )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any
 
 from flashpatch.patches.grpo.standalone.packing import Packer, Round
+
+_numbers = itertools.count()
 
 
 class Rounds:
@@ -87,14 +90,15 @@ class Rounds:
     def _launch(self, packed: Round) -> None:
         from transfer_queue import KVBatchMeta
 
-        from flashpatch.patches.grpo.streaming.worker import FILLER
+        from flashpatch.patches.grpo.streaming.worker import FILLER, ROUND
 
+        number = next(_numbers)
         shares = [
             KVBatchMeta(
                 partition_id="train",
                 keys=[key for key, _ in batch.samples],
                 tags=[tag for _, tag in batch.samples],
-                extra_info={**self.fields, FILLER: batch.filler},
+                extra_info={**self.fields, FILLER: batch.filler, ROUND: number},
             )
             for batch in packed
         ]

@@ -20,6 +20,8 @@ from flashpatch.patches.grpo.streaming import reference
 from flashpatch.patches.grpo.streaming.current_policy import CurrentPolicy
 from flashpatch.patches.grpo.streaming.step import StreamedStep, times
 
+ROUND = "stream_round"
+"""Key of a round's extra fields: its number in the job."""
 FILLER = "stream_filler"
 """Key of a round's extra fields: this rank's samples are another rank's, and count nothing."""
 CORRECTION = "stream_correction"
@@ -30,6 +32,8 @@ _of_this_process: dict[str, StreamWorker] = {}
 """By role: verl puts a rank's actor and its reference into one process."""
 
 
+_reference_of_round: dict[int, torch.Tensor] = {}
+"""Of this process's reference forwards, by the round's number, until the policy's forward has taken them."""
 _reference_seconds: list[float] = []
 """Of this process's reference forwards since the last step of the optimizer."""
 
@@ -54,8 +58,9 @@ class StreamWorker(DetachActorWorker):
         _reference_seconds.append(time.perf_counter() - start)
         if output is None:
             return None
-        found = response_from_nested(output["log_probs"], data["response_mask"])
-        return TensorDict({"ref_log_prob": found}, batch_size=len(data)).cpu()
+        found = response_from_nested(output["log_probs"], data["response_mask"]).cpu()
+        _reference_of_round[tu.get(data, ROUND)] = found
+        return TensorDict({"ref_log_prob": found}, batch_size=len(data))
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE, blocking=False)
     def stream_accumulate(self, data: TensorDict) -> TensorDict | None:
@@ -66,6 +71,11 @@ class StreamWorker(DetachActorWorker):
         """
         if self._open is None:
             self._open = _OpenStep(self, tu.get(data, CORRECTION))
+        found = _reference_of_round.pop(tu.get(data, ROUND, default=-1), None)
+        if (
+            found is not None and "ref_log_prob" not in data
+        ):  # verl's queue need not list yet what was just put
+            data["ref_log_prob"] = found
         try:
             return self._open.add(data)
         except BaseException:

@@ -68,12 +68,20 @@ class Sync:
             raise self.error
         self.updates.append([one._server_address for one in self.replicas])
         if self.die:
-            ray.kill(self.replicas[self.die.pop()].server)
+            _kill(self.replicas[self.die.pop()].server)
         ray.get([one.server.abort.remote() for one in self.replicas])
         return {"step": step}
 
     def remove_replicas(self, dead: list[Replica]) -> None:
         self.replicas = [one for one in self.replicas if one not in dead]
+
+
+def _kill(server) -> None:
+    """Kill a server and wait until it is dead; Ray kills in the background."""
+    ray.kill(server)
+    with pytest.raises(ray.exceptions.RayActorError):
+        while True:
+            ray.get(server.abort.remote())
 
 
 def _made(count: int, **more) -> tuple[Replicas, Sync, Balancer]:
@@ -83,7 +91,7 @@ def _made(count: int, **more) -> tuple[Replicas, Sync, Balancer]:
 
 def test_a_dead_server_is_left_out():
     replicas, sync, balancer = _made(3)
-    ray.kill(sync.replicas[1].server)
+    _kill(sync.replicas[1].server)
     assert replicas.update_weights(7) == {"step": 7}
     assert sync.updates == [["server-0", "server-2"]]
     assert ray.get(balancer.names.remote()) == ["server-1"]

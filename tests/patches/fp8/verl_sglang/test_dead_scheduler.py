@@ -1,0 +1,52 @@
+"""A server whose scheduler died and whose main thread never runs a signal's handler, as in a Ray actor."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from machine import limit
+
+pytestmark = pytest.mark.sglang
+
+SERVER = """
+import multiprocessing, signal, sys, time
+import flashpatch
+patched = sys.argv[1] == "patched"
+from sglang.srt.utils.watchdog import SubprocessWatchdog
+if patched:
+    from flashpatch.patches.fp8.verl_sglang import dead_scheduler
+    dead_scheduler.GRACE = 1.0
+    original = SubprocessWatchdog._check_processes
+    SubprocessWatchdog._check_processes = lambda self: dead_scheduler.on_check(original, self)
+signal.signal(signal.SIGQUIT, signal.SIG_IGN)
+scheduler, other = (multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,)) for _ in range(2))
+scheduler.start(); other.start()
+SubprocessWatchdog([scheduler], interval=0.1).start()
+print(other.pid, flush=True)
+scheduler.kill()
+time.sleep(8)
+other.kill()
+other.join()
+print("still there", flush=True)
+"""
+
+
+@pytest.mark.parametrize("which", ["stock", "patched"])
+def test_a_server_that_ignores_the_watchdogs_signal_is_ended(which: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SERVER, which], capture_output=True, text=True, timeout=limit(120)
+    )
+    assert ("still there" in done.stdout) == (which == "stock"), done.stderr[-2000:]
+    assert done.returncode == (0 if which == "stock" else -9)
+    assert not _runs(int(done.stdout.split()[0]))
+
+
+def _runs(pid: int) -> bool:
+    import psutil
+
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
