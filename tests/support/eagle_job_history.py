@@ -44,6 +44,7 @@ def _steps(llm: Any, texts: list[list[int]], **sampling: Any) -> tuple[list[dict
 def history(at: Path) -> None:
     """Ask one engine without a drafter twice; then with chunked prompts, aborts, and drafts for every request."""
     from vllm import LLM, SamplingParams
+    from vllm.v1.request import RequestStatus
 
     from flashpatch import ledger
     from flashpatch.patches.eagle.vllm import history_drafts
@@ -66,6 +67,16 @@ def history(at: Path) -> None:
         )
     for _ in range(4):
         one.step()
+    abort = core._process_aborts_queue  # what vLLM calls between the model's step and the scheduler's update
+    [inside] = [name for name in core.scheduler.requests if name.startswith("abort-0")]
+
+    def abort_in_step() -> None:
+        core._process_aborts_queue = abort
+        core.scheduler.finish_requests([inside], RequestStatus.FINISHED_ABORTED)
+
+    core._process_aborts_queue = abort_in_step
+    one.step()
+    seen["aborted_in_step"] = inside not in core.scheduler.requests
     one.abort_request([f"abort-{number}" for number in range(3)])
     core.scheduler.reset_prefix_cache(reset_running_requests=True)
     seen["after"], _ = _steps(llm, prompts(), temperature=0, max_tokens=40)

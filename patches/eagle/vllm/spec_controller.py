@@ -271,7 +271,10 @@ def on_output(original, self, scheduler_output: Any, model_runner_output: Any, *
     """Around ``Scheduler.update_from_output``: learn from the step."""
     requests = {}
     if history_drafts.history_of(self) is not None:  # finished requests are gone afterwards
-        requests = {name: self.requests[name] for name in scheduler_output.num_scheduled_tokens}
+        running = ((name, self.requests.get(name)) for name in scheduler_output.num_scheduled_tokens)
+        requests = {
+            name: request for name, request in running if request is not None
+        }  # None: aborted meanwhile
     result = original(self, scheduler_output, model_runner_output, *args, **kwargs)
     ours = history_drafts.step_finished(self, scheduler_output, model_runner_output, requests)
     controller = _controllers.get(self)

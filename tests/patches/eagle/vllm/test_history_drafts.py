@@ -31,6 +31,7 @@ def test_an_answer_that_was_given_before_takes_a_fraction_of_the_steps(run):
 
 def test_greedy_tokens_are_those_without_drafts(run):
     seen, _ = run
+    assert seen["aborted_in_step"], "no request was aborted between a step and its update: the test is empty"
     wanted = [row["tokens"] for row in seen["first"]]
     assert [row["tokens"] for row in seen["again"]] == wanted
     assert [row["tokens"] for row in seen["after"]] == wanted, "after aborted and preempted requests"
