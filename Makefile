@@ -73,12 +73,12 @@ lint: $(CHECK)/.ready
 
 # Each worker takes whole files, since tests of a file share what they build.
 check-own: $(CHECK)/.ready
-	$(CHECK)/bin/pytest -q -n 2 --dist loadfile -m "$(NO_ENGINE)"
+	$(CHECK)/bin/pytest -q -n 2 --dist loadfile --timeout 240 -m "$(NO_ENGINE)"
 
 # Without torch; tests that need it are skipped.
 $(OTHER_PYTHONS:%=check-%): check-%: $(CHECK)-%/.ready
 	@if [ ! -x $(CHECK)-$*/bin/pytest ]; then echo "Python $* is not at hand: no tests on it"; else \
-		$(CHECK)-$*/bin/pytest -q -n 2 --dist loadfile -m "$(NO_ENGINE)"; fi
+		$(CHECK)-$*/bin/pytest -q -n 2 --dist loadfile --timeout 240 -m "$(NO_ENGINE)"; fi
 
 # Side by side, set-up included: most of the time one of them waits for an engine to start.
 test: check
@@ -96,10 +96,10 @@ test-sglang: $(SGLANG)
 	$(SGLANG)/bin/pytest -m "sglang and not full"
 
 test-full: $(NEWEST) $(PAIRED) $(OLDEST) $(SGLANG)
-	$(NEWEST)/bin/pytest -m "full or not full"
-	$(PAIRED)/bin/pytest -m "vllm or verl"
-	$(OLDEST)/bin/pytest -m vllm
-	$(SGLANG)/bin/pytest -m sglang
+	$(NEWEST)/bin/pytest --timeout 3600 -m "full or not full"
+	$(PAIRED)/bin/pytest --timeout 3600 -m "vllm or verl"
+	$(OLDEST)/bin/pytest --timeout 3600 -m vllm
+	$(SGLANG)/bin/pytest --timeout 3600 -m sglang
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .hypothesis .demo .ruff_cache .mypy_cache

@@ -169,6 +169,11 @@ class Coordinator:
             self._check_process()
             return found
 
+    @staticmethod
+    def ends_slice(event: Mapping[str, Any]) -> bool:
+        """Return whether the worker reports with this event that its slice of time is over."""
+        return event.get("event") == "idle" and event.get("command", "train") == "train"
+
     def wait_idle(self, limit: float) -> bool:
         """Stop the slice and wait until the worker is idle; kill it after ``limit`` seconds.
 
@@ -231,7 +236,7 @@ class Coordinator:
         name = event.get("event")
         if name in ("training", "idle", "drafter"):
             self.figures = {**self.figures, **event}
-        if name == "ready" or (name == "idle" and event.get("command", "train") == "train"):
+        if name == "ready" or self.ends_slice(event):
             self._enter("idle")
             if self._next_slice:
                 seconds, self._next_slice = self._next_slice, 0.0

@@ -28,15 +28,18 @@ def train_for(
     coordinator = Coordinator(settings)
     try:
         began: float | None = None
-        while coordinator.state != "given up" and not (began and coordinator.state == "idle"):
+        ended = False
+        while coordinator.state != "given up" and not ended:
             if coordinator.state == "training":
                 began = began or time.monotonic()
             elif coordinator.state == "down":  # at first, and after a death: from its last checkpoint
                 gone = time.monotonic() - began if began else 0.0
                 coordinator.train(max(1.0, seconds - gone))
-            for event in coordinator.poll():
+            for event in coordinator.poll():  # one call may see the start and the end of a slice
                 report(event)
-            time.sleep(_POLL_SECONDS)
+                ended = ended or coordinator.ends_slice(event)
+            if not ended:
+                time.sleep(_POLL_SECONDS)
         if coordinator.state == "given up" or coordinator.drafter is None:
             raise PatchError(
                 f"no drafter was trained: {coordinator.problem or 'too few samples'}.",

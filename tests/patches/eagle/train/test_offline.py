@@ -51,6 +51,19 @@ def test_a_drafter_is_returned_when_the_time_is_over(train):
     assert one.state == "down" and one.counts["started"] == 1 and one.counts["died"] == 0 and not one.problem
 
 
+def test_a_slice_that_begins_and_ends_between_two_looks_is_seen(train, monkeypatch):
+    begin = coordinator.Coordinator._begin
+
+    def begin_slowly(self, seconds):
+        begun = begin(self, seconds)
+        time.sleep(1.0)  # all that the worker reports is there before the state is looked at again
+        return begun
+
+    monkeypatch.setattr(coordinator.Coordinator, "_begin", begin_slowly)
+    (folder, _), one = train("", 0.5)
+    assert folder == Path("/some/drafter-1") and one.counts["drafters"] == 1
+
+
 def test_a_worker_that_dies_is_started_again(train, monkeypatch):
     def kill(one) -> None:
         while one.state != "training":
