@@ -96,10 +96,10 @@ test-sglang: $(SGLANG)
 	$(SGLANG)/bin/pytest -m "sglang and not full"
 
 test-full: $(NEWEST) $(PAIRED) $(OLDEST) $(SGLANG)
-	$(NEWEST)/bin/pytest --timeout 3600 -m "full or not full"
-	$(PAIRED)/bin/pytest --timeout 3600 -m "vllm or verl"
-	$(OLDEST)/bin/pytest --timeout 3600 -m vllm
-	$(SGLANG)/bin/pytest --timeout 3600 -m sglang
+	$(NEWEST)/bin/pytest -m "full or not full" --timeout 3600
+	$(PAIRED)/bin/pytest -m "vllm or verl" --timeout 3600
+	$(OLDEST)/bin/pytest -m vllm --timeout 3600
+	$(SGLANG)/bin/pytest -m sglang --timeout 3600
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .hypothesis .demo .ruff_cache .mypy_cache
