@@ -23,6 +23,7 @@ FAMILIES = {
             "cpu.vllm.run_in_subprocess": ("vllm.model_executor.models.registry",),
             "cpu.sglang.update_weights": ("sglang.srt.weight_sync.utils",),
             "cpu.sglang.modify_tuple": ("sglang.srt.utils.patch_torch",),
+            "cpu.verl.ulysses_flash_attention_forward": ("verl.models.transformers.monkey_patch",),
         },
     },
     "eagle": {

@@ -10,6 +10,7 @@ from flashpatch.patches.cpu import (
     platform,
     separate_async,
     sglang_tensors,
+    ulysses,
     verl_config,
     vllm_distribution,
 )
@@ -34,6 +35,7 @@ FAMILY = Family(
         model_inspection.PATCH,
         sglang_tensors.SHARE,
         sglang_tensors.REDUCE,
+        ulysses.PATCH,
     ),
     too_late=platform.too_late,
     refuses=("verl.utils.config:validate_config",),

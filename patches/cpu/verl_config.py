@@ -13,6 +13,7 @@ from flashpatch.record import Contract, Patch
 
 ROLLOUT = "actor_rollout_ref.rollout"
 ENGINE = f"{ROLLOUT}.checkpoint_engine"
+ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 ID = "cpu.verl.validate_config"
 SUMMARY = "cannot run without an accelerator:"
 SGLANG = f"{ROLLOUT}.engine_kwargs.sglang"
@@ -73,8 +74,8 @@ def refusals(get: Get) -> Iterator[str]:
             yield f"{role}.strategy={strategy} (use fsdp or fsdp2)"
         for part in (role, f"{role}.fsdp_config"):
             path = f"{part}.ulysses_sequence_parallel_size"
-            if get(path, 1) not in (None, 1):
-                yield f"{path}={get(path)} (Ulysses needs flash-attn; with sdpa its results are wrong)"
+            if get(path, 1) not in (None, 1) and get(ATTENTION) not in (None, "sdpa"):
+                yield f"{path}={get(path)} with {ATTENTION}={get(ATTENTION)} (Ulysses runs with sdpa here)"
     if get(f"{ROLLOUT}.name") not in (None, "vllm", "sglang"):
         yield f"{ROLLOUT}.name={get(f'{ROLLOUT}.name')} (use vllm or sglang)"
     if get(f"{ROLLOUT}.quantization"):
@@ -121,8 +122,8 @@ def adaptations(get: Get) -> Iterator[tuple[str, Any]]:
     for name in ("free_cache_engine", "enable_sleep_mode"):
         if get(f"{ROLLOUT}.{name}", True):
             yield f"{ROLLOUT}.{name}", False
-    if get("actor_rollout_ref.model.override_config.attn_implementation") is None:
-        yield "actor_rollout_ref.model.override_config.attn_implementation", "sdpa"
+    if get(ATTENTION) is None:
+        yield ATTENTION, "sdpa"
     if get(f"{ROLLOUT}.name") == "sglang":
         yield from sglang_arguments(get)
         for name, value in sglang_variables(get(f"{ROLLOUT}.tensor_model_parallel_size", 1)).items():
@@ -190,7 +191,7 @@ PATCH = validate_config_patch(
     evidence="install",
     needs=("cpu.verl.register_platform",),
     why="Some settings fail minutes later in another process, or hang: sleep mode, flash attention and one "
-    "Ray GPU per rank are verl's defaults; LoRA, Ulysses and verl's own quantization do not run.",
+    "Ray GPU per rank are verl's defaults; LoRA and verl's own quantization do not run.",
     how="Before anything starts, refuses by name what does not run, and replaces defaults that need an "
     "accelerator, which it logs: device, sleep mode, attention, and Ray's counts of CPUs and GPUs, which are "
     "slots, not hardware. Separate rollouts get the checkpoint engine gloo. With few cores it lowers verl's numbers of agent-loop workers, reward workers and "

@@ -92,7 +92,6 @@ def attach(engine: Any, module: Any) -> None:
         name
         for name, found in (
             ("a value model", engine.model_config.model_type != "language_model"),
-            ("Ulysses sequence parallelism", engine.use_ulysses_sp),
             ("LoRA", engine._is_lora),
             ("QAT", engine._qat_enabled),
             (f"a module called {HEAD}", hasattr(module, HEAD)),

@@ -18,12 +18,16 @@ def on_inputs(original, self, micro_batch: Any) -> Any:
     inputs = original(self, micro_batch)
     held = capture(self)
     if held is not None:
-        held.prompts = locate(micro_batch, inputs[0]) if torch.is_grad_enabled() else None
+        sharers = self.ulysses_parallel_group if self.use_ulysses_sp else None
+        held.prompts = locate(micro_batch, inputs[0], sharers) if torch.is_grad_enabled() else None
     return inputs
 
 
-def locate(micro_batch: Any, model_inputs: Any) -> Any:
+def locate(micro_batch: Any, model_inputs: Any, sharers: Any = None) -> Any:
     """Return the `partition_function.Prompts` of a micro-batch, by the lengths that verl splits by.
+
+    Args:
+        sharers: process group of the ranks that hold parts of the packed row, or None.
 
     Source: ``verl/workers/utils/padding.py: no_padding_2_padding``.
     """
@@ -36,7 +40,7 @@ def locate(micro_batch: Any, model_inputs: Any) -> Any:
         lengths = micro_batch["attention_mask"][:, : prompts.shape[1]].sum(1)
     packed = model_inputs["attention_mask"] is None
     starts = ids.offsets()[:-1].to(lengths.device) if packed else None
-    return Prompts(lengths.to(ids.device), starts if starts is None else starts.to(ids.device))
+    return Prompts(lengths.to(ids.device), starts if starts is None else starts.to(ids.device), sharers)
 
 
 def on_outputs(original, self, output: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -65,9 +69,14 @@ INPUTS = _patch(
     contract=Contract(
         params=("self", "micro_batch"),
         mentions=("input_ids.offsets", "input_ids.values", "self.use_ulysses_sp"),
-        exists=("verl.workers.utils.padding:no_padding_2_padding",),
+        exists=(
+            "verl.workers.utils.padding:no_padding_2_padding",
+            "verl.utils.ulysses:ulysses_pad_and_slice_inputs",
+            f"{IMPL}:FSDPEngine._init_device_mesh",
+        ),
     ),
-    how="Records the prompts' offsets in the micro-batch, packed or padded, before a forward with gradient.",
+    how="Records the prompts' offsets in the micro-batch, packed or padded, before a forward with gradient, and "
+    "the ranks that hold parts of the same row.",
 )
 
 OUTPUTS = _patch(

@@ -7,13 +7,18 @@ of the prompt's last hidden states through a small network. Imported once torch 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.nn.functional import all_reduce
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.flowrl.param_names import HEAD
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 PATCH = "flowrl.verl.build_module"
 
@@ -48,15 +53,18 @@ class Prompts:
         lengths: tokens of each prompt, ``(batch,)``.
         starts: where each sequence starts in one packed row, ``(batch,)``; None for one padded row each,
             which starts with the prompt.
+        sharers: the ranks that hold equal parts of one packed row, in order (Ulysses); None where each has all.
     """
 
     lengths: torch.Tensor
     starts: torch.Tensor | None
+    sharers: ProcessGroup | None = None
 
     def mask(self, columns: int) -> torch.Tensor:
-        """Return a mask with 1 for the tokens of each prompt, ``(batch, columns)``, with a row's columns."""
+        """Return a mask with 1 for the tokens of each prompt, ``(batch, columns)``, with this rank's columns."""
         starts = torch.zeros_like(self.lengths) if self.starts is None else self.starts
-        at = torch.arange(columns, device=self.lengths.device)
+        first = 0 if self.sharers is None else dist.get_rank(self.sharers) * columns
+        at = torch.arange(first, first + columns, device=self.lengths.device)
         starts = starts.unsqueeze(1)
         return (at >= starts) & (at < starts + self.lengths.unsqueeze(1))
 
@@ -64,11 +72,12 @@ class Prompts:
         """Average each prompt's hidden states.
 
         Args:
-            hidden: ``(batch, columns, width)``, or ``(1, columns, width)`` for a packed row; padding at the
-                end of a row does not count.
+            hidden: ``(batch, columns, width)``, or ``(1, columns, width)`` for a packed row or this rank's
+                part of it; padding at the end of a row does not count.
 
         Returns:
-            ``(batch, width)``, at least float32. The hidden states are not copied.
+            ``(batch, width)``, at least float32, the same on all ranks that share a row. The hidden states
+            are not copied.
 
         Raises:
             PatchError: the model's rows are not those of the micro-batch.
@@ -83,8 +92,10 @@ class Prompts:
             )
         chosen = self.mask(columns).to(hidden.dtype)
         sums = chosen @ hidden[0] if self.starts is not None else torch.bmm(chosen.unsqueeze(1), hidden)[:, 0]
-        wide = torch.promote_types(hidden.dtype, torch.float32)
-        return sums.to(wide) / self.lengths.clamp(min=1).unsqueeze(1).to(wide)
+        sums = sums.to(torch.promote_types(hidden.dtype, torch.float32))
+        if self.sharers is not None:
+            sums = all_reduce(sums, group=self.sharers)
+        return sums / self.lengths.clamp(min=1).unsqueeze(1).to(sums.dtype)
 
 
 class Capture:

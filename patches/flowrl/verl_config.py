@@ -66,9 +66,6 @@ def refusals(get: Get, overridden: Collection[str] = ()) -> Iterator[str]:
     if strategy not in (None, "fsdp", "fsdp2"):
         yield f"{ACTOR}.strategy={strategy} (use fsdp or fsdp2)"
     for part in (ACTOR, f"{ACTOR}.fsdp_config"):
-        path = f"{part}.ulysses_sequence_parallel_size"
-        if get(path, 1) not in (None, 1):
-            yield f"{path}={get(path)} (it splits the prompt's hidden states over ranks)"
         if get(f"{part}.qat.enable"):
             yield f"{part}.qat.enable=True (it quantizes the partition function)"
     for name in ("lora_rank", "lora.rank", "lora_adapter_path"):
@@ -89,7 +86,6 @@ PATCH = validate_config_patch(
             "verl.trainer.ppo.utils:need_reference_policy",
             "verl.workers.config.actor:ActorConfig.kl_loss_coef",
             "verl.workers.config.actor:PolicyLossConfig.loss_mode",
-            "verl.workers.config.actor:FSDPActorConfig.ulysses_sequence_parallel_size",
         ),
     ),
     evidence="install",

@@ -10,6 +10,7 @@ steps      how often to update, 1
 extra      of the batch
 save, load folder names of verl checkpoints: written at the end, or read at the start
 stock      true: without the family
+attention  "stock": from here on without the family cpu's
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 
 import flashpatch
+from flashpatch.patches.cpu import ulysses
 from flashpatch.patches.flowrl import options
 from flashpatch.verify.probes.flowrl import tiny
 
@@ -31,16 +33,18 @@ def main(folder: Path, file: str) -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     for case in json.loads((folder / file).read_text()):
         defaults = {name: option.default for name, option in options.OPTIONS.items()}
+        if case.get("attention") == "stock":
+            ulysses.undo(None)
         if case.get("stock"):
             flashpatch.disable("flowrl")
         else:
             flashpatch.enable("flowrl", **{**defaults, **case.get("options", {})})
-        written = step(folder, case, rank, world)
+        written = step(folder, case, world)
         if rank == 0:
             torch.save(written, folder / f"{case['name']}-{world}.pt")
 
 
-def step(folder: Path, case: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
+def step(folder: Path, case: dict[str, Any], world: int) -> dict[str, Any]:
     model = folder / case.get("model", "model")
     if not model.exists():
         raise SystemExit(f"no {model}")
@@ -55,9 +59,10 @@ def step(folder: Path, case: dict[str, Any], rank: int, world: int) -> dict[str,
     metrics = []
     for at in range(case.get("steps", 1)):
         everyone = tiny.responses(seed=case.get("first", 0) + at)
-        mine = everyone[rank::world]
+        share = slice(engine.get_data_parallel_rank(), None, engine.get_data_parallel_size())
+        mine = everyone[share]
         extra = {
-            name: value[rank::world] if isinstance(value, list) else value
+            name: value[share] if isinstance(value, list) else value
             for name, value in case.get("extra", {}).items()
         }
         metrics.append(tiny.metrics(worker.update_actor(tiny.batch(mine, len(everyone), **extra))))

@@ -21,6 +21,11 @@ def run(folder: Path, cases: Sequence[Mapping[str, Any]], ranks: int = 1, **extr
     """Run `flow_job` on ``cases``; each rank must end well."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"cases-{ranks}.json").write_text(json.dumps(list(cases)))
+    run_ranks([str(JOB), str(folder), f"cases-{ranks}.json"], folder, ranks, **extra)
+
+
+def run_ranks(command: Sequence[str], folder: Path, ranks: int, **extra: str) -> None:
+    """Run a Python script in as many processes, which meet as torchrun's do; each must end well."""
     meet = folder / f"meet-{ranks}"
     meet.unlink(missing_ok=True)
     running = []
@@ -40,7 +45,7 @@ def run(folder: Path, cases: Sequence[Mapping[str, Any]], ranks: int = 1, **extr
             running.append(
                 warm.start(
                     warm.VERL_VLLM,
-                    [str(JOB), str(folder), f"cases-{ranks}.json"],
+                    list(command),
                     env=environment(folder, **settings),
                     cwd=folder,
                     descriptors={0: nothing.fileno(), 1: said.fileno(), 2: said.fileno()},
@@ -64,6 +69,11 @@ def tail(folder: Path, ranks: int = 1) -> str:
 def result(folder: Path, name: str, ranks: int = 1) -> dict[str, Any]:
     """What rank 0 wrote of a case."""
     return torch.load(folder / f"{name}-{ranks}.pt", weights_only=True)
+
+
+def gradient(seen: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """By how much plain descent at rate 1 moved each weight."""
+    return {name: seen["before"][name].double() - seen["after"][name].double() for name in seen["before"]}
 
 
 def furthest(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float:

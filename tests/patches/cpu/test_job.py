@@ -129,12 +129,12 @@ def test_a_recipe_that_cannot_run_ends_before_anything_starts(world, tmp_path):
         world,
         tmp_path,
         "actor_rollout_ref.model.lora_rank=8",
-        "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
+        "actor_rollout_ref.actor.strategy=megatron",
         FLASHPATCH="cpu",
     )
     assert done.returncode != 0 and "ray init kwargs" not in done.stdout
     assert (
         "[flashpatch: cpu.verl.validate_config]" in done.stdout or "cpu.verl.validate_config" in done.stdout
     )
-    for named in ("lora_rank=8", "ulysses_sequence_parallel_size=2", "FLASHPATCH without bf16 or fp8"):
+    for named in ("lora_rank=8", "strategy=megatron", "FLASHPATCH without bf16 or fp8"):
         assert named in done.stdout, done.stdout[-4000:]

@@ -35,8 +35,6 @@ def reader(**changes):
         ("actor_rollout_ref.model.lora.rank", 8),
         ("actor_rollout_ref.actor.strategy", "megatron"),
         ("critic.strategy", "torchtitan"),
-        ("actor_rollout_ref.actor.ulysses_sequence_parallel_size", 2),
-        ("actor_rollout_ref.ref.fsdp_config.ulysses_sequence_parallel_size", 2),
         (f"{ROLLOUT}.name", "trtllm"),
         (f"{ROLLOUT}.quantization", "fp8"),
         (f"{ROLLOUT}.checkpoint_engine.backend", "nccl"),
@@ -46,6 +44,15 @@ def reader(**changes):
 def test_what_does_not_run_is_refused_by_name(path, value):
     (refusal,) = verl_config.refusals(reader(**{path: value}))
     assert refusal.startswith(f"{path}={value} (")
+
+
+@pytest.mark.parametrize("part", ["actor", "ref.fsdp_config"])
+def test_ulysses_is_refused_beside_an_attention_that_it_does_not_cover(part):
+    path = f"actor_rollout_ref.{part}.ulysses_sequence_parallel_size"
+    assert not list(verl_config.refusals(reader(**{path: 2})))
+    assert not list(verl_config.refusals(reader(**{path: 2, verl_config.ATTENTION: "sdpa"})))
+    (refusal,) = verl_config.refusals(reader(**{path: 2, verl_config.ATTENTION: "eager"}))
+    assert refusal.startswith(f"{path}=2 with {verl_config.ATTENTION}=eager (")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 
 import flow_lab
 import torch
+from flow_lab import gradient
 
 pytestmark = pytest.mark.verl
 
@@ -38,6 +39,7 @@ def correction() -> list[list[float]]:
 HALF = f"{ACTOR}.ppo_micro_batch_size_per_gpu=4"
 FSDP2 = f"{ACTOR}.strategy=fsdp2"
 PACKED = f"{MODEL}.use_remove_padding=True"
+ULYSSES = (PACKED, f"{ACTOR}.ulysses_sequence_parallel_size=2")
 
 
 @pytest.fixture(scope="module")
@@ -90,16 +92,14 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
         case("fsdp2-micro", FSDP2, PACKED, f"{ACTOR}.ppo_micro_batch_size_per_gpu=2"),
         case("hybrid", FSDP2, f"{ACTOR}.fsdp_config.fsdp_size=1"),
         case("tied", model="tied"),
+        case("ulysses", *ULYSSES),
+        case("ulysses-fsdp2-micro", FSDP2, *ULYSSES, f"{ACTOR}.ppo_micro_batch_size_per_gpu=2"),
+        case("ulysses-unpatched", *ULYSSES, attention="stock"),
         case("root", f"{ACTOR}.fsdp_config.wrap_policy.min_num_params=100000"),
     ]
     flow_lab.run(folder, one)
     flow_lab.run(folder, [{**c, "overrides": [HALF, *c["overrides"]]} for c in two], ranks=2)
     return folder
-
-
-def gradient(seen: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """By how much plain descent at rate 1 moved each weight."""
-    return {name: seen["before"][name].double() - seen["after"][name].double() for name in seen["before"]}
 
 
 def paper(
@@ -210,12 +210,21 @@ def test_one_rank_however_it_is_packed(done, name):
     same_metrics(seen, plain)
 
 
-@pytest.mark.parametrize("name", ["plain", "micro", "fsdp2", "fsdp2-micro", "hybrid", "root"])
+@pytest.mark.parametrize(
+    "name",
+    ["plain", "micro", "fsdp2", "fsdp2-micro", "hybrid", "root", "ulysses", "ulysses-fsdp2-micro"],
+)
 def test_two_ranks_are_one(done, name):
     seen, plain = flow_lab.result(done, name, ranks=2), flow_lab.result(done, "plain")
     assert flow_lab.furthest(seen["before"], plain["before"]) == 0
     assert flow_lab.furthest(gradient(seen), gradient(plain)) < SAME
     same_metrics(seen, plain)
+
+
+def test_without_flash_attention_stock_ulysses_learns_something_else(done):
+    """What the family cpu mends, seen on the actor."""
+    seen, plain = flow_lab.result(done, "ulysses-unpatched", ranks=2), flow_lab.result(done, "plain")
+    assert flow_lab.furthest(gradient(seen), gradient(plain)) > 0.1
 
 
 def test_two_ranks_are_one_with_tied_embeddings(done):

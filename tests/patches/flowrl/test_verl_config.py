@@ -16,7 +16,6 @@ PLAIN = {
     "algorithm.adv_estimator": "grpo",
     "algorithm.use_kl_in_reward": False,
     f"{ACTOR}.strategy": "fsdp",
-    f"{ACTOR}.ulysses_sequence_parallel_size": 1,
     f"{MODEL}.lora_rank": 0,
 }
 
@@ -42,8 +41,6 @@ def test_verls_own_values_are_accepted():
         ("distillation.enabled", True),
         (f"{ACTOR}.strategy", "megatron"),
         (f"{ACTOR}.strategy", "veomni"),
-        (f"{ACTOR}.ulysses_sequence_parallel_size", 2),
-        (f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size", 2),
         (f"{ACTOR}.fsdp_config.qat.enable", True),
         (f"{ACTOR}.use_prefix_grouper", True),
         (f"{MODEL}.lora_rank", 8),

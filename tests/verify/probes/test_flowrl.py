@@ -66,7 +66,7 @@ def failed(family: dict) -> set[str]:
 def test_it_is_live_here(tmp_path):
     code, family, said = verify(tmp_path)
     assert code == 0, said
-    assert not failed(family) and len(family["proofs"]) == 6
+    assert not failed(family) and len(family["proofs"]) == 7
 
 
 def test_a_loss_that_forgets_the_reference_is_caught_though_every_patch_is_live(tmp_path, doctored):
@@ -86,6 +86,7 @@ def test_a_loss_that_forgets_the_reference_is_caught_though_every_patch_is_live(
             "dict(state_dict)",
             "the rollout engine gets",
         ),
+        ("partition_function.py", "if self.sharers is not None:", "if False:", "two ranks that share"),
         (
             "partition_function.py",
             "means.detach() if self._detach else means",

@@ -1,12 +1,14 @@
 """Update a tiny actor once in verl's worker, and compute the same in float64 without verl.
 
-Started by `flashpatch.verify.probes.flowrl.verl_probe` as a user's program: the environment switches the family on.
-Without an accelerator the family ``cpu`` is enabled too.
+Started by `flashpatch.verify.probes.flowrl.verl_probe` as a user's program, once alone and once as each of two ranks
+that share every row (Ulysses): the environment switches the family on. Without an accelerator the family ``cpu`` is
+enabled too.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,38 +20,65 @@ import flashpatch
 
 
 def main() -> None:
-    """Write ``seen.json`` in the directory ``sys.argv[1]``."""
-    workdir = Path(sys.argv[1])
+    """Write ``seen.json``, or the first of several ranks ``shared.json``, in the directory ``sys.argv[1]``."""
+    workdir, ranks = Path(sys.argv[1]), int(os.environ["WORLD_SIZE"])
     if torch.accelerator.current_accelerator(check_available=True) is None:
         flashpatch.enable("cpu", "bf16")
 
     import verl.model_merger.fsdp_model_merger  # noqa: F401
 
+    (alone if ranks == 1 else shared)(workdir)
+    torch.distributed.destroy_process_group()
+
+
+def alone(workdir: Path) -> None:
+    """Update on one rank, and write what verl and what the paper's formulas say of it."""
     from flashpatch.patches.flowrl import options
     from flashpatch.verify.probes.flowrl import tiny
 
     model = tiny.write_model(workdir / "model")
     worker = tiny.worker(tiny.recipe(model))
-    engine = worker.actor.engine
     rows = tiny.responses()
-    before = tiny.weights(engine)
-    seen = tiny.metrics(worker.update_actor(tiny.batch(rows)))
-    after = tiny.weights(engine)
-    moved = {name: float((before[name] - after[name]).abs().max()) for name in before}
+    before, step = update(worker, rows)
     loss, log_z = paper(model, before, rows, options.current())
     result = {
-        "loss": seen["actor/tb_loss"],
+        **step,
         "paper_loss": loss,
-        "log_z": seen["actor/log_z"],
         "paper_log_z": log_z,
-        "moved_head": {name: value for name, value in moved.items() if "proj_z" in name},
-        "moved_policy": {name: value for name, value in moved.items() if "proj_z" not in name},
         "policy": sorted(name for name in before if "proj_z" not in name),
-        "exported": sorted(name for name, _ in engine.get_per_tensor_param()[0]),
+        "exported": sorted(name for name, _ in worker.actor.engine.get_per_tensor_param()[0]),
         "refused": refused(),
     }
     (workdir / "seen.json").write_text(json.dumps(result))
-    torch.distributed.destroy_process_group()
+
+
+def shared(workdir: Path) -> None:
+    """Update on this rank's part of every row, and write what came of it from the first rank."""
+    from flashpatch.verify.probes.flowrl import tiny
+
+    model = tiny.write_model(workdir / f"model-{os.environ['RANK']}")
+    worker = tiny.worker(
+        tiny.recipe(
+            model,
+            f"trainer.n_gpus_per_node={os.environ['WORLD_SIZE']}",
+            f"{tiny.MODEL}.use_remove_padding=True",
+            f"{tiny.ACTOR}.ulysses_sequence_parallel_size={os.environ['WORLD_SIZE']}",
+        )
+    )
+    _, step = update(worker, tiny.responses())
+    if os.environ["RANK"] == "0":
+        (workdir / "shared.json").write_text(json.dumps(step))
+
+
+def update(worker: Any, rows: Sequence[Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Update once; return the weights before, and the loss, log Z and how far each weight moved at most."""
+    from flashpatch.verify.probes.flowrl import tiny
+
+    before = tiny.weights(worker.actor.engine)
+    metrics = tiny.metrics(worker.update_actor(tiny.batch(rows)))
+    after = tiny.weights(worker.actor.engine)
+    moved = {name: float((before[name] - after[name]).abs().max()) for name in before}
+    return before, {"loss": metrics.get("actor/tb_loss"), "log_z": metrics.get("actor/log_z"), "moved": moved}
 
 
 def paper(

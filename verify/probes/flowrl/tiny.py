@@ -161,10 +161,12 @@ def worker(config: Any) -> Any:
 
 
 def metrics(output: Any) -> dict[str, float]:
-    """Return the metrics that the trainer logs of an update."""
+    """Return the metrics that the trainer logs of an update; of ranks that share a row, verl gives the first's."""
     from verl.utils import tensordict_utils as tu
     from verl.utils.metric import reduce_metrics
 
+    if output is None:
+        return {}
     return {name: float(value) for name, value in reduce_metrics(dict(tu.get(output, "metrics"))).items()}
 
 

@@ -1,4 +1,8 @@
-"""Probe family flowrl: verl's own worker takes one step on a tiny actor; the paper's formulas check it."""
+"""Probe family flowrl: verl's own worker takes one step on a tiny actor; the paper's formulas check it.
+
+Two ranks that share every row (Ulysses) take the same step; they run without the accelerator, of which one machine may
+have only one.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from flashpatch.verify import processes
 from flashpatch.verify.processes import Command
 
 _TIMEOUT = 600.0  # seconds
+_NO_ACCELERATOR = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
 _CLOSE = 1e-4  # of float32 in verl against float64, relative
 
 
@@ -20,20 +25,25 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     """Run the job as a user's program, and judge what it saw."""
     began = time.monotonic()
     main = processes.entry_point("flashpatch.verify.probes.flowrl.job", workdir)
-    job = Command("job", main, processes.rank_environments(workdir, 1)[0])
-    problem = processes.problems(processes.run([job], workdir, _TIMEOUT))
+    commands = [Command("job", main, processes.rank_environments(workdir, 1)[0])]
+    (workdir / "ranks").mkdir()
+    for rank, environment in enumerate(processes.rank_environments(workdir / "ranks", 2)):
+        commands.append(Command(f"rank-{rank}", main, {**environment, **_NO_ACCELERATOR}))
+    problem = processes.problems(processes.run(commands, workdir, _TIMEOUT))
     seconds = time.monotonic() - began
     if problem:
         what = "verl's worker updates an actor with the loss mode flowrl"
         return [Proof("flowrl", what, False, problem, seconds)]
-    return _weigh(json.loads((workdir / "seen.json").read_text()), seconds)
+    seen, shared = (json.loads((workdir / name).read_text()) for name in ("seen.json", "shared.json"))
+    return [*_weigh(seen, seconds), _compare(seen, shared)]
 
 
 def _weigh(seen: Mapping[str, Any], seconds: float) -> list[Proof]:
     """Judge what the job saw; ``seconds`` is what running it took."""
     loss, wanted = seen["loss"], seen["paper_loss"]
     log_z, wanted_z = seen["log_z"], seen["paper_log_z"]
-    head, policy = seen["moved_head"], seen["moved_policy"]
+    head = {name: value for name, value in seen["moved"].items() if "proj_z" in name}
+    policy = {name: value for name, value in seen["moved"].items() if "proj_z" not in name}
     least = min([*head.values(), *policy.values()], default=0.0)
     return [
         Proof(
@@ -69,3 +79,20 @@ def _weigh(seen: Mapping[str, Any], seconds: float) -> list[Proof]:
             "PatchError before anything started" if seen["refused"] else "it was accepted",
         ),
     ]
+
+
+def _compare(seen: Mapping[str, Any], shared: Mapping[str, Any]) -> Proof:
+    """Judge whether ranks that share every row took the step of one rank."""
+
+    def apart(one: float, other: float) -> float:
+        return abs(one - other) / max(abs(other), 1e-3)
+
+    differences = {name: apart(shared[name], seen[name]) for name in ("loss", "log_z")}
+    differences |= {name: apart(shared["moved"][name], value) for name, value in seen["moved"].items()}
+    most = max(differences, key=lambda name: differences[name])
+    return Proof(
+        "flowrl",
+        "two ranks that share every row (Ulysses) take the same step as one",
+        differences[most] <= _CLOSE,
+        f"loss, log Z and the steps of {len(seen['moved'])} weights; furthest apart {most}, by {differences[most]:.1e}",
+    )

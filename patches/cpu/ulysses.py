@@ -1,0 +1,147 @@
+"""Run verl's Ulysses sequence parallelism with torch's own attention, for want of flash-attn."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from flashpatch import engine
+from flashpatch.record import Contract, Patch
+
+MONKEY_PATCH = "verl.models.transformers.monkey_patch"
+ULYSSES = "verl.utils.ulysses"
+ID = "cpu.verl.ulysses_flash_attention_forward"
+IMPLEMENTATION = "sdpa"
+"""The name under which transformers finds the attention that this exchanges."""
+
+
+def attention(
+    original: Any,
+    module: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Any, None]:
+    """Attend over the whole packed row, of which each rank of the sequence-parallel group holds a part.
+
+    Source: DeepSpeed-Ulysses, arXiv 2309.14509: before the attention every rank receives all tokens for its share
+    of the heads, after it all heads for its share of the tokens. verl does so around flash-attn only.
+
+    Args:
+        original: transformers' attention, called where nothing is shared: without a group, or without
+            ``position_ids``, as for a vision tower, which every rank computes whole.
+        query, key, value: ``(1, heads, tokens / ranks, head_dim)``; key and value may have fewer heads.
+        attention_mask: of the rank's own tokens; not used, since it says nothing of the others.
+        kwargs: ``position_ids``, ``(1, tokens / ranks)``, which begin at 0 in every sequence, and
+            ``sliding_window``, in tokens.
+
+    Returns:
+        ``(1, tokens / ranks, heads, head_dim)``, and no attention weights.
+    """
+    import torch
+    from verl.utils import ulysses
+
+    ranks = ulysses.get_ulysses_sequence_parallel_world_size()
+    positions = kwargs.get("position_ids")
+    if ranks == 1 or positions is None:
+        return original(
+            module,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=dropout,
+            scaling=scaling,
+            is_causal=is_causal,
+            **kwargs,
+        )
+    engine.record_call(ID)
+    copies = max(ranks // key.shape[1], 1)  # so that every rank has a head of the keys
+    if copies > 1:
+        key, value = key.repeat_interleave(copies, 1), value.repeat_interleave(copies, 1)
+    query, key, value = (
+        ulysses.gather_seq_scatter_heads(part, seq_dim=2, head_dim=1) for part in (query, key, value)
+    )
+    everyone = [torch.empty_like(positions) for _ in range(ranks)]
+    torch.distributed.all_gather(
+        everyone, positions.contiguous(), group=ulysses.get_ulysses_sequence_parallel_group()
+    )
+    out = torch.nn.functional.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=causal_mask(torch.cat(everyone, dim=-1)[0], kwargs.get("sliding_window")),
+        dropout_p=dropout,
+        scale=scaling,
+        enable_gqa=True,
+    )
+    return ulysses.gather_heads_scatter_seq(out, head_dim=1, seq_dim=2).transpose(1, 2).contiguous(), None
+
+
+def causal_mask(positions: Any, window: int | None = None) -> Any:
+    """Return which token sees which: the earlier ones of its own sequence, ``(tokens, tokens)`` bool.
+
+    Args:
+        positions: ``(tokens,)``, 0 where a sequence begins.
+        window: how many tokens, itself included, a token sees; None for all.
+    """
+    import torch
+
+    sequence = (positions == 0).cumsum(0)
+    at = torch.arange(len(positions), device=positions.device)
+    back = at.unsqueeze(1) - at
+    seen = (sequence.unsqueeze(1) == sequence) & (back >= 0)
+    return seen if window is None else seen & (back < window)
+
+
+def apply(site: Any) -> None:
+    """Exchange the attention that transformers calls ``sdpa``."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    original = ALL_ATTENTION_FUNCTIONS[IMPLEMENTATION]
+    ALL_ATTENTION_FUNCTIONS[IMPLEMENTATION] = functools.partial(attention, original)
+
+
+def undo(site: Any) -> None:
+    """Put transformers' own back, unless somebody exchanged it since."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    found = ALL_ATTENTION_FUNCTIONS[IMPLEMENTATION]
+    if isinstance(found, functools.partial) and found.func is attention:
+        ALL_ATTENTION_FUNCTIONS[IMPLEMENTATION] = found.args[0]
+
+
+PATCH = Patch(
+    id=ID,
+    targets=(f"{MONKEY_PATCH}:_ulysses_flash_attention_forward",),
+    apply=apply,
+    undo=undo,
+    requires="verl>=0.9",
+    evidence="optional",
+    scope=frozenset({"trainer"}),
+    needs=("cpu.verl.register_platform",),
+    contract=Contract(
+        params=("query_states", "key_states", "value_states", "attention_mask", "query_length"),
+        mentions=(
+            "gather_seq_scatter_heads",
+            "gather_heads_scatter_seq",
+            "get_ulysses_sequence_parallel_world_size",
+            "torch.distributed.all_gather",
+        ),
+        exists=(
+            f"{ULYSSES}:SeqAllToAll",
+            f"{ULYSSES}:get_ulysses_sequence_parallel_group",
+            "transformers.modeling_utils:ALL_ATTENTION_FUNCTIONS",
+            "transformers.integrations.sdpa_attention:sdpa_attention_forward",
+        ),
+    ),
+    why="verl exchanges heads for tokens around flash-attn only; with sdpa each rank attends to its own part of "
+    "the row, and nothing says so.",
+    how="Does the same exchange around torch's attention, over the whole row, masked by where sequences begin.",
+    remove_when="verl's Ulysses covers sdpa.",
+)

@@ -1,0 +1,43 @@
+"""Ulysses on two ranks without flash-attn, against one rank; tests/patches/flowrl/test_parity.py has verl's actor."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import flow_lab
+import torch
+
+from flashpatch.patches.cpu.ulysses import causal_mask
+
+SUPPORT = Path(__file__).parents[2] / "support"
+
+
+def test_a_token_sees_the_earlier_ones_of_its_own_sequence():
+    seen = causal_mask(torch.tensor([0, 1, 2, 0, 1]))
+    assert seen.int().tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [1, 1, 1, 0, 0],
+        [0, 0, 0, 1, 0],
+        [0, 0, 0, 1, 1],
+    ]
+    near = causal_mask(torch.tensor([0, 1, 2, 0, 1]), window=2)
+    assert (seen & ~near).nonzero().tolist() == [[2, 0]]
+
+
+@pytest.mark.verl
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.full)])
+def test_attention_of_several_ranks_is_that_of_one(tmp_path, ranks):
+    """Values and gradients, with fewer key heads than ranks, a window, and padding at the end of the row."""
+    flow_lab.run_ranks([str(SUPPORT / "ulysses_ranks.py"), str(tmp_path)], tmp_path, ranks)
+    for rank in range(ranks):
+        found = json.loads((tmp_path / f"attention-{rank}.json").read_text())
+        assert set(found) == {"plain", "few key heads", "window"}
+        for name, differences in found.items():
+            assert max(differences["ours"]) < 1e-5, name
+            assert max(differences["stock"]) > 1e-2, name
