@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from typing import Any
 
+from flashpatch.errors import PatchError
 from flashpatch.patches.grpo.standalone.packing import Packer, Round
-
-_numbers = itertools.count()
+from flashpatch.patches.grpo.streaming.mode import ID
 
 
 class Rounds:
@@ -21,6 +20,9 @@ class Rounds:
         eager: an idle trainer gets a round that is filled to this share of its budget.
         fields: extra fields of every round.
 
+    Raises:
+        PatchError: the reference is split over the ranks in another way than the policy.
+
     Attributes:
         keys, tags: the samples taken so far, as in verl's ``KVBatchMeta``.
         launched: rounds sent.
@@ -31,6 +33,14 @@ class Rounds:
     def __init__(self, actor: Any, reference: Any, budget: int, eager: float, fields: dict[str, Any]) -> None:
         self.actor, self.reference, self.fields = actor, reference, fields
         self.ranks = dp_ranks(actor, "actor")
+        if reference is not None and dp_ranks(reference, "ref") != self.ranks:
+            raise PatchError(
+                f"cannot stream rounds: the policy's ranks take the shares {self.ranks}, the reference's "
+                f"{dp_ranks(reference, 'ref')}.",
+                patch=ID,
+                target="actor_rollout_ref.ref",
+                advice="Give actor_rollout_ref.ref the actor's ulysses_sequence_parallel_size.",
+            )
         self.packer = Packer(max(self.ranks) + 1, budget)
         self.keys: list[str] = []
         self.tags: list[dict[str, Any]] = []
@@ -90,15 +100,14 @@ class Rounds:
     def _launch(self, packed: Round) -> None:
         from transfer_queue import KVBatchMeta
 
-        from flashpatch.patches.grpo.streaming.worker import FILLER, ROUND
+        from flashpatch.patches.grpo.streaming.worker import FILLER, REFERENCE
 
-        number = next(_numbers)
         shares = [
             KVBatchMeta(
                 partition_id="train",
                 keys=[key for key, _ in batch.samples],
                 tags=[tag for _, tag in batch.samples],
-                extra_info={**self.fields, FILLER: batch.filler, ROUND: number},
+                extra_info={**self.fields, FILLER: batch.filler, REFERENCE: self.reference is not None},
             )
             for batch in packed
         ]
@@ -106,9 +115,6 @@ class Rounds:
             self.first = time.perf_counter() - self._start
         self.launched += 1
         self.fillers += sum(batch.filler for batch in packed)
-        if self.reference is not None:
-            ranks = dp_ranks(self.reference, "ref")
-            self._running += self.reference.stream_reference([shares[rank] for rank in ranks])
         self._running += self.actor.stream_accumulate([shares[rank] for rank in self.ranks])
 
 

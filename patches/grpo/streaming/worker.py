@@ -20,8 +20,8 @@ from flashpatch.patches.grpo.streaming import reference
 from flashpatch.patches.grpo.streaming.current_policy import CurrentPolicy
 from flashpatch.patches.grpo.streaming.step import StreamedStep, times
 
-ROUND = "stream_round"
-"""Key of a round's extra fields: its number in the job."""
+REFERENCE = "stream_reference"
+"""Key of a round's extra fields: whether the reference's log-probabilities are wanted."""
 FILLER = "stream_filler"
 """Key of a round's extra fields: this rank's samples are another rank's, and count nothing."""
 CORRECTION = "stream_correction"
@@ -30,12 +30,6 @@ CORRECTION = "stream_correction"
 
 _of_this_process: dict[str, StreamWorker] = {}
 """By role: verl puts a rank's actor and its reference into one process."""
-
-
-_reference_of_round: dict[int, torch.Tensor] = {}
-"""Of this process's reference forwards, by the round's number, until the policy's forward has taken them."""
-_reference_seconds: list[float] = []
-"""Of this process's reference forwards since the last step of the optimizer."""
 
 
 class StreamWorker(DetachActorWorker):
@@ -50,32 +44,19 @@ class StreamWorker(DetachActorWorker):
         _of_this_process[self.role] = self
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE, blocking=False)
-    def stream_reference(self, data: TensorDict) -> TensorDict | None:
-        """Compute the reference model's log-probabilities of a round; ``ref_log_prob``, jagged [samples, response]."""
-        start = time.perf_counter()
-        _one_micro_batch(data)
-        output = self.ref.infer_batch(data)
-        _reference_seconds.append(time.perf_counter() - start)
-        if output is None:
-            return None
-        found = response_from_nested(output["log_probs"], data["response_mask"]).cpu()
-        _reference_of_round[tu.get(data, ROUND)] = found
-        return TensorDict({"ref_log_prob": found}, batch_size=len(data))
-
-    @register(dispatch_mode=Dispatch.DP_COMPUTE, blocking=False)
     def stream_accumulate(self, data: TensorDict) -> TensorDict | None:
-        """Run forward and backward of this rank's share of a round, and add it to the step's gradient.
+        """Run the forward passes and the backward pass of this rank's share of a round; add to the step's gradient.
+
+        The reference's forward belongs to the same call: Ray may begin the calls of verl's workers in another order
+        than that in which they were made, since these have a coroutine among their methods, and another on each
+        rank. A round's sum does not depend on when it is added.
 
         Returns:
-            ``log_probs`` and ``entropy`` of the policy, jagged [samples, prompt and response]; None for a filler.
+            ``log_probs`` and ``entropy`` of the policy, jagged [samples, prompt and response], and the reference's
+            ``ref_log_prob``, jagged [samples, response], where it is wanted; None for a filler.
         """
         if self._open is None:
             self._open = _OpenStep(self, tu.get(data, CORRECTION))
-        found = _reference_of_round.pop(tu.get(data, ROUND, default=-1), None)
-        if (
-            found is not None and "ref_log_prob" not in data
-        ):  # verl's queue need not list yet what was just put
-            data["ref_log_prob"] = found
         try:
             return self._open.add(data)
         except BaseException:
@@ -141,6 +122,8 @@ class _OpenStep:
         else:
             self.lengths += data["input_ids"].offsets().diff().tolist()
         _one_micro_batch(data)
+        reference = _reference_log_probs(data) if tu.get(data, REFERENCE, default=False) else {}
+        data.update(reference)
         output = self.step.add(data, self.worker.loss_fn)
         self.losses += output["loss"]
         for name, value in output["metrics"].items():
@@ -150,7 +133,7 @@ class _OpenStep:
                 self.metrics[name] = value
         found = self.policy.take()
         self.busy += time.perf_counter() - start
-        return None if filler or not found else TensorDict(found, batch_size=len(data)).cpu()
+        return None if filler or not found else TensorDict({**found, **reference}, batch_size=len(data)).cpu()
 
     def finish(self) -> dict[str, Any] | None:
         start = time.perf_counter()
@@ -158,8 +141,7 @@ class _OpenStep:
             total = self.step.finish()
             norm = self.engine.optimizer_step()
             rate = self.engine.lr_scheduler_step()
-        self.busy += time.perf_counter() - start + sum(_reference_seconds)
-        _reference_seconds.clear()
+        self.busy += time.perf_counter() - start
         if not self.engine.is_mp_src_rank_with_outputs():
             return None
         return {**self._collect(total, norm, rate), "busy": self.busy}
@@ -189,6 +171,24 @@ class _OpenStep:
                 of_ranks = isinstance(value[0], Metric)
                 found[name] = Metric.aggregate_dp(value) if of_ranks else _flat(value)
         return {**found, "samples_trained": self.step.samples, "tokens_trained": self.step.tokens}
+
+
+def _reference_log_probs(data: TensorDict) -> dict[str, torch.Tensor]:
+    """Return ``ref_log_prob`` of a round, jagged [samples, response], by the reference model of this process.
+
+    Not through verl's ``infer_batch`` of the worker, which gives it to the first of several ranks that share a row only.
+    """
+    worker = _of_this_process["ref"].ref
+    data = data.clone(recurse=False)  # the policy's settings stay as they are
+    tu.assign_non_tensor(
+        data,
+        use_remove_padding=worker.model_config.get("use_remove_padding", False),
+        use_fused_kernels=worker.engine_config.use_fused_kernels,
+        calculate_entropy=False,
+    )
+    with worker.engine.eval_mode():
+        found = worker.engine.infer_batch(data)["model_output"]["log_probs"]
+    return {"ref_log_prob": response_from_nested(found, data["response_mask"]).cpu()}
 
 
 def _one_micro_batch(data: TensorDict) -> None:

@@ -20,7 +20,7 @@ SCRIPT = SUPPORT / "verl_groups.py"
     "number, engine, imported",
     [
         pytest.param(22, "verl_vllm", warm.VERL_VLLM, marks=pytest.mark.verl),
-        pytest.param(16, "verl_sglang", warm.VERL_SGLANG, marks=[pytest.mark.verl, pytest.mark.sglang]),
+        pytest.param(17, "verl_sglang", warm.VERL_SGLANG, marks=[pytest.mark.verl, pytest.mark.sglang]),
     ],
 )
 def test_armed_and_undone(tmp_path: Path, number: int, engine: str, imported: Sequence[str]) -> None:
