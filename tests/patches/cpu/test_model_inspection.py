@@ -43,9 +43,8 @@ def inspect(folder, name: str, families: str) -> dict[str, list[str]]:
     return lines
 
 
-@pytest.mark.parametrize(
-    "model", ["MambaForCausalLM", pytest.param("Qwen2ForCausalLM", marks=pytest.mark.full)]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("model", ["MambaForCausalLM", "Qwen2ForCausalLM"])
 def test_no_process_is_started_and_the_same_is_found(tmp_path, model):
     ours, stock = inspect(tmp_path / "ours", model, "cpu"), inspect(tmp_path / "stock", model, "")
     assert ours["STARTED"] == ["0"] and stock["STARTED"] == ["1"]

@@ -70,7 +70,9 @@ def test_a_submitted_job_may_set_it_itself(scenario, cluster):
     assert json.loads(said.splitlines()[-1])[0] == "cpu"
 
 
-@pytest.mark.parametrize("names, device", [("cpu,bf16", "cpu"), ("bf16", "cuda")])
+@pytest.mark.parametrize(
+    "names, device", [("cpu,bf16", "cpu"), pytest.param("bf16", "cuda", marks=pytest.mark.full)]
+)
 def test_a_worker_without_it_is_named(scenario, cluster, names, device):
     """Also in a job for an accelerator, which has no cpu among its names."""
     said = scenario(
