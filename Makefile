@@ -1,4 +1,5 @@
-# make demo       stock vLLM against FlashPatch, in an environment of its own
+# make demo       stock vLLM against FlashPatch, in an environment of its own. REAL=1: a server on a real language model
+#                 of 135 million weights, updated over HTTP and asked through the openai client
 # make demo-verl  verl trains on this machine, bf16 against fp8 rollouts, and what was live; some ten minutes.
 #                 ROLLOUT=sglang: the rollouts are SGLang's, its kernels the tests' stand-ins
 # make demo-world verl trains a real language model of 135 million weights on this machine, four steps; make world only
@@ -46,8 +47,8 @@ NO_ENGINE := not vllm and not verl and not sglang and not full
 # A stamp is the last thing a recipe writes: an interrupted set-up is taken up again.
 .PRECIOUS: %/.vllm %/.verl %/.sglang %/.ready
 
-demo: $(NEWEST)
-	$(NEWEST)/bin/python examples/demo.py
+demo: $(if $(REAL),$(PAIRED)/.world,$(NEWEST))
+	$(if $(REAL),$(PAIRED)/bin/python examples/demo_server.py,$(NEWEST)/bin/python examples/demo.py)
 
 ROLLOUT ?= vllm
 DEMO_VERL := $(if $(filter sglang,$(ROLLOUT)),$(SGLANG),$(PAIRED))

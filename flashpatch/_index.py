@@ -114,6 +114,7 @@ FAMILIES = {
             "detach_hidden": (False, (), "bool", "str", ()),
             "lr": (None, (), "float", "str", (None, None, 0, None)),
             "weight_decay": (None, (), "float", "str", (0, None, None, None)),
+            "diversity_prompts": (32, (), "int", "str", (0, None, None, None)),
         },
         "patches": {
             "flowrl.verl.validate_config": ("verl.utils.config",),
@@ -130,6 +131,7 @@ FAMILIES = {
             "flowrl.verl.merge_and_save": ("verl.model_merger.fsdp_model_merger",),
             "flowrl.verl.load_and_merge_state_dicts": ("verl.model_merger.fsdp_model_merger",),
             "flowrl.verl.load_checkpoint": ("verl.utils.checkpoint.fsdp_checkpoint_manager",),
+            "flowrl.verl.compute_metrics": ("verl.trainer.ppo.v1.trainer_base",),
         },
     },
     "fp8": {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from flashpatch.patches.flowrl import actor, export, forward, loss, options, resume, verl_config
+from flashpatch.patches.flowrl import actor, export, forward, loss, metrics, options, resume, verl_config
 from flashpatch.record import Family
 
 
@@ -44,6 +44,7 @@ FAMILY = Family(
         export.MERGE,
         export.MERGED,
         resume.PATCH,
+        metrics.PATCH,
     ),
     options=options.OPTIONS,
     too_late=_too_late,

@@ -32,6 +32,12 @@ OPTIONS = {
     "weight_decay": Option(
         None, "weight decay of the partition function; the actor's if unset", kind=float, least=0
     ),
+    "diversity_prompts": Option(
+        32,
+        "prompts per step whose responses are compared for flowrl/diversity/*; 0 for none",
+        kind=int,
+        least=0,
+    ),
 }
 
 
@@ -48,6 +54,7 @@ class Choices:
     detach_hidden: bool
     lr: float | None
     weight_decay: float | None
+    diversity_prompts: int
 
 
 def current() -> Choices:

@@ -28,6 +28,7 @@ def test_two_steps_with_updated_rollouts(world, tmp_path):
         assert len(metrics(told, f"actor/{name}")) == 2, name
     assert min(metrics(told, "actor/grad_norm")) > 0 and min(metrics(told, "actor/tb_loss")) > 0
     assert "policy_loss.loss_mode=flowrl: FlowRL needs it" in told
+    assert min(metrics(told, "flowrl/diversity/solutions")) >= 1
 
     processes = live(tmp_path)
     (trainer,) = [process for process in processes if "trainer" in process["roles"]]
@@ -39,6 +40,29 @@ def test_two_steps_with_updated_rollouts(world, tmp_path):
     assert calls["flowrl.verl.build_module"] == 2  # the actor's and the reference's, which gets none
     drivers = [process for process in processes if "driver" in process["roles"]]
     assert any(process["patches"].get("flowrl.verl.validate_config", {}).get("calls") for process in drivers)
+
+
+@pytest.mark.full
+def test_two_ranks_that_share_every_row_and_audited_fp8_rollouts(wide_world, two_ranks, tmp_path):
+    """Ulysses on FSDP2, with the families fp8 and fsdp."""
+    settings = (
+        *SETTINGS,
+        *two_ranks,
+        "actor_rollout_ref.actor.strategy=fsdp2",
+        "actor_rollout_ref.ref.strategy=fsdp2",
+        "actor_rollout_ref.model.use_remove_padding=True",
+        "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4",
+    )
+    done = train(wide_world, tmp_path, *settings, FLASHPATCH="cpu,fp8,flowrl,fsdp")
+    told = done.stdout
+    assert done.returncode == 0, told[-8000:]
+    assert metrics(told, "training/global_step") == [1, 2]
+    assert max(metrics(told, "training/rollout_probs_diff_mean")) < 0.05
+    assert min(metrics(told, "actor/grad_norm")) > 0
+    trainers = [process for process in live(tmp_path) if "trainer" in process["roles"]]
+    shared = [p["patches"]["cpu.verl.ulysses_flash_attention_forward"]["calls"] for p in trainers]
+    assert len(shared) == 2 and shared[0] == shared[1] > 0
 
 
 @pytest.mark.full
