@@ -7,7 +7,7 @@ from 1, ``t``, seconds since 1970 when it ended, ``event``, its name, and what t
 is measured over and over have ``sample``: true.
 
 A file that exceeds ``FLASHPATCH_EVENT_BYTES`` is rewritten in half of that: without every second sample, as often as it
-takes, and without the oldest events where few samples are left. Its first line then counts what is gone. An event equal to the one before
+takes, and without the oldest events where few samples are left. Its first line then counts what is gone, under the names of `kind_of`. An event equal to the one before
 it within a second is only counted, in ``repeats`` of the next.
 """
 
@@ -138,14 +138,14 @@ def _shorten(path: str, target: int) -> None:
     """Rewrite a file of events in at most ``target`` bytes, or its newest event."""
     with open(path, "rb") as file:
         lines = file.readlines()
-    gone = {"events": 0, "samples": 0}
+    gone: dict[str, Any] = {"events": 0, "samples": 0, "by": {}}
     kept: list[tuple[bytes, bool]] = []
     for line in lines:
         event = parsed(line)
         if event is None:
             continue
         if event["event"] == DROPPED:
-            gone = {kind: int(event.get(kind, 0)) for kind in gone}
+            gone.update({kind: event[kind] for kind in gone if kind in event})
             continue
         kept.append((line, bool(event.get("sample"))))
     while _size(kept) > target and sum(is_sample for _, is_sample in kept) > _FEWEST_SAMPLES:
@@ -155,7 +155,7 @@ def _shorten(path: str, target: int) -> None:
     size, first = _size(kept), 0
     while size > target and first < len(kept) - 1:
         line, is_sample = kept[first]
-        gone["samples" if is_sample else "events"] += 1
+        _count(gone, line, is_sample)
         size, first = size - len(line), first + 1
     header = _line({"n": 0, "t": round(time.time(), 6), "event": DROPPED, **gone})
     temporary = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{os.getpid()}")
@@ -168,6 +168,21 @@ def _shorten(path: str, target: int) -> None:
         if os.path.exists(temporary):
             os.unlink(temporary)
         raise
+
+
+def _count(gone: dict[str, Any], line: bytes, is_sample: bool) -> None:
+    event = parsed(line)
+    if is_sample or event is None:
+        gone["samples"] += 1
+        return
+    gone["events"] += 1
+    kind = kind_of(event)
+    gone["by"][kind] = gone["by"].get(kind, 0) + 1 + int(event.get("repeats", 0))
+
+
+def kind_of(event: dict[str, Any]) -> str:
+    """Return the name under which dropped events are counted: the event's, with its outcome where it has one."""
+    return f"{event['event']}/{event['outcome']}" if "outcome" in event else event["event"]
 
 
 def _size(lines: list[tuple[bytes, bool]]) -> int:

@@ -20,6 +20,7 @@ class ProcessEvents:
     Attributes:
         dropped: number of old events that its file had no room for.
         thinned: number of samples left out between those kept.
+        dropped_kinds: name and outcome, see `events.kind_of`, to the number of events that were dropped.
         unreadable: number of lines that are no event; a killed process may leave one.
     """
 
@@ -29,6 +30,7 @@ class ProcessEvents:
     events: list[dict[str, Any]] = field(default_factory=list)
     dropped: int = 0
     thinned: int = 0
+    dropped_kinds: dict[str, int] = field(default_factory=dict)
     unreadable: int = 0
 
 
@@ -63,5 +65,6 @@ def _add(process: ProcessEvents, line: bytes) -> None:
         process.unreadable += 1
     elif event["event"] == events.DROPPED:
         process.dropped, process.thinned = int(event.get("events", 0)), int(event.get("samples", 0))
+        process.dropped_kinds = dict(event.get("by", {}))
     else:
         process.events.append(event)
