@@ -62,7 +62,7 @@ def charts(events: list[tuple[str, list[dict[str, Any]]]]) -> list[dict[str, Any
 _OWN = {
     "acceptance": ("Tokens per speculative step", "tokens"),
     "arms": ("Share of steps by speculative configuration", "share"),
-    "memory": ("Resident memory of processes at updates", "bytes"),
+    "memory": ("Resident memory of processes at updates", "MiB"),
     "audit": ("Weights refused or reported by audits, in total", "audits"),
 }
 
@@ -80,7 +80,7 @@ def _values(process: str, event: dict[str, Any]) -> list[tuple[str, str, float]]
     if name == "speculation" and event.get("drafted"):
         return [("acceptance", process, float(event.get("acceptance_length", 0)))]
     if name == "update" and event.get("rss_bytes"):
-        return [("memory", process, float(event["rss_bytes"]))]
+        return [("memory", process, event["rss_bytes"] / 2**20)]
     if name == "audit" and "failed" in event:
         return [("audit", process, float(event["failed"]))]
     return []

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from flashpatch import ledger
+from flashpatch.errors import PatchError
 
 
 class UpdateEvents:
@@ -60,7 +61,8 @@ class UpdateEvents:
 
     def abandoned(self, error: BaseException, state: str) -> None:
         """Record that the update failed, and the model's state afterwards."""
-        self._ended("abandoned", problem=f"{type(error).__name__}: {error}", state=state)
+        problem = error.problem if isinstance(error, PatchError) else f"{type(error).__name__}: {error}"
+        self._ended("abandoned", problem=problem, state=state)
 
     def closed(self) -> None:
         """Note that the update ended without a tensor, which is no event."""

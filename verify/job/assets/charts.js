@@ -108,9 +108,8 @@ function lineChart(where, chart, job, unit) {
     borderColor: PALETTE[index % PALETTE.length], backgroundColor: PALETTE[index % PALETTE.length],
     borderDash: dashes[Math.floor(index / PALETTE.length)], borderWidth: 2,
     pointRadius: line.points.length > 60 ? 0 : 3 })) };
-  const scale = chart.unit === "bytes" ? { ticks: { color: css("--soft"), callback: bytes } } : {};
   return draw(where, () => ({ type: "line", data: data, options: base({ parsing: true,
-    scales: { x: axis(unit.name + " since the job began", { type: "linear" }), y: axis(chart.unit, scale) } }) }));
+    scales: { x: axis(unit.name + " since the job began", { type: "linear" }), y: axis(chart.unit) } }) }));
 }
 
 function bytes(value) {

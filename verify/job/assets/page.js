@@ -130,8 +130,8 @@ function header() {
   const line = document.getElementById("summary");
   line.append(make("span", job.verdict, job.verdict === "live" ? "good" : "bad"), ". ",
     job.processes.length + " processes" + (job.alive ? ", " + job.alive + " of them alive" : "") + ", ",
-    job.updates.rows.length + " recorded weight updates, " + job.syncs.rows.length + " syncs, " + job.incidents.length +
-    " refusals and problems. Begun " + date(job.began) + ", " +
+    job.updates.rows.length + " recorded weight updates, " + job.syncs.rows.length + " syncs. Refusals and problems: " + job.incidents.length +
+    ". Begun " + date(job.began) + ", " +
     (job.alive ? "still running after " : "last heard of after ") + since(job.ended).slice(1) + ".");
   document.getElementById("made").textContent = "Made by FlashPatch " + job.version + ", " + date(job.generated) +
     ", from what the job's processes wrote. Charts: Chart.js (MIT).";
@@ -211,7 +211,7 @@ function incidents() {
   }
   table(part, "incidents", "Refusals, failed updates, errors and verdicts, oldest first; a verdict has no time",
     job.incidents, [["when", (row) => since(row.t), "number"], ["process", (row) => row.process, "name"],
-      ["what", (row) => [row.kind, row.kind.split(" ").pop()]], ["text", (row) => row.text]]);
+      ["what", (row) => [row.kind, row.kind.split(" ").pop()], "kind"], ["text", (row) => row.text]]);
 }
 
 function measurements() {
@@ -230,8 +230,7 @@ function measurements() {
     });
     table(details(cell, "As a table"), "lines", chart.title + ", " + chart.unit, summary,
       [["line", (row) => row.label, "name"], ...["points", "first", "last", "least", "most"].map(
-        (name) => [name, (row) => chart.unit === "bytes" && name !== "points" ? bytes(row[name]) : number(row[name]),
-          "number"])]);
+        (name) => [name, (row) => number(row[name]), "number"])]);
   }
 }
 
