@@ -29,7 +29,7 @@ def lanes(source: Source, names: dict[tuple[str, int, str], str], until: float) 
         until: end of the lanes of living processes, seconds since 1970.
 
     Returns:
-        ``process``; ``replica``, counted from 1; ``segments``, lists of begin, end (seconds since 1970), first
+        ``process``; ``label``, which tells it from the others in little room; ``replica``, counted from 1; ``segments``, lists of begin, end (seconds since 1970), first
         version and last version; ``marks``, lists of time and text of updates refused or abandoned; ``timed``, False
         where a version is known and its time is not.
     """
@@ -45,6 +45,7 @@ def lanes(source: Source, names: dict[tuple[str, int, str], str], until: float) 
             {
                 "process": names[row.host, row.pid, row.start],
                 "core": _core(row, source),
+                "label": _label(row),
                 "segments": _segments(begin, end, changes, int(row.notes.get("policy_version", 0))),
                 "marks": _marks(events),
                 "timed": bool(changes) or not row.notes.get("policy_version"),
@@ -55,7 +56,14 @@ def lanes(source: Source, names: dict[tuple[str, int, str], str], until: float) 
     cores = {core: number for number, core in enumerate(dict.fromkeys(lane["core"] for lane in found), 1)}
     for lane in found:
         lane["replica"] = cores[lane.pop("core")]
+        lane["label"] = f"replica {lane['replica']}: {lane['label']}"
     return found
+
+
+def _label(row: Row) -> str:
+    role = next((role for role in ("worker", "engine-core") if role in row.roles), "process")
+    rank = next((f" {row.rank[name]}" for name in ("rank", "tp") if name in row.rank), "")
+    return f"{role}{rank}, {row.host}:{row.pid}"
 
 
 def _changes(events: Iterable[dict[str, Any]]) -> list[tuple[float, int]]:

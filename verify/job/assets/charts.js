@@ -58,7 +58,7 @@ function versionColour(version) {
 
 // Lanes of policy versions: one row per process, one bar per version that it held.
 function laneChart(where, lanes, job, unit) {
-  const labels = lanes.map((lane) => "replica " + lane.replica + ": " + lane.process);
+  const labels = lanes.map((lane) => lane.label);
   const at = (t) => (t - job.began) / unit.seconds;
   const bars = [], marks = [];
   lanes.forEach((lane, row) => {
