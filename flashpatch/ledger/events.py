@@ -177,7 +177,7 @@ def _count(gone: dict[str, Any], line: bytes, is_sample: bool) -> None:
         return
     gone["events"] += 1
     kind = kind_of(event)
-    gone["by"][kind] = gone["by"].get(kind, 0) + 1 + int(event.get("repeats", 0))
+    gone["by"][kind] = gone["by"].get(kind, 0) + 1
 
 
 def kind_of(event: dict[str, Any]) -> str:

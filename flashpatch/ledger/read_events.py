@@ -15,7 +15,7 @@ _LARGEST = 64 << 20  # bytes of one file
 
 @dataclass
 class ProcessEvents:
-    """Hold the events of one process, oldest first.
+    """Hold the events of one process, oldest first. ``repeated`` of an event counts equal ones that followed it.
 
     Attributes:
         dropped: number of old events that its file had no room for.
@@ -67,4 +67,6 @@ def _add(process: ProcessEvents, line: bytes) -> None:
         process.dropped, process.thinned = int(event.get("events", 0)), int(event.get("samples", 0))
         process.dropped_kinds = dict(event.get("by", {}))
     else:
+        if process.events and "repeats" in event:
+            process.events[-1]["repeated"] = event.pop("repeats")
         process.events.append(event)

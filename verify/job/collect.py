@@ -198,7 +198,7 @@ def _incidents(
             elif kind not in ("refused", "error"):
                 continue
             text = ": ".join(str(event[key]) for key in ("what", "problem") if event.get(key))
-            repeats = f" (and {event['repeats']} equal events before it)" if event.get("repeats") else ""
+            repeats = f" (and {event['repeated']} times more)" if event.get("repeated") else ""
             found.append({"t": event["t"], "process": process, "kind": kind, "text": text[:_TEXT] + repeats})
     found.sort(key=lambda incident: incident["t"])
     told = {row.error for row in source.run.rows if row.error}

@@ -29,7 +29,7 @@ METRICS = {
         "Seconds of the last weight update by phase: total, load or commit.",
     ),
     "flashpatch_weight_update_timestamp_seconds": ("gauge", "When the last weight update ended, since 1970."),
-    "flashpatch_refusals_total": ("counter", "Refused updates, requests or engines."),
+    "flashpatch_refusals_total": ("counter", "Refused updates, requests or engines; equal ones within a second count once."),
     "flashpatch_errors_total": ("counter", "Syncs after which the rollouts did not hold one policy."),
     "flashpatch_syncs_total": ("counter", "Syncs of trainer and rollouts."),
     "flashpatch_sync_seconds": ("gauge", "Seconds of the last sync by phase, of the slowest rank."),
@@ -101,12 +101,11 @@ def _of_process(row: Row, source: Source) -> Iterator[Sample]:
         kind = events.kind_of(event)
         counts[kind] = counts.get(kind, 0) + 1
         last[event["event"]] = event
-    repeats = sum(event.get("repeats", 0) for event in process.events)
     for kind, count in sorted(counts.items()):
         if kind.startswith("update/"):
             yield "flashpatch_weight_updates_total", {"outcome": kind.partition("/")[2]}, count
     if counts.get("refused"):
-        yield "flashpatch_refusals_total", {}, counts["refused"] + repeats
+        yield "flashpatch_refusals_total", {}, counts["refused"]
     for kind, name in (("error", "flashpatch_errors_total"), ("sync", "flashpatch_syncs_total")):
         if counts.get(kind):
             yield name, {}, counts[kind]

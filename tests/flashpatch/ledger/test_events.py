@@ -113,7 +113,7 @@ def test_equal_events_within_a_second_are_counted(finish, home: Path) -> None:
     """)
     events = only(home).events
     assert [event["event"] for event in events if event["event"] == "update"] == ["update"]
-    assert sum(1 + event.get("repeats", 0) for event in events) == 51
+    assert sum(1 + event.get("repeated", 0) for event in events) == 51
     assert len(events) < 51
 
 
