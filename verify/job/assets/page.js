@@ -193,7 +193,7 @@ function syncs() {
   const names = { gather: "gathering", transfer: "transfer", load: "loading", process: "before and after loading" };
   const shown = joined(rows, Object.keys(names), 200);
   const each = shown.size > 1 ? ", each bar the mean of " + shown.size + " syncs" : "";
-  const text = "Seconds of each sync by phase, each of the slowest rank, so that a bar may exceed the whole" + each + ".";
+  const text = "Seconds of each sync by phase, each of the slowest rank, so that a bar may be more or less than the whole, which is in the table" + each + ".";
   stackedChart(canvas(part, text), "sync", shown.bars, names);
   table(part, "syncs", "Syncs, oldest first", rows, [
     ["ended", (row) => since(row.t), "number"], ["step", (row) => number(row.step), "number"],
