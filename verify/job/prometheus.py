@@ -29,7 +29,10 @@ METRICS = {
         "Seconds of the last weight update by phase: total, load or commit.",
     ),
     "flashpatch_weight_update_timestamp_seconds": ("gauge", "When the last weight update ended, since 1970."),
-    "flashpatch_refusals_total": ("counter", "Refused updates, requests or engines; equal ones within a second count once."),
+    "flashpatch_refusals_total": (
+        "counter",
+        "Refused updates, requests or engines; equal ones within a second count once.",
+    ),
     "flashpatch_errors_total": ("counter", "Syncs after which the rollouts did not hold one policy."),
     "flashpatch_syncs_total": ("counter", "Syncs of trainer and rollouts."),
     "flashpatch_sync_seconds": ("gauge", "Seconds of the last sync by phase, of the slowest rank."),
