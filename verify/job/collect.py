@@ -195,6 +195,8 @@ def _incidents(
                 kind = f"update {event['outcome']}"
             elif kind == "audit" and event.get("problem"):
                 kind = "audit"
+            elif kind == "drafter" and event.get("what") in ("worse", "rollback"):
+                event = {**event, "problem": _drafter(event)}
             elif kind not in ("refused", "error"):
                 continue
             text = ": ".join(str(event[key]) for key in ("what", "problem") if event.get(key))
@@ -212,6 +214,12 @@ def _incidents(
         for problem in problems
         if not any(error in problem for error in told)
     ]
+
+
+def _drafter(event: dict[str, Any]) -> str:
+    lengths = [f"{event[when]:.2f}" for when in ("before", "after") if isinstance(event.get(when), float)]
+    accepted = f", tokens per speculative step {' then '.join(lengths)}" if lengths else ""
+    return f"drafter version {event.get('version')}{accepted}"
 
 
 def _recorded(source: Source) -> dict[str, int]:

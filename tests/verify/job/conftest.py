@@ -38,6 +38,8 @@ if core == 0:
         ledger.flush()
         print("ready", flush=True)
         time.sleep(600)
+    ledger.event("drafter", what="update", version=1, before=2.5)
+    ledger.event("drafter", what="worse", version=1, before=2.5, after=1.25)
     ledger.flush()
     time.sleep(600)
 ledger.role("driver")
@@ -76,7 +78,7 @@ def wait_for(home: Path) -> None:
     import time
 
     deadline = time.monotonic() + limit(60)
-    while sum(path.read_bytes().count(b"\n") for path in (home / RUN).glob("events-*")) < 14:
+    while sum(path.read_bytes().count(b"\n") for path in (home / RUN).glob("events-*")) < 16:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     time.sleep(1.2)  # rows are written once a second

@@ -36,7 +36,12 @@ def test_the_trace_has_updates_phases_steps_and_refusals(flashpatch, tmp_path: P
     assert slices["update committed 3"]["dur"] == 200_000 and slices["commit"]["dur"] == 10_000
     commit, update = slices["commit"], slices["update committed 3"]
     assert abs(commit["ts"] + commit["dur"] - update["ts"] - update["dur"]) <= 2
-    assert {event["name"] for event in events if event["ph"] == "i"} == {"refused", "error", "audit"}
+    assert {event["name"] for event in events if event["ph"] == "i"} == {
+        "refused",
+        "error",
+        "audit",
+        "drafter",
+    }
     tracks = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert "sync: gather (start not recorded)" in tracks
 

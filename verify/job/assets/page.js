@@ -129,7 +129,7 @@ function header() {
   document.getElementById("run").textContent = job.run;
   const line = document.getElementById("summary");
   line.append(make("span", job.verdict, job.verdict === "live" ? "good" : "bad"), ". ",
-    job.processes.length + " processes" + (job.alive ? ", " + job.alive + " of them alive" : "") + ", ",
+    job.processes.length + (job.processes.length === 1 ? " process" : " processes") + (job.alive ? ", " + job.alive + " of them alive" : "") + ", ",
     job.updates.rows.length + " recorded weight updates, " + job.syncs.rows.length + " syncs. Refusals and problems: " + job.incidents.length +
     ". Begun " + date(job.began) + ", " +
     (job.alive ? "still running after " : "last heard of after ") + since(job.ended).slice(1) + ".");
