@@ -1,16 +1,18 @@
 """Update the weights of a running, quantized vLLM engine: stock, and with FlashPatch.
 
-    python examples/demo.py [--quantization SCHEME]
+    python examples/demo.py [--quantization SCHEME] [--page FILE]
 
 Four engines on tiny random models, each in a process of its own: for stock vLLM and for vLLM with FlashPatch, one
 opened on the new policy, whose answers are the reference, and one opened on the old policy and sent the new one
 through four entry points. vLLM is imported once; the processes are forked from that one, as many at a time as there
-are cores. About half a minute on two quiet cores; nothing is downloaded.
+are cores. About half a minute on two quiet cores; nothing is downloaded. In the end a page shows what the processes with
+FlashPatch recorded, as ``flashpatch report`` makes it.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import os
@@ -32,6 +34,9 @@ ENTRY_POINTS = (
     "load_weights, 5 buckets, then post-processing",
 )
 
+#: Id of the run to which the processes report.
+RUN = "demo"
+
 #: What each process does; those that take longest come first.
 ENGINES = {
     "stock-updated": "stock vLLM on A, sent B",
@@ -45,10 +50,12 @@ def main() -> None:
     """Read the options and compare."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quantization", default="fp8_per_channel", help="vLLM's name of an online scheme")
-    _compare(parser.parse_args().quantization)
+    parser.add_argument("--page", type=Path, default=Path(".demo/job.html"), help="where to write the page")
+    options = parser.parse_args()
+    _compare(options.quantization, options.page)
 
 
-def _compare(quantization: str) -> None:
+def _compare(quantization: str, page: Path) -> None:
     """Run the engines, print what each update led to, and exit 1 if one with FlashPatch was wrong."""
     from rich.console import Console
     from rich.table import Table
@@ -71,6 +78,10 @@ def _compare(quantization: str) -> None:
         console.print(f"the two fresh engines: {_difference(home, 'patched-fresh', 'stock-fresh')}")
         status = json.loads((home / "patched-updated.json").read_text())["status"]
         console.print(status, markup=False, highlight=False, soft_wrap=True)
+        _report(home, page)
+        console.print(
+            f"what the two engines with FlashPatch recorded: {page}", highlight=False, soft_wrap=True
+        )
     console.print(f"done in {time.monotonic() - began:.0f} s")
     if not all(text.startswith(("exact", "refused")) for text in outcomes["patched"]):
         sys.exit("an update with FlashPatch was neither exact nor refused")
@@ -81,7 +92,7 @@ def _prepare(home: Path) -> None:
     for name in [name for name in os.environ if name.startswith("FLASHPATCH")]:
         del os.environ[name]
     os.environ |= tiny.ENVIRONMENT | {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    os.environ["FLASHPATCH_LEDGER"] = str(home / "ledger")
+    os.environ |= {"FLASHPATCH_LEDGER": str(home / "ledger"), "FLASHPATCH_RUN": RUN}
     with (home / "import.log").open("wb") as log:
         out, err = os.dup(1), os.dup(2)
         os.dup2(log.fileno(), 1)
@@ -124,12 +135,15 @@ def _engine(name: str, home: Path, quantization: str) -> None:
     with (home / f"{name}.log").open("wb") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+    from flashpatch import ledger
+
     try:
         _answer(name, home, quantization)
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
+    ledger.flush()
     os._exit(0)  # vLLM's shutdown takes seconds
 
 
@@ -198,6 +212,15 @@ def _error(update: Callable[[], None]) -> str:
     except Exception as error:
         return f"fails: {type(error).__name__}: {str(error)[:60]}"
     return ""
+
+
+def _report(home: Path, page: Path) -> None:
+    """Write the page of the run."""
+    from flashpatch.cli import main as flashpatch
+
+    page.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.redirect_stdout(None):
+        flashpatch(["report", RUN, "--ledger", str(home / "ledger"), "-o", str(page)])
 
 
 def _outcomes(home: Path, kind: str) -> list[str]:

@@ -37,8 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def commands() -> Mapping[str, str]:
     """Name of every subcommand to the module that holds it."""
-    built_in = {name: f"flashpatch.commands.{name}" for name in registry.BUILT_IN_COMMANDS}
-    return built_in | {
+    return registry.BUILT_IN_COMMANDS | {
         name: module for f in registry.families().values() for name, module in f.commands.items()
     }
 
@@ -62,7 +61,7 @@ def _load(where: str) -> ModuleType | _Broken:
     try:
         return import_module(where)
     except Exception as error:
-        if where.startswith("flashpatch.commands."):
+        if where in registry.BUILT_IN_COMMANDS.values():
             raise
         return _Broken(where, error)
 

@@ -26,7 +26,11 @@ log = logging.getLogger("flashpatch")
 
 GROUP = "flashpatch.patches"
 BUILT_IN = "flashpatch.patches"
-BUILT_IN_COMMANDS = ("list", "show", "env", "status")
+BUILT_IN_COMMANDS = {
+    **{name: f"flashpatch.commands.{name}" for name in ("list", "show", "env", "status")},
+    **{name: f"flashpatch.verify.job.commands.{name}" for name in ("report", "trace", "metrics", "watch")},
+}
+"""Name of every subcommand that no family brings, to its module."""
 
 
 def families() -> Mapping[str, Family]:

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from flashpatch import ledger
 from flashpatch.arming.call_counter import Meter
 from flashpatch.arming.preflight import module_of, packages
 from flashpatch.arming.site import Site
@@ -86,6 +87,9 @@ class Group:
     def check(self) -> None:
         """Raise the refusal if the group was refused."""
         if self.refusal is not None:
+            ledger.event(
+                "refused", what=f"{self.family.name} on {self.framework}", problem=self.refusal.problem
+            )
             raise copy.copy(self.refusal)
 
     def guarded(self, strict: bool) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 from flashpatch.commands import original_env
 from flashpatch.commands.provenance import PRECEDENCE, in_force
 from flashpatch.commands.report import Table, emit
-from flashpatch.ledger import old_runs
+from flashpatch.ledger import events, old_runs
 from flashpatch.settings.config_file import DEFAULT_FILE
 
 HELP = "our variables, what they mean, and where each setting in force comes from"
@@ -19,6 +19,7 @@ MEANINGS = {
     "FLASHPATCH_LEDGER": "directory where processes report; unset: in the user's cache directory",
     "FLASHPATCH_KEEP_DAYS": f"days after which a run leaves the ledger; 0: no limit; unset: {old_runs.DEFAULT_DAYS:g}",
     "FLASHPATCH_KEEP_RUNS": f"runs that the ledger keeps; 0: no limit; unset: {old_runs.DEFAULT_RUNS}",
+    "FLASHPATCH_EVENT_BYTES": f"bytes of timed events that a process keeps; 0: none; unset: {events.DEFAULT_BYTES}",
     "FLASHPATCH_CACHE": "directory for verdicts of contract checks; 0: check in every process; unset: in the "
     "user's cache directory",
     "FLASHPATCH_LOG": "level of the logger flashpatch, which then writes to standard error too",

@@ -6,6 +6,7 @@ The functions are those of `flashpatch.ledger.row`, which is loaded when one of 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from flashpatch.ledger.row import boot as boot
+    from flashpatch.ledger.row import event as event
     from flashpatch.ledger.row import expect as expect
     from flashpatch.ledger.row import flush as flush
     from flashpatch.ledger.row import nonce as nonce
@@ -14,9 +15,23 @@ if TYPE_CHECKING:
     from flashpatch.ledger.row import problem as problem
     from flashpatch.ledger.row import read as read
     from flashpatch.ledger.row import role as role
+    from flashpatch.ledger.row import sample as sample
     from flashpatch.ledger.row import touch as touch
 
-__all__ = ["boot", "expect", "flush", "nonce", "note", "notes", "problem", "read", "role", "touch"]
+__all__ = [
+    "boot",
+    "event",
+    "expect",
+    "flush",
+    "nonce",
+    "note",
+    "notes",
+    "problem",
+    "read",
+    "role",
+    "sample",
+    "touch",
+]
 
 
 def __getattr__(name: str) -> object:

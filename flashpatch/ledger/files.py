@@ -54,6 +54,17 @@ def identity() -> tuple[int, str]:
 _identity: tuple[int, str] | None = None
 
 
+def first_written() -> float:
+    """When this process's first row was made, seconds since 1970."""
+    global _first
+    if _first is None or _first[0] != os.getpid():
+        _first = os.getpid(), round(time.time(), 3)
+    return _first[1]
+
+
+_first: tuple[int, float] | None = None
+
+
 def row(
     engine: Mapping[str, Any],
     roles: tuple[str, ...] = (),
@@ -84,6 +95,7 @@ def row(
         "patches": engine.get("patches", {}),
         "notes": dict(notes or {}),
         "error": engine.get("error"),
+        "first_written": first_written(),
         "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
 
@@ -146,7 +158,7 @@ def write(path: str | os.PathLike[str], value: Mapping[str, Any]) -> bool:
         Whether the directory was made.
     """
     folder, name = os.path.split(path)
-    made = _private(folder)
+    made = make_private(folder)
     temporary = os.path.join(folder, f".{name}.{os.getpid()}")
     data = plain_json.dumps(value).encode()
     try:
@@ -163,7 +175,12 @@ def write(path: str | os.PathLike[str], value: Mapping[str, Any]) -> bool:
     return made
 
 
-def _private(folder: str) -> bool:
+def make_private(folder: str) -> bool:
+    """Make a directory with mode 0700 where it is missing; return whether it was made.
+
+    Raises:
+        OSError: it is another user's, or a link.
+    """
     user_directories.check(folder)
     made = False
     if not os.path.exists(folder):

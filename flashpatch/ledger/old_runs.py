@@ -25,7 +25,7 @@ REMOVED = ".removed-"
 """How the name of a directory begins that is being removed."""
 
 _FOLDERS = frozenset({"ring"})  # what families keep beside the rows: eagle's queue of samples
-_FILE = re.compile(r"(?:row|expect)-.*\.json|\.(?:row|expect)-.*\.json\.\d+")
+_FILE = re.compile(r"(?:row|expect)-.*\.json|events-.*\.jsonl|\.(?:row|expect|events)-.*\.jsonl?\.\d+")
 _DAY = 86400.0
 _RECENT = 3600.0  # seconds
 _LEFT = 60.0  # seconds from a renaming until whoever did it counts as killed

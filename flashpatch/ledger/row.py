@@ -172,6 +172,24 @@ def notes() -> dict[str, Any]:
         return dict(_row.notes)
 
 
+def event(name: str, /, **facts: Any) -> None:
+    """Record that something happened now; see `flashpatch.ledger.events`. ``facts`` are JSON values."""
+    _record(name, facts)
+
+
+def sample(name: str, /, **facts: Any) -> None:
+    """Record values that are measured over and over; where room ends, every second sample goes."""
+    _record(name, facts, sample=True)
+
+
+def _record(name: str, facts: dict[str, Any], sample: bool = False) -> None:
+    standby.wake()
+    if _row.booted:
+        from flashpatch.ledger import events
+
+        events.log.append(name, facts, sample)
+
+
 def nonce(value: str) -> None:
     """Store a probe's nonce, which proves that this process wrote the row during that probe."""
     standby.wake()

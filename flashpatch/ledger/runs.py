@@ -32,6 +32,7 @@ class Row:
     error: str | None
     written: str
     run: str = ""
+    first_written: float = 0.0
 
     @property
     def alive(self) -> bool | None:
@@ -76,7 +77,7 @@ def read(directory: Path) -> list[Run]:
     Links are not followed, files of other users are not trusted, broken ones are reported in
     ``Run.problems``; none of that raises.
     """
-    runs = [read_run(entry) for entry in _entries(directory) if is_run(entry)]
+    runs = [read_run(entry) for entry in entries(directory) if is_run(entry)]
     return sorted((run for run in runs if run is not None), key=lambda run: run.written)
 
 
@@ -93,10 +94,10 @@ def is_run(entry: os.DirEntry[str]) -> bool:
     return entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
 
 
-def read_run(folder: os.DirEntry[str]) -> Run | None:
+def read_run(folder: os.DirEntry[str] | Path) -> Run | None:
     """Read one run of a ledger; None when there is nothing of a run in it. Raises nothing, see `read`."""
     run = Run(folder.name)
-    for entry in sorted(_entries(Path(folder.path)), key=lambda entry: entry.name):
+    for entry in sorted(entries(Path(folder)), key=lambda entry: entry.name):
         kind = entry.name.partition("-")[0]
         if kind not in ("row", "expect") or not entry.name.endswith(".json"):
             continue
@@ -113,24 +114,36 @@ def read_run(folder: os.DirEntry[str]) -> Run | None:
     return run if run.rows or run.expected or run.problems else None
 
 
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
+def entries(folder: Path) -> list[os.DirEntry[str]]:
+    """Return what is in a directory; nothing where it cannot be read."""
     try:
-        with os.scandir(folder) as entries:
-            return list(entries)
+        with os.scandir(folder) as found:
+            return list(found)
     except OSError:
         return []
 
 
 def _load(path: str) -> tuple[dict[str, Any], float]:
+    content, modified = load_bytes(path, _LARGEST)
+    return json.loads(content), modified
+
+
+def load_bytes(path: str, largest: int) -> tuple[bytes, float]:
+    """Return content and time of modification of a plain file of this user.
+
+    Raises:
+        OSError: it cannot be read, or is a link.
+        ValueError: it is no plain file, another user's, or of more than ``largest`` bytes.
+    """
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise ValueError("not a plain file")
         if found.st_uid != os.geteuid():
             raise ValueError(f"owned by user {found.st_uid}, not trusted")
-        if found.st_size > _LARGEST:
-            raise ValueError(f"{found.st_size} bytes is no row")
-        return json.loads(file.read()), found.st_mtime
+        if found.st_size > largest:
+            raise ValueError(f"{found.st_size} bytes, more than {largest}")
+        return file.read(), found.st_mtime
 
 
 def _row(value: dict[str, Any]) -> Row:
@@ -152,6 +165,7 @@ def _row(value: dict[str, Any]) -> Row:
         error=value["error"],
         written=str(value["written"]),
         run=str(value.get("run", "")),
+        first_written=float(value.get("first_written", 0.0)),
     )
 
 

@@ -210,15 +210,15 @@ class Arrival:
         logger.error("[flashpatch: %s] %s", self._patch_id, problem)
 
     def _notes(self, **facts: Any) -> None:
-        ledger.note(
-            audit={
-                "sync": _history.sync,
-                "audited": _history.audited,
-                "failed": _history.failed,
-                "seconds": round(self._background.seconds, 4),
-                **facts,
-            }
-        )
+        audit = {
+            "sync": _history.sync,
+            "audited": _history.audited,
+            "failed": _history.failed,
+            "seconds": round(self._background.seconds, 4),
+            **facts,
+        }
+        ledger.note(audit=audit)
+        ledger.event("audit", **audit)
 
     def _refusal(self, problem: str) -> PatchError:
         sync = self._header["sync"] if self._header else "of unknown number"

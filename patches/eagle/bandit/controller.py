@@ -15,6 +15,7 @@ from flashpatch.patches.eagle.bandit.policy import Policy
 
 _NOTE_SECONDS = 1.0  # between two notes to the ledger
 _RECENT = 64  # choices that are remembered
+_SAMPLED = ("arm", "drafted", "accepted", "acceptance_length")  # of a report, for the ledger's events
 
 
 class Controller:
@@ -80,7 +81,9 @@ class Controller:
     def note(self) -> None:
         """Write choices and metrics to the ledger."""
         self._noted = self.clock()
-        ledger.note(eagle_bandit=self.report())
+        report = self.report()
+        ledger.note(eagle_bandit=report)
+        ledger.sample("speculation", **{name: report[name] for name in _SAMPLED}, arms=self.pulls())
 
     def report(self) -> dict[str, Any]:
         """Return the ledger's ``eagle_bandit``: the last arms, acceptance, and the policy's metrics."""
@@ -93,6 +96,15 @@ class Controller:
             "acceptance_length": self.acceptance_length,
             **self.policy.metrics(),
         }
+
+    def pulls(self) -> dict[str, int]:
+        """Return how often each arm was chosen and measured since the start, over all batch sizes."""
+        counted: dict[str, int] = {}
+        for name, value in self.policy.metrics().items():
+            if name.endswith("/pulls"):
+                arm = name.split("/")[-2]
+                counted[arm] = counted.get(arm, 0) + int(value)
+        return counted
 
     def save(self) -> None:
         """Write what was learned to the state file, if there is one."""

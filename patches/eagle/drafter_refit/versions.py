@@ -92,4 +92,5 @@ class DrafterVersions(ABC):
         self.log.append(entry)
         del self.log[:-_LOGGED]
         logger.info("drafter: %s", entry)
+        ledger.event("drafter", what=event, **weights._asdict(), **facts)
         ledger.note(eagle_drafter={**self.current._asdict(), "log": self.log[-_NOTED:]})

@@ -32,6 +32,7 @@ from flashpatch.patches.fp8.refit.model_hooks import ModelHooks
 from flashpatch.patches.fp8.refit.policy import SHOWN, Policy, listed
 from flashpatch.patches.fp8.refit.pristine_params import storage_table
 from flashpatch.patches.fp8.refit.staged_update import StagedUpdate
+from flashpatch.patches.fp8.refit.update_events import UpdateEvents
 from flashpatch.patches.fp8.refit.write_log import WriteLog
 from flashpatch.patches.fp8.refit.write_tracker import NamedWeights, WriteTracker
 
@@ -73,6 +74,7 @@ class ManagedModel:
         self.error = ""
         self.asleep = False
         self._lock = threading.Lock()
+        self._events = UpdateEvents(adapter.role)
         self._inside = False
         self._constants: list[weakref.ref[torch.Tensor]] = []
         self._session = False  # whether the open update was opened by name, so that only its end ends it
@@ -264,7 +266,7 @@ class ManagedModel:
                 raise self._error(ended[0], "Begin again, with a complete update.")
         if self.state != "open" or ended is not None:
             self._begin(session=False)
-        with self._failing(names), torch.no_grad():
+        with self._failing(names), torch.no_grad(), self._events.loading():
             result = self._update.load(original, names, self.constants(), **kwargs)
         self._left_out |= bool(partial)
         if partial and not self._session:
@@ -276,12 +278,14 @@ class ManagedModel:
         problem = self._objection()
         if problem is not None:
             self.adapter.consensus.announce(problem.problem)
+            self._events.refused(problem.problem)
             raise problem
         self._update.note_mixture()
         self._update.drop()
         self.release_removed_layers()
         self._session, self._left_out = session, False
         self.state = "open"
+        self._events.opened()
 
     def _objection(self) -> PatchError | None:
         """Why no update may be opened now, or None."""
@@ -315,17 +319,19 @@ class ManagedModel:
         if self._allows_partial(partial) and self._close_if_empty():
             return
         missing = self._missing(partial)
-        with self._failing(), torch.no_grad():
+        with self._failing(), torch.no_grad(), self._events.committing():
             self._update.commit(missing, self._hooks.run)
         self._update.drop()
         self._update.discarded = self._update.mixed = False
         self.version = self.adapter.consensus.update or self.version + 1
         self.state, self.error = "ready", ""
+        self._events.committed(self.version)
 
     def _close_if_empty(self) -> bool:
         empty = self.state == "open" and self._update.empty
         if empty:
             self._update.drop()
+            self._events.closed()
             if self._update.mixed and not self.error:
                 self.error = "an update was given up after some of its layers were in place"
             self.state = "broken" if self.error else "ready"
@@ -368,6 +374,7 @@ class ManagedModel:
                 self.state, after = "ready", "the old policy stays in place, unchanged"
             at = f" at {names.current}" if names is not None and names.current else ""
             error.add_note(f"[flashpatch: {PATCH}] weight update abandoned{at}; {after}.")
+            self._events.abandoned(error, self.state)
             if not known_to_all:
                 self.adapter.consensus.announce(f"{type(error).__name__}: {error}")
             raise

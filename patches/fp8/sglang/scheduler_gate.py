@@ -40,6 +40,7 @@ def _abort_all(scheduler: Any, message: str) -> None:
 
     if not scheduler.waiting_queue and scheduler.running_batch.is_empty():
         return
+    ledger.event("refused", what="requests", problem=message)
     reason = {"type": "abort", "status_code": 503, "message": message}
     scheduler.abort_request(AbortReq(abort_all=True, finished_reason=reason))
 

@@ -48,6 +48,7 @@ async def _update(original, self, weights: Any, args: tuple, kwargs: dict, sendi
     if not relayed(weights):
         ledger.role("trainer")
     ledger.note(sync_step=sending.step, sync_seconds=round(sending.send, 4))
+    ledger.event("sent", step=sending.step, seconds=round(sending.send, 6), bytes=sending.bytes)
     return result
 
 

@@ -47,6 +47,9 @@ def on_update(original, self, *args: Any, **kwargs: Any) -> dict[str, Any]:
     seconds = time.perf_counter() - began
     retry, WEIGHT_SYNC.failed = WEIGHT_SYNC.failed, False
     ledger.note(sync_step=receiving.ticket.get("step"), sync_seconds=round(seconds, 4))
+    ledger.event(
+        "received", step=receiving.ticket.get("step"), seconds=round(seconds, 6), bytes=receiving.bytes
+    )
     return {
         "id": receiving.ticket.get("id"),
         "step": receiving.ticket.get("step"),

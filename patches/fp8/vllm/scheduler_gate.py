@@ -68,6 +68,7 @@ class SchedulerGate:
         if core.scheduler.has_unfinished_requests() and stale:
             reason = self.check_workers(core)
             if reason is not None:
+                ledger.event("refused", what="requests", problem=reason)
                 return _finish(core, None, "ERROR", f"{MARK} {reason}")
         if self.drafter_problem:
             for request in core.scheduler.running:
@@ -140,6 +141,7 @@ class SchedulerGate:
         else:
             self.weight_version = core.get_weight_version()
         ledger.note(policy_version=version, updates=version)
+        ledger.event("adopted", version=version)
 
     def _abort(self, core: Any, requests: list[str]) -> None:
         """Abort ``requests`` and notify their clients: at once, or with the next step where there is no queue."""

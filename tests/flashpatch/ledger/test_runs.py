@@ -114,7 +114,7 @@ def test_a_huge_file_is_not_read(tmp_path):
     with open(put(tmp_path, "r", "row-h-1-5", row()), "r+b") as file:
         file.truncate(1 << 30)
     [run] = ledger.read(tmp_path)
-    assert "is no row" in run.problems[0]
+    assert "more than 4194304" in run.problems[0]
 
 
 def test_unfinished_files_are_ignored(tmp_path):

@@ -6,9 +6,10 @@ from functools import partial
 from typing import Any
 
 from flashpatch import ledger
+from flashpatch.errors import PatchError
 from flashpatch.patches._shared.awaits import caller_awaits, resolve
 from flashpatch.patches.fp8.verl.correction import mismatch
-from flashpatch.patches.fp8.verl.transfer import receipts
+from flashpatch.patches.fp8.verl.transfer import receipts, step_metrics
 from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
 from flashpatch.record import Contract, Patch
 
@@ -38,8 +39,9 @@ def on_update(original, self, global_steps: int | None = None, *args: Any, **kwa
 
 
 def on_log(original, self, data: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around ``Tracking.log``: add the last sync's numbers to verl's own."""
+    """Around ``Tracking.log(data, step)``: add the last sync's numbers to verl's own; keep them for the report."""
     data = {**data, **WEIGHT_SYNC.take_metrics()}
+    step_metrics.record(data, kwargs.get("step", args[0] if args else None))
     return original(self, data, *args, **kwargs)
 
 
@@ -73,12 +75,17 @@ def _receipt_taker() -> Any:
 
 def _check_and_record(step: int | None, given: list) -> None:
     """Compare the receipts; keep the sync's numbers for the log and the ledger."""
-    WEIGHT_SYNC.worker_versions.check(step, given)
+    try:
+        WEIGHT_SYNC.worker_versions.check(step, given)
+    except PatchError as error:
+        ledger.event("error", what="weight sync", step=step, problem=error.problem)
+        raise
     numbers = receipts.metrics(given)
     mismatch.MONITOR.updated(receipts.rounding_errors(given))
     WEIGHT_SYNC.metrics.update(numbers)
     ledger.role("driver")
     ledger.note(sync_step=step, sync={name: round(value, 4) for name, value in numbers.items()})
+    ledger.event("sync", step=step, **{name: round(value, 6) for name, value in numbers.items()})
 
 
 _patch = partial(Patch, requires="verl>=0.9", scope=frozenset({"driver"}))

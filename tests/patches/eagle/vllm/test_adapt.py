@@ -34,3 +34,17 @@ def test_decisions_and_rewards_are_in_the_ledger(run):
 def test_what_was_learned_is_saved(run):
     _, at = run
     assert json.loads((at / "bandit.json").read_text())["arms"] == ["disable", "1_1_2", "2_1_3", "3_1_4"]
+
+
+def test_acceptance_and_choices_over_time_are_in_the_report(run):
+    from flashpatch import registry
+    from flashpatch.verify.job import collect, source
+
+    _, at = run
+    [folder] = (at / "ledger").iterdir()
+    found = collect.job(source.load(folder), registry.patches())
+    charts = {chart["id"]: chart for chart in found["charts"]}
+    [acceptance] = charts["acceptance"]["lines"]
+    assert all(1 <= value <= 4 for _, value in acceptance["points"])
+    shares = {line["label"].partition(",")[0]: line["points"][-1][1] for line in charts["arms"]["lines"]}
+    assert set(shares) == {"disable", "1_1_2", "2_1_3", "3_1_4"} and abs(sum(shares.values()) - 1) < 1e-9

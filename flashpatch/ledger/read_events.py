@@ -1,0 +1,72 @@
+"""Read back the events of a run's processes, and how many of them were not kept."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flashpatch.ledger import events, runs
+
+_NAME = re.compile(r"events-(?P<host>.*)-(?P<pid>\d+)-(?P<start>[^-]*)\.jsonl")
+_LARGEST = 64 << 20  # bytes of one file
+
+
+@dataclass
+class ProcessEvents:
+    """Hold the events of one process, oldest first. ``repeated`` of an event counts equal ones that followed it.
+
+    Attributes:
+        dropped: number of old events that its file had no room for.
+        thinned: number of samples left out between those kept.
+        dropped_kinds: name and outcome, see `events.kind_of`, to the number of events that were dropped.
+        unreadable: number of lines that are no event; a killed process may leave one.
+    """
+
+    host: str
+    pid: int
+    start: str
+    events: list[dict[str, Any]] = field(default_factory=list)
+    dropped: int = 0
+    thinned: int = 0
+    dropped_kinds: dict[str, int] = field(default_factory=dict)
+    unreadable: int = 0
+
+
+def read(folder: Path) -> tuple[list[ProcessEvents], list[str]]:
+    """Read a run's directory.
+
+    Returns:
+        What each process recorded, and for each file that was not trusted or readable a sentence that names it.
+        Nothing is raised.
+    """
+    found, problems = [], []
+    for entry in sorted(runs.entries(folder), key=lambda entry: entry.name):
+        match = _NAME.fullmatch(entry.name)
+        if match is None:
+            continue
+        process = ProcessEvents(match["host"], int(match["pid"]), match["start"])
+        try:
+            content, _ = runs.load_bytes(entry.path, _LARGEST)
+        except (OSError, ValueError) as error:
+            problems.append(f"{folder.name}/{entry.name}: {error}")
+            continue
+        for line in content.split(b"\n"):
+            if line.strip():
+                _add(process, line)
+        found.append(process)
+    return found, problems
+
+
+def _add(process: ProcessEvents, line: bytes) -> None:
+    event = events.parsed(line)
+    if event is None or not isinstance(event.get("t"), (int, float)):
+        process.unreadable += 1
+    elif event["event"] == events.DROPPED:
+        process.dropped, process.thinned = int(event.get("events", 0)), int(event.get("samples", 0))
+        process.dropped_kinds = dict(event.get("by", {}))
+    else:
+        if process.events and "repeats" in event:
+            process.events[-1]["repeated"] = event.pop("repeats")
+        process.events.append(event)

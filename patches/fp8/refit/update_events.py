@@ -1,0 +1,97 @@
+"""Record what became of each weight update, and where its time went, among the ledger's events."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from flashpatch import ledger
+from flashpatch.errors import PatchError
+
+
+class UpdateEvents:
+    """Time the updates of one model.
+
+    Every update that was opened becomes one event ``update`` with ``outcome``: ``committed`` (with ``version``),
+    ``abandoned`` (with ``problem``), or ``replaced`` by one that was begun before its end. ``seconds`` is the time from
+    opening to outcome; of it ``load_seconds`` was spent loading ``buckets``, ``commit_seconds`` committing, and the
+    rest waiting for the sender. ``rss_bytes`` is the process's resident memory then. An update that could not be
+    opened is an event ``refused``.
+
+    Args:
+        role: ``target`` or ``drafter``.
+    """
+
+    def __init__(self, role: str) -> None:
+        self._role = role
+        self._opened: float | None = None
+        self._load = self._commit = 0.0
+        self._buckets = 0
+
+    def opened(self) -> None:
+        """Note that an update begins."""
+        if self._opened is not None:
+            self._ended("replaced")
+        self._opened, self._load, self._commit, self._buckets = time.perf_counter(), 0.0, 0.0, 0
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Time a bucket."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._load += time.perf_counter() - began
+            self._buckets += 1
+
+    @contextmanager
+    def committing(self) -> Iterator[None]:
+        """Time the commit."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._commit += time.perf_counter() - began
+
+    def committed(self, version: int) -> None:
+        """Record that the update is the policy now."""
+        self._ended("committed", version=version)
+
+    def abandoned(self, error: BaseException, state: str) -> None:
+        """Record that the update failed, and the model's state afterwards."""
+        problem = error.problem if isinstance(error, PatchError) else f"{type(error).__name__}: {error}"
+        self._ended("abandoned", problem=problem, state=state)
+
+    def closed(self) -> None:
+        """Note that the update ended without a tensor, which is no event."""
+        self._opened = None
+
+    def refused(self, problem: str) -> None:
+        """Record that no update could be opened."""
+        ledger.event("refused", what="weight update", role=self._role, problem=problem)
+
+    def _ended(self, outcome: str, **facts: object) -> None:
+        now = time.perf_counter()
+        opened, self._opened = self._opened, None
+        ledger.event(
+            "update",
+            outcome=outcome,
+            role=self._role,
+            seconds=round(now - (now if opened is None else opened), 6),
+            load_seconds=round(self._load, 6),
+            commit_seconds=round(self._commit, 6),
+            buckets=self._buckets,
+            rss_bytes=_resident_bytes(),
+            **facts,
+        )
+
+
+def _resident_bytes() -> int | None:
+    """Resident memory of this process; None on a platform without ``/proc``."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return None

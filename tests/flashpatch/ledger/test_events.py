@@ -1,0 +1,175 @@
+"""Timed events, written by real processes and read back."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from machine import limit
+
+from flashpatch.ledger import read_events
+
+
+def only(home: Path) -> read_events.ProcessEvents:
+    [run] = home.iterdir()
+    [process], problems = read_events.read(run)
+    assert problems == []
+    return process
+
+
+def test_events_carry_number_time_and_facts(finish, home: Path) -> None:
+    out = finish("""
+        ledger.boot()
+        print(time.time())
+        ledger.event("update", version=1, seconds=0.25, n=9, missing=None)
+        ledger.sample("speculation", drafted=5)
+    """)
+    first, second = only(home).events
+    assert abs(first.pop("t") - float(out)) < limit(5) and second["sample"]
+    assert first == {"n": 1, "event": "update", "version": 1, "seconds": 0.25}
+    assert (second["n"], second["drafted"]) == (2, 5)
+
+
+def test_a_process_without_a_row_records_nothing(finish, home: Path) -> None:
+    finish("ledger.event('update')")
+    assert not home.exists()
+
+
+def test_nothing_is_lost_between_threads_and_processes(finish, home: Path) -> None:
+    finish("""
+        import threading
+        ledger.boot()
+        child = os.fork()
+        def write(thread):
+            for number in range(200):
+                ledger.event("update", thread=thread, number=number)
+        threads = [threading.Thread(target=write, args=(thread,)) for thread in range(4)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        if child:
+            os.waitpid(child, 0)
+        else:
+            os._exit(0)
+    """)
+    [run] = home.iterdir()
+    found, _ = read_events.read(run)
+    assert len(found) == 2
+    for process in found:
+        assert [event["n"] for event in process.events] == list(range(1, 801))
+        assert len({(event["thread"], event["number"]) for event in process.events}) == 800
+
+
+def test_the_file_stays_bounded_and_counts_what_is_gone(finish, home: Path) -> None:
+    finish(
+        """
+        ledger.boot()
+        for number in range(3000):
+            ledger.event("update", version=number)
+            ledger.sample("speculation", number=number)
+        """,
+        FLASHPATCH_EVENT_BYTES="20000",
+    )
+    process = only(home)
+    [run] = home.iterdir()
+    assert sum(path.stat().st_size for path in run.glob("events-*")) <= 20000
+    assert len(process.events) + process.dropped + process.thinned == 6000
+    assert process.dropped and process.thinned and process.events[-1]["n"] == 6000
+    kept = [event["n"] for event in process.events]
+    assert kept == sorted(kept)
+
+
+def test_samples_go_before_events_do(finish, home: Path) -> None:
+    finish(
+        """
+        ledger.boot()
+        for number in range(20):
+            ledger.event("update", version=number)
+        for number in range(1000):
+            ledger.sample("speculation", number=number, text="x" * 40)
+        """,
+        FLASHPATCH_EVENT_BYTES="150000",
+    )
+    process = only(home)
+    assert process.dropped == 0 and process.thinned == 0
+    finish("""
+        ledger.boot()
+        for number in range(20):
+            ledger.event("update", version=number)
+        for number in range(220):
+            ledger.sample("speculation", number=number, text="x" * 40)
+        """, FLASHPATCH_EVENT_BYTES="20000", FLASHPATCH_RUN="small")  # fmt: skip
+    [process], _ = read_events.read(home / "small")
+    assert process.dropped == 0 and process.thinned > 50
+    assert sum(event["event"] == "update" for event in process.events) == 20
+
+
+def test_equal_events_within_a_second_are_counted(finish, home: Path) -> None:
+    finish("""
+        ledger.boot()
+        for _ in range(50):
+            ledger.event("refused", problem="asleep")
+        ledger.event("update", version=1)
+    """)
+    events = only(home).events
+    assert [event["event"] for event in events if event["event"] == "update"] == ["update"]
+    assert sum(1 + event.get("repeated", 0) for event in events) == 51
+    assert len(events) < 51
+
+
+def test_what_a_killed_process_wrote_is_there(start, home: Path) -> None:
+    process = start("""
+        ledger.boot()
+        for number in range(100):
+            ledger.event("update", version=number)
+        print("written", flush=True)
+        time.sleep(600)
+    """)
+    assert process.stdout.readline() == "written\n"
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    [run] = home.iterdir()
+    [path] = run.glob("events-*")
+    path.write_bytes(path.read_bytes()[:-5])  # a line that was cut short
+    found = only(home)
+    assert len(found.events) == 99 and found.unreadable == 1
+
+
+@pytest.mark.parametrize("value", ["0", "many"])
+def test_events_are_switched_off_and_a_wrong_value_is_no_fault_of_the_job(
+    start, home: Path, value: str
+) -> None:
+    process = start("ledger.boot(); ledger.event('a'); ledger.event('b')", FLASHPATCH_EVENT_BYTES=value)
+    _, err = process.communicate(timeout=limit(60))
+    assert process.returncode == 0
+    [run] = home.iterdir()
+    assert read_events.read(run) == ([], [])
+    assert err.count("FLASHPATCH_EVENT_BYTES") == (value == "many")
+
+
+def test_an_event_too_long_is_named_only(finish, home: Path) -> None:
+    finish("""
+        ledger.boot()
+        ledger.event("refused", problem="x" * 100_000)
+        ledger.event("refused", layers=["x" * 1000] * 100)
+    """)
+    short, named = only(home).events
+    assert len(short["problem"]) == 2000
+    assert named["too_long"] > 100_000 and "layers" not in named
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "secret").write_text(json.dumps({"event": "a", "t": 1}))
+    os.symlink(tmp_path / "secret", tmp_path / "run" / "events-h-1-2.jsonl")
+    found, problems = read_events.read(tmp_path / "run")
+    assert found == [] and len(problems) == 1
+
+
+def test_a_run_with_events_is_removed_when_it_is_old(finish, home: Path) -> None:
+    finish("ledger.boot(); ledger.event('update')", FLASHPATCH_RUN="old")
+    [events] = (home / "old").glob("events-*")
+    long_ago = events.stat().st_mtime - 10 * 86400
+    os.utime(home / "old", (long_ago, long_ago))
+    finish("ledger.boot()", FLASHPATCH_RUN="new", FLASHPATCH_KEEP_DAYS="5")
+    assert [path.name for path in home.iterdir()] == ["new"]

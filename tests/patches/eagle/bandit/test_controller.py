@@ -1,0 +1,18 @@
+"""What a controller records of its choices."""
+
+from bandit_lab import ARMS
+
+from flashpatch.patches.eagle.bandit.controller import Controller
+from flashpatch.patches.eagle.bandit.policy import Policy
+
+
+def test_choices_are_counted_by_arm_over_all_batch_sizes() -> None:
+    controller = Controller(Policy(ARMS, hold=1))
+    chosen: dict[str, int] = {}
+    for step in range(300):
+        batch = 1 + step % 40
+        arm = controller.choose(batch)
+        controller.policy.update(batch, arm, batch, 0.01)
+        chosen[str(arm)] = chosen.get(str(arm), 0) + 1
+    counted = {arm: count for arm, count in controller.pulls().items() if count}
+    assert counted == chosen and len(counted) == len(ARMS)

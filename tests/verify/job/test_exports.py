@@ -1,0 +1,171 @@
+"""The trace, the metrics with their dashboard, and the view in a terminal, of a job of real processes."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from machine import limit
+
+from flashpatch.verify.job import page, prometheus
+
+
+def test_the_trace_has_updates_phases_steps_and_refusals(flashpatch, tmp_path: Path) -> None:
+    flashpatch("trace", "-o", "trace.json")
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    events = trace["traceEvents"]
+    assert {event["ph"] for event in events} == {"M", "X", "i", "C"}
+    for event in events:
+        assert {"ph", "pid", "tid", "name", "ts"} <= event.keys() and event["ts"] >= 0
+    names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert len(names) == 3 and any(name.startswith("worker rank=0") for name in names)
+    slices = {event["name"]: event for event in events if event["ph"] == "X"}
+    assert {
+        "update committed 3",
+        "update abandoned",
+        "sync 2",
+        "gather",
+        "process",
+        "step 1",
+    } <= slices.keys()
+    assert slices["update committed 3"]["dur"] == 200_000 and slices["commit"]["dur"] == 10_000
+    commit, update = slices["commit"], slices["update committed 3"]
+    assert abs(commit["ts"] + commit["dur"] - update["ts"] - update["dur"]) <= 2
+    assert {event["name"] for event in events if event["ph"] == "i"} == {
+        "refused",
+        "error",
+        "audit",
+        "drafter",
+    }
+    tracks = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert "sync: gather (start not recorded)" in tracks
+
+
+def families(text: str) -> dict:
+    parser = pytest.importorskip("prometheus_client.parser")
+    return {family.name: family for family in parser.text_string_to_metric_families(text)}
+
+
+def test_prometheus_reads_the_metrics(flashpatch) -> None:
+    text = flashpatch("metrics").stdout
+    found = families(text)
+    samples = {
+        (sample.name, sample.labels.get("outcome") or sample.labels.get("phase") or sample.labels.get("arm")): sample.value
+        for family in found.values()
+        for sample in family.samples
+    }  # fmt: skip
+    assert samples["flashpatch_weight_updates_total", "committed"] == 3
+    assert samples["flashpatch_weight_updates_total", "abandoned"] == 1
+    assert samples["flashpatch_sync_seconds", "gather"] == 0.5
+    assert samples["flashpatch_speculation_choices_total", "3_1_4"] == 16
+    assert samples["flashpatch_mismatch_k3_nats", None] == 0.002
+    assert samples["flashpatch_policy_version", None] == 3
+    for name, family in found.items():
+        assert family.documentation and family.type in ("gauge", "counter")
+        assert {sample.labels["run"] for sample in family.samples} == {"job-1"}, name
+
+
+def test_the_file_is_replaced(flashpatch, tmp_path: Path) -> None:
+    (tmp_path / "job.prom").write_text("old")
+    flashpatch("metrics", "job-1", "-o", "job.prom")
+    assert (tmp_path / "job.prom").read_text().startswith("# HELP")
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_labels_are_escaped() -> None:
+    line = prometheus._line("flashpatch_process_live", {"role": 'a"b\\c\nd'}, 1)
+    assert line == 'flashpatch_process_live{role="a\\"b\\\\c\\nd"} 1'
+    [sample] = families(line + "\n")["flashpatch_process_live"].samples
+    assert sample.labels == {"role": 'a"b\\c\nd'}
+
+
+def test_the_dashboard_names_exactly_the_metrics(flashpatch) -> None:
+    dashboard = json.loads(flashpatch("metrics", "--dashboard").stdout)
+    shown = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    assert set(re.findall(r"flashpatch_\w+", "\n".join(shown))) == set(prometheus.METRICS)
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    ends = [(panel["gridPos"]["x"] + panel["gridPos"]["w"]) for panel in dashboard["panels"]]
+    assert max(ends) == 24 and dashboard["title"]
+    assert dashboard == json.loads(page.asset("grafana.json"))
+
+
+def test_names_of_metrics_follow_the_conventions() -> None:
+    units = ("_seconds", "_bytes", "_total", "_tokens", "_versions", "_nats")
+    without = {"process_alive", "process_live", "processes_missing", "policy_version"}
+    for name, (kind, help) in prometheus.METRICS.items():
+        assert name.endswith(units) or name.removeprefix("flashpatch_") in without
+        assert name.endswith("_total") == (kind == "counter") and help.endswith(".")
+
+
+def test_the_view_is_printed_once_into_a_pipe(flashpatch) -> None:
+    text = flashpatch("watch", COLUMNS="200").stdout
+    assert "Job job-1" in text and "0 of 3 processes alive, 4 updates, 2 syncs" in text
+    assert text.count("committed") == 3 and "ConnectionError: gone" in text
+    assert "Tokens per speculative step" in text and "1.8" in text
+
+
+def test_without_rich_an_error_says_what_to_do(flashpatch, tmp_path: Path) -> None:
+    (tmp_path / "rich.py").write_text("raise ModuleNotFoundError('no rich', name='rich')")
+    done = flashpatch("watch", code=1, PYTHONPATH=str(tmp_path))
+    assert "needs rich, which is not installed" in done.stderr and "Install rich" in done.stderr
+    flashpatch("watch", "--json", PYTHONPATH=str(tmp_path))
+
+
+def test_the_live_view_follows_a_job_to_its_end(tmp_path: Path) -> None:
+    job = """
+import sys, time
+from flashpatch import engine, ledger
+ledger.boot()
+ledger.role("worker", rank=0)
+for version in range(1, 4):
+    ledger.note(policy_version=version)
+    ledger.event("update", outcome="committed", version=version, role="target", seconds=0.5, load_seconds=0.1,
+                 commit_seconds=0.1)
+    print(version, flush=True)
+    sys.stdin.readline()
+"""
+    env = {
+        **os.environ,
+        "FLASHPATCH_LEDGER": str(tmp_path),
+        "FLASHPATCH_RUN": "r",
+        "TERM": "xterm",
+        "COLUMNS": "150",
+    }
+    running = subprocess.Popen([sys.executable, "-c", job], env=env, stdin=-1, stdout=-1, text=True)
+    assert running.stdout.readline() == "1\n"
+    ours, theirs = pty.openpty()
+    command = "import sys; from flashpatch.cli import main; sys.exit(main(sys.argv[1:]))"
+    watch = subprocess.Popen(
+        [sys.executable, "-c", command, "watch", "--every", "0.1"], env=env, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    seen = _read_until(ours, "1 of 1 processes alive, 1 updates")
+    running.stdin.write("\n")
+    running.stdin.flush()
+    seen += _read_until(ours, "2 updates")
+    running.communicate("\n\n", timeout=limit(60))
+    seen += _read_until(ours, "0 of 1 processes alive, 3 updates")
+    assert "committed" in seen
+    _drain(ours)
+    assert watch.wait(limit(60)) == 0
+
+
+def _read_until(file: int, wanted: str) -> str:
+    deadline, text = time.monotonic() + limit(60), ""
+    while wanted not in text:
+        assert time.monotonic() < deadline, text[-2000:]
+        text += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", os.read(file, 65536).decode(errors="replace"))
+    return text
+
+
+def _drain(file: int) -> None:
+    try:
+        while os.read(file, 65536):
+            pass
+    except OSError:  # the other end is closed
+        pass

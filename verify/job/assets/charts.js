@@ -1,0 +1,135 @@
+"use strict";
+// Draw the charts of a job's page. Each has a table beside it with the same numbers.
+const PALETTE = ["#3b82c4", "#d9822b", "#3f9d6b", "#b8529f", "#8a7d2c", "#5b6bd1", "#c2544d", "#2f9ba3"];
+const drawn = [];
+
+function css(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+function axis(title, more) {
+  return Object.assign({ title: { display: true, text: title, color: css("--soft") },
+    ticks: { color: css("--soft"), maxRotation: 0 }, grid: { color: css("--line") } }, more);
+}
+
+// Seconds, minutes or hours since the job began: the unit that suits its length.
+function timeUnit(seconds) {
+  if (seconds < 300) return { name: "seconds", seconds: 1 };
+  return seconds < 3 * 3600 ? { name: "minutes", seconds: 60 } : { name: "hours", seconds: 3600 };
+}
+
+function canvas(parent, description, height) {
+  const figure = parent.appendChild(document.createElement("figure"));
+  const box = figure.appendChild(document.createElement("div"));
+  box.className = "canvas";
+  if (height) box.style.height = height + "px";
+  const made = box.appendChild(document.createElement("canvas"));
+  made.setAttribute("role", "img");
+  made.setAttribute("aria-label", description);
+  const caption = figure.appendChild(document.createElement("figcaption"));
+  caption.textContent = description;
+  return made;
+}
+
+function draw(where, make) {
+  const entry = { make: make, chart: null };
+  entry.chart = new Chart(where, make());
+  drawn.push(entry);
+  return entry;
+}
+
+function redraw() {
+  for (const entry of drawn) {
+    const made = entry.make();
+    entry.chart.options = made.options;
+    entry.chart.update("none");
+  }
+}
+
+function base(more) {
+  return Object.assign({ animation: false, responsive: true, maintainAspectRatio: false,
+    color: css("--text"), borderColor: css("--line"),
+    plugins: { legend: { labels: { color: css("--text"), boxWidth: 14 } } } }, more);
+}
+
+function versionColour(version) {
+  return PALETTE[version % PALETTE.length];
+}
+
+// Lanes of policy versions: one row per process, one bar per version that it held.
+function laneChart(where, lanes, job, unit) {
+  const labels = lanes.map((lane) => lane.label);
+  const at = (t) => (t - job.began) / unit.seconds;
+  const bars = [], marks = [];
+  lanes.forEach((lane, row) => {
+    for (const [begin, end, first, last] of lane.segments) {
+      const text = first === last ? "version " + first : "versions " + first + " to " + last;
+      bars.push({ x: [at(begin), at(end)], y: labels[row], text: text, colour: versionColour(last) });
+    }
+    for (const [t, text] of lane.marks) marks.push({ x: at(t), y: labels[row], text: text });
+  });
+  const data = { labels: labels, datasets: [
+    { type: "scatter", label: "update refused, abandoned or replaced", data: marks, indexAxis: "x", pointStyle: "triangle",
+      radius: 6, backgroundColor: "#c2272d", borderColor: "#ffffff" },
+    { type: "bar", label: "policy version held (a colour each)", data: bars, pointStyle: "rect", grouped: false, minBarLength: 1,
+      barPercentage: 0.8, categoryPercentage: 0.9, backgroundColor: bars.map((bar) => bar.colour) }] };
+  return draw(where, () => ({ type: "bar", data: data, options: base({ indexAxis: "y",
+    scales: { x: axis(unit.name + " since the job began", { min: 0 }),
+      y: axis("", { type: "category", labels: labels, title: { display: false }, ticks: { color: css("--text"),
+        autoSkip: false } }) },
+    plugins: { legend: { labels: { color: css("--text"), boxWidth: 14, usePointStyle: true } },
+      tooltip: { callbacks: { label: (item) => item.raw.text } } } }) }));
+}
+
+// Join neighbours so that at most `most` bars are drawn: each is the mean of as many updates.
+function joined(rows, names, most) {
+  const size = Math.max(1, Math.ceil(rows.length / most)), found = [];
+  for (let begin = 0; begin < rows.length; begin += size) {
+    const part = rows.slice(begin, begin + size), mean = {};
+    for (const name of names) mean[name] = part.reduce((sum, row) => sum + (row[name] || 0), 0) / part.length;
+    const label = part.length === 1 ? String(begin + 1) : begin + 1 + " to " + (begin + part.length);
+    found.push({ label: label, mean: mean });
+  }
+  return { size: size, bars: found };
+}
+
+function stackedChart(where, what, rows, names) {
+  const data = { labels: rows.map((row) => row.label), datasets: Object.keys(names).map((name, index) => ({
+    label: names[name], data: rows.map((row) => row.mean[name]), backgroundColor: PALETTE[index],
+    barPercentage: 1, categoryPercentage: 0.92 })) };
+  return draw(where, () => ({ type: "bar", data: data, options: base({
+    scales: { x: axis(what, { stacked: true }), y: axis("seconds", { stacked: true, beginAtZero: true }) } }) }));
+}
+
+function lineChart(where, chart, job, unit) {
+  const dashes = [[], [6, 3], [2, 2]];
+  const data = { datasets: chart.lines.map((line, index) => ({ label: line.label,
+    data: line.points.map(([t, value]) => ({ x: (t - job.began) / unit.seconds, y: value })),
+    borderColor: PALETTE[index % PALETTE.length], backgroundColor: PALETTE[index % PALETTE.length],
+    borderDash: dashes[Math.floor(index / PALETTE.length)], borderWidth: 2,
+    pointRadius: line.points.length > 60 ? 0 : 3 })) };
+  return draw(where, () => ({ type: "line", data: data, options: base({ parsing: true,
+    scales: { x: axis(unit.name + " since the job began", { type: "linear" }), y: axis(chart.unit) } }) }));
+}
+
+function bytes(value) {
+  if (value === null || value === undefined) return "";
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let power = 0;
+  for (; value >= 1024 && power < units.length - 1; power += 1) value /= 1024;
+  return value.toFixed(power && value < 100 ? 1 : 0) + " " + units[power];
+}
+
+function followTheme() {
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  addEventListener("beforeprint", () => {
+    document.documentElement.dataset.theme = "light";
+    redraw();
+    for (const entry of drawn) entry.chart.resize();
+  });
+  addEventListener("afterprint", () => {
+    delete document.documentElement.dataset.theme;
+    redraw();
+    for (const entry of drawn) entry.chart.resize();
+  });
+}

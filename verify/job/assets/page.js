@@ -1,0 +1,274 @@
+// Build the page of a job from the JSON in it. Texts are set as text, never as markup.
+addEventListener("error", (event) => {
+  const note = document.getElementById("failed");
+  note.hidden = false;
+  note.textContent = "A part of this page could not be drawn: " + event.message;
+});
+
+const job = JSON.parse(document.getElementById("job").textContent);
+const unit = timeUnit(job.ended - job.began);
+const ROWS = 25;
+const LANES = 24;
+
+function make(tag, text, kind) {
+  const made = document.createElement(tag);
+  if (text !== undefined && text !== null) made.textContent = text;
+  if (kind) made.className = kind;
+  return made;
+}
+
+function since(t) {
+  if (t === null || t === undefined || !t) return "not recorded";
+  const seconds = t - job.began, sign = seconds < 0 ? "-" : "+";
+  const whole = Math.abs(seconds), h = Math.floor(whole / 3600), m = Math.floor((whole % 3600) / 60);
+  const rest = (whole % 60).toFixed(whole < 600 ? 2 : 0);
+  return sign + (h ? h + " h " : "") + (h || m ? m + " min " : "") + rest + " s";
+}
+
+function date(t) {
+  return new Date(t * 1000).toISOString().replace("T", " ").slice(0, 19) + " UTC";
+}
+
+function number(value) {
+  if (value === null || value === undefined) return "";
+  if (Number.isInteger(value)) return String(value);
+  return Math.abs(value) >= 100 ? value.toFixed(1) : String(Number(value.toPrecision(4)));
+}
+
+function section(id, title) {
+  const made = document.getElementById("content").appendChild(make("section"));
+  const heading = made.appendChild(make("h2", title));
+  heading.id = id;
+  made.setAttribute("aria-labelledby", id);
+  const link = make("a", title);
+  link.href = "#" + id;
+  document.getElementById("sections").appendChild(make("li")).appendChild(link);
+  return made;
+}
+
+// Show `show(first, last)` of `count` things, `size` at a time, with buttons where there are more.
+function paged(parent, what, count, size, show) {
+  let page = 0;
+  const last = Math.max(0, Math.ceil(count() / size) - 1);
+  const bar = make("div", null, "pages"), back = make("button", "Previous"), next = make("button", "Next");
+  const said = make("span");
+  said.setAttribute("aria-live", "polite");
+  back.setAttribute("aria-label", "Previous " + what);
+  next.setAttribute("aria-label", "Next " + what);
+  const update = () => {
+    const total = count(), pages = Math.max(1, Math.ceil(total / size));
+    page = Math.min(Math.max(page, 0), pages - 1);
+    const end = Math.min(total, (page + 1) * size);
+    said.textContent = total ? what + " " + (page * size + 1) + " to " + end + " of " + total : "no " + what + " match";
+    back.disabled = page === 0;
+    next.disabled = page === pages - 1;
+    show(page * size, end);
+  };
+  back.addEventListener("click", () => { page -= 1; update(); });
+  next.addEventListener("click", () => { page += 1; update(); });
+  bar.append(back, next, said);
+  if (last) parent.appendChild(bar);
+  update();
+  return { restart: () => { page = 0; update(); }, bar: bar };
+}
+
+// A table with a filter and pages. `columns`: [title, cell(row), class]; a cell is text or [text, class].
+function table(parent, what, caption, rows, columns) {
+  const box = make("div", null, "scroll"), made = box.appendChild(make("table"));
+  made.appendChild(make("caption", caption));
+  const head = made.appendChild(make("thead")).appendChild(make("tr"));
+  for (const [title, , kind] of columns) head.appendChild(make("th", title, kind)).scope = "col";
+  const body = made.appendChild(make("tbody"));
+  let shown = rows;
+  const show = (first, last) => {
+    const lines = shown.slice(first, last).map((row) => {
+      const line = make("tr");
+      for (const [, cell, kind] of columns) {
+        const value = cell(row);
+        const [text, style] = Array.isArray(value) ? value : [value, ""];
+        line.appendChild(make("td", text, [kind || "", style || ""].join(" ").trim()));
+      }
+      return line;
+    });
+    body.replaceChildren(...lines);
+  };
+  const pages = paged(parent, what, () => shown.length, ROWS, show);
+  if (rows.length > ROWS) {
+    const filter = make("input");
+    filter.type = "search";
+    filter.placeholder = "Filter";
+    filter.setAttribute("aria-label", "Filter " + what);
+    filter.addEventListener("input", () => {
+      const wanted = filter.value.toLowerCase();
+      shown = rows.filter((row) => columns.some(([, cell]) => {
+        const value = cell(row);
+        return String(Array.isArray(value) ? value[0] : value).toLowerCase().includes(wanted);
+      }));
+      pages.restart();
+    });
+    pages.bar.prepend(filter);
+  }
+  parent.appendChild(box);
+}
+
+function details(parent, title) {
+  const made = parent.appendChild(make("details"));
+  made.appendChild(make("summary", title));
+  return made;
+}
+
+function counted(states) {
+  return Object.entries(states).map(([state, count]) => count + " " + state).join(", ");
+}
+
+function columnsToRows(packed) {
+  return packed.rows.map((row) => Object.fromEntries(packed.columns.map((name, index) => [name, row[index]])));
+}
+
+function header() {
+  document.getElementById("run").textContent = job.run;
+  const line = document.getElementById("summary");
+  line.append(make("span", job.verdict, job.verdict === "live" ? "good" : "bad"), ". ",
+    job.processes.length + (job.processes.length === 1 ? " process" : " processes") + (job.alive ? ", " + job.alive + " of them alive" : "") + ", ",
+    job.updates.rows.length + " recorded weight updates, " + job.syncs.rows.length + " syncs. Refusals and problems: " + job.incidents.length +
+    ". Begun " + date(job.began) + ", " +
+    (job.alive ? "still running after " : "last heard of after ") + since(job.ended).slice(1) + ".");
+  document.getElementById("made").textContent = "Made by FlashPatch " + job.version + ", " + date(job.generated) +
+    ", from what the job's processes wrote. Charts: Chart.js (MIT).";
+}
+
+function versions() {
+  const part = section("versions", "Policy versions");
+  if (!job.lanes.length) {
+    part.appendChild(make("p", "No process recorded which policy it held.", "soft"));
+    return;
+  }
+  const text = "Which policy version each process held over time, processes of a replica after each other.";
+  const where = canvas(part, text, Math.min(job.lanes.length, LANES) * 30 + 110);
+  let entry = null;
+  const figure = where.closest("figure");
+  paged(part, "lanes", () => job.lanes.length, LANES, (first, last) => {
+    if (entry) {
+      entry.chart.destroy();
+      drawn.splice(drawn.indexOf(entry), 1);
+    }
+    entry = laneChart(where, job.lanes.slice(first, last), job, unit);
+  });
+  part.appendChild(figure);
+  const held = (lane) => lane.segments[lane.segments.length - 1][3];
+  table(details(part, "Policy versions as a table"), "lanes", "Last version of each process", job.lanes, [
+    ["replica", (lane) => lane.replica, "number"], ["process", (lane) => lane.process, "name"],
+    ["last version", (lane) => held(lane), "number"],
+    ["since", (lane) => lane.timed ? since(lane.segments[lane.segments.length - 1][0]) : "not recorded", "number"],
+    ["refused or failed", (lane) => lane.marks.length, "number"]]);
+}
+
+function updates() {
+  const rows = columnsToRows(job.updates), part = section("updates", "Weight updates");
+  if (!rows.length) {
+    part.appendChild(make("p", "No weight update was recorded.", "soft"));
+    return;
+  }
+  const phases = rows.map((row) => ({ load: row.load, commit: row.commit,
+    wait: Math.max(0, (row.seconds || 0) - (row.load || 0) - (row.commit || 0)) }));
+  const names = { wait: "waiting for the sender", load: "loading", commit: "committing" };
+  const shown = joined(phases, Object.keys(names), 200);
+  const each = shown.size > 1 ? ", each bar the mean of " + shown.size + " updates" : "";
+  const text = "Seconds of each weight update by what it was spent on, in order of their ends" + each + ".";
+  stackedChart(canvas(part, text), "update", shown.bars, names);
+  table(part, "updates", "Weight updates, oldest first", rows, [
+    ["ended", (row) => since(row.t), "number"], ["process", (row) => row.process, "name"],
+    ["outcome", (row) => [row.outcome, row.outcome]], ["version", (row) => number(row.version), "number"],
+    ["role", (row) => row.role], ["seconds", (row) => number(row.seconds), "number"],
+    ["loading", (row) => number(row.load), "number"], ["committing", (row) => number(row.commit), "number"],
+    ["buckets", (row) => number(row.buckets), "number"]]);
+}
+
+function syncs() {
+  const rows = columnsToRows(job.syncs), part = section("syncs", "Syncs of trainer and rollouts");
+  if (!rows.length) {
+    part.appendChild(make("p", "No sync was recorded; the families fp8, int8 and bf16 record them under verl.", "soft"));
+    return;
+  }
+  const names = { gather: "gathering", transfer: "transfer", load: "loading", process: "before and after loading" };
+  const shown = joined(rows, Object.keys(names), 200);
+  const each = shown.size > 1 ? ", each bar the mean of " + shown.size + " syncs" : "";
+  const text = "Seconds of each sync by phase, each of the slowest rank, so that a bar may be more or less than the whole, which is in the table" + each + ".";
+  stackedChart(canvas(part, text), "sync", shown.bars, names);
+  table(part, "syncs", "Syncs, oldest first", rows, [
+    ["ended", (row) => since(row.t), "number"], ["step", (row) => number(row.step), "number"],
+    ["version", (row) => number(row.version), "number"], ["seconds", (row) => number(row.total), "number"],
+    ["gathering", (row) => number(row.gather), "number"], ["transfer", (row) => number(row.transfer), "number"],
+    ["loading", (row) => number(row.load), "number"], ["before, after", (row) => number(row.process), "number"],
+    ["bytes", (row) => bytes(row.bytes), "number"]]);
+}
+
+function incidents() {
+  const part = section("incidents", "Refusals and errors");
+  if (!job.incidents.length) {
+    part.appendChild(make("p", "None was recorded.", "good"));
+    return;
+  }
+  table(part, "incidents", "Refusals, failed updates, errors and verdicts, oldest first; a verdict has no time",
+    job.incidents, [["when", (row) => since(row.t), "number"], ["process", (row) => row.process, "name"],
+      ["what", (row) => [row.kind, row.kind.split(" ").pop()], "kind"], ["text", (row) => row.text]]);
+}
+
+function measurements() {
+  const part = section("measurements", "Measurements");
+  if (!job.charts.length) part.appendChild(make("p", "None was recorded.", "soft"));
+  const grid = part.appendChild(make("div", null, "charts"));
+  for (const chart of job.charts) {
+    const cell = grid.appendChild(make("div"));
+    cell.appendChild(make("h3", chart.title));
+    const thin = chart.shown < chart.recorded ? ", " + chart.shown + " of " + chart.recorded + " points drawn" : "";
+    lineChart(canvas(cell, chart.title + ", " + chart.unit + thin + "."), chart, job, unit);
+    const summary = chart.lines.map((line) => {
+      const values = line.points.map((point) => point[1]);
+      return { label: line.label, first: values[0], last: values[values.length - 1],
+        least: Math.min(...values), most: Math.max(...values), points: values.length };
+    });
+    table(details(cell, "As a table"), "lines", chart.title + ", " + chart.unit, summary,
+      [["line", (row) => row.label, "name"], ...["points", "first", "last", "least", "most"].map(
+        (name) => [name, (row) => number(row[name]), "number"])]);
+  }
+}
+
+function processes() {
+  const part = section("processes", "Processes");
+  table(part, "processes", "Processes of the job, what they carried, and whether all that was due was seen",
+    job.processes, [["process", (row) => row.name, "name"],
+      ["verdict", (row) => [row.verdict, row.verdict === "ok" ? "good" : "bad"]], ["alive", (row) => row.alive],
+      ["first seen", (row) => since(row.began), "number"], ["last seen", (row) => since(row.ended), "number"],
+      ["families", (row) => row.families.join(", ")], ["patches", (row) => counted(row.states)],
+      ["calls", (row) => row.calls, "number"], ["policy", (row) => number(row.version), "number"],
+      ["memory", (row) => bytes(row.rss_bytes), "number"], ["problems", (row) => row.problems.join(" ")]]);
+}
+
+function patches() {
+  const part = section("patches", "Patches and evidence");
+  table(part, "patches", "Patches that were on, with the calls of all processes; evidence says when calls are due",
+    job.patches, [["patch", (row) => row.id, "name"], ["calls", (row) => row.calls, "number"],
+      ["called in", (row) => row.processes, "number"], ["states", (row) => counted(row.states)],
+      ["evidence", (row) => row.due],
+      ["tested version", (row) => row.tested === null ? "" : row.tested ? "yes" : "no"], ["why it is there", (row) => row.why]]);
+}
+
+function missing() {
+  const part = section("missing", "Not recorded");
+  const list = part.appendChild(make("ul"));
+  for (const sentence of job.not_recorded) list.appendChild(make("li", sentence));
+  if (!job.not_recorded.length) part.appendChild(make("p", "Everything that this page can show was recorded."));
+}
+
+header();
+versions();
+updates();
+syncs();
+incidents();
+measurements();
+processes();
+patches();
+missing();
+followTheme();
+document.body.dataset.ready = Math.round(performance.now());

@@ -1,0 +1,233 @@
+"""Gather one job's processes, updates, syncs, refusals and measurements into one dictionary, fit for JSON.
+
+The page, the live view, the trace and the metrics show this and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from flashpatch import __version__
+from flashpatch.ledger.runs import Row
+from flashpatch.patch_status import is_absent
+from flashpatch.record import Patch
+from flashpatch.verify import live
+from flashpatch.verify.job import gaps, lanes, series
+from flashpatch.verify.job.source import Source
+
+PHASES = ("gather", "transfer", "load", "process")
+"""Parts of a sync under verl, in the order in which they begin; see `flashpatch.patches.fp8.verl.transfer.receipts`."""
+
+_TEXT = 600  # letters of a problem
+
+
+def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) -> dict[str, Any]:
+    """Return what is known of a job.
+
+    Args:
+        source: its rows and events.
+        patches: known patches by id, for evidence that is due and what a patch is for.
+        now: seconds since 1970; the time now where it is left out.
+
+    Returns:
+        ``run``, ``version``, ``generated``, ``began``, ``ended``, ``alive``, ``verdict``, ``processes``, ``patches``,
+        ``lanes``, ``updates``, ``syncs``, ``incidents``, ``charts``, ``recorded`` (how many events were read, and how
+        many were not kept) and ``not_recorded`` (sentences). Times are seconds since 1970.
+    """
+    now = time.time() if now is None else now
+    report = live.judge(source.run, patches)
+    named = names(source)
+    events = [(named[_key(row)], source.of(row).events) for row in source.run.rows]
+    rows = {(row.host, row.pid): row for row in source.run.rows}
+    found = {
+        "run": source.run.id,
+        "version": __version__,
+        "generated": now,
+        "verdict": "live" if report.ok else "not live",
+        "problems": [*report.problems, *source.problems],
+        "processes": [_process(one, rows.get((one.host, one.pid)), source) for one in report.processes],
+        "patches": _patches(source.run.rows, patches),
+        "lanes": lanes.lanes(source, named, now),
+        "updates": _updates(events),
+        "syncs": _syncs(events),
+        "charts": series.charts(events),
+        "recorded": _recorded(source),
+    }
+    times = [event["t"] for _, mine in events for event in mine]
+    times += [row.first_written for row in source.run.rows if row.first_written]
+    ends = [lanes.ended(row, source.of(row).events) for row in source.run.rows]
+    found["alive"] = sum(process["alive"] == "yes" for process in found["processes"])
+    found["began"] = min((t for t in [*times, *ends] if t), default=now)
+    found["ended"] = now if found["alive"] else max([*times, *ends], default=now)
+    found["incidents"] = _incidents(source, events, report.problems)
+    found["not_recorded"] = gaps.sentences(found)
+    return found
+
+
+def names(source: Source) -> dict[tuple[str, int, str], str]:
+    """Return host, pid and start of each process of a job to its name: roles, ranks, host and pid."""
+    return {_key(row): _name(row) for row in source.run.rows}
+
+
+def finite(value: Any) -> Any:
+    """Return a copy with None for numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _key(row: Row) -> tuple[str, int, str]:
+    return row.host, row.pid, row.start
+
+
+def _name(row: Row) -> str:
+    ranks = " ".join(f"{name}={value}" for name, value in row.rank.items())
+    return " ".join(
+        part for part in ("+".join(row.roles) or "process", ranks, f"{row.host}:{row.pid}") if part
+    )
+
+
+def _process(one: live.Process, row: Row | None, source: Source) -> dict[str, Any]:
+    states = Counter(str(patch["state"]) for patch in one.patches.values())
+    events = source.of(row) if row is not None else None
+    memory = [event["rss_bytes"] for event in events.events if event.get("rss_bytes")] if events else []
+    return {
+        "name": _name(row) if row is not None else one.name,
+        "host": one.host,
+        "pid": one.pid,
+        "roles": list(one.roles),
+        "rank": dict(one.rank),
+        "alive": {True: "yes", False: "no", None: "unknown"}[one.alive],
+        "families": list(one.families),
+        "states": dict(states),
+        "calls": one.calls,
+        "verdict": "missing" if not one.present else "not live" if one.problems else "ok",
+        "problems": list(one.problems),
+        "began": row.first_written if row is not None else 0.0,
+        "ended": lanes.ended(row, events.events) if row is not None and events else 0.0,
+        "version": row.notes.get("policy_version") if row is not None else None,
+        "rss_bytes": memory[-1] if memory else None,
+        "events": len(events.events) if events else 0,
+    }
+
+
+def _patches(rows: list[Row], patches: Mapping[str, Patch]) -> list[dict[str, Any]]:
+    """Return one entry per patch that was on somewhere, with its calls over all processes."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        for id, patch in row.patches.items():
+            if patch["state"] == "disabled":
+                continue
+            known = patches.get(id)
+            entry = found.setdefault(
+                id,
+                {
+                    "id": id,
+                    "due": known.evidence if known else "unknown",
+                    "calls": 0,
+                    "processes": 0,
+                    "states": Counter(),
+                    "tested": None,
+                    "why": known.why if known else "not a patch of this FlashPatch",
+                },
+            )
+            absent = is_absent(patch["state"], patch.get("detail") or "")
+            entry["states"]["not installed" if absent else patch["state"]] += 1
+            entry["calls"] += patch["calls"]
+            entry["processes"] += bool(patch["calls"])
+            entry["tested"] = patch.get("tested") if patch.get("tested") is not None else entry["tested"]
+    order = sorted(found.values(), key=lambda entry: (not entry["calls"], entry["id"]))
+    return [{**entry, "states": dict(entry["states"])} for entry in order]
+
+
+def _updates(events: list[tuple[str, list[dict[str, Any]]]]) -> list[dict[str, Any]]:
+    found = [
+        {
+            "t": event["t"],
+            "process": process,
+            "role": event.get("role", "target"),
+            "outcome": event.get("outcome", "committed"),
+            "version": event.get("version"),
+            "seconds": event.get("seconds"),
+            "load": event.get("load_seconds"),
+            "commit": event.get("commit_seconds"),
+            "buckets": event.get("buckets"),
+        }
+        for process, mine in events
+        for event in mine
+        if event["event"] == "update"
+    ]
+    return sorted(found, key=lambda update: update["t"])
+
+
+def _syncs(events: list[tuple[str, list[dict[str, Any]]]]) -> list[dict[str, Any]]:
+    found = [
+        {
+            "t": event["t"],
+            "process": process,
+            "step": event.get("step"),
+            **{name: event.get(f"timing_s/sync/{name}") for name in (*PHASES, "total")},
+            "bytes": event.get("sync/bytes"),
+            "version": event.get("sync/policy_version"),
+        }
+        for process, mine in events
+        for event in mine
+        if event["event"] == "sync"
+    ]
+    return sorted(found, key=lambda sync: sync["t"])
+
+
+def _incidents(
+    source: Source, events: list[tuple[str, list[dict[str, Any]]]], problems: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    """Return refusals, failed updates, errors and verdicts; those whose time was not recorded have ``t`` None."""
+    found = []
+    for process, mine in events:
+        for event in mine:
+            kind = event["event"]
+            if kind == "update" and event.get("outcome") in ("abandoned", "replaced"):
+                kind = f"update {event['outcome']}"
+            elif kind == "audit" and event.get("problem"):
+                kind = "audit"
+            elif kind == "drafter" and event.get("what") in ("worse", "rollback"):
+                event = {**event, "problem": _drafter(event)}
+            elif kind not in ("refused", "error"):
+                continue
+            text = ": ".join(str(event[key]) for key in ("what", "problem") if event.get(key))
+            repeats = f" (and {event['repeated']} times more)" if event.get("repeated") else ""
+            found.append({"t": event["t"], "process": process, "kind": kind, "text": text[:_TEXT] + repeats})
+    found.sort(key=lambda incident: incident["t"])
+    told = {row.error for row in source.run.rows if row.error}
+    found += [
+        {"t": None, "process": _name(row), "kind": "error", "text": row.error[:_TEXT]}
+        for row in source.run.rows
+        if row.error
+    ]
+    return found + [
+        {"t": None, "process": "", "kind": "verdict", "text": problem[:_TEXT]}
+        for problem in problems
+        if not any(error in problem for error in told)
+    ]
+
+
+def _drafter(event: dict[str, Any]) -> str:
+    lengths = [f"{event[when]:.2f}" for when in ("before", "after") if isinstance(event.get(when), float)]
+    accepted = f", tokens per speculative step {' then '.join(lengths)}" if lengths else ""
+    return f"drafter version {event.get('version')}{accepted}"
+
+
+def _recorded(source: Source) -> dict[str, int]:
+    processes = list(source.events.values())
+    return {
+        "events": sum(len(process.events) for process in processes),
+        "processes": len(processes),
+        "dropped": sum(process.dropped for process in processes),
+        "thinned": sum(process.thinned for process in processes),
+        "unreadable": sum(process.unreadable for process in processes),
+    }

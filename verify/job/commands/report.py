@@ -1,0 +1,44 @@
+"""Run ``flashpatch report``: write a page that shows what a job did."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+HELP = "one HTML page that shows what a job did"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    from flashpatch.verify.job import source
+
+    source.arguments(parser)
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, help="where to write the page; unset: RUN.html, here"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the page and print its path, or with ``--json`` print what it shows; return 0.
+
+    Raises:
+        PatchError: there is no such run, or the page cannot be written.
+    """
+    from flashpatch import registry
+    from flashpatch.errors import PatchError
+    from flashpatch.verify.job import collect, page, source
+
+    folder = source.chosen(args)
+    found = collect.job(source.load(folder), registry.patches())
+    if args.json:
+        json.dump(found, sys.stdout, indent=2, default=repr)
+        print()
+        return 0
+    output = args.output or Path(f"{folder.name}.html")
+    try:
+        output.write_text(page.render(found), encoding="utf-8")
+    except OSError as error:
+        raise PatchError(f"the page cannot be written: {error}", advice="Name another file by -o.") from None
+    print(output)
+    return 0

@@ -1,0 +1,76 @@
+"""Run ``flashpatch watch``: show a job in the terminal while it runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+HELP = "show a job in the terminal while it runs"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    from flashpatch.verify.job import source
+
+    source.arguments(parser)
+    parser.add_argument("--every", metavar="S", type=float, default=2.0, help="seconds between two looks (2)")
+    parser.add_argument("--once", action="store_true", help="print the present state once")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show the run until no process of it is alive, or until it is interrupted; return 0.
+
+    Where standard output is no terminal, and with ``--once``, it is shown once; with ``--json`` as JSON.
+
+    Raises:
+        PatchError: there is no such run, or ``--every`` is not above 0.
+        ModuleNotFoundError: rich is not installed.
+    """
+    import json
+
+    from flashpatch.errors import PatchError
+    from flashpatch.verify.job import collect, source
+
+    if not args.every > 0:
+        raise PatchError(f"--every {args.every:g} is not above 0.", advice="Name seconds, such as --every 2.")
+    folder = source.chosen(args)
+    if args.json:
+        print(json.dumps(collect.finite(_look(folder)), indent=2))
+        return 0
+    from rich.console import Console
+
+    from flashpatch.verify.job import screen
+
+    console = Console()
+    if args.once or not sys.stdout.isatty():
+        console.print(screen.view(_look(folder), height=60))
+        return 0
+    _follow(folder, args.every, console)
+    return 0
+
+
+def _follow(folder: Path, every: float, console) -> None:
+    from rich.live import Live
+
+    from flashpatch.verify.job import screen
+
+    found = _look(folder)
+    try:
+        with Live(
+            screen.view(found, console.height), console=console, screen=True, auto_refresh=False
+        ) as live:
+            while found["alive"] or any(process["alive"] == "unknown" for process in found["processes"]):
+                time.sleep(every)
+                found = _look(folder)
+                live.update(screen.view(found, console.height), refresh=True)
+    except KeyboardInterrupt:
+        pass
+    console.print(screen.view(found, console.height))
+
+
+def _look(folder: Path) -> dict:
+    from flashpatch import registry
+    from flashpatch.verify.job import collect, source
+
+    return collect.job(source.load(folder), registry.patches())

@@ -1,0 +1,120 @@
+"""Say which policy version each process of a job held when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+from flashpatch.ledger.runs import Row
+from flashpatch.verify.job.source import Source
+
+_SEGMENTS = 400
+"""The most segments of one lane; shorter ones are joined into one of several versions."""
+
+_LANE_EVENTS = ("update", "adopted")
+
+
+def ended(row: Row, events: Iterable[dict[str, Any]]) -> float:
+    """Return when a process was last heard of, seconds since 1970; 0 where nothing says."""
+    return max([_written(row), row.first_written, *(event["t"] for event in events)])
+
+
+def lanes(source: Source, names: dict[tuple[str, int, str], str], until: float) -> list[dict[str, Any]]:
+    """Return one lane per process that holds a policy, those of a replica after each other.
+
+    Args:
+        source: the run.
+        names: host, pid and start to the name of a process.
+        until: end of the lanes of living processes, seconds since 1970.
+
+    Returns:
+        ``process``; ``label``, which tells it from the others in little room; ``replica``, counted from 1; ``segments``, lists of begin, end (seconds since 1970), first
+        version and last version; ``marks``, lists of time and text of updates refused or abandoned; ``timed``, False
+        where a version is known and its time is not.
+    """
+    found = []
+    for row in source.run.rows:
+        events = source.of(row).events
+        changes = _changes(events)
+        if not changes and "policy_version" not in row.notes:
+            continue
+        end = until if row.alive else ended(row, events)
+        begin = row.first_written or (changes[0][0] if changes else end)
+        found.append(
+            {
+                "process": names[row.host, row.pid, row.start],
+                "core": _core(row, source),
+                "label": _label(row),
+                "segments": _segments(begin, end, changes, int(row.notes.get("policy_version", 0))),
+                "marks": _marks(events),
+                "timed": bool(changes) or not row.notes.get("policy_version"),
+                "dropped": source.of(row).dropped,
+            }
+        )
+    found.sort(key=lambda lane: (lane["core"], lane["process"]))
+    cores = {core: number for number, core in enumerate(dict.fromkeys(lane["core"] for lane in found), 1)}
+    for lane in found:
+        lane["replica"] = cores[lane.pop("core")]
+        lane["label"] = f"replica {lane['replica']}: {lane['label']}"
+    return found
+
+
+def _label(row: Row) -> str:
+    role = next((role for role in ("worker", "engine-core") if role in row.roles), "process")
+    rank = next((f" {row.rank[name]}" for name in ("rank", "tp") if name in row.rank), "")
+    return f"{role}{rank}, {row.host}:{row.pid}"
+
+
+def _changes(events: Iterable[dict[str, Any]]) -> list[tuple[float, int]]:
+    """Times and versions of what this process took as its policy; a drafter is none."""
+    taken: dict[int, float] = {}
+    for event in events:
+        if event["event"] not in _LANE_EVENTS or event.get("role") == "drafter":
+            continue
+        version = event.get("version")
+        if isinstance(version, int) and event.get("outcome", "committed") == "committed":
+            taken.setdefault(version, event["t"])
+    return sorted((t, version) for version, t in taken.items())
+
+
+def _segments(
+    begin: float, end: float, changes: list[tuple[float, int]], version: int
+) -> list[list[float | int]]:
+    if not changes:
+        return [[begin, end, version, version]]
+    starts = [(min(begin, changes[0][0]), max(changes[0][1] - 1, 0)), *changes]
+    stops = [*(t for t, _ in changes), max(end, changes[-1][0])]
+    segments = [[t, stop, held, held] for (t, held), stop in zip(starts, stops, strict=True)]
+    least = (segments[-1][1] - segments[0][0]) / _SEGMENTS
+    joined: list[list[float | int]] = []
+    for segment in segments:
+        if joined and len(segments) > _SEGMENTS and joined[-1][1] - joined[-1][0] < least:
+            joined[-1][1], joined[-1][3] = segment[1], segment[3]
+        else:
+            joined.append(list(segment))
+    return joined
+
+
+def _marks(events: Iterable[dict[str, Any]]) -> list[list[Any]]:
+    return [
+        [event["t"], f"{event.get('outcome', event['event'])}: {event.get('problem', '')}"[:300]]
+        for event in events
+        if event["event"] == "refused" or event.get("outcome") in ("abandoned", "replaced")
+    ][-100:]
+
+
+def _core(row: Row, source: Source) -> tuple[str, int]:
+    """Host and pid of the engine core that a process belongs to: itself, its parent, or nobody else."""
+    if "engine-core" in row.roles:
+        return row.host, row.pid
+    parents = (other for other in source.run.rows if (other.host, other.pid) == (row.host, row.ppid))
+    is_core = any("engine-core" in other.roles for other in parents)
+    return (row.host, row.ppid) if is_core else (row.host, row.pid)
+
+
+def _written(row: Row) -> float:
+    try:
+        return datetime.strptime(row.written, "%Y-%m-%dT%H:%M:%S%z").timestamp()
+    except ValueError:
+        return 0.0

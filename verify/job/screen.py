@@ -1,0 +1,119 @@
+"""Draw a job's present state in a terminal, with rich: what the page shows, of the last minutes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Group
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+_STYLES = {
+    "ok": "green",
+    "live": "green",
+    "committed": "green",
+    "not live": "red",
+    "missing": "red",
+    "abandoned": "red",
+}
+
+
+_FLEXIBLE = frozenset({"process", "text", "line", "measurement"})
+"""Columns that are cut where the terminal is narrow."""
+
+
+def view(found: dict[str, Any], height: int) -> Group:
+    """Return what to draw.
+
+    Args:
+        found: what `flashpatch.verify.job.collect.job` returns.
+        height: lines of the terminal; each table gets a part of them, and says how many lines it leaves out.
+    """
+    rows = max(3, (height - 18) // 3)
+    head = Text.assemble(
+        ("Job ", "bold"), found["run"], "  ", (found["verdict"], _STYLES.get(found["verdict"], "")),
+        f"  {found['alive']} of {len(found['processes'])} processes alive, {len(found['updates'])} updates, "
+        f"{len(found['syncs'])} syncs, {len(found['incidents'])} refusals and problems, "
+        f"{_span(found['ended'] - found['began'])} since it began",
+    )  # fmt: skip
+    parts = [head, _processes(found, rows), _updates(found, rows), _incidents(found, rows)]
+    measured = _measured(found)
+    return Group(*parts, *([measured] if measured is not None else []))
+
+
+def _processes(found: dict[str, Any], rows: int) -> Panel:
+    held = {lane["process"]: (lane["replica"], lane["segments"][-1]) for lane in found["lanes"]}
+    order = sorted(
+        found["processes"], key=lambda one: (one["verdict"] == "ok", one["name"] not in held, held.get(one["name"], (0,))[0])
+    )  # fmt: skip
+    table = _table("process", "replica", "policy", "for", "calls", "memory", "alive", "verdict")
+    for one in order[:rows]:
+        replica, segment = held.get(one["name"], ("", None))
+        version = "" if segment is None else str(segment[3])
+        age = "" if segment is None else _span(segment[1] - segment[0])
+        memory = f"{one['rss_bytes'] / 2**30:.2f} GiB" if one["rss_bytes"] else ""
+        table.add_row(
+            one["name"], str(replica), version, age, str(one["calls"]), memory, one["alive"], _word(one["verdict"])
+        )  # fmt: skip
+    return _panel("Processes", table, len(order) - rows)
+
+
+def _updates(found: dict[str, Any], rows: int) -> Panel:
+    table = _table("ended", "process", "outcome", "version", "seconds", "loading", "committing")
+    for update in found["updates"][::-1][:rows]:
+        numbers = (
+            f"{update[name]:.3f}" if update[name] is not None else ""
+            for name in ("seconds", "load", "commit")
+        )
+        version = "" if update["version"] is None else str(update["version"])
+        age = f"{_span(found['generated'] - update['t'])} ago"
+        table.add_row(age, update["process"], _word(update["outcome"]), version, *numbers)
+    return _panel("Weight updates, newest first", table, len(found["updates"]) - rows)
+
+
+def _incidents(found: dict[str, Any], rows: int) -> Panel:
+    table = _table("when", "process", "what", "text")
+    for one in found["incidents"][::-1][:rows]:
+        when = "-" if one["t"] is None else f"{_span(found['generated'] - one['t'])} ago"
+        table.add_row(
+            when, one["process"], Text(one["kind"], "red"), Text(one["text"][:200], overflow="ellipsis")
+        )
+    return _panel("Refusals and problems, newest first", table, len(found["incidents"]) - rows)
+
+
+def _measured(found: dict[str, Any]) -> Panel | None:
+    """Return the last value of each measurement, None where there is none."""
+    if not found["charts"]:
+        return None
+    table = _table("measurement", "line", "last", "unit")
+    for chart in found["charts"]:
+        for line in chart["lines"][:2]:
+            table.add_row(chart["title"], line["label"], f"{line['points'][-1][1]:.4g}", chart["unit"])
+    return _panel("Measurements", table, 0)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, expand=True, pad_edge=False)
+    for column in columns:
+        flexible = column in _FLEXIBLE
+        table.add_column(column, no_wrap=True, overflow="ellipsis", ratio=1 if flexible else None)
+    return table
+
+
+def _panel(title: str, table: Table, left_out: int) -> Panel:
+    more = f"{left_out} more" if left_out > 0 else None
+    return Panel(table, title=title, subtitle=more, title_align="left", subtitle_align="left")
+
+
+def _word(word: str) -> Text:
+    return Text(word, _STYLES.get(word, ""))
+
+
+def _span(seconds: float) -> str:
+    seconds = max(0.0, seconds)
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"

@@ -1,0 +1,130 @@
+"""Gather what a job measured over time into charts: acceptance, arms, mismatch, staleness, memory, step times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Points = list[tuple[float, float]]
+"""Times, seconds since 1970, and values."""
+
+_POINTS = 1200
+"""The most points of one line; of longer ones the least and the largest value of each stretch are kept."""
+
+_LINES = 12
+"""The most lines of one chart."""
+
+
+def _part(name: str) -> Callable[[str], bool]:
+    return lambda metric: metric.startswith(name)
+
+
+_METRICS: tuple[tuple[str, str, str, Callable[[str], bool]], ...] = (
+    ("mismatch", "Gap between rollout and trainer (k3, an estimate of KL)", "nats", _part("mismatch/k3")),
+    ("staleness", "Age of the tokens trained on", "policy versions", _part("stream/staleness/m")),
+    (
+        "trained",
+        "Acceptance of drafts, by the trainer's log",
+        "tokens per step",
+        _part("eagle/acceptance_length"),
+    ),
+    ("trained_rate", "Rate of acceptance, by the trainer's log", "share", _part("eagle/acceptance_rate")),
+    ("score", "Score of rollouts", "score", _part("critic/score/mean")),
+    ("steps", "Time of a training step", "seconds", lambda metric: metric in _STEP_TIMES),
+    ("device_memory", "Memory by verl's log", "GB", _part("perf/max_memory")),
+    ("host_memory", "Memory of the trainer's host, by verl's log", "GB", _part("perf/cpu_memory")),
+)
+_STEP_TIMES = frozenset(
+    f"timing_s/{name}" for name in ("step", "gen", "old_log_prob", "update_actor", "update_weights")
+)
+
+
+def charts(events: list[tuple[str, list[dict[str, Any]]]]) -> list[dict[str, Any]]:
+    """Return the charts for which something was recorded.
+
+    Args:
+        events: name of each process, and its events.
+
+    Returns:
+        ``id``, ``title``, ``unit``, ``lines`` (``label`` and ``points``), ``shown`` and ``lines_left_out``.
+    """
+    collected: dict[str, dict[str, Points]] = {}
+    for process, mine in events:
+        for event in mine:
+            for chart, label, value in _values(process, event):
+                collected.setdefault(chart, {}).setdefault(label, []).append((event["t"], value))
+        for arm, points in _arm_shares(mine).items():
+            collected.setdefault("arms", {})[f"{arm}, {process}"] = points
+    titles = {id: (title, unit) for id, title, unit, _ in _METRICS} | _OWN
+    return [_chart(id, *titles[id], collected[id]) for id in titles if id in collected]
+
+
+_OWN = {
+    "acceptance": ("Tokens per speculative step", "tokens"),
+    "arms": ("Share of steps by speculative configuration", "share"),
+    "memory": ("Resident memory of processes at updates", "MiB"),
+    "audit": ("Weights refused or reported by audits, in total", "audits"),
+}
+
+
+def _values(process: str, event: dict[str, Any]) -> list[tuple[str, str, float]]:
+    name = event["event"]
+    if name == "metrics":
+        values = event.get("values", {})
+        return [
+            (id, metric, float(value))
+            for metric, value in values.items()
+            for id, _, _, takes in _METRICS
+            if takes(metric)
+        ]
+    if name == "speculation" and event.get("drafted"):
+        return [("acceptance", process, float(event.get("acceptance_length", 0)))]
+    if name == "update" and event.get("rss_bytes"):
+        return [("memory", process, event["rss_bytes"] / 2**20)]
+    if name == "audit" and "failed" in event:
+        return [("audit", process, float(event["failed"]))]
+    return []
+
+
+def _arm_shares(events: list[dict[str, Any]]) -> dict[str, Points]:
+    """Return per arm its share of the steps since the sample before."""
+    shares: dict[str, Points] = {}
+    before: dict[str, int] = {}
+    for event in events:
+        if event["event"] != "speculation" or not isinstance(event.get("arms"), dict):
+            continue
+        now = {str(arm): int(count) for arm, count in event["arms"].items()}
+        since = {arm: count - before.get(arm, 0) for arm, count in now.items()}
+        total = sum(since.values())
+        if total > 0:
+            for arm, count in since.items():
+                shares.setdefault(arm, []).append((event["t"], max(count, 0) / total))
+            before = now
+    return shares
+
+
+def _chart(id: str, title: str, unit: str, lines: dict[str, Points]) -> dict[str, Any]:
+    recorded = sum(map(len, lines.values()))
+    shown = [{"label": label, "points": thinned(points)} for label, points in list(lines.items())[:_LINES]]
+    return {
+        "id": id,
+        "title": title,
+        "unit": unit,
+        "lines": shown,
+        "recorded": recorded,
+        "shown": sum(len(line["points"]) for line in shown),
+        "lines_left_out": max(len(lines) - _LINES, 0),
+    }
+
+
+def thinned(points: Points, most: int = _POINTS) -> Points:
+    """Return at most ``most`` points: of each stretch the one with the least and the one with the largest value."""
+    if len(points) <= most:
+        return points
+    stretches = most // 2
+    kept = []
+    for number in range(stretches):
+        stretch = points[number * len(points) // stretches : (number + 1) * len(points) // stretches]
+        low, high = min(stretch, key=lambda p: p[1]), max(stretch, key=lambda p: p[1])
+        kept += sorted({low, high})
+    return kept
