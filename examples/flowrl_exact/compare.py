@@ -47,15 +47,15 @@ class Job:
 
 
 def jobs(quick: bool) -> list[Job]:
-    """All runs; the longest first."""
+    """All runs."""
     steps, seeds = 100 if quick else 300, 8
     rows = experiments.comparison()
     if quick:
         rows = [row for row in rows if row.rate == max(experiments.RATES)]
-    found = [Job("transformer", row, steps // 2, 3) for row in experiments.network()]
+    found = [Job("comparison", row, steps, seeds) for row in rows]
     found += [Job("terms", row, steps, seeds) for row in experiments.terms()]
-    found += [Job("comparison", row, steps, seeds) for row in rows]
-    return found + [Job("strings", row, steps, seeds) for row in experiments.lengths()]
+    found += [Job("strings", row, steps, seeds) for row in experiments.lengths()]
+    return found + [Job("transformer", row, 2 * steps // 3, 3) for row in experiments.network()]
 
 
 _model = Transformer()

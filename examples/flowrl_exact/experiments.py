@@ -45,8 +45,6 @@ def terms(base: Method = FLOWRL) -> list[Method]:
         ("raw, group, sum, beta 4x", replace(tuned, length="sum", beta=4 * base.beta)),
         ("3x steps", replace(base, steps=3.0)),
         ("raw, group, 3x steps", replace(tuned, steps=3.0)),
-        ("64 responses", replace(base, samples=64)),
-        ("raw, group, 64 responses", replace(tuned, samples=64)),
     ]
     for weight in ("clip", "none"):
         rows.append((f"4 updates, {weight}", replace(base, updates=4, weight=weight)))
@@ -88,7 +86,6 @@ def network(rate: float = 1e-3) -> list[Method]:
         replace(TUNED, name="raw, group"),
         replace(TUNED, name="raw, group, beta 1", beta=1.0),
         replace(GRPO, name="GRPO, 64 responses", samples=64),
-        replace(FLOWRL, name="as shipped, 64 responses", samples=64),
         replace(TUNED, name="raw, group, 64 responses", samples=64),
     ]
     return [replace(row, rate=rate) for row in rows]

@@ -16,6 +16,7 @@ from worlds import ALL, TARGETS, World, expressions
 from flashpatch.patches.flowrl.partition_function import PartitionFunction, Prompts
 
 VOCABULARY = "0123456789+-*="
+WORDS, DIGITS = len(VOCABULARY), 10
 WIDTH, LAYERS, PROMPT, ANSWER = 32, 2, 2, 3
 
 
@@ -24,13 +25,13 @@ class Transformer(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(len(VOCABULARY), WIDTH)
+        self.tokens = nn.Embedding(WORDS, WIDTH)
         self.places = nn.Embedding(PROMPT + ANSWER, WIDTH)
         layer = nn.TransformerEncoderLayer(
             WIDTH, 4, 2 * WIDTH, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
         )
         self.layers = nn.TransformerEncoder(layer, LAYERS, nn.LayerNorm(WIDTH), enable_nested_tensor=False)
-        self.head = nn.Linear(WIDTH, len(VOCABULARY))
+        self.head = nn.Linear(WIDTH, WORDS)
         digit = torch.tensor([character.isdigit() for character in VOCABULARY])
         sign = torch.tensor([character in "+-*" for character in VOCABULARY])
         allowed = torch.stack([digit, sign, digit])
@@ -59,32 +60,39 @@ class Learner:
     def parameters(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         return list(self.model.parameters()), list(self.partition.parameters())
 
-    def _run(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probability and entropy of the answers' tokens, ``(..., 5)`` to ``(..., 3)``."""
-        rows = ids.reshape(-1, ids.shape[-1])
-        hidden, log_prob = self.model(rows[:, :-1])
-        taken = log_prob.gather(-1, rows[:, PROMPT:, None])[..., 0]
-        entropy = -(log_prob.exp() * log_prob).sum(-1)
-        self._prompts = Prompts(torch.full((len(rows),), PROMPT), None).mean(hidden)
-        return tuple(part.view(*ids.shape[:-1], ANSWER) for part in (taken, entropy))
-
     def answers(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return tuple(part[None] for part in self._run(self.ids))
+        """As `policies.Table.answers`. Answers that differ in the last digit alone are neighbours in ``ALL``, so one
+        forward pass per beginning gives all ten."""
+        log_prob = self.model(self.ids[:, ::DIGITS].flatten(0, 1)[:, :-1])[1].view(
+            len(self.ids), -1, 1, ANSWER, WORDS
+        )
+        log_prob = log_prob.expand(-1, -1, DIGITS, -1, -1).flatten(1, 2)
+        taken = log_prob.gather(-1, self.ids[:, :, PROMPT:, None])[..., 0]
+        return taken[None], _entropy(log_prob)[None]
 
     def chosen(self, which: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `policies.Table.chosen`."""
         prompts = torch.arange(len(self.ids))[:, None]
-        return tuple(part[None] for part in self._run(self.ids[prompts, which[0]]))
+        rows = self.ids[prompts, which[0]].flatten(0, 1)
+        hidden, log_prob = self.model(rows[:, :-1])
+        self._prompts = Prompts(torch.full((len(rows),), PROMPT), None).mean(hidden)
+        taken = log_prob.gather(-1, rows[:, PROMPT:, None])[..., 0]
+        return tuple(part.view(*which.shape, ANSWER) for part in (taken, _entropy(log_prob)))
 
     def log_z(self) -> torch.Tensor:
         """Of the prompts of the last `chosen`, ``(1, P)``."""
         return self.partition(self._prompts).view(1, len(self.ids), -1)[..., 0]
 
 
+def _entropy(log_prob: torch.Tensor) -> torch.Tensor:
+    return -(log_prob.exp() * log_prob).sum(-1)
+
+
 def encoded(text: str) -> list[int]:
     return [VOCABULARY.index(character) for character in text]
 
 
-def taught(lessons: int = 200) -> Transformer:
+def taught(lessons: int = 400) -> Transformer:
     """Teach a model the table's reference."""
     table = expressions(tokens=ANSWER)
     with torch.random.fork_rng():

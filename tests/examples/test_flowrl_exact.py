@@ -227,6 +227,10 @@ def test_a_network_is_a_policy_too(exact):
         world.reference.sum(-1).exp().sum(-1), torch.ones(8, dtype=torch.float64), atol=1e-5
     )
     learner = exact.small_model.Learner(model, 0)
+    which = torch.randint(300, (1, 8, 5), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for whole, part in zip(learner.answers(), learner.chosen(which), strict=True):
+            assert torch.allclose(whole.gather(2, which[..., None].expand(1, 8, 5, 3)), part, atol=1e-6)
     run = exact.training.train(world, learner, exact.methods.Method("", rate=1e-3), 1)
     assert float(run.curve("variation")[0]) > 0 and run.steps == [0, 1]
     before = exact.small_model.Learner(model, 0).partition.state_dict()
