@@ -94,7 +94,7 @@ def draw(results: list[Result], out: Path) -> None:
     axes.set(title="Transformer on the expressions", xlabel="reward", ylim=(0, None))
     axes.set_ylabel("effective number of right answers")
     axes.legend(fontsize="small")
-    figure.savefig(out)
+    figure.savefig(out, dpi=90)
 
 
 if __name__ == "__main__":
