@@ -124,3 +124,48 @@ def test_a_group_needs_several_responses_and_their_reference(setting, value):
     assert refusal.startswith(f"{setting}={value} (")
     plain = {verl_config.SAMPLES: 8, verl_config.TRAINER_MODE: "sync"}
     assert list(verl_config.group_refusals(lambda path, default=None: plain.get(path, default))) == []
+
+
+@pytest.mark.verl
+def test_verls_own_configuration_takes_the_papers(tmp_path):
+    """verl's composed configuration, validated by verl itself, becomes its dataclasses afterwards."""
+    pytest.importorskip("torch")
+    import cpu_lab
+    import warm
+
+    done = cpu_lab.python(
+        """
+        import flashpatch
+        from pathlib import Path
+        from verl.utils.config import omega_conf_to_dataclass
+        from flashpatch.errors import PatchError
+        from flashpatch.verify.probes.flowrl import tiny
+
+        where = tiny.write_model(Path("model"))
+        published = "+actor_rollout_ref.actor.porj_layer=3"
+        flashpatch.enable("flowrl", paper=True)
+        config = tiny.recipe(where, published)
+        assert config.data.truncation == "left" and config.data.max_response_length == 8192, config.data
+        assert "porj_layer" not in config.actor_rollout_ref.actor
+        actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+        assert actor.optim.lr_warmup_steps == 10, actor.optim
+        assert actor.optim.weight_decay == 0.0, "the recipe's own"
+
+        def refused(named, *settings, **options):
+            flashpatch.enable("flowrl", **{"paper": False, **options})
+            try:
+                tiny.recipe(where, *settings)
+            except PatchError as error:
+                assert named in str(error), error
+            else:
+                raise AssertionError(named)
+
+        refused("porj_layer=4 (num_layers", published.replace("3", "4"))
+        refused("beta=5.0 with paper=True", paper=True, beta=5.0)
+        refused("rollout.n=1 (log_z", "actor_rollout_ref.rollout.n=1", beta=15.0, log_z="group")
+        """,
+        tmp_path,
+        imported=warm.VERL_VLLM,
+        FLASHPATCH="cpu,bf16",
+    )
+    assert done.returncode == 0, cpu_lab.tail(done)
