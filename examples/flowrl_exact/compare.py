@@ -48,7 +48,7 @@ class Job:
 
 def jobs(quick: bool) -> list[Job]:
     """All runs."""
-    steps, seeds = 100 if quick else 300, 8
+    steps, seeds = 60 if quick else 300, 8
     rows = experiments.comparison()
     if quick:
         rows = [row for row in rows if row.rate == max(experiments.RATES)]
