@@ -115,9 +115,13 @@ FAMILIES = {
             "lr": (None, (), "float", "str", (None, None, 0, None)),
             "weight_decay": (None, (), "float", "str", (0, None, None, None)),
             "diversity_prompts": (32, (), "int", "str", (0, None, None, None)),
+            "log_z": ("learned", ("learned", "group"), "str", "str", ()),
+            "reward": ("advantage", ("advantage", "raw"), "str", "str", ()),
+            "paper": (False, (), "bool", "str", ()),
         },
         "patches": {
             "flowrl.verl.validate_config": ("verl.utils.config",),
+            "flowrl.verl.compute_advantage": ("verl.trainer.ppo.ray_trainer",),
             "flowrl.verl.init_model": ("verl.workers.engine_workers",),
             "flowrl.verl.build_module": ("verl.workers.engine.fsdp.transformer_impl",),
             "flowrl.verl.build_optimizer": ("verl.workers.engine.fsdp.transformer_impl",),

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import sys
 
-from flashpatch.patches.flowrl import actor, export, forward, loss, metrics, options, resume, verl_config
+from flashpatch.patches.flowrl import (
+    actor,
+    advantage,
+    export,
+    forward,
+    loss,
+    metrics,
+    options,
+    resume,
+    verl_config,
+)
 from flashpatch.record import Family
 
 
@@ -31,6 +41,7 @@ FAMILY = Family(
     summary="FlowRL: trajectory balance with a learned partition function, as a loss mode of stock verl",
     patches=(
         verl_config.PATCH,
+        advantage.PATCH,
         actor.INIT,
         actor.BUILD,
         actor.OPTIMIZER,

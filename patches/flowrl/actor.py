@@ -69,7 +69,7 @@ def on_init_model(original, self) -> Any:
 def on_build_module(original, self) -> Any:
     """Attach the partition function to an actor, not a reference, in ``FSDPEngine._build_module``."""
     module = original(self)
-    if _building.get() and not self.engine_config.forward_only:
+    if _building.get() and not self.engine_config.forward_only and options.current().log_z == "learned":
         attach(self, module)
     return module
 

@@ -27,7 +27,7 @@ class _Given:
     """Hold the registered loss's inputs and outputs that verl does not pass.
 
     Attributes:
-        log_z: ``(batch,)``.
+        log_z: ``(batch,)``; 0 where the advantages have it already.
         ref_log_prob: ``(batch, tokens)``.
         metrics: verl's `Metric` by name; verl would average those that a loss function returns over
             micro-batches of different sizes.
@@ -50,10 +50,11 @@ def on_loss(original, config: Any, model_output: Any, data: Any, dp_group: Any =
     if config.policy_loss.get("loss_mode") != MODE:
         return original(config, model_output, data, dp_group)
     log_z = model_output.pop(LOG_Z, None)  # per response: verl reports outputs per token
+    in_advantages = options.current().log_z == "group"
     missing = [
         what
         for what, there in (
-            ("log Z (the actor was built without a partition function)", log_z is not None),
+            ("log Z (the actor was built without a partition function)", in_advantages or log_z is not None),
             ("ref_log_prob (actor.use_kl_loss=True computes it)", "ref_log_prob" in data),
         )
         if not there
@@ -65,7 +66,8 @@ def on_loss(original, config: Any, model_output: Any, data: Any, dp_group: Any =
             target=LOSS.targets[0],
             advice="Start the job through a trainer that calls verl.utils.config.validate_config.",
         )
-    given = _Given(log_z, data.select("ref_log_prob").to_padded_tensor()["ref_log_prob"])
+    reference = data.select("ref_log_prob").to_padded_tensor()["ref_log_prob"]
+    given = _Given(reference.new_zeros(len(reference)) if in_advantages else log_z, reference)
     with _giving(given):
         loss, metrics = original(config, model_output, data, dp_group)
     return loss, {**metrics, **given.metrics}
@@ -158,7 +160,7 @@ def _metrics(
         **{
             f"actor/{name}": _over_responses(values, mask, config)
             for name, values in (
-                ("log_z", given.log_z.detach()),
+                *((("log_z", given.log_z.detach()),) if options.current().log_z == "learned" else ()),
                 ("tb_residual_mean", residual),
                 ("tb_residual_square", residual.square()),
                 ("tb_weight", parts.weight),

@@ -63,23 +63,80 @@ def balance(
         low, high: the weight's clip range is ``[1 - low, 1 + high]``.
         correction: verl's rollout-correction weights; a response's is their mean.
     """
-    wide = torch.promote_types(log_prob.dtype, torch.float32)
-    counted = mask.to(wide)
-    tokens = counted.sum(1)
-
-    def total(values: torch.Tensor) -> torch.Tensor:
-        return torch.where(mask, values.to(wide), 0.0).sum(1)
-
-    def mean(values: torch.Tensor) -> torch.Tensor:
-        return total(values) / tokens.clamp(min=1)
-
-    over = mean if length == "mean" else total
-    residual = log_z.to(wide) + over(log_prob) - beta * mean(reward) - over(ref_log_prob)
-    ratio = total(log_prob.detach() - old_log_prob)
+    counted = _Responses(mask, torch.promote_types(log_prob.dtype, torch.float32))
+    over = counted.mean if length == "mean" else counted.total
+    residual = log_z.to(counted.wide) + over(log_prob) - beta * counted.mean(reward) - over(ref_log_prob)
+    ratio = counted.total(log_prob.detach() - old_log_prob)
     weights, clipped = _weights(ratio, weight, low, high, cap)
     if correction is not None:
-        weights = weights * mean(correction)
-    return Balance(residual, (weights * (tokens > 0)).detach(), clipped * (tokens > 0))
+        weights = weights * counted.mean(correction)
+    return Balance(residual, (weights * counted.there).detach(), clipped * counted.there)
+
+
+def group_log_z(
+    log_prob: torch.Tensor,
+    ref_log_prob: torch.Tensor,
+    reward: torch.Tensor,
+    mask: torch.Tensor,
+    groups: torch.Tensor,
+    *,
+    beta: float,
+    length: str,
+) -> torch.Tensor:
+    """Estimate log Z from the responses to each prompt, by importance sampling.
+
+    The average of ``p_ref / p exp(beta r)`` over responses of any policy ``p`` has Z as its expectation. With
+    ``length="sum"`` log Z is the logarithm of that average; with ``"mean"`` it is the z that solves ``average of
+    (p_ref / p) exp(|y| (beta r - z)) = 1``, of which the former is the case ``|y| = 1``. Where the policy is the
+    target it is exact. A learned log Z tends to the mean of what each response alone would take it for, which is
+    lower: by the policy's KL from the target, per token with ``"mean"``.
+
+    Args:
+        log_prob: of each response token under the policy that sampled it; ``(batch, tokens)`` as in `balance`.
+        ref_log_prob, reward, mask, beta, length: as in `balance`.
+        groups: number of each response's prompt, ``(batch,)``, from 0. Groups must be whole.
+
+    Returns:
+        ``(batch,)``, without gradient, the same for all responses to a prompt; 0 for a prompt none of whose
+        responses has tokens that count.
+    """
+    counted = _Responses(mask, torch.promote_types(log_prob.dtype, torch.float32))
+    share = counted.tokens.clamp(min=1) if length == "mean" else torch.ones_like(counted.tokens)
+    away = (counted.total(ref_log_prob) - counted.total(log_prob)).detach()
+    alone = beta * counted.mean(reward).detach() + away / share  # the z that one response alone would give
+    there, number = counted.there, int(groups.max()) + 1
+
+    def summed(values: torch.Tensor) -> torch.Tensor:
+        return alone.new_zeros(number).index_add(0, groups, torch.where(there, values, 0.0))
+
+    def extreme(how: str, values: torch.Tensor, none: float) -> torch.Tensor:
+        values = torch.where(there, values, none)
+        return alone.new_full((number,), none).scatter_reduce(0, groups, values, how)
+
+    numbers = summed(torch.ones_like(alone))
+    low, high = extreme("amin", alone, math.inf), extreme("amax", alone, -math.inf)
+    for _ in range(64):  # halvings: the average falls in z, and 1 lies between
+        middle = (low + high) / 2
+        terms = share * (alone - middle[groups])
+        top = extreme("amax", terms, -math.inf)
+        above = top + summed((terms - top[groups]).exp()).log() > numbers.log()
+        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+    return torch.where(numbers > 0, (low + high) / 2, 0.0)[groups]
+
+
+class _Responses:
+    """Sum and average the values of tokens that count, ``(batch, tokens)`` to ``(batch,)``, in dtype ``wide``."""
+
+    def __init__(self, mask: torch.Tensor, wide: torch.dtype) -> None:
+        self.mask, self.wide = mask, wide
+        self.tokens = mask.to(wide).sum(1)
+        self.there = self.tokens > 0
+
+    def total(self, values: torch.Tensor) -> torch.Tensor:
+        return torch.where(self.mask, values.to(self.wide), 0.0).sum(1)
+
+    def mean(self, values: torch.Tensor) -> torch.Tensor:
+        return self.total(values) / self.tokens.clamp(min=1)
 
 
 def _weights(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from flashpatch import engine
@@ -38,7 +39,41 @@ OPTIONS = {
         kind=int,
         least=0,
     ),
+    "log_z": Option(
+        "learned",
+        "log Z of a prompt: learned (as in the paper) by the partition function, or group, estimated from the "
+        "prompt's own responses, without a partition function",
+        ("learned", "group"),
+    ),
+    "reward": Option(
+        "advantage",
+        "reward in the residual: advantage (as in the paper), which grpo normalises in the group, or raw",
+        ("advantage", "raw"),
+    ),
+    "paper": Option(
+        False,
+        "take the paper's settings, of this family and of verl where the command line names no others",
+        kind=bool,
+    ),
 }
+
+PAPER = {
+    "beta": 15.0,
+    "length": "mean",
+    "weight": "clip",
+    "weight_cap": None,
+    "num_layers": 3,
+    "dropout": 0.1,
+    "detach_hidden": False,
+    "lr": None,
+    "weight_decay": None,
+    "log_z": "learned",
+    "reward": "advantage",
+}
+"""The paper's options. Dropout is of the published code."""
+
+LEARNED_ONLY = ("num_layers", "dropout", "detach_hidden", "lr", "weight_decay")
+"""Options of the partition function, which there is none of with ``log_z = "group"``."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +89,28 @@ class Choices:
     detach_hidden: bool
     lr: float | None
     weight_decay: float | None
+    log_z: str
+    reward: str
+    paper: bool
     diversity_prompts: int
 
 
 def current() -> Choices:
-    """Return the options in this process.
+    """Return the options in this process; with ``paper``, the paper's.
 
     Raises:
         PatchError: the family was never on in this process.
     """
-    return Choices(**engine.options(FAMILY))
+    chosen = engine.options(FAMILY)
+    return Choices(**{**chosen, **(PAPER if chosen["paper"] else {})})
+
+
+def contradictions() -> Iterator[str]:
+    """Yield the options in this process that contradict one another, each with the reason."""
+    chosen = engine.options(FAMILY)
+    changed = {name: value for name, value in chosen.items() if value != OPTIONS[name].default}
+    for name, value in changed.items():
+        if chosen["paper"] and name in PAPER and value != PAPER[name]:
+            yield f"{name}={value!r} with paper=True (the paper has {PAPER[name]!r})"
+        elif chosen["log_z"] == "group" and name in LEARNED_ONLY:
+            yield f"{name}={value!r} with log_z='group' (there is no partition function)"

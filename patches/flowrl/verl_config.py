@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from flashpatch.patches._shared.verl_config import Get, JobConfig, is_chosen, validate_config_patch
-from flashpatch.patches.flowrl import options
+from flashpatch.patches.flowrl import options, published
 from flashpatch.patches.flowrl.param_names import MODE
 from flashpatch.record import Contract
 
@@ -16,6 +16,8 @@ MODEL = "actor_rollout_ref.model"
 LOSS_MODE = f"{ACTOR}.policy_loss.loss_mode"
 USE_KL, KL_COEF = f"{ACTOR}.use_kl_loss", f"{ACTOR}.kl_loss_coef"
 CLIP_LOW = f"{ACTOR}.clip_ratio_low"
+SAMPLES = "actor_rollout_ref.rollout.n"
+TRAINER_MODE = "trainer.v1.trainer_mode"
 DEFAULTS = {LOSS_MODE: "vanilla", USE_KL: False, KL_COEF: 0.001}
 """verl's own values, which do not count as chosen."""
 
@@ -29,10 +31,15 @@ def on_validate(original, config: Any, use_reference_policy: bool = False, *args
         PatchError: the configuration contradicts FlowRL; all such settings are named.
     """
     job = JobConfig.open(config, ID)
-    refused = list(refusals(job.get, job.overrides))
+    chosen = options.current()
+    refused = [*options.contradictions(), *published.refusals(job.get, chosen)]
+    published.accept(job, chosen)
+    refused += refusals(job.get, job.overrides)
     clip_low = job.get(CLIP_LOW)
-    if options.current().weight == "clip" and not 0 <= (clip_low or 0) < 1:
+    if chosen.weight == "clip" and not 0 <= (clip_low or 0) < 1:
         refused.append(f"{CLIP_LOW}={clip_low} (the lower bound of the importance weight is 1 minus that)")
+    if chosen.log_z == "group":
+        refused += group_refusals(job.get)
     job.refuse(refused, "cannot train with", "Change these settings, or take flowrl out of FLASHPATCH.")
     for path, value in REQUIRED.items():
         job.set(path, value, "FlowRL needs it")
@@ -73,6 +80,15 @@ def refusals(get: Get, overridden: Collection[str] = ()) -> Iterator[str]:
             yield f"{MODEL}.{name}={get(f'{MODEL}.{name}')} (it freezes the partition function)"
     if get(f"{ACTOR}.use_prefix_grouper"):
         yield f"{ACTOR}.use_prefix_grouper=True (it shares prompts between responses)"
+
+
+def group_refusals(get: Get) -> Iterator[str]:
+    """Yield the settings that keep ``log_z = "group"`` from seeing whole groups with their reference."""
+    number = get(SAMPLES)
+    if number is not None and number < 2:
+        yield f"{SAMPLES}={number} (log_z = 'group' needs several responses to a prompt)"
+    if get("trainer.use_v1", True) and get(TRAINER_MODE) == "stream_async":
+        yield f"{TRAINER_MODE}=stream_async (it computes the reference after log_z = 'group' needs it)"
 
 
 PATCH = validate_config_patch(

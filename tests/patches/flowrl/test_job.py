@@ -65,6 +65,23 @@ def test_two_ranks_that_share_every_row_and_audited_fp8_rollouts(wide_world, two
     assert len(shared) == 2 and shared[0] == shared[1] > 0
 
 
+def test_two_steps_with_log_z_of_the_group(world, tmp_path):
+    """Raw rewards, log Z in the driver, no partition function; a setting of the published code is taken out."""
+    (tmp_path / "flowrl.toml").write_text('[flowrl]\nlog_z = "group"\nreward = "raw"\nbeta = 3.0\n')
+    given = {**FLOWRL, "FLASHPATCH_CONFIG": str(tmp_path / "flowrl.toml")}
+    published = "+actor_rollout_ref.actor.tb_type=tempered_important_sampling"
+    done = train(world, tmp_path, *SETTINGS, published, **given)
+    told = done.stdout
+    assert done.returncode == 0, told[-8000:]
+    assert metrics(told, "training/global_step") == [1, 2]
+    assert min(metrics(told, "actor/grad_norm")) > 0 and min(metrics(told, "actor/tb_loss")) > 0
+    assert not metrics(told, "actor/log_z") and len(metrics(told, "actor/log_reward")) == 2
+    processes = live(tmp_path)
+    drivers = [process["patches"] for process in processes if "driver" in process["roles"]]
+    name = "flowrl.verl.compute_advantage"
+    assert sum(patches.get(name, {}).get("calls") or 0 for patches in drivers) == 2
+
+
 @pytest.mark.full
 def test_a_head_that_leaks_is_refused_by_the_rollout(world, tmp_path):
     """The filter taken out of our export: vLLM knows no proj_z. The trainer would then wait for ever."""

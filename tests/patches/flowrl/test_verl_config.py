@@ -77,6 +77,9 @@ def test_verls_own_value_on_the_command_line_is_refused(path, value):
         {"weight_decay": -0.1},
         {"weight": "ppo"},
         {"length": "max"},
+        {"log_z": "exact"},
+        {"reward": "normalised"},
+        {"paper": "yes"},
     ],
 )
 def test_an_option_out_of_range_is_named(changes):
