@@ -29,7 +29,7 @@ def reward_and_mismatch(numbers: dict[str, Any]) -> Figure:
     reward(left, {name: job["reward"] for name, job in jobs.items()})
     for at, (name, job) in enumerate(jobs.items()):
         right.plot(range(1, len(job["mismatch"]) + 1), job["mismatch"], color=colour(at), label=name, lw=1.3)
-    labelled(right, "Mismatch of rollout and trainer", STEP, "mean |difference| of token probability")
+    labelled(right, "Mismatch of rollout and trainer", STEP, "mean |Δ probability| per token")
     name_ends(right)
     return made
 

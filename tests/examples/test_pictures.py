@@ -69,7 +69,7 @@ def test_reward_is_drawn_by_step_with_its_running_mean_and_mismatch_beside_it(dr
     _, figure, said = drawn("grpo")
     left, right = figure.axes
     assert units(left) == ("training step", "mean reward of a step")
-    assert units(right) == ("training step", "mean |difference| of token probability")
+    assert units(right) == ("training step", "mean |Δ probability| per token")
     for job in ("bf16", "fp8"):
         gained = [row[REWARD] for row in rows("grpo", job)]
         dots = [line for line in left.get_lines() if line.get_marker() == "."]
