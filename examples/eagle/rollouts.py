@@ -160,10 +160,10 @@ def sweep(engine: Engine, prompts: list[list[int]], batches: list[int], repeats:
     turn, the first one that in which the bandit knew nothing; of ``compared`` answers ``unlike`` differ from those
     without speculation.
     """
-    from flashpatch import engine as flashpatch
+    from flashpatch.engine import options
     from flashpatch.patches.eagle.vllm import spec_controller
 
-    bandit = spec_controller.make_policy(flashpatch.settings.options("eagle"), MOST)
+    bandit = spec_controller.make_policy(options("eagle"), MOST)
     names = ["disable", *(f"{k}_1_{k + 1}" for k in range(1, MOST + 1)), "bandit"]
     plain: dict[int, list[list[int]]] = {}
     rates: dict[tuple[int, str], list[float]] = defaultdict(list)

@@ -76,7 +76,10 @@ def _shares(axes: Axes, rounds: list[dict[str, int]]) -> None:
 
 
 def speed(numbers: dict[str, Any]) -> Figure:
-    """Draw ``rates``: by batch size and arm, tokens per processor second of each turn; bars are medians."""
+    """Draw ``rates``: by batch size and arm, tokens per processor second of each turn; bars are medians.
+
+    Turns are dots where there are several.
+    """
     made, axes = figure(1, 1, figsize=(8, 3.5))
     rates = numbers["rates"]
     names = list(next(iter(rates.values())))
@@ -89,7 +92,9 @@ def speed(numbers: dict[str, Any]) -> Figure:
         axes.bar(places, heights, width * 0.92, color=SHADES[name], label=_name(name))
         for place, turns, base in zip(places, each, bases, strict=True):
             _turns(axes, place, turns, base)
-    title = "Tokens per processor second (above the bars): medians, a dot per turn"
+    title = "Tokens per processor second (above the bars)"
+    if any(len(turns) > 1 for arms in rates.values() for turns in arms.values()):
+        title += ": medians, a dot per turn"
     labelled(axes, title, "", "ratio to no speculation")
     axes.set_xticks(range(len(rates)), [f"batch {batch}" for batch in rates])
     axes.margins(y=0.1)
@@ -99,8 +104,9 @@ def speed(numbers: dict[str, Any]) -> Figure:
 
 
 def _turns(axes: Axes, place: float, turns: list[float], base: float) -> None:
-    """Draw a dot for each turn over ``base``, and above them the median itself."""
-    axes.plot([place] * len(turns), [turn / base for turn in turns], ".", color="#222222", ms=2.5)
+    """Draw a dot for each turn over ``base`` if there are several, and above them the median itself."""
+    if len(turns) > 1:
+        axes.plot([place] * len(turns), [turn / base for turn in turns], ".", color="#222222", ms=2.5)
     above = dict(xytext=(0, 3), textcoords="offset points", ha="center", fontsize=7)
     axes.annotate(f"{median(turns):.0f}", (place, max(turns) / base), **above)
 
