@@ -44,7 +44,7 @@ def labelled(axes: Axes, title: str, x: str, y: str, *, whole: bool = True) -> A
     if axes.dataLim.y0 >= 0:
         axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=whole))
-    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
     return axes
 
 
