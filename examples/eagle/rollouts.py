@@ -117,7 +117,7 @@ def main(out: Path, arm: str, rounds: int, pause: float, batches: list[int], war
     with open(out / f"{arm}.jsonl", "w", buffering=1) as file:
 
         def note(number: int, what: str, batch: int, found: dict[str, Any]) -> None:
-            facts = {name: value for name, value in found.items() if not isinstance(value, list)}
+            facts = {name: value for name, value in found.items() if name != "answers"}
             file.write(json.dumps({"round": number, "what": what, "batch": batch, **facts}) + "\n")
 
         for number in range(-warm if learns else 0, rounds + 1):
@@ -156,13 +156,14 @@ def main(out: Path, arm: str, rounds: int, pause: float, batches: list[int], war
 def sweep(engine: Engine, prompts: list[list[int]], batches: list[int], repeats: int) -> list[dict[str, Any]]:
     """Greedy answers by no speculation, every fixed arm, and a bandit that starts from nothing, in turns.
 
-    Tokens per second are medians over the turns; ``first`` is the first turn, in which the
-    bandit knew nothing.
+    Returns a row per batch and arm: ``rate``, tokens per second, is the median over the turns; ``rates`` has each
+    turn, the first one that in which the bandit knew nothing; of ``compared`` answers ``unlike`` differ from those
+    without speculation.
     """
-    from flashpatch import engine as flashpatch
+    from flashpatch.engine import options
     from flashpatch.patches.eagle.vllm import spec_controller
 
-    bandit = spec_controller.make_policy(flashpatch.settings.options("eagle"), MOST)
+    bandit = spec_controller.make_policy(options("eagle"), MOST)
     names = ["disable", *(f"{k}_1_{k + 1}" for k in range(1, MOST + 1)), "bandit"]
     plain: dict[int, list[list[int]]] = {}
     rates: dict[tuple[int, str], list[float]] = defaultdict(list)
@@ -183,8 +184,8 @@ def sweep(engine: Engine, prompts: list[list[int]], batches: list[int], repeats:
             "batch": batch,
             "arm": name,
             "rate": median(each),
-            "first": each[0],
-            "answers": batch * len(each),
+            "rates": each,
+            "compared": batch * len(each),
             "unlike": unlike[batch, name],
         }
         for (batch, name), each in rates.items()

@@ -2,7 +2,8 @@
 
     python examples/flowrl_exact/compare.py [--quick] [--out DIRECTORY]
 
-prints a table per world and writes ``results.json`` and, where matplotlib is installed, ``flowrl_exact.png``.
+prints a table per world and writes ``results.json``, ``flowrl_exact.json``, the numbers of its picture, and, where
+matplotlib is installed, ``flowrl_exact.png``.
 It needs torch and flashpatch, no verl and no accelerator. ``--quick`` takes fewer steps, seeds and rows.
 """
 
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import experiments
+import plot
 import report
 import torch
 from measures import effective_number
@@ -28,6 +30,10 @@ from policies import Table, Tree
 from small_model import Learner, Transformer, taught, world_of
 from training import MEASURES, train
 from worlds import expressions, strings
+
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
+
+from pictures import finish  # noqa: E402
 
 DEFAULT = Path("flowrl_exact")
 
@@ -110,13 +116,7 @@ def main() -> None:
     chosen.out.mkdir(parents=True, exist_ok=True)
     (chosen.out / "results.json").write_text(json.dumps(results))
     print(report.tables(results))
-    try:
-        import plot
-    except ImportError as error:
-        print(f"no picture: {error}")
-        return
-    plot.draw(results, chosen.out / "flowrl_exact.png")
-    print(chosen.out / "flowrl_exact.png")
+    finish({chosen.out / "flowrl_exact.png": plot.numbers(results)})
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ def value(expression: str) -> int | None:
 
 
 ALL = [f"{a}{sign}{b}" for sign in "+-*" for a in range(10) for b in range(10)]
+TARGETS = tuple(range(2, 10))
+"""What the task asks for."""
 RIGHT = {target: [text for text in ALL if value(text) == target] for target in range(10)}
 """The right expressions of each target."""
 

@@ -13,13 +13,12 @@ import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
-from expressions import RIGHT, plain
-from PIL import Image, ImageDraw
-from world import TARGETS
+HERE = Path(__file__).resolve().parent
+sys.path.insert(1, str(HERE.parent))
 
-PANEL, HEIGHT = 480, 360
-INK, PALE = (40, 40, 40), (215, 215, 215)
-COLOURS = ((31, 119, 180), (214, 39, 40), (44, 160, 44), (148, 103, 189))
+from expressions import RIGHT, TARGETS, plain  # noqa: E402
+from pictures import finish  # noqa: E402
+
 WINDOW = 10  # steps
 TOTAL = sum(len(RIGHT[target]) for target in TARGETS)
 
@@ -75,48 +74,26 @@ def windows(steps: list[Answers]) -> list[list[Answers]]:
     return [steps[at - WINDOW : at] for at in range(WINDOW, len(steps) + 1)]
 
 
-def panel(
-    draw: ImageDraw.ImageDraw, left: int, title: str, top: float, curves: dict[str, list[float]]
-) -> None:
-    """One set of axes, starting at zero and at step `WINDOW`."""
-    x0, y0, x1, y1 = left + 60, 40, left + PANEL - 20, HEIGHT - 40
-    longest = max(len(values) for values in curves.values())
-    draw.text((x0, 12), title, fill=INK)
-    for share in (0, 0.25, 0.5, 0.75, 1):
-        y = y1 - share * (y1 - y0)
-        draw.line((x0, y, x1, y), fill=PALE)
-        draw.text((left + 8, y - 6), f"{share * top:.3g}", fill=INK)
-    draw.text((x0, y1 + 8), f"step {WINDOW}", fill=INK)
-    draw.text((x1 - 50, y1 + 8), f"step {longest + WINDOW - 1}", fill=INK)
-    for at, (name, values) in enumerate(curves.items()):
-        wide = max(1, longest - 1)
-        points = [(x0 + i / wide * (x1 - x0), y1 - value / top * (y1 - y0)) for i, value in enumerate(values)]
-        if len(points) > 1:
-            draw.line(points, fill=COLOURS[at % len(COLOURS)], width=2)
-        draw.text((x0 + 8 + 90 * at, y0 + 4), name, fill=COLOURS[at % len(COLOURS)])
-
-
 def main(out: Path, steps: int, runs: dict[str, Path]) -> None:
     seen = {name: windows(read(folder, steps)) for name, folder in runs.items()}
     if not all(seen.values()):
         raise SystemExit(f"needs {WINDOW} steps of every run")
-    rewards = {n: [sum(map(reward, window)) / len(window) for window in all_] for n, all_ in seen.items()}
-    spreads = {n: [effective(window) for window in all_] for n, all_ in seen.items()}
-    founds = {n: [float(distinct(window)) for window in all_] for n, all_ in seen.items()}
-    picture = Image.new("RGB", (3 * PANEL, HEIGHT), "white")
-    draw = ImageDraw.Draw(picture)
-    panel(draw, 0, f"reward (mean of {WINDOW} steps)", 1.0, rewards)
-    panel(draw, PANEL, f"different right answers in {WINDOW} steps, of {TOTAL}", TOTAL, founds)
-    most = max(max(values) for values in spreads.values()) * 1.1
-    panel(draw, 2 * PANEL, "effective number of right answers per question", most, spreads)
-    picture.save(out)
-    for name in runs:
+    jobs = {
+        name: {
+            "reward": [sum(map(reward, window)) / len(window) for window in all_],
+            "different": [distinct(window) for window in all_],
+            "effective": [effective(window) for window in all_],
+        }
+        for name, all_ in seen.items()
+    }
+    for name, job in jobs.items():
+        rewards, different, effectives = job.values()
         print(
-            f"   {name}: reward {rewards[name][0]:.2f} at first, {rewards[name][-1]:.2f} at last; "
-            f"different right answers {founds[name][0]:.0f}, then {founds[name][-1]:.0f} of {TOTAL}; "
-            f"effective number per question {spreads[name][0]:.1f}, then {spreads[name][-1]:.1f}"
+            f"   {name}: reward {rewards[0]:.2f} at first, {rewards[-1]:.2f} at last; "
+            f"different right answers {different[0]}, then {different[-1]} of {TOTAL}; "
+            f"effective number per question {effectives[0]:.1f}, then {effectives[-1]:.1f}"
         )
-    print(f"   {out}")
+    finish({out: {"picture": "right answers", "window": WINDOW, "total": TOTAL, "jobs": jobs}})
 
 
 if __name__ == "__main__":

@@ -21,9 +21,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "verl_cpu"))
 
 import make as sums  # noqa: E402
-from expressions import RIGHT, plain, value  # noqa: E402
-
-TARGETS = tuple(range(2, 10))
+from expressions import RIGHT, TARGETS, plain, value  # noqa: E402
 
 
 def question(target: int) -> list[dict[str, str]]:

@@ -10,26 +10,24 @@ import statistics
 import sys
 from pathlib import Path
 
-from PIL import Image, ImageDraw
-
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "verl_cpu"))
+sys.path[1:1] = [str(HERE.parent), str(HERE.parent / "verl_cpu")]
 
-from plot import SIZE, panel, smooth  # noqa: E402
+from pictures import finish  # noqa: E402
 from watch import REWARD, read  # noqa: E402
 
 ROLLOUT, STEP, LENGTH = "timing_s/gen", "timing_s/step", "response_length/mean"
 
 
-def interval(values: list[float]) -> str:
+def interval(values: list[float]) -> tuple[float, float, float]:
     """The median, and the range that holds the true one in 95 of 100 runs by the sign test (all of it for few values)."""
     ordered = sorted(values)
     out = max(0, int(len(ordered) / 2 - 0.98 * len(ordered) ** 0.5))
-    return f"{statistics.median(ordered):.2f} ({ordered[out]:.2f} to {ordered[-1 - out]:.2f})"
+    return statistics.median(ordered), ordered[out], ordered[-1 - out]
 
 
-def main(out: Path, runs: list[Path]) -> None:
-    jobs = {run.stem: [row for row in read(run) if REWARD in row][1:] for run in runs}
+def main(out: Path, stock: Path, other: Path) -> None:
+    jobs = {run.stem: [row for row in read(run) if REWARD in row][1:] for run in (stock, other)}
     count = min(map(len, jobs.values()))
     jobs = {name: rows[:count] for name, rows in jobs.items()}
     print("   | job | rollouts, s | steps, s | response tokens | reward |")
@@ -38,24 +36,23 @@ def main(out: Path, runs: list[Path]) -> None:
         spent = [sum(row[what] for row in rows) for what in (ROLLOUT, STEP)]
         length, reward = (statistics.mean(row[what] for row in rows) for what in (LENGTH, REWARD))
         print(f"   | {name} | {spent[0]:.0f} | {spent[1]:.0f} | {length:.1f} | {reward:.2f} |")
-    (first, stock), *others = jobs.items()
-    for name, rows in others:
-        pairs = list(zip(stock, rows, strict=True))
-        per_token = [a[ROLLOUT] / a[LENGTH] / (b[ROLLOUT] / b[LENGTH]) for a, b in pairs]
-        whole = [a[STEP] / b[STEP] for a, b in pairs]
-        print(f"   {first} over {name}: rollouts {interval(per_token)}, steps {interval(whole)}")
-    picture = Image.new("RGB", SIZE, "white")
-    draw = ImageDraw.Draw(picture)
-    panel(draw, 0, "seconds of rollout per step", {n: [r[ROLLOUT] for r in rows] for n, rows in jobs.items()})
-    panel(
-        draw,
-        480,
-        "reward (mean of 8 steps)",
-        {n: smooth([r[REWARD] for r in rows]) for n, rows in jobs.items()},
-    )
-    picture.save(out)
-    print(f"   {out}")
+    (first, one), (second, two) = jobs.items()
+    pairs = list(zip(one, two, strict=True))
+    per_token = [a[ROLLOUT] / a[LENGTH] / (b[ROLLOUT] / b[LENGTH]) for a, b in pairs]
+    whole = interval([a[STEP] / b[STEP] for a, b in pairs])
+    ratio = interval(per_token)
+    said = ["{:.2f} ({:.2f} to {:.2f})".format(*found) for found in (ratio, whole)]
+    print(f"   {first} over {second}: rollouts {said[0]}, steps {said[1]}")
+    numbers = {
+        "picture": "times of two jobs",
+        "jobs": {
+            name: {"rollout_s": [row[ROLLOUT] for row in rows], "reward": [row[REWARD] for row in rows]}
+            for name, rows in jobs.items()
+        },
+        "ratio": {"values": per_token, **dict(zip(("median", "low", "high"), ratio, strict=True))},
+    }
+    finish({out: numbers})
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), [Path(argument) for argument in sys.argv[2:]])
+    main(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]))

@@ -13,7 +13,17 @@ import pytest
 torch = pytest.importorskip("torch")
 
 FOLDER = Path(__file__).parents[2] / "examples" / "flowrl_exact"
-NAMES = ("worlds", "policies", "measures", "methods", "training", "small_model", "experiments", "report")
+NAMES = (
+    "worlds",
+    "policies",
+    "measures",
+    "methods",
+    "training",
+    "small_model",
+    "experiments",
+    "report",
+    "plot",
+)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +36,7 @@ def exact():
     yield SimpleNamespace(**{name: importlib.import_module(name) for name in NAMES})
     torch.set_num_threads(threads)
     sys.path[:] = path
-    for name in {*NAMES, "expressions", "compare", "plot"} & (set(sys.modules) - before):
+    for name in {*NAMES, "expressions", "compare"} & (set(sys.modules) - before):
         del sys.modules[name]
 
 
@@ -258,11 +268,13 @@ def test_a_table_and_a_page_are_made_of_results(exact, tmp_path):
         assert heading in told
     for job in jobs:
         assert job.method.name.partition(" @ ")[0] in told
+    found = exact.plot.numbers(results)
+    assert set(found["kept"]) == set(exact.plot.PATHS.values())
+    assert set(found["network"]) == set(exact.plot.NETWORK)
+    assert all(0 <= mean <= 1 for mean, _ in found["terms"].values())
     pytest.importorskip("matplotlib")
-    import plot
-
-    plot.draw(results, tmp_path / "page.png")
-    assert (tmp_path / "page.png").stat().st_size > 20_000
+    compare.finish({tmp_path / "page.png": found})
+    assert (tmp_path / "page.png").stat().st_size > 20_000 and (tmp_path / "page.json").exists()
 
 
 def test_a_row_is_told_at_its_best_learning_rate(exact):

@@ -67,7 +67,6 @@ def _job(path: Path, rollouts: list[float], length: float) -> Path:
 
 
 def test_times_are_compared_per_token_without_the_first_step(tmp_path):
-    pytest.importorskip("PIL")
     stock = _job(tmp_path / "stock.jsonl", [100, 20, 20, 20], length=50)
     history = _job(
         tmp_path / "history.jsonl", [1, 5, 5, 5, 5], length=25
@@ -80,4 +79,3 @@ def test_times_are_compared_per_token_without_the_first_step(tmp_path):
         "| stock | 60 | 90 | 50.0 | 0.50 |" in done.stdout
         and "| history | 15 | 45 | 25.0 | 0.50 |" in done.stdout
     )
-    assert (tmp_path / "speed.png").stat().st_size > 1000

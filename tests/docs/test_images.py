@@ -1,0 +1,50 @@
+"""The pictures of docs: each is drawn from numbers that are kept, with units and round ticks."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from example_pictures import imported, png_text
+from tree import TREE
+
+IMAGES = TREE / "docs" / "images"
+SCREENSHOTS = {"report"}
+SHOWN = sorted(
+    {name for page in TREE.glob("docs/*.md") for name in re.findall(r"images/(\w+)\.png", page.read_text())}
+    - SCREENSHOTS
+)
+NUMBER = re.compile(r"[\N{MINUS SIGN}-]?[0-9.]+")
+DATA = sorted(IMAGES.glob("data/*.json"))
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    pytest.importorskip("matplotlib")
+    with imported() as module:
+        yield module
+
+
+def test_each_picture_of_docs_has_its_numbers_and_no_other_is_kept():
+    kept = sorted({file.stem for file in IMAGES.glob("*.png")} - SCREENSHOTS)
+    assert SHOWN == [file.stem for file in DATA] == kept != []
+
+
+@pytest.mark.parametrize("file", DATA, ids=lambda file: file.stem)
+def test_a_picture_of_docs_is_drawn_from_its_numbers(file, pictures):
+    numbers = json.loads(file.read_text())
+    assert png_text(file.parents[1] / f"{file.stem}.png")["Numbers"] == pictures.digest(numbers), (
+        "make pictures"
+    )
+    figure = pictures.figure(numbers)
+    figure.canvas.draw()
+    for axes in figure.axes:
+        title = axes.get_title(loc="left")
+        assert title
+        for axis in (axes.xaxis, axes.yaxis):
+            ticks = [tick.get_text() for tick in axis.get_ticklabels() if tick.get_visible()]
+            values = [tick.replace("\N{MINUS SIGN}", "-") for tick in ticks if NUMBER.fullmatch(tick)]
+            assert axis.get_label_text() or not values, f"{title}: numbers without a unit"
+            digits = [value.strip("-0.").replace(".", "").rstrip("0") for value in values]
+            assert all(len(found) <= 2 for found in digits), f"{title}: ticks at {values}"

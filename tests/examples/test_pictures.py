@@ -1,0 +1,208 @@
+"""The pictures of the examples: drawn from recorded runs, looked at through matplotlib's own objects."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from example_pictures import imported, lines, png_text, units
+from tree import TREE
+
+EXAMPLES, RECORDED = TREE / "examples", Path(__file__).parent / "recorded"
+REWARD, MISMATCH = "critic/score/mean", "training/rollout_probs_diff_mean"
+
+# Script, picture, and what it is called with after the picture's name.
+RUNS = {
+    "grpo": ("verl_cpu/plot.py", ["bf16.jsonl", "fp8.jsonl"]),
+    "stream": ("verl_cpu/plot_stream.py", ["separate_async.jsonl", "stream_async.jsonl"]),
+    "times": ("world/speed.py", ["stock.jsonl", "history.jsonl"]),
+    "answers": ("verl_flowrl/plot.py", ["12", "grpo=grpo.answers", "flowrl=flowrl.answers"]),
+}
+
+
+def run(name: str, out: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    """Call an example's script as a file, in the folder of its recorded run."""
+    script, arguments = RUNS[name]
+    command = [sys.executable, *flags, str(EXAMPLES / script), str(out), *arguments]
+    return subprocess.run(command, cwd=RECORDED / name, capture_output=True, text=True)
+
+
+def rows(name: str, job: str) -> list[dict[str, float]]:
+    return [json.loads(line)["data"] for line in (RECORDED / name / f"{job}.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    pytest.importorskip("matplotlib")
+    with imported() as module:
+        yield module
+
+
+@pytest.fixture(scope="module")
+def drawn(pictures, tmp_path_factory):
+    """Numbers and figure by the name of a recorded run; the script wrote the first."""
+    found = {}
+
+    def get(name: str):
+        if name not in found:
+            out = tmp_path_factory.mktemp(name) / "out.png"
+            done = run(name, out)
+            assert done.returncode == 0, done.stderr
+            numbers = json.loads(out.with_suffix(".json").read_text())
+            assert png_text(out)["Numbers"] == pictures.digest(numbers)
+            found[name] = numbers, pictures.figure(numbers), done.stdout
+        return found[name]
+
+    return get
+
+
+def approx(values: list[float]):
+    return pytest.approx(values, rel=1e-5)
+
+
+def test_reward_is_drawn_by_step_with_its_running_mean_and_mismatch_beside_it(drawn):
+    _, figure, said = drawn("grpo")
+    left, right = figure.axes
+    assert units(left) == ("training step", "mean reward of a step")
+    assert units(right) == ("training step", "mean |Δ probability| per token")
+    for job in ("bf16", "fp8"):
+        gained = [row[REWARD] for row in rows("grpo", job)]
+        dots = [line for line in left.get_lines() if line.get_marker() == "."]
+        assert any(list(dot.get_ydata()) == approx(gained) for dot in dots)
+        mean = lines(left)[job]
+        assert mean[0] == pytest.approx(gained[0]) and mean[11] == pytest.approx(statistics.mean(gained[4:]))
+        assert lines(right)[job] == approx([row[MISMATCH] for row in rows("grpo", job)])
+        assert f"{job}: reward {statistics.mean(gained[:3]):.2f} in the first quarter" in said
+    assert left.get_ylim() == (0, 1) and right.get_ylim()[0] == 0
+    assert list(left.get_lines()[0].get_xdata()) == list(range(1, 13))
+
+
+def test_a_reward_that_may_be_negative_is_not_cut_off(pictures):
+    job = {"reward": [-2.0, -1.0, 3.0], "mismatch": [0.1, 0.2, 0.1]}
+    left, right = pictures.figure({"picture": "reward and mismatch", "jobs": {"one": job}}).axes
+    assert left.get_ylim()[0] < -2 and left.get_ylim()[1] > 3 and right.get_ylim()[0] == 0
+
+
+def test_times_are_drawn_with_their_ratio_and_its_interval(drawn):
+    numbers, figure, said = drawn("times")
+    left, middle, right = figure.axes
+    assert units(left) == ("training step", "seconds per step")
+    assert units(middle) == ("training step", "stock over history")
+    stock, history = (rows("times", job)[1:] for job in ("stock", "history"))  # without the first step
+    seconds = {"stock": stock, "history": history}
+    assert lines(left) == {
+        job: approx([row["timing_s/gen"] for row in found]) for job, found in seconds.items()
+    }
+    assert list(left.get_lines()[0].get_xdata()) == list(range(2, 9))
+    each = [
+        [row["timing_s/gen"] / row["response_length/mean"] for row in found] for found in (stock, history)
+    ]
+    ratios = [a / b for a, b in zip(*each, strict=True)]
+    assert any(list(line.get_ydata()) == approx(ratios) for line in middle.get_lines())
+    ratio = numbers["ratio"]
+    assert ratio["median"] == pytest.approx(statistics.median(ratios), rel=1e-5)
+    assert min(ratios) <= ratio["low"] * 1.00001 and ratio["high"] <= max(ratios) * 1.00001
+    shown = f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
+    assert shown in middle.get_title(loc="left") and f"stock over history: rollouts {shown}" in said
+    [band] = middle.patches
+    low, high = band.get_extents().transformed(middle.transData.inverted()).intervaly
+    assert (low, high) == approx([ratio["low"], ratio["high"]])
+    assert set(lines(right)) == {"stock", "history"}
+
+
+def test_streaming_shows_reward_ages_and_where_the_trainer_waits(drawn):
+    numbers, figure, said = drawn("stream")
+    left, right, below = figure.axes
+    assert set(lines(left)) == {"separate_async", "stream_async"}
+    assert units(right) == ("versions of the policy", "tokens trained on, %")
+    streamed = rows("stream", "stream_async")
+    share = statistics.mean(row["stream/staleness/1"] for row in streamed)
+    heights = [bar.get_height() for bar in right.patches]
+    assert len(heights) == 5 and heights[1] == pytest.approx(100 * share, rel=1e-5)
+    assert sum(heights) == pytest.approx(100, abs=0.1)
+    assert below.get_xlabel().startswith("seconds")
+    texts = [text.get_text() for text in below.texts]
+    for job, text in zip(("separate_async", "stream_async"), texts, strict=True):
+        found = rows("stream", job)[1:]
+        total, idle = (sum(row[what] for row in found) for what in ("timing_s/step", "timing_s/gen"))
+        assert text == f"{job}: {total:.0f} s, waiting for {idle:.0f} s ({100 * idle / total:.0f} %)"
+        assert f"{job}: {total:.1f} s for 7 steps, trainer idle {idle:.1f} s" in said
+    assert [text.get_text() for text in below.get_legend().get_texts()] == [
+        "waits for samples",
+        "trains, sends weights",
+    ]
+
+
+def test_right_answers_are_counted_over_windows(drawn):
+    numbers, figure, said = drawn("answers")
+    left, middle, right = figure.axes
+    assert units(left) == ("training step", "share of right answers") and left.get_ylim() == (0, 1)
+    assert units(middle) == ("training step", "answers, of 110") and middle.get_ylim() == (0, 110)
+    assert units(right) == ("training step", "answers per question")
+    for job in ("grpo", "flowrl"):
+        given = [
+            [json.loads(line) for line in (RECORDED / "answers" / f"{job}.answers" / f"{step}.jsonl").open()]
+            for step in range(1, 13)
+        ]
+        window = [row for rows in given[2:] for row in rows]
+        right_ones = {
+            (row["gts"], row["output"].replace("<|end|>", "").strip()) for row in window if row["score"]
+        }
+        assert lines(middle)[job][-1] == len(right_ones)
+        assert lines(left)[job][-1] == pytest.approx(
+            statistics.mean(row["score"] for row in window), rel=1e-5
+        )
+        assert len(lines(right)[job]) == 3 and all(1 <= value <= 20 for value in lines(right)[job])
+        assert re.search(rf"{job}: .* then {len(right_ones)} of 110;", said)
+
+
+@pytest.mark.parametrize("name", ["grpo", "stream", "times", "answers"])
+def test_without_matplotlib_a_run_keeps_its_table_and_numbers(name, tmp_path, drawn):
+    out = tmp_path / "out.png"
+    done = run(name, out, "-S")  # without site-packages: these scripts need nothing else of them
+    assert done.returncode == 0, done.stderr
+    numbers, _, said = drawn(name)
+    assert json.loads(out.with_suffix(".json").read_text()) == numbers and not out.exists()
+    *table, last = done.stdout.splitlines()
+    assert table == said.splitlines()[:-1] and table
+    assert "pip install 'flashpatch[plot]'" in last and str(out.with_suffix(".json")) in last
+
+
+def command(*arguments: str, flags: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    whole = [sys.executable, *flags, str(EXAMPLES / "pictures"), *arguments]
+    return subprocess.run(whole, capture_output=True, text=True)
+
+
+def test_the_command_draws_files_again_and_says_what_is_wrong(pictures, tmp_path):
+    numbers = {"picture": "reward and mismatch", "jobs": {"one": {"reward": [0.5], "mismatch": [0.1]}}}
+    good, bad, unknown = (tmp_path / name for name in ("good.json", "bad.json", "unknown.json"))
+    good.write_text(json.dumps(numbers))
+    bad.write_text("{")
+    unknown.write_text('{"picture": "a cat"}')
+    (tmp_path / "to").mkdir()
+    done = command(str(good), "--to", str(tmp_path / "to"))
+    assert done.returncode == 0, done.stderr
+    assert png_text(tmp_path / "to" / "good.png") == {"Numbers": pictures.digest(numbers)}
+    done = command(str(unknown))
+    assert done.returncode == 1 and "no picture is called 'a cat': one of reward and mismatch" in done.stderr
+    assert command(str(bad)).returncode == 1 and command(str(tmp_path / "none.json")).returncode == 1
+    done = command(str(good), flags=("-S",))
+    assert done.returncode == 1 and done.stderr.endswith("pip install 'flashpatch[plot]'\n")
+
+
+def test_names_at_line_ends_keep_apart(pictures):
+    jobs = {name: {"reward": [0.5, 0.99], "mismatch": [0.1, 0.1]} for name in ("one", "two", "three")}
+    for axes in pictures.figure({"picture": "reward and mismatch", "jobs": jobs}).axes:
+        names = sorted((text.xy[1], text.get_text()) for text in axes.texts)
+        assert {name for _, name in names} == set(jobs) and names[-1][0] <= 1
+        assert all(b - a > 0.08 for (a, _), (b, _) in zip(names, names[1:], strict=False))
+
+
+def test_nothing_draws_by_hand():
+    scripts = [*EXAMPLES.rglob("*.py"), *(TREE / "benchmarks").rglob("*.py")]
+    assert not [script for script in scripts if re.search(r"\bPIL\b", script.read_text())]
