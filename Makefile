@@ -85,12 +85,12 @@ $(OTHER_PYTHONS:%=check-%): check-%: $(CHECK)-%/.ready
 	@if [ ! -x $(CHECK)-$*/bin/pytest ]; then echo "Python $* is not at hand: no tests on it"; else \
 		$(CHECK)-$*/bin/pytest -q -n 2 --dist loadfile --timeout 240 -m "$(NO_ENGINE)"; fi
 
-# Side by side, set-up included: most of the time one of them waits for an engine to start.
+# Side by side, set-up included: most of the time one of them waits for an engine to start. The longest goes first.
 test: check
 	$(MAKE) -j3 --output-sync=none test-newest test-paired test-sglang
 
 test-newest: $(NEWEST)
-	$(NEWEST)/bin/pytest -m "vllm and not full"
+	nice -n 5 $(NEWEST)/bin/pytest -m "vllm and not full"
 
 # All that needs verl; of what needs vLLM alone the probe, which updates an engine, as this is another vLLM.
 test-paired: $(PAIRED)
@@ -98,7 +98,7 @@ test-paired: $(PAIRED)
 	$(PAIRED)/bin/pytest -m "vllm and not full" tests/verify/probes/test_fp8_vllm.py
 
 test-sglang: $(SGLANG)
-	$(SGLANG)/bin/pytest -m "sglang and not full"
+	nice -n 5 $(SGLANG)/bin/pytest -m "sglang and not full"
 
 test-full: $(NEWEST) $(PAIRED) $(OLDEST) $(SGLANG)
 	$(NEWEST)/bin/pytest -m "full or not full" --timeout 3600
