@@ -78,12 +78,12 @@ lint: $(CHECK)/.ready
 
 # Each worker takes whole files, since tests of a file share what they build.
 check-own: $(CHECK)/.ready
-	$(CHECK)/bin/pytest -q -n 2 --dist loadfile --timeout 240 -m "$(NO_ENGINE)"
+	$(CHECK)/bin/pytest -q -n 2 --dist loadfile --timeout 600 -m "$(NO_ENGINE)"
 
 # Without torch; tests that need it are skipped.
 $(OTHER_PYTHONS:%=check-%): check-%: $(CHECK)-%/.ready
 	@if [ ! -x $(CHECK)-$*/bin/pytest ]; then echo "Python $* is not at hand: no tests on it"; else \
-		$(CHECK)-$*/bin/pytest -q -n 2 --dist loadfile --timeout 240 -m "$(NO_ENGINE)"; fi
+		$(CHECK)-$*/bin/pytest -q -n 2 --dist loadfile --timeout 600 -m "$(NO_ENGINE)"; fi
 
 # Side by side, set-up included: most of the time one of them waits for an engine to start. The longest goes first.
 test: check
