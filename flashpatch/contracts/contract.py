@@ -16,6 +16,8 @@ from pathlib import Path
 from flashpatch.contracts.source import Definition, RootFor, SourceError, Sources
 from flashpatch.record import Patch
 
+Code = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
 
 @dataclass(frozen=True)
 class ContractResult:
@@ -120,12 +122,12 @@ def _findings(
 ) -> Iterator[_Finding]:
     contract = patch.contract
     if contract.params or contract.mentions:
-        bodies = [d for d in definitions if d.is_function or d.is_class]
+        bodies = [(d, d.node) for d in definitions if isinstance(d.node, Code)]
         if not bodies:
             yield _Finding(f"{target} is no longer a function or class in this source", definitions[0].line)
-        for definition in bodies:
+        for definition, node in bodies:
             yield from _params(definition, contract.params, sources, target)
-            present = _mentioned(definition.node) if contract.mentions else set()
+            present = _mentioned(node) if contract.mentions else set()
             for name in contract.mentions:
                 if name not in present:
                     yield _Finding(f"{target} no longer mentions {name}", definition.line)
@@ -161,20 +163,20 @@ def _params(
 def _accepted(definition: Definition, sources: Sources) -> tuple[set[str], str]:
     """Parameter names a definition takes and the line that says so; for a class those of its ``__init__``,
     or its annotated fields when no class of the family writes one."""
-    if definition.is_function:
+    if isinstance(definition.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         args = definition.node.args
         named = [*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg]
         return {arg.arg for arg in named if arg is not None}, definition.line
     family = sources.classes(definition)
-    for owner in family:
-        for statement in owner.node.body:
+    for owner, node in family:
+        for statement in node.body:
             if isinstance(statement, ast.FunctionDef) and statement.name == "__init__":
                 return _accepted(Definition(owner.module, f"{owner.qualname}.__init__", statement), sources)
-    fields = (s.target for owner in family for s in owner.node.body if isinstance(s, ast.AnnAssign))
+    fields = (s.target for _, node in family for s in node.body if isinstance(s, ast.AnnAssign))
     return {target.id for target in fields if isinstance(target, ast.Name)}, definition.line
 
 
-def _mentioned(node: ast.AST) -> set[str]:
+def _mentioned(node: Code) -> set[str]:
     """Names, attribute names, dotted expressions, keywords, imported and nested definitions in a body."""
     found: set[str] = set()
     for inner in (inner for statement in node.body for inner in ast.walk(statement)):
@@ -195,7 +197,9 @@ def _dotted(node: ast.expr) -> str | None:
     """``"a.b.c"``, as ``ast.unparse`` has it and quicker; None for an attribute of anything but a name."""
     if isinstance(node, ast.Name):
         return node.id
-    inner = _dotted(node.value) if isinstance(node, ast.Attribute) else None
+    if not isinstance(node, ast.Attribute):
+        return None
+    inner = _dotted(node.value)
     return f"{inner}.{node.attr}" if inner is not None else None
 
 
@@ -233,7 +237,6 @@ def _normal(node: object) -> str:
 
 
 def _without_docstring(node: ast.AST, name: str, value: object) -> object:
-    documented = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module))
-    if name == "body" and documented and ast.get_docstring(node, clean=False) is not None:
-        return value[1:]
-    return value
+    if name != "body" or not isinstance(value, list) or not isinstance(node, (Code, ast.Module)):
+        return value
+    return value if ast.get_docstring(node, clean=False) is None else value[1:]

@@ -14,8 +14,9 @@ from flashpatch.contracts.disk_cache import Stamp, stamp
 
 RootFor = Callable[[str], "Path | str | None"]
 
+Compound = ast.If | ast.Try | ast.TryStar | ast.With | ast.For | ast.While
+
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_COMPOUND = (ast.If, ast.Try, ast.TryStar, ast.With, ast.For, ast.While)
 _DEEPEST = 40
 
 
@@ -62,14 +63,6 @@ class Definition:
     @property
     def line(self) -> str:
         return f"{self.module.label}:{getattr(self.node, 'lineno', 1)}"
-
-    @property
-    def is_function(self) -> bool:
-        return isinstance(self.node, _FUNCTIONS)
-
-    @property
-    def is_class(self) -> bool:
-        return isinstance(self.node, ast.ClassDef)
 
 
 @dataclass(frozen=True)
@@ -139,16 +132,16 @@ class Sources:
             places = found
         return Resolution(tuple(dict.fromkeys(places)))
 
-    def classes(self, place: Definition) -> list[Definition]:
-        """The class and its bases, nearest first, as far as their source is at hand."""
-        order: dict[Definition, None] = {}
+    def classes(self, place: Definition) -> list[tuple[Definition, ast.ClassDef]]:
+        """The class and its bases with their nodes, nearest first, as far as their source is at hand."""
+        order: dict[Definition, ast.ClassDef] = {}
         self._collect_bases(place, order)
-        return list(order)
+        return list(order.items())
 
-    def _collect_bases(self, place: Definition, order: dict[Definition, None]) -> None:
+    def _collect_bases(self, place: Definition, order: dict[Definition, ast.ClassDef]) -> None:
         if place in order or not isinstance(place.node, ast.ClassDef):
             return
-        order[place] = None
+        order[place] = place.node
         for base in place.node.bases:
             for found in self._expression(place.module, base, 0):
                 self._collect_bases(found, order)
@@ -157,12 +150,12 @@ class Sources:
         if isinstance(place.node, ast.Module):
             return self._global(place.module, name, depth)
         family = self.classes(place)
-        for owner in family:
-            found = self._scope(owner, bindings(owner.node.body).get(name, ()), name, depth)
+        for owner, node in family:
+            found = self._scope(owner, bindings(node.body).get(name, ()), name, depth)
             if found:
                 return found
-        for owner in family:
-            assigned = _instance_attribute(owner.node, name)
+        for owner, node in family:
+            assigned = _instance_attribute(node, name)
             if assigned is not None:
                 return [Definition(owner.module, f"{owner.qualname}.{name}", assigned)]
         return []
@@ -179,7 +172,7 @@ class Sources:
             if submodule is not None:
                 return [Definition(submodule, "", submodule.tree)]
         for star in bound.get("*", ()):
-            source = self.module(_absolute(module, star))
+            source = self.module(_absolute(module, star)) if isinstance(star, Imported) else None
             found = self._global(source, name, depth + 1) if source is not None else []
             if found:
                 return found
@@ -240,7 +233,7 @@ def bindings(body: list[ast.stmt]) -> dict[str, list[ast.AST | Imported]]:
     """
     found: dict[str, list[ast.AST | Imported]] = {}
     for statement in body:
-        if isinstance(statement, _COMPOUND):
+        if isinstance(statement, Compound):
             for branch in _branches(statement):
                 for name, nodes in bindings(branch).items():
                     found.setdefault(name, []).extend(nodes)
@@ -267,8 +260,8 @@ def _bound(statement: ast.stmt) -> Iterator[tuple[str, ast.AST | Imported]]:
             yield name, statement
     elif isinstance(statement, ast.ImportFrom):
         for alias in statement.names:
-            name = None if alias.name == "*" else alias.name
-            imported = Imported(statement.module or "", statement.level, name, statement.lineno)
+            member = None if alias.name == "*" else alias.name
+            imported = Imported(statement.module or "", statement.level, member, statement.lineno)
             yield alias.asname or alias.name, imported
     elif isinstance(statement, ast.Import):
         for alias in statement.names:
@@ -284,7 +277,7 @@ def _names(targets: list[ast.expr]) -> Iterator[str]:
             yield from _names(target.elts)
 
 
-def _branches(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
+def _branches(statement: Compound) -> Iterator[list[ast.stmt]]:
     """Bodies of a compound statement that may run; the body under ``if TYPE_CHECKING`` never does."""
     if not (isinstance(statement, ast.If) and _is_type_checking(statement.test)):
         yield statement.body

@@ -83,7 +83,7 @@ def _kept(package: str, site: Path) -> Installed | None:
 
 
 def _keep(package: str, site: Path, distribution: metadata.Distribution) -> Installed:
-    home: Path = distribution._path  # set by Distribution.at()
+    home: Path = distribution._path  # type: ignore[attr-defined]  # set by Distribution.at()
     paths = [site, home, *(path for path in sorted(home.iterdir()) if path.is_file())]
     stamps = {str(path): disk_cache.stamp(path) for path in paths}
     found = _installed(distribution)
