@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -36,7 +37,7 @@ def job(overrides=(), **settings):
 
 
 def test_paper_means_the_papers_options(choose):
-    assert choose(paper=True) == options.Choices(**options.PAPER, paper=True)
+    assert options.PAPER.items() <= asdict(choose(paper=True)).items()
     assert choose(paper=True).dropout == 0.1 and choose().dropout == 0.0
     assert list(options.contradictions()) == []
 
