@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 TWO_RANKS = """
-data.train_batch_size=4 actor_rollout_ref.rollout.n=2
+data.train_batch_size=4 actor_rollout_ref.rollout.n=4
 actor_rollout_ref.actor.ppo_mini_batch_size=4 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4
 actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4 trainer.n_gpus_per_node=2
 """.split()

@@ -209,7 +209,6 @@ def test_verls_own_trainers_compute_it_and_stock_verl_does_not(tmp_path):
 def test_an_actor_without_partition_function_has_the_papers_gradient(tmp_path):
     """Real update_actor steps: as log Z is in the advantages, the gradient is the formula's with log Z of 0."""
     import flow_lab
-    from transformers import Qwen2Config, Qwen2ForCausalLM
 
     from flashpatch.verify.probes.flowrl import tiny
 
@@ -222,19 +221,7 @@ def test_an_actor_without_partition_function_has_the_papers_gradient(tmp_path):
     assert not [name for name in seen["before"] if "proj_z" in name]
     assert "actor/log_z" not in seen["metrics"][0] and seen["metrics"][0]["actor/tb_loss"] > 0
 
-    model = Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=tiny.VOCABULARY,
-            hidden_size=tiny.WIDTH,
-            intermediate_size=2 * tiny.WIDTH,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=256,
-            tie_word_embeddings=False,
-            attn_implementation="eager",
-        )
-    ).double()
+    model = tiny.untrained(attn_implementation="eager").double()
     model.load_state_dict({name: value.double() for name, value in seen["before"].items()})
     losses = []
     for row in tiny.responses():

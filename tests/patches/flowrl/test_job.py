@@ -65,6 +65,7 @@ def test_two_ranks_that_share_every_row_and_audited_fp8_rollouts(wide_world, two
     assert len(shared) == 2 and shared[0] == shared[1] > 0
 
 
+@pytest.mark.full
 def test_two_steps_with_log_z_of_the_group(world, tmp_path):
     """Raw rewards, log Z in the driver, no partition function; a setting of the published code is taken out."""
     (tmp_path / "flowrl.toml").write_text('[flowrl]\nlog_z = "group"\nreward = "raw"\nbeta = 3.0\n')

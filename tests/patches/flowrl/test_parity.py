@@ -119,24 +119,10 @@ def paper(
     Returns:
         The gradient by name, the loss, and each response's log Z.
     """
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
     from flashpatch.verify.probes.flowrl import tiny
 
     torch.manual_seed(0)
-    model = Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=tiny.VOCABULARY,
-            hidden_size=tiny.WIDTH,
-            intermediate_size=2 * tiny.WIDTH,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=256,
-            tie_word_embeddings=tied,
-            attn_implementation="eager",
-        )
-    ).double()
+    model = tiny.untrained(tied, attn_implementation="eager").double()
     own = {name: value.double() for name, value in seen["before"].items()}
     model.load_state_dict({n: v for n, v in own.items() if "proj_z" not in n}, strict=not tied)
     head = {n: v.clone().requires_grad_() for n, v in own.items() if "proj_z" in n}

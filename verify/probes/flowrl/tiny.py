@@ -39,12 +39,11 @@ RECIPE = (
 """In float32, with plain gradient descent at rate 1: the step of a weight is its gradient."""
 
 
-def write_model(folder: Path, seed: int = 0, tied: bool = False) -> Path:
-    """Write a Qwen2 of random weights, std 0.2, in Hugging Face format."""
+def untrained(tied: bool = False, **settings: Any) -> Any:
+    """Return a new Qwen2 of two layers; ``settings`` are further ones of its configuration."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    torch.manual_seed(seed)
-    model = Qwen2ForCausalLM(
+    return Qwen2ForCausalLM(
         Qwen2Config(
             vocab_size=VOCABULARY,
             hidden_size=WIDTH,
@@ -54,8 +53,15 @@ def write_model(folder: Path, seed: int = 0, tied: bool = False) -> Path:
             num_key_value_heads=2,
             max_position_embeddings=256,
             tie_word_embeddings=tied,
+            **settings,
         )
     )
+
+
+def write_model(folder: Path, seed: int = 0, tied: bool = False) -> Path:
+    """Write a Qwen2 of random weights, std 0.2, in Hugging Face format."""
+    torch.manual_seed(seed)
+    model = untrained(tied)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.2)

@@ -25,7 +25,8 @@ def check(output: str, processes: list[dict], bound: float, corrected: bool, sch
     """Check a job of two steps: rollouts follow the updates within ``bound``; all processes and patches are there."""
     assert metrics(output, "training/global_step") == [1, 2]
     assert 0 < max(metrics(output, "training/rollout_probs_diff_max")) < bound
-    assert min(metrics(output, "actor/grad_norm")) > 0
+    advantages, norms = (metrics(output, name) for name in ("critic/advantages/max", "actor/grad_norm"))
+    assert [norm > 0 for norm in norms] == [most > 0 for most in advantages] and len(norms) == 2
     assert metrics(output, "sync/policy_version") == [2, 3]
     assert bool(metrics(output, "rollout_corr/rollout_is_mean")) is corrected
     gaps = metrics(output, "mismatch/k3")
