@@ -124,6 +124,7 @@ FAMILIES = {
             "flowrl.verl.compute_advantage": ("verl.trainer.ppo.ray_trainer",),
             "flowrl.verl.init_model": ("verl.workers.engine_workers",),
             "flowrl.verl.build_module": ("verl.workers.engine.fsdp.transformer_impl",),
+            "flowrl.verl.build_lora_module": ("verl.workers.engine.fsdp.transformer_impl",),
             "flowrl.verl.build_optimizer": ("verl.workers.engine.fsdp.transformer_impl",),
             "flowrl.verl.prepare_model_inputs": ("verl.workers.engine.fsdp.transformer_impl",),
             "flowrl.verl.prepare_model_outputs": ("verl.workers.engine.fsdp.transformer_impl",),

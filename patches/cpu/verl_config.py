@@ -63,11 +63,11 @@ def on_run(original, config: Any, *args: Any, **kwargs: Any) -> Any:
 
 def refusals(get: Get) -> Iterator[str]:
     """Yield the settings that cannot run without an accelerator, each with the reason."""
+    model = "actor_rollout_ref.model"
     for path in ("lora_rank", "lora.rank", "lora_adapter_path"):
-        for model in ("actor_rollout_ref.model", "critic.model"):
-            if get(f"{model}.{path}"):
-                value = get(f"{model}.{path}")
-                yield f"{model}.{path}={value} (rollout engines on a CPU cannot load verl's adapters)"
+        if get(f"{model}.{path}") and not get(f"{model}.lora.merge"):
+            value = get(f"{model}.{path}")
+            yield f"{model}.{path}={value} (rollouts get whole weights here: add {model}.lora.merge=True)"
     for role in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"):
         strategy = get(f"{role}.strategy")
         if strategy not in (None, "fsdp", "fsdp2"):
@@ -191,7 +191,7 @@ PATCH = validate_config_patch(
     evidence="install",
     needs=("cpu.verl.register_platform",),
     why="Some settings fail minutes later in another process, or hang: sleep mode, flash attention and one "
-    "Ray GPU per rank are verl's defaults; LoRA and verl's own quantization do not run.",
+    "Ray GPU per rank are verl's defaults; LoRA needs lora.merge=True, and verl's own quantization does not run.",
     how="Before anything starts, refuses by name what does not run, and replaces defaults that need an "
     "accelerator, which it logs: device, sleep mode, attention, and Ray's counts of CPUs and GPUs, which are "
     "slots, not hardware. Separate rollouts get the checkpoint engine gloo. With few cores it lowers verl's numbers of agent-loop workers, reward workers and "

@@ -44,6 +44,7 @@ FAMILY = Family(
         advantage.PATCH,
         actor.INIT,
         actor.BUILD,
+        actor.LORA,
         actor.OPTIMIZER,
         forward.INPUTS,
         forward.OUTPUTS,

@@ -92,7 +92,6 @@ def attach(engine: Any, module: Any) -> None:
         name
         for name, found in (
             ("a value model", engine.model_config.model_type != "language_model"),
-            ("LoRA", engine._is_lora),
             ("QAT", engine._qat_enabled),
             (f"a module called {HEAD}", hasattr(module, HEAD)),
         )
@@ -115,6 +114,18 @@ def attach(engine: Any, module: Any) -> None:
     # checkpoint from before FlowRL still fits the rest. Ignored when the configuration names units.
     module._no_split_modules = [*(module._no_split_modules or ()), type(head).__name__]
     setattr(engine, _CAPTURE, Capture(module, chosen.detach_hidden))
+
+
+def on_build_lora_module(original, self, module: Any) -> Any:
+    """Keep the partition function out of ``FSDPEngine._build_lora_module``, which would freeze it and give it adapters."""
+    head = getattr(module, HEAD, None)
+    if head is None:
+        return original(self, module)
+    delattr(module, HEAD)
+    try:
+        return original(self, module)
+    finally:
+        module.add_module(HEAD, head)  # within the model that peft wraps now
 
 
 def _restore(head: Any, file: Path) -> None:
@@ -213,6 +224,20 @@ BUILD = _patch(
     ),
     why="The partition function must exist before FSDP wraps the model, to be sharded and saved with it.",
     how="Adds proj_z to the actor's module, in the actor's dtype, as an FSDP unit of its own.",
+)
+
+LORA = _patch(
+    id="flowrl.verl.build_lora_module",
+    targets=(f"{IMPL}:FSDPEngine._build_lora_module",),
+    wrapper=on_build_lora_module,
+    evidence="optional",
+    contract=Contract(
+        params=("self", "module"),
+        mentions=("get_peft_model", "PeftModel.from_pretrained"),
+    ),
+    why="peft freezes all weights but its adapters, the partition function's too, and target_modules=all-linear "
+    "gives it adapters.",
+    how="Takes proj_z out of the model while verl adds adapters, and puts it back, trained as a whole.",
 )
 
 OPTIMIZER = _patch(

@@ -12,7 +12,6 @@ from flashpatch.record import Contract
 
 ID = "flowrl.verl.validate_config"
 ACTOR = "actor_rollout_ref.actor"
-MODEL = "actor_rollout_ref.model"
 LOSS_MODE = f"{ACTOR}.policy_loss.loss_mode"
 USE_KL, KL_COEF = f"{ACTOR}.use_kl_loss", f"{ACTOR}.kl_loss_coef"
 CLIP_LOW = f"{ACTOR}.clip_ratio_low"
@@ -75,9 +74,6 @@ def refusals(get: Get, overridden: Collection[str] = ()) -> Iterator[str]:
     for part in (ACTOR, f"{ACTOR}.fsdp_config"):
         if get(f"{part}.qat.enable"):
             yield f"{part}.qat.enable=True (it quantizes the partition function)"
-    for name in ("lora_rank", "lora.rank", "lora_adapter_path"):
-        if get(f"{MODEL}.{name}"):
-            yield f"{MODEL}.{name}={get(f'{MODEL}.{name}')} (it freezes the partition function)"
     if get(f"{ACTOR}.use_prefix_grouper"):
         yield f"{ACTOR}.use_prefix_grouper=True (it shares prompts between responses)"
 

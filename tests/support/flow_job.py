@@ -11,10 +11,12 @@ extra      of the batch
 save, load folder names of verl checkpoints: written at the end, or read at the start
 stock      true: without the family
 attention  "stock": from here on without the family cpu's
+adapters   "stock": from here on verl adds them to the partition function too
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import sys
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 
 import flashpatch
 from flashpatch.patches.cpu import ulysses
@@ -35,6 +38,8 @@ def main(folder: Path, file: str) -> None:
         defaults = {name: option.default for name, option in options.OPTIONS.items()}
         if case.get("attention") == "stock":
             ulysses.undo(None)
+        if case.get("adapters") == "stock":
+            FSDPEngine._build_lora_module = inspect.unwrap(FSDPEngine._build_lora_module)
         if case.get("stock"):
             flashpatch.disable("flowrl")
         else:

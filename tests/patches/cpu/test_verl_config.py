@@ -46,6 +46,12 @@ def test_what_does_not_run_is_refused_by_name(path, value):
     assert refusal.startswith(f"{path}={value} (")
 
 
+def test_adapters_are_merged_or_the_critics():
+    path = "actor_rollout_ref.model"
+    assert not list(verl_config.refusals(reader(**{f"{path}.lora_rank": 8, f"{path}.lora.merge": True})))
+    assert not list(verl_config.refusals(reader(**{"critic.model.lora_rank": 8})))
+
+
 @pytest.mark.parametrize("part", ["actor", "ref.fsdp_config"])
 def test_ulysses_is_refused_beside_an_attention_that_it_does_not_cover(part):
     path = f"actor_rollout_ref.{part}.ulysses_sequence_parallel_size"

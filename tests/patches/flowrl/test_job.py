@@ -66,6 +66,21 @@ def test_two_ranks_that_share_every_row_and_audited_fp8_rollouts(wide_world, two
 
 
 @pytest.mark.full
+def test_two_steps_of_adapters_and_the_partition_function(world, tmp_path):
+    """LoRA: the rollout gets merged weights, and the reference is the model without adapters."""
+    model = "actor_rollout_ref.model"
+    adapters = (f"{model}.lora_rank=8", f"{model}.lora_alpha=16", f"{model}.lora.merge=True")
+    done = train(world, tmp_path, *SETTINGS, *adapters, **FLOWRL)
+    told = done.stdout
+    assert done.returncode == 0, told[-8000:]
+    assert metrics(told, "training/global_step") == [1, 2]
+    assert max(metrics(told, "training/rollout_probs_diff_max")) < 0.01
+    assert min(metrics(told, "actor/grad_norm")) > 0 and len(metrics(told, "actor/log_z")) == 2
+    trainers = [process["patches"] for process in live(tmp_path) if "trainer" in process["roles"]]
+    assert [patches["flowrl.verl.build_lora_module"]["calls"] for patches in trainers] == [1]
+
+
+@pytest.mark.full
 def test_two_steps_with_log_z_of_the_group(world, tmp_path):
     """Raw rewards, log Z in the driver, no partition function; a setting of the published code is taken out."""
     (tmp_path / "flowrl.toml").write_text('[flowrl]\nlog_z = "group"\nreward = "raw"\nbeta = 3.0\n')

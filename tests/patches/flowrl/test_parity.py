@@ -39,6 +39,7 @@ def correction() -> list[list[float]]:
 HALF = f"{ACTOR}.ppo_micro_batch_size_per_gpu=4"
 FSDP2 = f"{ACTOR}.strategy=fsdp2"
 PACKED = f"{MODEL}.use_remove_padding=True"
+ADAPTERS = (f"{MODEL}.lora_rank=4", f"{MODEL}.lora_alpha=12", f"{MODEL}.lora.merge=True")
 ULYSSES = (PACKED, f"{ACTOR}.ulysses_sequence_parallel_size=2")
 
 
@@ -76,6 +77,10 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
         case("corrected", extra={"rollout_is_weights": correction()}),
         case("tied", model="tied"),
         case("rates", options={"lr": 0.25, "num_layers": 1}),
+        case("lora", *ADAPTERS),
+        case("lora-fsdp2", FSDP2, *ADAPTERS),
+        case("lora-two", *ADAPTERS, f"{MODEL}.target_modules=[q_proj,v_proj]"),
+        case("lora-stock", *ADAPTERS, adapters="stock"),
         # last: verl exchanges the forward of the model's class, for good
         case("fused", f"{MODEL}.use_fused_kernels=True", f"{MODEL}.fused_kernel_options.impl_backend=torch"),
         case(
@@ -95,6 +100,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
         case("ulysses", *ULYSSES),
         case("ulysses-fsdp2-micro", FSDP2, *ULYSSES, f"{ACTOR}.ppo_micro_batch_size_per_gpu=2"),
         case("ulysses-unpatched", *ULYSSES, attention="stock"),
+        case("lora", *ADAPTERS),
+        case("lora-fsdp2", FSDP2, *ADAPTERS),
         case("root", f"{ACTOR}.fsdp_config.wrap_policy.min_num_params=100000"),
     ]
     flow_lab.run(folder, one)
@@ -224,6 +231,40 @@ def test_a_rate_of_its_own(done):
     moved = gradient(seen)
     quarter = {n: g * (0.25 if "proj_z" in n else 1) for n, g in wanted.items()}
     assert flow_lab.furthest(moved, quarter) < EXACT
+
+
+@pytest.mark.parametrize(
+    "name, ranks", [("lora", 1), ("lora-fsdp2", 1), ("lora-two", 1), ("lora", 2), ("lora-fsdp2", 2)]
+)
+def test_adapters_and_the_whole_partition_function_learn(done, name, ranks):
+    """Adapters start at zero: the gradient of their second matrix is the whole weight's, through the first."""
+    seen, plain = flow_lab.result(done, name, ranks), gradient(flow_lab.result(done, "plain"))
+    moved = {unwrapped(weight): change for weight, change in gradient(seen).items()}
+    adapters = [weight for weight in moved if weight.endswith("lora_B")]
+    assert len(adapters) == (4 if name == "lora-two" else 14)  # of two layers
+    scaling = 12 / 4
+    first = {unwrapped(weight): value.double() for weight, value in seen["before"].items()}
+    wanted = {weight: value for weight, value in plain.items() if "proj_z" in weight}
+    for adapter in adapters:
+        layer = adapter.removesuffix(".lora_B")
+        wanted[adapter] = scaling * plain[f"{layer}.weight"] @ first[f"{layer}.lora_A"].T
+    assert flow_lab.furthest({weight: moved[weight] for weight in wanted}, wanted) < SAME
+    still = [change for weight, change in moved.items() if weight not in wanted]
+    assert len(still) > 20 and all(float(change.abs().max()) == 0 for change in still)
+    assert "proj_z" not in " ".join(seen["exported"])
+
+
+def test_without_ours_adapters_take_the_place_of_the_partition_function(done):
+    moved = gradient(flow_lab.result(done, "lora-stock"))
+    own = {weight: change for weight, change in moved.items() if "proj_z" in weight}
+    assert any("lora_B" in weight for weight in own)
+    assert all(float(change.abs().max()) == 0 for weight, change in own.items() if "lora" not in weight)
+
+
+def unwrapped(name: str) -> str:
+    """A weight's name without what peft puts around it."""
+    name = name.replace("base_model.model.", "", 1).replace(".base_layer.", ".")
+    return name.replace(".lora_A.default.weight", ".lora_A").replace(".lora_B.default.weight", ".lora_B")
 
 
 def test_nothing_of_the_head_is_exported(done):

@@ -8,7 +8,7 @@ from flashpatch.errors import PatchError
 from flashpatch.patches.flowrl import FAMILY, verl_config
 from flashpatch.settings.options import checked, defaults
 
-ACTOR, MODEL = verl_config.ACTOR, verl_config.MODEL
+ACTOR = verl_config.ACTOR
 PLAIN = {
     verl_config.LOSS_MODE: "vanilla",
     verl_config.USE_KL: False,
@@ -16,7 +16,6 @@ PLAIN = {
     "algorithm.adv_estimator": "grpo",
     "algorithm.use_kl_in_reward": False,
     f"{ACTOR}.strategy": "fsdp",
-    f"{MODEL}.lora_rank": 0,
 }
 
 
@@ -43,9 +42,6 @@ def test_verls_own_values_are_accepted():
         (f"{ACTOR}.strategy", "veomni"),
         (f"{ACTOR}.fsdp_config.qat.enable", True),
         (f"{ACTOR}.use_prefix_grouper", True),
-        (f"{MODEL}.lora_rank", 8),
-        (f"{MODEL}.lora.rank", 8),
-        (f"{MODEL}.lora_adapter_path", "somewhere"),
     ],
 )
 def test_what_contradicts_flowrl_is_refused_by_name(path, value):
