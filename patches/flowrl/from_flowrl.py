@@ -47,6 +47,9 @@ def migrate(given: Given, plan: Plan) -> None:
         plan.option("flowrl", "num_layers", layers, given.overrides.get(LAYERS, ""))
     if beta is not None and beta != OPTIONS["beta"].default:
         plan.option("flowrl", "beta", beta, given.overrides.get(BETA, ""))
+        plan.do_otherwise(
+            given.overrides.get(BETA, BETA), "beta in [flowrl]; the recipe's code has 15 whatever is set"
+        )
     _reference(given, plan)
     sequences = variant is not None and variant.value == "flowrl_clip_tis"
     verl_moved.rollout_correction(given, plan, CAPS, "sequence" if sequences else "token")

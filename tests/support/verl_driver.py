@@ -32,8 +32,9 @@ verl.utils.config.validate_config(
 from flashpatch import engine
 states = {id: str(status.state) for id, status in engine.statuses().items() if "validate_config" in id}
 wanted = json.loads(sys.argv[2])
-found = {path: OmegaConf.to_container(OmegaConf.create({"x": OmegaConf.select(config, path)}), resolve=True)["x"]
-         for path in wanted}
+found = {path: OmegaConf.select(config, path) for path in wanted}
+found = {path: OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+         for path, value in found.items()}
 print("FOUND" + json.dumps({"settings": found, "states": states}))
 """
 
@@ -52,7 +53,7 @@ def validated(
     done = cpu_lab.python(
         DRIVER,
         folder,
-        imported=warm.VERL_VLLM,
+        imported=warm.VERL,
         arguments=[json.dumps(list(overrides)), json.dumps(list(wanted))],
         **variables,
     )
@@ -64,7 +65,7 @@ def validated(
 def refused(overrides: Iterable[str], folder: Path, **variables: str) -> str:
     """Return what the driver says, which must fail."""
     done: subprocess.CompletedProcess[str] = cpu_lab.python(
-        DRIVER, folder, imported=warm.VERL_VLLM, arguments=[json.dumps(list(overrides)), "[]"], **variables
+        DRIVER, folder, imported=warm.VERL, arguments=[json.dumps(list(overrides)), "[]"], **variables
     )
     assert done.returncode != 0, cpu_lab.tail(done)
     return done.stderr
