@@ -64,22 +64,30 @@ def test_names_do_not_turn_into_markup():
 
 
 @pytest.mark.parametrize(
-    ("engine", "unreadable", "code"), [(HOLDS, 0, 0), (DRIFTED, 0, 1), (HOLDS, 1, 2), (DRIFTED, 1, 2)]
+    ("parameter", "unreadable", "style", "code"),
+    [
+        ("policy", 0, "text", 0),
+        ("weights", 0, "markdown", 1),
+        ("policy", 1, "markdown", 2),
+        ("weights", 1, "json", 2),
+    ],
 )
-def test_the_exit_status_and_all_three_formats(verify, tmp_path, engine, unreadable, code):
+def test_the_exit_status_and_the_formats(verify, tmp_path, parameter, unreadable, style, code):
     """`verify` brings the family ``toy``, whose contract is about ``policy``."""
-    names = {HOLDS: "policy", DRIFTED: "weights"}
-    source = f"class Engine:\n    def update(self, {names[engine]}): ...\n    def generate(self): ...\n"
-    paths = [wheel(tmp_path, "1.0", source), wheel(tmp_path, "1.1", source.replace(names[engine], "policy"))]
-    against = ["toy", "--against", *map(str, paths), *[str(tmp_path / "absent.whl")] * unreadable]
-    text, data, page = (verify(*against, "--format", style) for style in ("text", "json", "markdown"))
-    assert [done.returncode for done in (text, data, page)] == [code] * 3
-    assert text.stdout.startswith("Contracts\n")
-    found = json.loads(data.stdout)
-    assert (found["ok"], len(found["cells"]), len(found["unreadable"])) == (code == 0, 4, unreadable)
-    assert page.stdout.startswith("# Contracts on 2 versions: ")
-    assert ("## Drift in toyfw 1.0" in page.stdout) == (engine == DRIFTED)
-    assert [("absent.whl is neither" in done.stderr) for done in (text, data, page)] == [bool(unreadable)] * 3
+    source = "class Engine:\n    def update(self, policy): ...\n    def generate(self): ...\n"
+    paths = [wheel(tmp_path, "1.0", source.replace("policy", parameter)), wheel(tmp_path, "1.1", source)]
+    absent = [tmp_path / "absent.whl"] * unreadable
+    done = verify("toy", "--against", *map(str, [*absent, *paths]), "--format", style)
+    assert done.returncode == code
+    assert ("absent.whl is neither a wheel" in done.stderr) == bool(unreadable)
+    if style == "json":
+        found = json.loads(done.stdout)
+        assert (found["ok"], len(found["cells"]), len(found["unreadable"])) == (False, 4, unreadable)
+    elif style == "markdown":
+        assert done.stdout.startswith("# Contracts on 2 versions: ")
+        assert ("## Drift in toyfw 1.0" in done.stdout) == (parameter == "weights")
+    else:
+        assert done.stdout.startswith("Contracts\n")
 
 
 def test_markdown_is_for_contracts_only(verify):
