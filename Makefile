@@ -7,6 +7,8 @@
 # make check      formatter, linter, types, and every test that opens no engine, on each Python that is at hand
 # make test       make check, then tests on real engines: the newest vLLM, verl with the vLLM that it runs on, SGLang
 # make test-full  all tests, also the long ones and those on the oldest supported vLLM
+# make dist       sdist and wheel in dist/, built twice and compared, checked by twine and check-wheel-contents
+# make resolve    after make dist: asks pip, without installing anything, whether each extra resolves
 # make pictures   draws the pictures of docs again, from docs/images/data
 # make clean      removes what builds and tests leave behind; environments stay (rm -r .venv*)
 #
@@ -22,6 +24,7 @@ CHECK  := $(VENV)-check
 PAIRED := $(VENV)-0.31
 OLDEST := $(VENV)-0.28
 SGLANG := $(VENV)-sglang
+DIST   := $(VENV)-dist
 
 $(NEWEST)/.vllm: VLLM := 0.32.0
 $(PAIRED)/.vllm: VLLM := 0.31.0
@@ -42,7 +45,7 @@ find_python = $(shell for python in python$(1) $(HOME)/.pyenv/versions/$(1)*/bin
 	"$$python" -c '' >/dev/null 2>&1 && echo "$$python" && break; done)
 NO_ENGINE := not vllm and not verl and not sglang and not full
 
-.PHONY: demo demo-verl world demo-world pictures check lint check-own $(OTHER_PYTHONS:%=check-%) \
+.PHONY: demo demo-verl world demo-world pictures dist resolve check lint check-own $(OTHER_PYTHONS:%=check-%) \
 	test test-newest test-paired test-sglang test-full clean \
 	$(NEWEST) $(PAIRED) $(OLDEST) $(SGLANG)
 # A stamp is the last thing a recipe writes: an interrupted set-up is taken up again.
@@ -66,6 +69,31 @@ demo-world: $(PAIRED)/.world
 
 pictures: $(CHECK)/.ready
 	$(CHECK)/bin/python examples/pictures docs/images/data/*.json --to docs/images
+
+# Seconds since 1970 that every file in an archive bears: those of the last commit, outside a checkout 1980.
+EPOCH = $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct 2>/dev/null),315532800)
+
+dist: $(DIST)/.ready
+	rm -rf dist build/again *.egg-info/SOURCES.txt
+	umask 022; for folder in dist build/again; do \
+		SOURCE_DATE_EPOCH=$(EPOCH) $(DIST)/bin/python -m build --no-isolation --outdir $$folder . > build.log 2>&1 \
+		|| { cat build.log; exit 1; }; done; rm build.log
+	cd dist && for file in *; do cmp "$$file" "../build/again/$$file" || exit 1; done
+	@echo "two builds are equal, byte for byte"
+	$(DIST)/bin/twine check --strict dist/*
+	$(DIST)/bin/check-wheel-contents dist/*.whl
+	cd dist && sha256sum *
+
+EXTRAS := plot verl vllm sglang
+# In an environment that has nothing but pip, so that nothing there helps or hinders.
+resolve: $(DIST)/.fresh
+	@for extra in $(EXTRAS); do \
+		$(DIST)/fresh/bin/pip install -qq --dry-run --report $(DIST)/$$extra.json "$$(ls dist/*.whl)[$$extra]" \
+		&& $(DIST)/bin/python -c "import json, sys; found = json.load(open(sys.argv[1]))['install']; \
+			print('flashpatch[$$extra]: resolves to', len(found), 'distributions,', ', '.join( \
+			f'{one[\"name\"]} {one[\"version\"]}' for one in (part['metadata'] for part in found) \
+			if one['name'] in ('vllm', 'sglang', 'verl', 'torch', 'matplotlib')))" $(DIST)/$$extra.json \
+		|| exit 1; done
 
 check:
 	$(MAKE) --output-sync=none lint check-own
@@ -124,6 +152,16 @@ $(CHECK)/.torch: tests/requirements/check.txt
 
 $(CHECK)/.ready: $(CHECK)/.torch $(SOURCES)
 	@$(CHECK)/bin/pip install -qq -e '.[dev,plot]'
+	@touch $@
+
+$(DIST)/.ready: tests/requirements/dist.txt
+	@test -x $(DIST)/bin/pip || $(PYTHON) -m venv $(DIST)
+	@$(DIST)/bin/pip install -qq -r tests/requirements/dist.txt
+	@touch $@
+
+$(DIST)/.fresh: $(DIST)/.ready
+	@test -x $(DIST)/fresh/bin/pip || $(PYTHON) -m venv $(DIST)/fresh
+	@$(DIST)/fresh/bin/pip install -qq --upgrade pip
 	@touch $@
 
 # Where this Python is not at hand nothing is installed.

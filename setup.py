@@ -1,8 +1,13 @@
-"""What setup.cfg cannot say: the list of packages, and two files at the top of site-packages."""
+"""What setup.cfg cannot say: the list of packages, two files at the top of site-packages, equal sdists."""
 
+import gzip
+import os
+import tarfile
 from distutils.command.install_data import install_data
+from pathlib import Path
 
 from setuptools import Distribution, find_packages, setup  # before distutils, which it provides
+from setuptools.command.sdist import sdist
 
 
 class FrontDoorDistribution(Distribution):
@@ -24,6 +29,36 @@ class install_front_doors(install_data):
         )
 
 
+class reproducible_sdist(sdist):
+    """Writes equal bytes for equal files where ``SOURCE_DATE_EPOCH`` (seconds since 1970) is set.
+
+    Order, times, owners and modes come from nothing but the names and that variable. Wheels need no such
+    command: setuptools obeys the variable in them.
+    """
+
+    def make_archive(self, base_name, format, root_dir=None, base_dir=None, owner=None, group=None):
+        epoch = os.environ.get("SOURCE_DATE_EPOCH")
+        if epoch is None or format != "gztar":
+            return super().make_archive(base_name, format, root_dir, base_dir, owner, group)
+
+        def plain(member):
+            member.mtime, member.uid, member.gid, member.uname, member.gname = int(epoch), 0, 0, "", ""
+            member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+            return member
+
+        path = f"{base_name}.tar.gz"
+        with (
+            open(path, "wb") as file,
+            gzip.GzipFile("", "wb", mtime=int(epoch), fileobj=file) as packed,
+            tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+        ):
+            for found in sorted([Path(base_dir), *Path(base_dir).rglob("*")]):
+                # A hard link to a file of the tree would be stored as a link where two of them meet.
+                archive.inodes.clear()
+                archive.add(found, recursive=False, filter=plain)
+        return path
+
+
 def packages():
     """All packages under the names that ``package_dir`` in setup.cfg gives them."""
     yield from find_packages(include=["flashpatch", "flashpatch.*"])
@@ -35,5 +70,5 @@ def packages():
 setup(
     distclass=FrontDoorDistribution,
     packages=list(packages()),
-    cmdclass={"install_data": install_front_doors},
+    cmdclass={"install_data": install_front_doors, "sdist": reproducible_sdist},
 )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from flashpatch.record import Patch as Patch
     from flashpatch.record import State as State
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "enable": "api",

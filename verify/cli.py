@@ -1,4 +1,7 @@
-"""Run ``flashpatch-verify``: exit 0 when all that is required is live, 1 when not, 2 on wrong use."""
+"""Run ``flashpatch-verify``: exit 0 when all that is required is live, 1 when not, 2 on wrong use.
+
+With ``--against``: 0 when every contract holds, 1 when one drifted, 2 when a path cannot be read.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,11 @@ OK, NOT_LIVE, USAGE = 0, 1, 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    options.format = "json" if options.json else options.format
+    if options.format == "markdown" and not options.against:
+        parser.error("--format markdown goes with --against")
     try:
         if options.against:
             return _against(options)
@@ -40,12 +47,20 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="flashpatch-verify",
         description="Prove by observed behaviour that patches are live.",
-        epilog="Exit status: 0 every required patch is live, 1 some are not, 2 wrong use.",
+        epilog="Exit status: 0 every required patch is live, 1 some are not, 2 wrong use. With --against: 0 no drift, "
+        "1 drift, 2 wrong use or a path that cannot be read.",
     )
     parser.add_argument(
         "names", nargs="*", help="names to verify, such as fp8 or eagle (default: those in FLASHPATCH)"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    style = parser.add_mutually_exclusive_group()
+    style.add_argument("--json", action="store_true", help="print JSON, as --format json does")
+    style.add_argument(
+        "--format",
+        choices=("text", "json", "markdown"),
+        default="text",
+        help="how to print (default: text); markdown: a drift report for GitHub, with --against only",
+    )
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument(
         "--live",
@@ -59,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         type=Path,
         metavar="PATH",
-        help="check contracts against wheels, sdists, unpacked sources or site-packages; import nothing",
+        help="check contracts against any number of wheels, sdists, unpacked sources or site-packages; import nothing",
     )
     parser.add_argument("--run", metavar="ID", help="with --live: verify this run instead of the newest")
     return parser
@@ -92,7 +107,7 @@ def _probes(options: argparse.Namespace) -> int:
         Table("Patches", ("patch", "state", "evidence", "framework", "tested"), patches, notes=absent),
         Table("Observed", ("about", "behaviour", "seen", "evidence", "seconds"), proofs, "nothing"),
     ]
-    emit({"ok": ok, "families": [report.as_json() for report in reports]}, tables, options.json)
+    emit({"ok": ok, "families": [report.as_json() for report in reports]}, tables, options.format == "json")
     for report in reports:
         if report.workdir:
             print(f"{report.name}: logs and files of the probe are in {report.workdir}", file=sys.stderr)
@@ -120,7 +135,7 @@ def _live(options: argparse.Namespace) -> int:
     ]
     if report.problems:
         tables.append(Table("Not live", ("problem",), [(problem,) for problem in report.problems]))
-    emit(report.as_json(), tables, options.json)
+    emit(report.as_json(), tables, options.format == "json")
     return OK if report.ok else NOT_LIVE
 
 
@@ -140,19 +155,24 @@ def _process_row(process: Process) -> tuple[str, ...]:
 
 
 def _against(options: argparse.Namespace) -> int:
-    from flashpatch.verify.against import against
+    from flashpatch.verify.drift import survey
 
     patches = _patches(options.names)
     if not patches:
         raise ValueError("there is no patch to check")
-    cells = against(options.against, patches)
+    report = survey(options.against, patches)
+    for path, reason in report.unreadable:
+        print(f"flashpatch-verify: {path} {reason}", file=sys.stderr)
+    if options.format == "markdown":
+        print(report.markdown(), end="")
+        return report.exit_status
     rows = [
-        (cell.patch, cell.of, cell.text, "yes" if cell.tested else "untested", cell.drift) for cell in cells
+        (cell.patch, cell.of, cell.text, "yes" if cell.tested else "untested", cell.drift)
+        for cell in report.cells
     ]
-    ok = all(cell.verdict != "drifted" for cell in cells)
     table = Table("Contracts", ("patch", "version", "contract", "tested", "drift"), rows)
-    emit({"ok": ok, "cells": [cell.as_json() for cell in cells]}, [table], options.json)
-    return OK if ok else NOT_LIVE
+    emit(report.as_json(), [table], options.format == "json")
+    return report.exit_status
 
 
 def _patches(names: Sequence[str]) -> list[Patch]:

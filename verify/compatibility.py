@@ -36,19 +36,24 @@ def page(cells: Iterable[Cell]) -> str:
     return "\n\n".join([_HEAD, *sections]) + "\n"
 
 
-def _section(distribution: str, cells: Sequence[Cell]) -> str:
-    verdicts = {(cell.patch, cell.version): cell for cell in cells}
-    versions = sorted({cell.version for cell in cells}, key=_order)
-    lines = [f"## {distribution}", "", _row("patch", *versions), _row("---", *("---" for _ in versions))]
+def matrix(cells: Sequence[Cell]) -> list[str]:
+    """Lines of a Markdown table of one distribution: patches by version, ``drifted`` where any cell did."""
+    verdicts = {(cell.patch, cell.version): cell for cell in sorted(cells, key=_drifted)}
+    versions = sorted({cell.version for cell in cells}, key=order)
+    lines = [_row("patch", *versions), _row("---", *("---" for _ in versions))]
     for patch in sorted({cell.patch for cell in cells}):
         lines.append(_row(f"`{patch}`", *(_word(verdicts.get((patch, version))) for version in versions)))
+    return lines
+
+
+def _section(distribution: str, cells: Sequence[Cell]) -> str:
     drifted = list(_drifts(cells))
-    return "\n".join([*lines, *([""] + drifted if drifted else [])])
+    return "\n".join([f"## {distribution}", "", *matrix(cells), *([""] + drifted if drifted else [])])
 
 
 def _drifts(cells: Sequence[Cell]) -> Iterator[str]:
-    drifted = [cell for cell in cells if cell.verdict == "drifted"]
-    for cell in sorted(drifted, key=lambda cell: (cell.patch, _order(cell.version))):
+    drifted = [cell for cell in cells if _drifted(cell)]
+    for cell in sorted(drifted, key=lambda cell: (cell.patch, order(cell.version))):
         yield f"- `{cell.patch}` on {cell.version}: {cell.drift}"
 
 
@@ -62,7 +67,12 @@ def _row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _order(version: str) -> tuple[bool, Version | str]:
+def _drifted(cell: Cell) -> bool:
+    return cell.verdict == "drifted"
+
+
+def order(version: str) -> tuple[bool, Version | str]:
+    """A key to sort versions by; those that are none come last."""
     try:
         return False, Version(version)
     except InvalidVersion:

@@ -6,6 +6,7 @@ import contextlib
 import tarfile
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from email.parser import HeaderParser
@@ -49,7 +50,18 @@ def opened(path: Path, packages: Collection[str]) -> Iterator[list[Tree]]:
 
 
 def _unpack(archive: Path, folder: Path) -> None:
-    """Extract Python sources and metadata; both extractors keep members inside ``folder``."""
+    """Extract Python sources and metadata; both extractors keep members inside ``folder``.
+
+    Raises:
+        ValueError: ``archive`` is neither a wheel nor an sdist, or is damaged.
+    """
+    try:
+        _extract(archive, folder)
+    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, RuntimeError) as error:
+        raise ValueError(f"{archive} cannot be unpacked: {error}") from error
+
+
+def _extract(archive: Path, folder: Path) -> None:
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as wheel:
             wheel.extractall(folder, [name for name in wheel.namelist() if _is_wanted(name)])

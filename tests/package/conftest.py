@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 TREE = Path(__file__).parents[2]
+EPOCH = "1700000000"  # seconds since 1970 that files in an archive bear
 LENT = ("packaging", "rich", "markdown-it-py", "mdurl", "Pygments", "wrapt", "setuptools")
 NOT_SOURCES = shutil.ignore_patterns(
     ".git", ".venv*", ".demo", "build", "dist", "*.egg-info", "__pycache__", ".hypothesis", ".*_cache"
@@ -82,7 +83,8 @@ def dist(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the sdist of the tree and the wheel built from that sdist."""
     folder = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, tree]
-    done = subprocess.run(command, capture_output=True, text=True)
+    env = {**os.environ, "SOURCE_DATE_EPOCH": EPOCH}
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
