@@ -123,10 +123,14 @@ def read_run(folder: os.DirEntry[str] | Path) -> Run | None:
     """Read one run of a ledger, with what was fetched from other nodes; None when there is nothing of a run in it.
     Raises nothing, see `read`."""
     run = _read_directory(folder)
-    for path, of, problems in node.places(Path(folder)):
+    places = list(node.places(Path(folder)))
+    for path, of, problems in places:
         run.problems += problems
-        if of is not None:
+        if of is not None and not of.is_here:
             _add(run, _read_directory(path), of)
+        elif of is not None and len(places) > 1:
+            same = (of if row.node is None and row.host == of.host else row.node for row in run.rows)
+            run.rows = [replace(row, node=node) for row, node in zip(run.rows, same, strict=True)]
     return run if run.rows or run.expected or run.problems else None
 
 

@@ -2,8 +2,9 @@
 
 A daemon thread begins where Ray is imported and asks once in half a second whether this process is connected. Of the
 processes that are, one publishes: the one that holds the lock on a file in the run directory, which ends with the
-process, so another takes over. Files of processes that are not connected are published by it too. A failure never
-reaches the job: it is logged once, and tried again later.
+process, so another takes over. Files of processes that are not connected are published by it too. The job's driver also
+copies what the other nodes published into its own run directory, so that it stays there when the cluster is gone. A
+failure never reaches the job: it is logged once, and tried again later.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ LOCK = ".publisher-"
 
 _ASK = 0.5  # seconds between two looks whether this process is connected
 _PERIOD = 2.0  # seconds between two looks at the directory
+_COPY = 10.0  # seconds between two copies of what other nodes published
 _SHARE = 0.05  # of the time that publishing may take
 _LONGEST = 60.0  # seconds between two attempts while Ray does not answer
 _AT_EXIT = 1.0  # seconds that a call may take when the process ends
@@ -41,6 +43,7 @@ class Agent:
         self._store: ray_store.Store | None = None
         self._publisher: Publisher | None = None
         self._lock: int | None = None
+        self._copied = float("-inf")
         self._warned = False
         self._exit_is_watched = False
         self._busy = threading.Lock()
@@ -62,30 +65,46 @@ class Agent:
                 failures = 0
             except Exception as error:  # whatever it is, it must not end here: nobody would hear of it
                 connected, failures = True, failures + 1
-                self._publisher = None
+                self._publisher = self._store = None
                 self._warn(error)
             took = time.monotonic() - began
-            wait = min(_LONGEST, _PERIOD * 2**failures) if connected else _ASK
+            wait = min(_LONGEST, _PERIOD * 2 ** min(failures, 5)) if connected else _ASK
             time.sleep(max(wait, took / _SHARE))
 
     def _turn(self) -> bool:
         """Publish what changed if it is this process's part; return whether the process is connected."""
         connection = ray_store.connection()
         if connection != self._connection:
-            self._publisher, self._connection = None, connection
+            self._publisher, self._store, self._connection = None, None, connection
             self._unlock()
         if connection is None:
             return False
         self._watch_exit()
         folder = os.path.dirname(files.row_path())
-        if self._publisher is None and not self._elected(folder, connection.node):
+        is_elected = self._elected(folder, connection.node)
+        if not is_elected and not connection.is_driver:
             return True
-        if self._publisher is None:
+        if self._store is None:
             self._store = ray_store.Store(connection.address)
-            self._publisher = Publisher(self._store, files.run_id(), folder, connection.node)
-            _prune(self._store)
-        self._publisher.publish()
+        if is_elected:
+            if self._publisher is None:
+                self._publisher = Publisher(self._store, files.run_id(), folder, connection.node)
+                _prune(self._store)
+            self._publisher.publish()
+        if connection.is_driver and time.monotonic() - self._copied >= _COPY:
+            self._copy(folder)
         return True
+
+    def _copy(self, folder: str) -> None:
+        """Copy what other nodes published. Raises StoreError and OSError."""
+        from pathlib import Path
+
+        from flashpatch.ledger.nodes import fetch
+
+        assert self._store is not None and self._connection is not None
+        here = keys.place(self._connection.node, files.host(), folder)
+        fetch.fetch(self._store, files.run_id(), Path(folder), here)
+        self._copied = time.monotonic()
 
     def _elected(self, folder: str, node: str) -> bool:
         """Whether this process holds the lock of its directory and node, or has just got it."""
@@ -110,7 +129,7 @@ class Agent:
             self._lock = None
 
     def _watch_exit(self) -> None:
-        """Publish once more at exit: registered after Ray was imported, so it is called before Ray disconnects."""
+        """Publish and copy once more at exit: registered after Ray was imported, so it is called before Ray disconnects."""
         if not self._exit_is_watched:
             self._exit_is_watched = True
             atexit.register(self._at_exit)
@@ -120,11 +139,16 @@ class Agent:
             return
         row = sys.modules.get("flashpatch.ledger.row")
         try:
-            if self._publisher is not None and self._store is not None and ray_store.connection() is not None:
-                if row is not None:
-                    row.flush()
-                self._store.patience = _AT_EXIT
+            connection = ray_store.connection()
+            if self._store is None or connection is None:
+                return
+            self._store.patience = _AT_EXIT
+            if row is not None:
+                row.flush()
+            if self._publisher is not None:
                 self._publisher.publish()
+            if connection.is_driver:
+                self._copy(os.path.dirname(files.row_path()))
         except Exception as error:
             self._warn(error)
         finally:

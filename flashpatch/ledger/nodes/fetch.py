@@ -17,8 +17,8 @@ from flashpatch.ledger import events, files
 from flashpatch.ledger.nodes import keys, node, old_keys
 from flashpatch.ledger.nodes.ray_store import Store
 
-_TRIES = 3
-_PAUSE = 0.1  # seconds between two of them
+_PAUSES = (0.1, 0.3, 0.0)
+"""Seconds after each attempt to read a place of which not all is of one moment."""
 
 
 def run_ids(store: Store) -> list[str]:
@@ -27,13 +27,14 @@ def run_ids(store: Store) -> list[str]:
     return sorted((run for run in found if keys.is_plain(run)), key=lambda run: found[run])
 
 
-def fetch(store: Store, run: str, folder: Path) -> int:
+def fetch(store: Store, run: str, folder: Path, here: str = "") -> int:
     """Bring the directory of a run up to date.
 
     Args:
         store: where from.
         run: id of the run.
         folder: its directory here; it is made where it is missing.
+        here: the place that this directory is, of which no file is copied.
 
     Returns:
         The number of places that published.
@@ -49,104 +50,92 @@ def fetch(store: Store, run: str, folder: Path) -> int:
     wanted = [keys.rows(run, key.removeprefix(prefix)) for key in found]
     rows = store.get(wanted)
     for key, rows_key in zip(found, wanted, strict=True):
-        place = key.removeprefix(prefix)
-        for _ in range(_TRIES):
-            problems = _fetch_place(store, run, folder, place, indexes.get(key), rows.get(rows_key), known)
-            if not problems:
+        place = _Place(store, run, folder, key.removeprefix(prefix), here)
+        for pause in _PAUSES:
+            if place.write(indexes.get(key), rows.get(rows_key), known):
                 break
-            time.sleep(_PAUSE)  # the place was publishing meanwhile
+            time.sleep(pause)  # it was publishing meanwhile
             indexes.update(store.get([key]))
             rows.update(store.get([rows_key]))
     return len(found)
 
 
-def _fetch_place(
-    store: Store,
-    run: str,
-    folder: Path,
-    place: str,
-    packed_index: bytes | None,
-    packed_rows: bytes | None,
-    known: dict[str, dict[str, Any]],
-) -> list[str]:
-    """Write one place's files; return sentences that say what is missing."""
-    target = folder / node.FOLDER / place
-    name = f"{folder.name}/{node.FOLDER}/{place}"
-    try:
-        if packed_index is None or packed_rows is None:
-            raise ValueError("it is not in the store")
-        index = keys.unpacked(packed_index)
-        if index["format"] != keys.FORMAT:
-            raise ValueError(f"it has format {index['format']}, this FlashPatch reads {keys.FORMAT}")
-        told = known.get(index["node"])
-        index["state"] = node.UNKNOWN if told is None else node.ALIVE if told["alive"] else node.DEAD
-        index["fetched"] = time.time()
-        node.of(index)
-        before = _before(target / node.FILE)
-        problems = _write_rows(target, index, packed_rows, before)
-        problems += _write_events(store, run, place, target, index, before)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        return [f"{name} was not fetched: {error!r}"]
-    if index["left_out"]:
-        index["problems"] = [
-            f"{name}: {index['left_out']} rows are not gathered, over {keys.MOST_BYTES >> 20} MiB"
-        ]
-    else:
-        index["problems"] = []
-    index["problems"] += [f"{name}: {problem}" for problem in problems]
-    files.write_bytes(target / node.FILE, json.dumps(index).encode())
-    return problems
+class _Place:
+    """One place of a run, and its directory here."""
 
+    def __init__(self, store: Store, run: str, folder: Path, place: str, here: str) -> None:
+        self._store = store
+        self._run = run
+        self._place = place
+        self._is_here = place == here
+        self._folder = folder / node.FOLDER / place
+        self._name = f"{folder.name}/{node.FOLDER}/{place}"
 
-def _write_rows(target: Path, index: dict[str, Any], packed: bytes, before: dict[str, Any]) -> list[str]:
-    version = zlib.crc32(packed)
-    problems = [] if version == index["rows"] else ["its rows changed while they were read"]
-    index["rows"] = version
-    if before.get("rows") == version:
-        return problems
-    for name, text in keys.unpacked(packed).items():
-        if _is_published(name, ("row", "expect")):
-            files.write_bytes(target / name, text.encode())
-    return problems
+    def write(self, packed_index: bytes | None, rows: bytes | None, known: dict[str, dict[str, Any]]) -> bool:
+        """Write its files; return whether what was read is of one moment."""
+        try:
+            if packed_index is None or rows is None:
+                return False
+            index = keys.unpacked(packed_index)
+            if index["format"] != keys.FORMAT:
+                raise ValueError(f"format {index['format']}, this FlashPatch reads {keys.FORMAT}")
+            told = known.get(index["node"])
+            index["state"] = node.UNKNOWN if told is None else node.ALIVE if told["alive"] else node.DEAD
+            index["fetched"] = time.time()
+            index["here"] = self._is_here
+            node.of(index)
+            is_whole = index["rows"] == zlib.crc32(rows)  # else the rows are newer than the index
+            problems = [] if self._is_here else self._write_files(index, rows)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            index, is_whole = _before(self._folder / node.FILE), False
+            problems = [f"what was published cannot be read: {error!r}"]
+        told_of = list(problems)
+        if index.get("left_out"):
+            told_of.append(f"{index['left_out']} rows are not gathered, over {keys.MOST_BYTES >> 20} MiB")
+        index["problems"] = [f"{self._name}: {problem}" for problem in told_of]
+        files.write_bytes(self._folder / node.FILE, json.dumps(index).encode())
+        return is_whole and not problems
 
-
-def _write_events(
-    store: Store, run: str, place: str, target: Path, index: dict[str, Any], before: dict[str, Any]
-) -> list[str]:
-    """Write the files of events that changed; of one that cannot be had whole the index says nothing."""
-    problems, kept = [], {}
-    for name, entry in index["events"].items():
-        if not _is_published(name, ("events",)):
-            continue
-        if before.get("events", {}).get(name) != entry:
-            content = _content(store, run, place, name, entry)
-            if content is None:
-                problems.append(f"{name} changed while it was read")
+    def _write_files(self, index: dict[str, Any], rows: bytes) -> list[str]:
+        """Write rows and events that changed; return sentences that say what is missing."""
+        before = _before(self._folder / node.FILE)
+        index["rows"] = zlib.crc32(rows)
+        if before.get("rows") != index["rows"]:
+            for name, text in keys.unpacked(rows).items():
+                if _is_published(name, ("row", "expect")):
+                    files.write_bytes(self._folder / name, text.encode())
+        kept, problems = {}, []
+        for name, entry in index["events"].items():
+            if not _is_published(name, ("events",)):
                 continue
-            files.write_bytes(target / name, content)
-        kept[name] = entry
-    index["events"] = kept
-    return problems
+            if before.get("events", {}).get(name) != entry:
+                content = self._content(name, entry)
+                if content is None:
+                    problems.append(f"{name} changed while it was read")
+                    continue
+                files.write_bytes(self._folder / name, content)
+            kept[name] = entry
+        index["events"] = kept
+        return problems
 
-
-def _content(store: Store, run: str, place: str, name: str, entry: dict[str, Any]) -> bytes | None:
-    """Return a file of events as far as it is stored; None where a chunk is missing."""
-    first, size = int(entry["first"]), int(entry["size"])
-    last = -(-size // keys.CHUNK)
-    if last - first > keys.CHUNKS + 1:
-        raise ValueError(f"{name} has {last - first} chunks")
-    wanted = [keys.chunk(run, place, name, int(entry["generation"]), number) for number in range(first, last)]
-    found = store.get(wanted)
-    if len(found) < len(wanted):
-        return None
-    content = b"".join(keys.inflated(found[key], keys.CHUNK) for key in wanted)
-    if len(content) < size - first * keys.CHUNK:
-        return None
-    if not first:
-        return content
-    gone = {kind: entry["gone"][kind] for kind in ("events", "samples", "by")}
-    header = {"n": 0, "t": time.time(), "event": events.DROPPED, **gone}
-    return json.dumps(header).encode() + b"\n" + content.partition(b"\n")[2]
+    def _content(self, name: str, entry: dict[str, Any]) -> bytes | None:
+        """Return a file of events as far as it is stored; None where a chunk is missing."""
+        first, size, generation = (int(entry[field]) for field in ("first", "size", "generation"))
+        last = -(-size // keys.CHUNK)
+        if last - first > keys.CHUNKS + 1:
+            raise ValueError(f"{name} has {last - first} chunks")
+        wanted = [keys.chunk(self._run, self._place, name, generation, n) for n in range(first, last)]
+        found = self._store.get(wanted)
+        if len(found) < len(wanted):
+            return None
+        content = b"".join(keys.inflated(found[key], keys.CHUNK) for key in wanted)
+        if len(content) < size - first * keys.CHUNK:
+            return None
+        if not first:
+            return content
+        gone = {kind: entry["gone"][kind] for kind in ("events", "samples", "by")}
+        header = {"n": 0, "t": time.time(), "event": events.DROPPED, **gone}
+        return json.dumps(header).encode() + b"\n" + content.partition(b"\n")[2]
 
 
 def _is_published(name: str, kinds: tuple[str, ...]) -> bool:

@@ -34,6 +34,7 @@ class Node:
         written: when it last published, by its own clock, seconds since 1970.
         fetched: when that was read, likewise.
         running: pid and start of its processes that ran.
+        is_here: whether its run directory is the one that this was fetched into, so that no file was copied.
     """
 
     id: str
@@ -44,6 +45,7 @@ class Node:
     written: float
     fetched: float
     running: tuple[tuple[int, str], ...]
+    is_here: bool = False
 
     @property
     def title(self) -> str:
@@ -74,6 +76,7 @@ def of(index: dict[str, Any]) -> Node:
         written=float(index["written"]),
         fetched=float(index["fetched"]),
         running=tuple((int(pid), str(start)) for pid, start in index["alive"]),
+        is_here=bool(index.get("here")),
     )
 
 
@@ -81,8 +84,8 @@ def places(folder: Path) -> Iterator[tuple[Path, Node | None, list[str]]]:
     """Go through the places that were fetched into a run directory.
 
     Yields:
-        The place's directory, its node, and sentences that say what of it is missing; the node is None where its file
-        cannot be read, which a sentence says.
+        The place's directory, its node, and sentences that say what of it is missing; the node is None where it is not
+        known, which a sentence says.
     """
     from flashpatch.ledger import runs
 
@@ -92,6 +95,7 @@ def places(folder: Path) -> Iterator[tuple[Path, Node | None, list[str]]]:
         path = Path(entry.path)
         try:
             index = json.loads(runs.load_bytes(str(path / FILE), _LARGEST)[0])
-            yield path, of(index), [str(problem) for problem in index["problems"]]
+            problems = [str(problem) for problem in index["problems"]]
+            yield path, of(index) if "node" in index else None, problems
         except (OSError, ValueError, KeyError, TypeError) as error:
-            yield path, None, [f"{folder.name}/{FOLDER}/{entry.name}/{FILE}: {error}"]
+            yield path, None, [f"{folder.name}/{FOLDER}/{entry.name}/{FILE}: {error!r}"]

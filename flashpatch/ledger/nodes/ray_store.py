@@ -27,10 +27,12 @@ class Connection(NamedTuple):
     Attributes:
         address: ``host:port`` of Ray's head.
         node: id of this process's node, hexadecimal.
+        is_driver: whether this process started the job.
     """
 
     address: str
     node: str
+    is_driver: bool
 
 
 def connection() -> Connection | None:
@@ -47,7 +49,8 @@ def connection() -> Connection | None:
     if node is None or not getattr(worker, "connected", False):
         return None
     try:
-        return Connection(str(node.gcs_address), str(node.node_id))
+        is_driver = getattr(worker, "mode", None) == sys.modules["ray"].SCRIPT_MODE
+        return Connection(str(node.gcs_address), str(node.node_id), is_driver)
     except AttributeError as error:
         raise _explained(error) from error
 

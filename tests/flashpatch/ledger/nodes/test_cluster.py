@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,6 @@ from ray_nodes import Nodes, until
 pytestmark = pytest.mark.verl
 
 BIN = Path(sys.executable).parent
-
-
-@pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    cluster = Nodes(tmp_path_factory.mktemp("nodes"))
-    try:
-        yield cluster
-    finally:
-        cluster.stop()
 
 
 def command(nodes: Nodes, *arguments: object, ledger: str = "reader") -> subprocess.CompletedProcess[str]:
@@ -67,11 +57,6 @@ def test_the_rows_of_all_nodes_are_gathered_and_those_of_a_dead_one_are_kept(nod
     run, driver = actors["one"]["run"], actors["one"]["driver"]
     where = {actor["pid"]: name for name, actor in actors.items()}
     where |= {actors["one"]["child"]: "one", driver: "head"}
-
-    code, found = live(nodes, run, ledger="driver/cache/flashpatch", ray=False)
-    assert code == 0 and set(found) == {driver, actors["head"]["pid"]}, (
-        "other directories are not seen from here"
-    )
 
     def all_called() -> dict[int, dict[str, Any]] | None:
         code, found = live(nodes, run)
@@ -120,9 +105,11 @@ def test_the_rows_of_all_nodes_are_gathered_and_those_of_a_dead_one_are_kept(nod
     assert name_of(found[later["pid"]]) == "two" and found[later["pid"]]["alive"]
     assert job.end() == 0
 
-    # without the cluster, from what was copied
-    code, kept = live(nodes, run, ray=False)
-    assert code == 0 and set(kept) == {*where, later["pid"]}
+    # without the cluster, from what was copied: by the command, and by the driver into its own ledger
+    for ledger in ("reader", "driver/cache/flashpatch"):
+        code, kept = live(nodes, run, ledger=ledger, ray=False)
+        assert code == 0 and set(kept) == {*where, later["pid"]}, ledger
+        assert {pid: name_of(kept[pid]) for pid in where} == where, ledger
 
 
 def test_switched_off_nothing_is_published(nodes: Nodes) -> None:
@@ -131,6 +118,8 @@ def test_switched_off_nothing_is_published(nodes: Nodes) -> None:
     assert told["seen"] == ["patched", 2]
     assert list(nodes.ledger("two").joinpath(told["run"]).glob("row-*")), "its node has the row"
     assert job.end() == 0
+    _, found = live(nodes, told["run"], ledger="quiet/cache/flashpatch", ray=False)
+    assert set(found) == {told["driver"]}, "no other directory is seen from here"
     done = command(nodes, "flashpatch-verify", "--live", "--ray", nodes.address, "--run", told["run"])
     assert done.returncode == 1 and "is published on the Ray cluster" in done.stderr
 
