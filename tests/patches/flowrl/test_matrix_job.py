@@ -53,7 +53,11 @@ def test_quantized_audited_rollouts_with_a_drafter_that_learns(world, tmp_path):
 
 
 def test_streamed_training(world, tmp_path):
-    done = train(world, tmp_path, *STREAM, RATE, FLASHPATCH="cpu,fp8,fsdp,grpo,flowrl")
+    """The family grpo streams; its loss, which is another, is off."""
+    config = tmp_path / "flashpatch.toml"
+    config.write_text("[grpo]\nloss = false\n")
+    names = {"FLASHPATCH": "cpu,fp8,fsdp,grpo,flowrl", "FLASHPATCH_CONFIG": str(config)}
+    done = train(world, tmp_path, *STREAM, RATE, **names)
     check(done, tmp_path)
     assert metrics(done.stdout, "actor/samples") == [32, 32]
     assert min(metrics(done.stdout, "stream/rounds")) >= 2
