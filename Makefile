@@ -10,6 +10,7 @@
 # make dist       sdist and wheel in dist/, built twice and compared, checked by twine and check-wheel-contents
 # make docs       the documentation site in build/site: guides, API reference, commands; strict, and shown without a network
 # make resolve    after make dist: asks pip, without installing anything, whether each extra resolves
+# make trainers   installs TRL, OpenRLHF, ms-swift and checkpoint-engine beside vLLM; test-trainers runs their tests
 # make pictures   draws the pictures of docs again, from docs/images/data
 # make clean      removes what builds and tests leave behind; environments stay (rm -r .venv*)
 #
@@ -27,10 +28,12 @@ OLDEST := $(VENV)-0.28
 SGLANG := $(VENV)-sglang
 DIST   := $(VENV)-dist
 DOCS   := $(VENV)-docs
+TRAINERS := $(VENV)-trainers
 
 $(NEWEST)/.vllm: VLLM := 0.32.0
 $(PAIRED)/.vllm: VLLM := 0.31.0
 $(OLDEST)/.vllm: VLLM := 0.28.0
+$(TRAINERS)/.vllm: VLLM := 0.31.0
 
 TORCH := torch==2.13.0
 TORCHAO := torchao==0.18.0
@@ -48,10 +51,10 @@ find_python = $(shell for python in python$(1) $(HOME)/.pyenv/versions/$(1)*/bin
 NO_ENGINE := not vllm and not verl and not sglang and not full
 
 .PHONY: demo demo-verl world demo-world pictures docs dist resolve check lint check-own $(OTHER_PYTHONS:%=check-%) \
-	test test-newest test-paired test-sglang test-full clean \
-	$(NEWEST) $(PAIRED) $(OLDEST) $(SGLANG)
+	test test-newest test-paired test-sglang trainers test-trainers test-full clean \
+	$(NEWEST) $(PAIRED) $(OLDEST) $(SGLANG) $(TRAINERS)
 # A stamp is the last thing a recipe writes: an interrupted set-up is taken up again.
-.PRECIOUS: %/.vllm %/.verl %/.sglang %/.ready
+.PRECIOUS: %/.vllm %/.verl %/.sglang %/.trainers %/.ready
 
 demo: $(if $(REAL),$(PAIRED)/.world,$(NEWEST))
 	$(if $(REAL),$(PAIRED)/bin/python examples/demo_server.py,$(NEWEST)/bin/python examples/demo.py)
@@ -134,17 +137,24 @@ test-paired: $(PAIRED)
 test-sglang: $(SGLANG)
 	nice -n 5 $(SGLANG)/bin/pytest -m "sglang and not full"
 
-test-full: $(NEWEST) $(PAIRED) $(OLDEST) $(SGLANG)
+trainers: $(TRAINERS)
+
+# Trainers other than verl, on the vLLM that they run on. All of their tests are long ones.
+test-trainers: $(TRAINERS)
+	$(TRAINERS)/bin/pytest -m trainer
+
+test-full: $(NEWEST) $(PAIRED) $(OLDEST) $(SGLANG) $(TRAINERS)
 	$(NEWEST)/bin/pytest -m "full or not full" --timeout 3600
 	$(PAIRED)/bin/pytest -m "vllm or verl" --timeout 3600
 	$(OLDEST)/bin/pytest -m vllm --timeout 3600
 	$(SGLANG)/bin/pytest -m sglang --timeout 3600
+	$(TRAINERS)/bin/pytest -m trainer --timeout 3600
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .hypothesis .demo .ruff_cache .mypy_cache
 	find flashpatch patches verify examples tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
-$(NEWEST) $(PAIRED) $(OLDEST) $(SGLANG): %: %/.ready
+$(NEWEST) $(PAIRED) $(OLDEST) $(SGLANG) $(TRAINERS): %: %/.ready
 
 SOURCES := setup.cfg setup.py pyproject.toml flashpatch.pth flashpatch.start
 
@@ -204,6 +214,17 @@ $(PAIRED)/.verl: $(PAIRED)/.vllm tests/requirements/verl.txt
 	@touch $@
 
 $(PAIRED)/.ready: $(PAIRED)/.verl
+
+# Each trainer without its dependencies, whose pins contradict each other and ask for CUDA builds.
+$(TRAINERS)/.trainers: $(TRAINERS)/.vllm tests/requirements/trainers.txt
+	@echo "[$(TRAINERS)] trl==1.16.0, openrlhf==0.11.2, ms-swift==4.6.0, checkpoint-engine==0.4.2 and what they need"
+	@$(TRAINERS)/bin/pip install -qq -r tests/requirements/trainers.txt
+	@$(TRAINERS)/bin/pip install -qq --no-deps trl==1.16.0 openrlhf==0.11.2
+	@$(TRAINERS)/bin/pip install -qq --no-deps ms-swift==4.6.0 checkpoint-engine==0.4.2
+	@$(TRAINERS)/bin/pip uninstall -qq -y $(UNWANTED)
+	@touch $@
+
+$(TRAINERS)/.ready: $(TRAINERS)/.trainers
 
 # A model and tasks for examples/world. What these two ask for beside its requirements: an engine, llama-cpp-python.
 $(PAIRED)/.world: $(PAIRED)/.ready examples/world/requirements.txt

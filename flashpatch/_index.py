@@ -238,6 +238,8 @@ FAMILIES = {
             "fp8.verl_sglang.server_adapter_update_weights": ("verl.workers.rollout.sglang_rollout.sglang_rollout",),
             "fp8.verl_sglang.launch_servers": ("verl.workers.rollout.sglang_rollout.async_sglang_server",),
             "fp8.verl_sglang.check_processes": ("sglang.srt.utils.watchdog",),
+            "fp8.trl.sync_weights": ("trl.generation.vllm_generation",),
+            "fp8.trl.generate_and_score_completions": ("trl.trainer.grpo_trainer",),
         },
     },
     "fsdp": {

@@ -27,7 +27,7 @@ log = logging.getLogger("flashpatch")
 GROUP = "flashpatch.patches"
 BUILT_IN = "flashpatch.patches"
 BUILT_IN_COMMANDS = {
-    **{name: f"flashpatch.commands.{name}" for name in ("list", "show", "env", "status")},
+    **{name: f"flashpatch.commands.{name}" for name in ("list", "show", "env", "status", "migrate")},
     **{name: f"flashpatch.verify.job.commands.{name}" for name in ("report", "trace", "metrics", "watch")},
 }
 """Name of every subcommand that no family brings, to its module."""
@@ -59,6 +59,11 @@ def is_family(name: str) -> bool:
 def problems() -> Mapping[str, str]:
     """What kept a family from being loaded, by where it was to come from."""
     return _load()[1]
+
+
+def migrations() -> dict[str, str]:
+    """Name of every research fork whose settings a family takes over, to the module that does it, by name."""
+    return dict(sorted(item for family in families().values() for item in family.migrations.items()))
 
 
 def patches() -> dict[str, Patch]:
@@ -155,6 +160,10 @@ def _admit(candidate: Any, found: dict[str, Family]) -> str:
     for name in family.commands:
         if name in BUILT_IN_COMMANDS or name in commands:
             raise ValueError(f"command {name!r} is taken by {commands.get(name, 'flashpatch itself')!r}")
+    forks = {name: other.name for other in found.values() for name in other.migrations}
+    for name in family.migrations:
+        if name in forks:
+            raise ValueError(f"the settings of {name!r} are taken over by {forks[name]!r} already")
     for patch in family.patches:
         if not patch.targets:
             raise ValueError(f"patch {patch.id!r} has no target")

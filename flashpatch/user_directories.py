@@ -25,7 +25,7 @@ def cache_home() -> str:
         os.path.join(home, ".cache") if os.path.isabs(home) else "",
         os.environ.get("XDG_STATE_HOME", ""),
     )
-    return next((folder for folder in candidates if folder and _is_writable(folder)), None) or fallback()
+    return next((folder for folder in candidates if folder and is_writable(folder)), None) or fallback()
 
 
 def expand(path: str) -> str:
@@ -69,7 +69,7 @@ def _fallback() -> str:
     return os.path.join(os.path.abspath(next(usable, "/tmp")), f"flashpatch-{os.geteuid()}")
 
 
-def _is_writable(folder: str) -> bool:
+def is_writable(folder: str) -> bool:
     """Whether this user may write to a directory, or make it."""
     folder = os.path.abspath(folder)
     while not os.path.lexists(folder) and folder != os.path.dirname(folder):

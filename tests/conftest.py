@@ -27,6 +27,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             reason = marker and _missing(framework, marker.kwargs.get("least", ""))
             if reason:
                 item.add_marker(pytest.mark.skip(reason=reason))
+        for marker in item.iter_markers("trainer"):
+            if reason := _missing(marker.args[0], ""):
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def _missing(framework: str, least: str) -> str | None:

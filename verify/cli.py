@@ -18,6 +18,7 @@ from flashpatch.errors import PatchError
 from flashpatch.ledger import files, runs
 from flashpatch.patch_status import absent_frameworks
 from flashpatch.record import Patch
+from flashpatch.verify import gather
 
 if TYPE_CHECKING:
     from flashpatch.verify.live import Process
@@ -35,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.against:
             return _against(options)
+        if options.ray is not None and options.live is None:
+            raise ValueError("--ray goes with --live")
         if options.live is not None or options.run is not None:
             return _live(options)
         return _probes(options)
@@ -76,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help="check contracts against any number of wheels, sdists, unpacked sources or site-packages; import nothing",
     )
+    parser.add_argument("--ray", nargs="?", const="", metavar="ADDRESS", help=f"with --live: {gather.HELP}")
     parser.add_argument("--run", metavar="ID", help="with --live: verify this run instead of the newest")
     return parser
 
@@ -120,19 +124,25 @@ def _live(options: argparse.Namespace) -> int:
     directory = Path(options.live) if options.live else files.directory()
     if options.live and not directory.is_dir():
         raise ValueError(f"{directory} is not a directory")
+    if options.ray is not None:
+        try:
+            folder = gather.Gathered(directory, options.ray, options.run).folder
+        except LookupError as error:
+            print(f"flashpatch-verify: {error}", file=sys.stderr)
+            return NOT_LIVE
+        options.run = folder.name
     found = runs.read(directory)
     if not found:
         print(f"flashpatch-verify: no process has written to the ledger {directory}", file=sys.stderr)
         return NOT_LIVE
     required = {registry.family_of(name).name: name for name in options.names}
     report = live.judge(live.choose(found, options.run), registry.patches(), required)
-    tables = [
-        Table(
-            f"Run {report.run}",
-            ("process", "roles", "rank", "alive", "families", "patches", "calls", "verdict"),
-            [_process_row(process) for process in report.processes],
-        )
-    ]
+    columns = ("process", "roles", "rank", "alive", "families", "patches", "calls", "verdict")
+    rows = [_process_row(process) for process in report.processes]
+    if any(process.node for process in report.processes):
+        columns = ("node", *columns)
+        rows = [(process.node or "-", *row) for process, row in zip(report.processes, rows, strict=True)]
+    tables = [Table(f"Run {report.run}", columns, rows)]
     if report.problems:
         tables.append(Table("Not live", ("problem",), [(problem,) for problem in report.problems]))
     emit(report.as_json(), tables, options.format == "json")

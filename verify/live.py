@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from flashpatch.ledger.runs import Expected, Row, Run, is_alive
+from flashpatch.ledger.runs import Expected, Row, Run
 from flashpatch.patch_status import is_absent
 from flashpatch.record import Patch
 
@@ -19,7 +19,8 @@ class Process:
     """One process of a job, present or missing.
 
     ``patches`` maps ids to ``{"state", "detail", "calls", ...}`` as the process wrote them. ``problems``
-    holds one sentence per thing that is required here and not live.
+    holds one sentence per thing that is required here and not live. ``node`` names the node of Ray that its row
+    was published on, empty where it was not.
     """
 
     host: str
@@ -31,11 +32,12 @@ class Process:
     families: tuple[str, ...]
     patches: Mapping[str, Mapping[str, Any]]
     problems: tuple[str, ...]
+    node: str = ""
 
     @property
     def name(self) -> str:
         roles = "+".join(self.roles) or "process"
-        return f"{roles} {self.host}:{self.pid}"
+        return f"{roles} {self.host}:{self.pid}" + (f" on {self.node}" if self.node else "")
 
     @property
     def calls(self) -> int:
@@ -125,6 +127,7 @@ def _present(
         families=tuple(sorted(present)),
         patches=written,
         problems=tuple(problems),
+        node=row.node.label if row.node is not None else "",
     )
 
 
@@ -138,7 +141,7 @@ def _missing(expected: Expected) -> Process:
         pid=expected.pid,
         roles=expected.roles,
         rank={},
-        alive=is_alive(expected.host, expected.pid, expected.start),
+        alive=expected.alive,
         present=False,
         families=(),
         patches={},

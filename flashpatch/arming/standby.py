@@ -15,7 +15,7 @@ import sys
 from flashpatch import index, variables
 from flashpatch.arming import import_hooks
 from flashpatch.errors import PatchError
-from flashpatch.ledger import files
+from flashpatch.ledger import files, nodes
 from flashpatch.settings import child_env, options
 
 TYPE_CHECKING = False
@@ -78,6 +78,7 @@ def start() -> bool:
     for name in sorted(_watched(resolved)):
         import_hooks.when_ready(name, _on_module)
     write_row()
+    nodes.watch()
     return True
 
 

@@ -17,6 +17,9 @@ MEANINGS = {
     "FLASHPATCH_CONFIG": f"TOML file with names and options; unset: ./{DEFAULT_FILE} if there is one",
     "FLASHPATCH_STRICT": "1: a patch that cannot be armed is an error where it is first needed",
     "FLASHPATCH_LEDGER": "directory where processes report; unset: in the user's cache directory",
+    "FLASHPATCH_LEDGER_RAY": "0: what this node's processes report stays on the node, though Ray connects it to others",
+    "FLASHPATCH_JOB_LEDGER": "ledger of the process that started the job; set for its Ray workers, which write there if "
+    "they can and FLASHPATCH_LEDGER names no other",
     "FLASHPATCH_KEEP_DAYS": f"days after which a run leaves the ledger; 0: no limit; unset: {old_runs.DEFAULT_DAYS:g}",
     "FLASHPATCH_KEEP_RUNS": f"runs that the ledger keeps; 0: no limit; unset: {old_runs.DEFAULT_RUNS}",
     "FLASHPATCH_EVENT_BYTES": f"bytes of timed events that a process keeps; 0: none; unset: {events.DEFAULT_BYTES}",

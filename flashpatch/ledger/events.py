@@ -145,7 +145,7 @@ def _shorten(path: str, target: int) -> None:
         if event is None:
             continue
         if event["event"] == DROPPED:
-            gone.update({kind: event[kind] for kind in gone if kind in event})
+            count_dropped(gone, line)
             continue
         kept.append((line, bool(event.get("sample"))))
     while _size(kept) > target and sum(is_sample for _, is_sample in kept) > _FEWEST_SAMPLES:
@@ -154,8 +154,8 @@ def _shorten(path: str, target: int) -> None:
         kept = fewer
     size, first = _size(kept), 0
     while size > target and first < len(kept) - 1:
-        line, is_sample = kept[first]
-        _count(gone, line, is_sample)
+        line, _ = kept[first]
+        count_dropped(gone, line)
         size, first = size - len(line), first + 1
     header = _line({"n": 0, "t": round(time.time(), 6), "event": DROPPED, **gone})
     temporary = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{os.getpid()}")
@@ -170,14 +170,19 @@ def _shorten(path: str, target: int) -> None:
         raise
 
 
-def _count(gone: dict[str, Any], line: bytes, is_sample: bool) -> None:
+def count_dropped(gone: dict[str, Any], line: bytes) -> None:
+    """Add a line that is not kept to ``events``, ``samples`` and ``by`` of ``gone``; a header's numbers replace them."""
     event = parsed(line)
-    if is_sample or event is None:
-        gone["samples"] += 1
+    if event is None:
         return
-    gone["events"] += 1
-    kind = kind_of(event)
-    gone["by"][kind] = gone["by"].get(kind, 0) + 1
+    if event["event"] == DROPPED:
+        gone.update({kind: event[kind] for kind in ("events", "samples", "by") if kind in event})
+    elif event.get("sample"):
+        gone["samples"] += 1
+    else:
+        gone["events"] += 1
+        kind = kind_of(event)
+        gone["by"][kind] = gone["by"].get(kind, 0) + 1
 
 
 def kind_of(event: dict[str, Any]) -> str:

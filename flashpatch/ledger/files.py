@@ -22,16 +22,24 @@ _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01234567
 
 
 def directory() -> Path:
-    """The ledger: ``FLASHPATCH_LEDGER``, else ``flashpatch/ledger`` in the user's cache directory."""
+    """The ledger: ``FLASHPATCH_LEDGER``, else ``flashpatch/ledger`` in the user's cache directory.
+
+    A Ray worker has ``FLASHPATCH_JOB_LEDGER`` too, the directory of the process that started the job: it comes before
+    the cache directory where this user may write to it, and ``FLASHPATCH_LEDGER`` is not used where it is the same
+    directory and they may not, as on another node or in a container.
+    """
     from pathlib import Path
 
     return Path(_directory())
 
 
 def _directory() -> str:
-    chosen = os.environ.get("FLASHPATCH_LEDGER")
-    if chosen:
-        return user_directories.expand(chosen)
+    chosen = user_directories.expand(os.environ.get("FLASHPATCH_LEDGER", ""))
+    job = os.environ.get("FLASHPATCH_JOB_LEDGER", "")
+    if chosen and chosen != job:
+        return chosen
+    if job and user_directories.is_writable(job):
+        return job
     return os.path.join(user_directories.cache_home(), "flashpatch", "ledger")
 
 
@@ -149,7 +157,12 @@ def write_row(value: Mapping[str, Any]) -> None:
 
 
 def write(path: str | os.PathLike[str], value: Mapping[str, Any]) -> bool:
-    """Replace ``path`` atomically with ``value`` as JSON, readable by its owner only.
+    """Replace ``path`` with ``value`` as JSON; see `write_bytes`."""
+    return write_bytes(path, plain_json.dumps(value).encode())
+
+
+def write_bytes(path: str | os.PathLike[str], data: bytes) -> bool:
+    """Replace ``path`` atomically, readable by its owner only.
 
     The directory is made private (0700) if it is missing. Raises OSError, also when the directory is
     another user's or a link.
@@ -160,7 +173,6 @@ def write(path: str | os.PathLike[str], value: Mapping[str, Any]) -> bool:
     folder, name = os.path.split(path)
     made = make_private(folder)
     temporary = os.path.join(folder, f".{name}.{os.getpid()}")
-    data = plain_json.dumps(value).encode()
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
         with open(os.open(temporary, flags, 0o600), "wb") as file:

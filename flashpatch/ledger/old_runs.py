@@ -24,8 +24,12 @@ DEFAULT_DAYS, DEFAULT_RUNS = 30.0, 500
 REMOVED = ".removed-"
 """How the name of a directory begins that is being removed."""
 
-_FOLDERS = frozenset({"ring"})  # what families keep beside the rows: eagle's queue of samples
-_FILE = re.compile(r"(?:row|expect)-.*\.json|events-.*\.jsonl|\.(?:row|expect|events)-.*\.jsonl?\.\d+")
+_FOLDERS = frozenset({"ring", "nodes"})
+"""What is kept beside the rows: eagle's queue of samples, and what was fetched from other nodes."""
+
+_FILE = re.compile(
+    r"(?:row|expect)-.*\.json|events-.*\.jsonl|\.(?:row|expect|events)-.*\.jsonl?\.\d+|\.publisher-[0-9a-f]+"
+)
 _DAY = 86400.0
 _RECENT = 3600.0  # seconds
 _LEFT = 60.0  # seconds from a renaming until whoever did it counts as killed
@@ -43,12 +47,21 @@ def prune_once() -> None:
         return
     _done = True
     try:
-        days, runs = _number(KEEP_DAYS, DEFAULT_DAYS), int(_number(KEEP_RUNS, DEFAULT_RUNS))
+        days, runs = limits()
         prune(files.directory(), files.run_id(), days, runs)
     except Exception as error:
         import logging
 
         logging.getLogger("flashpatch").warning("flashpatch: old runs are not removed: %s", error)
+
+
+def limits() -> tuple[float, int]:
+    """Return the days and the number of runs that the environment says to keep.
+
+    Raises:
+        ValueError: a variable is no number of at least 0.
+    """
+    return _number(KEEP_DAYS, DEFAULT_DAYS), int(_number(KEEP_RUNS, DEFAULT_RUNS))
 
 
 def prune(directory: Path, present: str, days: float, runs: int) -> list[str]:
@@ -121,8 +134,7 @@ def _is_over(entry: os.DirEntry[str], by_age: bool) -> bool:
     run = runs.read_run(entry)
     if run is None:
         return False
-    alive = {runs.is_alive(row.host, row.pid, row.start) for row in run.rows}
-    alive |= {runs.is_alive(wanted.host, wanted.pid, wanted.start) for wanted in run.expected}
+    alive = {row.alive for row in run.rows} | {wanted.alive for wanted in run.expected}
     unknown = None in alive or bool(run.problems)
     named = {row.run for row in run.rows}  # a copy under another name was made to be kept
     return named == {entry.name} and True not in alive and (by_age or not unknown)

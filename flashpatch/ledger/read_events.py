@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flashpatch.ledger import events, runs
+from flashpatch.ledger.nodes import node
 
 _NAME = re.compile(r"events-(?P<host>.*)-(?P<pid>\d+)-(?P<start>[^-]*)\.jsonl")
 _LARGEST = 64 << 20  # bytes of one file
@@ -35,12 +36,23 @@ class ProcessEvents:
 
 
 def read(folder: Path) -> tuple[list[ProcessEvents], list[str]]:
-    """Read a run's directory.
+    """Read a run's directory, with what was fetched from other nodes.
 
     Returns:
         What each process recorded, and for each file that was not trusted or readable a sentence that names it.
         Nothing is raised.
     """
+    found, problems = _read_directory(folder)
+    known = {(process.host, process.pid, process.start) for process in found}
+    for path, _, _ in node.places(folder):
+        more, wrong = _read_directory(path)
+        found += [process for process in more if (process.host, process.pid, process.start) not in known]
+        known |= {(process.host, process.pid, process.start) for process in more}
+        problems += wrong
+    return found, problems
+
+
+def _read_directory(folder: Path) -> tuple[list[ProcessEvents], list[str]]:
     found, problems = [], []
     for entry in sorted(runs.entries(folder), key=lambda entry: entry.name):
         match = _NAME.fullmatch(entry.name)

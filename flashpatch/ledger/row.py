@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashpatch.arming import standby
-from flashpatch.ledger import files
+from flashpatch.ledger import files, nodes
 
 if TYPE_CHECKING:
     from flashpatch.ledger.runs import Run
@@ -152,6 +152,7 @@ def boot() -> None:
         os.register_at_fork(after_in_child=_after_fork)
     _row.boot()
     _row.watch_exit()
+    nodes.watch()
 
 
 def role(name: str, **rank: Any) -> None:

@@ -6,18 +6,23 @@ import json
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from flashpatch.ledger import files
+from flashpatch.ledger.nodes import node
 
 _LARGEST = 4 << 20
 
 
 @dataclass(frozen=True)
 class Row:
-    """Hold what one process wrote about itself; keys as in the file."""
+    """Hold what one process wrote about itself; keys as in the file.
+
+    ``node`` is the node of Ray that its row was published on, None where it was not. ``fetched`` says that the row
+    is a copy from there.
+    """
 
     host: str
     pid: int
@@ -33,11 +38,21 @@ class Row:
     written: str
     run: str = ""
     first_written: float = 0.0
+    node: node.Node | None = None
+    fetched: bool = False
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        """Host, pid and start: what tells the process from all others."""
+        return self.host, self.pid, self.start
 
     @property
     def alive(self) -> bool | None:
-        """Whether that very process still runs; None for one of another host."""
-        return is_alive(self.host, self.pid, self.start)
+        """Whether that very process still runs; None for one of another host, unless its node says so."""
+        here = None if self.fetched else is_alive(self.host, self.pid, self.start)
+        if here is None and self.node is not None:
+            return self.node.is_alive(self.pid, files.plain(self.start) or "unknown")
+        return here
 
 
 @dataclass(frozen=True)
@@ -50,6 +65,12 @@ class Expected:
     roles: tuple[str, ...]
     families: tuple[str, ...]
     by: int
+    fetched: bool = field(default=False, compare=False)
+
+    @property
+    def alive(self) -> bool | None:
+        """Whether the process runs; None for one of another host or of another node's ledger."""
+        return None if self.fetched else is_alive(self.host, self.pid, self.start)
 
     def matches(self, row: Row) -> bool:
         return (self.host, self.pid) == (row.host, row.pid) and self.start in ("", row.start)
@@ -68,7 +89,11 @@ class Run:
     @property
     def missing(self) -> list[Expected]:
         """Expected processes without a row."""
-        return [wanted for wanted in self.expected if not any(wanted.matches(row) for row in self.rows)]
+        starts: dict[tuple[str, int], set[str]] = {}
+        for row in self.rows:
+            starts.setdefault((row.host, row.pid), set()).add(row.start)
+        found = [(wanted, starts.get((wanted.host, wanted.pid), set())) for wanted in self.expected]
+        return [wanted for wanted, there in found if not there or wanted.start not in {"", *there}]
 
 
 def read(directory: Path) -> list[Run]:
@@ -95,7 +120,37 @@ def is_run(entry: os.DirEntry[str]) -> bool:
 
 
 def read_run(folder: os.DirEntry[str] | Path) -> Run | None:
-    """Read one run of a ledger; None when there is nothing of a run in it. Raises nothing, see `read`."""
+    """Read one run of a ledger, with what was fetched from other nodes; None when there is nothing of a run in it.
+    Raises nothing, see `read`."""
+    run = _read_directory(folder)
+    places = list(node.places(Path(folder)))
+    for path, of, problems in places:
+        run.problems += problems
+        if of is not None and not of.is_here:
+            _add(run, _read_directory(path), of)
+        elif of is not None and len(places) > 1:
+            same = (of if row.node is None and row.host == of.host else row.node for row in run.rows)
+            run.rows = [replace(row, node=node) for row, node in zip(run.rows, same, strict=True)]
+    return run if run.rows or run.expected or run.problems else None
+
+
+def _add(run: Run, found: Run, of: node.Node) -> None:
+    """Add what was fetched from one node. A row that is here already is newer, and learns its node."""
+    known = {row.key: number for number, row in enumerate(run.rows)}
+    for row in found.rows:
+        number = known.get(row.key)
+        if number is None:
+            run.rows.append(replace(row, node=of, fetched=True))
+        elif run.rows[number].node is None:
+            run.rows[number] = replace(run.rows[number], node=of)
+    expected = set(run.expected)
+    run.expected += [replace(one, fetched=True) for one in found.expected if one not in expected]
+    run.problems += found.problems
+    run.written = max(run.written, found.written)
+
+
+def _read_directory(folder: os.DirEntry[str] | Path) -> Run:
+    """Read the rows in one directory."""
     run = Run(folder.name)
     for entry in sorted(entries(Path(folder)), key=lambda entry: entry.name):
         kind = entry.name.partition("-")[0]
@@ -111,10 +166,10 @@ def read_run(folder: os.DirEntry[str] | Path) -> Run | None:
             run.problems.append(f"{folder.name}/{entry.name}: {_reason(error)}")
             continue
         run.written = max(run.written, modified)
-    return run if run.rows or run.expected or run.problems else None
+    return run
 
 
-def entries(folder: Path) -> list[os.DirEntry[str]]:
+def entries(folder: str | os.PathLike[str]) -> list[os.DirEntry[str]]:
     """Return what is in a directory; nothing where it cannot be read."""
     try:
         with os.scandir(folder) as found:

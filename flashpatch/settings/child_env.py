@@ -24,6 +24,8 @@ VARIABLES = (
     "FLASHPATCH_CONFIG",
     "FLASHPATCH_STRICT",
     "FLASHPATCH_LEDGER",
+    "FLASHPATCH_LEDGER_RAY",
+    "FLASHPATCH_JOB_LEDGER",
     "FLASHPATCH_KEEP_DAYS",
     "FLASHPATCH_KEEP_RUNS",
     "FLASHPATCH_EVENT_BYTES",
@@ -106,9 +108,9 @@ def withdraw() -> None:
 
 def ray_env() -> dict[str, str]:
     """Our variables that are set, for ``runtime_env={"env_vars": ...}`` of a Ray job or actor; all processes
-    of the job write to this process's ledger."""
+    of the job write to this process's ledger, see `flashpatch.ledger.files.directory` for other nodes."""
     ours = {name: os.environ[name] for name in (*VARIABLES, VLLM_LIST) if name in os.environ}
-    return {**ours, "FLASHPATCH_LEDGER": str(files.directory())} if "FLASHPATCH" in ours else ours
+    return {**ours, "FLASHPATCH_JOB_LEDGER": str(files.directory())} if "FLASHPATCH" in ours else ours
 
 
 def ray_runtime_env(runtime_env: dict[str, Any] | None) -> dict[str, Any] | None:

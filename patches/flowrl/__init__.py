@@ -64,4 +64,5 @@ FAMILY = Family(
         "verl.utils.config:validate_config",
         "verl.workers.engine_workers:ActorRolloutRefWorker.init_model",
     ),
+    migrations={"flowrl": "flashpatch.patches.flowrl.from_flowrl"},
 )

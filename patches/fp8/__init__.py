@@ -7,6 +7,7 @@ import sys
 from flashpatch.patches.fp8 import instances
 from flashpatch.patches.fp8.precision import fleet
 from flashpatch.patches.fp8.sglang import PATCHES as SGLANG
+from flashpatch.patches.fp8.trl import PATCHES as TRL
 from flashpatch.patches.fp8.verl import PATCHES as VERL
 from flashpatch.patches.fp8.verl_sglang import PATCHES as VERL_SGLANG
 from flashpatch.patches.fp8.verl_vllm import PATCHES as VERL_VLLM
@@ -90,6 +91,7 @@ FAMILY = Family(
         *VERL_VLLM,
         *SGLANG,
         *VERL_SGLANG,
+        *TRL,
     ),
     names={precision: {"precision": precision} for precision in fleet.SCHEMES},
     options={
@@ -155,4 +157,5 @@ FAMILY = Family(
         "sglang.srt.arg_groups.pipeline:run_resolution_pipeline",
         "sglang.srt.managers.scheduler:Scheduler.__init__",
     ),
+    migrations={"flashrl": "flashpatch.patches.fp8.from_flashrl"},
 )

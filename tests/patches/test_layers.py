@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tree import TREE
 
-FRAMEWORK_FOLDERS = {"vllm", "sglang", "verl", "verl_vllm", "verl_sglang"}
+FRAMEWORK_FOLDERS = {"vllm", "sglang", "verl", "verl_vllm", "verl_sglang", "trl", "transformers"}
 ROOMS = {"flashpatch": "flashpatch", "patches": "flashpatch.patches", "verify": "flashpatch.verify"}
 
 

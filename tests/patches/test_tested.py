@@ -15,7 +15,9 @@ from flashpatch.arming.preflight import examine
 ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text()
 TESTED = tomllib.loads((ROOT / "patches" / "tested.toml").read_text())
-MARKED = ("vllm", "verl", "sglang")
+MARKED = ("vllm", "verl", "sglang", "trainer")
+TRAINERS = {"trl": "trl", "swift": "ms-swift"}
+"""Framework of a patch id to the distribution that the lane of trainers installs."""
 
 
 def lanes(target: str) -> set[tuple[str, str, str]]:
@@ -24,16 +26,19 @@ def lanes(target: str) -> set[tuple[str, str, str]]:
     [torch] = re.findall(r"^TORCH := torch==(\S+)$", MAKEFILE, re.M)
     [verl] = set(re.findall(r"install .* verl==(\S+)", MAKEFILE))
     [sglang] = set(re.findall(r"install .* sglang==(\S+)", MAKEFILE))
+    trainers = {name: re.findall(rf"install .* {dist}==(\S+)", MAKEFILE) for name, dist in TRAINERS.items()}
     [recipe] = re.findall(rf"^{target}:.*\n((?:\t.*\n)+)", MAKEFILE, re.M)
     found = set()
     for environment, quoted, word in re.findall(r"\$\((\w+)\)/bin/pytest -m (?:\"(.+?)\"|(\w+))", recipe):
         there = {"torch": torch, "vllm": vllm.get(environment)}
         there |= {"verl": verl, "verl_vllm": verl} if environment == "PAIRED" else {}
         there |= {"verl": verl, "verl_sglang": verl, "sglang": sglang} if environment == "SGLANG" else {}
+        there |= {name: version for name, [version] in trainers.items()} if environment == "TRAINERS" else {}
+        here = {m for m in MARKED if there.get(m)} | ({"trainer"} if environment == "TRAINERS" else set())
         selected = (
             MARKED if "full or" in quoted else [m for m in MARKED if re.search(rf"\b{m}\b", quoted or word)]
         )
-        found |= {(m, f, v) for m in selected if there.get(m) for f, v in there.items() if v}
+        found |= {(m, f, v) for m in selected if m in here for f, v in there.items() if v}
     return found
 
 
@@ -44,7 +49,7 @@ def marks(family: str) -> dict[str, bool]:
     found: dict[str, bool] = {}
     for text in map(Path.read_text, files):
         whole_file_is_long = bool(re.search(r"^pytestmark = .*mark\.full", text, re.M))
-        for mark in set(re.findall(r"mark\.(vllm|verl|sglang)\b", text)):
+        for mark in set(re.findall(r"mark\.(vllm|verl|sglang|trainer)\b", text)):
             found[mark] = found.get(mark, False) or not whole_file_is_long
     return found
 

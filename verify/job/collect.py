@@ -69,7 +69,7 @@ def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) 
 
 
 def names(source: Source) -> dict[tuple[str, int, str], str]:
-    """Return host, pid and start of each process of a job to its name: roles, ranks, host and pid."""
+    """Return host, pid and start of each process of a job to its name: roles, ranks, host, pid, and the node of Ray."""
     return {_key(row): _name(row) for row in source.run.rows}
 
 
@@ -83,14 +83,14 @@ def finite(value: Any) -> Any:
 
 
 def _key(row: Row) -> tuple[str, int, str]:
-    return row.host, row.pid, row.start
+    return row.key
 
 
 def _name(row: Row) -> str:
     ranks = " ".join(f"{name}={value}" for name, value in row.rank.items())
-    return " ".join(
-        part for part in ("+".join(row.roles) or "process", ranks, f"{row.host}:{row.pid}") if part
-    )
+    node = f"on {row.node.title}" if row.node is not None else ""
+    parts = ("+".join(row.roles) or "process", ranks, f"{row.host}:{row.pid}", node)
+    return " ".join(part for part in parts if part)
 
 
 def _process(one: live.Process, row: Row | None, source: Source) -> dict[str, Any]:
@@ -101,6 +101,7 @@ def _process(one: live.Process, row: Row | None, source: Source) -> dict[str, An
         "name": _name(row) if row is not None else one.name,
         "host": one.host,
         "pid": one.pid,
+        "node": one.node,
         "roles": list(one.roles),
         "rank": dict(one.rank),
         "alive": {True: "yes", False: "no", None: "unknown"}[one.alive],

@@ -78,6 +78,8 @@ def text(source: Source, found: dict[str, Any]) -> str:
     live = {(one["host"], one["pid"]): one["verdict"] == "ok" for one in found["processes"]}
     for row in source.run.rows:
         who = {**run, "host": row.host, "pid": str(row.pid), "role": "+".join(row.roles) or "process"}
+        if row.node is not None:
+            who["node"] = row.node.title
         samples.append(("flashpatch_process_live", who, live.get((row.host, row.pid), False)))
         samples += [(name, {**who, **labels}, value) for name, labels, value in _of_process(row, source)]
     lines = []

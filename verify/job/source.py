@@ -11,6 +11,7 @@ from flashpatch.errors import PatchError
 from flashpatch.ledger import files, read_events, runs
 from flashpatch.ledger.read_events import ProcessEvents
 from flashpatch.ledger.runs import Row, Run
+from flashpatch.verify import gather
 
 _OUR_COMMANDS = frozenset({"flashpatch", "flashpatch-verify"})
 
@@ -46,16 +47,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ledger", metavar="DIR", type=Path, help="look in this ledger instead of the user's"
     )
+    parser.add_argument("--ray", nargs="?", const="", metavar="ADDRESS", help=gather.HELP)
 
 
 def chosen(args: argparse.Namespace) -> Path:
-    """Return the directory of the run that the arguments name.
+    """Return the directory of the run that the arguments name, brought up to date where they name a Ray cluster.
 
     Raises:
-        PatchError: there is none.
+        PatchError: there is none, or the cluster cannot be reached.
     """
     with original_env.environment():
         ledger = args.ledger or files.directory()
+    if args.ray is not None:
+        return _gathered(args, ledger)
     if args.run_id and ("/" in args.run_id or args.run_id in (".", "..")):
         folder = Path(args.run_id).resolve()
     elif args.run_id:
@@ -68,6 +72,24 @@ def chosen(args: argparse.Namespace) -> Path:
             f"there is no run {args.run_id} in {ledger}.", advice=f"The newest runs there are: {known}."
         )
     return folder
+
+
+def renew(args: argparse.Namespace) -> None:
+    """Bring the directory up to date that `chosen` returned; only where the arguments name a Ray cluster.
+
+    Raises:
+        PatchError: the cluster cannot be reached.
+    """
+    if args.ray is not None:
+        args.gathered.renew()
+
+
+def _gathered(args: argparse.Namespace, ledger: Path) -> Path:
+    try:
+        args.gathered = gather.Gathered(ledger, args.ray, args.run_id)
+    except LookupError as error:
+        raise PatchError(f"{error}.", advice="A node publishes its ledger within seconds.") from None
+    return args.gathered.folder
 
 
 def load(folder: Path) -> Source:

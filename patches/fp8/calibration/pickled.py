@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from flashpatch.patches.fp8.calibration import structure, untrusted
+from flashpatch.patches.fp8.calibration import pickle_names, structure, untrusted
 from flashpatch.patches.fp8.calibration.checkpoint import Checkpoint
 from flashpatch.patches.fp8.calibration.profile_file import Profile, check
 from flashpatch.patches.fp8.calibration.untrusted import refuse
@@ -78,6 +78,24 @@ def convert(path: Path, model: Checkpoint) -> Profile:
     return profile
 
 
+def facts(path: Path) -> tuple[str, int]:
+    """Return the form of FlashRL's profile, ``int8`` or ``fp8``, and the number of tensors that it names.
+
+    Raises:
+        PatchError: not such a file; it holds code, or anything but names and scales.
+    """
+    held = _read(path)
+    if isinstance(held, list) and held:
+        return "fp8", len([untrusted.tensor_name(name, path) for name in held])
+    if not isinstance(held, dict) or not held:
+        raise refuse(path, f"holds a {type(held).__name__}, not the dictionary or list that FlashRL stores")
+    kinds = {_entry(untrusted.tensor_name(name, path), entry, path)[2] for name, entry in held.items()}
+    forms = {_FORMS[kind] for kind in kinds if kind in _FORMS}
+    if len(forms) != 1:
+        raise refuse(path, f"quantizes to {', '.join(sorted(forms)) or 'nothing'}", "Give one 8-bit format.")
+    return forms.pop(), len(held)
+
+
 def _smooth(exchange, entries, model, path) -> torch.Tensor | None:
     """Return the scale that all consumers' entries agree on, float32 [channels]; None where they name none."""
     width = model.shapes[f"{exchange.producer}.weight"][0]
@@ -117,6 +135,12 @@ def _read(path: Path) -> Any:
     """Return the plain data in the file: torch's zip format, uncompressed, and nothing that is not a container or
     tensor."""
     untrusted.size(path, untrusted.PROFILE_LIMIT)
+    if code := pickle_names.suspicious(path):
+        raise refuse(
+            path,
+            f"holds code: it would import {', '.join(code[:4])[:200]}; nothing in it was executed",
+            "A profile of FlashRL holds names and scales only: do not trust this file.",
+        )
     if not zipfile.is_zipfile(path):
         raise refuse(path, "is not a file that torch.save writes (a bare pickle is not opened)")
     try:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from flashpatch import ledger
 from flashpatch.errors import PatchError
+from flashpatch.patches._shared.tally import count
 
 
 class UpdateEvents:
@@ -18,7 +19,7 @@ class UpdateEvents:
     ``abandoned`` (with ``problem``), or ``replaced`` by one that was begun before its end. ``seconds`` is the time from
     opening to outcome; of it ``load_seconds`` was spent loading ``buckets``, ``commit_seconds`` committing, and the
     rest waiting for the sender. ``rss_bytes`` is the process's resident memory then. An update that could not be
-    opened is an event ``refused``.
+    opened is an event ``refused``. The note ``updates_refused`` counts both it and the abandoned ones.
 
     Args:
         role: ``target`` or ``drafter``.
@@ -63,6 +64,7 @@ class UpdateEvents:
         """Record that the update failed, and the model's state afterwards."""
         problem = error.problem if isinstance(error, PatchError) else f"{type(error).__name__}: {error}"
         self._ended("abandoned", problem=problem, state=state)
+        count("updates_refused")
 
     def closed(self) -> None:
         """Note that the update ended without a tensor, which is no event."""
@@ -71,6 +73,7 @@ class UpdateEvents:
     def refused(self, problem: str) -> None:
         """Record that no update could be opened."""
         ledger.event("refused", what="weight update", role=self._role, problem=problem)
+        count("updates_refused")
 
     def _ended(self, outcome: str, **facts: object) -> None:
         now = time.perf_counter()

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from flashpatch import engine, ledger
+from flashpatch.patches._shared.tally import count
 from flashpatch.patches.fp8.refit import model_registry
 from flashpatch.patches.fp8.sglang import initialize_model, schedulers
 from flashpatch.record import Contract, Patch
@@ -41,6 +42,7 @@ def _abort_all(scheduler: Any, message: str) -> None:
     if not scheduler.waiting_queue and scheduler.running_batch.is_empty():
         return
     ledger.event("refused", what="requests", problem=message)
+    count("requests_refused")
     reason = {"type": "abort", "status_code": 503, "message": message}
     scheduler.abort_request(AbortReq(abort_all=True, finished_reason=reason))
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from flashpatch import api, engine, ledger
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared import all_ranks
+from flashpatch.patches._shared.tally import count
 from flashpatch.patches.fp8.refit import model_registry
 from flashpatch.patches.fp8.vllm import kv_connector, running_requests, worker
 from flashpatch.record import Contract, Patch
@@ -69,6 +70,7 @@ class SchedulerGate:
             reason = self.check_workers(core)
             if reason is not None:
                 ledger.event("refused", what="requests", problem=reason)
+                count("requests_refused")
                 return _finish(core, None, "ERROR", f"{MARK} {reason}")
         if self.drafter_problem:
             for request in core.scheduler.running:

@@ -23,7 +23,8 @@ def test_our_variables_join_those_of_the_job(tmp_path):
     merged = child_env.ray_runtime_env(given)
     assert merged["working_dir"] is None and merged["env_vars"]["MINE"] == "1"
     assert merged["env_vars"]["FLASHPATCH"] == "cpu,fp8" and merged["env_vars"]["FLASHPATCH_RESOLVED"] == "{}"
-    assert merged["env_vars"]["FLASHPATCH_LEDGER"] == str(tmp_path / "flashpatch" / "ledger")
+    assert merged["env_vars"]["FLASHPATCH_JOB_LEDGER"] == str(tmp_path / "flashpatch" / "ledger")
+    assert "FLASHPATCH_LEDGER" not in merged["env_vars"], "a node may name its own"
     assert given == {"env_vars": {"MINE": "1"}, "working_dir": None}
 
 

@@ -66,7 +66,16 @@ def failed(family: dict) -> set[str]:
 def test_it_is_live_here(tmp_path):
     code, family, said = verify(tmp_path)
     assert code == 0, said
-    assert not failed(family) and len(family["proofs"]) == 7
+    assert not failed(family) and len(family["proofs"]) == 9
+
+
+@pytest.mark.full
+def test_it_is_live_with_other_options(tmp_path):
+    config = tmp_path / "own.toml"
+    config.write_text('[flowrl]\nlog_z = "group"\nreward = "raw"\nbeta = 2.0\nlength = "sum"\n')
+    code, family, said = verify(tmp_path, FLASHPATCH_CONFIG=str(config))
+    assert code == 0, said
+    assert not failed(family) and len(family["proofs"]) == 8
 
 
 def test_a_loss_that_forgets_the_reference_is_caught_though_every_patch_is_live(tmp_path, doctored):
@@ -100,6 +109,8 @@ def test_a_loss_that_forgets_the_reference_is_caught_though_every_patch_is_live(
             "if False:",
             "verl's worker updates an actor",
         ),
+        ("actor.py", "if head is None:\n        return", "if True:\n        return", "LoRA adapters learn"),
+        ("advantage.py", 'if chosen.reward == "raw":', 'if chosen.reward != "raw":', "the driver's advantages"),
         ("forward.py", "if held is not None:", "if False:", "verl's worker updates an actor"),
     ],
 )

@@ -19,7 +19,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show the run until no process of it is alive, or until it is interrupted; return 0.
+    """Show the run until no process of it is alive, or its Ray cluster has gone, or it is interrupted; return 0.
 
     Where standard output is no terminal, and with ``--once``, it is shown once; with ``--json`` as JSON.
 
@@ -46,14 +46,17 @@ def run(args: argparse.Namespace) -> int:
     if args.once or not sys.stdout.isatty():
         console.print(screen.view(_look(folder), height=60))
         return 0
-    _follow(folder, args.every, console)
+    _follow(folder, args, console)
     return 0
 
 
-def _follow(folder: Path, every: float, console) -> None:
+def _follow(folder: Path, args: argparse.Namespace, console) -> None:
     from rich.live import Live
 
-    from flashpatch.verify.job import screen
+    from flashpatch.errors import PatchError
+    from flashpatch.verify.job import screen, source
+
+    lost = ""
 
     found = _look(folder)
     try:
@@ -61,12 +64,19 @@ def _follow(folder: Path, every: float, console) -> None:
             screen.view(found, console.height), console=console, screen=True, auto_refresh=False
         ) as live:
             while found["alive"] or any(process["alive"] == "unknown" for process in found["processes"]):
-                time.sleep(every)
+                time.sleep(args.every)
+                try:
+                    source.renew(args)
+                except PatchError as error:  # the cluster has ended: its nodes will not say more
+                    lost = str(error)
+                    break
                 found = _look(folder)
                 live.update(screen.view(found, console.height), refresh=True)
     except KeyboardInterrupt:
         pass
     console.print(screen.view(found, console.height))
+    if lost:
+        print(lost, file=sys.stderr)
 
 
 def _look(folder: Path) -> dict:

@@ -34,22 +34,42 @@ def main() -> None:
 def alone(workdir: Path) -> None:
     """Update on one rank, and write what verl and what the paper's formulas say of it."""
     from flashpatch.patches.flowrl import options
-    from flashpatch.verify.probes.flowrl import tiny
+    from flashpatch.verify.probes.flowrl import advantages, tiny
 
+    chosen = options.current()
     model = tiny.write_model(workdir / "model")
     worker = tiny.worker(tiny.recipe(model))
     rows = tiny.responses()
     before, step = update(worker, rows)
-    loss, log_z = paper(model, before, rows, options.current())
+    loss, log_z = paper(model, before, rows, chosen)
     result = {
         **step,
         "paper_loss": loss,
         "paper_log_z": log_z,
         "policy": sorted(name for name in before if "proj_z" not in name),
-        "exported": sorted(name for name, _ in worker.actor.engine.get_per_tensor_param()[0]),
+        "exported": exported(worker),
+        "learned": chosen.log_z == "learned",
+        "adapters": adapters(model, rows),
+        "advantages": advantages.seen(),
+        "paper_advantages": advantages.paper(chosen),
         "refused": refused(),
     }
     (workdir / "seen.json").write_text(json.dumps(result))
+
+
+def exported(worker: Any) -> list[str]:
+    """Return the names of the weights that a rollout engine gets."""
+    return sorted(name for name, _ in worker.actor.engine.get_per_tensor_param()[0])
+
+
+def adapters(model: Path, rows: Sequence[Any]) -> dict[str, Any]:
+    """Update the same actor with LoRA, merged for the rollout; return the step, and the names that are exported."""
+    from flashpatch.verify.probes.flowrl import tiny
+
+    lora = (f"{tiny.MODEL}.lora_rank=4", f"{tiny.MODEL}.lora.merge=True")
+    worker = tiny.worker(tiny.recipe(model, *lora))
+    _, step = update(worker, rows)
+    return {**step, "exported": exported(worker)}
 
 
 def shared(workdir: Path) -> None:
@@ -83,8 +103,10 @@ def update(worker: Any, rows: Sequence[Any]) -> tuple[dict[str, torch.Tensor], d
 
 def paper(
     model: Path, weights: Mapping[str, torch.Tensor], rows: Sequence[Any], chosen: Any
-) -> tuple[float, float]:
+) -> tuple[float, float | None]:
     """Return mean loss and mean log Z of the rows, from transformers' model in float64 and `paper`.
+
+    Without a partition function log Z is 0 in the loss, as it is in the advantages, and None is returned for it.
 
     Args:
         model: the model's folder.
@@ -97,16 +119,18 @@ def paper(
     from flashpatch.verify.probes.flowrl.paper import partition, response_loss
 
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64, attn_implementation="eager")
+    learned = chosen.log_z == "learned"
     layers = [
         (weights[f"proj_z.net.{4 * at}.weight"].tolist(), weights[f"proj_z.net.{4 * at}.bias"].tolist())
-        for at in range(chosen.num_layers)
+        for at in range(chosen.num_layers if learned else 0)
     ]
     losses, log_zs = [], []
     for row in rows:
         ids = torch.tensor([[*row.prompt, *row.answer]])
         with torch.no_grad():
             output = policy(ids, output_hidden_states=True)
-        log_zs.append(partition(output.hidden_states[-1][0, : len(row.prompt)].mean(0).tolist(), layers))
+        means = output.hidden_states[-1][0, : len(row.prompt)].mean(0).tolist()
+        log_zs.append(partition(means, layers) if learned else 0.0)
         table = output.logits[0].log_softmax(-1)
         log_p = [float(table[len(row.prompt) - 1 + at, token]) for at, token in enumerate(row.answer)]
         losses.append(
@@ -122,7 +146,7 @@ def paper(
                 length=chosen.length,
             )
         )
-    return sum(losses) / len(losses), sum(log_zs) / len(log_zs)
+    return sum(losses) / len(losses), sum(log_zs) / len(log_zs) if learned else None
 
 
 def refused() -> str:

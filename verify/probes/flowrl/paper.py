@@ -40,6 +40,23 @@ def response_loss(
     return w * residual**2
 
 
+def group_log_z(alone: Sequence[float], lengths: Sequence[int]) -> float:
+    """Return the z for which the average of ``exp(length (alone - z))`` over a group is 1, by bisection.
+
+    Args:
+        alone: what each response alone would take log Z for: ``beta r + (log p_ref - log p) / length``.
+        lengths: tokens of each response; 1 for all where the loss takes sums.
+    """
+    low, high = min(alone), max(alone)
+    for _ in range(200):
+        middle = (low + high) / 2
+        terms = [length * (one - middle) for one, length in zip(alone, lengths, strict=True)]
+        top = max(terms)
+        above = top + math.log(math.fsum(math.exp(term - top) for term in terms) / len(terms)) > 0
+        low, high = (middle, high) if above else (low, middle)
+    return low
+
+
 def partition(
     mean_hidden: Sequence[float], layers: Sequence[tuple[Sequence[Sequence[float]], Sequence[float]]]
 ) -> float:

@@ -40,45 +40,68 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
 
 def _weigh(seen: Mapping[str, Any], seconds: float) -> list[Proof]:
     """Judge what the job saw; ``seconds`` is what running it took."""
-    loss, wanted = seen["loss"], seen["paper_loss"]
-    log_z, wanted_z = seen["log_z"], seen["paper_log_z"]
-    head = {name: value for name, value in seen["moved"].items() if "proj_z" in name}
     policy = {name: value for name, value in seen["moved"].items() if "proj_z" not in name}
+    head = {name: value for name, value in seen["moved"].items() if "proj_z" in name}
     least = min([*head.values(), *policy.values()], default=0.0)
-    return [
-        Proof(
-            "flowrl",
-            "gradients reach every weight of proj_z and of the policy",
-            bool(head) and bool(policy) and least > 0,
+    learned = seen["learned"]
+    proofs = [
+        _proof(
+            "gradients reach every weight of proj_z and of the policy"
+            if learned
+            else "gradients reach every weight of the policy, which has no proj_z",
+            bool(head) == learned and bool(policy) and least > 0,
             f"{len(head)} and {len(policy)} weights, the least moved by {least:.1e}",
             seconds,
         ),
-        Proof(
-            "flowrl",
-            "the loss is the paper's, computed in float64 without verl",
-            abs(loss - wanted) <= _CLOSE * abs(wanted),
-            f"{loss:.6f} and {wanted:.6f}",
-        ),
-        Proof(
-            "flowrl",
-            "log Z is that of the prompts' mean last hidden states",
-            abs(log_z - wanted_z) <= _CLOSE * max(1.0, abs(wanted_z)),
-            f"{log_z:.6f} and {wanted_z:.6f}",
-        ),
-        Proof(
-            "flowrl",
+        _equal("the loss is the paper's, computed in float64 without verl", seen["loss"], seen["paper_loss"]),
+    ]
+    if learned:
+        what = "log Z is that of the prompts' mean last hidden states"
+        proofs.append(_equal(what, seen["log_z"], seen["paper_log_z"]))
+    pairs = list(zip(seen["advantages"], seen["paper_advantages"], strict=True))
+    furthest = max(pairs, key=lambda pair: abs(pair[0] - pair[1]))
+    proofs.append(_equal("the driver's advantages are what reward and log_z say", *furthest))
+    return [
+        *proofs,
+        _proof(
             "the rollout engine gets all of the policy's weights and nothing of proj_z",
             seen["exported"] == seen["policy"] and bool(seen["policy"]),
             f"{len(seen['exported'])} names of {len(seen['policy'])}, "
             f"{sum('proj_z' in name for name in seen['exported'])} of proj_z",
         ),
-        Proof(
-            "flowrl",
+        _adapters(seen, head),
+        _proof(
             "a Megatron recipe is refused by name",
             "strategy=megatron" in seen["refused"] and "not refused" not in seen["refused"],
             "PatchError before anything started" if seen["refused"] else "it was accepted",
         ),
     ]
+
+
+def _adapters(seen: Mapping[str, Any], head: Mapping[str, float]) -> Proof:
+    """Judge the step of LoRA adapters, which start at zero: proj_z takes the step it takes without them."""
+    step = seen["adapters"]
+    own = {name.rpartition("proj_z")[2]: value for name, value in step["moved"].items() if "proj_z" in name}
+    wanted = {name.rpartition("proj_z")[2]: value for name, value in head.items()}
+    learning = [value for name, value in step["moved"].items() if "lora_B" in name]
+    same = set(own) == set(wanted) and all(_close(own[name], value) for name, value in wanted.items())
+    return _proof(
+        "LoRA adapters learn, proj_z as without them, and the rollout engine gets merged weights",
+        same and min(learning, default=0.0) > 0 and step["exported"] == seen["policy"],
+        f"{len(learning)} adapters, {len(own)} weights of proj_z, {len(step['exported'])} names exported",
+    )
+
+
+def _equal(what: str, found: float, wanted: float) -> Proof:
+    return _proof(what, _close(found, wanted), f"{found:.6f} and {wanted:.6f}")
+
+
+def _close(found: float, wanted: float) -> bool:
+    return abs(found - wanted) <= _CLOSE * max(1.0, abs(wanted))
+
+
+def _proof(what: str, ok: bool, detail: str, seconds: float = 0.0) -> Proof:
+    return Proof("flowrl", what, ok, detail, seconds)
 
 
 def _compare(seen: Mapping[str, Any], shared: Mapping[str, Any]) -> Proof:
@@ -87,12 +110,13 @@ def _compare(seen: Mapping[str, Any], shared: Mapping[str, Any]) -> Proof:
     def apart(one: float, other: float) -> float:
         return abs(one - other) / max(abs(other), 1e-3)
 
-    differences = {name: apart(shared[name], seen[name]) for name in ("loss", "log_z")}
+    numbers = ("loss", "log_z") if seen["learned"] else ("loss",)
+    differences = {name: apart(shared[name], seen[name]) for name in numbers}
     differences |= {name: apart(shared["moved"][name], value) for name, value in seen["moved"].items()}
     most = max(differences, key=lambda name: differences[name])
     return Proof(
         "flowrl",
         "two ranks that share every row (Ulysses) take the same step as one",
         differences[most] <= _CLOSE,
-        f"loss, log Z and the steps of {len(seen['moved'])} weights; furthest apart {most}, by {differences[most]:.1e}",
+        f"{' and '.join(numbers)}, and the steps of {len(seen['moved'])} weights; furthest apart {most}, by {differences[most]:.1e}",
     )

@@ -10,14 +10,11 @@ the sum over K of ``rollout * trainer / rollout``. Nothing but truncation moves 
 from __future__ import annotations
 
 import logging
-import math
 from typing import TYPE_CHECKING
 
 from flashpatch import ledger
 
 if TYPE_CHECKING:
-    import torch
-
     from flashpatch.patches._shared.verl_config import Get
 
 logger = logging.getLogger("flashpatch.fp8")
@@ -56,7 +53,7 @@ def is_processed(get: Get) -> bool:
 
 
 def is_measurable(get: Get) -> bool:
-    """Whether `measure_kept_mass` measures something: sampling is truncated, and logprobs are processed."""
+    """Whether `flashpatch.patches.fp8.mismatch.gap.measure_kept_mass` measures something: sampling is truncated, and logprobs are processed."""
     return bool(settings(get)) and is_processed(get)
 
 
@@ -88,17 +85,3 @@ def report(get: Get) -> None:
         effect,
         shown,
     )
-
-
-def measure_kept_mass(ratio: torch.Tensor) -> dict[str, float]:
-    """Estimate the trainer's probability of the kept set, a mean over the positions of the tokens.
-
-    Args:
-        ratio: [tokens], the trainer's probability of each token over the rollout's processed one.
-
-    Returns:
-        ``kept_mass``, unbiased, and ``kept_mass_error``, its standard error, which grows with the difference of
-        the policies; for equal policies each ratio is the kept mass of its position.
-    """
-    error = float(ratio.std(correction=0)) / math.sqrt(ratio.numel())
-    return {"kept_mass": float(ratio.mean()), "kept_mass_error": error}

@@ -7,9 +7,10 @@ from typing import Any
 
 from flashpatch import ledger
 from flashpatch.errors import PatchError
+from flashpatch.patches._shared import step_metrics
 from flashpatch.patches._shared.awaits import caller_awaits, resolve
-from flashpatch.patches.fp8.verl.correction import mismatch
-from flashpatch.patches.fp8.verl.transfer import receipts, step_metrics
+from flashpatch.patches.fp8.mismatch.monitor import MONITOR
+from flashpatch.patches.fp8.verl.transfer import receipts
 from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
 from flashpatch.record import Contract, Patch
 
@@ -81,7 +82,7 @@ def _check_and_record(step: int | None, given: list) -> None:
         ledger.event("error", what="weight sync", step=step, problem=error.problem)
         raise
     numbers = receipts.metrics(given)
-    mismatch.MONITOR.updated(receipts.rounding_errors(given))
+    MONITOR.updated(receipts.rounding_errors(given))
     WEIGHT_SYNC.metrics.update(numbers)
     ledger.role("driver")
     ledger.note(sync_step=step, sync={name: round(value, 4) for name, value in numbers.items()})

@@ -10,6 +10,8 @@ import pytest
 from vllm_lab import scenario
 
 from flashpatch import ledger
+from flashpatch.patches.fp8.mismatch.gap import measure
+from flashpatch.patches.fp8.mismatch.monitor import Batch, Monitor, observe
 from flashpatch.patches.fp8.verl.correction import mismatch, truncated_sampling
 from flashpatch.patches.fp8.verl.correction.truncated_sampling import CORRECTION, NOTE, ROLLOUT
 
@@ -102,7 +104,7 @@ def test_equal_policies_show_the_kept_mass_of_each_position():
     assert (drawn.trainer - drawn.rollout).exp()[0].tolist() == pytest.approx(
         drawn.kept_mass.tolist(), rel=1e-4
     )
-    found = mismatch.measure(drawn.rollout, drawn.trainer, drawn.mask, 2.0, truncated=True)
+    found = measure(drawn.rollout, drawn.trainer, drawn.mask, 2.0, truncated=True)
     assert found["kept_mass"] == pytest.approx(float(drawn.kept_mass.double().mean()), rel=1e-5)
     assert 0.8 < found["kept_mass"] < 0.95 and found["kept_mass_error"] < 1e-3
 
@@ -112,14 +114,14 @@ def test_equal_policies_show_the_kept_mass_of_each_position():
 def test_a_rounded_rollout_leaves_the_estimate_at_the_trainers_kept_mass(noise, top_p):
     for seed in range(3):
         drawn = Drawn(noise, top_p, seed=seed)
-        found = mismatch.measure(drawn.rollout, drawn.trainer, drawn.mask, 2.0, truncated=True)
+        found = measure(drawn.rollout, drawn.trainer, drawn.mask, 2.0, truncated=True)
         exact = float(drawn.kept_mass.double().mean())
         assert abs(found["kept_mass"] - exact) < 4 * found["kept_mass_error"] < 0.05
 
 
 def test_the_error_is_that_of_the_estimate():
     draws = [Drawn(0.3, positions=500, seed=seed) for seed in range(60)]
-    found = [mismatch.measure(d.rollout, d.trainer, d.mask, 2.0, truncated=True) for d in draws]
+    found = [measure(d.rollout, d.trainer, d.mask, 2.0, truncated=True) for d in draws]
     off = [
         (f["kept_mass"] - float(d.kept_mass.mean())) / f["kept_mass_error"]
         for f, d in zip(found, draws, strict=True)
@@ -130,10 +132,10 @@ def test_the_error_is_that_of_the_estimate():
 def test_no_measure_without_truncation_and_one_per_precision_with_it():
     drawn = Drawn(0.1, positions=100)
     rows = [tensor.reshape(4, 25) for tensor in (drawn.rollout, drawn.trainer, drawn.mask)]
-    batch = mismatch.Batch(2.0, ["bf16", "int8", "int8", "bf16"])
-    assert not [name for name in mismatch.observe(mismatch.Monitor(), *rows, batch, 4.0) if "kept" in name]
-    batch = mismatch.Batch(2.0, batch.precisions, truncated=True)
-    found = mismatch.observe(mismatch.Monitor(), *rows, batch, 4.0)
+    batch = Batch(2.0, ["bf16", "int8", "int8", "bf16"])
+    assert not [name for name in observe(Monitor(), *rows, batch, 4.0) if "kept" in name]
+    batch = Batch(2.0, batch.precisions, truncated=True)
+    found = observe(Monitor(), *rows, batch, 4.0)
     names = {name.removeprefix("mismatch/") for name in found if "kept" in name}
     assert names == {f"kept_mass{error}{of}" for error in ("", "_error") for of in ("", "/int8", "/bf16")}
     assert ledger.notes()["mismatch"]["int8"]["kept_mass"] == found["mismatch/kept_mass/int8"]
@@ -144,7 +146,7 @@ def test_both_trainers_of_verl_are_measured(monkeypatch, top_p):
     """The newer one through its own configuration; of the older one, this process checked the configuration."""
     omegaconf = pytest.importorskip("omegaconf")
     monkeypatch.setattr(mismatch.engine, "options", lambda family: {"mismatch_jump": 4.0, "fleet": []})
-    monkeypatch.setattr(mismatch, "MONITOR", mismatch.Monitor())
+    monkeypatch.setattr(mismatch, "MONITOR", Monitor())
     drawn = Drawn(0.0, positions=50)
     batch = {"rollout_log_probs": drawn.rollout, "old_log_probs": drawn.trainer, "response_mask": drawn.mask}
     data = SimpleNamespace(batch=batch, non_tensor_batch={})
@@ -205,9 +207,7 @@ def drawn_by_vllm(how: str) -> None:
     drawn = Sampler(logprobs_mode="processed_logprobs")(logits.clone(), metadata)
     tokens = drawn.sampled_token_ids.long()
     rollout = drawn.logprobs_tensors.logprobs[:, :1]
-    found = mismatch.measure(
-        rollout, policy.log().gather(-1, tokens), torch.ones_like(rollout), 2.0, truncated=True
-    )
+    found = measure(rollout, policy.log().gather(-1, tokens), torch.ones_like(rollout), 2.0, truncated=True)
     assert found["kept_mass"] == pytest.approx(float(kept_mass.mean()), rel=1e-4)
     assert found["kept_mass"] < 0.99
 

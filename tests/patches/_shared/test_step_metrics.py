@@ -1,4 +1,4 @@
-"""Which of verl's numbers are kept for a report of the job."""
+"""Which of the numbers that a trainer logs are kept for a report of the job."""
 
 import math
 import os
@@ -12,7 +12,7 @@ from flashpatch.ledger import read_events
 
 CODE = """
 from flashpatch import engine, ledger
-from flashpatch.patches.fp8.verl.transfer import step_metrics
+from flashpatch.patches._shared import step_metrics
 ledger.boot()
 data = {"mismatch/k3": 0.00123456789, "timing_s/step": 3, "stream/staleness/mean": float("nan"), "eagle/x": True,
         "response/text": "hello", "critic/advantages/max": 1.0}

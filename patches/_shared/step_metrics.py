@@ -1,4 +1,4 @@
-"""Keep what verl logs at each training step among the ledger's events, so that a report of the job can show it."""
+"""Keep what a trainer logs at each training step among the ledger's events, so that a report of the job can show it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,23 @@ KEPT = (
     "actor/pg_loss",
     "critic/score/mean",
     "eagle/",
+    "grad_norm",
+    "kl",
+    "loss",
     "mismatch/",
     "perf/max_memory",
     "perf/throughput",
     "perf/cpu_memory",
+    "policy_loss",
+    "reward",
     "rollout_corr/",
+    "sampling/",
+    "step_time",
     "stream/",
     "sync/",
     "timing_s/",
 )
-"""Beginnings of the names that are kept; verl logs some two hundred more."""
+"""Beginnings of the names that are kept, verl's and TRL's; verl logs some two hundred more."""
 
 _MOST = 150
 
@@ -32,8 +39,8 @@ def record(data: Mapping[str, Any], step: Any) -> None:
     """Record the finite numbers of ``data`` whose names begin as `KEPT` says, the first 150 of them.
 
     Args:
-        data: name to value, what verl logs; other values than numbers are left out.
-        step: the trainer's step; None where verl's caller names none.
+        data: name to value, what the trainer logs; other values than numbers are left out.
+        step: the trainer's step; None where it names none.
     """
     kept = {name: value for name, value in sorted(data.items()) if name.startswith(KEPT)}
     finite = {name: _number(value) for name, value in kept.items()}

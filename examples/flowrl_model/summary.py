@@ -1,0 +1,100 @@
+"""Print and draw what the runs of `compare.py` measured: means and 95 % intervals over seeds. Needs no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from answers import KS
+from report import interval
+
+Run = dict[str, Any]
+COLUMNS = ("reward", "pass@4", "pass@16", "distinct", "effective")
+
+
+def line(run: Run) -> str:
+    """One run in one line."""
+    method, end = run["method"], run["held_out"]
+    shown = ", ".join(f"{name} {end[name]:.2f}" for name in COLUMNS)
+    return f"{method['name']} at {method['rate']:g}, seed {run['seed']}: {shown} ({run['seconds']:.0f} s)"
+
+
+def best_rates(runs: list[Run]) -> list[Run]:
+    """Keep of each method the run with the highest reward on the targets that training asked for."""
+    named: dict[str, list[Run]] = {}
+    for run in runs:
+        named.setdefault(run["method"]["name"], []).append(run)
+    return [max(tried, key=lambda run: run["trained"]["reward"]) for tried in named.values()]
+
+
+def by_method(runs: list[Run]) -> dict[str, list[Run]]:
+    """The runs of each method, over its seeds."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(f"{run['method']['name']} @ {run['method']['rate']:g}", []).append(run)
+    return found
+
+
+def tables(tried: list[Run], runs: list[Run]) -> str:
+    """The learning rates that were tried, and the methods at the best of theirs, as text."""
+    start = runs[0]["curve"][0]
+    before = ["before", *(f"{start[name]:.2f}" for name in COLUMNS)]
+    parts = [
+        ("learning rates, one seed, held-out numbers", by_method(tried), "held_out"),
+        ("held-out numbers", by_method(runs), "held_out"),
+        ("numbers of the training", by_method(runs), "trained"),
+    ]
+    return "\n\n".join(
+        _table(
+            title,
+            [["", *COLUMNS], before, *_rows(named, where)]
+            if where == "held_out"
+            else [["", *COLUMNS], *_rows(named, where)],
+        )
+        for title, named, where in parts
+    )
+
+
+def _rows(named: dict[str, list[Run]], where: str) -> list[list[str]]:
+    return [
+        [name, *(_cell([run[where][column] for run in runs]) for column in COLUMNS)]
+        for name, runs in named.items()
+    ]
+
+
+def _cell(values: list[float]) -> str:
+    mean, half = interval(values)
+    return f"{mean:.2f}" if half != half else f"{mean:.2f} ± {half:.2f}"
+
+
+def _table(title: str, rows: list[list[str]]) -> str:
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:]))])
+        for row in rows
+    ]
+    return "\n".join([f"== {title}", *lines])
+
+
+def numbers(runs: list[Run]) -> dict[str, Any]:
+    """Return what the picture shows: means over seeds by method."""
+    named = {name.partition(" @ ")[0]: found for name, found in by_method(runs).items()}
+    return {
+        "picture": "right answers of a language model",
+        "paths": {
+            name: {what: _curve(found, what) for what in ("step", "reward", "effective")}
+            for name, found in named.items()
+        },
+        "pass_at": {name: [_bar(found, f"pass@{k}") for k in KS] for name, found in named.items()},
+        "ks": list(KS),
+        "distinct": {name: _bar(found, "distinct") for name, found in named.items()},
+    }
+
+
+def _curve(runs: list[Run], what: str) -> list[float]:
+    points = [[point[what] for point in run["curve"]] for run in runs]
+    return [sum(values) / len(values) for values in zip(*points, strict=True)]
+
+
+def _bar(runs: list[Run], what: str) -> list[float | None]:
+    mean, half = interval([run["held_out"][what] for run in runs])
+    return [mean, None if half != half else half]

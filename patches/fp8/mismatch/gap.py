@@ -1,0 +1,64 @@
+"""Measure how far the policy that sampled tokens is from the trainer's, on those tokens."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+CAP = 2.0
+"""Largest importance weight of a token where a trainer names no other: verl's default."""
+
+_BOUND = 20.0  # of a log ratio, as in verl
+
+
+def measure(
+    rollout: torch.Tensor, trainer: torch.Tensor, mask: torch.Tensor, cap: float, truncated: bool = False
+) -> dict[str, float]:
+    """Measure the gap between two policies on tokens sampled from the first.
+
+    With the log ratio ``d = trainer - rollout`` per token: ``k1`` is the mean of ``-d`` and ``k3`` that of
+    ``exp(d) - d - 1``, both estimates of KL(rollout || trainer), the second never negative (Schulman 2020).
+
+    Args:
+        rollout: [samples, tokens], logprobs of the tokens under the policy that sampled them.
+        trainer: the same under the trainer's.
+        mask: [samples, tokens], 1 for tokens that count.
+        cap: where importance weights are truncated.
+        truncated: whether the rollout's are normalized over fewer tokens, see `measure_kept_mass`.
+
+    Returns:
+        ``tokens``, ``k1``, ``k3``, ``ratio_mean``, ``ratio_std`` and ``clip_fraction`` (of tokens whose ratio is
+        above ``cap``), with ``truncated`` also ``kept_mass`` and ``kept_mass_error``; only ``tokens``, 0, where
+        none counts.
+    """
+    d = (trainer - rollout)[mask.bool()].double().clamp(-_BOUND, _BOUND)
+    if d.numel() == 0:
+        return {"tokens": 0.0}
+    ratio = d.exp()
+    kept = measure_kept_mass(ratio) if truncated else {}
+    return {
+        "tokens": float(d.numel()),
+        "k1": float(-d.mean()),
+        "k3": float((ratio - d - 1).mean()),
+        "ratio_mean": float(ratio.mean()),
+        "ratio_std": float(ratio.std(correction=0)),
+        "clip_fraction": float((ratio > cap).double().mean()),
+        **kept,
+    }
+
+
+def measure_kept_mass(ratio: torch.Tensor) -> dict[str, float]:
+    """Estimate the trainer's probability of the kept set, a mean over the positions of the tokens.
+
+    Args:
+        ratio: [tokens], the trainer's probability of each token over the rollout's processed one.
+
+    Returns:
+        ``kept_mass``, unbiased, and ``kept_mass_error``, its standard error, which grows with the difference of
+        the policies; for equal policies each ratio is the kept mass of its position.
+    """
+    error = float(ratio.std(correction=0)) / math.sqrt(ratio.numel())
+    return {"kept_mass": float(ratio.mean()), "kept_mass_error": error}

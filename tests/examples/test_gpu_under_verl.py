@@ -1,0 +1,88 @@
+"""verl's driver takes the configurations of ``examples/gpu``, and so do the families' own checks."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from gpu_recipes import GPU, Recipe, recorded
+from verl_driver import refused, validated
+
+pytestmark = pytest.mark.verl
+ROLLOUT = "actor_rollout_ref.rollout"
+SPECULATION = f"{ROLLOUT}.engine_kwargs"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiny model with its tokenizer: the driver reads the critic's."""
+    import verl_job
+
+    return str(verl_job.make_world(tmp_path_factory.mktemp("world")) / "model")
+
+
+@pytest.fixture
+def drafter(tmp_path: Path, model: str) -> str:
+    return str(shutil.copytree(model, tmp_path / "drafter"))
+
+
+def started(recipe: Recipe, folder: Path, *wanted: str, **changes: str):
+    return validated(recipe.overrides, folder, wanted, **{**recipe.variables, **changes})
+
+
+def test_gsm8k_in_fp8(model: str, tmp_path: Path) -> None:
+    recipe = recorded(GPU / "gsm8k_fp8.sh", tmp_path, MODEL=model)
+    found, _ = started(recipe, tmp_path, "algorithm.rollout_correction.rollout_is", "algorithm.adv_estimator")
+    assert found["settings"] == {
+        "algorithm.rollout_correction.rollout_is": "token",
+        "algorithm.adv_estimator": "gae",
+    }
+    assert found["states"]["fp8.verl.validate_config_correction"].startswith(("live", "installed"))
+
+
+def test_flowrl_7b(model: str, tmp_path: Path) -> None:
+    recipe = recorded(GPU / "flowrl_7b.sh", tmp_path, MODEL=model)
+    loss = "actor_rollout_ref.actor.policy_loss.loss_mode"
+    found, _ = started(
+        recipe, tmp_path, loss, "data.train_batch_size", "actor_rollout_ref.actor.kl_loss_coef"
+    )
+    assert found["settings"] == {
+        loss: "flowrl",
+        "data.train_batch_size": 512,
+        "actor_rollout_ref.actor.kl_loss_coef": 0,
+    }
+    assert found["states"]["flowrl.verl.validate_config"].startswith(("live", "installed"))
+
+
+def test_eagle_7b_on_vllm(model: str, drafter: str, tmp_path: Path) -> None:
+    recipe = recorded(GPU / "eagle_7b.sh", tmp_path, MODEL=model, DRAFTER=drafter)
+    found, said = started(
+        recipe, tmp_path, f"{SPECULATION}.vllm.speculative_config", f"{SPECULATION}.flashpatch"
+    )
+    speculation, training = found["settings"].values()
+    assert speculation == {"method": "eagle", "model": drafter, "num_speculative_tokens": 5}
+    assert '"rate": 1e-06' in training["eagle"] and "trains no drafter" not in said
+
+
+def test_eagle_7b_on_sglang(model: str, drafter: str, tmp_path: Path) -> None:
+    recipe = recorded(GPU / "eagle_7b.sh", tmp_path, MODEL=model, DRAFTER=drafter, ROLLOUT="sglang")
+    found, said = started(recipe, tmp_path, f"{SPECULATION}.sglang", f"{SPECULATION}.flashpatch")
+    sglang, training = found["settings"].values()
+    assert (sglang["speculative_num_steps"], sglang["speculative_eagle_topk"]) == (8, 4)
+    assert sglang["enable_draft_weights_cpu_backup"] is True  # what the family adds
+    assert training and "trains no drafter" not in said
+
+
+def test_a_setting_that_verl_does_not_know_fails(model: str, tmp_path: Path) -> None:
+    recipe = recorded(GPU / "gsm8k_fp8.sh", tmp_path, "actor_rollout_ref.actor.imp_ratio_cap=2", MODEL=model)
+    assert "imp_ratio_cap" in refused(recipe.overrides, tmp_path, **recipe.variables)
+
+
+def test_a_setting_that_contradicts_flowrl_is_refused(model: str, tmp_path: Path) -> None:
+    recipe = recorded(
+        GPU / "flowrl_7b.sh", tmp_path, "actor_rollout_ref.actor.kl_loss_coef=0.001", MODEL=model
+    )
+    assert "cannot train with actor_rollout_ref.actor.kl_loss_coef=0.001" in refused(
+        recipe.overrides, tmp_path, **recipe.variables
+    )

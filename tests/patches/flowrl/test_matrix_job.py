@@ -1,0 +1,68 @@
+"""FlowRL together with the other families: quantized rollouts, drafters, streamed training, SGLang."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+
+from verl_job import live, metrics, train
+
+pytestmark = [pytest.mark.verl, pytest.mark.full]
+
+RATE = "actor_rollout_ref.actor.optim.lr=1e-3"
+STREAM = """
+trainer.v1.trainer_mode=stream_async
+actor_rollout_ref.rollout.nnodes=1 actor_rollout_ref.rollout.n_gpus_per_node=1
+actor_rollout_ref.actor.ppo_max_token_len_per_gpu=200
+""".split()
+DRAFTER = """
+[eagle]
+drafter = "new"
+slice = 10.0
+trainer = ["rate=3e-3", "least=4", "batch=256", "dtype=float32"]
+"""
+
+
+def check(done, folder: Path) -> dict[str, int]:
+    """Check two steps that learned by FlowRL from rollouts that follow the policy; return calls by patch."""
+    told = done.stdout
+    assert done.returncode == 0, told[-8000:]
+    assert metrics(told, "training/global_step") == [1, 2]
+    assert max(metrics(told, "training/rollout_probs_diff_mean")) < 0.05
+    assert min(metrics(told, "actor/grad_norm")) > 0 and min(metrics(told, "actor/tb_loss")) > 0
+    assert len(metrics(told, "actor/log_z")) == 2
+    calls: dict[str, int] = {}
+    for process in live(folder):
+        for name, patch in process["patches"].items():
+            calls[name] = calls.get(name, 0) + (patch.get("calls") or 0)
+    assert calls["flowrl.verl.ppo_loss"] > 0 and calls["flowrl.verl.convert_weight_keys"] >= 3
+    return calls
+
+
+def test_quantized_audited_rollouts_with_a_drafter_that_learns(world, tmp_path):
+    config = tmp_path / "flashpatch.toml"
+    config.write_text(DRAFTER)
+    done = train(world, tmp_path, RATE, FLASHPATCH="cpu,fp8,fsdp,eagle,flowrl", FLASHPATCH_CONFIG=str(config))
+    calls = check(done, tmp_path)
+    assert calls["eagle.vllm.sample_tokens"] > 0 and min(metrics(done.stdout, "eagle/acceptance_length")) >= 1
+    assert metrics(done.stdout, "eagle/drafter_version")
+
+
+def test_streamed_training(world, tmp_path):
+    done = train(world, tmp_path, *STREAM, RATE, FLASHPATCH="cpu,fp8,fsdp,grpo,flowrl")
+    check(done, tmp_path)
+    assert metrics(done.stdout, "actor/samples") == [32, 32]
+    assert min(metrics(done.stdout, "stream/rounds")) >= 2
+
+
+@pytest.mark.sglang
+def test_rollouts_of_sglang(wide_world, tmp_path):
+    settings = ("actor_rollout_ref.rollout.name=sglang", RATE)
+    kernels = {"STANDIN_AMX": "1", "TORCHDYNAMO_DISABLE": "1"}
+    done = train(wide_world, tmp_path, *settings, FLASHPATCH="cpu,fp8,fsdp,flowrl", **kernels)
+    calls = check(done, tmp_path)
+    assert calls["fp8.sglang.begin_weight_update"] >= 3
