@@ -95,13 +95,9 @@ dist: $(DIST)/.ready
 EXTRAS := plot verl vllm sglang
 # In an environment that has nothing but pip, so that nothing there helps or hinders.
 resolve: $(DIST)/.fresh
-	@for extra in $(EXTRAS); do \
-		$(DIST)/fresh/bin/pip install -qq --dry-run --report $(DIST)/$$extra.json "$$(ls dist/*.whl)[$$extra]" \
-		&& $(DIST)/bin/python -c "import json, sys; found = json.load(open(sys.argv[1]))['install']; \
-			print('flashpatch[$$extra]: resolves to', len(found), 'distributions,', ', '.join( \
-			f'{one[\"name\"]} {one[\"version\"]}' for one in (part['metadata'] for part in found) \
-			if one['name'] in ('vllm', 'sglang', 'verl', 'torch', 'matplotlib')))" $(DIST)/$$extra.json \
-		|| exit 1; done
+	@for extra in $(EXTRAS); do log=$(DIST)/$$extra.log; \
+		$(DIST)/fresh/bin/pip install --dry-run "$$(ls dist/*.whl)[$$extra]" > $$log 2>&1 \
+		|| { cat $$log; exit 1; }; echo "flashpatch[$$extra]: $$(grep '^Would install' $$log)"; done
 
 check:
 	$(MAKE) --output-sync=none lint check-own
