@@ -8,6 +8,7 @@
 # make test       make check, then tests on real engines: the newest vLLM, verl with the vLLM that it runs on, SGLang
 # make test-full  all tests, also the long ones and those on the oldest supported vLLM
 # make dist       sdist and wheel in dist/, built twice and compared, checked by twine and check-wheel-contents
+# make docs       the documentation site in build/site: guides, API reference, commands; strict, and shown without a network
 # make resolve    after make dist: asks pip, without installing anything, whether each extra resolves
 # make trainers   installs TRL, OpenRLHF, ms-swift and checkpoint-engine beside vLLM; test-trainers runs their tests
 # make pictures   draws the pictures of docs again, from docs/images/data
@@ -26,6 +27,7 @@ PAIRED := $(VENV)-0.31
 OLDEST := $(VENV)-0.28
 SGLANG := $(VENV)-sglang
 DIST   := $(VENV)-dist
+DOCS   := $(VENV)-docs
 TRAINERS := $(VENV)-trainers
 
 $(NEWEST)/.vllm: VLLM := 0.32.0
@@ -48,7 +50,7 @@ find_python = $(shell for python in python$(1) $(HOME)/.pyenv/versions/$(1)*/bin
 	"$$python" -c '' >/dev/null 2>&1 && echo "$$python" && break; done)
 NO_ENGINE := not vllm and not verl and not sglang and not full
 
-.PHONY: demo demo-verl world demo-world pictures dist resolve check lint check-own $(OTHER_PYTHONS:%=check-%) \
+.PHONY: demo demo-verl world demo-world pictures docs dist resolve check lint check-own $(OTHER_PYTHONS:%=check-%) \
 	test test-newest test-paired test-sglang trainers test-trainers test-full clean \
 	$(NEWEST) $(PAIRED) $(OLDEST) $(SGLANG) $(TRAINERS)
 # A stamp is the last thing a recipe writes: an interrupted set-up is taken up again.
@@ -73,6 +75,9 @@ demo-world: $(PAIRED)/.world
 pictures: $(CHECK)/.ready
 	$(CHECK)/bin/python examples/pictures docs/images/data/*.json --to docs/images
 
+docs: $(DOCS)/.ready
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
+
 # Seconds since 1970 that every file in an archive bears: those of the last commit, outside a checkout 1980.
 EPOCH = $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct 2>/dev/null),315532800)
 
@@ -90,13 +95,9 @@ dist: $(DIST)/.ready
 EXTRAS := plot verl vllm sglang
 # In an environment that has nothing but pip, so that nothing there helps or hinders.
 resolve: $(DIST)/.fresh
-	@for extra in $(EXTRAS); do \
-		$(DIST)/fresh/bin/pip install -qq --dry-run --report $(DIST)/$$extra.json "$$(ls dist/*.whl)[$$extra]" \
-		&& $(DIST)/bin/python -c "import json, sys; found = json.load(open(sys.argv[1]))['install']; \
-			print('flashpatch[$$extra]: resolves to', len(found), 'distributions,', ', '.join( \
-			f'{one[\"name\"]} {one[\"version\"]}' for one in (part['metadata'] for part in found) \
-			if one['name'] in ('vllm', 'sglang', 'verl', 'torch', 'matplotlib')))" $(DIST)/$$extra.json \
-		|| exit 1; done
+	@for extra in $(EXTRAS); do log=$(DIST)/$$extra.log; \
+		$(DIST)/fresh/bin/pip install --dry-run "$$(ls dist/*.whl)[$$extra]" > $$log 2>&1 \
+		|| { cat $$log; exit 1; }; echo "flashpatch[$$extra]: $$(grep '^Would install' $$log)"; done
 
 check:
 	$(MAKE) --output-sync=none lint check-own
@@ -106,6 +107,8 @@ lint: $(CHECK)/.ready
 	$(CHECK)/bin/ruff format --check .
 	$(CHECK)/bin/ruff check .
 	test ! -x $(CHECK)/bin/mypy || $(CHECK)/bin/mypy flashpatch
+	test ! -x $(CHECK)/bin/check-jsonschema || \
+		$(CHECK)/bin/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
 # Each worker takes whole files, since tests of a file share what they build.
 check-own: $(CHECK)/.ready
@@ -167,6 +170,13 @@ $(CHECK)/.ready: $(CHECK)/.torch $(SOURCES)
 $(DIST)/.ready: tests/requirements/dist.txt
 	@test -x $(DIST)/bin/pip || $(PYTHON) -m venv $(DIST)
 	@$(DIST)/bin/pip install -qq -r tests/requirements/dist.txt
+	@touch $@
+
+$(DOCS)/.ready: docs/site/requirements.txt $(SOURCES)
+	@test -x $(DOCS)/bin/pip || $(PYTHON) -m venv $(DOCS)
+	@$(DOCS)/bin/pip install -qq -r docs/site/requirements.txt
+	@$(DOCS)/bin/pip install -qq --no-deps mermaidx==0.10.1
+	@$(DOCS)/bin/pip install -qq -e .
 	@touch $@
 
 $(DIST)/.fresh: $(DIST)/.ready

@@ -110,7 +110,12 @@ def test_a_loss_that_forgets_the_reference_is_caught_though_every_patch_is_live(
             "verl's worker updates an actor",
         ),
         ("actor.py", "if head is None:\n        return", "if True:\n        return", "LoRA adapters learn"),
-        ("advantage.py", 'if chosen.reward == "raw":', 'if chosen.reward != "raw":', "the driver's advantages"),
+        (
+            "advantage.py",
+            'if chosen.reward == "raw":',
+            'if chosen.reward != "raw":',
+            "the driver's advantages",
+        ),
         ("forward.py", "if held is not None:", "if False:", "verl's worker updates an actor"),
     ],
 )

@@ -1,0 +1,100 @@
+"""Build hooks of the documentation site: pages from the top of the tree, links, help texts, mermaid.js."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+import shlex
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from pymdownx.slugs import slugify
+from pymdownx.superfences import fence_code_format
+
+TOP = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+    "CHANGELOG.md": "changelog.md",
+}
+"""Pages at the top of the tree, and what they are called on the site."""
+
+LINK = re.compile(r"(?<![!`])\[([^\]\n]+)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
+HELP = re.compile(r"^<!-- help: (.*) -->$", re.M)
+TABLE_BELOW_COMMENT = re.compile(r"^(<!-- .* -->\n)(?=\|)", re.M)
+MERMAID = "assets/mermaid.js"
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Give headings the anchors that GitHub gives them, and keep the text of diagrams for mermaid.js."""
+    config.mdx_configs["toc"] = {"permalink": True, "slugify": slugify(case="lower")}
+    fence = {"name": "mermaid", "class": "mermaid", "format": fence_code_format}
+    config.mdx_configs["pymdownx.superfences"] = {"custom_fences": [fence]}
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages at the top of the tree, and mermaid.js, so that no page loads it from elsewhere."""
+    root = _root(config)
+    for name, uri in TOP.items():
+        files.append(File.generated(config, uri, content=(root / name).read_text(encoding="utf-8")))
+    package = find_spec("mermaidx")
+    if package is None or package.origin is None:
+        raise PluginError("mermaidx is not installed: use make docs")
+    script = Path(package.origin).parent / "assets" / "mermaid.js"
+    files.append(File.generated(config, MERMAID, content=script.read_bytes()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Make links to files of the tree links of the site, and put in what commands print for ``--help``."""
+    above = {uri: name for name, uri in TOP.items()}
+    source = above.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+
+    def link(match: re.Match[str]) -> str:
+        text, target, anchor = match[1], match[2], match[3] or ""
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
+        if not (_root(config) / path).exists():
+            return match[0]  # mkdocs reports it
+        if path in TOP:
+            return f"[{text}]({TOP[path]}{anchor})"
+        if path.startswith("docs/"):
+            return f"[{text}]({path.removeprefix('docs/')}{anchor})"
+        return f"[{text}]({config.repo_url.rstrip('/')}/blob/HEAD/{path})" if config.repo_url else text
+
+    linked = TABLE_BELOW_COMMENT.sub(r"\1\n", LINK.sub(link, markdown))
+    return HELP.sub(lambda match: _help(match[1]), linked)
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Load our copy of mermaid.js on pages with a diagram; the theme takes one that is there."""
+    if 'class="mermaid"' not in output:
+        return output
+    depth = page.url.count("/")
+    script = f'<script src="{"../" * depth}{MERMAID}"></script>'
+    return output.replace("</head>", f"{script}</head>", 1)
+
+
+def _help(command: str) -> str:
+    """A block with the help text of a command of this environment."""
+    program, *arguments = shlex.split(command)
+    done = subprocess.run(
+        [Path(sys.executable).parent / program, *arguments, "--help"],
+        env={**os.environ, "COLUMNS": "100", "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode != 0:
+        raise PluginError(f"{command} --help: exit {done.returncode}\n{done.stderr}")
+    return f"```text\n{done.stdout.strip()}\n```"
+
+
+def _root(config: MkDocsConfig) -> Path:
+    return Path(config.config_file_path).parent

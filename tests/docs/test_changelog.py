@@ -1,0 +1,28 @@
+"""The changelog keeps the form of Keep a Changelog, and names the version of the package first."""
+
+import re
+
+from tree import TREE
+
+from flashpatch import __version__, registry
+
+TEXT = (TREE / "CHANGELOG.md").read_text()
+KINDS = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
+
+
+def test_the_first_version_is_the_packages():
+    titles = re.findall(r"^## (.*)$", TEXT, re.M)
+    assert re.fullmatch(rf"\[{re.escape(__version__)}\] - (unreleased|\d{{4}}-\d\d-\d\d)", titles[0])
+    assert all(re.fullmatch(r"\[\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d", title) for title in titles[1:])
+
+
+def test_changes_stand_under_what_they_are():
+    kinds = re.findall(r"^### (.*)$", TEXT.partition("### Old and new patch ids")[0], re.M)
+    assert kinds and set(kinds) <= set(KINDS)
+    assert len(set(kinds)) == len(kinds)
+
+
+def test_the_new_ids_of_patches_exist():
+    rows = re.findall(r"^\| `[\w.-]+` \| `([\w.-]+)` \|$", TEXT, re.M)
+    assert len(rows) > 100
+    assert set(rows) <= set(registry.patches())

@@ -1,0 +1,57 @@
+"""The documentation site has every page, every public name and every command. `make docs` builds it."""
+
+import re
+
+import pytest
+from tree import TREE
+
+import flashpatch
+from flashpatch import cli
+
+yaml = pytest.importorskip("yaml")
+
+CONFIG = yaml.safe_load((TREE / "mkdocs.yml").read_text())
+HOOKS = (TREE / "docs" / "site" / "hooks.py").read_text()
+
+
+def _pages(nav) -> list[str]:
+    """The files of a navigation, in order."""
+    if isinstance(nav, str):
+        return [nav]
+    parts = nav.values() if isinstance(nav, dict) else nav
+    return [page for part in parts for page in _pages(part)]
+
+
+def test_every_page_is_in_the_navigation_once():
+    top = dict(re.findall(r'"([A-Z]+\.md)": "(\w+\.md)"', HOOKS))
+    assert top.keys() == {page.name for page in TREE.glob("*.md")}
+    below = {page.name for page in (TREE / "docs").glob("*.md")}
+    assert sorted(_pages(CONFIG["nav"])) == sorted(below | set(top.values()))
+
+
+def test_a_page_needs_nothing_from_elsewhere():
+    assert CONFIG["theme"]["font"] is False
+    assert not {"extra_css", "extra_javascript"} & CONFIG.keys()
+
+
+def test_no_kind_of_broken_link_is_passed_over():
+    kinds = {"not_found", "anchors", "absolute_links", "unrecognized_links"}
+    assert {kind: CONFIG["validation"]["links"].get(kind) for kind in kinds} == dict.fromkeys(kinds, "warn")
+    assert "mkdocs build --strict" in (TREE / "Makefile").read_text()
+
+
+def test_every_public_name_is_in_the_reference():
+    page = (TREE / "docs" / "api.md").read_text()
+    described = re.findall(r"^::: flashpatch\.(\w+)$", page, re.M)
+    assert sorted(described) == sorted(set(flashpatch.__all__) - {"__version__"})
+    listed = set(re.findall(r"`(\w+)`", page.partition("## ")[0]))
+    assert listed >= set(flashpatch.__all__)
+
+
+def test_every_command_is_on_its_page():
+    page = (TREE / "docs" / "commands.md").read_text()
+    shown = re.findall(r"^<!-- help: (.*) -->$", page, re.M)
+    ours = {
+        f"flashpatch {name}" for name, module in cli.commands().items() if module.startswith("flashpatch.")
+    }
+    assert sorted(shown) == sorted({"flashpatch", "flashpatch-verify", *ours})
