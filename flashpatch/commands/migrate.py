@@ -44,6 +44,10 @@ def run(args: argparse.Namespace) -> int:
     module = import_module(known[args.fork])
     plan = Plan(module.HELP.partition(":")[0])
     module.migrate(given, plan)
+    for path in given.files:
+        plan.lose(
+            str(path), f"neither a script nor YAML, and {plan.fork} has no other files that are read here"
+        )
     sources = ", ".join(args.files) or "the environment"
     text = plan.text(sources, given.remarks)
     if args.json:

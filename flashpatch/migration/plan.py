@@ -103,6 +103,10 @@ class Plan:
         yield from toml.comment(f"What {self.fork} was told in {sources}, for FlashPatch.")
         for remark in remarks:
             yield from toml.comment(remark)
+        if not self.names:
+            yield from toml.comment(
+                "Nothing is switched on: leave FLASHPATCH unset, as FLASHPATCH=1 would take fp8."
+            )
         yield ""
         yield from toml.document(self.names, self.tables)
         for title, lines in self.sections().items():

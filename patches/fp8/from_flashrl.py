@@ -42,8 +42,8 @@ def migrate(given: Given, plan: Plan) -> None:
     _variables(given, plan)
     entries = list(_entries(given, plan, written))
     _precisions(entries, plan)
-    for path in given.files:
-        _profile(path, plan)
+    while given.files:
+        _profile(given.files.pop(0), plan)
     corrected = verl_moved.rollout_correction(given, plan, CAPS)
     if corrected is False:
         plan.option(
@@ -169,11 +169,8 @@ def _precisions(entries: list[tuple[Mapping[Any, Any], str]], plan: Plan) -> Non
         plan.option("fp8", "fleet", [{"precision": precision} for precision in precisions], "configs")
     elif precisions:
         plan.enable(precisions[0])
-    elif not plan.lost:
-        plan.enable("fp8")
-        plan.do_otherwise(
-            "no precision was given", 'fp8 it is; write enable = ["bf16"] for exact updates alone'
-        )
+    elif not entries:
+        plan.lose(CONFIG, "not set, so FlashRL does nothing, and nothing is switched on here")
 
 
 def _differences(name: str, precision: str, entry: Mapping[Any, Any], where: str, plan: Plan) -> None:
