@@ -1,4 +1,4 @@
-"""Hold what the user's files say: variables, overrides of a Hydra configuration, arguments of programs, and data."""
+"""Hold what the user's files say: variables, Hydra overrides, arguments of programs, and data."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Plan:
             return None
 
     def set_verl(self, path: str, value: Any, reason: str = "") -> None:
-        """Add an override to verl's command line, or change it there; ``path`` with its ``+`` where it needs one."""
+        """Add an override to verl's command line, or change it there; ``path`` has its ``+`` if needed."""
         self.verl[path] = (_text(value), reason)
 
     def take_out(self, setting: Setting) -> None:

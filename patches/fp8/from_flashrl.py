@@ -1,4 +1,4 @@
-"""Take over FlashRL's variables, the YAML of ``flashrl setup``, its commands in scripts, and its pickled profiles."""
+"""Take over FlashRL's variables, YAML files, commands in scripts, and pickled profiles."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HELP = "FlashRL: flash-llm-rl, and the flash-rl branches of verl"
 CONFIG, LM_HEAD, LEVEL = "FLASHRL_CONFIG", "FLASHRL_LMHEAD_FP32", "FLASHRL_LOGGING_LEVEL"
 SGLANG = "SGLANG_PATCH"
 PRECISIONS: Mapping[str, str] = {**fleet.FLASHRL_NAMES, **dict.fromkeys(fleet.FLASHRL_REFUSED, "int8")}
-"""FlashRL's names to precisions. A running job refuses its int8 names; here the difference is told instead."""
+"""FlashRL's names to precisions. A job refuses its int8 names; here the difference is told instead."""
 ACTOR = "actor_rollout_ref.actor"
 CAPS = tuple(f"{ACTOR}.{name}" for name in ("tis_imp_ratio_cap", "imp_ratio_cap", "behav_imp_weight_cap"))
 OWN = {
@@ -193,7 +193,7 @@ def _differences(name: str, precision: str, entry: Mapping[Any, Any], where: str
             words = ("flashpatch", "profile", "--model", "BF16", "--flashrl", str(value), "-o", str(path))
             plan.do_otherwise(
                 what,
-                f"{shlex.join(words)}, then profile = {str(path)!r} (absolute) in [fp8]; it works without, unsmoothed",
+                f"{shlex.join(words)}, then profile = {str(path)!r} (absolute) in [fp8]; unsmoothed without",
             )
         elif key == "profile" and precision != "bf16":
             plan.do_otherwise(what, "not needed: the engine quantizes every linear layer but lm_head")
@@ -221,6 +221,6 @@ def _profile(path: Path, plan: Plan) -> None:
         return
     plan.do_otherwise(
         path.name,
-        f"scales of {number} tensors for int8; with the bf16 model that it was made for, {shlex.join(words)}, then "
+        f"scales of {number} tensors for int8; with the bf16 model it was made for, {shlex.join(words)}, then "
         "profile = its absolute path in [fp8]",
     )
