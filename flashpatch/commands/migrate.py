@@ -27,12 +27,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "files",
         metavar="FILE",
         nargs="*",
-        help="shell script or YAML file; FlashRL's profile; or NAME=VALUE. Without any: this environment's variables",
+        help="shell script, YAML file, FlashRL's profile, or NAME=VALUE; without any: this environment's variables",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the configuration; return 1 when something could not be carried over, which standard error names too.
+    """Print the configuration; return 1 when something could not be carried over, named on standard error too.
 
     Raises:
         PatchError: a file that cannot be read, or that is refused.
@@ -44,6 +44,10 @@ def run(args: argparse.Namespace) -> int:
     module = import_module(known[args.fork])
     plan = Plan(module.HELP.partition(":")[0])
     module.migrate(given, plan)
+    for path in given.files:
+        plan.lose(
+            str(path), f"neither a script nor YAML, and {plan.fork} has no other files that are read here"
+        )
     sources = ", ".join(args.files) or "the environment"
     text = plan.text(sources, given.remarks)
     if args.json:

@@ -1,4 +1,4 @@
-"""Hold what the user's files say: variables, overrides of a Hydra configuration, arguments of programs, and data."""
+"""Hold what the user's files say: variables, Hydra overrides, arguments of programs, and data."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Given:
         overrides: settings of the training configuration by path.
         calls: calls of programs, in order.
         documents: content of YAML files by path.
-        files: other files that were given, such as pickled profiles.
+        files: other files that were given, such as pickled profiles; a family takes out what it has read.
         remarks: sentences about how far the files could be read.
     """
 

@@ -69,7 +69,7 @@ class Plan:
             return None
 
     def set_verl(self, path: str, value: Any, reason: str = "") -> None:
-        """Add an override to verl's command line, or change it there; ``path`` with its ``+`` where it needs one."""
+        """Add an override to verl's command line, or change it there; ``path`` has its ``+`` if needed."""
         self.verl[path] = (_text(value), reason)
 
     def take_out(self, setting: Setting) -> None:
@@ -103,6 +103,10 @@ class Plan:
         yield from toml.comment(f"What {self.fork} was told in {sources}, for FlashPatch.")
         for remark in remarks:
             yield from toml.comment(remark)
+        if not self.names:
+            yield from toml.comment(
+                "Nothing is switched on: leave FLASHPATCH unset, as FLASHPATCH=1 would take fp8."
+            )
         yield ""
         yield from toml.document(self.names, self.tables)
         for title, lines in self.sections().items():

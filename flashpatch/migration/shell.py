@@ -1,8 +1,8 @@
 """Read the commands of a shell script without running any of them.
 
-Variables, defaults (``${NAME:-value}``), arrays, quotes and integer arithmetic are expanded as bash does. What only a run
-could tell (``$(command)``, ``$1``, unset variables) stays in the text as it is written, see `is_open`. Branches and
-loops are not followed: the commands in them are read once each.
+Variables, defaults (``${NAME:-value}``), arrays, quotes and integer arithmetic are expanded as bash does. What only
+a run could tell (``$(command)``, ``$1``, unset variables) stays in the text as it is written, see `is_open`.
+Branches and loops are not followed: the commands in them are read once each.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class _Reader:
         self.at += 1
 
     def _quoted(self, end: str) -> Iterator[list[str]]:
-        """Yield the parts up to the quote ``end``, expanded; up to the end and without quotes if ``end`` is empty."""
+        """Yield the parts up to the quote ``end``, expanded; without ``end`` all, quotes left out."""
         while self.at < len(self.text) and (char := self.text[self.at]) != end:
             following = self.text[self.at + 1 : self.at + 2]
             if char == "\\" and following and following in '"\\$`\n':

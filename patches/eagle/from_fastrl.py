@@ -29,7 +29,7 @@ BEG_RANGES = [1, 2, 5, 21]
 """Smallest batch sizes of the ranges of the rule beg."""
 
 LOST = {
-    "train.training_interval_steps": "the drafter is trained after every step's rollouts, for at most `slice` seconds",
+    "train.training_interval_steps": "the drafter is trained after each step's rollouts, for at most `slice` seconds",
     "train.max_epochs": "training runs for slices of time, see slice in [eagle], not for epochs",
     "train.min_workers_for_training": "the drafter's trainer is one process of its own",
     "train.optim.lr_warmup_steps": "the drafter's rate is constant; set rate in trainer",
@@ -41,8 +41,8 @@ LOST = {
 }
 """Settings below ``speculative.`` without a counterpart, and why."""
 OTHERWISE = {
-    "train.checkpoint_path": "drafters and their checkpoints are in eagle/ beside the job's (trainer.default_local_dir)",
-    "train.collect_hidden_states_from_sgl": "states are always those that the engine computed while it generated",
+    "train.checkpoint_path": "drafters and checkpoints are in eagle/ below trainer.default_local_dir",
+    "train.collect_hidden_states_from_sgl": "states are always those of the engine while it generated",
 }
 """Settings below ``speculative.`` that have another form here."""
 

@@ -30,6 +30,8 @@ VARIANTS = {
 def migrate(given: Given, plan: Plan) -> None:
     """Fill the plan from what was given."""
     plan.enable("flowrl")
+    if not {LAYERS, LOSS_KIND, BETA} & given.overrides.keys() and VARIANT not in given.variables:
+        plan.lose("FlowRL's settings", "none was found; what follows is the loss of its published scripts")
     layers = _layers(given, plan)
     beta = _beta(given, plan)
     variant = given.variables.get(VARIANT)

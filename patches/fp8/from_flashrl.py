@@ -1,4 +1,4 @@
-"""Take over FlashRL's variables, the YAML of ``flashrl setup``, its commands in scripts, and its pickled profiles."""
+"""Take over FlashRL's variables, YAML files, commands in scripts, and pickled profiles."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HELP = "FlashRL: flash-llm-rl, and the flash-rl branches of verl"
 CONFIG, LM_HEAD, LEVEL = "FLASHRL_CONFIG", "FLASHRL_LMHEAD_FP32", "FLASHRL_LOGGING_LEVEL"
 SGLANG = "SGLANG_PATCH"
 PRECISIONS: Mapping[str, str] = {**fleet.FLASHRL_NAMES, **dict.fromkeys(fleet.FLASHRL_REFUSED, "int8")}
-"""FlashRL's names to precisions. A running job refuses its int8 names; here the difference is told instead."""
+"""FlashRL's names to precisions. A job refuses its int8 names; here the difference is told instead."""
 ACTOR = "actor_rollout_ref.actor"
 CAPS = tuple(f"{ACTOR}.{name}" for name in ("tis_imp_ratio_cap", "imp_ratio_cap", "behav_imp_weight_cap"))
 OWN = {
@@ -42,8 +42,8 @@ def migrate(given: Given, plan: Plan) -> None:
     _variables(given, plan)
     entries = list(_entries(given, plan, written))
     _precisions(entries, plan)
-    for path in given.files:
-        _profile(path, plan)
+    while given.files:
+        _profile(given.files.pop(0), plan)
     corrected = verl_moved.rollout_correction(given, plan, CAPS)
     if corrected is False:
         plan.option(
@@ -169,11 +169,8 @@ def _precisions(entries: list[tuple[Mapping[Any, Any], str]], plan: Plan) -> Non
         plan.option("fp8", "fleet", [{"precision": precision} for precision in precisions], "configs")
     elif precisions:
         plan.enable(precisions[0])
-    elif not plan.lost:
-        plan.enable("fp8")
-        plan.do_otherwise(
-            "no precision was given", 'fp8 it is; write enable = ["bf16"] for exact updates alone'
-        )
+    elif not entries:
+        plan.lose(CONFIG, "not set, so FlashRL does nothing, and nothing is switched on here")
 
 
 def _differences(name: str, precision: str, entry: Mapping[Any, Any], where: str, plan: Plan) -> None:
@@ -196,7 +193,7 @@ def _differences(name: str, precision: str, entry: Mapping[Any, Any], where: str
             words = ("flashpatch", "profile", "--model", "BF16", "--flashrl", str(value), "-o", str(path))
             plan.do_otherwise(
                 what,
-                f"{shlex.join(words)}, then profile = {str(path)!r} (absolute) in [fp8]; it works without, unsmoothed",
+                f"{shlex.join(words)}, then profile = {str(path)!r} (absolute) in [fp8]; unsmoothed without",
             )
         elif key == "profile" and precision != "bf16":
             plan.do_otherwise(what, "not needed: the engine quantizes every linear layer but lm_head")
@@ -224,6 +221,6 @@ def _profile(path: Path, plan: Plan) -> None:
         return
     plan.do_otherwise(
         path.name,
-        f"scales of {number} tensors for int8; with the bf16 model that it was made for, {shlex.join(words)}, then "
+        f"scales of {number} tensors for int8; with the bf16 model it was made for, {shlex.join(words)}, then "
         "profile = its absolute path in [fp8]",
     )

@@ -65,7 +65,7 @@ WORKER_RENAMED = {
     "--global_num_verifiers": ("reward.num_workers",),
 }
 LOST = {
-    "--data_path": "verl reads parquet with a column prompt of messages; convert the JSON lines, then data.train_files",
+    "--data_path": "verl reads parquet with a column prompt of messages; convert it, then data.train_files",
     "--insert_reasoning_phrases": "nothing here rewrites responses while they are generated",
     "--write_failed_generation_samples": "failed requests are in the log and the ledger",
     "--experience_batcher_name": "there is no actor of that kind; its part is in the trainer",

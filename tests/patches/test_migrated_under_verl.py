@@ -1,5 +1,5 @@
-"""A migrated script of each fork that trains with verl: the driver takes what the command prints, once its changes are
-made to the script's command line."""
+"""A migrated script of each fork: verl's driver takes what the command prints, once its changes are made to the
+script's command line."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the scripts of ``examples/gpu`` would start, told by the scripts themselves: bash runs them on a python3 that
-only writes down its arguments."""
+"""Record what the scripts of ``examples/gpu`` would start: bash runs them on a python3 that only writes its arguments
+down."""
 
 from __future__ import annotations
 

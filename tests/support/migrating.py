@@ -28,7 +28,7 @@ def _environment(**variables: str) -> Iterator[None]:
 
 
 def migrate(fork: str, *files: str | Path, **variables: str) -> dict[str, Any]:
-    """Return what the command says with ``--json``, with ``code``, ``stderr`` and ``selection``, that of a job.
+    """Return what the command says with ``--json``, beside it ``code`` and ``stderr``.
 
     Args:
         fork: as after ``--from``.

@@ -1,5 +1,5 @@
-"""What verl's driver does before it starts anything, on given overrides: compose the configuration and validate it,
-with FlashPatch's own checks around."""
+"""Do what verl's driver does before it starts anything: compose and validate the configuration, FlashPatch's own
+checks around it."""
 
 from __future__ import annotations
 

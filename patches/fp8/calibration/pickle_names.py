@@ -32,8 +32,8 @@ def suspicious(path: Path) -> list[str]:
         path: a file of ``torch.save``, or a bare pickle.
 
     Returns:
-        Names in the order of appearance; empty where there are none, or where it is no pickle. What reads the file must
-        be safe by itself: this only says why it is refused.
+        Names in the order of appearance; empty where there are none, or where it is no pickle. What reads the
+        file must be safe by itself: this only says why it is refused.
     """
     found = dict.fromkeys(name for data in _pickles(path) for name in _imports(data))
     return [name for name in found if not name.startswith(PLAIN)]

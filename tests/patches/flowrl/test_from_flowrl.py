@@ -79,3 +79,8 @@ def test_a_reward_manager_of_the_fork() -> None:
     said = migrate("flowrl", "reward_model.reward_manager=naive_code")
     assert said["take_out"] == ["reward_model.reward_manager"] and "custom_reward_function" in said["stderr"]
     assert migrate("flowrl", "reward_model.reward_manager=dapo")["take_out"] == []
+
+
+def test_a_script_without_its_settings_says_so() -> None:
+    said = migrate("flowrl", f"{ACTOR}.optim.lr=1e-6")
+    assert said["code"] == 1 and "FlowRL's settings: none was found" in said["stderr"]

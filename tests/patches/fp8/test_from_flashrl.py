@@ -82,12 +82,17 @@ def test_the_yaml_of_setup_is_a_fleet(tmp_path: Path) -> None:
         assert "model='org/other' in entry 3" in said["stderr"] and "seed=3 in entry 3" in said["stderr"]
 
 
-@pytest.mark.parametrize("text", ["a: 1", "configs: []", "configs: [fp8]", "configs: {fn: fp8}"])
-def test_other_yaml_switches_nothing_of_flashrl_on_or_is_refused(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["configs: []", "configs: [fp8]", "configs: {fn: fp8}"])
+def test_other_configs_are_refused(text: str, tmp_path: Path) -> None:
     pytest.importorskip("yaml")
     said = migrate("flashrl", script(tmp_path, text, "x.yaml"))
-    assert said["code"] == (0 if text == "a: 1" else 1)
-    assert ("has no list 'configs' of mappings" in said["stderr"]) == (text != "a: 1")
+    assert said["code"] == 1 and "has no list 'configs' of mappings" in said["stderr"]
+
+
+def test_without_a_precision_nothing_is_switched_on(tmp_path: Path) -> None:
+    for said in (migrate("flashrl"), migrate("flashrl", script(tmp_path, "python train.py a.b=1"))):
+        assert (said["code"], said["enable"]) == (1, []) and "FLASHRL_CONFIG: not set" in said["stderr"]
+        assert "leave FLASHPATCH unset" in said["toml"]
 
 
 def test_setup_and_profile_in_a_script(tmp_path: Path) -> None:
