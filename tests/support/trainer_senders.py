@@ -123,18 +123,20 @@ def swift_broadcast(llm: Any, items: Items) -> None:
             )
         ):
             llm.collective_rpc("init_communicator", args=("127.0.0.1", port, 2))
-        for start in range(0, len(items), 5):
-            bucket = FlattenedTensorBucket(named_tensors=items[start : start + 5])
+        try:
+            for start in range(0, len(items), 5):
+                bucket = FlattenedTensorBucket(named_tensors=items[start : start + 5])
 
-            def send(tensor: Any = bucket.get_flattened_tensor()) -> None:
-                nccl_standin.StoreCommunicator(group[0], "cpu").broadcast(tensor, src=1)
-                group[0].barrier()
+                def send(tensor: Any = bucket.get_flattened_tensor()) -> None:
+                    nccl_standin.StoreCommunicator(group[0], "cpu").broadcast(tensor, src=1)
+                    group[0].barrier()
 
-            with beside(send):
-                metadata = [one.model_dump() for one in bucket.get_metadata()]
-                llm.collective_rpc("update_flattened_params", args=(metadata,))
-        llm.collective_rpc("process_weights_after_loading")
-        llm.collective_rpc("close_communicator")
+                with beside(send):
+                    metadata = [one.model_dump() for one in bucket.get_metadata()]
+                    llm.collective_rpc("update_flattened_params", args=(metadata,))
+            llm.collective_rpc("process_weights_after_loading")
+        finally:
+            llm.collective_rpc("close_communicator")
 
 
 # --- checkpoint-engine: buckets in one buffer, used by halves

@@ -20,6 +20,8 @@ DOORS = [
     for door in senders.SENDERS
 ]
 SWIFT = pytest.mark.trainer("swift")
+PACKED = ("has no attribute 'weight_loader'", "Attempted to load weight", "Some workers failed")
+"""What loading into weights that vLLM has packed for a CPU ends with; the last is checkpoint-engine's own sentence."""
 LEFT_OUT = "model.layers.1.mlp.down_proj.weight"
 
 
@@ -68,7 +70,8 @@ def test_in_fp8_stock_is_not_such_an_engine_and_ours_is() -> None:
 @pytest.mark.parametrize("door", [door for door in DOORS if door.id != "prime_rl"])
 def test_stock_cannot_load_into_packed_weights(door: str) -> None:
     found = driven(door, "")
-    assert "'Parameter' object has no attribute 'weight_loader'" in found["error"]
+    assert found["error"] is not None
+    assert any(sign in found["error"] for sign in PACKED), found["error"]
 
 
 @pytest.mark.parametrize("door", DOORS)
