@@ -240,6 +240,8 @@ FAMILIES = {
             "fp8.verl_sglang.check_processes": ("sglang.srt.utils.watchdog",),
             "fp8.trl.sync_weights": ("trl.generation.vllm_generation",),
             "fp8.trl.generate_and_score_completions": ("trl.trainer.grpo_trainer",),
+            "fp8.swift.finish_vllm_weight_reload": ("swift.rlhf_trainers.utils",),
+            "fp8.prime_rl.load_weights_kernel": ("prime_rl.inference.vllm.worker.weight_transfer",),
         },
     },
     "fsdp": {

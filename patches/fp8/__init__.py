@@ -6,7 +6,9 @@ import sys
 
 from flashpatch.patches.fp8 import instances
 from flashpatch.patches.fp8.precision import fleet
+from flashpatch.patches.fp8.prime_rl import PATCHES as PRIME_RL
 from flashpatch.patches.fp8.sglang import PATCHES as SGLANG
+from flashpatch.patches.fp8.swift import PATCHES as SWIFT
 from flashpatch.patches.fp8.trl import PATCHES as TRL
 from flashpatch.patches.fp8.verl import PATCHES as VERL
 from flashpatch.patches.fp8.verl_sglang import PATCHES as VERL_SGLANG
@@ -92,6 +94,8 @@ FAMILY = Family(
         *SGLANG,
         *VERL_SGLANG,
         *TRL,
+        *SWIFT,
+        *PRIME_RL,
     ),
     names={precision: {"precision": precision} for precision in fleet.SCHEMES},
     options={

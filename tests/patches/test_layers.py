@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from tree import TREE
 
-FRAMEWORK_FOLDERS = {"vllm", "sglang", "verl", "verl_vllm", "verl_sglang", "trl", "transformers"}
+FRAMEWORK_FOLDERS = {"vllm", "sglang", "verl", "verl_vllm", "verl_sglang"}
+FRAMEWORK_FOLDERS |= {"trl", "swift", "prime_rl", "transformers"}
 ROOMS = {"flashpatch": "flashpatch", "patches": "flashpatch.patches", "verify": "flashpatch.verify"}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import trl_job
 import vllm_updates as updates
+from trainer_senders import PLUGINS
 from vllm_lab import engines, environment, oracle, quantized, scenario
 
 from flashpatch.ledger import read_events
@@ -29,7 +30,7 @@ def fresh(precision: str, weights: Path) -> dict[str, Any]:
 def test_the_engine_is_a_fresh_one_after_the_last_sync(precision: str, tmp_path: Path) -> None:
     model = updates.checkpoint(MODELS[precision], 0)
     env = {"FLASHPATCH": precision, "FLASHPATCH_LEDGER": str(tmp_path / "ledger"), "FLASHPATCH_RUN": "r"}
-    found = scenario.run(trl_job.train, model, str(tmp_path / "job"), env=env)
+    found = scenario.run(trl_job.train, model, str(tmp_path / "job"), env={**PLUGINS, **env})
     assert found["error"] is None, found["error"]
     want = fresh(precision, tmp_path / "job" / "final")
     assert engines.difference(found["answers"], want).exact
@@ -76,7 +77,7 @@ def check_ledger(run: Path) -> None:
     not environment.avx512(), reason="without AVX-512 vLLM packs no weights, and stock TRL trains"
 )
 def test_stock_dies_at_the_first_sync(tmp_path: Path) -> None:
-    found = scenario.run(trl_job.train, updates.checkpoint("qwen2", 0), str(tmp_path))
+    found = scenario.run(trl_job.train, updates.checkpoint("qwen2", 0), str(tmp_path), env=PLUGINS)
     assert "in sync_weights" in found["error"]
     assert "'Parameter' object has no attribute 'weight_loader'" in found["error"]
 
@@ -84,7 +85,9 @@ def test_stock_dies_at_the_first_sync(tmp_path: Path) -> None:
 def test_a_parameter_that_is_not_sent_is_named_at_the_sync(tmp_path: Path) -> None:
     name = "model.layers.1.mlp.down_proj.weight"
     model = updates.checkpoint("qwen2", 0)
-    found = scenario.run(trl_job.without_a_parameter, model, str(tmp_path), name, env={"FLASHPATCH": "bf16"})
+    found = scenario.run(
+        trl_job.without_a_parameter, model, str(tmp_path), name, env={**PLUGINS, "FLASHPATCH": "bf16"}
+    )
     assert found["step"] == 0
     last = found["error"].strip().splitlines()[-1]
     assert "fp8.trl.sync_weights" in last and name.removesuffix(".weight") in last, found["error"]

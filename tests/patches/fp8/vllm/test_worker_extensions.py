@@ -1,0 +1,120 @@
+"""Worker extensions of OpenRLHF, ms-swift, checkpoint-engine and prime-rl, as installed, on real engines.
+
+Stock fails at the first sync or goes on with weights that are not the trainer's; with FlashPatch the engine is one opened
+on them. NCCL and CUDA have stand-ins (`nccl_standin`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trainer_senders as senders
+import vllm_updates as updates
+from vllm_lab import engines, environment, oracle, scenario
+
+pytestmark = pytest.mark.full
+
+DOORS = [
+    pytest.param(door, marks=pytest.mark.trainer(door.partition(",")[0]), id=door.replace(", ", "-"))
+    for door in senders.SENDERS
+]
+SWIFT = pytest.mark.trainer("swift")
+PACKED = ("has no attribute 'weight_loader'", "Attempted to load weight", "Some workers failed")
+"""What loading into weights that vLLM has packed for a CPU ends with; the last is checkpoint-engine's own sentence."""
+LEFT_OUT = "model.layers.1.mlp.down_proj.weight"
+
+
+def driven(
+    door: str, precision: str, leave_out: str = "", family: str = "qwen2", **kw: Any
+) -> dict[str, Any]:
+    """What `trainer_senders.drive` finds on a model A that is sent B; ``precision`` "" is stock."""
+    a, b = (updates.checkpoint(family, seed) for seed in (0, 1))
+    env = {**senders.PLUGINS, **({"FLASHPATCH": precision} if precision else {})}
+    return scenario.run(senders.drive, door, a, b, leave_out, env=env, standin=True, **kw)
+
+
+def fresh(precision: str, family: str = "qwen2") -> dict[str, Any]:
+    """What an engine answers that was opened on B."""
+    if precision == "int8":
+        return oracle.answers(updates.checkpoint(family, 1, "int8"))
+    kw = dict(quantization="fp8_per_channel") if precision == "fp8" else {}
+    return oracle.answers(updates.checkpoint(family, 1), **kw)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_the_engine_is_one_opened_on_what_was_sent(door: str) -> None:
+    """Rounded where it comes in, without a sign of the last tensor or with post-processing as one."""
+    found = driven(door, "int8")
+    assert (found["error"], found["refusal"]) == (None, None)
+    assert engines.difference(found["answers"], fresh("int8")).exact
+
+
+@pytest.mark.trainer("checkpoint_engine")
+def test_in_fp8_stock_is_not_such_an_engine_and_ours_is() -> None:
+    stock = driven("checkpoint_engine", "", quantization="fp8_per_channel")
+    if stock["error"] is None and stock["refusal"] is None:
+        want = oracle.answers(
+            updates.checkpoint("qwen2", 1), env=oracle.STOCK, quantization="fp8_per_channel"
+        )
+        gap = engines.difference(stock["answers"], want)
+        assert gap.nan or gap.largest > 0.1
+    found = driven("checkpoint_engine", "fp8")
+    assert (found["error"], found["refusal"]) == (None, None)
+    assert engines.difference(found["answers"], fresh("fp8")).exact
+
+
+@pytest.mark.skipif(
+    not environment.avx512(), reason="without AVX-512 vLLM packs no weights, and stock loads them"
+)
+@pytest.mark.parametrize("door", [door for door in DOORS if door.id != "prime_rl"])
+def test_stock_cannot_load_into_packed_weights(door: str) -> None:
+    found = driven(door, "")
+    assert found["error"] is not None
+    assert any(sign in found["error"] for sign in PACKED), found["error"]
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_weight_that_does_not_come_is_named(door: str) -> None:
+    """By the sync where it has an end, else by the next request; a complete sync mends it."""
+    found = driven(door, "bf16", LEFT_OUT)
+    told = found["error"] or found["refusal"]
+    assert LEFT_OUT.removesuffix(".weight") in told and found["answers"] is None
+    assert (found["error"] is None) == (door == "openrlhf")
+    assert found["error again"] is None
+    assert engines.difference(found["mended"], fresh("bf16")).exact
+
+
+@SWIFT
+@pytest.mark.parametrize("door", [door for door in senders.SENDERS if door.startswith("swift")])
+def test_swift_hears_of_it_where_the_old_policy_stays(door: str) -> None:
+    """With atomic="model" the old policy serves on, so that nothing but the sync itself can say so."""
+    found = scenario.run(
+        old_policy_stays, door, *(updates.checkpoint("qwen2", seed) for seed in (0, 1)), env=senders.PLUGINS
+    )
+    assert LEFT_OUT.removesuffix(".weight") in (found["error"] or "")
+    assert engines.difference(found["answers"], oracle.answers(updates.checkpoint("qwen2", 0))).exact
+    assert engines.difference(found["mended"], fresh("bf16")).exact
+
+
+@pytest.mark.trainer("prime_rl")
+def test_a_layerwise_reload_forgets_tied_embeddings_in_stock_alone() -> None:
+    stock, ours = (driven("prime_rl", precision, family="qwen2-tied") for precision in ("", "bf16"))
+    want = fresh("bf16", "qwen2-tied")
+    assert stock["error"] is None and engines.difference(stock["answers"], want).mean > 0.01
+    assert ours["error"] is None and engines.difference(ours["answers"], want).exact
+
+
+@pytest.mark.trainer("prime_rl")
+def test_the_format_of_kernels_is_refused() -> None:
+    a = updates.checkpoint("qwen2", 0)
+    found = scenario.run(senders.kernel_format, a, env={**senders.PLUGINS, "FLASHPATCH": "bf16"})
+    assert "fp8.prime_rl.load_weights_kernel" in found["error"]
+    assert engines.difference(found["answers"], oracle.answers(a)).exact
+
+
+def old_policy_stays(door: str, a: str, b: str) -> dict[str, Any]:
+    import flashpatch
+
+    flashpatch.enable("bf16", atomic="model")
+    return senders.drive(door, a, b, LEFT_OUT)
