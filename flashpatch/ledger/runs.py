@@ -124,27 +124,35 @@ def read_run(folder: os.DirEntry[str] | Path) -> Run | None:
     Raises nothing, see `read`."""
     run = _read_directory(folder)
     places = list(node.places(Path(folder)))
+    known = {row.key: number for number, row in enumerate(run.rows)}
     for path, of, problems in places:
         run.problems += problems
         if of is not None and not of.is_here:
-            _add(run, _read_directory(path), of)
+            _add(run, known, _read_directory(path), of)
         elif of is not None and len(places) > 1:
             same = (of if row.node is None and row.host == of.host else row.node for row in run.rows)
             run.rows = [replace(row, node=node) for row, node in zip(run.rows, same, strict=True)]
     return run if run.rows or run.expected or run.problems else None
 
 
-def _add(run: Run, found: Run, of: node.Node) -> None:
-    """Add what was fetched from one node. A row that is here already is newer, and learns its node."""
-    known = {row.key: number for number, row in enumerate(run.rows)}
+def _add(run: Run, known: dict[tuple[str, int, str], int], found: Run, of: node.Node) -> None:
+    """Add what was fetched from one node. A row that is here already is newer, and learns its node.
+
+    Args:
+        run: where to.
+        known: the key of each of its rows to its number; it is kept so.
+        found: what the node had.
+        of: the node.
+    """
     for row in found.rows:
-        number = known.get(row.key)
-        if number is None:
+        number = known.setdefault(row.key, len(run.rows))
+        if number == len(run.rows):
             run.rows.append(replace(row, node=of, fetched=True))
         elif run.rows[number].node is None:
             run.rows[number] = replace(run.rows[number], node=of)
-    expected = set(run.expected)
-    run.expected += [replace(one, fetched=True) for one in found.expected if one not in expected]
+    if found.expected:
+        expected = set(run.expected)
+        run.expected += [replace(one, fetched=True) for one in found.expected if one not in expected]
     run.problems += found.problems
     run.written = max(run.written, found.written)
 
