@@ -91,7 +91,7 @@ def judge(run: Run, patches: Mapping[str, Patch], required: Mapping[str, str] | 
     carried = {family for row in run.rows for family in _families(row.patches)}
     chosen = set(named) or carried | {name for expected in run.expected for name in expected.families}
     due = _due_in(run, patches)
-    expected = {}
+    expected: dict[tuple[str, int], list[Expected]] = {}
     for one in run.expected:
         expected.setdefault((one.host, one.pid), []).append(one)
     processes = []
