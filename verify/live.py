@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from flashpatch.ledger.runs import Expected, Row, Run
@@ -57,7 +57,8 @@ class LiveReport:
         return not self.problems
 
     def as_json(self) -> dict[str, Any]:
-        return {"ok": self.ok, **asdict(self)}
+        """Return what there is as JSON has it. Patches are not copied: of a thousand processes that takes a second."""
+        return {"ok": self.ok, **vars(self), "processes": [dict(vars(process)) for process in self.processes]}
 
 
 def choose(runs: Collection[Run], wanted: str | None = None) -> Run:
@@ -89,7 +90,14 @@ def judge(run: Run, patches: Mapping[str, Patch], required: Mapping[str, str] | 
     named = required or {}
     carried = {family for row in run.rows for family in _families(row.patches)}
     chosen = set(named) or carried | {name for expected in run.expected for name in expected.families}
-    processes = [_present(row, run, patches, chosen, named) for row in run.rows]
+    due = _due_in(run, patches)
+    expected: dict[tuple[str, int], list[Expected]] = {}
+    for one in run.expected:
+        expected.setdefault((one.host, one.pid), []).append(one)
+    processes = []
+    for row, kinds in zip(run.rows, due, strict=True):
+        near = [one for one in expected.get((row.host, row.pid), ()) if one.matches(row)]
+        processes.append(_present(row, near, kinds, patches, chosen, named))
     processes += [_missing(expected) for expected in run.missing if chosen & set(expected.families)]
     problems = [f"{process.name}: {problem}" for process in processes for problem in process.problems]
     problems += [f"no process carries {named[family]}" for family in sorted(set(named) - carried)]
@@ -98,10 +106,13 @@ def judge(run: Run, patches: Mapping[str, Patch], required: Mapping[str, str] | 
 
 
 def _present(
-    row: Row, run: Run, patches: Mapping[str, Patch], families: set[str], named: Mapping[str, str]
+    row: Row,
+    expectations: Collection[Expected],
+    due: set[str],
+    patches: Mapping[str, Patch],
+    families: set[str],
+    named: Mapping[str, str],
 ) -> Process:
-    due = _due(row, run, patches)
-    expectations = [expected for expected in run.expected if expected.matches(row)]
     roles = {*row.roles, *(role for expected in expectations for role in expected.roles)}
     written = {id: patch for id, patch in row.patches.items() if id.split(".")[0] in families}
     present = _families(written)
@@ -166,28 +177,30 @@ def _problems(
         yield f"{id} was never called, though {_reason(patch)}"
 
 
-def _due(row: Row, run: Run, patches: Mapping[str, Patch]) -> set[str]:
-    """Kinds of evidence that are due in this process by now; ``fault`` and ``optional`` never are.
+def _due_in(run: Run, patches: Mapping[str, Patch]) -> list[set[str]]:
+    """Kinds of evidence that are due by now in the process of each row; ``fault`` and ``optional`` never are.
 
-    Updates concern the whole job. Steps concern this process, its parent and its children, of which one noted
+    Updates concern the whole job. Steps concern a process, its parent and its children, of which one noted
     some or had a patch called that is called on steps; another replica of the job may be idle.
     """
-    due: set[str] = {"install"}
-    if any(other.notes.get("updates") for other in run.rows):
-        due.add("update")
-    near = (other for other in run.rows if other is row or _are_kin(other, row))
-    if any(_stepped(other, patches) for other in near):
-        due.add("step")
-    return due
+    common = {"install"}
+    if any(row.notes.get("updates") for row in run.rows):
+        common.add("update")
+    stepped = [row for row in run.rows if _stepped(row, patches)]
+    theirs = {(row.host, row.pid) for row in stepped}
+    parents = {(row.host, row.ppid) for row in stepped}
+    found = []
+    for row in run.rows:
+        near = (
+            (row.host, row.pid) in theirs or (row.host, row.pid) in parents or (row.host, row.ppid) in theirs
+        )
+        found.append(common | {"step"} if near else common)
+    return found
 
 
 def _stepped(row: Row, patches: Mapping[str, Patch]) -> bool:
     called = (patches[id] for id, patch in row.patches.items() if patch["calls"] and id in patches)
     return bool(row.notes.get("steps")) or any(patch.evidence == "step" for patch in called)
-
-
-def _are_kin(one: Row, other: Row) -> bool:
-    return one.host == other.host and (one.pid == other.ppid or one.ppid == other.pid)
 
 
 def _reason(patch: Patch) -> str:

@@ -39,8 +39,7 @@ def emit(data: Any, tables: Iterable[Table], as_json: bool, stream: TextIO | Non
     """Print ``data`` as JSON, or else ``tables``, to ``stream`` or standard output. Obey NO_COLOR."""
     stream = stream or sys.stdout
     if as_json:
-        json.dump(data, stream, indent=2)
-        stream.write("\n")
+        stream.write(json.dumps(data, indent=2) + "\n")
         return
     draw = _rich if stream.isatty() else _plain
     for number, table in enumerate(tables):

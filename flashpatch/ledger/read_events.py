@@ -44,8 +44,8 @@ def read(folder: Path) -> tuple[list[ProcessEvents], list[str]]:
     """
     found, problems = _read_directory(folder)
     known = {(process.host, process.pid, process.start) for process in found}
-    for path, _, _ in node.places(folder):
-        more, wrong = _read_directory(path)
+    for place in node.places(folder)[0]:  # what is wrong with them, the reader of rows says
+        more, wrong = _read_directory(place.folder)
         found += [process for process in more if (process.host, process.pid, process.start) not in known]
         known |= {(process.host, process.pid, process.start) for process in more}
         problems += wrong

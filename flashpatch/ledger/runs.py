@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flashpatch.ledger import files
-from flashpatch.ledger.nodes import node
+from flashpatch.ledger.nodes import keys, node
 
 _LARGEST = 4 << 20
 
@@ -123,28 +123,39 @@ def read_run(folder: os.DirEntry[str] | Path) -> Run | None:
     """Read one run of a ledger, with what was fetched from other nodes; None when there is nothing of a run in it.
     Raises nothing, see `read`."""
     run = _read_directory(folder)
-    places = list(node.places(Path(folder)))
-    for path, of, problems in places:
-        run.problems += problems
+    places, problems = node.places(Path(folder))
+    run.problems += problems
+    known = {row.key: number for number, row in enumerate(run.rows)}
+    for place in places:
+        run.problems += place.problems
+        of = place.node
         if of is not None and not of.is_here:
-            _add(run, _read_directory(path), of)
+            _add(run, known, _read_packed(place.rows, f"{run.id}/{node.FOLDER}/{place.folder.name}"), of)
         elif of is not None and len(places) > 1:
-            same = (of if row.node is None and row.host == of.host else row.node for row in run.rows)
-            run.rows = [replace(row, node=node) for row, node in zip(run.rows, same, strict=True)]
+            for number, row in enumerate(run.rows):
+                if row.node is None and row.host == of.host:
+                    run.rows[number] = replace(row, node=of)
     return run if run.rows or run.expected or run.problems else None
 
 
-def _add(run: Run, found: Run, of: node.Node) -> None:
-    """Add what was fetched from one node. A row that is here already is newer, and learns its node."""
-    known = {row.key: number for number, row in enumerate(run.rows)}
+def _add(run: Run, known: dict[tuple[str, int, str], int], found: Run, of: node.Node) -> None:
+    """Add what was fetched from one node. A row that is here already is newer, and learns its node.
+
+    Args:
+        run: where to.
+        known: the key of each of its rows to its number; it is kept so.
+        found: what the node had.
+        of: the node.
+    """
     for row in found.rows:
-        number = known.get(row.key)
-        if number is None:
+        number = known.setdefault(row.key, len(run.rows))
+        if number == len(run.rows):
             run.rows.append(replace(row, node=of, fetched=True))
         elif run.rows[number].node is None:
             run.rows[number] = replace(run.rows[number], node=of)
-    expected = set(run.expected)
-    run.expected += [replace(one, fetched=True) for one in found.expected if one not in expected]
+    if found.expected:
+        expected = set(run.expected)
+        run.expected += [replace(one, fetched=True) for one in found.expected if one not in expected]
     run.problems += found.problems
     run.written = max(run.written, found.written)
 
@@ -153,20 +164,49 @@ def _read_directory(folder: os.DirEntry[str] | Path) -> Run:
     """Read the rows in one directory."""
     run = Run(folder.name)
     for entry in sorted(entries(Path(folder)), key=lambda entry: entry.name):
-        kind = entry.name.partition("-")[0]
-        if kind not in ("row", "expect") or not entry.name.endswith(".json"):
+        if not _is_of_a_row(entry.name):
             continue
         try:
             value, modified = _load(entry.path)
-            if kind == "row":
-                run.rows.append(_row(value))
-            else:
-                run.expected.append(_expected(value))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            _take(run, entry.name, value)
+        except _BROKEN as error:
             run.problems.append(f"{folder.name}/{entry.name}: {_reason(error)}")
             continue
         run.written = max(run.written, modified)
     return run
+
+
+def _read_packed(path: Path, name: str) -> Run:
+    """Read the rows of a place, which lie in one file; ``name`` is for problems."""
+    run = Run(path.name)
+    try:
+        content, run.written = load_bytes(str(path), keys.MOST_BYTES)
+        texts = keys.unpacked(content).items()
+    except _BROKEN as error:
+        run.problems.append(f"{name}/{path.name}: {_reason(error)}")
+        return run
+    for file, text in sorted(texts):
+        try:
+            if _is_of_a_row(file):
+                _take(run, file, json.loads(text))
+        except _BROKEN as error:
+            run.problems.append(f"{name}/{files.plain(file)}: {_reason(error)}")
+    return run
+
+
+_BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError)
+
+
+def _is_of_a_row(name: str) -> bool:
+    return name.partition("-")[0] in ("row", "expect") and name.endswith(".json")
+
+
+def _take(run: Run, name: str, value: dict[str, Any]) -> None:
+    """Add a row, or an expected one, to a run."""
+    if name.startswith("row"):
+        run.rows.append(_row(value))
+    else:
+        run.expected.append(_expected(value))
 
 
 def entries(folder: str | os.PathLike[str]) -> list[os.DirEntry[str]]:

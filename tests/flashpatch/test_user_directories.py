@@ -100,6 +100,35 @@ def test_an_unknown_user_has_a_ledger(temporary, home):
 
 
 @only_root
+def test_a_worker_that_may_not_write_to_the_jobs_ledger_has_its_own(temporary):
+    """A Ray worker in a container gets the ledger directory of a driver elsewhere; here that is root's."""
+    drivers = temporary / "driver"
+    drivers.mkdir(mode=0o700)
+    chosen = {"FLASHPATCH_JOB_LEDGER": str(drivers / "ledger")}
+    for also in ({}, {"FLASHPATCH_LEDGER": str(drivers / "ledger")}):
+        done = job(BECOME_NOBODY, temporary, **chosen, **also)
+        assert done.returncode == 0 and done.stdout == "goes on\n", done.stderr
+        [run] = (temporary / f"flashpatch-{UID}" / "flashpatch" / "ledger").iterdir()
+        assert len(list(run.glob("row-*.json"))) == 2 and list(drivers.iterdir()) == []
+        assert "cannot be written" not in done.stderr
+        shutil.rmtree(temporary / f"flashpatch-{UID}")
+
+
+def test_where_a_ray_worker_writes(homeless, monkeypatch):
+    drivers, own = homeless / "driver", homeless / "own"
+    monkeypatch.setenv("FLASHPATCH_JOB_LEDGER", str(drivers))
+    assert files.directory() == drivers, "with the process that started the job, where it can"
+    monkeypatch.setenv("FLASHPATCH_LEDGER", str(drivers))
+    assert files.directory() == drivers
+    monkeypatch.setenv("FLASHPATCH_LEDGER", str(own))
+    assert files.directory() == own, "its node names one"
+    monkeypatch.setenv("FLASHPATCH_LEDGER", "/dev/null/ledger")
+    assert files.directory() == Path("/dev/null/ledger"), "what the node's user chose is not replaced"
+    monkeypatch.setenv("FLASHPATCH_JOB_LEDGER", "/dev/null/ledger")
+    assert files.directory() == homeless / f"flashpatch-{os.geteuid()}" / "flashpatch" / "ledger"
+
+
+@only_root
 def test_somebody_elses_folder_is_refused(temporary):
     trap = temporary / f"flashpatch-{UID}"
     trap.mkdir()

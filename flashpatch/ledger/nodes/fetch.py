@@ -1,13 +1,12 @@
 """Copy what the nodes of a run published in Ray's key-value store into the run's directory here.
 
-A place comes into ``nodes/<place>/`` of the run directory, with the files that it has on its node. They stay there when
-the node, or the whole cluster, is gone. Only what changed since the last time is fetched.
+A place comes into ``nodes/<place>/`` of the run directory, see `flashpatch.ledger.nodes.node`. It stays there when the
+node, or the whole cluster, is gone. Only what changed since the last time is fetched.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import time
 import zlib
 from pathlib import Path
@@ -19,6 +18,8 @@ from flashpatch.ledger.nodes.ray_store import Store
 
 _PAUSES = (0.1, 0.3, 0.0)
 """Seconds after each attempt to read a place of which not all is of one moment."""
+
+_READ = 60.0  # seconds that a reader may take from the file about the nodes to their rows
 
 
 def run_ids(store: Store) -> list[str]:
@@ -47,36 +48,40 @@ def fetch(store: Store, run: str, folder: Path, here: str = "") -> int:
     found = [key for key in store.keys(prefix) if keys.is_plain(key.removeprefix(prefix))]
     known = store.nodes()
     indexes = store.get(found)
-    wanted = [keys.rows(run, key.removeprefix(prefix)) for key in found]
-    rows = store.get(wanted)
-    for key, rows_key in zip(found, wanted, strict=True):
-        place = _Place(store, run, folder, key.removeprefix(prefix), here)
+    before = _before(folder)
+    now = dict(before)
+    for key in found:
+        name = key.removeprefix(prefix)
+        place = _Place(store, run, folder, name, before.get(name, {}), is_here=name == here)
         for pause in _PAUSES:
-            if place.write(indexes.get(key), rows.get(rows_key), known):
+            now[name], is_whole = place.fetched(indexes.get(key), known)
+            if is_whole:
                 break
             time.sleep(pause)  # it was publishing meanwhile
             indexes.update(store.get([key]))
-            rows.update(store.get([rows_key]))
+    if found:
+        files.write_bytes(folder / node.FOLDER / node.FILE, json.dumps(now).encode())
     return len(found)
 
 
 class _Place:
     """One place of a run, and its directory here."""
 
-    def __init__(self, store: Store, run: str, folder: Path, place: str, here: str) -> None:
+    def __init__(
+        self, store: Store, run: str, folder: Path, place: str, before: dict[str, Any], is_here: bool
+    ) -> None:
         self._store = store
         self._run = run
         self._place = place
-        self._is_here = place == here
+        self._before = before
+        self._is_here = is_here
         self._folder = folder / node.FOLDER / place
         self._name = f"{folder.name}/{node.FOLDER}/{place}"
 
-    def write(self, packed_index: bytes | None, rows: bytes | None, known: dict[str, dict[str, Any]]) -> bool:
-        """Write its files; return whether what was read is of one moment."""
+    def fetched(self, packed: bytes | None, known: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], bool]:
+        """Write its files; return what is known of it now, and whether all that was read is of one moment."""
         try:
-            if packed_index is None or rows is None:
-                return False
-            index = keys.unpacked(packed_index)
+            index = keys.unpacked(packed or b"")
             if index["format"] != keys.FORMAT:
                 raise ValueError(f"format {index['format']}, this FlashPatch reads {keys.FORMAT}")
             told = known.get(index["node"])
@@ -84,31 +89,38 @@ class _Place:
             index["fetched"] = time.time()
             index["here"] = self._is_here
             node.of(index)
-            is_whole = index["rows"] == zlib.crc32(rows)  # else the rows are newer than the index
-            problems = [] if self._is_here else self._write_files(index, rows)
+            problems = [] if self._is_here else [*self._write_rows(index), *self._write_events(index)]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            index, is_whole = _before(self._folder / node.FILE), False
-            problems = [f"what was published cannot be read: {error!r}"]
+            index, problems = dict(self._before), [f"what was published cannot be read: {error!r}"]
         told_of = list(problems)
         if index.get("left_out"):
             told_of.append(f"{index['left_out']} rows are not gathered, over {keys.MOST_BYTES >> 20} MiB")
         index["problems"] = [f"{self._name}: {problem}" for problem in told_of]
-        files.write_bytes(self._folder / node.FILE, json.dumps(index).encode())
-        return is_whole and not problems
+        return index, not problems
 
-    def _write_files(self, index: dict[str, Any], rows: bytes) -> list[str]:
-        """Write rows and events that changed; return sentences that say what is missing."""
-        before = _before(self._folder / node.FILE)
-        index["rows"] = zlib.crc32(rows)
-        if before.get("rows") != index["rows"]:
-            for name, text in keys.unpacked(rows).items():
-                if _is_published(name, ("row", "expect")):
-                    files.write_bytes(self._folder / name, text.encode())
+    def _write_rows(self, index: dict[str, Any]) -> list[str]:
+        """Write the rows where they changed, and remove older ones; return sentences that say what is missing."""
+        path = self._folder / node.rows_name(index["rows"])
+        if self._before.get("rows") == index["rows"] and path.exists():
+            return []
+        packed = self._store.get([keys.rows(self._run, self._place)]).get(keys.rows(self._run, self._place))
+        if packed is None:
+            return ["its rows are not in the store"]
+        index["rows"] = zlib.crc32(packed)  # they may be newer than the index, which is no harm
+        files.write_bytes(self._folder / node.rows_name(index["rows"]), packed)
+        recent = {node.rows_name(int(found["rows"])) for found in (self._before, index) if "rows" in found}
+        for old in self._folder.glob("rows-*.z"):
+            if old.name not in recent and time.time() - old.stat().st_mtime > _READ:
+                old.unlink(missing_ok=True)
+        return []
+
+    def _write_events(self, index: dict[str, Any]) -> list[str]:
+        """Write the files of events that changed; return sentences that say what is missing."""
         kept, problems = {}, []
         for name, entry in index["events"].items():
             if not _is_published(name, ("events",)):
                 continue
-            if before.get("events", {}).get(name) != entry:
+            if self._before.get("events", {}).get(name) != entry:
                 content = self._content(name, entry)
                 if content is None:
                     problems.append(f"{name} changed while it was read")
@@ -143,11 +155,9 @@ def _is_published(name: str, kinds: tuple[str, ...]) -> bool:
     return bool(match) and keys.is_plain(name) and match is not None and match["kind"] in kinds
 
 
-def _before(path: Path) -> dict[str, Any]:
+def _before(folder: Path) -> dict[str, dict[str, Any]]:
     """Return what was fetched the last time; nothing where it cannot be read."""
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as file:
-            value = json.load(file)
+        return node.indexes(folder)
     except (OSError, ValueError):
         return {}
-    return value if isinstance(value, dict) else {}

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FOLDER = "nodes"
-"""Directory in a run directory that holds one more per place, shaped like a run directory, with `FILE` in it."""
+from flashpatch.ledger.nodes import keys
 
-FILE = "node.json"
+FOLDER = "nodes"
+"""Directory in a run directory that holds `FILE`, and for each place a directory with its rows and events."""
+
+FILE = "nodes.json"
+"""Each place and what is known of it; one file, since replacing many takes seconds on a busy disk."""
 
 ALIVE, DEAD, UNKNOWN = "alive", "dead", "unknown"
 
 _STALE = 30.0  # seconds from a place's last word to the look at it
 _OLD = 60.0  # seconds from the look at it to now
-_LARGEST = 16 << 20  # bytes of FILE
+_LARGEST = 64 << 20  # bytes of FILE
 
 
 @dataclass(frozen=True)
@@ -80,22 +82,58 @@ def of(index: dict[str, Any]) -> Node:
     )
 
 
-def places(folder: Path) -> Iterator[tuple[Path, Node | None, list[str]]]:
-    """Go through the places that were fetched into a run directory.
+def indexes(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return what was fetched into a run directory: the name of each place to its index.
 
-    Yields:
-        The place's directory, its node, and sentences that say what of it is missing; the node is None where it is not
-        known, which a sentence says.
+    Raises:
+        OSError: the file cannot be read; FileNotFoundError where nothing was fetched.
+        ValueError: it is not what `flashpatch.ledger.nodes.fetch` writes.
     """
     from flashpatch.ledger import runs
 
-    for entry in sorted(runs.entries(folder / FOLDER), key=lambda entry: entry.name):
-        if not runs.is_run(entry):
-            continue
-        path = Path(entry.path)
+    found = json.loads(runs.load_bytes(str(folder / FOLDER / FILE), _LARGEST)[0])
+    if not isinstance(found, dict) or not all(isinstance(index, dict) for index in found.values()):
+        raise ValueError("it does not hold an index per place")
+    return {place: index for place, index in found.items() if keys.is_plain(place)}
+
+
+def rows_name(version: int) -> str:
+    """Return the name of the file of a place's rows: another one for other rows, so that none is replaced."""
+    return f"rows-{version:08x}.z"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Hold what was fetched of one place.
+
+    Attributes:
+        folder: its directory here, with its files of events.
+        rows: the file with its rows.
+        node: its node; None where it is not known.
+        problems: sentences that say what of it is missing.
+    """
+
+    folder: Path
+    rows: Path
+    node: Node | None
+    problems: list[str]
+
+
+def places(folder: Path) -> tuple[list[Place], list[str]]:
+    """Return the places that were fetched into a run directory, and sentences that say what cannot be read."""
+    try:
+        found = indexes(folder)
+    except FileNotFoundError:
+        return [], []
+    except (OSError, ValueError) as error:
+        return [], [f"{folder.name}/{FOLDER}/{FILE}: {error}"]
+    result = []
+    for place, index in sorted(found.items()):
+        target = folder / FOLDER / place
         try:
-            index = json.loads(runs.load_bytes(str(path / FILE), _LARGEST)[0])
             problems = [str(problem) for problem in index["problems"]]
-            yield path, of(index) if "node" in index else None, problems
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            yield path, None, [f"{folder.name}/{FOLDER}/{entry.name}/{FILE}: {error!r}"]
+            rows = target / rows_name(int(index.get("rows", 0)))
+            result.append(Place(target, rows, of(index) if "node" in index else None, problems))
+        except (ValueError, KeyError, TypeError) as error:
+            result.append(Place(target, target, None, [f"{folder.name}/{FOLDER}/{FILE}: {place}: {error!r}"]))
+    return result, []

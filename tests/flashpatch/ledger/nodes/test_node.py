@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from flashpatch.ledger import files, old_runs, read_events, runs
+from flashpatch.ledger.nodes import keys
 from flashpatch.ledger.nodes.node import Node
 
 
@@ -23,10 +24,12 @@ def row(host: str, pid: int, **values: Any) -> dict[str, Any]:
     return {**files.row({}), "run": "r", "host": host, "pid": pid, "start": "5", **values}
 
 
-def place(home: Path, name: str, *pids: int, **values: Any) -> Path:
-    """Write what was fetched from a node whose processes ``pids`` ran."""
+def place(home: Path, name: str, *rows: dict[str, Any], **values: Any) -> Path:
+    """Write what was fetched from a node whose processes 2 and 9 ran."""
     now = time.time()
-    folder = home / "r" / "nodes" / name
+    packed = keys.packed(
+        {f"{one.get('kind')}-{one['host']}-{one['pid']}-5.json": json.dumps(one) for one in rows}
+    )
     index = {
         "node": name * 8,
         "name": name,
@@ -35,12 +38,17 @@ def place(home: Path, name: str, *pids: int, **values: Any) -> Path:
         "state": "alive",
         "written": now,
         "fetched": now,
-        "alive": [[pid, "5"] for pid in pids],
+        "alive": [[2, "5"], [9, "5"]],
+        "rows": 7,
         "problems": [],
         **values,
     }
-    put(folder / "node.json", index)
-    return folder
+    nodes = home / "r" / "nodes"
+    before = json.loads((nodes / "nodes.json").read_text()) if nodes.exists() else {}
+    put(nodes / "nodes.json", {**before, name: index})
+    (nodes / name).mkdir(exist_ok=True)
+    (nodes / name / "rows-00000007.z").write_bytes(packed)
+    return nodes / name
 
 
 def read(home: Path) -> runs.Run:
@@ -50,8 +58,7 @@ def read(home: Path) -> runs.Run:
 
 def test_rows_of_other_nodes_join_those_here(tmp_path: Path) -> None:
     put(tmp_path / "r" / "row-near-1-5.json", row("near", 1))
-    put(place(tmp_path, "one", 2) / "row-far-2-5.json", row("far", 2))
-    put(tmp_path / "r" / "nodes" / "one" / "row-far-3-5.json", row("far", 3))
+    place(tmp_path, "one", row("far", 2), row("far", 3))
     run = read(tmp_path)
     assert [(found.pid, found.alive, found.node and found.node.label) for found in run.rows] == [
         (1, None, None),
@@ -63,13 +70,13 @@ def test_rows_of_other_nodes_join_those_here(tmp_path: Path) -> None:
 
 def test_a_row_that_is_here_already_is_the_newer_one(tmp_path: Path) -> None:
     put(tmp_path / "r" / "row-far-2-5.json", row("far", 2, notes={"updates": 9}))
-    put(place(tmp_path, "one", 2) / "row-far-2-5.json", row("far", 2, notes={"updates": 1}))
+    place(tmp_path, "one", row("far", 2, notes={"updates": 1}))
     [found] = read(tmp_path).rows
     assert found.notes == {"updates": 9} and found.node is not None and found.alive is True
 
 
 def test_a_dead_node_has_no_living_process(tmp_path: Path) -> None:
-    put(place(tmp_path, "one", 2, state="dead") / "row-far-2-5.json", row("far", 2))
+    place(tmp_path, "one", row("far", 2), state="dead")
     [found] = read(tmp_path).rows
     assert found.alive is False and found.node is not None and found.node.label == "one (oneoneon), dead"
 
@@ -77,8 +84,7 @@ def test_a_dead_node_has_no_living_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize("written, fetched", [(40, 0), (61, 61)])
 def test_what_nobody_said_lately_is_unknown(tmp_path: Path, written: float, fetched: float) -> None:
     now = time.time()
-    folder = place(tmp_path, "one", 2, written=now - written, fetched=now - fetched)
-    put(folder / "row-far-2-5.json", row("far", 2))
+    place(tmp_path, "one", row("far", 2), written=now - written, fetched=now - fetched)
     [found] = read(tmp_path).rows
     assert found.alive is None
 
@@ -86,18 +92,23 @@ def test_what_nobody_said_lately_is_unknown(tmp_path: Path, written: float, fetc
 def test_a_process_of_another_container_with_this_host_name_is_not_looked_for_here(tmp_path: Path) -> None:
     pid, start = files.identity()
     here = row(files.host(), pid, start=start)
-    put(place(tmp_path, "one", host=files.host()) / f"row-{files.host()}-{pid}-{start}.json", here)
+    place(tmp_path, "one", here, host=files.host())
     [found] = read(tmp_path).rows
     assert found.alive is False, "its node says so, whatever runs here under its number"
 
 
 def test_expectations_come_once(tmp_path: Path) -> None:
-    wanted = {"host": "far", "pid": 4, "start": "", "roles": [], "families": ["toy"], "by": 1}
+    wanted = {
+        "kind": "expect",
+        "host": "far",
+        "pid": 4,
+        "start": "",
+        "roles": [],
+        "families": ["toy"],
+        "by": 1,
+    }
     put(tmp_path / "r" / "expect-far-4-unknown.json", wanted)
-    folder = place(tmp_path, "one", 2)
-    put(folder / "expect-far-4-unknown.json", wanted)
-    put(folder / "expect-far-2-unknown.json", {**wanted, "pid": 2})
-    put(folder / "row-far-2-5.json", row("far", 2))
+    place(tmp_path, "one", wanted, {**wanted, "pid": 2}, row("far", 2))
     run = read(tmp_path)
     assert len(run.expected) == 2 and [one.pid for one in run.missing] == [4]
 
@@ -106,35 +117,59 @@ def test_with_one_node_alone_its_name_says_nothing(tmp_path: Path) -> None:
     put(tmp_path / "r" / "row-far-1-5.json", row("far", 1))
     place(tmp_path, "one", here=True)
     assert read(tmp_path).rows[0].node is None
-    put(place(tmp_path, "two", 2) / "row-two-2-5.json", row("two", 2))
+    place(tmp_path, "two", row("two", 2))
     assert [found.node and found.node.name for found in read(tmp_path).rows] == ["one", "two"]
 
 
 def test_events_of_other_nodes_are_read(tmp_path: Path) -> None:
     event = json.dumps({"n": 1, "t": 1.0, "event": "update"}) + "\n"
     put(tmp_path / "r" / "events-near-1-5.jsonl", event)
-    folder = place(tmp_path, "one", 2)
+    folder = place(tmp_path, "one")
     put(folder / "events-far-2-5.jsonl", event)
     put(folder / "events-near-1-5.jsonl", event * 2)
     found, problems = read_events.read(tmp_path / "r")
     assert [(one.host, len(one.events)) for one in found] == [("near", 1), ("far", 1)] and problems == []
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"problems": [], "node": "x"}', '{"problems": 3}'])
-def test_a_broken_file_about_a_node_is_a_problem(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize("content", [
+    "", "[]", '{"one": 3}', '{"one": {}}', '{"one": {"problems": 3}}', '{"one": {"problems": [], "node": "x"}}',
+])  # fmt: skip
+def test_a_broken_file_about_the_nodes_is_a_problem(tmp_path: Path, content: str) -> None:
     put(tmp_path / "r" / "row-near-1-5.json", row("near", 1))
-    put(tmp_path / "r" / "nodes" / "one" / "node.json", content)
+    put(tmp_path / "r" / "nodes" / "nodes.json", content)
     run = read(tmp_path)
-    assert len(run.rows) == 1 and "r/nodes/one/node.json" in run.problems[0]
+    assert len(run.rows) == 1 and "r/nodes/nodes.json" in run.problems[0]
+
+
+def test_broken_rows_are_a_problem_and_the_others_are_read(tmp_path: Path) -> None:
+    folder = place(tmp_path, "one", row("far", 2), {"kind": "row", "host": "far", "pid": 3})
+    run = read(tmp_path)
+    assert [found.pid for found in run.rows] == [2] and "one/row-far-3-5.json: no key" in run.problems[0]
+    (folder / "rows-00000007.z").write_bytes(b"rubbish")
+    assert "nodes/one/rows-00000007.z" in ledger_problem(tmp_path)
+    (folder / "rows-00000007.z").unlink()
+    assert "nodes/one/rows-00000007.z" in ledger_problem(tmp_path)
+
+
+def ledger_problem(home: Path) -> str:
+    [problem] = read(home).problems
+    return problem
+
+
+def test_a_place_whose_name_leads_elsewhere_is_left_out(tmp_path: Path) -> None:
+    place(tmp_path, "one", row("far", 2))
+    found = json.loads((tmp_path / "r" / "nodes" / "nodes.json").read_text())
+    put(tmp_path / "r" / "nodes" / "nodes.json", {"../../x": found["one"]})
+    assert runs.read(tmp_path) == []
 
 
 def test_an_old_run_goes_with_what_was_fetched_into_it(tmp_path: Path) -> None:
     put(tmp_path / "r" / "row-near-1-5.json", row(files.host(), 1, start="never"))
     put(tmp_path / "r" / ".publisher-0123456789ab", "")
-    put(place(tmp_path, "one", 2) / "row-far-2-5.json", row("far", 2))
+    place(tmp_path, "one", row("far", 2))
     os.utime(tmp_path / "r", (time.time() - 86400 * 3,) * 2)
     assert old_runs.prune(tmp_path, "other", 2.0, 0) == [], "its node said just now that a process runs"
-    place(tmp_path, "one", 2, fetched=time.time() - 86400 * 3)
+    place(tmp_path, "one", row("far", 2), fetched=time.time() - 86400 * 3)
     assert old_runs.prune(tmp_path, "other", 2.0, 0) == ["r"]
     assert list(tmp_path.iterdir()) == []
 
