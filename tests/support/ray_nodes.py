@@ -83,14 +83,20 @@ class Nodes:
         self._site = folder / "site"
         self._jobs: list[Job] = []
         self._make_site()
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, str(folder)],
-            env=self.environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        told = json.loads(self._process.stdout.readline())
+        line = ""
+        for _ in range(3):  # Ray gives each raylet half a minute, however busy the machine is
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(folder)],
+                env=self.environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            line = self._process.stdout.readline()
+            if line:
+                break
+            self._process.communicate()
+        told = json.loads(line)
         self.address: str = told["address"]
         self.raylets: dict[str, int] = told["raylets"]
 

@@ -12,7 +12,6 @@ Every value is JSON or bytes, compressed by zlib.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import zlib
@@ -38,6 +37,8 @@ _PLAIN = re.compile(r"[A-Za-z0-9._-]+")
 
 def place(node: str, host: str, folder: str) -> str:
     """Return the name of a run directory on a node: 12 hexadecimal digits."""
+    import hashlib  # takes longer to import than the rest, and who reads a ledger needs it not
+
     return hashlib.sha256("\0".join((node, host, folder)).encode()).hexdigest()[:12]
 
 
