@@ -2,7 +2,7 @@
 
     python examples/flowrl_model/compare.py [--quick] [--out DIRECTORY]
 
-teaches SmolLM2-135M to write expressions of three digits that give a number, until a third of its answers are right,
+teaches SmolLM2-135M to write expressions of three digits that give a number, until a third and more of its answers are right,
 trains it by each method at three learning rates, then at the rate with the highest reward from two more seeds, and prints
 how many answers to numbers that training never asked for are right, and how many different right ones there are. All methods get
 the same number of samples. DIRECTORY (default ./flowrl_model) keeps each run, so that a stopped comparison goes on where it
