@@ -33,12 +33,15 @@ def teach(checkpoint: Path, to: Path, enough: float, lessons: int = 200, rate: f
         targets = draw.sample(TARGETS, 16)
         answers = model.written([some_right(target, 8, draw) for target in targets])
         log_prob, mask = model.log_prob(model.asked(targets), answers)[0], model.mask(answers)
-        wrong = -(log_prob * mask).sum() / mask.sum()
-        _step(optimizer, wrong)
+        objective = -(log_prob * mask).sum() / mask.sum()
+        _step(optimizer, objective)
         if lesson % 10 == 0:
             share = evaluate(model, TARGETS, 16, seed=lesson)["reward"]
             seconds = time.monotonic() - began
-            print(f"lesson {lesson}: loss {wrong.item():.3f}, {share:.0%} right, {seconds:.0f} s", flush=True)
+            print(
+                f"lesson {lesson}: loss {objective.item():.3f}, {share:.0%} right, {seconds:.0f} s",
+                flush=True,
+            )
             if share >= enough:
                 break
     model.model.save_pretrained(to)
@@ -66,7 +69,7 @@ def train(
 
     Returns:
         ``curve``: measures of the held-out targets every so many steps, with ``samples`` answers to each; ``held_out`` and
-        ``trained``: those at the end with twice as many; ``log_z``, ``loss`` per step; ``seconds``.
+        ``trained``: those at the end with twice as many; ``loss``, ``log_z`` and ``train_reward`` per step; ``seconds``.
     """
     torch.manual_seed(seed)
     draw, choose = torch.Generator().manual_seed(seed), random.Random(seed)
@@ -101,9 +104,9 @@ def train(
             torch.zeros(PROMPTS),
         )
         entropy = torch.zeros_like(log_prob)[None]
-        wrong = loss(method, kept, log_prob[None], entropy, log_z[None])[0]
-        _step(optimizer, wrong)
-        for name, number in {"loss": wrong, "log_z": log_z.mean(), "train_reward": reward.mean()}.items():
+        objective = loss(method, kept, log_prob[None], entropy, log_z[None])[0]
+        _step(optimizer, objective)
+        for name, number in {"loss": objective, "log_z": log_z.mean(), "train_reward": reward.mean()}.items():
             run[name].append(float(number.detach()))
     run["held_out"] = evaluate(model, HELD_OUT, 2 * samples, seed + 1)
     run["trained"] = evaluate(model, TRAINED[::3], 2 * samples, seed + 1)
@@ -119,9 +122,9 @@ def _rewards(model: LanguageModel, answers: torch.Tensor, targets: list[int]) ->
     return torch.tensor(rows)
 
 
-def _step(optimizer: torch.optim.Optimizer, wrong: torch.Tensor) -> None:
+def _step(optimizer: torch.optim.Optimizer, objective: torch.Tensor) -> None:
     optimizer.zero_grad()
-    wrong.backward()
+    objective.backward()
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     torch.nn.utils.clip_grad_norm_([p for p in parameters if p.grad is not None], CLIP_NORM)
     optimizer.step()
