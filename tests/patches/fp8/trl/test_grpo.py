@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("torch")
+
 import trl_job
 import vllm_updates as updates
 from trainer_senders import PLUGINS

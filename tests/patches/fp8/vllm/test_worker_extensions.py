@@ -9,6 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
+pytest.importorskip("torch")
+
 import trainer_senders as senders
 import vllm_updates as updates
 from vllm_lab import engines, environment, oracle, scenario
