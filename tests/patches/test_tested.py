@@ -110,6 +110,7 @@ def test_patches_for_the_second_runner_claim_what_its_tests_run_on():
 
 #: Groups whose frameworks an environment with verl has not.
 ABSENT = {"sglang", "verl_sglang"} if find_spec("sglang") is None else {"vllm", "verl_vllm"}
+ABSENT |= {"trl", "swift", "prime_rl"}
 
 
 @pytest.mark.verl

@@ -8,7 +8,7 @@ import pytest
 from ray_nodes import Nodes
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     cluster = Nodes(tmp_path_factory.mktemp("nodes"))
     try:
