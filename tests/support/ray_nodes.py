@@ -186,7 +186,7 @@ def until(look: Callable[[], Any], seconds: float = 30) -> Any:
 
 
 def _main(folder: Path) -> None:
-    from ray._private.utils import reset_ray_address
+    from ray._private.utils import get_ray_address_file
     from ray.cluster_utils import Cluster
 
     cluster = Cluster()
@@ -206,7 +206,8 @@ def _main(folder: Path) -> None:
             env_vars={} if name == "head" else {"FLASHPATCH_LEDGER": str(folder / name / "ledger"), "HOME": "/dev/null/home"},
             **({"_system_config": detection} if name == "head" else {}),
         )  # fmt: skip
-        reset_ray_address()  # else each ray.init() on this machine that names no cluster would join this one
+        # else each ray.init() on this machine that names no cluster would join this one
+        Path(get_ray_address_file(None)).unlink(missing_ok=True)
         raylets[name] = node.all_processes["raylet"][0].process.pid
     print(json.dumps({"address": cluster.address, "raylets": raylets}), flush=True)
     sys.stdin.read()
