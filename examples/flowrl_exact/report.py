@@ -84,13 +84,17 @@ def of_part(results: list[Result], part: str) -> list[Result]:
 
 
 def table(part: str, results: list[Result]) -> str:
-    rows = [("", *COLUMNS), *(_row(result) for result in results)]
+    return aligned(HEADINGS[part], [("", *COLUMNS), *(_row(result) for result in results)])
+
+
+def aligned(heading: str, rows: Sequence[Sequence[str]]) -> str:
+    """Set cells below each other, the first column to the left and the others to the right."""
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     lines = [
         "  ".join(cell.ljust(w) if not at else cell.rjust(w) for at, (cell, w) in enumerate(zip(row, widths)))
         for row in rows
     ]
-    return "\n".join([f"== {HEADINGS[part]}", *lines])
+    return "\n".join([f"== {heading}", *lines])
 
 
 def _row(result: Result) -> tuple[str, ...]:

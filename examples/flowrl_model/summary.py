@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from answers import KS
-from report import interval
+from report import aligned, interval
 
 Run = dict[str, Any]
 SHARES = ("reward", "pass@4", "pass@16")
@@ -21,17 +22,19 @@ def line(run: Run) -> str:
 
 def best_rates(runs: list[Run]) -> list[Run]:
     """Keep of each method the run with the highest reward on the targets that training asked for."""
-    named: dict[str, list[Run]] = {}
-    for run in runs:
-        named.setdefault(run["method"]["name"], []).append(run)
-    return [max(tried, key=lambda run: run["trained"]["reward"]) for tried in named.values()]
+    tried = _grouped(runs, lambda run: run["method"]["name"])
+    return [max(of_one, key=lambda run: run["trained"]["reward"]) for of_one in tried.values()]
 
 
 def by_method(runs: list[Run]) -> dict[str, list[Run]]:
     """The runs of each method, over its seeds."""
+    return _grouped(runs, lambda run: f"{run['method']['name']} @ {run['method']['rate']:g}")
+
+
+def _grouped(runs: list[Run], name: Callable[[Run], str]) -> dict[str, list[Run]]:
     found: dict[str, list[Run]] = {}
     for run in runs:
-        found.setdefault(f"{run['method']['name']} @ {run['method']['rate']:g}", []).append(run)
+        found.setdefault(name(run), []).append(run)
     return found
 
 
@@ -46,7 +49,7 @@ def tables(tried: list[Run], runs: list[Run]) -> str:
         ("numbers of the training", by_method(runs), "trained"),
     ]
     return "\n\n".join(
-        _table(title, [heading, *([before] if where == "held_out" else []), *_rows(named, where)])
+        aligned(title, [heading, *([before] if where == "held_out" else []), *_rows(named, where)])
         for title, named, where in parts
     )
 
@@ -61,15 +64,6 @@ def _rows(named: dict[str, list[Run]], where: str) -> list[list[str]]:
 def _cell(values: list[float]) -> str:
     mean, half = interval(values)
     return f"{mean:.2f}" if half != half else f"{mean:.2f} ± {half:.2f}"
-
-
-def _table(title: str, rows: list[list[str]]) -> str:
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    lines = [
-        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:]))])
-        for row in rows
-    ]
-    return "\n".join([f"== {title}", *lines])
 
 
 def numbers(runs: list[Run]) -> dict[str, Any]:
