@@ -13,7 +13,10 @@ from flashpatch.record import Contract, Patch
 
 ROLLOUT = "actor_rollout_ref.rollout"
 ENGINE = f"{ROLLOUT}.checkpoint_engine"
-ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
+MODEL = "actor_rollout_ref.model"
+ATTENTION = f"{MODEL}.override_config.attn_implementation"
+ADAPTERS = ("lora_rank", "lora.rank", "lora_adapter_path")
+"""The settings of a model that ask for LoRA adapters."""
 ID = "cpu.verl.validate_config"
 SUMMARY = "cannot run without an accelerator:"
 SGLANG = f"{ROLLOUT}.engine_kwargs.sglang"
@@ -63,11 +66,13 @@ def on_run(original, config: Any, *args: Any, **kwargs: Any) -> Any:
 
 def refusals(get: Get) -> Iterator[str]:
     """Yield the settings that cannot run without an accelerator, each with the reason."""
-    model = "actor_rollout_ref.model"
-    for path in ("lora_rank", "lora.rank", "lora_adapter_path"):
-        if get(f"{model}.{path}") and not get(f"{model}.lora.merge"):
-            value = get(f"{model}.{path}")
-            yield f"{model}.{path}={value} (rollouts get whole weights here: add {model}.lora.merge=True)"
+    for name in ADAPTERS:
+        path = f"{MODEL}.{name}"
+        if get(path) and not get(f"{MODEL}.lora.merge"):
+            yield f"{path}={get(path)} (rollouts get whole weights here: add {MODEL}.lora.merge=True)"
+        path = f"critic.model.{name}"
+        if get(path):
+            yield f"{path}={get(path)} (a critic with adapters was never run without an accelerator)"
     for role in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"):
         strategy = get(f"{role}.strategy")
         if strategy not in (None, "fsdp", "fsdp2"):

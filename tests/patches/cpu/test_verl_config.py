@@ -33,6 +33,10 @@ def reader(**changes):
     [
         ("actor_rollout_ref.model.lora_rank", 8),
         ("actor_rollout_ref.model.lora.rank", 8),
+        ("actor_rollout_ref.model.lora_adapter_path", "adapters"),
+        ("critic.model.lora_rank", 8),
+        ("critic.model.lora.rank", 8),
+        ("critic.model.lora_adapter_path", "adapters"),
         ("actor_rollout_ref.actor.strategy", "megatron"),
         ("critic.strategy", "torchtitan"),
         (f"{ROLLOUT}.name", "trtllm"),
@@ -46,10 +50,12 @@ def test_what_does_not_run_is_refused_by_name(path, value):
     assert refusal.startswith(f"{path}={value} (")
 
 
-def test_adapters_are_merged_or_the_critics():
-    path = "actor_rollout_ref.model"
-    assert not list(verl_config.refusals(reader(**{f"{path}.lora_rank": 8, f"{path}.lora.merge": True})))
-    assert not list(verl_config.refusals(reader(**{"critic.model.lora_rank": 8})))
+@pytest.mark.parametrize("name", verl_config.ADAPTERS)
+def test_only_merged_adapters_of_the_actor_run(name):
+    merged = {f"{model}.lora.merge": True for model in (verl_config.MODEL, "critic.model")}
+    assert not list(verl_config.refusals(reader(**merged, **{f"{verl_config.MODEL}.{name}": 8})))
+    (refusal,) = verl_config.refusals(reader(**merged, **{f"critic.model.{name}": 8}))
+    assert refusal.startswith(f"critic.model.{name}=8 (a critic with adapters was never run")
 
 
 @pytest.mark.parametrize("part", ["actor", "ref.fsdp_config"])
