@@ -63,6 +63,7 @@ FAMILY = Family(
     refuses=(
         "verl.utils.config:validate_config",
         "verl.workers.engine_workers:ActorRolloutRefWorker.init_model",
+        "verl.workers.actor.dp_actor:DataParallelPPOActor.__init__",  # of verl before 0.8
     ),
     migrations={"flowrl": "flashpatch.patches.flowrl.from_flowrl"},
 )
