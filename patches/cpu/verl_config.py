@@ -154,6 +154,8 @@ def sglang_arguments(get: Get) -> Iterator[tuple[str, Any]]:
         "attention_backend": "intel_amx",
         "grammar_backend": "none",
         "enable_memory_saver": False,
+        # Of the memory that was free at the start; whatever other processes took since then counts as this engine's.
+        "mem_fraction_static": 0.95,
         "max_total_tokens": length * get(f"{ROLLOUT}.max_num_seqs", 1),  # more are never in use at once
     }
     for name, value in wanted.items():

@@ -43,6 +43,7 @@ def configuration(model: str) -> Any:
         device="cpu",
         grammar_backend="none",
         max_total_tokens=1024,
+        mem_fraction_static=0.95,
         enable_memory_saver=False,
     )
     settings = [f"actor_rollout_ref.model.path={model}"]

@@ -57,6 +57,12 @@ def vnni() -> bool:
 
 
 @functools.cache
+def packed_ops() -> bool:
+    """Whether vLLM takes its library with operators on packed weights: the one for AVX-512 with bf16 products."""
+    return " avx512_bf16 " in Path("/proc/cpuinfo").read_text()
+
+
+@functools.cache
 def amx() -> bool:
     """Whether this CPU multiplies tiles. With, vLLM keeps int8 weights packed in parameters, not in handles."""
     return " amx_tile " in Path("/proc/cpuinfo").read_text()

@@ -3,7 +3,7 @@
 vLLM 0.31 and 0.32 give x86 CPUs int8 experts where they have AMX (`CPUExpertsInt8._supports_current_device`). There
 are two ways to have them elsewhere:
 
-- ``vllm``: that class, whatever the CPU. Its operator needs AVX-512 with VNNI only.
+- ``vllm``: that class, whatever the CPU. Its operators need AVX-512 with VNNI and bf16 products.
 - ``torch``: a class of the laboratory in its place, for any CPU, which stores its weights in another layout too.
 
 `used(kind)` is for one engine in this process. `install`, an entry point of the laboratory's plugin, reads $KIND
@@ -25,7 +25,7 @@ PLUGIN = "lab_int8_experts"
 
 def kinds() -> list[str]:
     """The kinds that run on this CPU."""
-    return ["vllm", "torch"] if environment.avx512() and environment.vnni() else ["torch"]
+    return ["vllm", "torch"] if environment.packed_ops() and environment.vnni() else ["torch"]
 
 
 def env(kind: str) -> dict[str, str | None]:

@@ -121,7 +121,7 @@ def sglang_arguments(model: Path, drafter: Path, max_drafts: int, **more: Any) -
             grammar_backend="none",
             max_total_tokens=4096,
             max_running_requests=4,
-            mem_fraction_static=0.3,
+            mem_fraction_static=0.95,  # other processes take memory meanwhile
             random_seed=0,
             log_level="warning",
             speculative_algorithm="EAGLE",

@@ -40,7 +40,7 @@ def _run(name: str, workdir: Path, seen: dict[str, Any]) -> None:
         disable_cuda_graph=True,
         max_total_tokens=4096,
         max_running_requests=4,
-        mem_fraction_static=0.3,
+        mem_fraction_static=0.95,  # other processes take memory meanwhile
         grammar_backend="none",
         skip_server_warmup=True,
         random_seed=0,

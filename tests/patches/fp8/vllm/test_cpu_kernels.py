@@ -30,15 +30,17 @@ STOCK = {  # by whether there is AMX
 
 @contextmanager
 def cpu_kind(has_amx: bool) -> Iterator[None]:
-    """As vLLM would find this CPU."""
+    """As vLLM would find a CPU with AMX, or without, and its library for that CPU."""
     import torch
+    from vllm import _custom_ops
 
-    asked = torch.cpu._is_amx_tile_supported
+    asked, present = torch.cpu._is_amx_tile_supported, _custom_ops._supports_cpu_fp8_w8a16
     torch.cpu._is_amx_tile_supported = lambda: has_amx
+    _custom_ops._supports_cpu_fp8_w8a16 = has_amx
     try:
         yield
     finally:
-        torch.cpu._is_amx_tile_supported = asked
+        torch.cpu._is_amx_tile_supported, _custom_ops._supports_cpu_fp8_w8a16 = asked, present
 
 
 def fp8_kernel(scales: str, n: int, k: int) -> Any:
@@ -179,7 +181,8 @@ def has_packed_int8() -> bool:
     import torch
     import vllm._custom_ops  # noqa: F401
 
-    return torch._C._dispatch_has_kernel_for_dispatch_key("_C::int8_scaled_mm_with_quant", "CPU")
+    name = "int8_scaled_mm_with_quant"
+    return hasattr(torch.ops._C, name) and torch._C._dispatch_has_kernel_for_dispatch_key(f"_C::{name}", "CPU")
 
 
 def compiled() -> dict[str, Any]:

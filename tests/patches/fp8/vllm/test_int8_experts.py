@@ -25,7 +25,7 @@ _KERNELS = {"vllm": "CPUExpertsInt8", "torch": "TorchExpertsInt8"}
 _VLLM = pytest.param(
     "vllm",
     marks=pytest.mark.skipif(
-        "vllm" not in int8_experts.kinds(), reason="vLLM's operator needs AVX-512 and VNNI"
+        "vllm" not in int8_experts.kinds(), reason="vLLM's operators need AVX-512 with VNNI and bf16"
     ),
 )
 
