@@ -17,6 +17,7 @@ from importlib import import_module
 from types import ModuleType
 
 from flashpatch import __version__, registry
+from flashpatch.commands.report import reader_left
 from flashpatch.errors import PatchError
 
 
@@ -24,7 +25,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code; wrong usage raises SystemExit(2), as argparse does."""
     args = _parser().parse_args(argv)
     try:
-        return args.run(args)
+        code = args.run(args)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        return reader_left()
     except PatchError as error:
         print(error, file=sys.stderr)
     except ModuleNotFoundError as error:

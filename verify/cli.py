@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashpatch import registry
-from flashpatch.commands.report import Table, emit
+from flashpatch.commands.report import Table, emit, reader_left
 from flashpatch.errors import PatchError
 from flashpatch.ledger import files, runs
 from flashpatch.patch_status import absent_frameworks
@@ -41,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.live is not None or options.run is not None:
             return _live(options)
         return _probes(options)
+    except BrokenPipeError:
+        return reader_left()
     except (PatchError, LookupError, ValueError) as error:
         print(f"flashpatch-verify: {error}", file=sys.stderr)
         return USAGE

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -46,6 +48,12 @@ def emit(data: Any, tables: Iterable[Table], as_json: bool, stream: TextIO | Non
         if number:
             stream.write("\n")
         draw(table, stream)
+
+
+def reader_left() -> int:
+    """Drop what is left of standard output, whose reader ended first, as `head` does; return the exit code of that."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 128 + signal.SIGPIPE
 
 
 def _plain(table: Table, stream: TextIO) -> None:

@@ -6,6 +6,7 @@ The patches are those of a throw-away distribution, so that nothing here depends
 import json
 import os
 import pty
+import signal
 import subprocess
 from dataclasses import fields
 from pathlib import Path
@@ -270,6 +271,21 @@ class TestOutput:
         done = toys.run("flashpatch", command)
         assert done.returncode == 0
         assert done.stdout.isascii() and "\x1b" not in done.stdout
+
+    @pytest.mark.parametrize("command", [["flashpatch", "list"], ["python", "-m", "flashpatch", "env", "--json"]])
+    def test_a_reader_that_ends_first_is_no_error(self, command: list[str], toys) -> None:
+        ours, theirs = os.pipe()
+        os.close(ours)  # nobody reads
+        done = subprocess.run(
+            [toys.home / "bin" / command[0], *command[1:]],
+            stdout=theirs,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=toys.home,
+            env={"PATH": os.environ["PATH"]},
+        )
+        os.close(theirs)
+        assert done.returncode == 128 + signal.SIGPIPE and done.stderr == ""
 
     @pytest.mark.parametrize("no_color", ["", "1"])
     def test_a_table_on_a_terminal(self, no_color: str, toys) -> None:

@@ -182,7 +182,9 @@ def has_packed_int8() -> bool:
     import vllm._custom_ops  # noqa: F401
 
     name = "int8_scaled_mm_with_quant"
-    return hasattr(torch.ops._C, name) and torch._C._dispatch_has_kernel_for_dispatch_key(f"_C::{name}", "CPU")
+    return hasattr(torch.ops._C, name) and torch._C._dispatch_has_kernel_for_dispatch_key(
+        f"_C::{name}", "CPU"
+    )
 
 
 def compiled() -> dict[str, Any]:

@@ -1,0 +1,7 @@
+"""Run the command as ``python -m flashpatch``."""
+
+import sys
+
+from flashpatch.cli import main
+
+sys.exit(main())
