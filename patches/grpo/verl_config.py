@@ -47,9 +47,11 @@ def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> None:
 
 def refusals(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
     """Yield the settings that contradict the family, each with the reason."""
-    if not options["loss"]:
-        return
     mode = get(LOSS, _DEFAULT)
+    if not options["loss"]:
+        if mode == MODE:
+            yield f"{LOSS}={mode} (grpo's option loss is off, which leaves this mode out)"
+        return
     if mode not in (None, _DEFAULT, MODE):
         yield f"{LOSS}={mode} (grpo sets {MODE}; choose one of the two)"
     if get("algorithm.rollout_correction.bypass_mode"):

@@ -80,6 +80,11 @@ def policy_loss(
     }
 
 
+def native(site: Any) -> str | None:
+    """Name verl's own losses where the option loss is off: then the mode is not registered, and no step calls it."""
+    return None if site.options.get("loss", True) else "the loss that verl's configuration names"
+
+
 def apply(site: Any) -> None:
     """Register the mode."""
     site.module.register_policy_loss(MODE)(policy_loss)
@@ -97,6 +102,7 @@ PATCH = Patch(
     requires="verl>=0.9",
     apply=apply,
     undo=undo,
+    native=native,
     contract=Contract(
         params=("name",),
         mentions=("POLICY_LOSS_REGISTRY",),
@@ -111,7 +117,7 @@ PATCH = Patch(
     needs=(batch_counts.ID,),
     why="The gradient of verl's own losses depends on how a batch was divided: through the configured batch "
     "size, and under seq-mean-token-sum-norm through the width of a micro-batch.",
-    how=f'Registers the policy loss "{MODE}" with verl. Reference KL, entropy and importance weights stay '
-    "verl's.",
+    how=f'Registers the policy loss "{MODE}" with verl, unless the option loss is off. Reference KL, entropy and '
+    "importance weights stay verl's.",
     remove_when="verl's losses divide by the samples and tokens that the batch really holds.",
 )

@@ -67,3 +67,23 @@ def test_armed_superseded_and_undone(scenario):
     """,
         names="",
     )
+
+
+def test_without_its_loss_the_mode_is_not_registered_and_no_step_owes_a_call(scenario):
+    """`flashpatch-verify --live` asks for a call of each registered patch once there were steps."""
+    scenario(
+        """
+        import flashpatch
+        import verl.trainer.ppo.core_algos as algos
+        import verl.utils.config as config, verl.workers.engine.utils
+        stock = dict(algos.POLICY_LOSS_REGISTRY), config.validate_config
+        flashpatch.enable("grpo", loss=False)
+        states = flashpatch.status()
+        assert states["grpo.verl.register_policy_loss"].state.word == "superseded"
+        assert algos.POLICY_LOSS_REGISTRY == stock[0] and config.validate_config is not stock[1]
+        assert states["grpo.verl.prepare_micro_batches"].state.word == "installed"
+        flashpatch.disable()
+        assert algos.POLICY_LOSS_REGISTRY == stock[0] and config.validate_config is stock[1]
+    """,
+        names="",
+    )

@@ -35,6 +35,8 @@ def test_another_loss_is_refused_unless_ours_is_off():
     assert "loss_mode=gspo" in mode and "bypass_mode=True" in bypass
     off = {**ON, "loss": False}
     assert not list(verl_config.refusals(get, off)) and not list(verl_config.adaptations(get, off))
+    (refusal,) = verl_config.refusals(reader(**{verl_config.LOSS: "grpo_exact"}), off)
+    assert refusal.startswith(f"{verl_config.LOSS}=grpo_exact (grpo's option loss is off")
 
 
 def test_a_constant_divisor_is_given_where_verl_would_take_a_width():
