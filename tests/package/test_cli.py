@@ -272,7 +272,9 @@ class TestOutput:
         assert done.returncode == 0
         assert done.stdout.isascii() and "\x1b" not in done.stdout
 
-    @pytest.mark.parametrize("command", [["flashpatch", "list"], ["python", "-m", "flashpatch", "env", "--json"]])
+    @pytest.mark.parametrize(
+        "command", [["flashpatch", "list"], ["python", "-m", "flashpatch", "env", "--json"]]
+    )
     def test_a_reader_that_ends_first_is_no_error(self, command: list[str], toys) -> None:
         ours, theirs = os.pipe()
         os.close(ours)  # nobody reads
