@@ -5,7 +5,8 @@
 # make demo-world verl trains a real language model of 135 million weights on this machine, four steps; make world only
 #                 installs what that needs
 # make check      formatter, linter, types, and every test that opens no engine, on each Python that is at hand
-# make test       make check, then tests on real engines: the newest vLLM, verl with the vLLM that it runs on, SGLang
+# make test       make check, on other Pythons a part of it; tests on real engines: the newest vLLM, verl with the vLLM
+#                 that it runs on, SGLang
 # make test-full  all tests, also the long ones and those on the oldest supported vLLM
 # make dist       sdist and wheel in dist/, built twice and compared, checked by twine and check-wheel-contents
 # make docs       the documentation site in build/site: guides, API reference, commands; strict, and shown without a network
@@ -114,14 +115,18 @@ lint: $(CHECK)/.ready
 check-own: $(CHECK)/.ready
 	$(CHECK)/bin/pytest -q -n 2 --dist loadfile --timeout 600 -m "$(NO_ENGINE)"
 
-# Without torch; tests that need it are skipped.
+# Without torch; tests that need it are skipped. $(OTHER_TESTS): which of them, all if unset.
 $(OTHER_PYTHONS:%=check-%): check-%: $(CHECK)-%/.ready
 	@if [ ! -x $(CHECK)-$*/bin/pytest ]; then echo "Python $* is not at hand: no tests on it"; else \
-		$(CHECK)-$*/bin/pytest -q -n 2 --dist loadfile --timeout 600 -m "$(NO_ENGINE)"; fi
+		$(CHECK)-$*/bin/pytest -q -n 2 --dist loadfile --timeout 600 -m "$(NO_ENGINE)" \
+		$(OTHER_TESTS); fi
 
-# Side by side, set-up included: most of the time one of them waits for an engine to start. The longest goes first.
-test: check
-	$(MAKE) -j3 --output-sync=none test-newest test-paired test-sglang
+# Side by side, set-up included: most of the time one of them waits for an engine to start. The longest goes first, and
+# Ray does not put its workers behind everything else. Other Pythons run what depends on the interpreter.
+test: export RAY_worker_niceness := 0
+test: export OTHER_TESTS := tests/flashpatch tests/package tests/verify
+test: lint check-own
+	$(MAKE) -j5 --output-sync=none test-newest test-paired test-sglang $(OTHER_PYTHONS:%=check-%)
 
 test-newest: $(NEWEST)
 	nice -n 5 $(NEWEST)/bin/pytest -m "vllm and not full"
