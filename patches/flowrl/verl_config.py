@@ -15,6 +15,7 @@ ACTOR = "actor_rollout_ref.actor"
 LOSS_MODE = f"{ACTOR}.policy_loss.loss_mode"
 USE_KL, KL_COEF = f"{ACTOR}.use_kl_loss", f"{ACTOR}.kl_loss_coef"
 CLIP_LOW = f"{ACTOR}.clip_ratio_low"
+LORA_ONLY = f"{ACTOR}.checkpoint.save_lora_only"
 SAMPLES = "actor_rollout_ref.rollout.n"
 TRAINER_MODE = "trainer.v1.trainer_mode"
 DEFAULTS = {LOSS_MODE: "vanilla", USE_KL: False, KL_COEF: 0.001}
@@ -37,8 +38,7 @@ def on_validate(original, config: Any, use_reference_policy: bool = False, *args
     clip_low = job.get(CLIP_LOW)
     if chosen.weight == "clip" and not 0 <= (clip_low or 0) < 1:
         refused.append(f"{CLIP_LOW}={clip_low} (the lower bound of the importance weight is 1 minus that)")
-    if chosen.log_z == "group":
-        refused += group_refusals(job.get)
+    refused += (group_refusals if chosen.log_z == "group" else learned_refusals)(job.get)
     job.refuse(refused, "cannot train with", "Change these settings, or take flowrl out of FLASHPATCH.")
     for path, value in REQUIRED.items():
         job.set(path, value, "FlowRL needs it")
@@ -76,6 +76,12 @@ def refusals(get: Get, overridden: Collection[str] = ()) -> Iterator[str]:
             yield f"{part}.qat.enable=True (it quantizes the partition function)"
     if get(f"{ACTOR}.use_prefix_grouper"):
         yield f"{ACTOR}.use_prefix_grouper=True (it shares prompts between responses)"
+
+
+def learned_refusals(get: Get) -> Iterator[str]:
+    """Yield the settings that lose a learned partition function."""
+    if get(LORA_ONLY):
+        yield f"{LORA_ONLY}=True (it leaves the partition function out of checkpoints; its optimizer state stays)"
 
 
 def group_refusals(get: Get) -> Iterator[str]:

@@ -12,6 +12,7 @@ save, load folder names of verl checkpoints: written at the end, or read at the 
 stock      true: without the family
 attention  "stock": from here on without the family cpu's
 adapters   "stock": from here on verl adds them to the partition function too
+apart      true: ``exported`` is a pair, of weights without adapters and of adapters, as for engines that merge them
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ def step(folder: Path, case: dict[str, Any], world: int) -> dict[str, Any]:
     config = tiny.recipe(
         model, "trainer.device=cpu", f"trainer.n_gpus_per_node={world}", *case.get("overrides", ())
     )
+    torch.manual_seed(0)  # from which adapters are drawn
     worker = tiny.worker(config)
     engine = worker.actor.engine
     if "load" in case:
@@ -72,10 +74,18 @@ def step(folder: Path, case: dict[str, Any], world: int) -> dict[str, Any]:
         }
         metrics.append(tiny.metrics(worker.update_actor(tiny.batch(mine, len(everyone), **extra))))
     after = tiny.weights(engine)
-    exported = sorted(name for name, _ in engine.get_per_tensor_param()[0])
+    exported = names(engine)
+    if case.get("apart"):
+        engine.model_config.lora["merge"] = False  # only here: an engine on a CPU takes whole weights
+        exported = [names(engine, base_sync_done=adapters) for adapters in (False, True)]
     if "save" in case:
         worker.save_checkpoint(str(folder / case["save"]), global_step=1)
     return {"before": before, "after": after, "metrics": metrics, "exported": exported}
+
+
+def names(engine: FSDPEngine, **how: bool) -> list[str]:
+    """The names of the weights that a rollout gets."""
+    return sorted(name for name, _ in engine.get_per_tensor_param(**how)[0])
 
 
 if __name__ == "__main__":

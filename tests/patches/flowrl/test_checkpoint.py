@@ -28,6 +28,8 @@ ADAM = (
 )
 WHOLE = f"{ACTOR}.checkpoint.save_contents=[model,optimizer,extra,hf_model]"
 KINDS = [("fsdp", 1), ("fsdp", 2), ("fsdp2", 2)]
+MODEL = "actor_rollout_ref.model"
+ADAPTERS = (f"{MODEL}.lora_rank=4", f"{MODEL}.lora.merge=True", *ADAM)
 
 
 EXPORTED = [("fsdp", 1), ("fsdp2", 2)]
@@ -50,6 +52,19 @@ def cases(strategy: str, ranks: int) -> list[dict[str, Any]]:
     ]
 
 
+def with_adapters() -> list[dict[str, Any]]:
+    """On one rank, FSDP1 and FSDP2: two steps, and one, a checkpoint and another one."""
+    found = []
+    for strategy in ("fsdp", "fsdp2"):
+        overrides, saved = (*ADAPTERS, f"{ACTOR}.strategy={strategy}"), f"lora-{strategy}-saved"
+        found += [
+            {"name": f"lora-{strategy}-whole", "overrides": overrides, "steps": 2, "apart": True},
+            {"name": f"lora-{strategy}-half", "overrides": overrides, "save": saved},
+            {"name": f"lora-{strategy}-rest", "overrides": overrides, "load": saved, "first": 1},
+        ]
+    return found
+
+
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """A folder per number of ranks."""
@@ -60,9 +75,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
         folder = folders[ranks] = tmp_path_factory.mktemp(f"ranks-{ranks}")
         tiny.write_model(folder / "model")
         tokenizer().save_pretrained(folder / "model")
-        flow_lab.run(
-            folder, [c for kind, number in KINDS if number == ranks for c in cases(kind, ranks)], ranks
-        )
+        wanted = [c for kind, number in KINDS if number == ranks for c in cases(kind, ranks)]
+        flow_lab.run(folder, [*(with_adapters() if ranks == 1 else []), *wanted], ranks)
     return folders
 
 
@@ -79,6 +93,25 @@ def test_resuming_equals_going_on(done, kind, ranks):
     assert flow_lab.furthest(rest["after"], whole["after"]) == 0  # optimizer state and rates included
     assert rest["metrics"][0]["actor/tb_loss"] == whole["metrics"][1]["actor/tb_loss"]
     assert flow_lab.furthest(rest["before"], whole["before"]) > 0
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "fsdp2"])
+def test_resuming_with_adapters_equals_going_on(done, kind):
+    whole, rest = (flow_lab.result(done[1], f"lora-{kind}-{part}") for part in ("whole", "rest"))
+    assert flow_lab.furthest(rest["after"], whole["after"]) == 0
+    moved = [name for name, value in rest["before"].items() if not value.equal(whole["before"][name])]
+    assert sum("proj_z" in name for name in moved) == 10 and any("lora_B" in name for name in moved)
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "fsdp2"])
+def test_adapters_that_are_sent_apart_leave_the_head_out(done, kind):
+    """As for engines that merge adapters themselves: first all weights without them, later they alone."""
+    seen = flow_lab.result(done[1], f"lora-{kind}-whole")
+    base, adapters = seen["exported"]
+    whole = [name for name in seen["before"] if "proj_z" not in name and "lora_" not in name]
+    assert len(base) == len(whole) and not [name for name in base if "proj_z" in name or "lora_" in name]
+    assert all("lora_" in name for name in adapters)
+    assert len(adapters) == (28 if kind == "fsdp2" else 0)  # stock verl finds none under FSDP1 on a CPU
 
 
 @pytest.mark.parametrize("kind, ranks", KINDS)

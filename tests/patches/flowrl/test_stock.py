@@ -109,7 +109,7 @@ def test_the_driver_sets_what_is_unset_and_the_filter_is_what_keeps_the_head_her
 
     def other(path, value):
         changed = copy.deepcopy(config)
-        OmegaConf.update(changed, path, value)
+        OmegaConf.update(changed, path, value, force_add=True)
         return changed
 
     def refused(named, call, *arguments):
@@ -126,6 +126,7 @@ def test_the_driver_sets_what_is_unset_and_the_filter_is_what_keeps_the_head_her
         ("actor_rollout_ref.actor.strategy", "megatron"),
         ("algorithm.use_kl_in_reward", True),
         ("algorithm.adv_estimator", "gae"),
+        ("actor_rollout_ref.actor.checkpoint.save_lora_only", True),
     ):
         refused(f"{path}={value}", validate_config, other(path, value), False, False)
 

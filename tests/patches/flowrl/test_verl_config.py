@@ -49,6 +49,15 @@ def test_what_contradicts_flowrl_is_refused_by_name(path, value):
     assert refusal.startswith(f"{path}={value} (")
 
 
+def test_checkpoints_of_adapters_alone_are_refused_where_there_is_a_partition_function():
+    lora_only = reader(**{verl_config.LORA_ONLY: True})
+    (refusal,) = verl_config.learned_refusals(lora_only)
+    assert refusal.startswith(f"{verl_config.LORA_ONLY}=True (")
+    assert not list(verl_config.learned_refusals(reader())) and not list(
+        verl_config.group_refusals(lora_only)
+    )
+
+
 @pytest.mark.parametrize(
     "path, value",
     [(verl_config.LOSS_MODE, "vanilla"), (verl_config.USE_KL, False), (verl_config.KL_COEF, 0.001)],
