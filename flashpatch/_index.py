@@ -46,6 +46,7 @@ FAMILIES = {
             "groups": ([], (), "list", "str", ()),
             "table": ([], (), "list", "str", ()),
             "window": (300, (), "int", "str", (2, None, None, None)),
+            "graph_memory": (0.0, (), "float", "str", (0, None, None, None)),
             "guard": (2048, (), "int", "str", (1, None, None, None)),
             "seed": (0, (), "int", "str", ()),
             "state": ("", (), "str", "str", ()),

@@ -68,6 +68,12 @@ FAMILY = Family(
             kind=list,
         ),
         "window": Option(300, "steps that the bandit learns from", kind=int, least=2),
+        "graph_memory": Option(
+            0.0,
+            "GiB for the captured graphs of all arms, by an estimate; arms that do not fit are dropped; 0: any",
+            kind=float,
+            least=0,
+        ),
         "guard": Option(2048, "most draft tokens times batch size of a configuration", kind=int, least=1),
         "seed": Option(0, "seed of the bandit and of the capture's sampling", kind=int),
         "state": Option("", "file that keeps the bandit's state between runs; empty: not kept"),

@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.bandit.arm import Arm, parse_arms
 from flashpatch.patches.eagle.bandit.controller import Controller
+from flashpatch.patches.eagle.bandit.graph_budget import arms_within, reachable_sizes
 from flashpatch.patches.eagle.bandit.options import policy_settings
 from flashpatch.patches.eagle.bandit.policy import ArmBroadcast, Policy
 
@@ -63,17 +64,20 @@ class BanditStepsPolicy:
 
     def __init__(self, controller: SpecController) -> None:
         self._controller = controller
+        self._sizes: list[int] | None = None
 
     @property
     def candidate_steps(self) -> list[int]:
         return sorted({arm.steps for arm in (*self._controller.policy.arms, Arm.DISABLE)})
 
     def set_cuda_graph_bs(self, cuda_graph_bs: list[int] | None) -> None:
-        """Capture every state for every batch size."""
+        """Note the batch sizes of graphs; None without graphs."""
         self._sizes = cuda_graph_bs
 
     def cuda_graph_bs_for_step(self, step: int) -> list[int] | None:
-        return self._sizes
+        """Return the sizes to capture for an arm: those that the guard lets it run."""
+        arm = Arm(step, 1, step + 1) if step else Arm.DISABLE
+        return self._sizes and reachable_sizes(self._sizes, arm, self._controller.policy.guard)
 
     def get_steps_for_batch(self, batch_size: int) -> int:
         return self._controller.choose(batch_size).steps
@@ -123,13 +127,30 @@ def engine_arms(asked: list[Any], own: Arm) -> tuple[Arm, ...]:
     return arms
 
 
-def make_policy(options: Any, own: Arm, broadcast: ArmBroadcast | None = None) -> Policy:
+def make_policy(
+    options: Any,
+    own: Arm,
+    broadcast: ArmBroadcast | None = None,
+    sizes: Sequence[int] | None = None,
+    layers: int = 0,
+) -> Policy:
     """Make the bandit that the family's options describe, for an engine opened as ``own``.
 
     Args:
         broadcast: makes all ranks of a tensor-parallel engine run the same arm.
+        sizes: batch sizes of graphs; None without graphs.
+        layers: decoder layers of the target.
 
     Raises:
-        PatchError: an unknown rule, a group or table that cannot be read, or an arm larger than what the engine has room for.
+        PatchError: an unknown rule, a group or table that cannot be read, an arm larger than what the engine has room
+            for, or a ``graph_memory`` too small for any.
     """
-    return Policy(engine_arms(options["arms"], own), broadcast=broadcast, **policy_settings(options))
+    arms = engine_arms(options["arms"], own)
+    if sizes:
+
+        def graphs(arm: Arm) -> int:
+            chain = arm.topk <= 1 and arm != own  # trees, and the engine's own, are captured for every size
+            return len(reachable_sizes(sizes, arm, options["guard"])) if chain else len(sizes)
+
+        arms = arms_within(arms, options["graph_memory"], graphs, layers, (own, Arm.DISABLE))
+    return Policy(arms, broadcast=broadcast, **policy_settings(options))
