@@ -64,9 +64,9 @@ class Engine:
         self._spent: list[float] = []  # of every step that decodes, those that change the arm too
         step_finished, last = controller.step_finished, 0.0
 
-        def timed(started: float, scheduled: Any, output: Any) -> None:
+        def timed(started: float, scheduled: Any, *more: Any) -> None:
             nonlocal last
-            step_finished(started, scheduled, output)
+            step_finished(started, scheduled, *more)
             started, last = max(started, last), controller.clock()  # steps may overlap
             if scheduled.num_scheduled_tokens and max(scheduled.num_scheduled_tokens.values()) <= most + 1:
                 self._spent.append(last - started)
