@@ -28,7 +28,7 @@ from flashpatch.patches.eagle.bandit.rules.acceptance_curves import (
     tokens_by_point,
 )
 from flashpatch.patches.eagle.bandit.rules.base import Rule, Setting
-from flashpatch.patches.eagle.bandit.rules.step_times import BORROWED, StepTimes
+from flashpatch.patches.eagle.bandit.rules.step_times import BORROWED, MAX_WEIGHT, StepTimes
 from flashpatch.patches.eagle.bandit.rules.switching import SwitchCost
 
 UNKNOWN = 4.0
@@ -128,18 +128,27 @@ class Thompson(Rule):
         if self._drafts[arm]:
             self._learn_level(batch, arm, tokens / batch)
         times = self._times[bucket] or self._new_times(bucket)
-        usual = times.mean[arm]
-        if usual and times.weight[arm] >= times.newest:
+        usual, newest = times.mean[arm], times.newest
+        if usual and times.weight[arm] >= newest:
             # The first step after a switch includes the switch, which is not a property of the arm.
             if switched:
                 self.cost.add(seconds - usual)
-                seconds = min(seconds, usual)
+                if seconds > usual:
+                    seconds = usual
             else:
                 if seconds > 4.0 * usual:
                     seconds = 4.0 * usual
                 error = seconds / usual - 1.0
                 spread = self._spread + (error * error - self._spread) * SPREAD_SHARE
                 self._spread = spread if spread > _MIN_SPREAD else _MIN_SPREAD
+                newest *= times.growth
+                if (
+                    times.borrowed is None and newest <= MAX_WEIGHT
+                ):  # most steps: `StepTimes.add` without the call
+                    times.newest = newest
+                    times.weight[arm] = weight = times.weight[arm] + newest
+                    times.mean[arm] = usual + (seconds - usual) * newest / weight
+                    return
             times.add(arm, seconds, 1.0)
         elif (
             usual and seconds > 1.5 * usual

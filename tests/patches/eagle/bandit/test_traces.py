@@ -12,7 +12,8 @@ import pytest
 from tree import TREE
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.eagle.bandit.rules import DEFAULT
+from flashpatch.patches.eagle.bandit.policy import Policy
+from flashpatch.patches.eagle.bandit.rules import DEFAULT, thompson
 
 RECORDED = sorted((TREE / "benchmarks" / "traces").glob("*.jsonl.gz"))
 HEAD = '{"source": "test", "switch_seconds": 0.001}\n'
@@ -50,3 +51,17 @@ def test_a_damaged_line_is_named(tmp_path, line):
     path.write_text(HEAD + STEP + line + "\n")
     with pytest.raises(PatchError, match="line 3"):
         bandit_traces.read(path)
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name)
+def test_a_step_added_in_place_teaches_exactly_what_step_times_would(path, monkeypatch):
+    trace = bandit_traces.read(path)
+
+    def learned():
+        policy = Policy(trace.arms, seed=3)
+        bandit.run(trace, policy.select, policy.update)
+        return policy.state()
+
+    in_place = learned()
+    monkeypatch.setattr(thompson, "MAX_WEIGHT", 0.0)  # every step goes through `StepTimes.add`
+    assert learned() == in_place
