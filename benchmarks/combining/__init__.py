@@ -1,0 +1,1 @@
+"""Parts of `combined.py`: step times, acceptance, and the simulated rollout."""
