@@ -70,10 +70,11 @@ def main() -> None:
     chosen = parser.parse_args()
     out, steps = chosen.out, 12 if chosen.quick else STEPS
     rates, seeds = (RATES[-1:], 1) if chosen.quick else (RATES, SEEDS)
+    spawn = multiprocessing.get_context("spawn")
     if not (out / "taught").exists():
         print("== teaching the model the task", flush=True)
-        trainer.teach(smollm.checkpoint(), out / "taught", ENOUGH)
-    spawn = multiprocessing.get_context("spawn")
+        with concurrent.futures.ProcessPoolExecutor(1, spawn) as pool:  # whose gigabytes end with it
+            pool.submit(trainer.teach, smollm.checkpoint(), out / "taught", ENOUGH).result()
     with concurrent.futures.ProcessPoolExecutor(chosen.processes, spawn) as pool:
 
         def all_of(methods: list[Method], seeds: range) -> list[dict[str, Any]]:
