@@ -3,8 +3,8 @@
     python -m reloading.worker KIND SIZE PRECISION FOLDER BUCKET_BYTES
 
 KIND is ours, native or bound. One JSON line in, {"way": ...}, one out. The ways: "one call" and "buckets"
-(ours), "native", "bound"; "answer" gives what the engine says to a fixed prompt. Each update brings the
-policy that the process does not hold yet.
+(ours), "native", "bound"; "checksum" (ours) computes that of the weights in use; "answer" gives what the engine
+says to a fixed prompt. Each update brings the policy that the process does not hold yet.
 """
 
 from __future__ import annotations
@@ -55,6 +55,11 @@ class Engine:
     def native(self, policy: list) -> None:
         self.runner.reload_weights(weights_iterator=iter(policy))
 
+    def checksum(self) -> None:
+        import flashpatch
+
+        flashpatch.checksum(self.llm)
+
     def answer(self) -> list:
         """Greedy tokens and their logprobs."""
         from vllm import SamplingParams
@@ -78,6 +83,7 @@ def _ways(kind: str, size: models.Size, precision: str, folder: Path, limit: int
     return {
         "one call": lambda policy: engine.load([policy]),
         "buckets": lambda policy: engine.load(models.buckets(policy, limit)),
+        "checksum": engine.checksum,
         "answer": engine.answer,
     }
 
@@ -97,6 +103,8 @@ def main() -> None:
         way = json.loads(line)["way"]
         if way == "answer":
             reply = {"answer": ways[way]()}
+        elif way == "checksum":
+            reply = meter.measure(ways[way])
         else:
             turn += 1
             policies.resident()

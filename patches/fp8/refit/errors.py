@@ -9,5 +9,5 @@ REPORT = "Report this model; until then update it by restarting the engine."
 
 
 def update_error(problem: str, advice: str, model: str | None = None) -> PatchError:
-    """A `PatchError` of this patch; ``model``: class name of the model whose update failed."""
+    """Return a `PatchError` of this patch; ``model``: class name of the model whose update failed."""
     return PatchError(problem, patch=PATCH, target=model, advice=advice)

@@ -304,7 +304,7 @@ _PLAIN = (str, bytes, int, float, bool, type(None))
 
 
 def _inner_tensors(tensor: torch.Tensor) -> list[str]:
-    """NamedWeights of the tensors a wrapper subclass is made of; empty for an ordinary tensor."""
+    """Return the names of the tensors that a wrapper subclass is made of; none for an ordinary tensor."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     return list(flatten()[0]) if flatten is not None else []
 

@@ -50,7 +50,7 @@ class Layer:
         return any(param.written for param in self.params)
 
     def missing(self) -> list[str]:
-        """Names that a complete update still has to bring for this layer."""
+        """Return the names that a complete update still has to bring for this layer."""
         return [name for param in self.params for name in param.missing()]
 
     def record_pristine_state(self, state: LayerState) -> None:
@@ -214,7 +214,7 @@ class Layer:
 
 
 def _finite(tensor: torch.Tensor) -> bool:
-    """True when no element is NaN or infinite. One pass, no copy of the tensor."""
+    """Return whether no element is NaN or infinite. One pass, no copy of the tensor, except for types of one byte."""
     data = tensor.detach()
     if not data.dtype.is_floating_point or data.numel() == 0:
         return True

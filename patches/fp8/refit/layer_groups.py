@@ -62,6 +62,6 @@ def release_removed(model: torch.nn.Module, layers: list[Layer]) -> list[torch.n
 
 
 def layers_and_parents(model: torch.nn.Module, layers: list[Layer]) -> list[torch.nn.Module]:
-    """The modules that are layers, and every module above one."""
+    """Return the modules that are layers, and every module above one."""
     layered = {id(module) for layer in layers for module in layer.modules}
     return [m for m in model.modules() if any(id(below) in layered for below in m.modules())]

@@ -213,7 +213,7 @@ class ManagedModel:
         return checksum.of_model(self._model, self.adapter.deferred, self.constants())
 
     def policy(self) -> Policy:
-        """State and version, for the scheduler."""
+        """Return state and version, for the scheduler."""
         missing = self._missing() if self.state == "open" else []
         state = "broken" if self.state == "open" and self._update.mixed else self.state
         return Policy(self.adapter.role, state, self.version, missing[:SHOWN], self.error)
@@ -288,7 +288,7 @@ class ManagedModel:
         self._events.opened()
 
     def _objection(self) -> PatchError | None:
-        """Why no update may be opened now, or None."""
+        """Return why no update may be opened now, or None."""
         reason = self._unsupported or self.adapter.refusal()
         if reason:
             return self._error(

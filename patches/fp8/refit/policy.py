@@ -26,7 +26,7 @@ class Policy:
     error: str = ""
 
     def why_refused(self) -> str:
-        """One sentence for a policy that may not generate."""
+        """Return one sentence for a policy that may not generate."""
         if self.missing:
             return f"an update is incomplete, {', '.join(self.missing)} did not come"
         if self.state == "open":
@@ -35,6 +35,6 @@ class Policy:
 
 
 def listed(names: list[str]) -> str:
-    """The first names, comma-separated, and how many more there are."""
+    """Return the first names, comma-separated, and how many more there are."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more

@@ -167,7 +167,7 @@ class PristineParam:
         return self.coverage.covered > 0
 
     def missing(self) -> list[str]:
-        """What is still missing, by checkpoint name where the first load showed it."""
+        """Return what is still missing, by checkpoint name where the first load showed it."""
         if self.complete:
             return []
         known = self.coverage.missing(self.expected)

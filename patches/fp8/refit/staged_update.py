@@ -108,7 +108,7 @@ class StagedUpdate:
             self.mixed = True
 
     def missing(self, partial: bool) -> list[str]:
-        """Names that a complete update would still have to bring; ``partial``: layers left out whole are fine."""
+        """Return names that a complete update would still have to bring; ``partial``: layers left out whole are fine."""
         partial = partial and not self.discarded and not self.mixed
         waiting = [layer for layer in self._layers if not layer.processed_in]
         missing = [name for layer in waiting if layer.written or not partial for name in layer.missing()]

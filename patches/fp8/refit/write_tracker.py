@@ -133,7 +133,7 @@ _operators: dict[int, tuple[Any, frozenset[int | str] | None, Any]] = {}
 
 @functools.cache
 def written_arguments(func: Any) -> frozenset[int | str]:
-    """Positions and names of the arguments that an operator writes to."""
+    """Return positions and names of the arguments that an operator writes to."""
     arguments = func._schema.arguments
     written = [
         (i, a.name) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write
