@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flashpatch.patches.grpo import verl_config
 from flashpatch.patches.grpo.loss import batch_counts, fused_logprobs, policy_loss
-from flashpatch.patches.grpo.routing import resubmit, router
+from flashpatch.patches.grpo.routing import partial_outputs, resubmit, router
 from flashpatch.patches.grpo.streaming import mode, token_versions
 from flashpatch.record import Family, Option
 
@@ -20,6 +20,9 @@ FAMILY = Family(
         resubmit.ACQUIRE,
         resubmit.GENERATE,
         resubmit.RELEASE,
+        resubmit.REQUEST_ID,
+        partial_outputs.SERVER_GENERATE,
+        partial_outputs.ENGINE_GENERATE,
         fused_logprobs.PATCH,
         mode.PATCH,
         token_versions.PART,
@@ -80,6 +83,13 @@ FAMILY = Family(
             "", "file in which the router records the lengths of responses; empty: none", kind=str
         ),
         "resubmit": Option(True, "repeat requests of a dead or slow server on another one, once", kind=bool),
+        "journal": Option(
+            0,
+            "tokens of a response after which its vLLM server reports them to an actor outside; a request of a lost "
+            "server goes on after them. 0: it begins again from its prompt",
+            kind=int,
+            least=0,
+        ),
         "patience": Option(
             0.0,
             "seconds without an answer after which a server counts as slow; 0: never",

@@ -1,4 +1,4 @@
-"""Repeat a generation on another server, once, when its server died or does not answer; report its length."""
+"""Go on with a generation on another server, once, when its server died or does not answer; report its length."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 
 from flashpatch import engine, ledger
 from flashpatch.errors import PatchError
+from flashpatch.patches.grpo.routing import journal
 from flashpatch.patches.grpo.routing.conversations import digest
+from flashpatch.patches.grpo.routing.journal import Beginning
 from flashpatch.record import Contract, Patch
 
 logger = logging.getLogger("flashpatch.grpo")
@@ -28,6 +30,7 @@ class _Attempt:
         self.placed = asyncio.Event()
         self.open = True
         self.released: tuple[str, str | None] | None = None
+        self.sent_as: str | None = None  # the server's id of the request
 
     def close(self, client: Any, output: Any = None) -> None:
         """Send the release, with the length of the response if there is one; later ones go out at once."""
@@ -74,6 +77,15 @@ async def on_acquire(original, self, request_id: str, **extra: Any) -> tuple[str
     return name, handle
 
 
+def on_request_id(original, self, request_id: str) -> str:
+    """Note the id under which ``LLMServerClient._vllm_request_id`` sends a request."""
+    sent_as = original(self, request_id)
+    attempt = _attempt.get()
+    if attempt is not None:
+        attempt.sent_as = sent_as
+    return sent_as
+
+
 def on_release(original, self, server_id: str, request_id: str | None = None) -> None:
     """Hold a release back until the response's length is known, see `on_generate`."""
     attempt = _attempt.get()
@@ -84,8 +96,8 @@ def on_release(original, self, server_id: str, request_id: str | None = None) ->
 
 
 async def on_generate(original, self, request_id: str, **arguments: Any) -> Any:
-    """Repeat ``LLMServerClient.generate`` once on another server when the first is lost, and tell the balancer how
-    long the response is.
+    """Repeat ``LLMServerClient.generate`` once on another server when the first is lost, from the last token that the
+    journal has, and tell the balancer how long the response is.
 
     Raises:
         PatchError: the second server was lost as well; the first cause is attached.
@@ -95,12 +107,16 @@ async def on_generate(original, self, request_id: str, **arguments: Any) -> Any:
     patience = options["patience"] if options["resubmit"] else 0.0
     servers: list[str | None] = []
     first: Exception | None = None
+    beginning, kept = _journaled(self, options, arguments)
     while True:
         attempt = _Attempt()
         reset = _attempt.set(attempt)
         output = None
         try:
-            output = await _within(patience, attempt, original(self, request_id, **arguments))
+            output = await _within(patience, attempt, original(self, request_id, **beginning.rest()))
+            if kept is not None:
+                kept.forget.remote(attempt.sent_as)
+            output = beginning.joined(output)
             return output
         except Exception as error:
             attempt.close(self)
@@ -117,14 +133,48 @@ async def on_generate(original, self, request_id: str, **arguments: Any) -> Any:
                     advice="Look at the servers' logs; patience = 0 waits for ever.",
                 ) from first
             first = error
+            if kept is not None:
+                beginning.add(await _taken(kept, attempt.sent_as))
             logger.warning(
-                "request %s: server %s %s; repeating it on another one", request_id, attempt.server, why
+                "request %s: server %s %s; going on elsewhere after %d tokens",
+                request_id,
+                attempt.server,
+                why,
+                beginning.tokens,
             )
-            ledger.note(resubmitted=ledger.notes().get("resubmitted", 0) + 1)
+            noted = ledger.notes()
+            ledger.note(
+                resubmitted=noted.get("resubmitted", 0) + 1,
+                resumed_tokens=noted.get("resumed_tokens", 0) + beginning.tokens,
+            )
+            if beginning.ended:
+                return beginning.whole()
         finally:
             _attempt.reset(reset)
             if attempt.open:
                 attempt.close(self, output)
+
+
+def _journaled(client: Any, options: Any, arguments: dict[str, Any]) -> tuple[Beginning, Any]:
+    """Return the response's beginning, and the journal where it may be asked for this request; else None."""
+    rollout = getattr(getattr(client.config, "actor_rollout_ref", None), "rollout", None)
+    beginning = Beginning(arguments, rollout)
+    if not options["journal"] or not options["resubmit"] or not beginning.resumable:
+        return beginning, None
+    if not hasattr(client, "_flashpatch_grpo_journal"):
+        client._flashpatch_grpo_journal = journal.find()
+    return beginning, client._flashpatch_grpo_journal
+
+
+async def _taken(kept: Any, sent_as: str | None) -> dict[str, Any] | None:
+    """Return what the journal has of an attempt; None where the journal was lost too."""
+    from ray.exceptions import RayError
+
+    try:
+        return await kept.take.remote(sent_as)
+    except RayError as error:
+        logger.warning("the journal of requests is lost (%s)", type(error).__name__)
+        return None
 
 
 async def _within(timeout: float, attempt: _Attempt, generation: Any) -> Any:
@@ -218,5 +268,14 @@ GENERATE = _patch(
         ),
     ),
     how="Removes the server from the balancer and repeats the request once on another; with the option "
-    "patience, also when it does not answer in time. A result is delivered once.",
+    "patience, also when it does not answer in time; with the option journal, from the last token that the journal "
+    "has. A result is delivered once.",
+)
+
+REQUEST_ID = _patch(
+    id="grpo.verl.vllm_request_id",
+    targets=(f"{CLIENT}:LLMServerClient._vllm_request_id",),
+    wrapper=on_request_id,
+    contract=Contract(params=("request_id",)),
+    how="Records the id under which a request is sent, by which the journal knows its tokens.",
 )

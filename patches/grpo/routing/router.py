@@ -8,6 +8,7 @@ from typing import Any
 
 from flashpatch import engine
 from flashpatch.patches._shared.verl_config import JobConfig
+from flashpatch.patches.grpo.routing import journal
 from flashpatch.patches.grpo.routing.pool import threshold
 from flashpatch.patches.grpo.streaming import requirements
 from flashpatch.record import Contract, Patch
@@ -24,8 +25,13 @@ _streams: ContextVar[bool] = ContextVar("flashpatch_grpo_streams", default=False
 
 
 async def on_init(original, self) -> None:
-    """Note how many sequences a server generates at once, and the trainer mode, for ``LLMServerManager``'s balancer."""
+    """Note how many sequences a server generates at once, and the trainer mode, for ``LLMServerManager``'s balancer.
+
+    Make the journal of the job's requests, if one is asked for: it lives as long as the manager.
+    """
     rollout = self.rollout_config
+    if engine.options("grpo")["journal"]:
+        self._flashpatch_grpo_journal = journal.start()
     slots = _slots.set(int(rollout.max_num_seqs or 0) * int(rollout.data_parallel_size or 1))
     streams = _streams.set(requirements.asked(JobConfig(self.config, ID).get))
     try:

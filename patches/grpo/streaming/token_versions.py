@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
+from flashpatch.patches.grpo.routing.journal import RESUMED, add_version
 from flashpatch.record import Contract, Patch
 
 CLIENT = "verl.workers.rollout.llm_server"
@@ -42,18 +43,14 @@ async def on_generate_whole(original, self, request_id: Any, **arguments: Any) -
 async def on_generate_part(original, self, request_id: Any, **arguments: Any) -> Any:
     """Add what one call of a server generated, with the version that the server names."""
     output = await original(self, request_id=request_id, **arguments)
-    parts = _parts.get()
+    parts, resumed = _parts.get(), output.extra_fields.pop(RESUMED, [])
     if parts is not None and output.token_ids:
-        add(parts, output.extra_fields.get("global_steps"), len(output.token_ids))
+        for version, tokens in resumed:
+            add_version(parts, version, tokens)
+        rest = len(output.token_ids) - sum(tokens for _, tokens in resumed)
+        if rest:
+            add_version(parts, output.extra_fields.get("global_steps"), rest)
     return output
-
-
-def add(parts: list[list[Any]], version: int | None, tokens: int) -> None:
-    """Add generated tokens to a response's parts; one version's tokens in a row are one part."""
-    if parts and parts[-1][0] == version:
-        parts[-1][1] += tokens
-    else:
-        parts.append([version, tokens])
 
 
 _patch = partial(

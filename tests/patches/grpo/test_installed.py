@@ -39,18 +39,18 @@ def test_armed_superseded_and_undone(scenario):
                     vars(LLMServerClient)["_release_server"],
                     vars(LLMServerManager)["_init_global_load_balancer"],
                     fused.FusedLinearForPPO.forward, trainers.get_trainer_cls,
-                    vars(FullyAsyncLLMServerClient)["generate"]]
+                    vars(FullyAsyncLLMServerClient)["generate"], vars(LLMServerClient)["_vllm_request_id"]]
 
         before = look()
         assert before[3] is None
         import flashpatch
         flashpatch.enable("grpo")
         during = look()
-        states = {id: one.state.word for id, one in flashpatch.status().items() if id.startswith("grpo.")}
+        states = {id: one.state.word for id, one in flashpatch.status().items() if id.startswith("grpo.verl.")}
         aside = {"grpo.verl.fused_linear_for_ppo_forward"}
         assert {id for id, word in states.items() if word == "superseded"} == aside, states
         assert {word for id, word in states.items() if id not in aside} == {"installed"}, states
-        assert [now is then for now, then in zip(during, before)] == [False] * 9 + [True] + [False] * 2
+        assert [now is then for now, then in zip(during, before)] == [False] * 9 + [True] + [False] * 3
         flashpatch.disable()
         assert all(now is then for now, then in zip(look(), before))
 
@@ -66,6 +66,22 @@ def test_armed_superseded_and_undone(scenario):
         assert all(now is then for now, then in zip(look(), before))
     """,
         names="",
+    )
+
+
+def test_verls_server_of_vllm_is_armed_and_undone(scenario):
+    scenario(
+        """
+        import flashpatch
+        from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
+        before = vars(vLLMHttpServer)["generate"]
+        flashpatch.enable("grpo")
+        assert flashpatch.status()["grpo.verl_vllm.generate"].state.word == "installed"
+        assert vars(vLLMHttpServer)["generate"] is not before
+        flashpatch.disable("grpo")
+        assert vars(vLLMHttpServer)["generate"] is before
+    """,
+        names="cpu",
     )
 
 

@@ -1,0 +1,92 @@
+"""What vLLM's own asynchronous engine generates reaches the journal while it comes, and the engine's outputs stay."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import vllm_updates as updates
+from vllm_lab import engines, scenario
+
+pytestmark = pytest.mark.vllm
+
+EVERY, TOKENS = 5, 23
+
+
+def reports(model: str) -> dict[str, Any]:
+    """Requests with and without a server of verl's around them, and what the journal was told of them."""
+    from vllm import SamplingParams
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    import flashpatch
+    from flashpatch.patches.grpo.routing import partial_outputs
+    from flashpatch.patches.grpo.routing.journal import Journal
+
+    stock = AsyncLLM.generate
+    flashpatch.enable("grpo", journal=EVERY)
+    patched = AsyncLLM.generate
+    told: list[tuple[Any, ...]] = []
+    held = Journal()
+
+    def add(*given: Any) -> None:
+        told.append(given)
+        held.add(*given)
+
+    server = SimpleNamespace(
+        global_steps=3, _flashpatch_grpo_journal=SimpleNamespace(add=SimpleNamespace(remote=add))
+    )
+    sampling = SamplingParams(
+        temperature=1.0, seed=1, max_tokens=TOKENS, ignore_eos=True, detokenize=False, logprobs=0
+    )
+
+    async def answer(request_id: str, engine: Any) -> tuple[list[int], list[float]]:
+        async for output in engine.generate(
+            prompt={"prompt_token_ids": list(engines.PROMPTS[0])},
+            sampling_params=sampling,
+            request_id=request_id,
+            lora_request=None,
+            priority=0,
+        ):
+            last = output.outputs[0]
+        tokens = list(last.token_ids)
+        return tokens, [at[token].logprob for token, at in zip(tokens, last.logprobs, strict=True)]
+
+    async def talk() -> dict[str, Any]:
+        engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=model, **engines.DEFAULTS))
+        try:
+            alone = await answer("alone", engine)
+            without = len(told)
+            served = await partial_outputs.on_server_generate(lambda self: answer("served", engine), server)
+        finally:
+            engine.shutdown()
+        return dict(alone=alone, served=served, without=without)
+
+    found = asyncio.run(talk())
+    flashpatch.disable("grpo")
+    return dict(
+        found,
+        starts=[start for _, start, *_ in told],
+        held=held.take("served"),
+        patched=patched is not stock,
+        restored=AsyncLLM.generate is stock,
+    )
+
+
+def test_tokens_are_reported_while_they_come() -> None:
+    found = scenario.run(reports, updates.checkpoint("qwen2", 0))
+    assert found["served"] == found["alone"] and found["without"] == 0
+    assert found["patched"] and found["restored"]
+    assert found["starts"] == list(range(0, TOKENS, EVERY))
+    tokens, logprobs = found["served"]
+    assert found["held"] == {
+        "tokens": tokens,
+        "logprobs": logprobs,
+        "versions": [[3, TOKENS]],
+        "stop_reason": "completed",
+    }
