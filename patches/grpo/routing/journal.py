@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
-
-logger = logging.getLogger("flashpatch.grpo")
 
 NAME = "flashpatch_grpo_journal"
 """Name of the Ray actor that holds a job's `Journal`."""

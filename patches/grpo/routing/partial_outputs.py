@@ -1,9 +1,8 @@
-"""Report the tokens of running requests from verl's vLLM server to the journal, and make the journal."""
+"""Report the tokens of running requests from verl's vLLM server to the journal."""
 
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import AsyncIterator
 from contextvars import ContextVar
 from typing import Any
@@ -11,8 +10,6 @@ from typing import Any
 from flashpatch import engine
 from flashpatch.patches.grpo.routing import journal
 from flashpatch.record import Contract, Patch
-
-logger = logging.getLogger("flashpatch.grpo")
 
 SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer"
 ENGINE = "vllm.v1.engine.async_llm:AsyncLLM"

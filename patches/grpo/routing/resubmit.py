@@ -25,7 +25,8 @@ class _Attempt:
     """Hold one attempt of a generation: its server, once it has one, and the server's release, which waits for the
     length of the response."""
 
-    def __init__(self) -> None:
+    def __init__(self, prompt_ids: Any = None) -> None:
+        self.prompt_ids = prompt_ids  # without what lost servers generated
         self.server: str | None = None
         self.placed = asyncio.Event()
         self.open = True
@@ -59,7 +60,7 @@ async def on_acquire(original, self, request_id: str, **extra: Any) -> tuple[str
     """
     attempt = _attempt.get()
     if engine.options("grpo")["router"]:
-        extra["prompt_digest"] = digest(extra.get("prompt_ids"))
+        extra["prompt_digest"] = digest(attempt.prompt_ids if attempt else extra.get("prompt_ids"))
     asked = asyncio.ensure_future(original(self, request_id, **extra))
 
     def give_back(done: asyncio.Future[tuple[str, Any]]) -> None:
@@ -109,7 +110,7 @@ async def on_generate(original, self, request_id: str, **arguments: Any) -> Any:
     first: Exception | None = None
     beginning, kept = _journaled(self, options, arguments)
     while True:
-        attempt = _Attempt()
+        attempt = _Attempt(arguments.get("prompt_ids"))
         reset = _attempt.set(attempt)
         output = None
         try:

@@ -32,6 +32,10 @@ async def on_init(original, self) -> None:
     rollout = self.rollout_config
     if engine.options("grpo")["journal"]:
         self._flashpatch_grpo_journal = journal.start()
+        if rollout.name != "vllm":
+            logger.warning(
+                "journal = N does nothing here: the server of rollout.name=%s reports no tokens", rollout.name
+            )
     slots = _slots.set(int(rollout.max_num_seqs or 0) * int(rollout.data_parallel_size or 1))
     streams = _streams.set(requirements.asked(JobConfig(self.config, ID).get))
     try:
