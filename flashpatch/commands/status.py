@@ -13,6 +13,7 @@ from flashpatch import ledger
 from flashpatch.commands import original_env
 from flashpatch.commands.report import Table, emit
 from flashpatch.ledger import files
+from flashpatch.ledger.nodes import gather
 from flashpatch.ledger.runs import Expected, Row, Run
 from flashpatch.patch_status import is_absent
 
@@ -26,6 +27,7 @@ _OUR_COMMANDS = frozenset({"flashpatch", "flashpatch-verify"})
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ledger", metavar="DIR", type=Path, help="read this ledger instead of the user's")
+    parser.add_argument("--ray", nargs="?", const="", metavar="ADDRESS", help=gather.HELP)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -33,13 +35,24 @@ def run(args: argparse.Namespace) -> int:
     though its framework is installed."""
     with original_env.environment():
         directory = args.ledger or files.directory()
-    latest = next((found for found in map(_of_jobs, reversed(ledger.read(directory))) if found), None)
+    runs = ledger.read(directory)
+    if args.ray is not None:
+        try:
+            gathered = gather.Gathered(directory, args.ray).folder.name
+        except LookupError as error:
+            print(error.args[0], file=sys.stderr)
+            return 1
+        runs = [found for found in ledger.read(directory) if found.id == gathered]
+    latest = next((found for found in map(_of_jobs, reversed(runs)) if found), None)
     if latest is None:
         print(f"no run in {directory}: no process with FLASHPATCH set has reported there", file=sys.stderr)
         return 1
-    rows = [line for row in latest.rows for line in _lines(row)]
-    rows += [_missing(expected) for expected in latest.missing]
-    emit(_data(latest), [Table(f"Run {latest.id}", _COLUMNS, rows)], args.json)
+    rows = [(row.node.label if row.node else "-", *line) for row in latest.rows for line in _lines(row)] + [
+        ("-", *_missing(expected)) for expected in latest.missing
+    ]
+    first = 0 if any(row.node for row in latest.rows) else 1  # the column of nodes is for jobs that have them
+    table = Table(f"Run {latest.id}", ("node", *_COLUMNS)[first:], [row[first:] for row in rows])
+    emit(_data(latest), [table], args.json)
     complaints = [f"pid {row.pid}: {row.error}" for row in latest.rows if row.error] + latest.problems
     for complaint in complaints:
         print(complaint, file=sys.stderr)

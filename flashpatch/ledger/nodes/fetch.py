@@ -118,7 +118,7 @@ class _Place:
         """Write the files of events that changed; return sentences that say what is missing."""
         kept, problems = {}, []
         for name, entry in index["events"].items():
-            if not _is_published(name, ("events",)):
+            if not _is_events_file(name):
                 continue
             if self._before.get("events", {}).get(name) != entry:
                 content = self._content(name, entry)
@@ -150,9 +150,9 @@ class _Place:
         return json.dumps(header).encode() + b"\n" + content.partition(b"\n")[2]
 
 
-def _is_published(name: str, kinds: tuple[str, ...]) -> bool:
+def _is_events_file(name: str) -> bool:
     match = keys.FILE.fullmatch(name)
-    return bool(match) and keys.is_plain(name) and match is not None and match["kind"] in kinds
+    return match is not None and match["kind"] == "events" and keys.is_plain(name)
 
 
 def _before(folder: Path) -> dict[str, dict[str, Any]]:
