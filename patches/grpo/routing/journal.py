@@ -27,6 +27,7 @@ class Journal:
 
     def __init__(self) -> None:
         self._entries: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._closed: OrderedDict[str, None] = OrderedDict()  # of which a server may still report tokens
 
     def add(
         self,
@@ -41,20 +42,20 @@ class Journal:
 
         Args:
             request: the server's id of the request.
-            start: how many tokens came before these; what does not follow the tokens held is dropped.
+            start: how many tokens came before these; what does not follow the tokens held is dropped, and what comes
+                of a request that was taken or forgotten.
             tokens: token ids.
             logprobs: their log-probabilities, or None where the request asks for none.
             version: of the policy that generated them.
             stop_reason: why the response ends with them, in verl's words; None: it goes on.
         """
         entry = self._entries.get(request)
-        if start != (len(entry["tokens"]) if entry else 0):
-            return  # what a server says that was given up, or of a request that was forgotten
+        if request in self._closed or start != (len(entry["tokens"]) if entry else 0):
+            return
         if entry is None:
             entry = {"tokens": [], "logprobs": [], "versions": [], "stop_reason": None}
             self._entries[request] = entry
-            while len(self._entries) > MOST:
-                self._entries.popitem(last=False)
+            _bound(self._entries)
         entry["tokens"] += tokens
         entry["logprobs"] += logprobs or []
         entry["stop_reason"] = stop_reason
@@ -62,15 +63,22 @@ class Journal:
 
     def take(self, request: str) -> dict[str, Any] | None:
         """Return and forget what a request generated: tokens, logprobs, versions and stop_reason; None if nothing."""
+        self._closed[request] = None
+        _bound(self._closed)
         return self._entries.pop(request, None)
 
     def forget(self, request: str) -> None:
         """Forget a request that was answered."""
-        self._entries.pop(request, None)
+        self.take(request)
 
     def size(self) -> int:
         """Return how many requests are held."""
         return len(self._entries)
+
+
+def _bound(kept: OrderedDict[str, Any]) -> None:
+    while len(kept) > MOST:
+        kept.popitem(last=False)
 
 
 def add_version(parts: list[list[Any]], version: int | None, tokens: int) -> None:

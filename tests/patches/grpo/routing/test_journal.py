@@ -38,11 +38,14 @@ class TestJournal:
         }
         assert journal.take("a") is None
 
-    def test_what_a_lost_server_says_late_is_dropped(self) -> None:
+    @pytest.mark.parametrize("end", [Journal.take, Journal.forget])
+    def test_what_a_server_reports_too_late_is_dropped(self, end) -> None:
         journal = Journal()
         journal.add("a", 0, [5], None, 1)
-        journal.take("a")
+        end(journal, "a")
         journal.add("a", 1, [6], None, 1)
+        end(journal, "b")  # before anything of it came
+        journal.add("b", 0, [5], None, 1)
         assert journal.size() == 0
 
     def test_the_oldest_are_forgotten(self, monkeypatch: pytest.MonkeyPatch) -> None:
