@@ -85,7 +85,10 @@ def is_absent(word: str, detail: str) -> bool:
 
 def absent_frameworks(patch_ids: Iterable[str]) -> list[str]:
     """One line per framework that is not installed, from the ids of the patches for it."""
-    counts = Counter(patch_id.split(".")[1].partition("_")[0] for patch_id in patch_ids)  # verl_vllm: verl
+    groups = (patch_id.split(".")[1] for patch_id in patch_ids)
+    counts = Counter(
+        "verl" if group.startswith("verl_") else group for group in groups
+    )  # verl_vllm needs verl
     return [
         f"{name}: not installed, {n} {'patch waits' if n == 1 else 'patches wait'}"
         for name, n in counts.items()

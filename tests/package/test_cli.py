@@ -8,6 +8,7 @@ import os
 import pty
 import signal
 import subprocess
+import textwrap
 from dataclasses import fields
 from pathlib import Path
 
@@ -153,6 +154,17 @@ class TestCommandsOfFamilies:
     def test_one_runs_with_its_arguments_and_exit_code(self, toys) -> None:
         done = toys.run("flashpatch", "play", "reveille", "--json")
         assert (done.returncode, done.stdout.splitlines()[-1]) == (3, "playing reveille, json=True")
+
+    def test_a_caller_in_the_same_process_may_have_no_output(self, toys) -> None:
+        code = """
+        import contextlib
+        from flashpatch.cli import main
+        with contextlib.redirect_stdout(None):
+            code = main(["play", "waltz"])
+        print(code)
+        """
+        done = toys.run("python", "-c", textwrap.dedent(code))
+        assert done.stdout == "3\n", done.stderr
 
     def test_all_are_listed_the_broken_one_with_its_reason(self, toys) -> None:
         done = toys.run("flashpatch", "--help", COLUMNS="200")

@@ -1,0 +1,29 @@
+"""`make demo` as a reader runs it: what stock does to each update, what FlashPatch does, and a page of the job."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from machine import limit
+from tree import TREE
+
+pytestmark = pytest.mark.vllm(least="0.32")  # stock's outcomes are this version's
+
+
+def test_the_demo_shows_what_readme_says(tmp_path: Path) -> None:
+    page = tmp_path / "job.html"
+    done = subprocess.run(
+        [sys.executable, "examples/demo.py", "--page", page],
+        cwd=TREE,
+        capture_output=True,
+        text=True,
+        timeout=limit(300),
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    table = done.stdout.partition("A to B under")[2].partition("the two fresh engines")[0]
+    assert table.count("exact") == 4 and table.count("refused") == 1, table
+    assert table.count("fails: AssertionError") == 2 and table.count("silently wrong") == 1, table
+    assert "fp8.vllm.collective_rpc" in page.read_text()
