@@ -241,24 +241,28 @@ async def chaos(folder, requests: int, workers: int, seconds: float, harm: float
             except RequestLost:
                 ends[number].append("lost its workers")
 
+        async def harm_one(kind: str, stopped: float) -> None:
+            # One worker is left alone: somebody must be able to answer.
+            name = draw.choice(list(fleet.processes)[1:])
+            fleet.counts[kind] += 1
+            if kind == "hang":
+                fleet.signal(name, signal.SIGSTOP)
+                asyncio.get_running_loop().call_later(stopped, lambda: fleet.signal(name, signal.SIGCONT))
+            else:
+                for _ in range(3 if kind == "flap" else 1):
+                    fleet.kill(name)
+                    fleet.start(name)
+                    await asyncio.sleep(0.05 if kind == "flap" else 0)
+
         async def harming() -> None:
+            # Each kind once, whatever is drawn later; nothing else happens until the stop has been noticed.
+            await harm_one("hang", 2.0)
+            await asyncio.sleep(2.0)
+            for kind in ("kill", "flap"):
+                await harm_one(kind, 0)
             while True:
                 await asyncio.sleep(draw.expovariate(harm))
-                name = draw.choice(
-                    list(fleet.processes)[1:]
-                )  # one is left alone: somebody must be able to answer
-                kind = draw.choice(("kill", "hang", "flap"))
-                fleet.counts[kind] += 1
-                if kind == "hang":
-                    fleet.signal(name, signal.SIGSTOP)
-                    asyncio.get_running_loop().call_later(
-                        draw.uniform(0.1, 1.5), lambda name=name: fleet.signal(name, signal.SIGCONT)
-                    )
-                else:
-                    for _ in range(3 if kind == "flap" else 1):
-                        fleet.kill(name)
-                        fleet.start(name)
-                        await asyncio.sleep(0.05 if kind == "flap" else 0)
+                await harm_one(draw.choice(("kill", "hang", "flap")), draw.uniform(0.1, 1.5))
 
         async def feed() -> None:
             pace = seconds / requests
