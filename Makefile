@@ -5,7 +5,7 @@
 # make demo-world verl trains a real language model of 135 million weights on this machine, four steps; make world only
 #                 installs what that needs
 # make check      formatter, linter, types, and every test that opens no engine, on each Python that is at hand
-# make test       make check, on other Pythons a part of it; tests on real engines: the newest vLLM, verl with the vLLM
+# make test       make check, on one other Python a part of it; tests on real engines: the newest vLLM, verl with the vLLM
 #                 that it runs on, SGLang
 # make test-full  all tests, also the long ones and those on the oldest supported vLLM
 # make dist       sdist and wheel in dist/, built twice and compared, checked by twine and check-wheel-contents
@@ -121,20 +121,18 @@ $(OTHER_PYTHONS:%=check-%): check-%: $(CHECK)-%/.ready
 		$(CHECK)-$*/bin/pytest -q -n 2 --dist loadfile --timeout 600 -m "$(NO_ENGINE)" \
 		$(OTHER_TESTS); fi
 
-# Side by side, set-up included: most of the time one of them waits for an engine to start. The longest goes first, and
-# Ray does not put its workers behind everything else. Other Pythons run what depends on the interpreter.
-test: export RAY_worker_niceness := 0
-test: export OTHER_TESTS := tests/flashpatch tests/package tests/verify
+# Side by side, set-up included: most of the time one of them waits for an engine to start. The longest goes first. The
+# newest of the other Pythons runs the tests of the engine of patches.
+test: export OTHER_TESTS := tests/flashpatch
 test: lint check-own
-	$(MAKE) -j5 --output-sync=none test-newest test-paired test-sglang $(OTHER_PYTHONS:%=check-%)
+	$(MAKE) -j4 --output-sync=none test-paired test-newest test-sglang check-$(lastword $(OTHER_PYTHONS))
 
 test-newest: $(NEWEST)
 	nice -n 5 $(NEWEST)/bin/pytest -m "vllm and not full"
 
-# All that needs verl; of what needs vLLM alone the probe, which updates an engine, as this is another vLLM.
+# All that needs verl, whose jobs open this vLLM. What needs vLLM alone runs on the newest, and here in test-full.
 test-paired: $(PAIRED)
 	$(PAIRED)/bin/pytest -m "verl and not full"
-	$(PAIRED)/bin/pytest -m "vllm and not full" tests/verify/probes/test_fp8_vllm.py
 
 test-sglang: $(SGLANG)
 	nice -n 5 $(SGLANG)/bin/pytest -m "sglang and not full"

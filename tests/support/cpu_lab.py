@@ -26,6 +26,7 @@ def environment(folder: Path, **extra: str) -> dict[str, str]:
         "RAY_AUTH_MODE": "disabled",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_memory_monitor_refresh_ms": "0",
+        "RAY_worker_niceness": "0",  # else every worker stands behind all else that runs here
         **extra,
     }
 

@@ -78,6 +78,7 @@ def test_it_is_live_with_other_options(tmp_path):
     assert not failed(family) and len(family["proofs"]) == 8
 
 
+@pytest.mark.full
 def test_a_loss_that_forgets_the_reference_is_caught_though_every_patch_is_live(tmp_path, doctored):
     site = doctored("objective.py", " - over(ref_log_prob)", "")
     code, family, said = verify(tmp_path, PYTHONPATH=site)

@@ -108,7 +108,13 @@ def checkpoints() -> tuple[str, str]:
     return updates.checkpoint("qwen2", 0), updates.checkpoint("qwen2", 1)
 
 
-@pytest.mark.parametrize(("name", "stock"), [("bf16", {}), ("fp8", dict(quantization="fp8_per_channel"))])
+@pytest.mark.parametrize(
+    ("name", "stock"),
+    [
+        pytest.param("bf16", {}, marks=pytest.mark.full),
+        ("fp8", dict(quantization="fp8_per_channel")),
+    ],
+)
 def test_an_update_in_shuffled_buckets_equals_a_fresh_engine(
     runner: scenario.Runner, name: str, stock: dict[str, Any]
 ) -> None:

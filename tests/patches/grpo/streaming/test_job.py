@@ -18,6 +18,7 @@ actor_rollout_ref.actor.ppo_max_token_len_per_gpu=200
 """.split()
 
 
+@pytest.mark.full
 def test_groups_are_trained_on_as_they_end(world, tmp_path):
     """The reference model, importance weights and rollouts in fp8 take part."""
     extra = (
