@@ -1,5 +1,6 @@
 """The runner of the probes' processes, on real ones."""
 
+import itertools
 import os
 import time
 from collections.abc import Callable
@@ -56,8 +57,9 @@ def test_a_time_out_kills_the_whole_process_group(tmp_path):
         "time.sleep(600)"
     )
     log = tmp_path / "stuck.log"
-    # Time passes only once the child runs.
-    endings = run([python("stuck", parent)], tmp_path, 5.0, one, lambda: float(bool(log.read_text())) * 9)
+    # After the first reading, time passes only once the child runs.
+    readings = itertools.chain([0.0], (9.0 * bool(log.read_text()) for _ in itertools.count()))
+    endings = run([python("stuck", parent)], tmp_path, 5.0, one, lambda: next(readings))
     child = int(log.read_text())
     assert endings["stuck"].status is None
     assert endings["stuck"].problem == f"stuck did not end within 5 s: ...{child}"
