@@ -95,3 +95,46 @@ def drafter(root: Path, of: str, name: str, exact: bool) -> str:
     config.pop("layer_types", None)
     (place / "config.json").write_text(json.dumps(config))
     return str(place)
+
+
+#: Layers of `target3`, of which an EAGLE-3 drafter reads the states before the third, the middle and the last but two.
+LAYERS3 = 8
+INNER3 = (2, LAYERS3 // 2, LAYERS3 - 3)
+
+
+def target3(root: Path) -> Path:
+    """Write a Llama of 32 tokens whose next token nearly always depends on the last one alone."""
+    from flashpatch.verify.probes.eagle import tiny
+
+    place = root / "target3"
+    return place if place.exists() else tiny.target(place, layers=LAYERS3, adds=0.004)
+
+
+def drafter3(root: Path, name: str, follows: bool) -> Path:
+    """Write an EAGLE-3 drafter for `target3`, in float32.
+
+    Where it ``follows``, its projection takes each token's embedding to that of the token after it, and its layer adds
+    nothing: its first draft is right where the target is a chain, later ones where tokens repeat. Else it is random.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    from flashpatch.verify.probes.eagle import tiny
+
+    place = root / name
+    if place.exists():
+        return place
+    tiny.drafter3(place)
+    if follows:
+        own = load_file(target3(root) / "model.safetensors")
+        embedding, head = own["model.embed_tokens.weight"], own["lm_head.weight"]
+        normed = embedding / embedding.pow(2).mean(-1, keepdim=True).sqrt()
+        after = (normed @ head.T).argmax(-1)
+        tensors = load_file(place / "model.safetensors")
+        step = torch.linalg.lstsq(embedding, embedding[after]).solution.T
+        tensors["fc.weight"] = torch.cat([step, torch.zeros(len(step), 2 * len(step))], 1).contiguous()
+        tensors["lm_head.weight"] = head
+        for part in ("self_attn.o_proj", "mlp.down_proj"):
+            tensors[f"midlayer.{part}.weight"].zero_()
+        save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
+    return place

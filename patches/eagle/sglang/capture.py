@@ -4,11 +4,16 @@ After a verification the accepted path lies at the front of each request's rows,
 moves it there; row ``j`` holds the state at the ``j``-th accepted input. Rows behind the accepted ones hold
 rejected drafts: they are fed again by a later step or lie past the request's end, so that `Recorder` drops them, and
 no step waits to learn how many were accepted.
+
+Under EAGLE-3 the target hands its drafter inner layers side by side. SGLang 0.5.23 keeps the last hidden states beside
+them when its logits processor is told to, which `on_init` does before graphs are recorded. SGLang moves the inner layers
+of a tree to the front and leaves the last states at their nodes; `last_rows` takes those of the accepted path.
 """
 
 from __future__ import annotations
 
 import logging
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from flashpatch import engine, ledger
@@ -23,8 +28,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("flashpatch.eagle")
 
+_KEEP = "keep_last_hidden_states"
+
 _recorder: Recorder | None = None
 _made = False
+_keeping: list[weakref.ref[Any]] = []  # logits processors that were told to keep the last states
 
 
 def recorder_of(worker: Any) -> Recorder | None:
@@ -50,12 +58,64 @@ def _make(worker: Any) -> Recorder | None:
     ledger.role("worker", tp=get_parallel().tp_rank)
     if not options["capture"] or get_parallel().tp_rank != 0:
         return None
-    if not worker.speculative_algorithm.is_eagle() or worker.speculative_algorithm.is_eagle3():
-        # EAGLE-3 drafters get three inner layers of the target; the last one, which a sample needs, is not there.
-        logger.warning("hidden states are not captured under %s", worker.speculative_algorithm.name)
-        ledger.note(eagle_capture_off=f"not under {worker.speculative_algorithm.name}")
+    problem = ""
+    if not worker.speculative_algorithm.is_eagle():
+        problem = f"not under {worker.speculative_algorithm.name}"
+    elif worker.speculative_algorithm.is_eagle3():
+        problem = keep_last_states(worker._target_worker.model_runner.model)
+    if problem:
+        _note_off(problem)
         return None
     return make_recorder(options)
+
+
+def keep_last_states(model: Any) -> str:
+    """Make a target return its last hidden states beside the inner layers; return why it cannot, or ""."""
+    from sglang.srt.layers.logits_processor import LogitsProcessor
+
+    processors = [module for module in model.modules() if isinstance(module, LogitsProcessor)]
+    if not processors or not all(hasattr(one, _KEEP) for one in processors):
+        return "EAGLE-3 needs the last hidden states of the target, which SGLang keeps from 0.5.23 on"
+    for one in processors:
+        if not getattr(one, _KEEP):
+            setattr(one, _KEEP, True)
+            _keeping.append(weakref.ref(one))
+    return ""
+
+
+def _note_off(problem: str) -> None:
+    logger.warning("hidden states are not captured: %s", problem)
+    ledger.note(eagle_capture_off=problem)
+
+
+def on_init(original, self, *args: Any, **kwargs: Any):
+    """Around ``EAGLEWorkerV2.__init__``: make the recorder while no graph of the target is recorded yet."""
+    original(self, *args, **kwargs)
+    recorder_of(self)
+
+
+def captured_states(worker: Any, output: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return the last hidden states of a target's output, and under EAGLE-3 the inner layers; None where there are
+    none.
+
+    Args:
+        output: SGLang's ``LogitsProcessorOutput``; None from a rank that is not the last of the pipeline.
+
+    Returns:
+        [rows, H] and [rows, layers * H].
+    """
+    global _recorder
+    if output is None or output.hidden_states is None:
+        return None, None
+    if not worker.speculative_algorithm.is_eagle3():
+        return output.hidden_states, None
+    if output.last_hidden_states is None:  # graphs recorded before, or a drafter that reads no inner layers
+        if _recorder is not None:
+            _recorder.close()
+            _recorder = None
+            _note_off("this EAGLE-3 target returns no last hidden states beside inner layers")
+        return None, None
+    return output.last_hidden_states, output.hidden_states
 
 
 def on_verify(original, self, batch: Any, *args: Any, **kwargs: Any):
@@ -66,11 +126,16 @@ def on_verify(original, self, batch: Any, *args: Any, **kwargs: Any):
     roots = batch.spec_info.draft_token.view(len(batch.reqs), -1)[:, :1]
     first = batch.seq_lens  # position of each root
     result = original(self, batch, *args, **kwargs)
-    hidden = result.logits_output.hidden_states
-    if hidden is not None:
-        ids, positions, rows = accepted_rows(roots, first, result, hidden)
+    last, inner = captured_states(self, result.logits_output)
+    if last is not None:
+        ids, positions, rows = accepted_rows(roots, first, result, last if inner is None else inner)
+        layers = None
+        if inner is not None:
+            rows, layers = last_rows(result, last), [rows]
         names = [request.rid for request in batch.reqs]
-        recorder.step(names, [ids.shape[1]] * len(names), ids.reshape(-1), positions.reshape(-1), rows)
+        recorder.step(
+            names, [ids.shape[1]] * len(names), ids.reshape(-1), positions.reshape(-1), rows, layers
+        )
     return result
 
 
@@ -99,6 +164,19 @@ def accepted_rows(
     return ids, positions, rows.clone() if rows.data_ptr() == hidden.data_ptr() else rows
 
 
+def last_rows(result: Any, last: torch.Tensor) -> torch.Tensor:
+    """Return the last hidden states of the path that a verification accepted, as `accepted_rows` orders rows.
+
+    Args:
+        result: ``accept_index`` [requests, steps + 1] has the row of each accepted node, -1 behind them.
+        last: [requests * nodes, H], a row per node of the trees.
+
+    Returns:
+        [requests * (steps + 1), H], a copy.
+    """
+    return last[result.accept_index.reshape(-1).long().clamp(min=0)]
+
+
 def on_prefill(original, self, batch: Any, *args: Any, **kwargs: Any):
     """Around ``EAGLEWorkerV2._forward_prefill_batch``: note the inputs before it shifts them by one, and
     states."""
@@ -107,14 +185,15 @@ def on_prefill(original, self, batch: Any, *args: Any, **kwargs: Any):
         return original(self, batch, *args, **kwargs)
     ids, lengths, starts = batch.input_ids, list(batch.extend_lens), list(batch.prefix_lens)
     result = original(self, batch, *args, **kwargs)
-    hidden = result.logits_output.hidden_states if result.logits_output is not None else None
-    if hidden is not None:
+    last, inner = captured_states(self, result.logits_output)
+    if last is not None:
         recorder.step(
             [request.rid for request in batch.reqs],
             lengths,
             ids,
             positions_of(starts, lengths, ids.device),
-            hidden,
+            last,
+            [inner] if inner is not None else None,
         )
     return result
 
@@ -142,11 +221,31 @@ def _undo(site: Site) -> None:
     if _recorder is not None:
         _recorder.close()
     _recorder, _made = None, False
+    for one in _keeping:
+        processor = one()
+        if processor is not None:
+            setattr(processor, _KEEP, False)
+    _keeping.clear()
     site.unwrap()
 
 
 _WHY = (
     "A drafter learns from the target's hidden states, which SGLang computes at every step and throws away."
+)
+
+INIT = WorkerPatch(
+    id="eagle.sglang.eagle_worker_init",
+    targets=(f"{WORKER}.__init__",),
+    wrapper=on_init,
+    contract=Contract(
+        params=("target_worker",),
+        mentions=("self._target_worker", "self.speculative_algorithm"),
+        exists=("sglang.srt.layers.logits_processor:LogitsProcessor",),
+    ),
+    evidence="optional",
+    why="A drafter learns to give the target's last hidden states; under EAGLE-3 SGLang returns inner layers alone.",
+    how="Tells the target's logits processor to return both, before graphs are recorded.",
+    upstream="SGLang keeps them for --enable-return-aux-hidden-states, which excludes speculation.",
 )
 
 VERIFY = WorkerPatch(
@@ -161,10 +260,11 @@ VERIFY = WorkerPatch(
             "sglang.srt.managers.utils:GenerationBatchResult.accept_lens",
             "sglang.srt.speculative.eagle_worker_common:_finalize_accept_tree_path",
             "sglang.srt.runtime_context:get_parallel",
+            "sglang.srt.managers.utils:GenerationBatchResult.accept_index",
         ),
     ),
     evidence="optional",  # an engine without speculation verifies nothing
-    needs=("eagle.sglang.release_kv_cache",),
+    needs=("eagle.sglang.release_kv_cache", "eagle.sglang.eagle_worker_init"),
     why=_WHY,
     how="Notes tokens, positions and states of the accepted path after each verification.",
 )
@@ -196,4 +296,4 @@ FINISHED = WorkerPatch(
     how="Passes the tokens of a finished request to the recorder when its cache is released.",
 )
 
-PATCHES = (VERIFY, PREFILL, FINISHED)
+PATCHES = (INIT, VERIFY, PREFILL, FINISHED)

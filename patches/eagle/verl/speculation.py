@@ -120,8 +120,6 @@ class Sglang(Dialect):
         yield from _unset(get, wanted)
 
     def remarks(self, get: Get, speculation: Speculation) -> Iterator[str]:
-        if speculation.method == "eagle3":
-            yield "SGLang's EAGLE-3 drafters get inner layers, not the last hidden states that are captured"
         if get(f"{ROLLOUT}.data_parallel_size", 1) not in (None, 1):
             yield f"{ROLLOUT}.data_parallel_size={get(f'{ROLLOUT}.data_parallel_size')}: not followed on SGLang"
         if get(f"{ROLLOUT}.disaggregation.enabled"):

@@ -67,7 +67,6 @@ def test_an_option_out_of_range_is_refused(name, value):
         (SGLANGS, Speculation(), "drafts with nothing"),
         (ROLLOUT, Speculation("ngram"), "drafts with ngram"),
         (ROLLOUT, Speculation("eagle", "someone/drafter"), "is not a folder"),
-        (SGLANGS, Speculation("eagle3", "/"), "not the last hidden states"),
         (SGLANGS | {"actor_rollout_ref.rollout.data_parallel_size": 2}, Speculation("eagle", "/"), "size=2"),
         (
             SGLANGS | {"actor_rollout_ref.rollout.disaggregation.enabled": True},

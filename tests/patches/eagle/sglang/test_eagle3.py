@@ -1,0 +1,102 @@
+"""EAGLE-3 on a real SGLang engine: inner layers and last states against a forward, and drafters by path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import eagle_engines as eagles
+import pytest
+
+from flashpatch.patches.eagle.drafter_refit.commands import UPDATE
+
+pytestmark = pytest.mark.sglang
+
+lab = eagles.lab
+
+SHARED = [5, 9, 4, 22, 17, 3, 30, 12, 8, 19, 27, 6, 14, 2, 25, 11]
+PROMPTS = [[*SHARED, 3, 4, 5], [7, 28, 13, 1] * 5, [7, 8, 9]]
+AGAIN = [[*SHARED, 6, 7]]
+TREE = dict(speculative_eagle_topk=2, speculative_num_draft_tokens=6)
+CHAIN = {**eagles.SPECULATIVE, "speculative_algorithm": "EAGLE3", "disable_radix_cache": False}
+
+
+def ids(step: list[dict[str, Any]]) -> list[list[int]]:
+    return [answer["ids"] for answer in step]
+
+
+@pytest.fixture(scope="module")
+def seen(models: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
+    """Engines without speculation, with chains, and with trees; those with get another drafter at the end."""
+    target, follows = eagles.target3(models), eagles.drafter3(models, "follows3", follows=True)
+    other = eagles.drafter3(models, "random3", follows=False)
+    asked = [["tokens", dict(count=20, prompts=PROMPTS)], ["tokens", dict(count=8, prompts=AGAIN)]]
+    update = ["eagle", dict(method=UPDATE, given=[str(other), 7])]
+    then = [["pause", dict(seconds=1.5)], update, ["tokens", dict(count=20, prompts=PROMPTS)]]
+    plain = {k: v for k, v in CHAIN.items() if not k.startswith("speculative")}
+    drafting = dict(
+        model=str(target),
+        speculative_draft_model_path=str(follows),
+        steps=[*asked, *then],
+        chunked_prefill_size=16,
+        flashpatch="eagle",
+        options={"eagle": dict(ring="{where}/ring", adapt=False, rollback=1.0)},
+    )
+    found = lab.together(
+        tmp_path_factory.mktemp("eagle3"),
+        dict(model=str(target), steps=asked, **plain),
+        dict(drafting, **CHAIN),
+        dict(drafting, **{**CHAIN, **TREE}),
+    )
+    assert all(one.done for one in found), str(next(one for one in found if not one.done))
+    return found
+
+
+@pytest.mark.parametrize("shape", [1, 2], ids=["chain", "tree"])
+def test_inner_layers_and_last_states_are_those_of_a_forward(shape: int, models: Path, seen: Any) -> None:
+    import torch
+    from eagle_reference import states
+
+    from flashpatch.patches.eagle.capture.sample_queue import SampleReader
+
+    target, one = eagles.target3(models), seen[shape]
+    first, again, *_ = one.steps
+    answers = {tuple(p): a for p, a in zip(PROMPTS + AGAIN, ids(first) + ids(again))}
+    samples = SampleReader(one.where / "ring").read_samples(10)[: len(answers)]
+    assert len(samples) == len(answers)
+    masked = 0
+    for sample in samples:
+        count = int((~sample.response).sum())
+        prompt, tokens = tuple(sample.input_ids[:count].tolist()), sample.input_ids.tolist()
+        assert tokens[count:] == answers[prompt]
+        side, _ = states(target, tokens, eagles.INNER3)
+        last, _ = states(target, tokens)
+        known = sample.known
+        assert known[count:-1].all() and not known[-1]
+        assert sample.auxiliary.shape == side.shape
+        apart = [
+            (a - b).abs().mean() for a, b in zip(side.chunk(3, -1), side.roll(last.shape[1], 1).chunk(3, -1))
+        ]
+        assert all(gap > 0.01 for gap in apart[1:]), "layers differ too little for a test"
+        torch.testing.assert_close(sample.auxiliary[known], side[known], atol=2e-4, rtol=1e-3)
+        torch.testing.assert_close(sample.hidden[known], last[known], atol=2e-4, rtol=1e-3)
+        assert not sample.hidden[~known].any() and not sample.auxiliary[~known].any()
+        masked += int((~known[:count]).sum())
+    assert 0 < masked <= len(SHARED), "the cached prefix was not masked, or more than it was"
+
+
+def test_tokens_are_the_targets_and_drafts_are_accepted(seen: Any) -> None:
+    alone, *drafting = seen
+    for one in drafting:
+        assert [ids(step) for step in one.steps[:2]] == [ids(step) for step in alone.steps]
+        assert max(answer["accept"] for answer in one.steps[0]) > 1.5, "nothing is shown about accepted rows"
+
+
+def test_another_eagle3_drafter_is_loaded_by_path(seen: Any) -> None:
+    """With its head, which an EAGLE-3 drafter does not share with the target."""
+    for one in seen[1:]:
+        [taken], after = one.steps[3:]
+        assert taken["version"] == 7
+        assert ids(after) == ids(one.steps[0])
+        means = [sum(a["accept"] for a in step) / len(step) for step in (one.steps[0], after)]
+        assert means[1] < means[0] - 0.3, means
