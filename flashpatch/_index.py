@@ -77,7 +77,7 @@ FAMILIES = {
             "eagle.vllm.worker": ("vllm.v1.worker.gpu_worker",),
             "eagle.vllm.collective_rpc": ("vllm.v1.engine.core",),
             "eagle.vllm.expand_kernel_impl": ("vllm.utils.cpu_triton_utils",),
-            "eagle.sglang.eagle_worker_init": ("sglang.srt.speculative.eagle_worker_v2",),
+            "eagle.sglang.eagle_worker_v2_init": ("sglang.srt.speculative.eagle_worker_v2",),
             "eagle.sglang.verify": ("sglang.srt.speculative.eagle_worker_v2",),
             "eagle.sglang.forward_prefill_batch": ("sglang.srt.speculative.eagle_worker_v2",),
             "eagle.sglang.release_kv_cache": ("sglang.srt.mem_cache.common",),

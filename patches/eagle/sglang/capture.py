@@ -234,7 +234,7 @@ _WHY = (
 )
 
 INIT = WorkerPatch(
-    id="eagle.sglang.eagle_worker_init",
+    id="eagle.sglang.eagle_worker_v2_init",
     targets=(f"{WORKER}.__init__",),
     wrapper=on_init,
     contract=Contract(
@@ -264,7 +264,7 @@ VERIFY = WorkerPatch(
         ),
     ),
     evidence="optional",  # an engine without speculation verifies nothing
-    needs=("eagle.sglang.release_kv_cache", "eagle.sglang.eagle_worker_init"),
+    needs=("eagle.sglang.release_kv_cache", "eagle.sglang.eagle_worker_v2_init"),
     why=_WHY,
     how="Notes tokens, positions and states of the accepted path after each verification.",
 )
