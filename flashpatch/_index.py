@@ -59,6 +59,7 @@ FAMILIES = {
             "slice": (60.0, (), "float", "str", (None, None, 0, None)),
             "patience": (30.0, (), "float", "str", (None, None, 0, None)),
             "trainer": ([], (), "list", "str", ()),
+            "ttt_steps": (1, (), "int", "str", (1, None, None, None)),
             "rollback": (0.2, (), "float", "str", (0, None, None, None)),
             "rollback_steps": (64, (), "int", "str", (1, None, None, None)),
         },

@@ -94,6 +94,12 @@ FAMILY = Family(
         "slice": Option(60.0, "most seconds of drafter training between two rollouts", kind=float, above=0),
         "patience": Option(30.0, "seconds to wait before killing the drafter's trainer", kind=float, above=0),
         "trainer": Option([], "settings of the drafter's training, such as rate=1e-3 and least=4", kind=list),
+        "ttt_steps": Option(
+            1,
+            "under verl: draft steps that the drafter's training unrolls (training-time test); 1: the first alone",
+            kind=int,
+            least=1,
+        ),
         "rollback": Option(
             0.2,
             "largest relative loss of acceptance length before new drafter weights are rolled back; 1: any",

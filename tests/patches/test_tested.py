@@ -56,7 +56,9 @@ def marks(family: str) -> dict[str, bool]:
 
 def test_the_lanes_are_understood():
     assert {version for _, name, version in lanes("test-newest") if name == "vllm"} == {"0.32.0"}
-    assert {(mark, version) for mark, name, version in lanes("test-paired") if name == "vllm"} == {("verl", "0.31.0")}
+    assert {(mark, version) for mark, name, version in lanes("test-paired") if name == "vllm"} == {
+        ("verl", "0.31.0")
+    }
     assert ("sglang", "sglang", "0.5.23") in lanes("test-sglang")
     assert {mark for mark, _, _ in lanes("test-full")} == set(MARKED)
     assert ("vllm", "vllm", "0.28.0") in lanes("test-full")

@@ -20,6 +20,7 @@ from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
 from flashpatch.patches.eagle.train.trainer import Recipe, Trainer
 
 rank, world, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+ttt_steps = int(sys.argv[4])
 torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
 mesh = init_device_mesh("cpu", (world,))
@@ -30,9 +31,8 @@ rows = [pack(parts[:1], 60), pack(parts[1:], 60)]  # unequal shares
 
 def make():
     target_embeddings = TargetEmbeddings(target.model.embed_tokens.weight, target.lm_head.weight)
-    return Trainer(
-        make_drafter(drafter_config(target.config)), target_embeddings, Recipe(rate=1e-2, clip=0.1), mesh
-    )
+    recipe = Recipe(rate=1e-2, clip=0.1, ttt_steps=ttt_steps)
+    return Trainer(make_drafter(drafter_config(target.config)), target_embeddings, recipe, mesh)
 
 
 trainer = make()

@@ -9,6 +9,8 @@ attends over [normed embedding, normed state]. Parameters carry the names that v
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
@@ -20,6 +22,8 @@ from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
 )
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RotaryEmbedding
+
+from flashpatch.patches.eagle.train.unroll import Rotary, UnrolledAttention
 
 
 class Drafter(nn.Module):
@@ -44,7 +48,9 @@ class Drafter(nn.Module):
         """Width of the target's states it reads."""
         return self.config.hidden_size
 
-    def forward(self, states: Tensor, embedded: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+    def forward(
+        self, states: Tensor, embedded: Tensor, positions: Tensor, mask: Tensor, steps: int = 1
+    ) -> Tensor:
         """Predict the target's next states.
 
         Args:
@@ -52,19 +58,27 @@ class Drafter(nn.Module):
             embedded: [1, T, H], embedding of the token after it.
             positions: int64 [1, T].
             mask: bool [1, 1, T, T], True where a row may attend.
+            steps: draft steps; from the second on each row reads what it put out before, and the embedding one row on,
+                see `unroll`.
 
         Returns:
-            [1, T, H], what the target's head reads: the state one position on.
+            [steps, T, H], what the target's head reads: at step j the state j + 1 positions on. The last j rows of
+            step j mean nothing, nor do those of a window.
         """
-        states = self.fc(torch.cat((embedded, states), dim=-1))
-        for layer in self.layers:
-            states = layer(
-                states,
-                attention_mask=mask,
-                position_ids=positions,
-                position_embeddings=self.rotary(states, positions),
-            )
-        return states
+        layer, found = self.layers[0], []
+        unrolled: UnrolledAttention | None = None
+        for embeds, rotary in _steps(self.rotary, embedded, positions, steps):
+            inputs = self.fc(torch.cat((embeds, states), dim=-1))
+            if unrolled is None:
+                states = layer(
+                    inputs, attention_mask=mask, position_ids=positions, position_embeddings=rotary
+                )
+                unrolled = UnrolledAttention(layer.self_attn, inputs, rotary, mask) if steps > 1 else None
+            else:
+                inputs = inputs + unrolled.attend(inputs, rotary)
+                states = inputs + layer.mlp(layer.post_attention_layernorm(inputs))
+            found.append(states)
+        return torch.cat(found)
 
 
 class Drafter3(nn.Module):
@@ -83,10 +97,34 @@ class Drafter3(nn.Module):
         """Width of the target's states it reads."""
         return self.config.num_aux_hidden_states * self.config.hidden_size
 
-    def forward(self, states: Tensor, embedded: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        """Predict as `Drafter.forward` does; the result is normed, as the target's head reads it."""
-        states = self.fc(states)
-        return self.norm(self.midlayer(embedded, states, mask, self.rotary(states, positions)))
+    def forward(
+        self, states: Tensor, embedded: Tensor, positions: Tensor, mask: Tensor, steps: int = 1
+    ) -> Tensor:
+        """Predict as `Drafter.forward` does; the result is normed, as the target's head reads it.
+
+        From the second step on a row reads its own output before that norm, as engines do, in place of ``fc``'s.
+        """
+        states, found = self.fc(states), []
+        unrolled: UnrolledAttention | None = None
+        for embeds, rotary in _steps(self.rotary, embedded, positions, steps):
+            both = self.midlayer.inputs(embeds, states)
+            if unrolled is None:
+                attended = self.midlayer.self_attn(both, position_embeddings=rotary, attention_mask=mask)[0]
+                if steps > 1:
+                    unrolled = UnrolledAttention(self.midlayer.self_attn, both, rotary, mask)
+            else:
+                attended = unrolled.attend(both, rotary)
+            states = self.midlayer.outputs(states, attended)
+            found.append(self.norm(states))
+        return torch.cat(found)
+
+
+def _steps(
+    rotary: nn.Module, embedded: Tensor, positions: Tensor, steps: int
+) -> Iterator[tuple[Tensor, Rotary]]:
+    """Yield embeddings and rotary tables of each draft step: all one row on from the step before."""
+    for step in range(steps):
+        yield embedded.roll(-step, 1), rotary(embedded, positions + step)
 
 
 class _Layer3(nn.Module):
@@ -104,11 +142,13 @@ class _Layer3(nn.Module):
         self.hidden_norm = LlamaRMSNorm(size, eps=eps)
         self.post_attention_layernorm = LlamaRMSNorm(size, eps=eps)
 
-    def forward(
-        self, embedded: Tensor, states: Tensor, mask: Tensor, rotary: tuple[Tensor, Tensor]
-    ) -> Tensor:
-        both = torch.cat((self.input_layernorm(embedded), self.hidden_norm(states)), dim=-1)
-        states = states + self.self_attn(both, position_embeddings=rotary, attention_mask=mask)[0]
+    def inputs(self, embedded: Tensor, states: Tensor) -> Tensor:
+        """Return what the attention reads, [1, T, 2H]."""
+        return torch.cat((self.input_layernorm(embedded), self.hidden_norm(states)), dim=-1)
+
+    def outputs(self, states: Tensor, attended: Tensor) -> Tensor:
+        """Return the layer's output [1, T, H] from its attention's."""
+        states = states + attended
         return states + self.mlp(self.post_attention_layernorm(states))
 
 

@@ -38,20 +38,34 @@ class Sums:
 
 
 def sums(drafter: torch.nn.Module, target_embeddings: TargetEmbeddings, pack: Pack) -> Sums:
-    """Run a drafter over a row and sum its losses."""
+    """Run a drafter over a row and sum its losses at the first draft step."""
+    return step_sums(drafter, target_embeddings, pack, 1)[0]
+
+
+def step_sums(
+    drafter: torch.nn.Module, target_embeddings: TargetEmbeddings, pack: Pack, steps: int
+) -> list[Sums]:
+    """Run a drafter over a row for several draft steps, and sum its losses at each."""
     embedded = target_embeddings.embed(pack.next_ids)[None].to(pack.states.dtype)
-    predicted = drafter(pack.states[None], embedded, pack.positions[None], pack.mask())[0]
-    learn = pack.learn.nonzero()[:, 0]
-    predicted, targets = predicted[learn], pack.targets[learn]
+    every = drafter(pack.states[None], embedded, pack.positions[None], pack.mask(), steps=steps)
     regress = getattr(drafter.config, "eagle_kind", "eagle") == "eagle"
+    found = []
+    for step, predicted in enumerate(every):
+        learn = pack.learn_at(step)
+        rows = learn.nonzero()[:, 0]
+        found.append(_sums(predicted[rows], pack.targets[rows + step], target_embeddings, regress))
+    return found
+
+
+def _sums(predicted: Tensor, targets: Tensor, target_embeddings: TargetEmbeddings, regress: bool) -> Sums:
     # Multiplying by zero keeps every rank's graph, and so its collectives, the same.
     states = F.smooth_l1_loss(predicted, targets, reduction="none").mean(-1).sum() * (1.0 if regress else 0.0)
     tokens, agreed = predicted.sum() * 0.0, torch.zeros((), device=predicted.device)
-    for start in range(0, len(learn), CHUNK):
+    for start in range(0, len(targets), CHUNK):
         one, two = predicted[start : start + CHUNK], targets[start : start + CHUNK]
         part, same = checkpoint(_cross_entropy, one, two, target_embeddings, use_reentrant=False)
         tokens, agreed = tokens + part, agreed + same
-    return Sums(states, tokens, agreed, pack.learn.sum())
+    return Sums(states, tokens, agreed, torch.tensor(len(targets), device=predicted.device))
 
 
 def _cross_entropy(

@@ -49,6 +49,19 @@ class Pack:
         own = index[:, None] == index[None, :]
         return (past & same & (self.seen[None, :] | own))[None, None]
 
+    def learn_at(self, step: int) -> Tensor:
+        """Return bool [T]: rows from which a drafting's step ``step``, counted from 0, has a target in the window.
+
+        That target is `targets` of the row ``step`` rows on.
+        """
+        if step == 0:
+            return self.learn
+        found = torch.zeros_like(self.learn)
+        if step < len(self):
+            same = self.segment[step:] == self.segment[:-step]
+            found[:-step] = self.learn[step:] & self.seen[:-step] & same
+        return found
+
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Pack:
         """Return the row on a device, with states and targets in ``dtype``."""
         return Pack(

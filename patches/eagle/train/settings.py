@@ -24,7 +24,7 @@ class WorkerSettings:
         auxiliary: layers of the target that an EAGLE-3 drafter reads.
         dtype: of the drafters written; training is in float32.
         device: torch device; "" for the first accelerator, else the CPU.
-        rate, clip, states, tokens: see `trainer.Recipe`.
+        rate, clip, states, tokens, ttt_steps, ttt_decay: see `trainer.Recipe`.
         window: longest window of a sample, in positions.
         batch: positions of a step, over all its windows.
         samples, bytes, keep, versions: see `buffer.Buffer`.
@@ -49,6 +49,8 @@ class WorkerSettings:
     clip: float = 0.5
     states: float = 1.0
     tokens: float = 0.1
+    ttt_steps: int = 1
+    ttt_decay: float = 0.8
     window: int = 512
     batch: int = 4096
     samples: int = 10_000

@@ -20,8 +20,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.train.drafter import Drafter, Drafter3
-from flashpatch.patches.eagle.train.loss import sums
+from flashpatch.patches.eagle.train.loss import Sums, step_sums
 from flashpatch.patches.eagle.train.pack import Pack, filler
 from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
 
@@ -37,6 +38,8 @@ class Recipe:
         clip: largest norm of the gradient.
         states: weight of the SmoothL1 loss on states.
         tokens: weight of the soft cross entropy.
+        ttt_steps: draft steps that training unrolls (training-time test, arXiv 2503.01840); 1 for the first alone.
+        ttt_decay: weight of each step's loss over that of the step before; the weights are scaled to sum 1.
         compute: dtype of forward and backward under a mesh; parameters keep theirs.
     """
 
@@ -46,7 +49,19 @@ class Recipe:
     clip: float = 0.5
     states: float = 1.0
     tokens: float = 0.1
+    ttt_steps: int = 1
+    ttt_decay: float = 0.8
     compute: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        """Raise PatchError where no unroll is described."""
+        if self.ttt_steps < 1 or not 0 < self.ttt_decay <= 1:
+            raise PatchError(
+                f"ttt_steps={self.ttt_steps} and ttt_decay={self.ttt_decay} describe no training.",
+                patch="eagle",
+                target="trainer",
+                advice="Give at least 1 step, and a decay above 0 and up to 1.",
+            )
 
 
 class Trainer:
@@ -92,7 +107,8 @@ class Trainer:
 
         The keys are ``loss``, ``states``, ``tokens``, ``agreement`` (positions where drafter and target have
         the same first choice), ``norm`` of the gradient before clipping and ``positions``; nothing happens,
-        and positions is 0, when no rank has anything to learn.
+        and positions is 0, when no rank has anything to learn. ``loss`` is over all draft steps, the others are of
+        the first; ``agreement_2`` and so on are those of later steps, where all drafts before were the target's.
         """
         self.optimizer.zero_grad(set_to_none=True)
         found = self.backward(rows)
@@ -113,41 +129,58 @@ class Trainer:
         """Compute gradients of the mean loss, without a step."""
         parameter = next(self.drafter.parameters())
         device, ranks = parameter.device, self.mesh.size() if self.mesh is not None else 1
-        mine = torch.tensor(
-            [float(sum(int(row.learn.sum()) for row in rows)), float(len(rows))], device=device
-        )
-        positions = self._over_ranks(mine[:1].clone()).item()
-        number = int(self._over_ranks(mine[1:].clone(), dist.ReduceOp.MAX).item())
-        totals = torch.zeros(3, device=device, dtype=torch.float64)
-        if not positions:
+        recipe, steps = self.recipe, self.recipe.ttt_steps
+        learned = [float(sum(int(row.learn_at(step).sum()) for row in rows)) for step in range(steps)]
+        positions = self._over_ranks(torch.tensor(learned, device=device)).tolist()
+        mine = torch.tensor([float(len(rows))], device=device)
+        number = int(self._over_ranks(mine, dist.ReduceOp.MAX).item())
+        totals = torch.zeros(steps, 3, device=device, dtype=torch.float64)
+        if not positions[0]:
             return {"positions": 0.0}
         rows = list(rows) + [filler(self.drafter.width, self.drafter.config.hidden_size)] * (
             number - len(rows)
         )
-        dtype = self.recipe.compute if self.mesh is not None else parameter.dtype
+        dtype = recipe.compute if self.mesh is not None else parameter.dtype
+        weights = _step_weights(positions, recipe.ttt_decay)
         for place, row in enumerate(rows):
             if self.mesh is not None:
                 self.drafter.set_requires_gradient_sync(place == len(rows) - 1)
-            part = sums(self.drafter, self.target_embeddings, row.to(device, dtype))
-            loss = self.recipe.states * part.states + self.recipe.tokens * part.tokens
+            parts = step_sums(self.drafter, self.target_embeddings, row.to(device, dtype), steps)
             # FSDP takes the mean of the ranks' gradients; the sum is wanted.
-            (loss * (ranks / positions)).backward()
-            totals += torch.stack([part.states.detach(), part.tokens.detach(), part.agreed]).double()
-        states, tokens, agreed = (self._over_ranks(totals) / positions).tolist()
-        loss = self.recipe.states * states + self.recipe.tokens * tokens
-        return {"loss": loss, "states": states, "tokens": tokens, "agreement": agreed, "positions": positions}
+            losses = [
+                (recipe.states * part.states + recipe.tokens * part.tokens)
+                * (weight * ranks / max(1.0, count))
+                for part, weight, count in zip(parts, weights, positions, strict=True)
+            ]
+            torch.stack(losses).sum().backward()
+            totals += torch.stack([_detached(part) for part in parts])
+        found = self._over_ranks(totals) / torch.tensor(positions, device=device).clamp(min=1.0)[:, None]
+        states, tokens, agreed = found.T.tolist()
+        means = zip(weights, states, tokens, strict=True)
+        return {
+            "loss": sum(weight * (recipe.states * one + recipe.tokens * two) for weight, one, two in means),
+            "states": states[0],
+            "tokens": tokens[0],
+            "positions": positions[0],
+            **_agreements(agreed),
+        }
 
     @torch.no_grad()
-    def evaluate(self, rows: Sequence[Pack]) -> dict[str, float]:
-        """Return the means of `step` for this rank's rows, without a step; not for sharded drafters."""
-        parameter = next(self.drafter.parameters())
-        found = [
-            sums(self.drafter, self.target_embeddings, row.to(parameter.device, parameter.dtype))
-            for row in rows
-        ]
-        count = max(1.0, float(sum(part.count for part in found)))
-        names = {"states": "states", "tokens": "tokens", "agreed": "agreement"}
-        return {key: float(sum(getattr(part, name) for part in found)) / count for name, key in names.items()}
+    def evaluate(self, rows: Sequence[Pack], steps: int = 0) -> dict[str, float]:
+        """Return the means of `step` for this rank's rows, without a step; not for sharded drafters.
+
+        Args:
+            steps: draft steps whose agreement is returned; 0 for the recipe's.
+        """
+        parameter, steps = next(self.drafter.parameters()), steps or self.recipe.ttt_steps
+        totals, count = torch.zeros(steps, 3, dtype=torch.float64), torch.zeros(steps)
+        for row in rows:
+            row = row.to(parameter.device, parameter.dtype)
+            parts = step_sums(self.drafter, self.target_embeddings, row, steps)
+            totals = totals + torch.stack([_detached(part) for part in parts]).cpu()
+            count = count + torch.stack([part.count for part in parts]).cpu()
+        states, tokens, agreed = (totals / count.clamp(min=1.0)[:, None]).T.tolist()
+        return {"states": states[0], "tokens": tokens[0], **_agreements(agreed)}
 
     def weights(self) -> dict[str, Tensor]:
         """Return full weights on the CPU; on a mesh all ranks call it, and rank 0 gets them."""
@@ -177,3 +210,18 @@ class Trainer:
             for dimension in range(self.mesh.ndim):
                 dist.all_reduce(value, how, group=self.mesh.get_group(dimension))
         return value
+
+
+def _step_weights(positions: Sequence[float], decay: float) -> list[float]:
+    """Return the weight of each draft step's loss, 0 where it has no position; they sum to 1."""
+    weights = [decay**step if count else 0.0 for step, count in enumerate(positions)]
+    return [weight / sum(weights) for weight in weights]
+
+
+def _detached(part: Sums) -> Tensor:
+    """Return float64 [3]: losses and agreed positions of a draft step."""
+    return torch.stack([part.states.detach(), part.tokens.detach(), part.agreed]).double()
+
+
+def _agreements(agreed: Sequence[float]) -> dict[str, float]:
+    return {"agreement" if step == 0 else f"agreement_{step + 1}": one for step, one in enumerate(agreed)}

@@ -79,9 +79,8 @@ class Worker:
     def _resume(self) -> tuple[Trainer, bool]:
         """Return a trainer, from the last checkpoint that can be read or else as the settings say."""
         settings = self.settings
-        recipe = Recipe(
-            rate=settings.rate, clip=settings.clip, states=settings.states, tokens=settings.tokens
-        )
+        names = ("rate", "clip", "states", "tokens", "ttt_steps", "ttt_decay")
+        recipe = Recipe(**{name: getattr(settings, name) for name in names})
         while True:
             drafter = make_drafter(self.config, settings.seed)
             if settings.drafter:

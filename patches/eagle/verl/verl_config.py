@@ -152,6 +152,7 @@ def _trainer_settings(options: Mapping[str, Any], target: str, folder: str, draf
         PatchError: one of them is not NAME=VALUE, unknown, or of another type.
     """
     given: dict[str, Any] = {"target": target, "ring": "", "folder": folder, "drafter": drafter}
+    given["ttt_steps"] = options["ttt_steps"]
     plain = vars(WorkerSettings("", "", ""))
     for text in options["trainer"]:
         name, equals, value = text.partition("=")

@@ -100,3 +100,67 @@ def test_another_eagle3_drafter_is_loaded_by_path(seen: Any) -> None:
         assert ids(after) == ids(one.steps[0])
         means = [sum(a["accept"] for a in step) / len(step) for step in (one.steps[0], after)]
         assert means[1] < means[0] - 0.3, means
+
+
+@pytest.mark.full
+def test_a_drafter_trained_over_three_steps_on_what_was_captured_is_accepted_further(
+    models: Path, tmp_path: Path
+) -> None:
+    """Captured from one engine, trained over the first step alone and over three, and sent to another engine."""
+    import random
+
+    from flashpatch.patches.eagle.capture.sample_queue import SampleReader
+
+    target, random3 = eagles.target3(models), eagles.drafter3(models, "random3", follows=False)
+    source = random.Random(4)
+    prompts = [[source.randrange(32) for _ in range(4)] for _ in range(32)]
+    common = dict(model=str(target), speculative_draft_model_path=str(random3), flashpatch="eagle", **CHAIN)
+    captured = lab.run(
+        tmp_path / "capture",
+        steps=[["tokens", dict(count=24, prompts=prompts)], ["pause", dict(seconds=1.5)]],
+        options={"eagle": dict(ring="{where}/ring", adapt=False)},
+        **common,
+    )
+    assert captured.done, str(captured)
+    samples = SampleReader(captured.where / "ring").read_samples(100)
+    assert len(samples) == len(prompts)
+    trained = {n: train3(target, samples, tmp_path / f"trained{n}", n) for n in (1, 3)}
+    unseen = [[source.randrange(32) for _ in range(4)] for _ in range(12)]
+    asked = ["tokens", dict(count=24, prompts=unseen)]
+    steps = [asked]
+    for version, folder in enumerate(trained.values(), 1):
+        steps += [["eagle", dict(method=UPDATE, given=[str(folder), version])], asked]
+    seen = lab.run(
+        tmp_path / "accept",
+        steps=steps,
+        options={"eagle": dict(capture=False, adapt=False, rollback=1.0)},
+        **common,
+    )
+    assert seen.done, str(seen)
+    assert ids(seen.steps[0]) == ids(seen.steps[2]) == ids(seen.steps[4])
+    none, first, three = (sum(one["accept"] for one in seen.steps[n]) / len(unseen) for n in (0, 2, 4))
+    print(f"acceptance lengths: {none:.2f} random, {first:.2f} after one step, {three:.2f} after three")
+    assert none < 1.3 < first < 2.1 and three > first + 0.5
+
+
+def train3(target: Path, samples: list[Any], folder: Path, steps: int) -> Path:
+    """Train an EAGLE-3 drafter on samples over so many draft steps; return where it was written."""
+    import torch
+    from drafter_lab import cut
+    from transformers import AutoModelForCausalLM
+
+    from flashpatch.patches.eagle.train.drafter import make_drafter
+    from flashpatch.patches.eagle.train.drafter_config import drafter_config
+    from flashpatch.patches.eagle.train.export import save_drafter
+    from flashpatch.patches.eagle.train.pack import pack
+    from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
+    from flashpatch.patches.eagle.train.trainer import Recipe, Trainer
+
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    embeddings = TargetEmbeddings(model.model.embed_tokens.weight, model.lm_head.weight)
+    config = drafter_config(model.config, "eagle3")
+    rows = pack(cut(samples, auxiliary=True), 400)
+    trainer = Trainer(make_drafter(config), embeddings, Recipe(rate=3e-3, tokens=0.5, ttt_steps=steps))
+    for _ in range(80):
+        trainer.step(rows)
+    return save_drafter(folder, trainer.weights(), config, "sglang", embeddings)

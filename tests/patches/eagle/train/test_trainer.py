@@ -134,11 +134,12 @@ def test_nothing_to_learn_is_no_step(lesson):
     assert trainer.count == 0
 
 
-def test_two_ranks_have_the_gradient_of_one_and_resume_alike(tmp_path):
+@pytest.mark.parametrize("ttt_steps", [1, pytest.param(3, marks=pytest.mark.full)])
+def test_two_ranks_have_the_gradient_of_one_and_resume_alike(ttt_steps, tmp_path):
     script = SUPPORT / "train_two_ranks.py"
     running = [
         subprocess.Popen(
-            [sys.executable, str(script), str(rank), "2", str(tmp_path)],
+            [sys.executable, str(script), str(rank), "2", str(tmp_path), str(ttt_steps)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -157,7 +158,7 @@ def test_two_ranks_have_the_gradient_of_one_and_resume_alike(tmp_path):
     target = make_target()
     parts = cut(capture(target, 6))
     rows = [*pack(parts[:1], 60), *pack(parts[1:], 60)]
-    alone = make(target, rate=1e-2, clip=0.1)
+    alone = make(target, rate=1e-2, clip=0.1, ttt_steps=ttt_steps)
     found = alone.backward(rows)
     assert found == pytest.approx(ranks["found"], rel=1e-5)
     for name, parameter in alone.drafter.named_parameters():

@@ -125,7 +125,7 @@ def test_sglangs_own_settings_are_read(algorithm, method):
     assert speculation.Sglang().configured(reader(settings)) == Speculation(method, "/d")
 
 
-@pytest.mark.parametrize(("engine", "kind"), [("vllm", "eagle3"), ("sglang", "eagle")])
+@pytest.mark.parametrize(("engine", "kind"), [("vllm", "eagle3"), ("sglang", "eagle3"), ("sglang", "eagle")])
 def test_a_drafter_that_can_be_trained_is(tmp_path, engine, kind):
     settings = {
         NAME: engine,
@@ -134,7 +134,7 @@ def test_a_drafter_that_can_be_trained_is(tmp_path, engine, kind):
     }
     found, dialect = Speculation(kind, str(tmp_path)), speculation.of(reader(settings))
     assert not list(verl_config.remarks(reader(settings), dialect, found))
-    options = {**OFF, "trainer": ["rate=1e-3", "least=4", "prompts=true"]}
+    options = {**OFF, "trainer": ["rate=1e-3", "least=4", "prompts=true", "ttt_decay=0.5"], "ttt_steps": 3}
     made = verl_config.training(reader(settings), options, dialect, found)
     asked = dict(
         target=str(tmp_path),
@@ -144,11 +144,13 @@ def test_a_drafter_that_can_be_trained_is(tmp_path, engine, kind):
         least=4,
         prompts=True,
         engine=engine,
+        ttt_steps=3,
+        ttt_decay=0.5,
     )
     assert asked.items() <= made["settings"].items() and "ring" not in made["settings"]
 
 
-@pytest.mark.parametrize("text", ["rate", "rates=1", "rate=fast", "least=1.5", "ring=/x"])
+@pytest.mark.parametrize("text", ["rate", "rates=1", "rate=fast", "least=1.5", "ring=/x", "ttt_steps=2"])
 def test_a_trainers_setting_that_is_none_is_refused(text):
     with pytest.raises(PatchError, match="option trainer has") as raised:
         verl_config._trainer_settings({**OFF, "trainer": [text]}, "", "", "")
