@@ -1,10 +1,11 @@
-"""Framework sources that are not installed: wheels, sdists, unpacked directories, site-packages."""
+"""Framework sources that are not installed: wheels, sdists, unpacked directories, checkouts, site-packages."""
 
 from __future__ import annotations
 
 import contextlib
 import tarfile
 import tempfile
+import tomllib
 import zipfile
 import zlib
 from collections.abc import Collection, Iterator
@@ -14,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def _find(folder: Path, package: str) -> Iterator[Tree]:
 
 
 def _identity(home: Path, project: Path, package: str) -> tuple[str, str]:
-    """Name and version from the metadata beside the package, else from the project's ``PKG-INFO``."""
+    """Name and version from the metadata beside the package, else from the project's ``PKG-INFO`` or pyproject.toml."""
     named = canonicalize_name(package)
     beside = [found for found in metadata.distributions(path=[str(home)]) if found.metadata["Name"]]
     beside.sort(key=lambda found: not canonicalize_name(found.metadata["Name"]).startswith(named))
@@ -103,4 +105,21 @@ def _identity(home: Path, project: Path, package: str) -> tuple[str, str]:
     if (project / "PKG-INFO").is_file():
         headers = HeaderParser().parsestr((project / "PKG-INFO").read_text(errors="replace"))
         return headers["Name"] or package, headers["Version"] or "unknown"
-    return package, "unknown"
+    return _stated(project, package)
+
+
+def _stated(project: Path, package: str) -> tuple[str, str]:
+    """Name and version that a checkout's pyproject.toml states, itself or by naming a file that holds nothing else.
+
+    A version that is computed while the project is built, from its tags for example, is "unknown".
+    """
+    try:
+        data = tomllib.loads((project / "pyproject.toml").read_text())
+        stated = data["project"]
+        file = data.get("tool", {}).get("setuptools", {}).get("dynamic", {}).get("version", {}).get("file")
+        if "version" not in stated and file is not None:
+            [file] = [file] if isinstance(file, str) else file
+            stated["version"] = str(Version((project / file).read_text().strip()))
+        return str(stated["name"]), str(stated.get("version", "unknown"))
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return package, "unknown"

@@ -2,6 +2,7 @@
 
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 from toy_sources import DRIFTED, HOLDS, PATCH, sdist, site, wheel
@@ -37,12 +38,49 @@ def test_a_version_the_patch_is_not_for_is_outside(tmp_path):
     assert (cell.verdict, cell.drift) == ("outside", "")
 
 
-def test_sources_without_a_version_are_checked(tmp_path):
-    project = tmp_path / "checkout"
+def checkout(folder: Path, pyproject: str | None = None) -> Path:
+    project = folder / "checkout"
     (project / "toyfw").mkdir(parents=True)
     (project / "toyfw" / "__init__.py").write_text("VERSION = 1")
     (project / "toyfw" / "engine.py").write_text(HOLDS)
-    assert [(cell.version, cell.verdict) for cell in against([project], [PATCH])] == [("unknown", "holds")]
+    (project / "toyfw" / "version").write_text("1.4.dev0\n")
+    if pyproject is not None:
+        (project / "pyproject.toml").write_text(pyproject)
+    return project
+
+
+@pytest.mark.parametrize(
+    "pyproject",
+    [
+        None,
+        "[project",
+        '[project]\nname = "toyfw"\ndynamic = ["version"]',
+        '[project]\nname = "toyfw"\n[tool.setuptools.dynamic]\nversion = {file = "toyfw/engine.py"}',
+        '[project]\nname = "toyfw"\n[tool.setuptools.dynamic]\nversion = {attr = "toyfw.VERSION"}',
+    ],
+)
+def test_sources_without_a_version_are_checked(tmp_path, pyproject):
+    found = against([checkout(tmp_path, pyproject)], [PATCH])
+    assert [(cell.of, cell.verdict) for cell in found] == [("toyfw unknown", "holds")]
+
+
+@pytest.mark.parametrize(
+    "pyproject, of",
+    [
+        ('[project]\nname = "toyfw-cpu"\nversion = "1.5"', "toyfw-cpu 1.5"),
+        (
+            '[project]\nname = "toyfw"\n[tool.setuptools.dynamic]\nversion = {file = "toyfw/version"}',
+            "toyfw 1.4.dev0",
+        ),
+        (
+            '[project]\nname = "toyfw"\n[tool.setuptools.dynamic]\nversion = {file = ["toyfw/version"]}',
+            "toyfw 1.4.dev0",
+        ),
+    ],
+)
+def test_a_checkout_may_state_its_version(tmp_path, pyproject, of):
+    found = against([checkout(tmp_path, pyproject)], [PATCH])
+    assert [(cell.of, cell.verdict) for cell in found] == [(of, "holds")]
 
 
 def test_archive_members_cannot_leave_the_folder(tmp_path):
