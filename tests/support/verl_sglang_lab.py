@@ -17,100 +17,25 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+from flashpatch.verify import verl_sglang_server
+from flashpatch.verify.verl_sglang_server import client, server
+
 FAULTS = Path(__file__).with_name("sglang_faults")
 PROMPTS = [[5, 6, 7, 8], list(range(20, 45))]
 TIMEOUT = 6  # seconds, as in the flashpatch.toml of the test
 
 
-def configuration(model: str) -> Any:
-    """verl's own configuration with rollouts on SGLang's CPU engine."""
-    import verl
-    from hydra import compose, initialize_config_dir
-
-    rollout = dict(
-        name="sglang",
-        prompt_length=32,
-        response_length=16,
-        max_model_len=64,
-        gpu_memory_utilization=0.1,
-        max_num_seqs=8,
-        tensor_model_parallel_size=1,
-        free_cache_engine=False,
-        load_format="auto",
-    )
-    engine = dict(
-        attention_backend="intel_amx",
-        device="cpu",
-        grammar_backend="none",
-        max_total_tokens=1024,
-        mem_fraction_static=0.95,
-        enable_memory_saver=False,
-    )
-    settings = [f"actor_rollout_ref.model.path={model}"]
-    settings += [f"actor_rollout_ref.rollout.{name}={value}" for name, value in rollout.items()]
-    settings += [f"+actor_rollout_ref.rollout.engine_kwargs.sglang.{n}={v}" for n, v in engine.items()]
-    settings += ["actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=1"]
-    folder = str(Path(verl.__file__).parent / "trainer" / "config")
-    with initialize_config_dir(folder, version_base=None):
-        return compose("ppo_trainer", overrides=settings)
-
-
-def server(model: str, number: int, variables: dict[str, str]) -> Any:
-    """A server actor, named as verl names it."""
-    import ray
-    from verl.workers.rollout.replica import RolloutMode, get_rollout_replica_class
-
-    get_rollout_replica_class("sglang")
-    from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer
-
-    config = configuration(model)
-    options = dict(num_cpus=0, max_concurrency=8, name=f"sglang_server_{number}_0")
-    actor = ray.remote(SGLangHttpServer).options(**options, runtime_env=dict(env_vars=variables))
-    return actor.remote(
-        config=config.actor_rollout_ref.rollout,
-        model_config=config.actor_rollout_ref.model,
-        rollout_mode=RolloutMode.HYBRID,
-        workers=[],
-        replica_rank=number,
-        node_rank=0,
-        nnodes=1,
-        cuda_visible_devices="",
-        base_gpu_id=0,
-    )
-
-
-def client(model: str, number: int) -> Any:
-    """verl's client of a server, as it is in the trainer."""
-    from verl.utils.config import omega_conf_to_dataclass
-    from verl.workers.config import HFModelConfig
-    from verl.workers.rollout.sglang_rollout.sglang_rollout import ServerAdapter
-
-    config = configuration(model).actor_rollout_ref
-    rollout = omega_conf_to_dataclass(config.rollout)
-    return ServerAdapter(
-        rollout, omega_conf_to_dataclass(config.model, HFModelConfig), None, replica_rank=number
-    )
-
-
 def weights(model: str, but: int | None = None) -> Iterator[tuple[str, Any]]:
     """The tensors of a checkpoint; with ``but`` an error in place of the tensor of that number."""
-    from safetensors import safe_open
-
-    with safe_open(str(Path(model) / "model.safetensors"), framework="pt") as tensors:
-        for number, name in enumerate(tensors.keys()):
-            if number == but:
-                raise ValueError("no weights today")
-            yield name, tensors.get_tensor(name)
+    for number, named in enumerate(verl_sglang_server.weights(model)):
+        if number == but:
+            raise ValueError("no weights today")
+        yield named
 
 
 async def answers(actor: Any, tokens: int = 8) -> list[list[float]]:
     """Greedy continuations of all prompts: tokens and log-probabilities."""
-    found = []
-    for number, prompt in enumerate(PROMPTS):
-        settings = dict(logprobs=True, temperature=0.0, max_tokens=tokens)
-        output = await actor.generate.remote(prompt, settings, f"{number}-{time.monotonic()}")
-        found.append([*output.token_ids, *output.log_probs])
-    return found
+    return await verl_sglang_server.answers(actor, PROMPTS, tokens)
 
 
 async def error(awaitable: Any) -> str:
@@ -132,7 +57,7 @@ async def seen(a: str, b: str, folder: Path) -> AsyncIterator[tuple[str, Any]]:
     fault = folder / "fault"
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
     paths = os.pathsep.join([str(FAULTS), os.environ.get("PYTHONPATH", "")])
-    common = {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": paths, "SGLANG_FAULT": str(fault)}
+    common = {"PYTHONPATH": paths, "SGLANG_FAULT": str(fault)}
     first, second = server(a, 0, common), server(b, 1, common)
     launched = await asyncio.gather(*(error(one.launch_server.remote()) for one in (first, second)))
     yield "launched", launched

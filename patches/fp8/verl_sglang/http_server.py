@@ -118,7 +118,7 @@ LAUNCH = _patch(
             "sglang.srt.entrypoints.http_server:get_global_state",
         ),
     ),
-    evidence="install",
+    evidence="optional",  # who drives SGLang without verl never imports it
     why="verl lists the fields of SGLang's ServerArgs as a dataclass's; from SGLang 0.5.20 on it is a msgspec struct, "
     "and verl ends with a TypeError. What verl keeps as scheduler_info is the tuple's third part: the ports.",
     how="Answers dataclasses.fields in verl's module for msgspec structs, and puts the first scheduler's description "

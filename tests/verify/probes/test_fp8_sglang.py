@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,9 @@ def test_on_a_real_engine(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     [family] = json.loads(done.stdout)["families"]
     updates = [proof for proof in family["proofs"] if "largest difference" in proof["evidence"]]
-    assert len(updates) == 3 and all("largest difference 0 to" in update["evidence"] for update in updates)
+    through_verl = 3 if find_spec("verl") else 0
+    assert len(updates) == 3 + through_verl, family["proofs"]
+    assert all("largest difference 0 to" in update["evidence"] for update in updates)
 
 
 def weighed(**answers: list[list[float]]) -> list[bool]:
@@ -53,3 +56,22 @@ def test_how_answers_are_weighed() -> None:
         "no fresh engine to compare with"
     )
     assert weighed() == [False, False, False, False]
+
+
+def test_how_what_verl_sent_is_weighed() -> None:
+    answers = dict(before=SAME, fresh=OTHER, identity=OTHER, perturbation=OTHER, **{"return": SAME})
+    worker = dict(states=["ready"], tensors=3)
+    receipts = [dict(workers=[worker])] * 3
+
+    def weighed(ended: str = "", **seen: object) -> list[bool]:
+        found = {"answers": answers, "receipts": receipts, **seen}
+        return [proof.ok for proof in sglang_probe._weigh_verl(found, ended)]
+
+    assert weighed() == [True] * 5
+    assert weighed(answers={**answers, "identity": SAME})[1] is False
+    assert weighed(answers={**answers, "before": OTHER})[2] is False, "an update that changed nothing"
+    assert weighed(answers={**answers, "return": OTHER})[3] is False
+    assert weighed(receipts=receipts[:2])[4] is False
+    assert weighed(receipts=[dict(workers=[])] * 3)[4] is False
+    assert weighed(receipts=[dict(workers=[dict(worker, states=["failed"])])] * 3)[4] is False
+    assert weighed("verl ended with status 1", answers={}, receipts=[]) == [False] * 5

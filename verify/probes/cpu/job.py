@@ -64,14 +64,12 @@ def main() -> None:
 
     import verl.single_controller.ray.base  # noqa: F401
     import verl.trainer.main_ppo  # noqa: F401
-    import verl.workers.rollout.vllm_rollout.vllm_async_server  # noqa: F401
     from verl.plugin.platform import get_platform
-    from verl.third_party.vllm import vllm_version
     from verl.utils import distributed
     from verl.utils.device import get_device_id
     from verl.workers.engine import EngineRegistry
 
-    seen["platform"], seen["vllm"] = get_platform().device_name, vllm_version
+    seen["platform"], seen["rollout"] = get_platform().device_name, rollout_engine()
     seen["engine"] = EngineRegistry.get_engine_cls("language_model", "fsdp2").__name__
     if rank == 0:
         seen["refused"] = refused()
@@ -82,6 +80,26 @@ def main() -> None:
     seen["fsdp2"] = sharded_twice(network(0), half)
     (workdir / f"seen-{rank}.json").write_text(json.dumps(seen))
     distributed.destroy_global_process_group()
+
+
+def rollout_engine() -> str:
+    """Import verl's rollout server of the installed engine, vLLM if both are; return the engine's name and version."""
+    from importlib import import_module
+    from importlib.util import find_spec
+
+    if find_spec("vllm") is not None:
+        import_module("verl.workers.rollout.vllm_rollout.vllm_async_server")
+        from verl.third_party.vllm import vllm_version
+
+        return f"vllm {vllm_version}" if vllm_version else ""
+    from verl.workers.rollout.replica import get_rollout_replica_class
+
+    get_rollout_replica_class("sglang")
+    import_module("verl.workers.rollout.sglang_rollout.async_sglang_server")
+    from sglang import __version__
+    from sglang.srt.utils import is_cpu
+
+    return f"sglang {__version__}" if is_cpu() else ""
 
 
 def refused() -> str:

@@ -14,6 +14,7 @@ from flashpatch.verify.processes import Command
 
 RANKS = 2
 _TIMEOUT = 300.0  # seconds for both ranks together
+_SGLANG = {"SGLANG_USE_CPU_ENGINE": "1"}  # as the family sets it for a job whose rollouts are SGLang's
 _CLOSE = 1e-6  # largest difference of weights after one step
 
 
@@ -27,7 +28,7 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     began = time.monotonic()
     main = processes.entry_point("flashpatch.verify.probes.cpu.job", workdir)
     variables = processes.rank_environments(workdir, RANKS)
-    ranks = [Command(f"rank-{rank}", main, variables[rank]) for rank in range(RANKS)]
+    ranks = [Command(f"rank-{rank}", main, {**_SGLANG, **variables[rank]}) for rank in range(RANKS)]
     problem = processes.problems(processes.run(ranks, workdir, _TIMEOUT))
     seconds = time.monotonic() - began
     if problem:
@@ -44,9 +45,9 @@ def _weigh(seen: list[Mapping[str, Any]], seconds: float) -> list[Proof]:
     proofs = [
         Proof(
             "cpu",
-            "verl chooses the CPU, its FSDP engine and vLLM's CPU build",
-            first["platform"] == "cpu" and first["engine"].startswith("FSDP") and bool(first["vllm"]),
-            f"{first['platform']}, {first['engine']}, vllm {first['vllm']}",
+            "verl chooses the CPU, its FSDP engine and the rollout engine's CPU build",
+            first["platform"] == "cpu" and first["engine"].startswith("FSDP") and bool(first["rollout"]),
+            f"{first['platform']}, {first['engine']}, {first['rollout'] or 'no rollout engine on a CPU'}",
             seconds,
         ),
         Proof(

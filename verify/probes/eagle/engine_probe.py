@@ -32,7 +32,7 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     name = next((name for name in ("vllm", "sglang") if find_spec(name) is not None), None)
     if name is None:
         return [_proof("an engine opens", "neither vLLM nor SGLang is installed here")]
-    from flashpatch.verify.probes.eagle import tiny
+    from flashpatch.verify.probes.eagle import tiny, verl_sglang_probe
 
     engine = importlib.import_module(f"flashpatch.verify.probes.eagle.{name}_probe")
     tiny.target(workdir / "target", seed=2, adds=_ADDS)
@@ -50,6 +50,7 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
         _proof("an engine opens and generates", "", rounds, seen["seconds"]["opened"]),
         *_judge(workdir, seen, notes),
         _called(nonce, name, engine.DUE),
+        *(verl_sglang_probe.probe(workdir) if verl_sglang_probe.is_due() else ()),
     ]
 
 

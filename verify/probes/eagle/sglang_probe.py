@@ -10,6 +10,7 @@ from flashpatch.verify.probes.eagle.rounds import write_drafters
 JOB = sglang_job.__name__
 ENVIRONMENT: dict[str, str] = {}
 DUE = (
+    "eagle_worker_v2_init",
     "verify",
     "forward_prefill_batch",
     "release_kv_cache",

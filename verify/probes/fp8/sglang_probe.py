@@ -1,20 +1,23 @@
 """Probe family fp8 on SGLang: update an engine in processes of its own, and compare its answers.
 
 As on vLLM: one process carries FlashPatch and goes from model A to A, to B in buckets that cut every fused layer,
-and back to A from disk; another, without FlashPatch, opens B.
+and back to A from disk; another, without FlashPatch, opens B. Where verl is installed too, and no accelerator is there,
+verl's own server goes from A to B and back by weights of verl's own client, and another one opens B; with an accelerator
+these need a job, which ``flashpatch-verify --live`` judges.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from flashpatch import ledger
 from flashpatch.proof import Proof
-from flashpatch.verify import processes
-from flashpatch.verify.probes.fp8 import sglang_job, tiny
+from flashpatch.verify import processes, verl_sglang_server
+from flashpatch.verify.probes.fp8 import sglang_job, tiny, verl_sglang_job
 from flashpatch.verify.processes import Command
 
 _TIMEOUT = 400.0  # seconds for both processes together
@@ -24,6 +27,12 @@ _STEPS = {
     "identity": ("an update to the same weights changes nothing", "before"),
     "perturbation": ("an update to other weights equals a fresh engine on them", "fresh"),
     "return": ("update_weights_from_disk back equals the answers before", "before"),
+}
+#: The same through verl.
+_VERL_STEPS = {
+    "identity": ("verl sends the same weights, which changes nothing", "fresh"),
+    "perturbation": ("weights that verl sends equal a fresh server of verl's on them", "fresh"),
+    "return": ("weights that verl sends back equal the answers before", "before"),
 }
 #: Patches that the job must have called, by role.
 _DUE = {
@@ -52,7 +61,41 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     tiny.write(workdir / "b", seed=2)
     ended = _run(workdir)
     seen = {name: _read(workdir / f"{name}.json") for name in ("job", "fresh")}
-    return [*_updates(seen, ended), _written(nonce)]
+    proofs = [*_updates(seen, ended), _written(nonce)]
+    return [*proofs, *_through_verl(workdir)] if _verl_is_here() else proofs
+
+
+def _verl_is_here() -> bool:
+    from flashpatch.patches.cpu import accelerator
+
+    return find_spec("verl") is not None and accelerator.found() is None
+
+
+def _through_verl(workdir: Path) -> Iterator[Proof]:
+    """Run verl's servers and client, and judge what they answered."""
+    for name in ("a", "b"):
+        verl_sglang_server.write_tokenizer(workdir / name, tiny.VOCAB)
+    job = Command("verl", processes.entry_point(verl_sglang_job.__name__, workdir))
+    ended = processes.problems(processes.run([job], workdir, _TIMEOUT))
+    yield from _weigh_verl(_read(workdir / verl_sglang_job.SEEN), ended)
+
+
+def _weigh_verl(seen: Mapping[str, Any], ended: str) -> Iterator[Proof]:
+    answers = seen.get("answers", {})
+    problem = seen.get("failed") or ended
+    yield _proof(
+        "verl's servers open and answer", "" if "fresh" in answers else problem or "they gave no answers"
+    )
+    yield from _compare(_VERL_STEPS, answers, answers, problem, problem)
+    receipts = seen.get("receipts", [])
+    workers = [worker for one in receipts for worker in one["workers"] or ()]
+    ready = (
+        len(receipts) == len(_VERL_STEPS) and all(one["states"] == ["ready"] for one in workers) and workers
+    )
+    evidence = f"{len(receipts)} receipts of {sum(one['tensors'] for one in workers)} tensors"
+    yield _proof(
+        "verl's client gets a receipt of every worker", "" if ready else problem or evidence, evidence
+    )
 
 
 def _run(workdir: Path) -> dict[str, str]:
@@ -76,18 +119,29 @@ def _updates(seen: Mapping[str, Any], ended: Mapping[str, str]) -> Iterator[Proo
     yield _proof(
         "an engine opens and answers", "" if "before" in job else ended["job"] or "it gave no answers"
     )
-    for step, (what, reference) in _STEPS.items():
+    failed = seen["job"].get("failed") or ended["job"]
+    yield from _compare(_STEPS, job, answers, failed, ended["fresh"] or "the fresh engine gave no answers")
+
+
+def _compare(
+    steps: Mapping[str, tuple[str, str]],
+    job: Mapping[str, Any],
+    answers: Mapping[str, Any],
+    failed: str,
+    no_reference: str,
+) -> Iterator[Proof]:
+    """Compare the answers after each step of a job with those that they must equal."""
+    for step, (what, reference) in steps.items():
         got, wanted = answers.get(step), answers.get(reference)
         if got is None:
-            failed = seen["job"].get("failed") or ended["job"]
             yield _proof(what, f"not reached: {failed}")
         elif wanted is None:
-            yield _proof(what, ended["fresh"] or "the fresh engine gave no answers")
+            yield _proof(what, no_reference)
         else:
             count = sum(map(len, got))
-            moved = reference == "before" or got != answers["before"]
+            moved = step != "perturbation" or got != job["before"]
             gap = max(abs(x - y) for a, b in zip(got, wanted) for x, y in zip(a, b))
-            evidence = f"{count} logprobs, largest difference {gap:.3g} to {reference}"
+            evidence = f"{count} numbers, largest difference {gap:.3g} to {reference}"
             yield _proof(what, "" if got == wanted and moved else evidence, evidence)
 
 

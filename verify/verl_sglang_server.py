@@ -1,0 +1,153 @@
+"""Open verl's SGLang servers and their clients in the trainer, without a trainer.
+
+A server is verl's own Ray actor; a client is the ``ServerAdapter`` through which verl's trainer sends weights. Both are
+configured by verl's own configuration files. For a machine without an accelerator, with family cpu on.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+_ROLLOUT = dict(
+    name="sglang",
+    prompt_length=32,
+    response_length=16,
+    max_model_len=64,
+    gpu_memory_utilization=0.1,
+    max_num_seqs=8,
+    tensor_model_parallel_size=1,
+    free_cache_engine=False,
+    load_format="auto",
+    enforce_eager=True,
+)
+_ENGINE = dict(
+    attention_backend="intel_amx",
+    device="cpu",
+    grammar_backend="none",
+    max_total_tokens=1024,
+    mem_fraction_static=0.95,  # other processes take memory meanwhile
+    enable_memory_saver=False,
+)
+
+
+def configuration(model: str, **engine: Any) -> Any:
+    """Return verl's configuration with rollouts on SGLang's CPU engine.
+
+    Args:
+        model: folder of a checkpoint with a tokenizer.
+        engine: more of SGLang's arguments.
+    """
+    import verl
+    from hydra import compose, initialize_config_dir
+
+    settings = [f"actor_rollout_ref.model.path={model}"]
+    settings += [f"actor_rollout_ref.rollout.{name}={value}" for name, value in _ROLLOUT.items()]
+    given = {**_ENGINE, **engine}
+    settings += [f"+actor_rollout_ref.rollout.engine_kwargs.sglang.{n}={v}" for n, v in given.items()]
+    settings += ["actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=1"]
+    folder = str(Path(verl.__file__).parent / "trainer" / "config")
+    with initialize_config_dir(folder, version_base=None):
+        return compose("ppo_trainer", overrides=settings)
+
+
+def server(model: str, number: int, variables: dict[str, str] | None = None, **engine: Any) -> Any:
+    """Return a server's actor, named as verl names that of replica ``number``; its ``launch_server`` starts the engine."""
+    import ray
+    from verl.workers.rollout.replica import RolloutMode, get_rollout_replica_class
+
+    get_rollout_replica_class("sglang")
+    from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer
+
+    config = configuration(model, **engine)
+    variables = {"SGLANG_USE_CPU_ENGINE": "1", **(variables or {})}
+    options = dict(num_cpus=0, max_concurrency=8, name=f"sglang_server_{number}_0")
+    actor = ray.remote(SGLangHttpServer).options(**options, runtime_env=dict(env_vars=variables))
+    return actor.remote(
+        config=config.actor_rollout_ref.rollout,
+        model_config=config.actor_rollout_ref.model,
+        rollout_mode=RolloutMode.HYBRID,
+        workers=[],
+        replica_rank=number,
+        node_rank=0,
+        nnodes=1,
+        cuda_visible_devices="",
+        base_gpu_id=0,
+    )
+
+
+@contextmanager
+def local_ray() -> Iterator[None]:
+    """Run a Ray of this process's own, with its sockets in a short path below /tmp, which their names need."""
+    import ray
+
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
+    ray.init(
+        num_cpus=4,
+        include_dashboard=False,
+        object_store_memory=200_000_000,
+        log_to_driver=False,
+        _temp_dir=folder,
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def client(model: str, number: int) -> Any:
+    """Return verl's client of a server, as it is in a trainer of one rank; torch.distributed must be initialized."""
+    from verl.utils.config import omega_conf_to_dataclass
+    from verl.workers.config import HFModelConfig
+    from verl.workers.rollout.sglang_rollout.sglang_rollout import ServerAdapter
+
+    config = configuration(model).actor_rollout_ref
+    rollout = omega_conf_to_dataclass(config.rollout)
+    return ServerAdapter(
+        rollout, omega_conf_to_dataclass(config.model, HFModelConfig), None, replica_rank=number
+    )
+
+
+def weights(model: str) -> Iterator[tuple[str, Any]]:
+    """Yield name and tensor of each weight of a checkpoint in one file."""
+    from safetensors import safe_open
+
+    with safe_open(str(Path(model) / "model.safetensors"), framework="pt") as tensors:
+        for name in tensors.keys():
+            yield name, tensors.get_tensor(name)
+
+
+async def answers(actor: Any, prompts: Sequence[list[int]], tokens: int = 8) -> list[list[float]]:
+    """Return tokens and log-probabilities of a greedy continuation of each prompt."""
+    found = []
+    for number, prompt in enumerate(prompts):
+        settings = dict(logprobs=True, temperature=0.0, max_tokens=tokens)
+        output = await actor.generate.remote(prompt, settings, f"{number}-{time.monotonic()}")
+        found.append([*output.token_ids, *output.log_probs])
+    return found
+
+
+def write_tokenizer(folder: Path, size: int) -> None:
+    """Write a tokenizer of ``size`` numbered words beside a model, which verl's server reads and the probe does not use."""
+    words = {f"w{number}": number for number in range(size - 1)} | {"<end>": size - 1}
+    tokenizer = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Whitespace"},
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "WordLevel", "vocab": words, "unk_token": "<end>"},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>", "pad_token": "<end>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
