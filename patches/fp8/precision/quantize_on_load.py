@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8.precision import loader_call, quantize
+from flashpatch.patches.fp8.precision import e4m3, loader_call, quantize
 from flashpatch.patches.fp8.precision.loader_call import LoaderCall
 
 if TYPE_CHECKING:
@@ -185,7 +185,8 @@ def relative_error(w: torch.Tensor, q: torch.Tensor, scale: torch.Tensor) -> flo
     step = -(-w.shape[0] // _ROWS)
     rows, q = w.detach()[::step].float(), q[::step]
     size = torch.linalg.vector_norm(rows)
-    gap = torch.linalg.vector_norm(rows - quantize.dequantized(q, scale[::step] if len(scale) > 1 else scale))
+    values = e4m3.decode(q, torch.empty_like(rows)) if q.dtype is quantize.FP8 else q.float()
+    gap = torch.linalg.vector_norm(rows - values * (scale[::step] if len(scale) > 1 else scale))
     return float(gap / size) if size > 0 else 0.0
 
 

@@ -41,7 +41,7 @@ class Attributes:
         found = {}
         for identity, (container, old) in self._tables.items():
             new = table(container)
-            for key in (old.keys() | new.keys()) - set(layer_state.TABLES):
+            for key in (old.keys() | new.keys()) - layer_state.TABLES:
                 before = old.get(key, ABSENT)
                 ours = identity not in self._registered or before is None or before is ABSENT
                 if ours and before is not new.get(key, ABSENT):

@@ -46,6 +46,11 @@ class Coverage:
         self._order = sorted(dims, key=lambda dim: -dim[2])
         self._dense = _last(self.shape, self.stride, 0) + 1 == self.total
 
+    @property
+    def touched(self) -> bool:
+        """Whether any write has been recorded."""
+        return bool(self.boxes) or self.mask is not None
+
     def add(self, view: torch.Tensor, name: str = "") -> None:
         """Record a write to ``view``, which shares the tensor's storage."""
         if view.numel() == 0:  # a loader's "zero the padding" where there is none
@@ -74,7 +79,7 @@ class Coverage:
             expected.mask is None and expected.boxes.keys() <= self.boxes.keys()
         ):
             return True
-        return not bool((expected._elements() & ~self._elements()).any())
+        return not bool((expected.elements() & ~self.elements()).any())
 
     def exceeded_by(self, view: torch.Tensor, expected: Coverage | None) -> bool:
         """Whether one more write of ``view`` would be more than ``expected`` has."""
@@ -144,7 +149,8 @@ class Coverage:
                 extents[dim] = sizes.pop(step, 1)
         return None if sizes else extents
 
-    def _elements(self) -> torch.Tensor:
+    def elements(self) -> torch.Tensor:
+        """Return which elements have been written: bool, in the tensor's shape, on the host."""
         if self.mask is not None:
             return self.mask
         mask = torch.zeros(self.shape, dtype=torch.bool, device="cpu")
@@ -153,7 +159,7 @@ class Coverage:
         return mask
 
     def _paint(self, view: torch.Tensor) -> None:
-        self.mask = self._elements()
+        self.mask = self.elements()
         if 0 in view.shape or self.total == 0:
             return
         first = min(self.offset, view.storage_offset())

@@ -247,6 +247,8 @@ def compare(
     plan = Plan()
 
     def pair_into(state: dict, running: dict, changed: dict[str, Any], container: Any) -> None:
+        if not changed:
+            return
         where = name if container in modules else f"{name}:{type(container).__name__}"
         for key, value in changed.items():
             if key in running and running[key] is not None:
@@ -258,15 +260,18 @@ def compare(
     for identity, (container, fresh) in after.contents.items():
         if identity not in before.contents or identity not in live.contents:
             continue  # made by the post-processing: reached through the attribute that holds it
+        if isinstance(fresh, dict) and not fresh:
+            continue  # as most tables of hooks are
         old, running = before.contents[identity][1], live.contents[identity][1]
+        own: frozenset[str] = frozenset()
         if isinstance(container, torch.nn.Module):
+            own = layer_state.TABLES
             for table in ("_parameters", "_buffers", "_modules"):
                 changed = {k: v for k, v in fresh[table].items() if v is not running[table].get(k)}
                 changed = {k: v for k, v in changed.items() if not initial.unwritten(v)}
                 pair_into(getattr(container, table), running[table], changed, container)
-            old, running, fresh = (_attributes(contents) for contents in (old, running, fresh))
         if isinstance(fresh, dict):
-            changed = {k: v for k, v in fresh.items() if k not in old or v is not old[k]}
+            changed = {k: v for k, v in fresh.items() if v is not old.get(k, _ABSENT) and k not in own}
             state = container if isinstance(container, dict) else vars(container)
             pair_into(state, running, changed, container)
         elif any(a is not b for a, b in zip(old, fresh)) or len(old) != len(fresh):
@@ -275,10 +280,6 @@ def compare(
     plan.fresh = frozenset(map(id, fresh_tensors))
     plan.replace(kept_alive, fresh_tensors if plan.owns_resources else [])
     return plan
-
-
-def _attributes(contents: dict) -> dict:
-    return {key: value for key, value in contents.items() if key not in layer_state.TABLES}
 
 
 def _tensors(snapshot: Snapshot) -> list[torch.Tensor]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -19,12 +21,20 @@ class Layer:
         modules: the modules, in the model's order.
         params: their tensors as the constructor made them.
         deferred: processed after all other layers (attention-like layers that look at their neighbours).
+        processed: whether post-processing does anything to a module of it.
     """
 
-    def __init__(self, modules: list[torch.nn.Module], params: list[PristineParam], deferred: bool) -> None:
+    def __init__(
+        self,
+        modules: list[torch.nn.Module],
+        params: list[PristineParam],
+        deferred: bool,
+        processed: bool = True,
+    ) -> None:
         self.modules = modules
         self.params = params
         self.deferred = deferred
+        self.processed = processed
         self.opened_in = 0  # number of the load call that first wrote to it in this update
         self.processed_in = 0  # and of the one that completed it; 0: not yet
         self.released_in = 0  # and of the one whose loader holds staged tensors without memory
@@ -89,6 +99,8 @@ class Layer:
         for param in self.params:
             if param.tensor is not None:
                 staged.setdefault(param.storage, set()).add(id(param.tensor))
+        if not staged:
+            return
         adopted = {id(tensor) for tensor in (*self._kept_alive, *(param.live() for param in self.params))}
         for storage, tensors in staged.items():
             if not tensors & (adopted | needed):
@@ -159,14 +171,35 @@ class Layer:
         live = state.capture(self.modules)
         try:
             initial = self._restore_pristine()
-            before = state.capture(self.modules)
+            before = self._pristine.with_tables_of(self.modules)
             for module in self.modules:
                 process(module)
             after = state.capture(self.modules)
         finally:
             live.restore()
-        try:
+        with self._refusing_layouts():
             return compare(self.name, self.modules, live, before, after, initial, self._kept_alive)
+
+    def plan_unprocessed(self) -> Plan | None:
+        """Plan the way of the loaded values into the live layer if post-processing does nothing to them, else None.
+
+        Raises:
+            PatchError: the values do not fit the storage in use.
+        """
+        pairs = [(param.live(), param.stage(), param.name) for param in self.params if self._is_staged(param)]
+        if self.processed or any(live is None for live, _, _ in pairs):
+            return None
+        plan = Plan()
+        with self._refusing_layouts():
+            for live, staged, name in pairs:
+                plan.pair(live, staged, name)
+        plan.fresh = frozenset(id(staged) for _, staged, _ in pairs)
+        return plan
+
+    @contextmanager
+    def _refusing_layouts(self) -> Iterator[None]:
+        try:
+            yield
         except LayoutChanged as error:
             raise update_error(
                 f"the new weights cannot take the place of the old ones: {error}.",
@@ -220,5 +253,7 @@ def _finite(tensor: torch.Tensor) -> bool:
         return True
     if data.dtype.itemsize == 1:
         return bool(torch.isfinite(data.to(torch.float32)).all())
+    if math.isfinite(data.sum().item()):  # NaN and infinity stay in any sum; twice as fast as the extremes
+        return True  # a sum that is not finite may have left the range of its type
     low, high = torch.aminmax(data)
     return bool(torch.isfinite(low) & torch.isfinite(high))

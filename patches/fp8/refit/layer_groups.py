@@ -11,7 +11,10 @@ from flashpatch.patches.fp8.refit.pristine_params import record
 
 
 def group_layers(
-    model: torch.nn.Module, device: torch.device, deferred: Callable[[torch.nn.Module], bool]
+    model: torch.nn.Module,
+    device: torch.device,
+    deferred: Callable[[torch.nn.Module], bool],
+    processes: Callable[[torch.nn.Module], bool] = lambda module: True,
 ) -> list[Layer]:
     """Group modules that share memory; every other module with tensors is a layer by itself.
 
@@ -19,6 +22,7 @@ def group_layers(
         model: just constructed, nothing loaded.
         device: where the weights live.
         deferred: whether a module is processed after all others.
+        processes: whether post-processing does anything to a module.
 
     Raises:
         PatchError: a parameter has no shape before it is loaded.
@@ -41,7 +45,7 @@ def group_layers(
         own = [param for param in params if id(param.module) in members]
         last = any(deferred(m) for m in together)
         if own or last:
-            layers.append(Layer(together, own, last))
+            layers.append(Layer(together, own, last, any(processes(m) for m in together)))
     return layers
 
 

@@ -8,6 +8,7 @@ no tensor is copied) and `Snapshot.restore` writes them back into the same conta
 
 from __future__ import annotations
 
+import enum
 import functools
 import types
 from collections.abc import Iterable, Iterator
@@ -44,8 +45,53 @@ _LEAVES = (
 )
 
 
-TABLES = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+TABLES = frozenset(("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"))
 """A module's own tables, beside its ordinary attributes."""
+
+
+class _Kind(enum.Enum):
+    """What a value is to a walk over containers."""
+
+    NOTHING = enum.auto()  # holds no state
+    FUNCTION = enum.auto()
+    PARTIAL = enum.auto()
+    METHOD = enum.auto()
+    DICT = enum.auto()
+    TUPLE = enum.auto()
+    LIST = enum.auto()  # or a set
+    MODULE = enum.auto()
+    OBJECT = enum.auto()
+
+
+_KINDS = {
+    types.FunctionType: _Kind.FUNCTION,
+    functools.partial: _Kind.PARTIAL,
+    types.MethodType: _Kind.METHOD,
+    dict: _Kind.DICT,
+    tuple: _Kind.TUPLE,
+    list: _Kind.LIST,
+    set: _Kind.LIST,
+    torch.nn.Module: _Kind.MODULE,
+}
+_known: dict[type, _Kind] = {}  # a model has a million values of some hundred types
+
+
+def _kind(value: Any) -> _Kind:
+    return _known.get(type(value)) or _find_kind(value)
+
+
+def _find_kind(value: Any) -> _Kind:
+    """The kind of a value; kept for its type, unless values of that type may pass for those of another."""
+    cls = type(value)
+    if isinstance(value, _LEAVES):
+        kind = _Kind.NOTHING
+    else:
+        stateful = hasattr(value, "__dict__") and not f"{cls.__module__}.".startswith(_FOREIGN)
+        other = _Kind.OBJECT if stateful else _Kind.NOTHING
+        kind = next((kind for base, kind in _KINDS.items() if isinstance(value, base)), other)
+    if not any("__class__" in vars(base) for base in cls.__mro__ if base is not object):
+        _known[cls] = kind
+    return kind
 
 
 class Snapshot:
@@ -57,6 +103,14 @@ class Snapshot:
     def add(self, container: Any) -> None:
         """Copy what ``container`` holds."""
         self.contents[id(container)] = (container, read(container))
+
+    def with_tables_of(self, modules: Iterable[torch.nn.Module]) -> Snapshot:
+        """Return this snapshot as it is after `restore`, when some modules' parameters and buffers were set anew."""
+        snapshot = Snapshot()
+        snapshot.contents = self.contents.copy()
+        for module in modules:
+            snapshot.add(module)
+        return snapshot
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield the tensors that the containers held directly."""
@@ -72,19 +126,26 @@ class Snapshot:
 
 def read(container: Any) -> Any:
     """Return a shallow copy of what ``container`` holds."""
-    if isinstance(container, types.FunctionType):
-        return list(children(container))
-    if isinstance(container, (dict, list, set)):
+    kind = _kind(container)
+    if kind is _Kind.DICT:
+        return container.copy() if container else {}
+    if kind is _Kind.LIST:
         return container.copy()
+    if kind is _Kind.FUNCTION:
+        return list(children(container))
     contents = vars(container).copy()
-    if isinstance(container, torch.nn.Module):
-        contents.update((table, contents[table].copy()) for table in TABLES)
+    if kind is _Kind.MODULE:
+        for table in TABLES:
+            contents[table] = contents[table].copy()
     return contents
 
 
 def write(container: Any, contents: Any) -> None:
     """Write what `read` returned back; the container, and a module's own tables, keep their identity."""
-    if isinstance(container, types.FunctionType):
+    kind = _kind(container)
+    if kind is _Kind.DICT:
+        _replace(container, contents)
+    elif kind is _Kind.FUNCTION:
         cells, defaults = container.__closure__ or (), container.__defaults__ or ()
         values = iter(contents)
         for cell in cells:
@@ -96,9 +157,9 @@ def write(container: Any, contents: Any) -> None:
             container.__kwdefaults__[key] = next(values)
     elif isinstance(container, list):
         container[:] = contents
-    elif isinstance(container, (dict, set)):
+    elif isinstance(container, set):
         _replace(container, contents)
-    elif isinstance(container, torch.nn.Module):
+    elif kind is _Kind.MODULE:
         state = vars(container)
         kept = {table: state[table] for table in TABLES}
         for key, live in kept.items():
@@ -109,8 +170,9 @@ def write(container: Any, contents: Any) -> None:
 
 
 def _replace(live: dict | set, contents: dict | set) -> None:
-    live.clear()
-    live.update(contents)
+    if live or contents:
+        live.clear()
+        live.update(contents)
 
 
 class _Empty:
@@ -127,43 +189,35 @@ def _cell(cell: types.CellType) -> Any:
         return _EMPTY
 
 
-def children(container: Any) -> Iterator[Any]:
-    """Yield the values directly held by ``container``."""
-    if isinstance(container, types.FunctionType):
-        yield from (_cell(cell) for cell in container.__closure__ or ())
-        yield from container.__defaults__ or ()
-        yield from (container.__kwdefaults__ or {}).values()
-    elif isinstance(container, functools.partial):
-        yield from (container.func, *container.args, *container.keywords.values())
-    elif isinstance(container, types.MethodType):
-        yield container.__self__
-    elif isinstance(container, dict):
-        yield from container.values()
-    elif isinstance(container, (list, tuple, set)):
-        yield from container
-    elif isinstance(container, torch.nn.Module):
-        yield from (value for key, value in vars(container).items() if key not in TABLES)
-        yield from container._modules.values()
-    else:
-        yield from getattr(container, "__dict__", {}).values()
+def children(container: Any) -> Iterable[Any]:
+    """Return the values directly held by ``container``."""
+    kind = _kind(container)
+    if kind is _Kind.DICT:
+        return container.values()
+    if kind is _Kind.LIST or kind is _Kind.TUPLE:
+        return container
+    if kind is _Kind.MODULE:
+        attributes = [value for key, value in vars(container).items() if key not in TABLES]
+        return attributes + list(container._modules.values())
+    if kind is _Kind.FUNCTION:
+        cells, keywords = container.__closure__ or (), container.__kwdefaults__ or {}
+        return [*map(_cell, cells), *(container.__defaults__ or ()), *keywords.values()]
+    if kind is _Kind.PARTIAL:
+        return [container.func, *container.args, *container.keywords.values()]
+    if kind is _Kind.METHOD:
+        return (container.__self__,)
+    return getattr(container, "__dict__", {}).values()
 
 
 def holds_state(value: Any) -> bool:
     """Whether an object may hold state of a kernel."""
-    if isinstance(value, _LEAVES):
-        return False
-    if isinstance(value, types.FunctionType):
+    kind = _kind(value)
+    if kind is _Kind.FUNCTION:
         return bool(value.__closure__ or value.__defaults__ or value.__kwdefaults__)
-    if isinstance(value, (dict, list, tuple, set, functools.partial, types.MethodType)):
-        return True
-    if isinstance(value, torch.nn.Module):
-        return True
-    module = f"{type(value).__module__}."
-    return hasattr(value, "__dict__") and not module.startswith(_FOREIGN)
+    return kind is not _Kind.NOTHING
 
 
-def _mutable(value: Any) -> bool:
-    return not isinstance(value, (tuple, functools.partial, types.MethodType))
+_IMMUTABLE = (_Kind.TUPLE, _Kind.PARTIAL, _Kind.METHOD)
 
 
 def held_containers(model: torch.nn.Module) -> Iterator[Any]:
@@ -211,9 +265,9 @@ class LayerState:
                 if first.setdefault(id(container), index) != index:
                     self._shared[id(container)] = container
 
-    def containers(self, modules: list[torch.nn.Module]) -> Iterator[Any]:
-        """Yield the containers that belong to ``modules``, the modules included."""
-        return (c for c in self._walk(modules) if _mutable(c))
+    def containers(self, modules: list[torch.nn.Module]) -> list[Any]:
+        """Return the containers that belong to ``modules``, the modules included."""
+        return [container for container in self._walk(modules) if _kind(container) not in _IMMUTABLE]
 
     def capture(self, modules: list[torch.nn.Module]) -> Snapshot:
         """Copy the contents of all containers of ``modules``."""
@@ -222,16 +276,27 @@ class LayerState:
             snapshot.add(container)
         return snapshot
 
-    def _walk(self, modules: list[torch.nn.Module]) -> Iterator[Any]:
-        seen = {id(module) for module in modules}
+    def _walk(self, modules: list[torch.nn.Module]) -> list[Any]:
+        """Return the containers that belong to ``modules``, the modules included."""
+        found: list[Any] = []
+        known = _known  # the innermost loop of an update: few calls for a value that holds nothing
+        seen, fixed, shared = {id(module) for module in modules}, self._fixed, self._shared
         stack = [(module, 0) for module in modules]
         while stack:
             container, depth = stack.pop()
-            yield container
+            found.append(container)
             if depth == _DEPTH:
                 continue
             for value in children(container):
-                known = id(value) in seen or id(value) in self._fixed or id(value) in self._shared
-                if not known and holds_state(value):
-                    seen.add(id(value))
+                kind = known.get(type(value))
+                if kind is _Kind.NOTHING:
+                    continue
+                identity = id(value)
+                if identity in seen or identity in fixed or identity in shared or not holds_state(value):
+                    continue
+                seen.add(identity)
+                if kind is _Kind.DICT and not value:  # as most tables of hooks are
+                    found.append(value)
+                else:
                     stack.append((value, depth + 1))
+        return found

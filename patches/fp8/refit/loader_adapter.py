@@ -26,6 +26,7 @@ class LoaderAdapter:
         busy: whether requests are running.
         rounding_error: relative error with which post-processing will round a module that holds fresh values;
             None where it does not round, or where values came rounded.
+        processes: whether ``process`` does anything to a module, asked when the model has just been constructed.
     """
 
     device: torch.device
@@ -37,3 +38,4 @@ class LoaderAdapter:
     refusal: Callable[[], str | None] = lambda: None
     busy: Callable[[], bool] = lambda: False
     rounding_error: Callable[[torch.nn.Module], float | None] = lambda module: None
+    processes: Callable[[torch.nn.Module], bool] = lambda module: True

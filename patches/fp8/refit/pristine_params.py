@@ -59,12 +59,15 @@ class PristineParam:
     expected: Coverage | None = None
     coverage: Coverage = field(init=False)
     end: int = field(init=False)
+    _fills_storage: bool = field(init=False)  # row by row, from its first byte to its last
     tensor: torch.Tensor | None = None
     loaded: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         self.end = _end(self.offset, self.shape, self.stride)
-        self.reset()
+        dense = torch.empty(self.shape, device="meta").stride() == self.stride and self.offset == 0
+        self._fills_storage = dense and self.end * self.dtype.itemsize == self.storage.nbytes
+        self.coverage = Coverage(self.shape, self.stride, self.offset)
 
     def live(self) -> torch.Tensor | None:
         """Return the tensor that the module has under this name now."""
@@ -72,7 +75,8 @@ class PristineParam:
 
     def forget(self) -> None:
         """Count what was staged as not written; the tensor to load into stays the same."""
-        self.coverage = Coverage(self.shape, self.stride, self.offset)
+        if self.coverage.touched:
+            self.coverage = Coverage(self.shape, self.stride, self.offset)
 
     def reset(self) -> None:
         """Forget what was written, and free the staged tensor."""
@@ -95,16 +99,34 @@ class PristineParam:
             self.tensor = data
         return self.tensor
 
-    def allocate(self) -> None:
+    def allocate(self, read: bool = True) -> bool:
         """Give the staged tensor memory: poison, unless loaders always leave gaps (padding) in it.
 
         Gaps hold their initial values, or zeros in a large tensor.
+
+        Args:
+            read: values may be read next. Until then memory that a loader may fill whole gets no poison.
+
+        Returns:
+            Whether that is done: False while the poison waits.
         """
-        if self.storage.allocated:
-            return
-        gaps = self.expected is not None and 0 < self.expected.covered < self.expected.total
-        if self.storage.allocate(0 if gaps else _POISON) and gaps and self.initial is not None:
-            self.stage().detach().copy_(self.initial)
+        storage, coverage = self.storage, self.coverage
+        if not storage.allocated:
+            gaps = self.expected is not None and 0 < self.expected.covered < self.expected.total
+            if read or gaps or not self._fills_storage:
+                if storage.allocate(0 if gaps else _POISON) and gaps and self.initial is not None:
+                    self.stage().detach().copy_(self.initial)
+            else:
+                storage.allocate(None)
+        waits = storage.unset and self._fills_storage
+        if waits and coverage.covered == coverage.total:
+            storage.unset = False
+        elif waits and read:
+            raw = torch.empty(0, dtype=torch.uint8, device=storage.device)
+            raw.set_(storage.get(), 0, (coverage.total, self.dtype.itemsize), (self.dtype.itemsize, 1))
+            raw[~coverage.elements().view(-1).to(raw.device)] = _POISON
+            storage.unset = False
+        return not storage.unset
 
     def fill(self, running: torch.Tensor | None, left_out: bool = False) -> None:
         """Give the staged tensor values where the checkpoint brings none.
@@ -181,6 +203,7 @@ class SharedStorage:
         self.nbytes = nbytes
         self.device = device
         self.allocated = False
+        self.unset = False  # allocated, and what was not written yet is neither poison nor a value
         self._storage: torch.UntypedStorage | None = None
 
     def get(self) -> torch.UntypedStorage:
@@ -189,13 +212,16 @@ class SharedStorage:
             self._storage = torch.UntypedStorage(0, device=self.device)
         return self._storage
 
-    def allocate(self, byte: int) -> bool:
-        """Allocate the memory, every byte set to ``byte``; False, and nothing, if it is allocated already."""
+    def allocate(self, byte: int | None) -> bool:
+        """Allocate the memory, every byte set to ``byte`` if given; False, and nothing, if it is allocated already."""
         storage = self.get()
         self.allocated = True
         if storage.nbytes() >= self.nbytes:
             return False
         storage.resize_(self.nbytes)
+        self.unset = byte is None
+        if byte is None:
+            return True
         raw = torch.empty(0, dtype=torch.uint8, device=self.device)
         raw.set_(storage, 0, (self.nbytes,), (1,)).fill_(byte)
         return True
@@ -205,12 +231,12 @@ class SharedStorage:
         storage = self._storage
         if storage is not None and torch._C._storage_Use_Count(storage._cdata) == held_by + 1:
             storage.resize_(0)
-            self.allocated = False
+            self.allocated = self.unset = False
 
     def release(self) -> None:
         """Let go of the storage: the next tensor is staged in another."""
         self._storage = None
-        self.allocated = False
+        self.allocated = self.unset = False
 
 
 def record(modules: dict[str, torch.nn.Module], device: torch.device) -> list[PristineParam]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -173,7 +173,8 @@ class StagedUpdate:
             for plan in self._plans.values():
                 plan.apply(undo)
             for layer in last:  # they look at other layers, which hold the new values now
-                self._plan(layer).apply(undo)
+                with _disable_current_modes():
+                    self._plan(layer).apply(undo)
                 layer.release()
             with self._adapter.context():
                 derive(undo)
@@ -190,12 +191,12 @@ class StagedUpdate:
     ) -> WriteTracker:
         owner = {id(param): layer for layer in self._layers for param in layer.params}
 
-        def on_access(param: PristineParam) -> None:
+        def on_access(param: PristineParam, read: bool) -> bool:
             if owner[id(param)].released_in == self._call:
                 raise self._error(
                     f"{names.current or param.name} came twice in one update", "Send each tensor once."
                 )
-            param.allocate()
+            return param.allocate(read)
 
         def on_write(param: PristineParam, view: torch.Tensor) -> None:
             layer = owner[id(param)]
@@ -235,10 +236,12 @@ class StagedUpdate:
             with _disable_current_modes():
                 for layer in self._queue:
                     layer.prepare()
-            ready, all_last = self._agree(None, [self._layers.index(layer) for layer in self._queue], last)
-            for number in ready:
-                self._process(self._layers[number])
-                self._queue.remove(self._layers[number])
+                ready, all_last = self._agree(
+                    None, [self._layers.index(layer) for layer in self._queue], last
+                )
+                for number in ready:
+                    self._process(self._layers[number])
+                    self._queue.remove(self._layers[number])
             if not last or all_last:
                 break
 
@@ -247,8 +250,7 @@ class StagedUpdate:
         layer.released_in = self._call
         self._accessible.clear()
         if self._atomic == "layer":
-            with _disable_current_modes():
-                plan.apply()
+            plan.apply()
             layer.release()
         else:
             self._plans[layer] = plan
@@ -257,18 +259,22 @@ class StagedUpdate:
     def _plan(self, layer: Layer) -> Plan:
         """Post-process what was loaded into a layer; return the way into the live layer."""
         paths = {id(param.module): param.name.rpartition(".")[0] for param in layer.params}
+        log = WriteLog(self._constants) if self._atomic == "model" else None
 
         def process(module: torch.nn.Module) -> None:
             error = self._adapter.rounding_error(module)
             if error is not None:
                 self._rounding_errors[paths[id(module)]] = error
-            self._adapter.process(module)
+            with log or nullcontext():
+                self._adapter.process(module)
 
-        with _disable_current_modes(), self._adapter.context():
-            with WriteLog(self._constants if self._atomic == "model" else ()) as log:
+        plan = layer.plan_unprocessed()
+        if plan is None:
+            with self._adapter.context():
                 plan = layer.process(self._layer_state, process)
-            plan.hold_back(log)
-            self._check_joined(plan)
+            if log is not None:
+                plan.hold_back(log)
+        self._check_joined(plan)
         layer.processed_in = self._call or 1
         return plan
 
@@ -326,7 +332,8 @@ class StagedUpdate:
 def _live_storages(model: torch.nn.Module, constants: list[torch.Tensor]) -> dict[int, str]:
     """Storage identity to name, for every parameter and buffer with memory of its own, and other tensors held."""
     storages = {tensor.untyped_storage()._cdata: "a tensor that is no parameter" for tensor in constants}
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if not hasattr(tensor, "__tensor_flatten__"):
-            storages[tensor.untyped_storage()._cdata] = name
+    for path, module in model.named_modules():
+        for key, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None and not hasattr(tensor, "__tensor_flatten__"):
+                storages[tensor.untyped_storage()._cdata] = f"{path}.{key}"
     return storages

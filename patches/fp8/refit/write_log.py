@@ -20,6 +20,11 @@ class WriteLog(TorchDispatchMode):
         writes: each tensor that was written to, a view perhaps, and a copy of what it held before, in order.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Do without torch's wrapper around `__torch_dispatch__`: code is not compiled while such a mode is active."""
+        return False
+
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         super().__init__()
         self.writes: list[tuple[torch.Tensor, torch.Tensor]] = []

@@ -25,7 +25,8 @@ class WriteTracker(TorchDispatchMode):
     Args:
         table: storage identity to the parameters in it.
         on_write: called with ``(param, view)`` before each write.
-        on_access: called with ``param`` before its storage is read or written.
+        on_access: called with ``(param, read)`` before its storage is accessed; ``read``: values may be read, not only
+            overwritten or viewed. Returns whether the storage needs no further call.
         guarded: storage identity to name, for tensors that must not be written.
         accessible: identities of storages that need no further call of ``on_access``; grows, and whoever frees a storage
             empties it.
@@ -40,7 +41,7 @@ class WriteTracker(TorchDispatchMode):
         self,
         table: dict[int, list[PristineParam]],
         on_write: Callable[[PristineParam, torch.Tensor], None],
-        on_access: Callable[[PristineParam], None] = lambda param: None,
+        on_access: Callable[[PristineParam, bool], bool] = lambda param, read: True,
         guarded: dict[int, str] | None = None,
         accessible: set[int] | None = None,
     ) -> None:
@@ -95,9 +96,9 @@ class WriteTracker(TorchDispatchMode):
                 )
             return
         if identity not in self._accessible:
-            for param in params:
-                self._on_access(param)
-            self._accessible.add(identity)
+            read = not (func.is_view or (is_write and _overwrites(func, identity, args)))
+            if all([self._on_access(param, read) for param in params]):
+                self._accessible.add(identity)
         for param in params if is_write else ():
             part = param.part(tensor)
             if part is None:
@@ -125,6 +126,16 @@ _METADATA = {
     torch.ops.aten.detach.default,
     torch.ops.aten.alias.default,
 }  # need no memory; every other view does
+
+
+_OVERWRITING = {_COPY, torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default}
+
+
+def _overwrites(func: Any, identity: int | None, args: tuple) -> bool:
+    """Whether an operator sets what it writes to, and reads nothing of that storage."""
+    return func in _OVERWRITING and all(
+        storage_identity(source) != identity for source in tensors_in(args[1:])
+    )
 
 
 # Identity of an operator: what it calls, the arguments that it writes to or None where it is ignored, itself.

@@ -47,6 +47,10 @@ def for_model(vllm_config: Any, model_config: Any) -> LoaderAdapter:
         if is_deferred_attention_layer(module):
             module.process_weights_after_loading(model_config.dtype)
 
+    def processes(module: torch.nn.Module) -> bool:
+        method = getattr(module, "quant_method", None)
+        return isinstance(method, QuantizeMethodBase) or is_deferred_attention_layer(module)
+
     def rounding_error(module: torch.nn.Module) -> float | None:
         how = _ROUNDED.get(model_config.quantization or "")
         weight = module._parameters.get("weight")
@@ -73,6 +77,7 @@ def for_model(vllm_config: Any, model_config: Any) -> LoaderAdapter:
         refusal=lambda: unsupported.at_update(vllm_config),
         busy=lambda: running_requests.running(runner()),
         rounding_error=rounding_error,
+        processes=processes,
     )
 
 

@@ -295,3 +295,26 @@ def test_a_loader_that_writes_out_of_sight(atomic):
     with pytest.raises(PatchError, match="in other threads perhaps"):
         engine.load(B)
     assert engine.managed.may_generate and toys.same_answers(engine.model, toys.fresh("bare", A))
+
+
+@pytest.mark.parametrize("how", ["adds", "copies itself", "shifts"])
+def test_a_loader_that_reads_before_it_writes_finds_no_number(how, atomic):
+    engine = toys.engine(atomic=atomic)
+    name, module = next((path, m) for path, m in engine.model.named_modules() if "weight" in m._parameters)
+    found = []
+
+    def reading(weights):
+        for key, value in weights:
+            if not found and key.startswith(name):
+                data = module.weight.data
+                if how == "adds":
+                    data.add_(1)
+                elif how == "copies itself":
+                    data.copy_(data)
+                else:
+                    data[:1].copy_(data[1:2])
+                found.append(bool(data[:1].isnan().all()))
+            yield key, value
+
+    engine.load(reading(B))
+    assert found == [True]
