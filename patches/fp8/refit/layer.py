@@ -22,6 +22,7 @@ class Layer:
         params: their tensors as the constructor made them.
         deferred: processed after all other layers (attention-like layers that look at their neighbours).
         processed: whether post-processing does anything to a module of it.
+        borrows: whether a foreign resource may point into its tensors.
     """
 
     def __init__(
@@ -30,11 +31,13 @@ class Layer:
         params: list[PristineParam],
         deferred: bool,
         processed: bool = True,
+        borrows: bool = True,
     ) -> None:
         self.modules = modules
         self.params = params
         self.deferred = deferred
         self.processed = processed
+        self.borrows = borrows
         self.opened_in = 0  # number of the load call that first wrote to it in this update
         self.processed_in = 0  # and of the one that completed it; 0: not yet
         self.released_in = 0  # and of the one whose loader holds staged tensors without memory
@@ -178,7 +181,8 @@ class Layer:
         finally:
             live.restore()
         with self._refusing_layouts():
-            return compare(self.name, self.modules, live, before, after, initial, self._kept_alive)
+            kept_alive = self._kept_alive if self.borrows else []
+            return compare(self.name, self.modules, live, before, after, initial, kept_alive)
 
     def plan_unprocessed(self) -> Plan | None:
         """Plan the way of the loaded values into the live layer if post-processing does nothing to them, else None.

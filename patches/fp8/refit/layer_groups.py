@@ -15,6 +15,7 @@ def group_layers(
     device: torch.device,
     deferred: Callable[[torch.nn.Module], bool],
     processes: Callable[[torch.nn.Module], bool] = lambda module: True,
+    borrows: Callable[[torch.nn.Module], bool] = lambda module: True,
 ) -> list[Layer]:
     """Group modules that share memory; every other module with tensors is a layer by itself.
 
@@ -23,6 +24,7 @@ def group_layers(
         device: where the weights live.
         deferred: whether a module is processed after all others.
         processes: whether post-processing does anything to a module.
+        borrows: whether a foreign resource that it makes may point into the module's tensors.
 
     Raises:
         PatchError: a parameter has no shape before it is loaded.
@@ -45,7 +47,9 @@ def group_layers(
         own = [param for param in params if id(param.module) in members]
         last = any(deferred(m) for m in together)
         if own or last:
-            layers.append(Layer(together, own, last, any(processes(m) for m in together)))
+            layers.append(
+                Layer(together, own, last, any(map(processes, together)), any(map(borrows, together)))
+            )
     return layers
 
 

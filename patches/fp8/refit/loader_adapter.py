@@ -26,6 +26,8 @@ class LoaderAdapter:
         busy: whether requests are running.
         rounding_error: relative error with which post-processing will round a module that holds fresh values;
             None where it does not round, or where values came rounded.
+        borrows: whether a kernel's handle that ``process`` makes may point into tensors of the module, which then stay
+            in memory as long as the handle does; asked at the same time.
         processes: whether ``process`` does anything to a module, asked when the model has just been constructed.
     """
 
@@ -39,3 +41,4 @@ class LoaderAdapter:
     busy: Callable[[], bool] = lambda: False
     rounding_error: Callable[[torch.nn.Module], float | None] = lambda module: None
     processes: Callable[[torch.nn.Module], bool] = lambda module: True
+    borrows: Callable[[torch.nn.Module], bool] = lambda module: True

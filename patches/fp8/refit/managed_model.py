@@ -85,7 +85,9 @@ class ManagedModel:
         self._unsupported = ""  # why this model cannot be updated, found at its construction
         self.layers: list[Layer] = []
         try:
-            self.layers = group_layers(model, adapter.device, adapter.deferred, adapter.processes)
+            self.layers = group_layers(
+                model, adapter.device, adapter.deferred, adapter.processes, adapter.borrows
+            )
         except PatchError as error:
             self._unsupported = error.problem
         self._layer_state = LayerState(

@@ -34,6 +34,7 @@ def for_model(vllm_config: Any, model_config: Any) -> LoaderAdapter:
     from vllm.model_executor.layers.attention import is_deferred_attention_layer
     from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
     from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+    from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
     from vllm.utils.torch_utils import set_default_torch_dtype
 
     device = torch.device(vllm_config.load_config.device or vllm_config.device_config.device)
@@ -50,6 +51,11 @@ def for_model(vllm_config: Any, model_config: Any) -> LoaderAdapter:
     def processes(module: torch.nn.Module) -> bool:
         method = getattr(module, "quant_method", None)
         return isinstance(method, QuantizeMethodBase) or is_deferred_attention_layer(module)
+
+    def borrows(module: torch.nn.Module) -> bool:
+        # A CPU kernel for wide weights packs them into memory of its own: vLLM frees a linear layer's weight itself.
+        method = getattr(module, "quant_method", None)
+        return not isinstance(method, (UnquantizedLinearMethod, UnquantizedEmbeddingMethod))
 
     def rounding_error(module: torch.nn.Module) -> float | None:
         how = _ROUNDED.get(model_config.quantization or "")
@@ -78,6 +84,7 @@ def for_model(vllm_config: Any, model_config: Any) -> LoaderAdapter:
         busy=lambda: running_requests.running(runner()),
         rounding_error=rounding_error,
         processes=processes,
+        borrows=borrows,
     )
 
 
