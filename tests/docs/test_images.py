@@ -10,7 +10,7 @@ from example_pictures import imported, png_text
 from tree import TREE
 
 IMAGES = TREE / "docs" / "images"
-SCREENSHOTS = {"report"}
+SCREENSHOTS = {"perfetto", "report"}
 SHOWN = sorted(
     {name for page in TREE.glob("docs/*.md") for name in re.findall(r"images/(\w+)\.png", page.read_text())}
     - SCREENSHOTS
