@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -12,6 +13,9 @@ from flashpatch.record import Contract, Patch
 _STRATEGY = "file_system"
 """Torch's way to share storages by name. Its default passes file descriptors, which unrelated processes refuse."""
 
+_ATTEMPTS = 6
+_TIMED_OUT = "Shared memory manager connection has timed out"
+
 
 async def on_update(
     original, engine: Any, params_batch: list[tuple[str, Any]], *args: Any, **kwargs: Any
@@ -19,12 +23,26 @@ async def on_update(
     """Around ``update_weights``: pickle copies, since pickling moves a tensor's own storage into shared memory."""
     copies = [(name, tensor.detach().clone()) for name, tensor in params_batch]
     with _shared_by_name():
+        for _, copy in copies:
+            await _share(copy)
         return await original(engine, copies, *args, **kwargs)
 
 
 def on_modify(original, values: tuple, index: int, modifier: Callable) -> tuple:
     """Around ``_modify_tuple``, which exchanges a device's number: pickled CPU tensors have none."""
     return original(values, index, modifier) if index < len(values) else values
+
+
+async def _share(tensor: Any) -> None:
+    """Move a tensor into shared memory; torch's manager of it has a second to answer, which on a busy machine is short."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            tensor.share_memory_()
+            return
+        except RuntimeError as error:
+            if _TIMED_OUT not in str(error) or attempt == _ATTEMPTS - 1:
+                raise
+        await asyncio.sleep(0.2 * 2**attempt)
 
 
 @contextmanager
@@ -57,7 +75,7 @@ SHARE = _patch(
     ),
     why="Tensors on a CPU are pickled as file descriptors, which the server, no child of the trainer, refuses with an "
     "AuthenticationError; and the trainer's own parameters would become shared memory.",
-    how="Pickles copies that are shared by name.",
+    how="Pickles copies that are shared by name, and asks again where torch's manager of shared memory was late.",
     remove_when="SGLang's update_weights shares CPU tensors by name.",
 )
 
