@@ -40,7 +40,9 @@ def main() -> None:
     )
     for name, default in (("hidden", 1024), ("inner", 4096), ("layers", 8), ("rounds", 5)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--engine", choices=[size.name for size in models.SIZES], help="size of a model")
+    parser.add_argument(
+        "--engine", choices=[size.name for size in models.SIZES if not size.experts], help="size of a model"
+    )
     parser.add_argument("--threads", type=int, default=1, help="of each engine")
     args = parser.parse_args()
     if args.engine:

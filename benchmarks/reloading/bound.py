@@ -2,7 +2,7 @@
 
 The functions that do the latter are vLLM's own: the per-channel fp8 quantization, and the packing of a bf16
 weight for the CPU's matrix multiplication. No engine, no checks, no bookkeeping; one fused weight is gathered
-at a time, in memory that is used again for the next.
+at a time, in memory that is used again for the next. Weights of experts are stacked and no more.
 """
 
 from __future__ import annotations
@@ -78,6 +78,9 @@ class Bound:
 
 
 def _target(name: str) -> str:
+    before, expert, rest = name.partition(".mlp.experts.")
+    if expert:  # stacked, not packed
+        return f"{before}{expert}{'w2' if 'down_proj' in rest else 'w13'}"
     module, _, key = name.rpartition(".")
     parent, _, last = module.rpartition(".")
     return f"{parent}.{_FUSED.get(last, last)}.{key}" if parent else name

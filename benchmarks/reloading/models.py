@@ -1,4 +1,4 @@
-"""Random Qwen2 checkpoints of realistic proportions: bf16 safetensors and a config, no tokenizer."""
+"""Random Qwen2 and Qwen3-MoE checkpoints of realistic proportions: bf16 safetensors and a config, no tokenizer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PART = "model.layers."
 
 @dataclass(frozen=True)
 class Size:
-    """Qwen2 with untied embeddings: where they are tied, vLLM's own reload skips work that has to be done."""
+    """Qwen2, with ``experts`` Qwen3-MoE, embeddings untied: where they are tied, vLLM's own reload skips work."""
 
     name: str
     hidden: int
@@ -26,6 +26,12 @@ class Size:
     heads: int
     kv_heads: int
     vocab: int
+    experts: int = 0
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """Precisions that vLLM has on a CPU: experts only in bf16."""
+        return ("bf16",) if self.experts else ("bf16", "fp8")
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """(name, shape) of every tensor in the model's own order, in which trainers send them."""
@@ -35,11 +41,18 @@ class Size:
             at = f"{_PART}{layer}."
             for key, rows in (("q", self.hidden), ("k", kv), ("v", kv)):
                 yield f"{at}self_attn.{key}_proj.weight", (rows, self.hidden)
-                yield f"{at}self_attn.{key}_proj.bias", (rows,)
+                if self.experts:
+                    if key != "v":
+                        yield f"{at}self_attn.{key}_norm.weight", (self.hidden // self.heads,)
+                else:
+                    yield f"{at}self_attn.{key}_proj.bias", (rows,)
             yield f"{at}self_attn.o_proj.weight", (self.hidden, self.hidden)
-            yield f"{at}mlp.gate_proj.weight", (self.intermediate, self.hidden)
-            yield f"{at}mlp.up_proj.weight", (self.intermediate, self.hidden)
-            yield f"{at}mlp.down_proj.weight", (self.hidden, self.intermediate)
+            if self.experts:
+                yield f"{at}mlp.gate.weight", (self.experts, self.hidden)
+            for part in [f"mlp.experts.{i}" for i in range(self.experts)] or ["mlp"]:
+                yield f"{at}{part}.gate_proj.weight", (self.intermediate, self.hidden)
+                yield f"{at}{part}.up_proj.weight", (self.intermediate, self.hidden)
+                yield f"{at}{part}.down_proj.weight", (self.hidden, self.intermediate)
             yield f"{at}input_layernorm.weight", (self.hidden,)
             yield f"{at}post_attention_layernorm.weight", (self.hidden,)
         yield "model.norm.weight", (self.hidden,)
@@ -60,6 +73,7 @@ SIZES = (
     Size("50M", hidden=512, intermediate=1536, layers=11, heads=8, kv_heads=2, vocab=16384),
     Size("350M", hidden=1024, intermediate=2816, layers=22, heads=16, kv_heads=4, vocab=49152),
     Size("1B", hidden=2048, intermediate=5632, layers=20, heads=32, kv_heads=8, vocab=32768),
+    Size("moe", hidden=256, intermediate=128, layers=4, heads=8, kv_heads=2, vocab=8192, experts=128),
 )
 
 
@@ -94,6 +108,19 @@ def write(size: Size, folder: Path) -> None:
         "eos_token_id": 2,
         "torch_dtype": "bfloat16",
     }
+    if size.experts:
+        config |= {
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "model_type": "qwen3_moe",
+            "attention_bias": False,
+            "decoder_sparse_step": 1,
+            "head_dim": size.hidden // size.heads,
+            "mlp_only_layers": [],
+            "moe_intermediate_size": size.intermediate,
+            "norm_topk_prob": True,
+            "num_experts": size.experts,
+            "num_experts_per_tok": 8,
+        }
     (folder / "config.json").write_text(json.dumps(config, indent=1))
 
 

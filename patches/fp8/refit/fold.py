@@ -184,20 +184,21 @@ class Plan:
 
     def _exchange(self, live: Any, fresh: Any) -> None:
         self.owns_resources = True
+        self._steps.append(functools.partial(_swap, live, fresh))
 
-        def swap() -> Undo:
-            mine, theirs = vars(live), vars(fresh)
-            for key in mine.keys() & theirs.keys():
-                a, b = mine[key], theirs[key]
-                if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape:
-                    held = a.clone()
-                    a.copy_(b)
-                    b.copy_(held)
-                else:
-                    mine[key], theirs[key] = b, a
-            return swap
 
-        self._steps.append(swap)
+def _swap(live: Any, fresh: Any) -> Undo:
+    """Exchange what two objects hold. What it returns is no closure: one that held itself would keep both alive."""
+    mine, theirs = vars(live), vars(fresh)
+    for key in mine.keys() & theirs.keys():
+        a, b = mine[key], theirs[key]
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape:
+            held = a.clone()
+            a.copy_(b)
+            b.copy_(held)
+        else:
+            mine[key], theirs[key] = b, a
+    return functools.partial(_swap, live, fresh)
 
 
 class InitialBuffers:

@@ -3,7 +3,8 @@
 A `PristineParam` describes one parameter (or checkpoint-fed buffer) as the model's constructor made it: class,
 attributes such as its weight loader, shape, strides, dtype, and which other parameters share its storage. It never
 holds the original tensor. `PristineParam.stage` makes an equal tensor with *no memory behind it*: the storage is
-allocated, and filled with a poison that reads as NaN, when the first element is accessed.
+allocated when the first element is accessed, and what was not written is filled with a poison that reads as NaN before
+it is read.
 """
 
 from __future__ import annotations

@@ -171,6 +171,19 @@ def test_cycles_end():
     assert kept is live and live.back[0] is live and torch.equal(live.weight, B)
 
 
+def test_a_handle_is_released_without_the_garbage_collector():
+    Handle.released.clear()
+    holder = {"handle": Handle(0, A.clone())}
+    gc.disable()
+    try:
+        plan, _ = apply(holder, {"handle": Handle(1, B.clone())})
+        plan.apply()
+        del plan, _
+        assert Handle.released == [0]
+    finally:
+        gc.enable()
+
+
 def test_each_handle_is_released_once():
     Handle.released.clear()
     holder = {"handle": Handle(0, A.clone())}
