@@ -20,7 +20,9 @@ def test_what_nothing_processes_is_updated_without_a_snapshot(atomic, monkeypatc
     engine = toys.engine(atomic=atomic, processes=processes)
     places, snapshots = toys.state(engine.model), []
     process = layer.Layer.process
-    monkeypatch.setattr(layer.Layer, "process", lambda self, *a: snapshots.append(self.name) or process(self, *a))
+    monkeypatch.setattr(
+        layer.Layer, "process", lambda self, *a: snapshots.append(self.name) or process(self, *a)
+    )
     engine.update(B)
     assert toys.same_answers(engine.model, toys.fresh("transposed", B))
     assert toys.same_places(places, toys.state(engine.model))
