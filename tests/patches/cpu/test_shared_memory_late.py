@@ -1,0 +1,64 @@
+"""Weights for the server of SGLang are shared again where the manager of shared memory in torch answers late."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from flashpatch.patches.cpu import sglang_tensors
+
+LATE = f"{sglang_tensors._TIMED_OUT}\nException raised from recv"
+
+
+async def pickled(engine, params_batch):
+    """Stands for SGLang's ``update_weights``: what it would pickle."""
+    return params_batch
+
+
+def sent(tensor):
+    [(name, copy)] = asyncio.run(sglang_tensors.on_update(pickled, None, [("w", tensor)]))
+    assert name == "w"
+    return copy
+
+
+@pytest.fixture
+def late(monkeypatch):
+    """Let the manager be late so many times."""
+    share, left = torch.UntypedStorage._share_filename_cpu_, [0]
+
+    def sharing(self, *args, **kwargs):
+        if left[0]:
+            left[0] -= 1
+            raise RuntimeError(LATE)
+        return share(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.UntypedStorage, "_share_filename_cpu_", sharing)
+    monkeypatch.setattr(sglang_tensors.asyncio, "sleep", lambda seconds: asyncio.wait_for(done(), 1))
+    return left
+
+
+async def done():
+    """Nothing to wait for."""
+
+
+def test_copies_are_shared_and_the_trainers_own_are_not():
+    before = torch.multiprocessing.get_sharing_strategy()
+    tensor = torch.arange(4.0)
+    copy = sent(tensor)
+    assert copy.is_shared() and not tensor.is_shared() and torch.equal(copy, tensor)
+    assert torch.multiprocessing.get_sharing_strategy() == before
+
+
+def test_a_manager_that_is_late_is_asked_again(late):
+    late[0] = sglang_tensors._ATTEMPTS - 1
+    assert torch.equal(sent(torch.arange(4.0)), torch.arange(4.0)) and late == [0]
+
+
+def test_one_that_never_answers_ends_the_update_with_torchs_error(late):
+    late[0] = 100
+    with pytest.raises(RuntimeError, match="has timed out"):
+        sent(torch.ones(2))
+    assert late[0] == 100 - sglang_tensors._ATTEMPTS
