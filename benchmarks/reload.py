@@ -176,7 +176,9 @@ def _same_policy(workers: dict[str, Worker], title: str, first: dict[str, list])
     if there["ours"] == first["ours"] or back["ours"] != first["ours"]:
         raise SystemExit(f"{title}: FlashPatch's updates are not what was sent: {first}, {there}, {back}")
     if back["native"] != first["native"] or _apart(there["ours"], there["native"]) > ROUNDED:
-        return [f"{title}: vLLM's own reload answers with other weights than were sent"]
+        return [
+            f"{title}: vLLM's own reload answers otherwise than FlashPatch there, or than itself before after going back"
+        ]
     return []
 
 
