@@ -2,14 +2,15 @@
 
     python benchmarks/reload.py [--quick] [--repeats 5] [--threads N] [--clock wall|cpu] [--json]
 
-Needs vLLM on a CPU under Linux, and memory for three copies of the model. Random Qwen2 models, and one with 128 experts (``--sizes moe``, bf16 only),
-are made in a temporary directory. For each, in bf16 and in online fp8 (per channel), three processes take turns: an engine
-with FlashPatch, an engine without, and the plain lower bound (each tensor copied once, each linear weight
-quantized or packed once). All get the same tensors, which are in memory. Medians over the rounds are
-compared; the first round is not counted. Memory is the highest resident size during the update above that
-before it. A row of its own has what flashpatch.checksum takes, which the option verify_commit adds to an
-update. On a machine that others use, --threads 1 is steadier, as several threads wait for the slowest, and with
---clock cpu the processor time of each process is compared instead of the time that passed.
+Needs vLLM on a CPU under Linux, and memory for three copies of the model. Random Qwen2 models, and one with
+128 experts (``--sizes moe``, bf16 only), are made in a temporary directory. For each, in bf16 and in online
+fp8 (per channel), three processes take turns: an engine with FlashPatch, an engine without, and the plain
+lower bound (each tensor copied once, each linear weight quantized or packed once). All get the same tensors,
+which are in memory. Medians over the rounds are compared; the first round is not counted. Memory is the
+highest resident size during the update above that before it. A row of its own has what flashpatch.checksum
+takes, which the option verify_commit adds to an update. On a machine that others use, --threads 1 is
+steadier, as several threads wait for the slowest, and with --clock cpu the processor time of each process is
+compared instead of the time that passed.
 """
 
 from __future__ import annotations
@@ -177,7 +178,7 @@ def _same_policy(workers: dict[str, Worker], title: str, first: dict[str, list])
         raise SystemExit(f"{title}: FlashPatch's updates are not what was sent: {first}, {there}, {back}")
     if back["native"] != first["native"] or _apart(there["ours"], there["native"]) > ROUNDED:
         return [
-            f"{title}: vLLM's own reload answers otherwise than FlashPatch there, or than itself before after going back"
+            f"{title}: after vLLM's own reload the answers are not FlashPatch's, or, back on the first policy, not the first"
         ]
     return []
 
