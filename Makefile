@@ -7,7 +7,7 @@
 # make check      formatter, linter, types, and every test that opens no engine, on each Python that is at hand
 # make test       make check, on one other Python a part of it; tests on real engines: the newest vLLM, verl with the vLLM
 #                 that it runs on, SGLang
-# make test-full  all tests, also the long ones and those on the oldest supported vLLM
+# make test-full  all tests, also the long ones and those on older versions of vLLM
 # make dist       sdist and wheel in dist/, built twice and compared, checked by twine and check-wheel-contents
 # make docs       the documentation site in build/site: guides, API reference, commands; strict, and shown without a network
 # make resolve    after make dist: asks pip, without installing anything, whether each extra resolves
@@ -25,6 +25,7 @@ VENV   ?= .venv
 NEWEST := $(VENV)
 CHECK  := $(VENV)-check
 PAIRED := $(VENV)-0.31
+OLDER  := $(VENV)-0.29
 OLDEST := $(VENV)-0.28
 SGLANG := $(VENV)-sglang
 DIST   := $(VENV)-dist
@@ -33,6 +34,7 @@ TRAINERS := $(VENV)-trainers
 
 $(NEWEST)/.vllm: VLLM := 0.32.0
 $(PAIRED)/.vllm: VLLM := 0.31.0
+$(OLDER)/.vllm: VLLM := 0.29.0
 $(OLDEST)/.vllm: VLLM := 0.28.0
 $(TRAINERS)/.vllm: VLLM := 0.31.0
 
@@ -53,7 +55,7 @@ NO_ENGINE := not vllm and not verl and not sglang and not full
 
 .PHONY: demo demo-verl world demo-world pictures docs dist resolve check lint check-own $(OTHER_PYTHONS:%=check-%) \
 	test test-newest test-paired test-sglang trainers test-trainers test-full clean \
-	$(NEWEST) $(PAIRED) $(OLDEST) $(SGLANG) $(TRAINERS)
+	$(NEWEST) $(PAIRED) $(OLDER) $(OLDEST) $(SGLANG) $(TRAINERS)
 # A stamp is the last thing a recipe writes: an interrupted set-up is taken up again.
 .PRECIOUS: %/.vllm %/.verl %/.sglang %/.trainers %/.ready
 
@@ -143,9 +145,10 @@ trainers: $(TRAINERS)
 test-trainers: $(TRAINERS)
 	$(TRAINERS)/bin/pytest -m trainer
 
-test-full: $(NEWEST) $(PAIRED) $(OLDEST) $(SGLANG) $(TRAINERS)
+test-full: $(NEWEST) $(PAIRED) $(OLDER) $(OLDEST) $(SGLANG) $(TRAINERS)
 	$(NEWEST)/bin/pytest -m "full or not full" --timeout 3600
 	$(PAIRED)/bin/pytest -m "vllm or verl" --timeout 3600
+	$(OLDER)/bin/pytest -m vllm --timeout 3600
 	$(OLDEST)/bin/pytest -m vllm --timeout 3600
 	$(SGLANG)/bin/pytest -m sglang --timeout 3600
 	$(TRAINERS)/bin/pytest -m trainer --timeout 3600
@@ -154,7 +157,7 @@ clean:
 	rm -rf build dist *.egg-info .pytest_cache .hypothesis .demo .ruff_cache .mypy_cache
 	find flashpatch patches verify examples tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
-$(NEWEST) $(PAIRED) $(OLDEST) $(SGLANG) $(TRAINERS): %: %/.ready
+$(NEWEST) $(PAIRED) $(OLDER) $(OLDEST) $(SGLANG) $(TRAINERS): %: %/.ready
 
 SOURCES := setup.cfg setup.py pyproject.toml flashpatch.pth flashpatch.start
 

@@ -120,3 +120,13 @@ def test_what_is_installed_beside_verl_is_what_was_tested(family):
             found = examine(patch)
             assert found.problem is None, (patch.id, found.problem)
             assert found.installed.version in patch.tested, (patch.id, found.installed)
+
+
+@pytest.mark.parametrize("family", TESTED)
+def test_patches_of_a_group_are_for_the_same_versions(family):
+    """Where one of them is not for the installed version, none of the group is applied."""
+    asked: dict[tuple[str, str], set[str]] = {}
+    for patch in registry.families()[family].patches:
+        distribution = re.match(r"[\w-]+", patch.requires).group()
+        asked.setdefault((patch.framework, distribution), set()).add(patch.requires)
+    assert {group: wanted for group, wanted in asked.items() if len(wanted) > 1} == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from flashpatch.arming.site import Site
 from flashpatch.patches.fp8.refit import model_registry
 from flashpatch.record import Contract, Patch
 
@@ -19,12 +20,21 @@ def on_check(original, self, autoloaded_weights: set[str], *args: Any, **kwargs:
     return original(self, autoloaded_weights, *args, **kwargs)
 
 
+_LOADER = "vllm.model_executor.models.utils:AutoWeightsLoader"
+
+
+def native(site: Site) -> str | None:
+    """Return what needs no patch: vLLM 0.28's loader checks nothing of the kind."""
+    return "a loader without that check" if site.target.endswith(".load_weights") else None
+
+
 PATCH = Patch(
     id="fp8.vllm.check_skipped_aliases",
-    targets=("vllm.model_executor.models.utils:AutoWeightsLoader._check_skipped_aliases",),
-    requires="vllm>=0.31",
+    targets=(f"{_LOADER}._check_skipped_aliases", f"{_LOADER}.load_weights"),
+    requires="vllm>=0.28",
     wrapper=on_check,
-    contract=Contract(params=("autoloaded_weights",), mentions=("self._skipped_aliases",)),
+    native=native,
+    contract=Contract(exists=(f"{_LOADER}.load_weights",)),
     evidence="optional",  # models of their own loaders never ask
     scope=frozenset({"worker"}),
     needs=("fp8.vllm.initialize_model",),
