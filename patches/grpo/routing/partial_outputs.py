@@ -41,14 +41,18 @@ def on_engine_generate(
 async def reported(
     outputs: AsyncIterator[Any], to: Any, request_id: str, every: int, server: Any
 ) -> AsyncIterator[Any]:
-    """Yield the engine's outputs, and tell the journal ``to`` of each ``every`` tokens and of the end."""
+    """Yield the engine's outputs, and tell the journal ``to`` of each ``every`` tokens and of the end.
+
+    Where the engine is ahead of its reader an output holds several steps, so a report may hold more. A response that
+    ends before its first report is due is not reported.
+    """
     sent = 0
     async for output in outputs:
         if output.outputs:
             one = output.outputs[0]
             new = len(one.token_ids) - sent
-            ends = sent > 0 and one.finish_reason in ("stop", "length")
-            if new and (new >= every or ends):
+            ends = one.finish_reason in ("stop", "length")
+            if new and (new >= every or (ends and sent)):
                 tokens = list(one.token_ids[sent:])
                 to.add.remote(
                     request_id,

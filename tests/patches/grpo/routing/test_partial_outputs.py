@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +13,6 @@ pytest.importorskip("torch")
 
 import vllm_updates as updates
 from vllm_lab import engines, scenario
-
-pytestmark = pytest.mark.vllm
 
 EVERY, TOKENS = 5, 23
 
@@ -45,7 +44,10 @@ def reports(model: str) -> dict[str, Any]:
         temperature=1.0, seed=1, max_tokens=TOKENS, ignore_eos=True, detokenize=False, logprobs=0
     )
 
+    lengths: list[int] = []
+
     async def answer(request_id: str, engine: Any) -> tuple[list[int], list[float]]:
+        lengths.clear()
         async for output in engine.generate(
             prompt={"prompt_token_ids": list(engines.PROMPTS[0])},
             sampling_params=sampling,
@@ -54,6 +56,7 @@ def reports(model: str) -> dict[str, Any]:
             priority=0,
         ):
             last = output.outputs[0]
+            lengths.append(len(last.token_ids))
         tokens = list(last.token_ids)
         return tokens, [at[token].logprob for token, at in zip(tokens, last.logprobs, strict=True)]
 
@@ -71,18 +74,61 @@ def reports(model: str) -> dict[str, Any]:
     flashpatch.disable("grpo")
     return dict(
         found,
-        starts=[start for _, start, *_ in told],
+        lengths=lengths,
+        ends=[start + len(tokens) for _, start, tokens, *_ in told],
         held=held.take("served"),
         patched=patched is not stock,
         restored=AsyncLLM.generate is stock,
     )
 
 
+def reported_at(lengths: list[int]) -> list[int]:
+    """Lengths at which reports are due; the engine's outputs may hold several tokens where their reader is slow."""
+    due = [0]
+    for length in lengths:
+        if length - due[-1] >= EVERY or (length == TOKENS and due[-1]):
+            due.append(length)
+    return due[1:]
+
+
+async def outputs(*lengths: int, finish: str | None = "stop") -> AsyncIterator[SimpleNamespace]:
+    """Outputs of one response with these many tokens, the last of which ends it."""
+    for length in lengths:
+        ends = finish if length == lengths[-1] else None
+        one = SimpleNamespace(token_ids=list(range(length)), logprobs=None, finish_reason=ends)
+        yield SimpleNamespace(outputs=[one])
+
+
+@pytest.mark.parametrize(
+    "lengths, finish, expected",
+    [
+        ((1, 2, 3), "stop", []),
+        ((3, 6, 7, 11, 12), "stop", [(0, 6, None), (6, 5, None), (11, 1, "completed")]),
+        ((3, 6, 7), "abort", [(0, 6, None)]),
+        ((9,), "length", [(0, 9, "completed")]),
+    ],
+)
+def test_a_report_holds_what_came_since_the_last(lengths: Any, finish: str, expected: Any) -> None:
+    from flashpatch.patches.grpo.routing import partial_outputs
+
+    told: list[tuple[Any, ...]] = []
+    to = SimpleNamespace(add=SimpleNamespace(remote=lambda *given: told.append(given)))
+
+    async def read() -> int:
+        server = SimpleNamespace(global_steps=3)
+        given = partial_outputs.reported(outputs(*lengths, finish=finish), to, "r", EVERY, server)
+        return len([output async for output in given])
+
+    assert asyncio.run(read()) == len(lengths)
+    assert [(start, len(tokens), reason) for _, start, tokens, _, _, reason in told] == expected
+
+
+@pytest.mark.vllm
 def test_tokens_are_reported_while_they_come() -> None:
     found = scenario.run(reports, updates.checkpoint("qwen2", 0))
     assert found["served"] == found["alone"] and found["without"] == 0
     assert found["patched"] and found["restored"]
-    assert found["starts"] == list(range(0, TOKENS, EVERY))
+    assert found["ends"] == reported_at(found["lengths"])
     tokens, logprobs = found["served"]
     assert found["held"] == {
         "tokens": tokens,
