@@ -101,7 +101,15 @@ def _give(args: Any, entry: fleet.Entry, options: Any) -> None:
     elif entry.precision == "int8_weight_only":
         int8_config.configure_weight_only(args)
     else:
-        args.quantization = entry.quantization or fleet.default_scheme()
+        _set_scheme(args, entry.quantization or fleet.default_scheme())
+
+
+def _set_scheme(args: Any, scheme: str) -> None:
+    """Set one of vLLM's schemes, with what its name stands for, which older versions do not look up later."""
+    from vllm.config.quantization import resolve_quantization_config
+
+    args.quantization = scheme
+    args.quantization_config = resolve_quantization_config(scheme, args.quantization_config)
 
 
 def _excluded(model: str, options: Any) -> bool:
@@ -138,6 +146,8 @@ PATCH = Patch(
             "vllm.transformers_utils.config:get_config",
             "vllm.engine.arg_utils:EngineArgs.hf_overrides",
             "vllm.engine.arg_utils:EngineArgs.logprobs_mode",
+            "vllm.engine.arg_utils:EngineArgs.quantization_config",
+            "vllm.config.quantization:resolve_quantization_config",
             "vllm.model_executor.layers.linear:LinearBase",
             "vllm.model_executor.layers.linear:UnquantizedLinearMethod",
         ),
