@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import ray
+import ray_start
 import torch
 from verl.checkpoint_engine import CheckpointEngineManager, CheckpointEngineRegistry
 from verl.checkpoint_engine.base import CheckpointEngineWorker
@@ -104,6 +105,7 @@ def group(init: RayClassWithInitArgs, name: str) -> RayWorkerGroup:
 
 
 def main() -> None:
+    ray_start.wait_longer()
     ray.init(num_cpus=8, include_dashboard=False, object_store_memory=100_000_000)
     replicas = [Replica(False), Replica(True)]
     manager = CheckpointEngineManager(

@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import ray
+import ray_start
 from omegaconf import OmegaConf
 
 LENGTH, DIES_AFTER = 40, 25
@@ -132,6 +133,7 @@ async def main(options: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="fpj", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        ray_start.wait_longer()
         ray.init(
             num_cpus=4,
             include_dashboard=False,

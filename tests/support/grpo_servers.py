@@ -20,6 +20,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 import ray
+import ray_start
 from omegaconf import OmegaConf
 
 
@@ -134,6 +135,7 @@ def go_on(pid: int) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="fpg", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        ray_start.wait_longer()
         ray.init(
             num_cpus=4,
             include_dashboard=False,

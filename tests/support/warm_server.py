@@ -24,6 +24,8 @@ import types
 from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any
 
+import ray_start
+
 
 def main() -> None:
     listener = socket.socket(fileno=int(sys.argv[1]))
@@ -32,6 +34,8 @@ def main() -> None:
             importlib.import_module(name)
         except ModuleNotFoundError:
             pass  # another version of the framework does without it
+    if "ray" in sys.modules:
+        ray_start.wait_longer()
     strangers = [name for name in sys.modules if name.partition(".")[0] == "flashpatch"]
     threads = len(os.listdir("/proc/self/task"))
     if strangers or threads > 1:

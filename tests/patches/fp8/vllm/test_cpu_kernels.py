@@ -284,6 +284,7 @@ def test_a_compiled_model_calls_it_as_one_operator(runner: scenario.Runner) -> N
     assert runner(compiled) == dict(graphs=1, same=True)
 
 
+@pytest.mark.vllm(least="0.29")  # older ones fail themselves when such a model opens on a CPU
 def test_deepseek_on_amx_is_refused_when_it_opens(runner: scenario.Runner) -> None:
     error = runner(deepseek, updates.checkpoint("deepseek-v2", 0))
     assert error is not None and "PatchError" in error and "AMX_MLA" in error and "CPU_MLA" in error

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("ray")
 
 import ray
+import ray_start
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.grpo.streaming.replicas import Replicas
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.verl
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
+    ray_start.wait_longer()
     ray.init(num_cpus=4, include_dashboard=False, object_store_memory=100_000_000, log_to_driver=False)
     yield
     ray.shutdown()
