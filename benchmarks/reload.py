@@ -167,7 +167,10 @@ def _agreed(workers: dict[str, Worker], title: str) -> dict[str, list]:
 
 
 def _same_policy(workers: dict[str, Worker], title: str, first: dict[str, list]) -> list[str]:
-    """Both engines must have been updated, and back: what does nothing is quick. Notes where vLLM's own was not."""
+    """Both engines must have been updated, and back: what does nothing is quick. Notes where vLLM's own was not.
+
+    What the two answer on the other policy is not compared: their fp8 kernels differ.
+    """
     there, back = ({}, {})
     for answers, policy in ((there, 1), (back, 0)):
         for kind, way in (("ours", "buckets"), ("native", "native")):
@@ -176,9 +179,9 @@ def _same_policy(workers: dict[str, Worker], title: str, first: dict[str, list])
         answers.update(_answers(workers))
     if there["ours"] == first["ours"] or back["ours"] != first["ours"]:
         raise SystemExit(f"{title}: FlashPatch's updates are not what was sent: {first}, {there}, {back}")
-    if back["native"] != first["native"] or _apart(there["ours"], there["native"]) > ROUNDED:
+    if there["native"] == first["native"] or back["native"] != first["native"]:
         return [
-            f"{title}: after vLLM's own reload the answers are not FlashPatch's, or, back on the first policy, not the first"
+            f"{title}: vLLM's own reload, to another policy and back, does not give the first answers again"
         ]
     return []
 
