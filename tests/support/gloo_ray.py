@@ -105,7 +105,7 @@ def group(init: RayClassWithInitArgs, name: str) -> RayWorkerGroup:
 
 
 def main() -> None:
-    ray_start.wait_longer()
+    ray_start.ask_again()
     ray.init(num_cpus=8, include_dashboard=False, object_store_memory=100_000_000)
     replicas = [Replica(False), Replica(True)]
     manager = CheckpointEngineManager(

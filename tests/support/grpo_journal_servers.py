@@ -133,7 +133,7 @@ async def main(options: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="fpj", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        ray_start.wait_longer()
+        ray_start.ask_again()
         ray.init(
             num_cpus=4,
             include_dashboard=False,

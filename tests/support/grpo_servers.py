@@ -135,7 +135,7 @@ def go_on(pid: int) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="fpg", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        ray_start.wait_longer()
+        ray_start.ask_again()
         ray.init(
             num_cpus=4,
             include_dashboard=False,

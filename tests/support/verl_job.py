@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import ray_start
 from cpu_lab import environment
 from machine import limit
 
@@ -60,7 +62,7 @@ def start(world: Path, folder: Path, *extra: str, **variables: str) -> subproces
     )
     folder.mkdir(exist_ok=True)
     with (folder / "job.log").open("wb") as log:
-        return subprocess.Popen(
+        job = subprocess.Popen(
             [sys.executable, "-m", "verl.trainer.main_ppo", *COMMAND, *where, *extra],
             env=environment(folder, VLLM_CPU_KVCACHE_SPACE="1", HYDRA_FULL_ERROR="1", **variables),
             cwd=folder,
@@ -69,6 +71,8 @@ def start(world: Path, folder: Path, *extra: str, **variables: str) -> subproces
             stderr=log,
             start_new_session=True,
         )
+    ray_start.go_first(job.pid)
+    return job
 
 
 def end(job: subprocess.Popen[bytes]) -> None:
@@ -92,12 +96,16 @@ def said(folder: Path) -> str:
 
 
 def train(world: Path, folder: Path, *extra: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a job to its end, whatever that is."""
-    job = start(world, folder, *extra, **variables)
-    try:
-        code = job.wait(LIMIT)
-    finally:
-        end(job)
+    """Run a job to its end, whatever that is; again where Ray's own node did not come up."""
+    for _ in range(ray_start.TIMES):
+        job = start(world, folder, *extra, **variables)
+        try:
+            code = job.wait(LIMIT)
+        finally:
+            end(job)
+        if code == 0 or ray_start.SAID not in said(folder):
+            break
+        shutil.rmtree(folder / "ledger", ignore_errors=True)
     return subprocess.CompletedProcess(job.args, code, said(folder))
 
 

@@ -35,7 +35,7 @@ def main() -> None:
         except ModuleNotFoundError:
             pass  # another version of the framework does without it
     if "ray" in sys.modules:
-        ray_start.wait_longer()
+        ray_start.ask_again()
     strangers = [name for name in sys.modules if name.partition(".")[0] == "flashpatch"]
     threads = len(os.listdir("/proc/self/task"))
     if strangers or threads > 1:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.verl
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    ray_start.wait_longer()
+    ray_start.ask_again()
     ray.init(num_cpus=4, include_dashboard=False, object_store_memory=100_000_000, log_to_driver=False)
     yield
     ray.shutdown()
