@@ -85,7 +85,9 @@ FAMILY = Family(
         ),
         "history_tokens": Option(262144, "tokens of earlier text to remember per engine", kind=int, least=1),
         "drafter": Option(
-            "", "under verl: folder of the drafter, or new to make one; empty: as verl's configuration says"
+            "",
+            "under verl: folder of the drafter, or new (EAGLE-1) or new-eagle3 to make one; empty: as verl's "
+            "configuration says",
         ),
         "draft_tokens": Option(
             3, "under verl: tokens to draft per step with that drafter", kind=int, least=1

@@ -22,8 +22,11 @@ logger = logging.getLogger("flashpatch.eagle")
 MODEL = "actor_rollout_ref.model.path"
 OURS = "flashpatch"
 """Key of ``engine_kwargs`` under which the job's other processes find the settings."""
-NEW = "new"
-"""Value of the option ``drafter`` for one from scratch."""
+NEW = {"new": "eagle", "new-eagle3": "eagle3"}
+"""Values of the option ``drafter`` for one from scratch, and the method that it drafts with."""
+EAGLE3_LAYERS = 7
+"""Fewest layers of a target whose inner states both engines give an EAGLE-3 drafter by default, after the second, middle
+and third last layer: with fewer, two of the three are the same."""
 
 
 def settings(rollout: Any) -> dict[str, Any] | None:
@@ -78,7 +81,7 @@ def refusals(get: Get, options: Mapping[str, Any], dialect: Dialect | None) -> I
         yield from dialect.conflicts(get, options["drafter"])
     if get("actor_rollout_ref.model.mtp.enable"):
         yield "actor_rollout_ref.model.mtp.enable=True (verl's own drafter)"
-    if options["drafter"] != NEW and not (Path(options["drafter"]) / "config.json").exists():
+    if options["drafter"] not in NEW and not (Path(options["drafter"]) / "config.json").exists():
         yield f"eagle's option drafter={options['drafter']} (no config.json there)"
 
 
@@ -89,7 +92,7 @@ def remarks(get: Get, dialect: Dialect | None, found: Speculation) -> Iterator[s
     elif found.method not in ("eagle", "eagle3"):
         yield (
             f"the rollout engine drafts with {found.method or 'nothing'}, which is not trained here; "
-            f"eagle's option drafter={NEW} makes one that is"
+            "eagle's option drafter=new makes one that is"
         )
     elif not Path(found.model).is_dir():
         yield f"{found.model or 'its drafter'} is not a folder"
@@ -105,7 +108,7 @@ def remarks(get: Get, dialect: Dialect | None, found: Speculation) -> Iterator[s
 def _drafter(get: Get, options: Mapping[str, Any], dialect: Dialect) -> Speculation:
     """Return the speculation for the option ``drafter``; write a drafter from scratch first."""
     folder = _path(options["drafter"])
-    if options["drafter"] == NEW:
+    if options["drafter"] in NEW:
         folder = _folder(get) / "first"
         _write_new(_path(get(MODEL)), folder, options, dialect.engine)
     kind = json.loads((folder / "config.json").read_text())
@@ -114,6 +117,11 @@ def _drafter(get: Get, options: Mapping[str, Any], dialect: Dialect) -> Speculat
 
 
 def _write_new(target: Path, folder: Path, options: Mapping[str, Any], engine_name: str) -> None:
+    """Write a random drafter for the model in ``target``.
+
+    Raises:
+        PatchError: none can be made for this model.
+    """
     import torch
     from transformers import AutoConfig
 
@@ -122,7 +130,14 @@ def _write_new(target: Path, folder: Path, options: Mapping[str, Any], engine_na
     from flashpatch.patches.eagle.train.export import save_drafter
     from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
 
-    config = drafter_config(AutoConfig.from_pretrained(target))
+    of_target, kind = AutoConfig.from_pretrained(target), NEW[options["drafter"]]
+    config = drafter_config(of_target, kind)
+    if kind == "eagle3" and of_target.num_hidden_layers < EAGLE3_LAYERS:
+        raise PatchError(
+            f"{MODEL}={target} has {of_target.num_hidden_layers} layers, too few for the inner states that EAGLE-3 reads.",
+            patch=ID,
+            advice=f"It needs {EAGLE3_LAYERS}; eagle's option drafter=new makes an EAGLE-1 drafter.",
+        )
     weights = make_drafter(config, options["seed"]).state_dict()
     dtype = getattr(torch, WorkerSettings(**_trainer_settings(options, "", "", "")).dtype)
     weights = {name: tensor.to(dtype) for name, tensor in weights.items()}

@@ -47,7 +47,7 @@ def test_what_is_no_mapping_is_refused(given):
     ],
 )
 def test_a_drafter_by_option_and_a_recipe_against_it(settings, options, said):
-    options = {**OFF, "drafter": verl_config.NEW, **options}
+    options = {**OFF, "drafter": "new", **options}
     dialect = speculation.of(reader(settings))
     assert any(said in reason for reason in verl_config.refusals(reader(settings), options, dialect))
     assert not list(verl_config.refusals(reader(settings), OFF, dialect))
@@ -148,6 +148,41 @@ def test_a_drafter_that_can_be_trained_is(tmp_path, engine, kind):
         ttt_decay=0.5,
     )
     assert asked.items() <= made["settings"].items() and "ring" not in made["settings"]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize(("value", "method"), [("new", "eagle"), ("new-eagle3", "eagle3")])
+def test_a_drafter_from_scratch_is_of_the_kind_that_the_option_names(tmp_path, engine, value, method):
+    pytest.importorskip("torch")
+    from flashpatch.patches.eagle.train.drafter import make_drafter
+    from flashpatch.patches.eagle.train.drafter_config import drafter_config
+    from flashpatch.patches.eagle.train.export import load_weights
+    from flashpatch.verify.probes.eagle import tiny
+
+    target = tiny.target(tmp_path / "target", layers=7)
+    settings = {
+        NAME: engine,
+        "actor_rollout_ref.model.path": str(target),
+        "trainer.default_local_dir": str(tmp_path),
+    }
+    get, options = reader(settings), {**OFF, "drafter": value}
+    found = verl_config._drafter(get, options, speculation.of(get))
+    assert found.method == method
+    from transformers import AutoConfig
+
+    trained = make_drafter(drafter_config(AutoConfig.from_pretrained(target), method), seed=1)
+    load_weights(trained, found.model)
+
+
+def test_eagle3_is_refused_for_a_target_without_three_inner_layers(tmp_path):
+    pytest.importorskip("torch")
+    from flashpatch.verify.probes.eagle import tiny
+
+    get = reader(
+        {NAME: "vllm", "actor_rollout_ref.model.path": str(tiny.target(tmp_path / "target", layers=6))}
+    )
+    with pytest.raises(PatchError, match="has 6 layers.*drafter=new makes an EAGLE-1 drafter"):
+        verl_config._drafter(get, {**OFF, "drafter": "new-eagle3"}, speculation.of(get))
 
 
 @pytest.mark.parametrize("text", ["rate", "rates=1", "rate=fast", "least=1.5", "ring=/x", "ttt_steps=2"])

@@ -28,16 +28,16 @@ SETTINGS = (
 )
 CONFIG = """
 [eagle]
-drafter = "new"
+drafter = "{drafter}"
 slice = 20.0
 trainer = ["rate=3e-3", "least=4", "batch=256", "dtype=float32"]
 {more}
 """
 
 
-def job(world: Path, folder: Path, *extra: str, more: str = ""):
+def job(world: Path, folder: Path, *extra: str, drafter: str = "new", more: str = ""):
     config = folder / "flashpatch.toml"
-    config.write_text(CONFIG.format(more=more))
+    config.write_text(CONFIG.format(drafter=drafter, more=more))
     where = (f"trainer.default_local_dir={folder}/saved", f"hydra.run.dir={folder}/hydra")
     names = dict(FLASHPATCH="cpu,bf16,eagle", FLASHPATCH_CONFIG=str(config), TORCHDYNAMO_DISABLE="1")
     return train(world, folder, *SETTINGS, *where, *extra, **names)
@@ -79,6 +79,16 @@ def test_acceptance_rises_with_co_training(world, tmp_path):
     [driving] = [pid for pid, noted in found.items() if "eagle_trainer" in noted]
     assert len({worker["pid"], trainer, driving}) == 3
     assert found[trainer]["eagle_training"]["step"] > 0
+
+
+def test_an_eagle3_drafter_is_made_captured_for_and_trained(verl_world, tmp_path):
+    done = job(verl_world("--layers", "8"), tmp_path, drafter="new-eagle3", more="ttt_steps = 2")
+    assert done.returncode == 0, done.stdout[-8000:]
+    lengths = metrics(done.stdout, "eagle/acceptance_length")
+    assert lengths[0] < 1.3 and sum(lengths[-3:]) / 3 > lengths[0] + 0.15, lengths
+    assert metrics(done.stdout, "eagle/drafter_version")[-1] >= 2
+    made = json.loads((tmp_path / "saved" / "eagle" / "first" / "config.json").read_text())
+    assert made["architectures"] == ["LlamaForCausalLMEagle3"]
 
 
 def test_two_replicas_fill_one_ring_and_get_the_same_drafter(world, two_ranks, tmp_path):

@@ -25,18 +25,29 @@ actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4 trainer.n_gpus_per
 """.split()
 CONFIG = """
 [eagle]
-drafter = "new"
+drafter = "{drafter}"
 adapt = {adapt}
 cotrain = {cotrain}
 slice = 20.0
 trainer = ["rate=3e-3", "least=4", "batch=256", "dtype=float32"]
+{more}
 """
 
 
-def job(world: Path, folder: Path, *extra: str, adapt: bool = True, cotrain: bool = True):
+def job(
+    world: Path,
+    folder: Path,
+    *extra: str,
+    drafter: str = "new",
+    adapt: bool = True,
+    cotrain: bool = True,
+    more: str = "",
+):
     folder.mkdir(exist_ok=True)
     config = folder / "flashpatch.toml"
-    config.write_text(CONFIG.format(adapt=str(adapt).lower(), cotrain=str(cotrain).lower()))
+    config.write_text(
+        CONFIG.format(drafter=drafter, adapt=str(adapt).lower(), cotrain=str(cotrain).lower(), more=more)
+    )
     where = (f"trainer.default_local_dir={folder}/saved", f"hydra.run.dir={folder}/hydra")
     names = {"FLASHPATCH": "cpu,bf16,eagle", "FLASHPATCH_CONFIG": str(config)}
     return train(world, folder, *LONGER, *where, *extra, **names)
@@ -71,6 +82,17 @@ def test_acceptance_rises_with_co_training(world, tmp_path):
     [driving] = [pid for pid, noted in notes.items() if "eagle_trainer" in noted]
     assert len({worker["pid"], core["pid"], trainer, driving}) == 4
     assert notes[trainer]["eagle_training"]["step"] > 0
+
+
+@pytest.mark.full
+def test_an_eagle3_drafter_is_made_captured_for_and_trained(verl_world, tmp_path):
+    done = job(verl_world("--layers", "8"), tmp_path, drafter="new-eagle3", more="ttt_steps = 2")
+    assert done.returncode == 0, done.stdout[-8000:]
+    lengths = metrics(done.stdout, "eagle/acceptance_length")
+    assert lengths[0] < 1.3 and sum(lengths[-3:]) / 3 > lengths[0] + 0.15, lengths
+    assert metrics(done.stdout, "eagle/drafter_version")[-1] >= 2
+    made = json.loads((tmp_path / "saved" / "eagle" / "first" / "config.json").read_text())
+    assert made["architectures"] == ["LlamaForCausalLMEagle3"]
 
 
 @pytest.mark.full
