@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from machine import limit
 
 from flashpatch import tested_versions
 from flashpatch.record import Patch
@@ -44,7 +45,7 @@ def test_the_file_is_read_when_versions_are_asked_for() -> None:
         "assert any(patch.tested for patch in FAMILY.patches)\n"
         "assert tested_versions._read.cache_info().misses == 1\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=limit(120))
     assert done.returncode == 0, done.stderr
 
 

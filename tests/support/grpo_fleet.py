@@ -60,6 +60,12 @@ class Connection:
             self.writer.close()
 
 
+async def settled() -> None:
+    """Let all tasks of this loop go on until each waits for something that is not this loop's own doing."""
+    for _ in range(200):
+        await asyncio.sleep(0)
+
+
 async def send(handle: Connection, payload: dict[str, Any]) -> dict[str, Any]:
     return await handle.ask(payload)
 

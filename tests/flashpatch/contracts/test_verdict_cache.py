@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from machine import limit
 
 from flashpatch.contracts import disk_cache, source, verdict_cache, versions
 from flashpatch.contracts.contract import ContractResult
@@ -284,7 +285,7 @@ def test_concurrent_writers_never_get_each_others_verdict(toy, folder, tmp_path)
         for _ in range(4)
     ]
     for job in jobs:
-        _, err = job.communicate(timeout=120)
+        _, err = job.communicate(timeout=limit(120))
         assert job.returncode == 0, err
     assert toy().ok and kept(folder).name.startswith("test.toy.patch-")
 

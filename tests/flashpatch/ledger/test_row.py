@@ -69,7 +69,7 @@ def test_the_first_call_is_on_disk_before_it_returns(home, start):
 def test_an_idle_process_loses_no_call(home, start):
     process = start('ledger.boot(); call(7); print("called", flush=True); sys.stdin.read()')
     wait_for(process, "called")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + limit(60)
     while calls(only_row(home)) < 7 and time.monotonic() < deadline:
         time.sleep(0.1)
     assert calls(only_row(home)) == 7

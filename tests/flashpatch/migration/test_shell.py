@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from machine import limit
 
 from flashpatch.migration import arithmetic, shell
 
@@ -48,7 +49,7 @@ def ours(text: str) -> list[list[str]]:
 def test_words_are_those_of_bash(text: str, tmp_path: Path) -> None:
     head = f"show() {{ {sys.executable} -c '{SHOW}' \"$@\" >> {tmp_path}/words; }}\n"
     # without a default that a run has to tell, such as of a positional argument
-    subprocess.run(["bash", "-c", head + text], env={"PATH": "/usr/bin:/bin"}, check=True, timeout=60)
+    subprocess.run(["bash", "-c", head + text], env={"PATH": "/usr/bin:/bin"}, check=True, timeout=limit(60))
     bash = [json.loads(line) for line in (tmp_path / "words").read_text().splitlines()]
     assert ours(text) == bash != []
 

@@ -90,8 +90,16 @@ sys.modules["ray"] = types.SimpleNamespace(SCRIPT_MODE=0, __version__="0")
 sys.modules["ray._private.worker"] = types.SimpleNamespace(global_worker=worker)
 import threading, time
 from flashpatch.ledger.nodes import agent
+turned = threading.Event()
+class Seen(agent.Agent):
+    def _turn(self):
+        try:
+            return super()._turn()
+        finally:
+            turned.set()
+agent.Agent = Seen
 agent.start()
-time.sleep(0.3)
+turned.wait()
 child = os.fork()
 if not child:
     print([t.name for t in threading.enumerate() if t.name == "flashpatch-nodes"], flush=True)

@@ -15,6 +15,7 @@ pytest.importorskip("torch")
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
+from machine import limit
 
 from flashpatch.patches.eagle.capture.recorder import Recorder, is_captured
 from flashpatch.patches.eagle.capture.sample_queue import SampleReader, SampleWriter
@@ -233,8 +234,8 @@ def test_rows_come_from_an_accelerator_though_its_buffers_are_overwritten(tmp_pa
     assert torch.equal(one.auxiliary[:640], torch.cat([wanted, 2 * wanted], dim=-1))
 
 
-def _until(condition, timeout: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout
+def _until(condition, timeout: float = 60.0) -> None:
+    deadline = time.monotonic() + limit(timeout)
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from machine import limit
 from tree import SUPPORT
 
 from flashpatch.errors import PatchError
@@ -21,6 +22,7 @@ def train(tmp_path, monkeypatch):
     """Train with the fake worker; returns what `train_for` does, and the coordinator."""
     monkeypatch.setattr(coordinator, "MODULE", "fake_trainer")
     monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
+    monkeypatch.setattr(coordinator.Coordinator.close, "__defaults__", (limit(60),))
     made = []
 
     class Noted(offline.Coordinator):

@@ -16,6 +16,7 @@ pytest.importorskip("transformers")
 
 import torch
 from drafter_lab import capture, cut, make_target
+from machine import limit
 from transformers import AutoModelForCausalLM
 
 from flashpatch.patches.eagle.capture.sample_queue import SampleWriter
@@ -28,8 +29,8 @@ from flashpatch.patches.eagle.train.settings import WorkerSettings
 from flashpatch.patches.eagle.train.worker import Worker
 
 
-def until(one: Coordinator, condition, limit: float = 240.0) -> list[dict]:
-    end, events = time.monotonic() + limit, []
+def until(one: Coordinator, condition, seconds: float = 240.0) -> list[dict]:
+    end, events = time.monotonic() + limit(seconds), []
     while not condition():
         assert time.monotonic() < end, (one.state, one.problem, one.figures, list(one._errors))
         events += one.poll()
@@ -41,7 +42,7 @@ def fill(ring: Path, samples) -> None:
     writer = SampleWriter(ring, waiting=len(samples))
     for sample in samples:
         assert writer.offer(sample)
-    writer.close()
+    writer.close(limit(60))
 
 
 def test_training_survives_what_happens_to_a_trainer(target, tmp_path):
@@ -102,7 +103,7 @@ def test_training_survives_what_happens_to_a_trainer(target, tmp_path):
         assert one.counts["errors"] == 1
         pid = one.pid
     finally:
-        one.close(60.0)
+        one.close(limit(60))
     assert one.counts["killed"] == 0
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)

@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import fp8_toys as toys
+from machine import limit
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.refit import model_registry
@@ -125,7 +126,7 @@ def in_the_middle(engine, weights, act):
             if index == len(weights) // 2:
                 other = threading.Thread(target=guarded)
                 other.start()
-                other.join(timeout=10)
+                other.join(timeout=limit(60))
                 assert not other.is_alive()
             yield item
 

@@ -6,6 +6,7 @@ import asyncio
 import types
 
 import pytest
+from machine import limit
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.verl_vllm import http_server
@@ -44,7 +45,7 @@ def call(behaviour: str, method: str):
 
     async def run():
         return await asyncio.wait_for(
-            http_server.on_collective_rpc(stock, actor, method, kwargs={"a": 1}), 20
+            http_server.on_collective_rpc(stock, actor, method, kwargs={"a": 1}), limit(60)
         )
 
     return asyncio.run(run())

