@@ -18,9 +18,11 @@ import tempfile
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 STEP, BUCKET, FAULT_AT = 7, 100_000, 25  # version; bytes; number of the tensor at which something happens
+PATIENCE = float(os.environ.get("GLOO_LAB_PATIENCE", "2"))  # seconds: the engine's where somebody never comes
 TIMEOUT = 3600.0  # seconds: a case that waited for it hangs
 
 
@@ -52,15 +54,15 @@ CASES = {
     "slow": Case("slow", timeout=2.0),
     "sender-raises": Case("raise", "trainer0", again=EVERYBODY),
     "sender-killed": Case("kill", "trainer0"),
-    "sender-stopped": Case("stop", "trainer0", timeout=2.0),
+    "sender-stopped": Case("stop", "trainer0", timeout=PATIENCE),
     "receiver-raises": Case("raise", again=EVERYBODY),
     "receiver-raises-beside-two-trainers": Case("raise", trainers=2, rollouts=1),
     "receiver-leaves": Case("leave"),
     "receiver-killed": Case("kill", again=("trainer0", "rollout2")),
-    "receiver-stopped": Case("stop", timeout=2.0),
-    "receiver-absent": Case("absent", timeout=2.0),
+    "receiver-stopped": Case("stop", timeout=PATIENCE),
+    "receiver-absent": Case("absent", timeout=PATIENCE),
     "other-version": Case("version"),
-    "stale": Case("stale", timeout=2.0),
+    "stale": Case("stale", timeout=PATIENCE),
     "flipped": Case("flip", again=EVERYBODY),
     "lost": Case("lose"),
 }
@@ -237,10 +239,10 @@ class Driver:
 
     def __init__(self, case: Case, deadline: float) -> None:
         fork = multiprocessing.get_context("fork")
-        self._deadline = deadline
+        self._case, self._deadline = case, deadline
         self._folder = tempfile.mkdtemp()
         self._pipes: dict[str, Connection] = {}
-        self._processes = []
+        self._processes: dict[str, Any] = {}
         roles = [(f"trainer{i}", i) for i in range(case.trainers)]
         roles += [(f"rollout{i + 1}", i) for i in range(case.rollouts)]
         for role, index in roles:
@@ -252,7 +254,7 @@ class Driver:
             process.start()
             there.close()
             self._pipes[role] = here
-            self._processes.append(process)
+            self._processes[role] = process
         for pipe in self._pipes.values():
             pipe.recv()
 
@@ -263,12 +265,20 @@ class Driver:
         return {role: self._answer(role) for role in kwargs}
 
     def _answer(self, role: str) -> Any:
-        if not self._pipes[role].poll(max(self._deadline - time.monotonic(), 0.0)):
-            return {"error": "hung"}
+        while not self._pipes[role].poll(0.1):
+            if time.monotonic() > self._deadline or self._is_stopped(role):
+                return {"error": "hung"}
         try:
             return self._pipes[role].recv()[1]
         except (EOFError, ConnectionResetError):
             return {"error": "killed"}
+
+    def _is_stopped(self, role: str) -> bool:
+        """Whether the role has stopped itself, and will not answer any more."""
+        if self._case.fault != "stop" or role != self._case.where:
+            return False
+        stat = Path(f"/proc/{self._processes[role].pid}/stat").read_text()
+        return stat.rpartition(")")[2].split()[0] == "T"
 
     def transfer(self, roles: tuple[str, ...], step: int) -> dict[str, Any]:
         """Run one whole transfer, up to the first call that fails somewhere."""
@@ -290,7 +300,7 @@ class Driver:
         return found
 
     def end(self) -> None:
-        for process in self._processes:
+        for process in self._processes.values():
             process.kill()
             process.join()
 

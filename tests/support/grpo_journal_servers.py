@@ -35,14 +35,17 @@ class Engine:
     """In the place of vLLM's: a token per step, all tokens so far in each output."""
 
     def __init__(self, dies: bool) -> None:
-        self._dies = dies
+        self._dies, self.may_die = dies, asyncio.Event()
 
     async def generate(self, prompt: list[int], sampling_params: dict[str, Any], request_id: str) -> Any:
+        from flashpatch.patches.grpo.routing import journal
+
         tokens: list[int] = []
         while len(tokens) < sampling_params["max_tokens"]:
             tokens.append(following([*prompt, *tokens]))
             if self._dies and len(tokens) > DIES_AFTER:
-                await asyncio.sleep(1)  # what was reported has arrived
+                await self.may_die.wait()
+                await journal.find().size.remote()  # answered after all that this process has reported
                 os.kill(os.getpid(), signal.SIGKILL)
             last = len(tokens) == sampling_params["max_tokens"]
             logprobs = [{token: SimpleNamespace(logprob=-token / 100)} for token in tokens]
@@ -84,8 +87,11 @@ class Server:
 
         return await partial_outputs.on_server_generate(answer, self)
 
-    def seen(self) -> list[list[int]]:
+    async def seen(self) -> list[list[int]]:
         return self.asked
+
+    async def let_die(self) -> None:
+        self.engine.may_die.set()
 
 
 async def main(options: dict[str, Any]) -> None:
@@ -115,10 +121,15 @@ async def main(options: dict[str, Any]) -> None:
             sampling_params={"temperature": 1.0, "logprobs": True, "max_tokens": LENGTH},
         )
     )
-    await asyncio.sleep(0.3)
+    while not await servers["dies"].seen.remote():
+        await asyncio.sleep(0.05)
     await balancer.add_servers.remote({"lives": servers["lives"]})
+    await servers["dies"].let_die.remote()
     output = await asked
-    await asyncio.sleep(0.3)  # the journal is told without waiting
+    for _ in range(600):  # the journal is told without waiting
+        if not await held.size.remote():
+            break
+        await asyncio.sleep(0.1)
     found = {
         "tokens": list(output.token_ids),
         "logprobs": list(output.log_probs),

@@ -92,12 +92,16 @@ async def phase(requests: int, harm: str, options: dict | None) -> None:
 
     async def villain() -> None:
         for turn in range(1000):
-            await asyncio.sleep(draw.uniform(0.3, 1.2))
+            if harm == "kill":  # by then requests are under way everywhere, and most are still to come
+                while ends.total() < requests // 6:
+                    await asyncio.sleep(0.01)
+            else:
+                await asyncio.sleep(draw.uniform(0.3, 1.2))
             name = draw.choice(list(servers)[1:])
             if harm == "kill":
-                if turn == 0:
-                    os.kill(pids[name], signal.SIGKILL)
-                    happened["kill"] += 1
+                os.kill(pids[name], signal.SIGKILL)
+                happened["kill"] += 1
+                return
             elif draw.random() < 0.4:
                 os.kill(pids[name], signal.SIGSTOP)
                 happened["hang"] += 1
@@ -115,8 +119,12 @@ async def phase(requests: int, harm: str, options: dict | None) -> None:
     task = asyncio.create_task(villain())
     await asyncio.gather(*(one(number) for number in range(requests)))
     task.cancel()
-    await asyncio.sleep(0.3)  # releases are not awaited
     status = await balancer.get_status.remote()
+    for _ in range(600 if options is not None else 0):  # releases are not awaited
+        if not status["total_inflight"] and not any(status.get("tokens", {}).values()):
+            break
+        await asyncio.sleep(0.1)
+        status = await balancer.get_status.remote()
     known = "tokens" in status
     print(
         json.dumps({"ends": ends, "happened": happened, "status": status, "token router": known}), flush=True

@@ -233,12 +233,17 @@ def start(case: str) -> dict:
     return roles
 
 
-def collect(roles: dict, deadline: float) -> dict:
+def collect(case: str, roles: dict, deadline: float) -> dict:
     """What became of both roles by the deadline; who has not ended by then hangs."""
     results = {}
-    for name, (_, listen) in roles.items():
+    for name, (process, listen) in roles.items():
         results[name] = {"ended": "hung", "error": None}
-        if listen.poll(max(deadline - time.monotonic(), 0)):
+        has_said = listen.poll(0.1)
+        while not has_said and time.monotonic() < deadline:
+            if case == f"{WORDS[name]}-stopped" and is_stopped(process.pid):
+                break
+            has_said = listen.poll(0.1)
+        if has_said:
             try:
                 results[name] = listen.recv()
             except EOFError:
@@ -249,12 +254,21 @@ def collect(roles: dict, deadline: float) -> dict:
     return results
 
 
+WORDS = {"worker": "worker", "trainer": "sender"}
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process has stopped itself, and will not say anything any more."""
+    with open(f"/proc/{pid}/stat") as stat:
+        return stat.read().rpartition(")")[2].split()[0] == "T"
+
+
 def only(function, case, handle, pipe, other, report) -> None:
     """In the child: without the other's end of the pipe, so that the other's death is seen."""
     other.close()
     os.environ["FLASHPATCH_RUN"] = f"test-{case}"
     function(case, handle, pipe, report)
-    time.sleep(1)  # a worker lives on after an update: ended at once, it may take its last answer along
+    time.sleep(3600)  # both live on after an update: ended at once, one may take its last answer along
 
 
 def main(limit: float, together: int, cases: list[str]) -> None:
@@ -267,7 +281,7 @@ def main(limit: float, together: int, cases: list[str]) -> None:
     for first in range(0, len(cases), together):
         started = [(case, start(case)) for case in cases[first : first + together]]
         deadline = time.monotonic() + limit
-        results.update({case: collect(roles, deadline) for case, roles in started})
+        results.update({case: collect(case, roles, deadline) for case, roles in started})
     print(json.dumps(results))
 
 

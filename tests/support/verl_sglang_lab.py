@@ -22,7 +22,6 @@ from flashpatch.verify.verl_sglang_server import client, server
 
 FAULTS = Path(__file__).with_name("sglang_faults")
 PROMPTS = [[5, 6, 7, 8], list(range(20, 45))]
-TIMEOUT = 6  # seconds, as in the flashpatch.toml of the test
 
 
 def weights(model: str, but: int | None = None) -> Iterator[tuple[str, Any]]:

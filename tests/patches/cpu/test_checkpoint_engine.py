@@ -15,7 +15,8 @@ from tree import SUPPORT
 
 pytestmark = pytest.mark.verl
 
-SECONDS = 60  # after which a process that has not answered hangs
+SECONDS = limit(60)  # after which a process that has not answered hangs
+PATIENCE = round(limit(4))  # seconds that the engine waits for a process that never comes
 TRAINER_ENDED = "the trainer's rank 0 ended during the transfer of version 7 to rollout rank"
 NO_SEND = "the trainer's rank 0 did not send bucket or end to rollout rank"
 NOT_VERSION_7 = "does not get version 7: the sender failed"
@@ -31,8 +32,8 @@ CASES: dict[str, dict[str, str]] = {
     },
     "sender-stopped": {
         "trainer0": "hung",
-        "rollout1": f"{NO_SEND} 1 in 3 s",
-        "rollout2": f"{NO_SEND} 2 in 3 s",
+        "rollout1": f"{NO_SEND} 1 in {1.5 * PATIENCE:g} s",
+        "rollout2": f"{NO_SEND} 2 in {1.5 * PATIENCE:g} s",
     },
     "receiver-raises": {"trainer0": NO_WEIGHTS, "rollout1": NO_WEIGHTS, "rollout2": NO_WEIGHTS},
     "receiver-raises-beside-two-trainers": {"trainer0": NO_WEIGHTS, "trainer1": "", "rollout1": NO_WEIGHTS},
@@ -52,9 +53,9 @@ CASES: dict[str, dict[str, str]] = {
         "rollout2": "did not take bucket",
     },
     "receiver-absent": {
-        "trainer0": "did not connect to the trainer in 2 s",
+        "trainer0": f"did not connect to the trainer in {PATIENCE} s",
         "rollout1": "",
-        "rollout2": "did not connect to the trainer in 2 s",
+        "rollout2": f"did not connect to the trainer in {PATIENCE} s",
     },
     "other-version": {
         "trainer0": "rollout rank 1 is to get version 8, and the trainer sends version 7",
@@ -62,9 +63,9 @@ CASES: dict[str, dict[str, str]] = {
         "rollout2": NOT_VERSION_7,
     },
     "stale": {
-        "trainer0": "did not connect to the trainer in 2 s",
+        "trainer0": f"did not connect to the trainer in {PATIENCE} s",
         "rollout1": "this transfer has another token: the process belongs to an earlier one",
-        "rollout2": "did not connect to the trainer in 2 s",
+        "rollout2": f"did not connect to the trainer in {PATIENCE} s",
     },
     "flipped": {
         "trainer0": "bucket 1 of version 7 reached rollout rank 1 with the CRC-32",
@@ -91,7 +92,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder: Path = tmp_path_factory.mktemp("gloo")
     done = subprocess.run(
         [sys.executable, SUPPORT / "gloo_lab.py", str(SECONDS), *dict.fromkeys(wanted)],
-        env=cpu_lab.environment(folder),
+        env=cpu_lab.environment(folder, GLOO_LAB_PATIENCE=str(PATIENCE)),
         capture_output=True,
         text=True,
         timeout=limit(60 + 20 * len(wanted)),

@@ -163,7 +163,10 @@ def _serve() -> None:
     with os.fdopen(pipe, "w") as results:
         for line in sys.stdin:
             call = json.loads(line)
-            faulthandler.dump_traceback_later(max(call["timeout"] - 5, 1))  # a hang shows where it hangs
+            early = min(
+                30.0, call["timeout"] / 2
+            )  # seconds: whoever waits must not be first on a busy machine
+            faulthandler.dump_traceback_later(call["timeout"] - early)  # a hang shows where it hangs
             try:
                 if call["path"] not in sys.path:
                     sys.path.insert(0, call["path"])

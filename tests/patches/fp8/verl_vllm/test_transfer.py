@@ -14,8 +14,11 @@ from tree import SUPPORT
 pytestmark = pytest.mark.verl
 
 LAB = SUPPORT / "transfer_lab.py"
+PATIENCE = round(limit(6))  # seconds of transfer_timeout
 SECONDS = (
-    20  # after which a side that has not ended hangs; FlashPatch's sides need one or two, or the limit below
+    limit(
+        20
+    )  # after which a side that has not ended hangs; FlashPatch's sides need one or two, or the limit below
 )
 
 #: What went wrong, and the words that both sides must hear of it; None where a side was killed or stopped.
@@ -30,12 +33,12 @@ CASES = {
     "worker-killed": ("rollout", None),
     "worker-killed-alone": ("the rollout worker that receives the weights is gone", None),
     "worker-killed-early": ("the rollout engine could not take the weights", None),
-    "worker-stopped": ("has not answered for 6 s", None),
+    "worker-stopped": (f"has not answered for {PATIENCE} s", None),
     "generator": ("ValueError: no weights today", "ValueError: no weights today"),
     "too-large": ("AssertionError: Weight huge", "AssertionError: Weight huge"),
     "sender-killed": (None, "the trainer that sends the weights"),
     "sender-killed-early": (None, "the trainer that sends the weights has ended"),
-    "sender-stopped": (None, "has not answered for 6 s"),
+    "sender-stopped": (None, f"has not answered for {PATIENCE} s"),
 }
 BY_SENDER = ("generator", "too-large")
 OFTEN = ("middle", "worker-killed", "sender-stopped")  # of what stock verl is shown to do without `full`
@@ -44,7 +47,7 @@ OFTEN = ("middle", "worker-killed", "sender-stopped")  # of what stock verl is s
 def lab(folder: Path, names: str, together: int, *cases: str) -> dict[str, dict]:
     """What became of cases under ``FLASHPATCH=names``; what hangs may as well hang together."""
     folder.mkdir()
-    (folder / "flashpatch.toml").write_text("[fp8]\ntransfer_timeout = 6\n")
+    (folder / "flashpatch.toml").write_text(f"[fp8]\ntransfer_timeout = {PATIENCE}\n")
     done = warm.run(
         warm.VERL_VLLM,
         [LAB, str(SECONDS), str(together), *cases],

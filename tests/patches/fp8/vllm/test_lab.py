@@ -19,7 +19,7 @@ def fail() -> None:
 
 
 def sleep() -> None:
-    time.sleep(60)
+    time.sleep(600)
 
 
 def die() -> None:
@@ -43,7 +43,7 @@ def test_a_failure_tells_all() -> None:
 
 def test_a_hang_shows_where() -> None:
     with pytest.raises(scenario.ScenarioError, match="(?s)no result in time.*in sleep"):
-        scenario.run(sleep, timeout=7)
+        scenario.run(sleep, timeout=14)
 
 
 def test_the_environment_is_clean_but_for_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from grpo_balancer import balancer
+from machine import limit
 
 from flashpatch.patches.grpo.routing.engine_load import EngineLoad, ask, parse
 
@@ -63,6 +64,6 @@ def test_a_full_engine_gets_no_more_and_strangers_count():
         ours._watch.cancel()
 
     try:
-        asyncio.run(asyncio.wait_for(scenario(), 60))
+        asyncio.run(asyncio.wait_for(scenario(), limit(60)))
     finally:
         server.shutdown()
