@@ -91,10 +91,12 @@ def for_model(vllm_config: Any, model_config: Any) -> LoaderAdapter:
 def is_drafter(vllm_config: Any, model_config: Any) -> bool:
     """Whether ``model_config`` is of the model that speculates for the engine's target.
 
-    Methods without a model, such as ``ngram``, give the target's own as the drafter's.
+    Methods without a model, such as ``ngram``, give the target's own as the drafter's. A drafter of its own kind,
+    ``draft_model``, is opened under a ``vllm_config`` whose ``model_config`` is the drafter's.
     """
-    drafter = getattr(vllm_config.speculative_config, "draft_model_config", None)
-    return drafter is not None and model_config is drafter and drafter is not vllm_config.model_config
+    speculative = vllm_config.speculative_config
+    drafter = getattr(speculative, "draft_model_config", None)
+    return drafter is not None and model_config is drafter and drafter is not speculative.target_model_config
 
 
 def _consensus(parallel_config: Any, role: str) -> Consensus:

@@ -193,7 +193,7 @@ def test_drafts_without_a_model_leave_the_update_the_targets(
     assert got["version"] == "flashpatch-1"
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", drafted.METHODS)
 def test_running_requests_meet_the_targets_update(
     runner: scenario.Runner, at: dict[str, str], fresh: Any, method: str
 ) -> None:
