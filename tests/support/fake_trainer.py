@@ -31,6 +31,8 @@ for line in sys.stdin:
             time.sleep(600)
         report(event="bye")
         break
+    if command["command"] == "target":
+        report(event="got", folder=command["folder"])
     if command["command"] == "train":
         report(event="training", step=1)
         if "hang" in FAULTS:

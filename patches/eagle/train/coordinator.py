@@ -81,6 +81,7 @@ class Coordinator:
         self._errors: deque[str] = deque(maxlen=20)
         self._since = self._last_event = self._slice_ends = 0.0
         self._next_slice = 0.0  # seconds, asked for while the worker was starting
+        self._target: dict[str, Any] | None = None  # the last command of `target`
         self._lock = threading.RLock()
 
     @property
@@ -159,8 +160,10 @@ class Coordinator:
 
     def target(self, folder: str | os.PathLike[str]) -> bool:
         """Send the folder of the policy's present embedding and head; return False when the worker cannot be
-        reached."""
-        return self._send({"command": "target", "folder": os.fspath(folder)})
+        reached. One that starts, or is started again, gets the newest when it is ready: older ones may be gone."""
+        with self._lock:
+            self._target = {"command": "target", "folder": os.fspath(folder)}
+            return self.state == "starting" or self._send(self._target)
 
     def poll(self) -> list[dict[str, Any]]:
         """Handle and return the worker's events since the last call. Never blocks, never raises."""
@@ -238,6 +241,8 @@ class Coordinator:
             self.figures = {**self.figures, **event}
         if name == "ready" or self.ends_slice(event):
             self._enter("idle")
+            if name == "ready" and self._target:
+                self._send(self._target)
             if self._next_slice:
                 seconds, self._next_slice = self._next_slice, 0.0
                 self._begin(seconds)

@@ -69,6 +69,22 @@ def test_a_killed_worker_is_noticed_and_started_again(run):
     assert one.counts["started"] == 2
 
 
+def test_the_newest_target_alone_reaches_a_worker_that_starts_and_one_that_starts_again(run):
+    one = run()
+    one.start()
+    assert one.state == "starting" and all(one.target(f"/shared-{step}") for step in (0, 1, 2))
+    assert one.train(1.0)
+    got = [event for event in until(lambda: one.counts["drafters"] == 1, one) if event["event"] == "got"]
+    assert [event["folder"] for event in got] == ["/shared-2"]
+    os.kill(one.pid, signal.SIGKILL)
+    until(lambda: one.state == "down", one)
+    events = []
+    while not any(event["event"] == "got" for event in events):
+        one.start()
+        events = until(lambda: one.state == "idle", one) + one.poll()
+    assert [event["folder"] for event in events if event["event"] == "got"] == ["/shared-2"]
+
+
 def test_a_worker_that_keeps_dying_is_given_up(run):
     one = run("crash", restarts=1)
     one.train(1.0)
