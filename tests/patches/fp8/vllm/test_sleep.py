@@ -41,6 +41,10 @@ CASES: dict[str, tuple[str, str | None, dict[str, Any]]] = {
 NEEDS_AVX512 = {
     name for name, (_, scheme, kw) in CASES.items() if scheme == "w4a16" or "kv_cache_dtype" in kw
 }
+SHAPES = pytest.mark.xfail(
+    strict=True,
+    reason="weight_shape comes once per shard, which only a load from a checkpoint shows: the second is refused",
+)
 QUICK = [
     ("gpt-oss", "auto"),
     ("qwen2 fp8", "dummy"),
@@ -153,7 +157,12 @@ def need(case: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("case", "load_format"),
     [
-        pytest.param(case, how, marks=[] if (case, how) in QUICK else pytest.mark.full)
+        pytest.param(
+            case,
+            how,
+            marks=([] if (case, how) in QUICK else [pytest.mark.full])
+            + ([SHAPES] if (case, how) == ("qwen2 ct-w4a16", "dummy") else []),
+        )
         for case in CASES
         for how in ("auto", "dummy")
     ],
