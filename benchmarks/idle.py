@@ -1,8 +1,10 @@
 """How long training ranks idle, with complete batches and with the streaming batcher, 8 to 1,024 ranks.
 
     python benchmarks/idle.py [--per-rank 128] [--slots 32] [--speed 1.25] [--steps 6] [--json]
+    python benchmarks/idle.py --recorded TRACE --ranks 2 4 --slots 16 --budget 512
 
-A simulation in virtual time, driven by long-tailed response lengths (`longtail.py`). Generation has workers
+A simulation in virtual time, driven by long-tailed response lengths (`longtail.py`), or by those that a job
+recorded, whose steps and requests then take the place of ``--steps`` and ``--per-rank``. Generation has workers
 of its own, ``--slots`` sequences per training rank at once, each at one token per unit of time, first come
 first served. A rank trains ``speed * slots`` tokens per unit of time, so that training is ``speed`` times as
 fast as generation. Every step trains ``--per-rank`` samples per rank. Forwards are synchronous over ranks, as
@@ -21,8 +23,10 @@ from __future__ import annotations
 
 import argparse
 import heapq
+from pathlib import Path
 
 import longtail
+import router_traces
 
 from flashpatch.commands.report import Table, emit
 from flashpatch.patches.grpo.standalone.packing import Packer
@@ -49,17 +53,29 @@ def pack(came: list[tuple[float, int]], ranks: int, budget: int) -> list[tuple[f
     ]
 
 
-def train(ranks: int, given: argparse.Namespace, ahead: int, streaming: bool) -> tuple[float, float]:
+def drawn(number: int, steps: int) -> list[list[tuple[int, int]]]:
+    """Steps of ``number`` samples: tokens of the response, and of the prompt."""
+    return [
+        list(zip(longtail.responses(number, step), longtail.prompts(number, step), strict=True))
+        for step in range(steps)
+    ]
+
+
+def recorded(path: Path) -> list[list[tuple[int, int]]]:
+    """As `drawn`, from a file of grpo's router_trace."""
+    return [[(sum(one.turns), one.tokens) for one in step] for step in router_traces.recorded(path)]
+
+
+def train(
+    samples: list[list[tuple[int, int]]], ranks: int, given: argparse.Namespace, ahead: int, streaming: bool
+) -> tuple[float, float]:
     """Idle share and duration of all steps."""
     free = [0.0] * (ranks * given.slots)  # when each slot of generation is free
     rate, ends, now, work = given.speed * given.slots, [], 0.0, 0.0
-    number = ranks * given.per_rank
-    for step in range(given.steps):
+    for step, requests in enumerate(samples):
         allowed = ends[step - 1 - ahead] if step > ahead else 0.0
         came = []
-        for length, prompt in zip(
-            longtail.responses(number, step), longtail.prompts(number, step), strict=True
-        ):
+        for length, prompt in requests:
             done = max(free[0], allowed) + length
             heapq.heapreplace(free, done)
             came.append((done, length + prompt))
@@ -83,18 +99,24 @@ def main() -> None:
         "--budget", type=int, default=16_384 + 400, help="tokens per batch (default %(default)s)"
     )
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS)
+    parser.add_argument("--recorded", type=Path, help="a file of grpo's router_trace")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     rows, data = [], []
     for ranks in given.ranks:
+        samples = recorded(given.recorded) if given.recorded else drawn(ranks * given.per_rank, given.steps)
         for name, ahead in (("on policy", 0), ("one ahead", 1)):
-            complete, streaming = (train(ranks, given, ahead, flag) for flag in (False, True))
+            complete, streaming = (train(samples, ranks, given, ahead, flag) for flag in (False, True))
             data.append({"ranks": ranks, "mode": name, "complete": complete, "streaming": streaming})
             ratio = streaming[1] / complete[1]
             rows.append([str(ranks), name, f"{complete[0]:.1%}", f"{streaming[0]:.1%}", f"{ratio:.2f}"])
     title = (
-        f"{given.per_rank} samples per rank and step, lengths log-normal: median {longtail.MEDIAN}, "
-        f"99% below {longtail.P99}, cut at {longtail.LONGEST}"
+        str(given.recorded)
+        if given.recorded
+        else (
+            f"{given.per_rank} samples per rank and step, lengths log-normal: median {longtail.MEDIAN}, "
+            f"99% below {longtail.P99}, cut at {longtail.LONGEST}"
+        )
     )
     columns = ["ranks", "mode", "idle, complete", "idle, streaming", "time / complete"]
     emit(data, [Table(title, columns, rows)], given.json)
