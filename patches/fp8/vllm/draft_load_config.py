@@ -63,7 +63,6 @@ PATCH = Patch(
             "vllm.config.speculative:SpeculativeConfig.draft_load_config",
             "vllm.config.speculative:SpeculativeConfig.draft_model_config",
             "vllm.config.speculative:SpeculativeConfig.target_model_config",
-            "vllm.config.speculative:SpeculativeConfig.target_model_config",
         ),
     ),
     evidence="optional",  # an engine may have no drafter

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+from eagle_cotraining import STEPS, check_acceptance_rises, first_architectures, notes
 from verl_job import live, metrics, train
 
 pytestmark = [pytest.mark.verl, pytest.mark.sglang, pytest.mark.full]
 
-STEPS = 14  # the trainer has the pauses between rollouts alone, of a second each
 BACKENDS = ("prefill", "decode", "speculative_draft")
 SETTINGS = (
     "actor_rollout_ref.rollout.name=sglang",
@@ -43,19 +41,11 @@ def job(world: Path, folder: Path, *extra: str, drafter: str = "new", more: str 
     return train(world, folder, *SETTINGS, *where, *extra, **names)
 
 
-def notes(folder: Path) -> dict[int, dict[str, Any]]:
-    """What each process wrote into its ledger row, by pid."""
-    rows = [json.loads(path.read_text()) for path in (folder / "ledger").rglob("*.json")]
-    return {row["pid"]: row["notes"] for row in rows if row.get("kind") == "row"}
-
-
 def test_acceptance_rises_with_co_training(world, tmp_path):
     done = job(world, tmp_path)
     assert done.returncode == 0, done.stdout[-8000:]
     assert metrics(done.stdout, "training/global_step") == list(range(1, STEPS + 1))
-    lengths = metrics(done.stdout, "eagle/acceptance_length")
-    assert lengths[0] < 1.3 and sum(lengths[-3:]) / 3 > lengths[0] + 0.15, lengths
-    assert metrics(done.stdout, "eagle/drafter_version")[-1] >= 2
+    check_acceptance_rises(done.stdout)
     assert max(metrics(done.stdout, "training/rollout_probs_diff_max")) < 0.1  # at this temperature
     counted = metrics(done.stdout, "rollout/spec_accept_length")
     assert len(counted) == STEPS and counted[-1] > counted[0] >= 1.0, counted
@@ -84,11 +74,8 @@ def test_acceptance_rises_with_co_training(world, tmp_path):
 def test_an_eagle3_drafter_is_made_captured_for_and_trained(verl_world, tmp_path):
     done = job(verl_world("--layers", "8"), tmp_path, drafter="new-eagle3", more="ttt_steps = 2")
     assert done.returncode == 0, done.stdout[-8000:]
-    lengths = metrics(done.stdout, "eagle/acceptance_length")
-    assert lengths[0] < 1.3 and sum(lengths[-3:]) / 3 > lengths[0] + 0.15, lengths
-    assert metrics(done.stdout, "eagle/drafter_version")[-1] >= 2
-    made = json.loads((tmp_path / "saved" / "eagle" / "first" / "config.json").read_text())
-    assert made["architectures"] == ["LlamaForCausalLMEagle3"]
+    check_acceptance_rises(done.stdout)
+    assert first_architectures(tmp_path) == ["LlamaForCausalLMEagle3"]
 
 
 def test_two_replicas_fill_one_ring_and_get_the_same_drafter(world, two_ranks, tmp_path):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
+from eagle_cotraining import STEPS, check_acceptance_rises, first_architectures, notes
 from verl_job import live, metrics, train
 
 pytestmark = pytest.mark.verl
 
-STEPS = 14  # the trainer has the pauses between rollouts alone, of a second each
 LONGER = (
     "data.max_response_length=40",
     "actor_rollout_ref.rollout.max_model_len=96",
@@ -58,9 +57,7 @@ def test_acceptance_rises_with_co_training(world, tmp_path):
     done = job(world, tmp_path)
     assert done.returncode == 0, done.stdout[-8000:]
     assert metrics(done.stdout, "training/global_step") == list(range(1, STEPS + 1))
-    lengths = metrics(done.stdout, "eagle/acceptance_length")
-    assert lengths[0] < 1.3 and sum(lengths[-3:]) / 3 > lengths[0] + 0.15, lengths
-    assert metrics(done.stdout, "eagle/drafter_version")[-1] >= 2
+    check_acceptance_rises(done.stdout)
     assert max(metrics(done.stdout, "training/rollout_probs_diff_max")) < 0.1  # at this temperature
 
     # who captured, who trained, and who brought it over, each in a row of its own
@@ -74,25 +71,21 @@ def test_acceptance_rises_with_co_training(world, tmp_path):
         )
     )
     assert worker["patches"]["eagle.vllm.sample_tokens"]["calls"] > 0
-    rows = [json.loads(path.read_text()) for path in (tmp_path / "ledger").rglob("*.json")]
-    notes = {row["pid"]: row["notes"] for row in rows if row.get("kind") == "row"}
-    assert notes[worker["pid"]]["eagle_capture"]["requests"] > 0
-    assert notes[core["pid"]]["eagle_drafter"]["version"] >= 2
-    [trainer] = [pid for pid, noted in notes.items() if "eagle_training" in noted]
-    [driving] = [pid for pid, noted in notes.items() if "eagle_trainer" in noted]
+    found = notes(tmp_path)
+    assert found[worker["pid"]]["eagle_capture"]["requests"] > 0
+    assert found[core["pid"]]["eagle_drafter"]["version"] >= 2
+    [trainer] = [pid for pid, noted in found.items() if "eagle_training" in noted]
+    [driving] = [pid for pid, noted in found.items() if "eagle_trainer" in noted]
     assert len({worker["pid"], core["pid"], trainer, driving}) == 4
-    assert notes[trainer]["eagle_training"]["step"] > 0
+    assert found[trainer]["eagle_training"]["step"] > 0
 
 
 @pytest.mark.full
 def test_an_eagle3_drafter_is_made_captured_for_and_trained(verl_world, tmp_path):
     done = job(verl_world("--layers", "8"), tmp_path, drafter="new-eagle3", more="ttt_steps = 2")
     assert done.returncode == 0, done.stdout[-8000:]
-    lengths = metrics(done.stdout, "eagle/acceptance_length")
-    assert lengths[0] < 1.3 and sum(lengths[-3:]) / 3 > lengths[0] + 0.15, lengths
-    assert metrics(done.stdout, "eagle/drafter_version")[-1] >= 2
-    made = json.loads((tmp_path / "saved" / "eagle" / "first" / "config.json").read_text())
-    assert made["architectures"] == ["LlamaForCausalLMEagle3"]
+    check_acceptance_rises(done.stdout)
+    assert first_architectures(tmp_path) == ["LlamaForCausalLMEagle3"]
 
 
 @pytest.mark.full
@@ -101,15 +94,11 @@ def test_two_replicas_fill_one_ring_and_get_the_same_drafter(world, tmp_path):
     assert done.returncode == 0, done.stdout[-8000:]
     versions = metrics(done.stdout, "eagle/drafter_version")
     assert versions[-1] >= 1
-    notes = [
-        row["notes"]
-        for row in (json.loads(path.read_text()) for path in (tmp_path / "ledger").rglob("*.json"))
-        if row.get("kind") == "row"
-    ]
-    assert [noted["eagle_drafter"]["version"] for noted in notes if "eagle_drafter" in noted] == [
+    found = notes(tmp_path).values()
+    assert [noted["eagle_drafter"]["version"] for noted in found if "eagle_drafter" in noted] == [
         versions[-1]
     ] * 2
-    captured = [noted for noted in notes if isinstance(noted.get("eagle_capture"), dict)]
+    captured = [noted for noted in found if isinstance(noted.get("eagle_capture"), dict)]
     assert len(captured) == 2 and all(noted["eagle_capture"]["requests"] > 0 for noted in captured)
     assert len({noted["eagle_ring"] for noted in captured}) == 1
 
