@@ -37,6 +37,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
             raise pytest.UsageError(
                 "--cpu-times takes the file that follows it to write to; write --cpu-times=FILE"
             )
+        if getattr(config.option, "numprocesses", None):
+            raise pytest.UsageError("--cpu-times measures one test at a time; leave -n out")
         root = _stay_behind()
         config.pluginmanager.register(CpuTimes(root, config.getoption("--cpu-times")))
 

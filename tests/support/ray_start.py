@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 SAID = "The current node timed out during startup"
+STARTED = b"Started a local Ray instance"
 TIMES = 3
 
 
@@ -34,9 +37,27 @@ def ask_again() -> None:
     ray.init = init
 
 
-def go_first(pid: int) -> None:
-    """Give a session's processes more of the processor than other sessions, where Linux groups by them and lets us."""
+def go_first(pid: int, log: Path) -> None:
+    """Favour a session's processes until its Ray has started, where Linux groups by session and lets us.
+
+    No longer, since what a job starts in sessions of its own, as a drafter's trainer is, would stand behind it.
+    """
+    group = Path(f"/proc/{os.getsid(pid)}/autogroup")
+    if _favour(group, -5):
+        threading.Thread(target=_until_started, args=(group, log), daemon=True).start()
+
+
+def _until_started(group: Path, log: Path) -> None:
+    while STARTED not in log.read_bytes():
+        time.sleep(0.2)
+        if not group.exists():  # the job has ended
+            return
+    _favour(group, 0)
+
+
+def _favour(group: Path, nice: int) -> bool:
     try:
-        Path(f"/proc/{os.getsid(pid)}/autogroup").write_text("-5")
+        group.write_text(str(nice))
     except OSError:
-        pass
+        return False
+    return True

@@ -71,7 +71,7 @@ def start(world: Path, folder: Path, *extra: str, **variables: str) -> subproces
             stderr=log,
             start_new_session=True,
         )
-    ray_start.go_first(job.pid)
+    ray_start.go_first(job.pid, folder / "job.log")
     return job
 
 
