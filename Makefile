@@ -28,6 +28,7 @@ PAIRED := $(VENV)-0.31
 OLDER  := $(VENV)-0.29
 OLDEST := $(VENV)-0.28
 SGLANG := $(VENV)-sglang
+OLDEST_SGLANG := $(VENV)-sglang-0.5.21
 DIST   := $(VENV)-dist
 DOCS   := $(VENV)-docs
 TRAINERS := $(VENV)-trainers
@@ -37,6 +38,9 @@ $(PAIRED)/.vllm: VLLM := 0.31.0
 $(OLDER)/.vllm: VLLM := 0.29.0
 $(OLDEST)/.vllm: VLLM := 0.28.0
 $(TRAINERS)/.vllm: VLLM := 0.31.0
+
+$(SGLANG)/.sglang: PACKAGES := sglang==0.5.23 transformers==5.19.0
+$(OLDEST_SGLANG)/.sglang: PACKAGES := sglang==0.5.21 transformers==5.12.1
 
 TORCH := torch==2.13.0
 TORCHAO := torchao==0.18.0
@@ -55,7 +59,7 @@ NO_ENGINE := not vllm and not verl and not sglang and not full
 
 .PHONY: demo demo-verl world demo-world pictures docs dist resolve check lint check-own $(OTHER_PYTHONS:%=check-%) \
 	test test-newest test-paired test-sglang trainers test-trainers test-full clean \
-	$(NEWEST) $(PAIRED) $(OLDER) $(OLDEST) $(SGLANG) $(TRAINERS)
+	$(NEWEST) $(PAIRED) $(OLDER) $(OLDEST) $(SGLANG) $(OLDEST_SGLANG) $(TRAINERS)
 # A stamp is the last thing a recipe writes: an interrupted set-up is taken up again.
 .PRECIOUS: %/.vllm %/.verl %/.sglang %/.trainers %/.ready
 
@@ -145,19 +149,20 @@ trainers: $(TRAINERS)
 test-trainers: $(TRAINERS)
 	$(TRAINERS)/bin/pytest -m trainer
 
-test-full: $(NEWEST) $(PAIRED) $(OLDER) $(OLDEST) $(SGLANG) $(TRAINERS)
+test-full: $(NEWEST) $(PAIRED) $(OLDER) $(OLDEST) $(SGLANG) $(OLDEST_SGLANG) $(TRAINERS)
 	$(NEWEST)/bin/pytest -m "full or not full" --timeout 3600
 	$(PAIRED)/bin/pytest -m "vllm or verl" --timeout 3600
 	$(OLDER)/bin/pytest -m vllm --timeout 3600
 	$(OLDEST)/bin/pytest -m vllm --timeout 3600
 	$(SGLANG)/bin/pytest -m sglang --timeout 3600
+	$(OLDEST_SGLANG)/bin/pytest -m sglang --timeout 3600
 	$(TRAINERS)/bin/pytest -m trainer --timeout 3600
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .hypothesis .demo .ruff_cache .mypy_cache
 	find flashpatch patches verify examples tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
-$(NEWEST) $(PAIRED) $(OLDER) $(OLDEST) $(SGLANG) $(TRAINERS): %: %/.ready
+$(NEWEST) $(PAIRED) $(OLDER) $(OLDEST) $(SGLANG) $(OLDEST_SGLANG) $(TRAINERS): %: %/.ready
 
 SOURCES := setup.cfg setup.py pyproject.toml flashpatch.pth flashpatch.start
 
@@ -238,22 +243,22 @@ $(PAIRED)/.world: $(PAIRED)/.ready examples/world/requirements.txt
 
 # SGLang wants other builds than vLLM. What it imports and no CPU has is in tests/support/sglang_standins, which every
 # process of this environment finds. verl runs on it too.
-$(SGLANG)/.sglang: tests/requirements/sglang.txt tests/requirements/verl.txt
-	@echo "[$(SGLANG)] 1/2 new environment from $(PYTHON)"
-	@test -x $(SGLANG)/bin/pip || $(PYTHON) -m venv $(SGLANG)
-	@echo "[$(SGLANG)] 2/2 $(TORCH), sglang==0.5.23, verl==0.9.1 and what they need: 3 GB on disk, some minutes"
-	@$(SGLANG)/bin/pip install -qq $(TORCH)
-	@$(SGLANG)/bin/pip install -qq -r tests/requirements/sglang.txt
-	@grep -v '^transformers' tests/requirements/verl.txt > $(SGLANG)/verl.txt
-	@$(SGLANG)/bin/pip install -qq -r $(SGLANG)/verl.txt
-	@$(SGLANG)/bin/pip install -qq --no-deps sglang==0.5.23 xgrammar==0.2.7 verl==0.9.1
+%/.sglang: tests/requirements/sglang.txt tests/requirements/verl.txt
+	@echo "[$*] 1/2 new environment from $(PYTHON)"
+	@test -x $*/bin/pip || $(PYTHON) -m venv $*
+	@echo "[$*] 2/2 $(TORCH), $(PACKAGES), verl==0.9.1 and what they need: 3 GB on disk, some minutes"
+	@$*/bin/pip install -qq $(TORCH)
+	@$*/bin/pip install -qq -r tests/requirements/sglang.txt $(filter transformers%,$(PACKAGES))
+	@grep -v '^transformers' tests/requirements/verl.txt > $*/verl.txt
+	@$*/bin/pip install -qq -r $*/verl.txt
+	@$*/bin/pip install -qq --no-deps $(filter sglang%,$(PACKAGES)) xgrammar==0.2.7 verl==0.9.1
 	@printf '%s\nimport amx_standin\n' "$(abspath tests/support/sglang_standins)" > \
-		$$($(SGLANG)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/sglang_standins.pth
-	@$(SGLANG)/bin/pip uninstall -qq -y $(UNWANTED)
+		$$($*/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/sglang_standins.pth
+	@$*/bin/pip uninstall -qq -y $(UNWANTED)
 	@touch $@
 
-$(SGLANG)/.ready: $(SGLANG)/.sglang $(SOURCES)
-	@$(SGLANG)/bin/pip install -qq -e '.[dev,plot]'
+$(SGLANG)/.ready $(OLDEST_SGLANG)/.ready: %/.ready: %/.sglang $(SOURCES)
+	@$*/bin/pip install -qq -e '.[dev,plot]'
 	@touch $@
 
 %/.ready: %/.vllm $(SOURCES)

@@ -25,14 +25,18 @@ def lanes(target: str) -> set[tuple[str, str, str]]:
     vllm = dict(re.findall(r"^\$\((\w+)\)/\.vllm: VLLM := (\S+)$", MAKEFILE, re.M))
     [torch] = re.findall(r"^TORCH := torch==(\S+)$", MAKEFILE, re.M)
     [verl] = set(re.findall(r"install .* verl==(\S+)", MAKEFILE))
-    [sglang] = set(re.findall(r"install .* sglang==(\S+)", MAKEFILE))
+    sglang = dict(re.findall(r"^\$\((\w+)\)/\.sglang: PACKAGES := sglang==(\S+)", MAKEFILE, re.M))
     trainers = {name: re.findall(rf"install .* {dist}==(\S+)", MAKEFILE) for name, dist in TRAINERS.items()}
     [recipe] = re.findall(rf"^{target}:.*\n((?:\t.*\n)+)", MAKEFILE, re.M)
     found = set()
     for environment, quoted, word in re.findall(r"\$\((\w+)\)/bin/pytest -m (?:\"(.+?)\"|(\w+))", recipe):
         there = {"torch": torch, "vllm": vllm.get(environment)}
         there |= {"verl": verl, "verl_vllm": verl} if environment == "PAIRED" else {}
-        there |= {"verl": verl, "verl_sglang": verl, "sglang": sglang} if environment == "SGLANG" else {}
+        there |= (
+            {"verl": verl, "verl_sglang": verl, "sglang": sglang[environment]}
+            if environment in sglang
+            else {}
+        )
         there |= {name: version for name, [version] in trainers.items()} if environment == "TRAINERS" else {}
         here = {m for m in MARKED if there.get(m)} | ({"trainer"} if environment == "TRAINERS" else set())
         selected = (
@@ -62,6 +66,7 @@ def test_the_lanes_are_understood():
     assert ("sglang", "sglang", "0.5.23") in lanes("test-sglang")
     assert {mark for mark, _, _ in lanes("test-full")} == set(MARKED)
     assert ("vllm", "vllm", "0.28.0") in lanes("test-full")
+    assert ("sglang", "sglang", "0.5.21") in lanes("test-full")
 
 
 def test_families_and_frameworks_are_those_of_the_records():

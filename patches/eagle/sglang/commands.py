@@ -220,7 +220,7 @@ PATCH = WorkerPatch(
         ),
     ),
     evidence="optional",
-    needs=("eagle.sglang.weight_updater_manager_post_init", "eagle.sglang.verify"),
+    needs=("eagle.sglang.init_weight_updater", "eagle.sglang.verify"),
     why="A server's schedulers have no call that takes a file's name and returns an answer of every rank.",
     how="Answers a request for the internal state whose id names a call: where samples are, what is accepted, "
     "new drafter weights, and the target's embeddings and head.",

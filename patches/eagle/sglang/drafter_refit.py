@@ -157,10 +157,10 @@ def observe(worker: Any, accepted: list[int]) -> None:
         refit.count(accepted, steps)
 
 
-def on_init(original, self, *args: Any, **kwargs: Any):
-    """Around ``SchedulerWeightUpdaterManager.__post_init__``: follow acceptance from the first batch on."""
-    original(self, *args, **kwargs)
-    refit_of(self)
+def on_init(original, self):
+    """Around ``Scheduler.init_weight_updater``: follow acceptance from the first batch on."""
+    original(self)
+    refit_of(self.weight_updater)
 
 
 def on_begin(original, self, recv_req: Any):
@@ -250,11 +250,13 @@ _WHY = (
 )
 
 FOLLOW = WorkerPatch(
-    id="eagle.sglang.weight_updater_manager_post_init",
-    targets=(f"{MANAGER}.__post_init__",),
+    id="eagle.sglang.init_weight_updater",
+    targets=("sglang.srt.managers.scheduler:Scheduler.init_weight_updater",),
     wrapper=on_init,
     undo=_undo,
-    contract=Contract(exists=(f"{MANAGER}.draft_worker", f"{MANAGER}._select_runners")),
+    contract=Contract(
+        mentions=("self.weight_updater",), exists=(f"{MANAGER}.draft_worker", f"{MANAGER}._select_runners")
+    ),
     evidence="install",
     needs=("eagle.sglang.on_verify_complete_cpu",),
     why=_WHY,
@@ -267,7 +269,7 @@ BEGIN = WorkerPatch(
     wrapper=on_begin,
     contract=Contract(params=("recv_req",), mentions=("recv_req.selector", "self._session")),
     evidence="optional",
-    needs=("eagle.sglang.weight_updater_manager_post_init",),
+    needs=("eagle.sglang.init_weight_updater",),
     why=_WHY,
     how="Keeps the drafter's weights before they change.",
 )
@@ -289,7 +291,7 @@ DISK = WorkerPatch(
     wrapper=on_disk,
     contract=Contract(params=("recv_req",)),
     evidence="optional",
-    needs=("eagle.sglang.weight_updater_manager_post_init",),
+    needs=("eagle.sglang.init_weight_updater",),
     why=_WHY,
     how="The same for weights from disk.",
 )

@@ -168,9 +168,7 @@ class Coordinator:
     def poll(self) -> list[dict[str, Any]]:
         """Handle and return the worker's events since the last call. Never blocks, never raises."""
         with self._lock:
-            found = self._handle_events()
-            self._check_process()
-            return found
+            return self._handle_events() + self._check_process()
 
     @staticmethod
     def ends_slice(event: Mapping[str, Any]) -> bool:
@@ -257,18 +255,19 @@ class Coordinator:
             self._restarts_left = 0  # it would be refused again
             self._warn(f"the trainer refused its settings: {event.get('problem')}")
 
-    def _check_process(self) -> None:
-        """Notice that the worker died or passed a time limit."""
-        process, now = self._process, self._clock()
+    def _check_process(self) -> list[dict[str, Any]]:
+        """Notice that the worker died or passed a time limit; return its last events, handled."""
+        process, now, last_events = self._process, self._clock(), []
         if process is None:
             if self.state == "down" and self._next_slice and now >= self._restart_at:
                 self.start()
-            return
+            return []
         code = process.poll()
         if code is not None:
-            self.counts["died"] += 1
             for reader in self._readers:
                 reader.join(1.0)  # what it wrote last may still be in the pipe
+            last_events = self._handle_events()
+            self.counts["died"] += 1
             last = f": {self._errors[-1]}" if self._errors else ""
             self._warn(
                 self.problem
@@ -282,6 +281,7 @@ class Coordinator:
             self._kill(f"the trainer did not end its slice within {self._stop_limit} seconds")
         elif self.state == "training" and now - max(self._last_event, self._since) > self._silence:
             self._kill(f"the trainer was silent for more than {self._silence} seconds")
+        return last_events
 
     def _kill(self, why: str) -> None:
         self._warn(why)

@@ -45,7 +45,7 @@ PATCH = Patch(
     id="fp8.verl_sglang.check_processes",
     targets=("sglang.srt.utils.watchdog:SubprocessWatchdog._check_processes",),
     requires="sglang>=0.5.20",
-    tested=("0.5.23",),
+    tested=("0.5.21", "0.5.23"),
     wrapper=on_check,
     contract=Contract(
         mentions=("self._processes", "signal.SIGQUIT"),

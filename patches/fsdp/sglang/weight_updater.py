@@ -123,7 +123,7 @@ TENSOR = _patch(
     wrapper=on_tensor,
     contract=Contract(
         params=("named_tensors", "load_format"),
-        mentions=("_unwrap_tensor", "self.get_model", "get_parallel"),
+        mentions=("_unwrap_tensor", "self.get_model"),
         exists=(
             f"{MODULE}:LocalSerializedTensor.get",
             f"{UPDATER}.get_model_runner",

@@ -17,7 +17,7 @@ DUE = (
     "init_cuda_graphs",
     "activate_step_by_batch",
     "on_verify_complete_cpu",
-    "weight_updater_manager_post_init",
+    "init_weight_updater",
     "begin_weight_update",
     "end_weight_update",
 )

@@ -100,6 +100,16 @@ def test_refused_settings_are_not_tried_again(run):
     assert "no target at /nowhere" in one.problem and one.counts["started"] == 1
 
 
+def test_what_a_worker_said_last_is_heard_after_its_end(run, monkeypatch):
+    read = Coordinator._read_events
+    monkeypatch.setattr(Coordinator, "_read_events", lambda *args: time.sleep(0.3) or read(*args))
+    one = run("refuse")
+    one.start()
+    os.waitid(os.P_PID, one.pid, os.WEXITED | os.WNOWAIT)
+    assert [event["event"] for event in one.poll()] == ["refused"]
+    assert one.state == "given up" and "no target at /nowhere" in one.problem
+
+
 @pytest.mark.parametrize(
     ("faults", "limits", "says"),
     [
