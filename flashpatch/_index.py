@@ -89,7 +89,7 @@ FAMILIES = {
             "eagle.sglang.draft_extend_for_prefill": ("sglang.srt.speculative.eagle_worker_v2",),
             "eagle.sglang.draft_extend_for_decode": ("sglang.srt.speculative.eagle_worker_v2",),
             "eagle.sglang.get_alloc_len_per_decode": ("sglang.srt.mem_cache.allocation_sizing",),
-            "eagle.sglang.weight_updater_manager_post_init": ("sglang.srt.managers.scheduler_components.weight_updater",),
+            "eagle.sglang.init_weight_updater": ("sglang.srt.managers.scheduler",),
             "eagle.sglang.begin_weight_update": ("sglang.srt.managers.scheduler_components.weight_updater",),
             "eagle.sglang.end_weight_update": ("sglang.srt.managers.scheduler_components.weight_updater",),
             "eagle.sglang.update_weights_from_disk": ("sglang.srt.managers.scheduler_components.weight_updater",),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -216,14 +216,25 @@ def _draft_contexts(worker: Any) -> Iterator[None]:
         speculative_moe_a2a_backend_context,
         speculative_moe_backend_context,
     )
-    from sglang.srt.speculative.spec_utils import draft_tp_context
 
     with (
-        draft_tp_context(worker._draft_worker.parallel_layout),
+        _draft_ranks(worker._draft_worker),
         speculative_moe_backend_context(),
         speculative_moe_a2a_backend_context(),
     ):
         yield
+
+
+def _draft_ranks(drafter: Any) -> AbstractContextManager[None]:
+    """Return ``draft_tp_context`` as SGLang enters it; it asks for something else in 0.5.21, 0.5.22 and 0.5.23."""
+    from sglang.srt.speculative.spec_utils import draft_tp_context
+
+    if hasattr(drafter, "parallel_layout"):
+        return draft_tp_context(drafter.parallel_layout)
+    owns_attention = drafter.draft_owns_attention
+    if hasattr(drafter, "draft_tp_context"):
+        return drafter.draft_tp_context(drafter.draft_runner.tp_group, owns_attention=owns_attention)
+    return draft_tp_context(owns_attention)
 
 
 def _undo(site: Site) -> None:
@@ -240,7 +251,7 @@ INIT = WorkerPatch(
     wrapper=on_init_graphs,
     undo=_undo,
     contract=Contract(
-        mentions=("self.adaptive_controller", "self.adaptive_controller.init_states"),
+        mentions=("draft_tp_context", "self.adaptive_controller.init_states"),
         exists=(
             f"{WORKER}.build_adaptive_runtime_state",
             f"{WORKER}.apply_runtime_state",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from flashpatch.errors import PatchError
 
 PATCH = "fp8.update"
+REQUESTS_RUN = "requests are running"
 REPORT = "Report this model; until then update it by restarting the engine."
 
 

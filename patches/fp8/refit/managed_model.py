@@ -23,7 +23,7 @@ from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.precision.quantize_on_load import Rounding
 from flashpatch.patches.fp8.refit import checksum
 from flashpatch.patches.fp8.refit.coverage import Coverage
-from flashpatch.patches.fp8.refit.errors import PATCH, update_error
+from flashpatch.patches.fp8.refit.errors import PATCH, REQUESTS_RUN, update_error
 from flashpatch.patches.fp8.refit.layer import Layer
 from flashpatch.patches.fp8.refit.layer_groups import group_layers, layers_and_parents, release_removed
 from flashpatch.patches.fp8.refit.layer_state import LayerState, held_tensors
@@ -303,7 +303,7 @@ class ManagedModel:
             )
         if self.options["in_flight"] == "refuse" and self.adapter.busy():
             return self._error(
-                "requests are running, so the update is refused",
+                f"{REQUESTS_RUN}, so the update is refused",
                 "Wait for them, or set the option in_flight to abort, recompute or keep.",
             )
         if self._update.discarded and self.options["atomic"] == "model":

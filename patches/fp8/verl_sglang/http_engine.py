@@ -12,12 +12,15 @@ from typing import Any
 
 from flashpatch import engine
 from flashpatch.errors import PatchError
+from flashpatch.patches.fp8.refit.errors import REQUESTS_RUN
 from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
 from flashpatch.record import Contract, Patch
 
 ENGINE = "verl.workers.rollout.sglang_rollout.http_server_engine:AsyncHttpServerAdapter"
 SELECTOR = "target"
 """The policy alone: SGLang's default would load it into a drafter as well."""
+PATIENCE = 10.0
+"""Seconds in which a server's requests may end. It answers before it removes what has ended from its batch."""
 
 
 async def on_tensor(original, self, req: Any) -> Any:
@@ -81,7 +84,7 @@ def _client(site: Any) -> type:
 
 
 async def begin_weight_update(self, selector: str = "all", sync: str = "") -> dict[str, Any]:
-    """Open an update session on the server.
+    """Open an update session on the server, asking again for `PATIENCE` seconds while it still has requests.
 
     Args:
         self: verl's ``AsyncHttpServerAdapter``.
@@ -91,7 +94,14 @@ async def begin_weight_update(self, selector: str = "all", sync: str = "") -> di
     Raises:
         PatchError: see `post`.
     """
-    return await post(self, "begin_weight_update", {"selector": selector, "rid": sync or None})
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return await post(self, "begin_weight_update", {"selector": selector, "rid": sync or None})
+        except PatchError as error:
+            if REQUESTS_RUN not in str(error) or time.monotonic() > end:
+                raise
+        await asyncio.sleep(0.1)
 
 
 async def end_weight_update(self) -> dict[str, Any]:
