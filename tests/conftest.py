@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 import warm
+from packaging.version import Version
 
 pytest_plugins = ["cpu_times"]
 
@@ -36,19 +37,15 @@ def _missing(framework: str, least: str) -> str | None:
     """Why tests of ``framework``, from version ``least`` on, cannot run here; None where they can."""
     if find_spec(framework) is None:
         return f"{framework} is not installed"
-    if least and _version(framework) < _numbers(least):
+    if least and _version(framework) < Version(least):
         return f"{framework} is older than {least}"
     return None
 
 
-def _version(framework: str) -> tuple[int, ...]:
+def _version(framework: str) -> Version:
     for name in (framework, f"{framework}-cpu"):
         try:
-            return _numbers(version(name))
+            return Version(version(name))
         except PackageNotFoundError:
             continue
-    return ()
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".")[:2])
+    return Version("0")

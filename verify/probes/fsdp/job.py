@@ -149,7 +149,7 @@ def trainer(workdir: Path, rank: int, plan: list[dict[str, Any]]) -> list[dict[s
             weights, _ = engine.get_per_tensor_param()
             _send(workdir, rank, number, tampered(_noted(weights, kept), entry, old), entry)
         except Exception as error:
-            saw["error"] = _text(error)
+            saw["error"] = text_of(error)
             _failure(workdir, "trainer", rank, number).touch()
         torch.save(kept, workdir / f"trainer-{rank}-{number}.pt")
         old = kept
@@ -265,7 +265,7 @@ def rollout(workdir: Path, rank: int, plan: list[dict[str, Any]]) -> list[dict[s
         try:
             receiver.receive_weights(on_bucket_received=on_bucket)
         except Exception as error:
-            saw["error"] = _text(error)
+            saw["error"] = text_of(error)
             _failure(workdir, "rollout", rank, number).touch()
         saw["committed"] = bool(calls) and calls[-1]
         saw["strange"] = [name for name in loaded if name.startswith("__flashpatch")]
@@ -283,7 +283,7 @@ def _failure(workdir: Path, part: str, rank: int, number: int) -> Path:
     return workdir / f"failed-{part}-{rank}-{number}"
 
 
-def _text(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
     """Return the message of the PatchError in the chain, else of the error: verl 0.9.1 raises another in cleanup."""
     from flashpatch.errors import PatchError
 

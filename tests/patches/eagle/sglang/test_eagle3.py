@@ -10,7 +10,7 @@ import pytest
 
 from flashpatch.patches.eagle.drafter_refit.commands import UPDATE
 
-pytestmark = pytest.mark.sglang
+pytestmark = pytest.mark.sglang(least="0.5.23")
 
 lab = eagles.lab
 

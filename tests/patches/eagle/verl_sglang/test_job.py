@@ -71,6 +71,7 @@ def test_acceptance_rises_with_co_training(world, tmp_path):
     assert found[trainer]["eagle_training"]["step"] > 0
 
 
+@pytest.mark.sglang(least="0.5.23")
 def test_an_eagle3_drafter_is_made_captured_for_and_trained(verl_world, tmp_path):
     done = job(verl_world("--layers", "8"), tmp_path, drafter="new-eagle3", more="ttt_steps = 2")
     assert done.returncode == 0, done.stdout[-8000:]

@@ -7,6 +7,7 @@ SGLang has these operators on GPUs alone and verifies greedily on a CPU, before 
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
 import torch
@@ -121,6 +122,10 @@ def let_cpus_sample() -> None:
         return decide(is_cpu=is_cpu, use_rejection_sampling=use_rejection_sampling, **more)
 
     eagle_utils._verify_uses_greedy = verify_uses_greedy
-    eagle_utils.tree_speculative_sampling_target_only = tree_speculative_sampling_target_only_cpu
-    eagle_utils.top_k_renorm_prob = top_k_renorm_prob_cpu
-    eagle_utils.top_p_renorm_prob = top_p_renorm_prob_cpu
+    for module in (
+        eagle_utils,
+        sys.modules[__package__],
+    ):  # before 0.5.23 SGLang imports them where it calls them
+        module.tree_speculative_sampling_target_only = tree_speculative_sampling_target_only_cpu
+        module.top_k_renorm_prob = top_k_renorm_prob_cpu
+        module.top_p_renorm_prob = top_p_renorm_prob_cpu
