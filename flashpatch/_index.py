@@ -288,6 +288,7 @@ FAMILIES = {
             "stream_eager": (0.5, (), "float", "str", (0, 1, None, None)),
             "reference_every": (0, (), "int", "str", (0, None, None, None)),
             "max_staleness": (0, (), "int", "str", (0, None, None, None)),
+            "replace_lost": (4, (), "int", "str", (0, None, None, None)),
             "rest": (30.0, (), "float", "str", (0, None, None, None)),
         },
         "patches": {

@@ -115,6 +115,13 @@ FAMILY = Family(
             kind=int,
             least=0,
         ),
+        "replace_lost": Option(
+            4,
+            "trainer mode stream_async: rollout servers, and agent loop workers, that are started again in a row while "
+            "nothing gets done; 0: none",
+            kind=int,
+            least=0,
+        ),
         "rest": Option(30.0, "seconds for which a slow server gets no new requests", kind=float, least=0),
     },
     refuses=("verl.utils.config:validate_config",),

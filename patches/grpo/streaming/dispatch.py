@@ -1,10 +1,13 @@
-"""Send prompts to verl's agent loop workers, and those of a worker that died to the others."""
+"""Send prompts to verl's agent loop workers, those of a worker that died to the others, and start another one."""
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import logging
 import time
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 from flashpatch import ledger
@@ -25,11 +28,14 @@ class Dispatcher:
 
     Args:
         manager: verl's ``AgentLoopManagerTQ``.
+        replace: workers that are started in place of dead ones before the next group ends.
     """
 
-    def __init__(self, manager: Any) -> None:
+    def __init__(self, manager: Any, replace: int = 0) -> None:
         self.manager = manager
         self.workers = list(manager.agent_loop_workers)
+        self._replace = self._left = replace
+        self._starting: list[Any] = []
         self._next = 0
         self._sent: dict[str, Any] = {}
         self._pings: dict[Any, Any] = {}
@@ -80,7 +86,8 @@ class Dispatcher:
         return len(lost)
 
     def forget(self, uids: Iterable[str]) -> None:
-        """Forget who got groups that have been taken."""
+        """Forget who got groups that have been taken: they have ended."""
+        self._left = self._replace
         for uid in uids:
             self._sent.pop(uid, None)
 
@@ -95,14 +102,32 @@ class Dispatcher:
                     ray.get(ping)
                 except ray.exceptions.RayActorError:
                     self._remove(worker)
+                else:
+                    self._join(worker)
         if time.monotonic() - self._asked > PING:
             self._asked = time.monotonic()
-            for worker in self.workers:
+            for worker in (*self.workers, *self._starting):
                 self._pings.setdefault(worker, worker.__ray_ready__.remote())
 
+    def _join(self, worker: Any) -> None:
+        """Use a worker that has started."""
+        if worker in self._starting:
+            self._starting.remove(worker)
+            self._use([*self.workers, worker])
+
+    def _use(self, workers: list[Any]) -> None:
+        self.workers = self.manager.agent_loop_workers = workers
+
     def _remove(self, worker: Any) -> None:
-        self.workers = [one for one in self.workers if one != worker]
+        self._use([one for one in self.workers if one != worker])
+        self._starting = [one for one in self._starting if one != worker]
         self._pings.pop(worker, None)
+        if self._left:
+            self._left -= 1
+            self._starting.append(_another(self.manager))
+            ledger.note(replaced_workers=ledger.notes().get("replaced_workers", 0) + 1)
+        if not self.workers and self._starting:
+            self._wait(self._starting[0])
         if not self.workers:
             raise PatchError(
                 "lost its last agent loop worker.",
@@ -110,6 +135,26 @@ class Dispatcher:
                 target=f"{BASE}:PPOTrainer.fit",
                 advice="Look at the workers' logs; more of them: actor_rollout_ref.rollout.agent.num_workers.",
             )
+
+    def _wait(self, worker: Any) -> None:
+        """Wait until a worker has started, or has died in turn."""
+        import ray
+
+        try:
+            ray.get(worker.__ray_ready__.remote())
+        except ray.exceptions.RayActorError:
+            self._remove(worker)
+        else:
+            self._join(worker)
+
+
+def _another(manager: Any) -> Any:
+    """Start another worker as verl's manager starts its own."""
+    one = copy.copy(manager)
+    one.rollout_config = SimpleNamespace(agent=SimpleNamespace(num_workers=1))
+    asyncio.run(one._init_agent_loop_workers())
+    [worker] = one.agent_loop_workers
+    return worker
 
 
 def _again(uids: list[str]) -> Any:

@@ -1,9 +1,14 @@
-"""Keep a job going on the rollout servers that are left when others die."""
+"""Keep a job going on the rollout servers that are left when others die, and start those again."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 from flashpatch import ledger
@@ -15,20 +20,26 @@ logger = logging.getLogger("flashpatch.grpo")
 
 ANSWER = 30.0
 """Seconds within which a server must stop its requests before an update."""
+DEVICES = 60.0
+"""Seconds within which Ray must have the devices of a lost server back."""
 
 
 class Replicas:
-    """Send weights to the servers that live.
+    """Send weights to the servers that live, and start others in place of the dead.
 
-    verl's own update ends the job when a server is dead, though its requests went to the others.
+    verl's own update ends the job when a server is dead, though its requests went to the others. A server that was
+    started again gets its first requests after the next update.
 
     Args:
         manager: verl's ``LLMServerManager``.
         sync: verl's ``CheckpointEngineManager`` of its replicas.
+        replace: servers that are started in place of dead ones before an update reaches all.
     """
 
-    def __init__(self, manager: Any, sync: Any) -> None:
+    def __init__(self, manager: Any, sync: Any, replace: int = 0) -> None:
         self.manager, self.sync = manager, sync
+        self._replace = self._left = replace
+        self._starting: list[tuple[str, Future[Any]]] = []
 
     def update_weights(self, step: int) -> dict[str, Any]:
         """Send the weights of step ``step``; a replica that is dead, or dies meanwhile, is removed.
@@ -37,16 +48,46 @@ class Replicas:
             PatchError: no replica is left.
             Exception: the update failed with all replicas alive.
         """
+        joined, lost = self._join(), self.prune()
         while True:
-            self.prune()
             try:
-                return dict(self.sync.update_weights(step) or {})
+                found = dict(self.sync.update_weights(step) or {})
+                break
             except Exception as error:
-                if not self.prune():
+                lost = self.prune()
+                if not lost:
                     raise
                 logger.warning(
                     "the update of step %d failed (%s); repeating it without the lost", step, error
                 )
+        self._serve(one for one in joined if one in self.sync.replicas)
+        if not lost and not self._starting:
+            self._left = self._replace
+        return found
+
+    def _join(self) -> list[Any]:
+        """Let the update reach the replicas that have started meanwhile, and return them."""
+        joined, waiting = [], []
+        for name, start in self._starting:
+            if not start.done():
+                waiting.append((name, start))
+            elif error := start.exception():
+                logger.warning("rollout server %s could not be started again: %r", name, error)
+            else:
+                joined.append(start.result())
+        self._starting = waiting
+        self.sync.add_replicas(joined)
+        return joined
+
+    def _serve(self, replicas: Iterable[Any]) -> None:
+        """Let the balancer send requests to replicas."""
+        import ray
+
+        servers = {one._server_address: one._server_handle for one in replicas}
+        if servers:
+            ray.get(self.manager.global_load_balancer.add_servers.remote(servers))
+            logger.warning("rollout servers started again: %s", ", ".join(servers))
+            ledger.note(replaced_servers=ledger.notes().get("replaced_servers", 0) + len(servers))
 
     def prune(self) -> list[str]:
         """Remove the replicas that do not answer from verl's balancer and update; return their addresses.
@@ -66,6 +107,9 @@ class Replicas:
             for name, problem in zip(names, filter(None, problems), strict=True):
                 logger.warning("rollout server %s is lost (%s)", name, problem)
             ledger.note(lost_servers=ledger.notes().get("lost_servers", 0) + len(dead))
+            for one, name in zip(dead[: self._left], names):
+                self._left -= 1
+                self._starting.append((name, _start_again(self.manager, one)))
         if not self.sync.replicas:
             raise PatchError(
                 f"lost the last rollout server: {'; '.join(map(str, filter(None, problems)))}.",
@@ -74,6 +118,48 @@ class Replicas:
                 advice="Look at the servers' logs; the last checkpoint resumes the job.",
             )
         return names
+
+
+def _start_again(manager: Any, dead: Any) -> Future[Any]:
+    """Start another replica in place of one that is lost, in a thread that no job waits for at its end."""
+    started: Future[Any] = Future()
+
+    def start() -> None:
+        try:
+            started.set_result(_another(manager, dead))
+        except Exception as error:
+            started.set_exception(error)
+
+    threading.Thread(target=start, name="flashpatch-replica", daemon=True).start()
+    return started
+
+
+def _another(manager: Any, dead: Any) -> Any:
+    """Start a replica with the rank and the devices of one that is lost, as verl starts its own; return it."""
+    import ray
+
+    for actor in (*dead.servers, *dead.workers):
+        ray.kill(actor)
+        with suppress(ray.exceptions.RayActorError):
+            while True:  # until it is dead, as its name is taken before
+                ray.get(actor.__ray_ready__.remote())
+    for group in dead.resource_pool.pgs or ():
+        ray.util.remove_placement_group(group)
+    replica = manager.rollout_replica_class(
+        replica_rank=dead.replica_rank,
+        config=manager.rollout_config,
+        model_config=manager.model_config,
+        gpus_per_node=manager.rollout_config.n_gpus_per_node,
+    )
+    end = time.monotonic() + DEVICES
+    while True:
+        try:
+            asyncio.run(replica.init_standalone())
+            return replica
+        except ValueError:  # verl's, before it starts anything: fewer devices are free than the replica needs
+            if time.monotonic() > end:
+                raise
+        time.sleep(1.0)
 
 
 async def _stop_all(replicas: list[Any]) -> list[str | None]:

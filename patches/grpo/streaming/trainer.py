@@ -71,11 +71,12 @@ class PPOTrainerStreamAsync(PPOTrainer):
                 actor_wg=self.actor_rollout_wg,
                 replicas=self.server_manager.get_replicas(),
             ),
+            engine.options("grpo")["replace_lost"],
         )
 
     def fit(self, agent_loop_manager: Any) -> None:
         """Train, with prompts of dead agent loop workers dispatched again."""
-        super().fit(Dispatcher(agent_loop_manager))
+        super().fit(Dispatcher(agent_loop_manager, engine.options("grpo")["replace_lost"]))
 
     def get_llm_client(self) -> Any:
         """Return the client that resumes requests which an update of the weights has stopped."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -10,8 +11,10 @@ pytest.importorskip("ray")
 
 import ray
 import ray_start
+from machine import limit
 
 from flashpatch.errors import PatchError
+from flashpatch.patches.grpo.streaming import replicas as replicas_module
 from flashpatch.patches.grpo.streaming.replicas import Replicas
 
 pytestmark = pytest.mark.verl
@@ -27,10 +30,16 @@ def cluster():
 
 @ray.remote(num_cpus=0)
 class Server:
-    """Stand for a rollout server, a process that can die."""
+    """Stand for a rollout server, a process that can die or hang."""
+
+    hangs = False
 
     def abort(self) -> None:
-        pass
+        if self.hangs:
+            time.sleep(600)
+
+    def hang(self) -> None:
+        self.hangs = True
 
 
 @ray.remote(num_cpus=0)
@@ -39,18 +48,34 @@ class Balancer:
 
     def __init__(self) -> None:
         self.removed: list[str] = []
+        self.added: list[str] = []
 
     def remove_servers(self, names: list[str]) -> None:
         self.removed += names
 
+    def add_servers(self, servers: dict[str, object]) -> None:
+        self.added += servers
+
     def names(self) -> list[str]:
         return self.removed
 
+    def added_names(self) -> list[str]:
+        return self.added
+
 
 class Replica:
-    def __init__(self, number: int) -> None:
-        self._server_address, self.server = f"server-{number}", Server.remote()
-        self.workers = [self.server]
+    def __init__(self, number: int, **options) -> None:
+        name = f"server-{number}" + options.pop("suffix", "")
+        self.replica_rank, self._server_address = number, name
+        self.server = self._server_handle = Server.options(**options).remote()
+        self.servers = self.workers = [self.server]
+        self.resource_pool = SimpleNamespace(pgs=None)
+        self.no_devices = [False, True]  # Ray has those of a lost server back after a while
+
+    async def init_standalone(self) -> None:
+        if self.no_devices.pop():
+            raise ValueError("Total available GPUs 0 is less than total desired GPUs 1")
+        await self.server.abort.remote()
 
     async def abort_all_requests(self) -> None:
         await self.server.abort.remote()
@@ -76,6 +101,9 @@ class Sync:
 
     def remove_replicas(self, dead: list[Replica]) -> None:
         self.replicas = [one for one in self.replicas if one not in dead]
+
+    def add_replicas(self, replicas: list[Replica]) -> None:
+        self.replicas += replicas
 
 
 def _kill(server) -> None:
@@ -117,3 +145,66 @@ def test_another_failure_of_an_update_is_not_repeated():
     with pytest.raises(ValueError, match="shapes differ"):
         replicas.update_weights(9)
     assert len(sync.replicas) == 2 and ray.get(balancer.names.remote()) == []
+
+
+def _replaced(count: int, again, replace: int) -> tuple[Replicas, Sync, Balancer]:
+    """Like `_made`; ``again`` starts a replica of a rank in the place of a dead one."""
+    replicas, sync, balancer = _made(count)
+    rollout = SimpleNamespace(n_gpus_per_node=1)
+    manager = SimpleNamespace(
+        global_load_balancer=balancer,
+        rollout_config=rollout,
+        model_config=None,
+        rollout_replica_class=lambda replica_rank, **_: again(replica_rank),
+    )
+    return Replicas(manager, sync, replace), sync, balancer
+
+
+def _update_until(condition, replicas: Replicas) -> None:
+    end = time.monotonic() + limit(60)
+    while not condition():
+        assert time.monotonic() < end
+        replicas.update_weights(1)
+        time.sleep(0.05)
+
+
+def test_a_dead_server_is_started_again_and_serves_after_an_update():
+    replicas, sync, balancer = _replaced(2, lambda rank: Replica(rank, suffix="-again"), replace=1)
+    _kill(sync.replicas[1].server)
+    replicas.update_weights(1)
+    assert sync.updates == [["server-0"]] and ray.get(balancer.added_names.remote()) == []
+    _update_until(lambda: len(sync.replicas) == 2, replicas)
+    assert sync.updates[-1] == ["server-0", "server-1-again"]
+    assert ray.get(balancer.added_names.remote()) == ["server-1-again"]
+    _kill(sync.replicas[1].server)  # an update reached all, so the next one that dies is started again too
+    replicas.update_weights(1)
+    _update_until(lambda: len(sync.replicas) == 2, replicas)
+
+
+def test_the_name_of_a_server_that_hangs_is_free_for_the_next(monkeypatch):
+    monkeypatch.setattr(replicas_module, "ANSWER", 1.0)
+    replicas, sync, balancer = _replaced(
+        2, lambda rank: Replica(rank, suffix="-again", name="verl"), replace=1
+    )
+    sync.replicas[1] = Replica(1, name="verl")
+    ray.get(sync.replicas[1].server.hang.remote())
+    replicas.update_weights(1)
+    _update_until(lambda: len(sync.replicas) == 2, replicas)
+    assert ray.get(balancer.added_names.remote()) == ["server-1-again"]
+
+
+def test_servers_that_cannot_be_started_again_are_given_up():
+    starts = []
+
+    def fail(rank: int) -> Replica:
+        starts.append(rank)
+        raise RuntimeError("no device")
+
+    replicas, sync, balancer = _replaced(4, fail, replace=2)
+    for one in list(sync.replicas[1:]):
+        _kill(one.server)
+    _update_until(lambda: len(starts) == 2, replicas)
+    for _ in range(3):
+        replicas.update_weights(2)
+    assert len(starts) == 2 and [one._server_address for one in sync.replicas] == ["server-0"]
+    assert ray.get(balancer.added_names.remote()) == []

@@ -1,0 +1,112 @@
+"""Jobs in mode stream_async whose processes are killed at random: no sample is trained twice, and none is lost.
+
+``CHAOS_KILLS=100 pytest -m full tests/patches/grpo/streaming/test_chaos_job.py`` takes 100 kills; the seed is printed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from machine import limit
+from verl_job import end, metrics, said, start, train
+
+pytestmark = [pytest.mark.verl, pytest.mark.full]
+
+KILLS = int(os.environ.get("CHAOS_KILLS", "12"))
+SETTINGS = """
+trainer.v1.trainer_mode=stream_async
+actor_rollout_ref.rollout.nnodes=1 actor_rollout_ref.rollout.n_gpus_per_node=2
+actor_rollout_ref.rollout.agent.num_workers=2
+actor_rollout_ref.actor.ppo_max_token_len_per_gpu=400
+data.max_response_length=48 actor_rollout_ref.rollout.max_model_len=96
+trainer.save_freq=1 trainer.max_actor_ckpt_to_keep=2 trainer.total_epochs=1000
+""".split()
+AGENT, SERVER, TRAINER = "ray::AgentLoopWorkerTQ", "ray::vLLMHttpServer", "the trainer"
+
+
+def test_no_sample_is_trained_twice_and_none_is_lost(world: Path, tmp_path: Path) -> None:
+    seed = int(os.environ.get("CHAOS_SEED", random.randrange(1 << 30)))
+    print("CHAOS_SEED", seed)
+    draw, killed, folders = random.Random(seed), Counter(), []
+    settings = (
+        *SETTINGS,
+        f"trainer.default_local_dir={tmp_path}/saved",
+        f"trainer.rollout_data_dir={tmp_path}/trained",
+    )
+    (tmp_path / "flashpatch.toml").write_text("[grpo]\njournal = 4\n")
+    names = dict(FLASHPATCH="cpu,bf16,grpo", FLASHPATCH_CONFIG=f"{tmp_path}/flashpatch.toml")
+    while killed.total() < KILLS:
+        folders.append(tmp_path / f"run{len(folders)}")
+        job = start(world, folders[-1], *settings, "trainer.total_training_steps=100000", **names)
+        try:
+            killed += until_the_trainer_dies(job, folders[-1], draw, KILLS - killed.total())
+        finally:
+            end(job)
+        print(dict(killed), flush=True)
+    steps = max(step for folder in folders for step in (0, *metrics(said(folder), "training/global_step")))
+    last = int(steps) + 3
+    done = train(world, tmp_path / "last", *settings, f"trainer.total_training_steps={last}", **names)
+    assert done.returncode == 0, done.stdout[-8000:]
+    trained = [
+        json.loads(line)["uid"]
+        for file in (tmp_path / "trained").glob("*.jsonl")
+        for line in file.read_text().splitlines()
+    ]
+    assert len(trained) == len(set(trained)) == last * 32, Counter(trained).most_common(3)
+    assert killed[AGENT] and killed[SERVER] and killed[TRAINER], killed
+
+
+def until_the_trainer_dies(job: Any, folder: Path, draw: random.Random, kills: int) -> Counter[str]:
+    """Kill processes of a job; the last one that is killed is the trainer. It must go on after each of the others."""
+    killed: Counter[str] = Counter()
+    wait(job, folder, lambda: metrics(said(folder), "training/global_step"))
+    most = min(kills, draw.randint(8, 14))
+    while killed.total() + 1 < most:
+        time.sleep(draw.uniform(0.0, 6.0))
+        name = draw.choice([AGENT, AGENT, AGENT, SERVER])
+        if name == SERVER:  # the last server's death ends a job
+            wait(job, folder, lambda: started_again(folder) == killed[SERVER])
+        one = draw.choice(wait(job, folder, lambda name=name: processes(job, name)))
+        steps = len(metrics(said(folder), "training/global_step"))
+        one.kill()
+        killed[name] += 1
+        wait(job, folder, lambda steps=steps: len(metrics(said(folder), "training/global_step")) > steps)
+    time.sleep(draw.uniform(0.0, 6.0))
+    killed[TRAINER] += 1
+    return killed
+
+
+def started_again(folder: Path) -> int:
+    """How many servers have been started again, and had their first update."""
+    return sum(
+        len(line.split(", ")) for line in re.findall(r"rollout servers started again: (.*)", said(folder))
+    )
+
+
+def processes(job: Any, name: str) -> list[psutil.Process]:
+    found = []
+    for one in psutil.Process(job.pid).children(recursive=True):
+        try:
+            if name in " ".join(one.cmdline()):
+                found.append(one)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def wait(job: Any, folder: Path, condition: Any) -> Any:
+    """Wait for something to hold, while the job runs, and return it."""
+    deadline = time.monotonic() + limit(300)
+    while not (found := condition()):
+        assert job.poll() is None and time.monotonic() < deadline, said(folder)[-8000:]
+        time.sleep(0.2)
+    return found

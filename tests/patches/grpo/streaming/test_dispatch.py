@@ -1,0 +1,144 @@
+"""Agent loop workers that die: their prompts go to others, and another worker is started, so often as groups end."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+pytest.importorskip("ray")
+
+import ray
+import ray_start
+from machine import limit
+
+from flashpatch.errors import PatchError
+from flashpatch.patches.grpo.streaming import dispatch
+from flashpatch.patches.grpo.streaming.dispatch import Dispatcher
+
+pytestmark = pytest.mark.verl
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    ray_start.ask_again()
+    ray.init(num_cpus=4, include_dashboard=False, object_store_memory=100_000_000, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@ray.remote(num_cpus=0)
+class Worker:
+    """Stand for verl's worker, a process that can die."""
+
+    def __init__(self, fails: bool) -> None:
+        if fails:
+            raise RuntimeError("cannot start")
+        self.got: list[str] = []
+
+    def generate_sequences(self, prompts: dict[str, list[str]]) -> None:
+        self.got += prompts["uid"]
+
+    def uids(self) -> list[str]:
+        return self.got
+
+
+class Prompts(list):
+    """Stand for verl's TensorDict of prompts."""
+
+    def __contains__(self, name: str) -> bool:
+        return False
+
+    def chunk(self, count: int) -> list[dict[str, list[str]]]:
+        return [{"uid": list(self)[start::count]} for start in range(count)]
+
+
+class Manager:
+    """Stand for verl's manager, which starts workers by this method alone."""
+
+    fails = False
+
+    def __init__(self, count: int) -> None:
+        self.agent_loop_workers = [Worker.remote(False) for _ in range(count)]
+
+    async def _init_agent_loop_workers(self) -> None:
+        self.agent_loop_workers = [
+            Worker.remote(self.fails) for _ in range(self.rollout_config.agent.num_workers)
+        ]
+
+
+@pytest.fixture(autouse=True)
+def queue(monkeypatch):
+    monkeypatch.setattr(dispatch, "_again", Prompts)
+    monkeypatch.setattr(dispatch, "PING", 0.1)
+
+
+def until(condition) -> None:
+    end = time.monotonic() + limit(60)
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_prompts_of_a_dead_worker_go_to_others_and_another_one_is_started():
+    manager = Manager(2)
+    dispatcher = Dispatcher(manager, replace=1)
+    dispatcher.generate_sequences(Prompts("abcd"))
+    first, second = dispatcher.workers
+    lost = ray.get(first.uids.remote())
+    ray.kill(first)
+    found = []
+    until(lambda: found.append(dispatcher.recover("abcd")) or any(found))
+    assert sum(found) == len(lost) == 2
+    until(lambda: dispatcher.recover("abcd") == 0 and len(dispatcher.workers) == 2)
+    assert first not in dispatcher.workers and manager.agent_loop_workers == dispatcher.workers
+    got = [uid for worker in dispatcher.workers for uid in ray.get(worker.uids.remote())]
+    assert sorted(got) == list("abcd")
+    dispatcher.generate_sequences(Prompts("ef"))
+    assert all({"e", "f"} & {*ray.get(worker.uids.remote())} for worker in dispatcher.workers)
+
+
+def test_the_last_worker_is_waited_for_when_it_is_started_again():
+    dispatcher = Dispatcher(Manager(1), replace=1)
+    dispatcher.generate_sequences(Prompts("ab"))
+    ray.kill(dispatcher.workers[0])
+    until(lambda: dispatcher.recover("ab"))
+    [worker] = dispatcher.workers
+    assert sorted(ray.get(worker.uids.remote())) == ["a", "b"]
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_workers_are_started_again_while_groups_end(ended: bool):
+    dispatcher = Dispatcher(Manager(1), replace=2)
+    dispatcher.generate_sequences(Prompts("a"))
+
+    def three_deaths() -> None:
+        for _ in range(3):
+            ray.kill(dispatcher.workers[0])
+            until(lambda: dispatcher.recover("a"))
+            if ended:
+                dispatcher.forget("b")
+
+    if ended:
+        three_deaths()
+    else:
+        with pytest.raises(PatchError, match="lost its last agent loop worker"):
+            three_deaths()
+
+
+def test_a_worker_that_cannot_be_started_again_ends_the_job_by_name():
+    manager = Manager(1)
+    manager.fails = True
+    dispatcher = Dispatcher(manager, replace=3)
+    dispatcher.generate_sequences(Prompts("a"))
+    ray.kill(dispatcher.workers[0])
+    with pytest.raises(PatchError, match="lost its last agent loop worker"):
+        until(lambda: dispatcher.recover("a"))
+
+
+def test_without_replacement_the_last_workers_death_ends_the_job():
+    dispatcher = Dispatcher(Manager(1))
+    dispatcher.generate_sequences(Prompts("a"))
+    ray.kill(dispatcher.workers[0])
+    with pytest.raises(PatchError, match="lost its last agent loop worker"):
+        until(lambda: dispatcher.recover("a"))
