@@ -136,15 +136,7 @@ def _start_again(manager: Any, dead: Any) -> Future[Any]:
 
 def _another(manager: Any, dead: Any) -> Any:
     """Start a replica with the rank and the devices of one that is lost, as verl starts its own; return it."""
-    import ray
-
-    for actor in (*dead.servers, *dead.workers):
-        ray.kill(actor)
-        with suppress(ray.exceptions.RayActorError):
-            while True:  # until it is dead, as its name is taken before
-                ray.get(actor.__ray_ready__.remote())
-    for group in dead.resource_pool.pgs or ():
-        ray.util.remove_placement_group(group)
+    _end(dead)
     replica = manager.rollout_replica_class(
         replica_rank=dead.replica_rank,
         config=manager.rollout_config,
@@ -159,7 +151,23 @@ def _another(manager: Any, dead: Any) -> Any:
         except ValueError:  # verl's, before it starts anything: fewer devices are free than the replica needs
             if time.monotonic() > end:
                 raise
+        except Exception:
+            _end(replica)
+            raise
         time.sleep(1.0)
+
+
+def _end(replica: Any) -> None:
+    """End the processes of a replica, and give its devices back; afterwards their names are free."""
+    import ray
+
+    for actor in (*replica.servers, *replica.workers):
+        ray.kill(actor)
+        with suppress(ray.exceptions.RayActorError):
+            while True:
+                ray.get(actor.__ray_ready__.remote())
+    for group in getattr(replica.resource_pool, "pgs", None) or ():
+        ray.util.remove_placement_group(group)
 
 
 async def _stop_all(replicas: list[Any]) -> list[str | None]:

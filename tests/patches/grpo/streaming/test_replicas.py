@@ -197,8 +197,9 @@ def test_servers_that_cannot_be_started_again_are_given_up():
     starts = []
 
     def fail(rank: int) -> Replica:
-        starts.append(rank)
-        raise RuntimeError("no device")
+        starts.append(Replica(rank))
+        starts[-1].no_devices = []  # an IndexError in the middle of its start
+        return starts[-1]
 
     replicas, sync, balancer = _replaced(4, fail, replace=2)
     for one in list(sync.replicas[1:]):
@@ -206,5 +207,8 @@ def test_servers_that_cannot_be_started_again_are_given_up():
     _update_until(lambda: len(starts) == 2, replicas)
     for _ in range(3):
         replicas.update_weights(2)
+    for one in starts:
+        with pytest.raises(ray.exceptions.RayActorError):
+            ray.get(one.server.abort.remote())
     assert len(starts) == 2 and [one._server_address for one in sync.replicas] == ["server-0"]
     assert ray.get(balancer.added_names.remote()) == []
