@@ -14,7 +14,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from machine import limit
 from verl_job import end, metrics, said, start, train
@@ -102,7 +101,9 @@ def started_again(folder: Path) -> int:
     )
 
 
-def processes(job: Any, name: str) -> list[psutil.Process]:
+def processes(job: Any, name: str) -> list[Any]:
+    import psutil
+
     found = []
     for one in psutil.Process(job.pid).children(recursive=True):
         try:
