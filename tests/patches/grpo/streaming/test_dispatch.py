@@ -107,7 +107,7 @@ def test_the_last_worker_is_waited_for_when_it_is_started_again():
     assert sorted(ray.get(worker.uids.remote())) == ["a", "b"]
 
 
-@pytest.mark.parametrize("ended", [True, False])
+@pytest.mark.parametrize("ended", [pytest.param(True, marks=pytest.mark.full), False])
 def test_workers_are_started_again_while_groups_end(ended: bool):
     dispatcher = Dispatcher(Manager(1), replace=2)
     dispatcher.generate_sequences(Prompts("a"))
@@ -136,6 +136,7 @@ def test_a_worker_that_cannot_be_started_again_ends_the_job_by_name():
         until(lambda: dispatcher.recover("a"))
 
 
+@pytest.mark.full
 def test_without_replacement_the_last_workers_death_ends_the_job():
     dispatcher = Dispatcher(Manager(1))
     dispatcher.generate_sequences(Prompts("a"))
