@@ -11,10 +11,10 @@ from typing import Any
 from flashpatch.proof import Proof
 from flashpatch.verify import processes, verl_sglang_server
 from flashpatch.verify.probes.fsdp import job, verl_sglang_job
+from flashpatch.verify.probes.fsdp.verl_probe import VICTIM
 from flashpatch.verify.processes import Command
 
 TIMEOUT = 600.0  # seconds
-VICTIM = "model.layers.1.mlp.down_proj.weight"
 PLAN = [
     {"strategy": "fsdp2", "step": True},
     {"strategy": "fsdp2", "tamper": "bit", "victim": VICTIM},
@@ -25,7 +25,13 @@ _CLOSE = 1e-3  # of log-probabilities, against a forward
 
 
 def probe(workdir: Path) -> Iterator[Proof]:
-    """Send under both FSDPs, unharmed and with one bit flipped."""
+    """Send under both FSDPs, unharmed and with one bit flipped. On a CPU only: with an accelerator that is said."""
+    from flashpatch.patches.cpu import accelerator
+
+    if (found := accelerator.found()) is not None:
+        why = f"not probed beside {found}: run a job, and ask flashpatch-verify --live"
+        yield Proof("fsdp", "two ranks send to verl's SGLang server", False, why)
+        return
     model = workdir / "model"
     job.make_model(model, hidden_size=64)
     verl_sglang_server.write_tokenizer(model, job.VOCABULARY + 1)

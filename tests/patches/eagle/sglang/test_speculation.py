@@ -189,9 +189,8 @@ def test_the_bandit_gives_up_a_useless_drafter(models: Path, tmp_path: Path) -> 
     )
     assert all(one.done for one in seen), str(seen[1])
     assert ids(seen[0].steps[1]) == ids(seen[1].steps[1])
-    recent = worker(seen[1])["notes"]["eagle_bandit"][
-        "recent"
-    ]  # now and then it looks at the other arm again
+    # now and then it looks at the other arm again
+    recent = worker(seen[1])["notes"]["eagle_bandit"]["recent"]
     assert recent.count("disable") > len(recent) / 2, recent
 
 

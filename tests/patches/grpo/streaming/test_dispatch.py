@@ -9,22 +9,13 @@ import pytest
 pytest.importorskip("ray")
 
 import ray
-import ray_start
 from machine import limit
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.grpo.streaming import dispatch
 from flashpatch.patches.grpo.streaming.dispatch import Dispatcher
 
-pytestmark = pytest.mark.verl
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster():
-    ray_start.ask_again()
-    ray.init(num_cpus=4, include_dashboard=False, object_store_memory=100_000_000, log_to_driver=False)
-    yield
-    ray.shutdown()
+pytestmark = [pytest.mark.verl, pytest.mark.usefixtures("cluster")]
 
 
 @ray.remote(num_cpus=0)

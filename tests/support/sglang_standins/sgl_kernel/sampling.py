@@ -122,10 +122,8 @@ def let_cpus_sample() -> None:
         return decide(is_cpu=is_cpu, use_rejection_sampling=use_rejection_sampling, **more)
 
     eagle_utils._verify_uses_greedy = verify_uses_greedy
-    for module in (
-        eagle_utils,
-        sys.modules[__package__],
-    ):  # before 0.5.23 SGLang imports them where it calls them
+    # before 0.5.23 SGLang imports them where it calls them
+    for module in (eagle_utils, sys.modules[__package__]):
         module.tree_speculative_sampling_target_only = tree_speculative_sampling_target_only_cpu
         module.top_k_renorm_prob = top_k_renorm_prob_cpu
         module.top_p_renorm_prob = top_p_renorm_prob_cpu
