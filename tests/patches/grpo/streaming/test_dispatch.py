@@ -103,10 +103,13 @@ def test_workers_are_started_again_while_groups_end(ended: bool):
     dispatcher = Dispatcher(Manager(1), replace=2)
     dispatcher.generate_sequences(Prompts("a"))
 
+    survived = []
+
     def three_deaths() -> None:
-        for _ in range(3):
+        for death in range(3):
             ray.kill(dispatcher.workers[0])
             until(lambda: dispatcher.recover("a"))
+            survived.append(death)
             if ended:
                 dispatcher.forget("b")
 
@@ -115,6 +118,7 @@ def test_workers_are_started_again_while_groups_end(ended: bool):
     else:
         with pytest.raises(PatchError, match="lost its last agent loop worker"):
             three_deaths()
+    assert len(survived) == (3 if ended else 2)
 
 
 def test_a_worker_that_cannot_be_started_again_ends_the_job_by_name():
