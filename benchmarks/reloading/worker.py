@@ -3,8 +3,8 @@
     python -m reloading.worker KIND SIZE PRECISION FOLDER BUCKET_BYTES
 
 KIND is ours, native or bound. One JSON line in, {"way": ...}, one out. The ways: "one call" and "buckets"
-(ours), "native", "bound"; "checksum" (ours) computes that of the weights in use; "answer" gives what the engine
-says to a fixed prompt. Each update brings the policy that the process does not hold yet.
+(ours), "native", "bound"; "checksum" (ours) computes that of the weights in use; "answer" gives
+log-probabilities of a fixed prompt. Each update brings the policy that the process does not hold yet.
 """
 
 from __future__ import annotations
@@ -60,15 +60,14 @@ class Engine:
 
         flashpatch.checksum(self.llm)
 
-    def answer(self) -> list:
-        """Greedy tokens and their logprobs."""
+    def answer(self) -> list[float]:
+        """Log-probabilities of the 31 tokens of a fixed prompt, each after those before it."""
         from vllm import SamplingParams
 
-        prompt = {"prompt_token_ids": list(range(3, 35))}
-        asked = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=2, detokenize=False)
-        (output,) = self.llm.generate(prompt, asked, use_tqdm=False)
-        steps = output.outputs[0].logprobs
-        return [sorted((token, seen.logprob) for token, seen in step.items()) for step in steps]
+        tokens = list(range(3, 35))
+        asked = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+        (output,) = self.llm.generate({"prompt_token_ids": tokens}, asked, use_tqdm=False)
+        return [seen[token].logprob for token, seen in zip(tokens[1:], output.prompt_logprobs[1:])]
 
 
 def _ways(kind: str, size: models.Size, precision: str, folder: Path, limit: int) -> dict[str, Callable]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,12 +19,16 @@ from typing import Any
 from flashpatch import ledger
 from flashpatch.patches.eagle.capture import sample_queue
 from flashpatch.proof import Proof
+from flashpatch.settings import child_env, selections
 from flashpatch.verify import processes
 from flashpatch.verify.probes.eagle.rounds import prompts
 from flashpatch.verify.processes import Command
 
 _TIMEOUT = 300.0  # seconds
 _CLOSE = 2e-4  # between float32 kernels that add up in another order; values are of order 1
+_ARMS = ["1_1_2", "2_1_3", "3_1_4"]
+"""Arms of the bandit. With ``disable`` it would seldom speculate where a draft costs more than a token, and no drafter
+could be judged."""
 _ADDS = 0.02  # what the target's layers add, for states to depend on the context and drafts to be right
 
 
@@ -38,7 +43,7 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     tiny.target(workdir / "target", seed=2, adds=_ADDS)
     engine.models(workdir)
     main = processes.entry_point(engine.JOB, workdir)
-    job = Command("job", main, {**tiny.ENVIRONMENT, **engine.ENVIRONMENT})
+    job = Command("job", main, {**tiny.ENVIRONMENT, **engine.ENVIRONMENT, **_options(arms=_ARMS)})
     ended = processes.problems(processes.run([job], workdir, _TIMEOUT))
     path = workdir / "seen.json"
     seen = json.loads(path.read_text()) if path.exists() else {}
@@ -52,6 +57,14 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
         _called(nonce, name, engine.DUE),
         *(verl_sglang_probe.probe(workdir) if verl_sglang_probe.is_due() else ()),
     ]
+
+
+def _options(**values: Any) -> dict[str, str]:
+    """Return the variable that gives these options to a process, as ``enable()`` here would."""
+    on = selections.from_environment(selections.NOTHING)
+    on = selections.extend(on, on.names, None, values)
+    options = {family: choice.options for family, choice in on.choices.items()}
+    return {"FLASHPATCH_RESOLVED": child_env.resolved(os.environ["FLASHPATCH"], on.names, options, on.strict)}
 
 
 def _judge(workdir: Path, seen: Mapping[str, Any], notes: Mapping[str, Any]) -> Iterator[Proof]:

@@ -36,8 +36,6 @@ def run_rounds(
     seen: dict[str, Any],
     generate: Callable[[], list[list[int]]],
     update: Callable[[Path], None],
-    noise_turns: int = TURNS,
-    rolled_back: Callable[[], bool] = lambda: False,
 ) -> None:
     """Ask all prompts with each drafter in turn, `TURNS` times, and note the answers.
 
@@ -46,16 +44,11 @@ def run_rounds(
     Args:
         generate: returns the greedy tokens of each prompt.
         update: gives the engine the drafter of a folder.
-        noise_turns: most times for the drafter of noise, which has to be judged and rolled back meanwhile.
-        rolled_back: whether it is, asked after each time from the `TURNS`-th on.
     """
     for number, name in enumerate(DRAFTERS):
         if number:
             update(workdir / name)
-        turns = noise_turns if name == "noise" else TURNS
-        seen["tokens"][name] = answers = [generate() for _ in range(TURNS)]
-        while len(answers) < turns and not rolled_back():
-            answers.append(generate())
+        seen["tokens"][name] = [generate() for _ in range(TURNS)]
     update(workdir / DRAFTERS[0])
 
 

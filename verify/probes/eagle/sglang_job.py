@@ -9,8 +9,6 @@ from typing import Any
 from flashpatch.verify.probes.eagle import rounds
 from flashpatch.verify.probes.eagle.rounds import DRAFTERS, MAX_DRAFTS, TOKENS, prompts
 
-_NOISE_TURNS = 8
-
 
 def main() -> None:
     """Run the job in this process."""
@@ -39,4 +37,4 @@ def run(workdir: Path, seen: dict[str, Any]) -> None:
     def update(folder: Path) -> None:
         drafter_refit.send(engine, load_file(folder / "model.safetensors").items())
 
-    rounds.run_rounds(workdir, seen, generate, update, _NOISE_TURNS)
+    rounds.run_rounds(workdir, seen, generate, update)

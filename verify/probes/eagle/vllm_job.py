@@ -10,8 +10,6 @@ from typing import Any
 from flashpatch.verify.probes.eagle import rounds
 from flashpatch.verify.probes.eagle.rounds import DRAFTERS, MAX_DRAFTS, TOKENS, prompts
 
-_NOISE_TURNS = 12  # where a draft costs more than a token, the bandit seldom speculates with noise
-
 
 def main() -> None:
     """Run the job in this process."""
@@ -48,8 +46,5 @@ def run(workdir: Path, seen: dict[str, Any]) -> None:
     def update(folder: Path) -> None:
         llm.collective_rpc("eagle_update_drafter", args=(str(folder), next(versions)))
 
-    def rolled_back() -> bool:
-        return llm.collective_rpc("eagle_flush")[0]["drafter_path"] == str(workdir / DRAFTERS[0])
-
-    rounds.run_rounds(workdir, seen, generate, update, _NOISE_TURNS, rolled_back)
+    rounds.run_rounds(workdir, seen, generate, update)
     [seen["captured"]] = llm.collective_rpc("eagle_flush")

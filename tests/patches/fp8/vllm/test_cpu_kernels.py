@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import vllm_updates as updates
-from vllm_lab import scenario
+from vllm_lab import environment, scenario
 
 pytestmark = pytest.mark.vllm
 
@@ -178,16 +178,6 @@ def int8_inputs(packed: bool) -> dict[str, Any]:
     )
 
 
-def has_packed_int8() -> bool:
-    import torch
-    import vllm._custom_ops  # noqa: F401
-
-    name = "int8_scaled_mm_with_quant"
-    return hasattr(torch.ops._C, name) and torch._C._dispatch_has_kernel_for_dispatch_key(
-        f"_C::{name}", "CPU"
-    )
-
-
 def compiled() -> dict[str, Any]:
     """How many graphs torch.compile makes of our kernel, which must be one operator, and whether the result is the same."""
     import torch
@@ -270,7 +260,7 @@ def test_a_nan_weight_makes_its_channel_nan(runner: scenario.Runner) -> None:
 
 @pytest.mark.parametrize("packed", [False, True], ids=["oneDNN", "packed"])
 def test_int8_takes_inputs_of_three_dimensions(runner: scenario.Runner, packed: bool) -> None:
-    if packed and not runner(has_packed_int8):
+    if packed and not environment.packed_ops():
         pytest.skip("this CPU's build of vLLM has no packed int8 kernel")
     found = runner(int8_inputs, packed)
     assert found["same"] and found["shape"] == [2, 3, 64] and found["undone"]

@@ -195,7 +195,8 @@ def test_every_boundary_can_be_a_cut(runner: scenario.Runner, family: str, quant
     kw = dict(quantization=quantization)
     a, b = (updates.checkpoint(family, seed) for seed in (0, 1))
     got = runner(every_cut, a, b, kw)
+    assert sum(map(len, got.values())) == len(as_sent(a)) - 1
     for source in (a, b):
         want = oracle.answers(source, **kw)
         wrong = [i for i, x in enumerate(got[source]) if not engines.difference(x, want).exact]
-        assert len(got[source]) > 10 and not wrong
+        assert not wrong
