@@ -93,6 +93,8 @@ FAMILIES = {
             "eagle.sglang.begin_weight_update": ("sglang.srt.managers.scheduler_components.weight_updater",),
             "eagle.sglang.end_weight_update": ("sglang.srt.managers.scheduler_components.weight_updater",),
             "eagle.sglang.update_weights_from_disk": ("sglang.srt.managers.scheduler_components.weight_updater",),
+            "eagle.sglang.run_resolution_pipeline": ("sglang.srt.arg_groups.pipeline",),
+            "eagle.sglang.prepare_draft_tokens": ("sglang.srt.speculative.ngram_worker",),
             "eagle.sglang.get_internal_state": ("sglang.srt.managers.scheduler",),
             "eagle.verl.validate_config": ("verl.utils.config",),
             "eagle.verl.sleep_replicas": ("verl.checkpoint_engine.base",),

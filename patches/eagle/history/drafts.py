@@ -43,7 +43,7 @@ class HistoryDrafts:
     Call `begin` for a new request, `extend` with its new tokens, `propose` before a step and `learn` after it.
 
     Args:
-        most: draft tokens per request and step.
+        most: draft tokens per request and step that `propose` returns.
         capacity: tokens that are remembered, for prompts and over all prompts each.
         clock: seconds.
 
@@ -123,6 +123,23 @@ class HistoryDrafts:
             proposed.append([guess.token for guess in draft.guesses[:length]])
         self.seconds += self._clock() - began
         return proposed
+
+    def fill(self, texts: Sequence[Text], room: int) -> list[list[int] | None]:
+        """Return draft tokens as `propose` does, for an engine whose steps take as long whatever is drafted.
+
+        Args:
+            texts: the requests of the next step.
+            room: draft tokens that each of them has room for, and has from another drafter.
+        """
+        began = self._clock()
+        found: list[list[int] | None] = []
+        for text in texts:
+            draft, chances = self._best(text, room)
+            better = sum(chances) > self._rivals.expected(room)
+            text.draft = draft if better else None
+            found.append([guess.token for guess in draft.guesses] if better else None)
+        self.seconds += self._clock() - began
+        return found
 
     def learn_rival(self, drafted: int, accepted: int) -> None:
         """Learn from a verified draft of another drafter."""

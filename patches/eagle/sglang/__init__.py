@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
-from flashpatch.patches.eagle.sglang import capture, commands, drafter_refit, spec_arms
+from flashpatch.patches.eagle.sglang import capture, commands, drafter_refit, history_drafts, spec_arms
 
-PATCHES = (*capture.PATCHES, *spec_arms.PATCHES, *drafter_refit.PATCHES, commands.PATCH)
+PATCHES = (
+    *capture.PATCHES,
+    *spec_arms.PATCHES,
+    *drafter_refit.PATCHES,
+    *history_drafts.PATCHES,
+    commands.PATCH,
+)

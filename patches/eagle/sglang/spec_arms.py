@@ -18,7 +18,7 @@ from flashpatch import engine, user_directories
 from flashpatch.arming.site import Site
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.bandit.arm import Arm
-from flashpatch.patches.eagle.sglang import drafter_refit, spec_controller
+from flashpatch.patches.eagle.sglang import drafter_refit, history_drafts, spec_controller
 from flashpatch.patches.eagle.sglang.spec_controller import BanditStepsPolicy, SpecController
 from flashpatch.patches.eagle.sglang.targets import DRAFTER, WORKER, WorkerPatch
 from flashpatch.record import Contract, Patch
@@ -137,15 +137,17 @@ def on_complete(original, self, num_correct_drafts_per_req: list[int], batch_siz
     if trees is not None:
         trees.controller.step_finished(num_correct_drafts_per_req, batch_size)
     original(self, num_correct_drafts_per_req, batch_size)  # here SGLang's adaptive controller learns
-    drafter_refit.observe(self, num_correct_drafts_per_req)
+    drafter_refit.observe(self, history_drafts.batch_verified(self, num_correct_drafts_per_req))
 
 
 def on_draft(original, self, batch: Any, *args: Any, **kwargs: Any):
-    """Around ``EagleDraftWorker.draft``: cut the proposals kept for it to the arm's top-k."""
+    """Around ``EagleDraftWorker.draft``: cut the proposals kept for it to the arm's top-k, and let history replace drafts."""
     kept = batch.spec_info
     if kept is not None and kept.topk_p is not None and kept.topk_p.shape[1] > self.topk:
         kept.topk_p, kept.topk_index = kept.topk_p[:, : self.topk], kept.topk_index[:, : self.topk]
-    return original(self, batch, *args, **kwargs)
+    verify_input = original(self, batch, *args, **kwargs)
+    history_drafts.replace_chains(self, batch, verify_input)
+    return verify_input
 
 
 def on_extend(original, self, *args: Any, **kwargs: Any):
@@ -297,8 +299,8 @@ DRAFT = WorkerPatch(
     contract=Contract(params=("batch",), mentions=("self.topk",)),
     evidence="optional",
     needs=("eagle.sglang.init_cuda_graphs",),
-    why="The step before has proposed for the largest top-k.",
-    how="Takes the first proposals, which are the likeliest.",
+    why="The step before has proposed for the largest top-k; and earlier answers may be better drafts.",
+    how="Takes the first proposals, which are the likeliest; with the option history, drafts from earlier answers.",
 )
 
 

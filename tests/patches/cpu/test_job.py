@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -13,6 +12,8 @@ import pytest
 from machine import limit
 from tree import SUPPORT
 from verl_job import live, metrics, train
+
+from flashpatch import ledger
 
 pytestmark = pytest.mark.verl
 
@@ -29,9 +30,9 @@ def test_two_steps_with_updated_rollouts(world, tmp_path, precision, bound):
     assert done.returncode == 0, done.stdout[-8000:]
     check_two_steps(done.stdout, live(tmp_path), bound, corrected=precision != "bf16")
     if precision == "int8":
-        rows = [json.loads(path.read_text()) for path in (tmp_path / "ledger").rglob("*.json")]
-        [row] = [row for row in rows if "worker" in row["roles"] and row["kind"] == "row"]
-        assert row["notes"]["kernels"] == {"CompressedTensorsW8A8Int8/CPUInt8ScaledMMLinearKernel": 8}
+        rows = [row for run in ledger.read(tmp_path / "ledger") for row in run.rows]
+        [worker] = [row for row in rows if "worker" in row.roles]
+        assert worker.notes["kernels"] == {"CompressedTensorsW8A8Int8/CPUInt8ScaledMMLinearKernel": 8}
 
 
 def test_two_steps_with_updated_fp8_rollouts_on_two_replicas(fp8_job):
@@ -67,22 +68,22 @@ def check_two_steps(
 
 @pytest.mark.full
 def test_a_mixed_fleet_is_told_apart(world, tmp_path):
-    """Two replicas, one in bf16 and one in int8: every sample says which drew it, and so do the metrics."""
+    """Two replicas, one in bf16 and one in fp8: every sample says which drew it, and so do the metrics."""
     config = tmp_path / "flashpatch.toml"
-    config.write_text('[[fp8.fleet]]\nprecision = "bf16"\n\n[[fp8.fleet]]\nprecision = "int8"\n')
+    config.write_text('[[fp8.fleet]]\nprecision = "bf16"\n\n[[fp8.fleet]]\nprecision = "fp8"\n')
     done = train(
         world, tmp_path, "trainer.n_gpus_per_node=2", FLASHPATCH="cpu,fp8", FLASHPATCH_CONFIG=str(config)
     )
     assert done.returncode == 0, done.stdout[-8000:]
-    for precision in ("bf16", "int8"):
+    for precision in ("bf16", "fp8"):
         assert min(metrics(done.stdout, f"mismatch/tokens/{precision}")) > 0
-    told = [metrics(done.stdout, f"mismatch/tokens/{precision}") for precision in ("bf16", "int8")]
+    told = [metrics(done.stdout, f"mismatch/tokens/{precision}") for precision in ("bf16", "fp8")]
     assert [sum(step) for step in zip(*told, strict=True)] == metrics(done.stdout, "mismatch/tokens")
     for plain, rounded in zip(
-        *(metrics(done.stdout, f"mismatch/k3/{name}") for name in ("bf16", "int8")), strict=True
+        *(metrics(done.stdout, f"mismatch/k3/{name}") for name in ("bf16", "fp8")), strict=True
     ):
         assert plain < rounded < 0.05
-    assert "rollouts run in bf16, int8" in done.stdout
+    assert "rollouts run in bf16, fp8" in done.stdout
 
 
 @pytest.mark.full

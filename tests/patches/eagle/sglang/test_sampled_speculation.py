@@ -47,9 +47,14 @@ def run(folder: Path, sharp: tuple[str, str], **more: Any) -> list[Any]:
     seen = lab.run(
         folder,
         model=target,
-        speculative_draft_model_path=drafter,
         steps=[*asked, ["tokens", dict(count=4, prompts=[PROMPT])]],
-        **{**eagles.SPECULATIVE, **TREE, "max_running_requests": 64, **more},
+        **{
+            **eagles.SPECULATIVE,
+            **TREE,
+            "speculative_draft_model_path": drafter,
+            "max_running_requests": 64,
+            **more,
+        },
     )
     assert seen.done, str(seen)
     return seen.steps
@@ -105,3 +110,17 @@ def test_samples_are_the_targets_with_another_arm_at_every_step(
     """Chains, trees and none, as the bandit may choose."""
     how = dict(flashpatch="eagle", env={"JOB_ROTATE": "1"}, options={"eagle": dict(arms=TREES)})
     check(sharp[0], run(tmp_path, sharp, **how))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("drafter", [True, False], ids=["beside a drafter", "alone"])
+def test_samples_are_the_targets_with_drafts_from_history(
+    sharp: tuple[str, str], tmp_path: Path, drafter: bool
+) -> None:
+    """A thousand answers to one prompt, so that most drafts are those of other answers."""
+    how: dict[str, Any] = dict(flashpatch="eagle", options={"eagle": dict(history=True, arms=["3_1_4"])})
+    chain: dict[str, Any] = dict(speculative_eagle_topk=1, speculative_num_draft_tokens=4)
+    if not drafter:
+        chain = dict.fromkeys(name for name in eagles.SPECULATIVE if name.startswith("speculative"))
+        chain["speculative_draft_model_path"] = None
+    check(sharp[0], run(tmp_path, sharp, **how, **chain))

@@ -1,0 +1,249 @@
+"""Let SGLang verify drafts from history: its worker knows every request's tokens when it drafts for the next step.
+
+An engine without speculation is opened with SGLang's n-gram worker. There, and beside an EAGLE drafter that drafts
+chains, history replaces the drafts of those requests for which more of its own tokens are expected to be accepted. A step
+verifies the same number of tokens whatever is drafted, so drafts are as long as it has room for. Verification is SGLang's
+own and asks only the target, so the answers are distributed as the target's. Nothing here depends on time, so that the
+ranks of an engine draft alike.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from flashpatch import engine, ledger
+from flashpatch.patches.eagle.history.drafts import HistoryDrafts, Text
+from flashpatch.patches.eagle.sglang.targets import WorkerPatch
+from flashpatch.record import Contract
+
+logger = logging.getLogger("flashpatch.eagle")
+
+_NOTE_SECONDS = 1.0  # between two notes to the ledger
+_BESIDE = ("EAGLE", "EAGLE3", "NGRAM")  # speculative algorithms whose drafts are replaced
+
+
+class WorkerHistory:
+    """Feed the requests of one worker's decode batches to `HistoryDrafts`.
+
+    Attributes:
+        rows: requests of the last batch whose drafts are from history, by their place in it.
+        steps: batches that were verified since the last call of `propose`.
+    """
+
+    def __init__(self, drafts: HistoryDrafts) -> None:
+        self.drafts = drafts
+        self.rows: set[int] = set()
+        self.steps = 1
+        self._texts: weakref.WeakKeyDictionary[Any, Text] = weakref.WeakKeyDictionary()
+        self._last: list[Any] = []  # requests of the last batch; those that are over have tokens not yet seen
+        self._noted = 0.0
+
+    def propose(self, requests: Sequence[Any], room: int) -> list[list[int] | None]:
+        """Take up the new tokens of the last batch, and return draft tokens for the next.
+
+        Args:
+            requests: SGLang's ``Req`` of the batch.
+            room: draft tokens per request.
+
+        Returns:
+            At most ``room`` tokens per request; None where the worker's own drafts are better.
+        """
+        outcomes: dict[Text, int] = {}
+        for row, request in enumerate(self._last):
+            text = self._texts[request]
+            accepted = self._take_tokens(request, text) - 1
+            if self.steps == 1 and accepted >= 0:
+                if row in self.rows:
+                    outcomes[text] = min(accepted, len(text.draft.guesses) if text.draft else 0)
+                else:
+                    self.drafts.learn_rival(room, min(accepted, room))
+        self.drafts.learn(outcomes, len(requests), 0, None)
+        for request in requests:
+            if request not in self._texts:
+                self._texts[request] = self.drafts.begin(list(request.origin_input_ids))
+                self._take_tokens(request, self._texts[request])
+        self._last, self.steps = list(requests), 0
+        found = self.drafts.fill([self._texts[request] for request in requests], room)
+        self.rows = {row for row, draft in enumerate(found) if draft}
+        if (now := time.monotonic()) - self._noted > _NOTE_SECONDS:
+            self._noted = now
+            ledger.note(eagle_history=self.drafts.metrics())
+        return found
+
+    def _take_tokens(self, request: Any, text: Text) -> int:
+        """Append what the request has generated since; return how many tokens."""
+        new = list(request.output_ids[len(text.tokens) - len(request.origin_input_ids) :])
+        if new:
+            self.drafts.extend(text, new)
+        return len(new)
+
+
+_histories: weakref.WeakKeyDictionary[Any, WorkerHistory | None] = weakref.WeakKeyDictionary()
+
+
+def _history_of(drafter: Any, reason: str) -> WorkerHistory | None:
+    """Return the history of a worker, made at its first batch; None where the option is off or for this reason."""
+    if drafter not in _histories:
+        options = engine.options("eagle")
+        if options["history"] and reason:
+            _say_off(reason)
+        on = options["history"] and not reason
+        _histories[drafter] = (
+            WorkerHistory(HistoryDrafts(options["history_drafts"], options["history_tokens"])) if on else None
+        )
+    return _histories[drafter]
+
+
+def _say_off(reason: str) -> None:
+    logger.warning("no drafts from history: %s", reason)
+    ledger.note(eagle_history_off=reason)
+
+
+def _propose(
+    drafter: Any, history: WorkerHistory, requests: Sequence[Any], room: int
+) -> list[list[int] | None]:
+    from sglang.srt.runtime_context import get_parallel
+
+    try:
+        return history.propose(requests, room)
+    except Exception as error:
+        if get_parallel().tp_size > 1:  # ranks must not verify different drafts
+            raise
+        _histories[drafter] = None  # no answer needs them
+        _say_off(f"{type(error).__name__}: {error}")
+        return [None] * len(requests)
+
+
+def replace_chains(drafter: Any, batch: Any, verify_input: Any) -> None:
+    """Put drafts from history in the place of an EAGLE drafter's.
+
+    Args:
+        drafter: ``EagleDraftWorker``.
+        batch: the ``ScheduleBatch``.
+        verify_input: what ``draft`` returned; ``draft_token`` [requests * draft_token_num] is written.
+    """
+    history = _history_of(drafter, _unsuited(drafter, verify_input))
+    if history is None or not batch.reqs or batch.forward_mode.is_idle():
+        return
+    import torch
+
+    width = verify_input.draft_token_num
+    tokens = verify_input.draft_token.view(-1, width)
+    for row, draft in enumerate(_propose(drafter, history, batch.reqs, width - 1)):
+        if draft:
+            tokens[row, 1 : 1 + len(draft)] = torch.tensor(draft, dtype=tokens.dtype, device=tokens.device)
+
+
+def _unsuited(drafter: Any, verify_input: Any) -> str:
+    """Say why an EAGLE drafter's drafts cannot be replaced; "" where they can."""
+    from sglang.srt.runtime_context import get_schedule
+
+    if isinstance(verify_input, tuple):
+        return "pipeline parallelism"
+    if not get_schedule().disable_overlap_schedule:
+        return "overlap scheduling"
+    if drafter.topk > 1:
+        return "the drafter drafts trees"
+    if getattr(verify_input, "draft_probs", None) is not None:
+        return "rejection sampling, whose probabilities belong to the drafter's tokens"
+    return ""
+
+
+def batch_verified(worker: Any, accepted: list[int]) -> list[int]:
+    """Count a batch that an EAGLE worker verified; return the counts of the requests with its drafter's own drafts."""
+    history = _histories.get(worker._draft_worker)
+    if history is None:
+        return accepted
+    history.steps += 1
+    if history.steps > 1:  # nothing was drafted for it
+        return accepted
+    return [count for row, count in enumerate(accepted) if row not in history.rows]
+
+
+def on_prepare(original, self, batch: Any):
+    """Around ``NGRAMWorker._prepare_draft_tokens``: put drafts from history in the place of the trie's."""
+    drafts, mask = original(self, batch)
+    history = _history_of(self, "overlap scheduling" if self.enable_overlap else "")
+    if history is None:
+        return drafts, mask
+    import numpy as np
+    from sglang.srt.runtime_context import get_parallel
+
+    ledger.role("worker", tp=get_parallel().tp_rank)
+    width = self.draft_token_num
+    drafts, mask = np.array(drafts), np.array(mask)
+    rows, trees = drafts.reshape(-1, width), mask.reshape(-1, width, width)
+    history.steps = 1  # every decode batch is drafted for
+    for row, draft in enumerate(_propose(self, history, batch.reqs, width - 1)):
+        if draft:
+            rows[row, 1:] = [*draft, *[0] * (width - 1 - len(draft))]
+            trees[row] = np.tri(width, dtype=trees.dtype)
+    return drafts, mask
+
+
+def on_resolve(original, server_args: Any):
+    """Around ``run_resolution_pipeline``: open speculation for drafts from history, where nothing else speculates."""
+    options = engine.options("eagle")
+    asked = (server_args.speculative_algorithm or "").upper()
+    if options["history"] and (not asked or asked in _BESIDE):
+        from sglang.srt.arg_groups.overrides import declare_resolution
+
+        fields: dict[str, Any] = {"disable_overlap_schedule": True}  # else tokens come too late to draft from
+        if not asked:
+            fields |= {
+                "speculative_algorithm": "NGRAM",
+                "speculative_num_draft_tokens": options["history_drafts"] + 1,
+                "speculative_ngram_max_bfs_breadth": 1,
+            }
+        declare_resolution(server_args, OPEN.id, **fields)
+    elif options["history"]:
+        _say_off(f"SGLang's speculative_algorithm={asked}")
+    return original(server_args)
+
+
+def _undo(site: Any) -> None:
+    _histories.clear()
+    site.unwrap()
+
+
+_WHY = "What a policy generated before, for the same prompt above all, is the cheapest drafter."
+
+OPEN = WorkerPatch(
+    id="eagle.sglang.run_resolution_pipeline",
+    targets=("sglang.srt.arg_groups.pipeline:run_resolution_pipeline",),
+    wrapper=on_resolve,
+    contract=Contract(
+        params=("server_args",),
+        exists=("sglang.srt.arg_groups.overrides:declare_resolution",),
+    ),
+    evidence="optional",
+    why=_WHY,
+    how="Opens SGLang's n-gram speculation where the option history is on and nothing else speculates.",
+)
+
+PREPARE = WorkerPatch(
+    id="eagle.sglang.prepare_draft_tokens",
+    targets=("sglang.srt.speculative.ngram_worker:NGRAMWorker._prepare_draft_tokens",),
+    wrapper=on_prepare,
+    undo=_undo,
+    contract=Contract(
+        params=("batch",),
+        mentions=(
+            "self.draft_token_num",
+            "self.enable_overlap",
+            "self.ngram_corpus.batch_get",
+            "req.output_ids",
+        ),
+    ),
+    evidence="optional",
+    needs=("eagle.sglang.run_resolution_pipeline",),
+    why=_WHY,
+    how="Drafts continuations of earlier answers, those to the same prompt first, where more of them are accepted.",
+    upstream="The n-gram worker's trie: matches over all texts alike, without the prompt they belong to.",
+)
+
+PATCHES = (OPEN, PREPARE)
