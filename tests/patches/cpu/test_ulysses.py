@@ -35,9 +35,7 @@ def test_a_token_sees_the_earlier_ones_of_its_own_sequence():
 def test_attention_of_several_ranks_is_that_of_one(tmp_path, ranks):
     """Values and gradients, with fewer key heads than ranks, a window, and padding at the end of the row."""
     flow_lab.run_ranks([str(SUPPORT / "ulysses_ranks.py"), str(tmp_path)], tmp_path, ranks)
-    for rank in range(ranks):
-        found = json.loads((tmp_path / f"attention-{rank}.json").read_text())
-        assert set(found) == {"plain", "few key heads", "window"}
-        for name, differences in found.items():
-            assert max(differences["ours"]) < 1e-5, name
-            assert max(differences["stock"]) > 1e-2, name
+    found = [json.loads((tmp_path / f"attention-{rank}.json").read_text()) for rank in range(ranks)]
+    for name in ("plain", "few key heads", "window"):
+        assert max(max(one[name]["ours"]) for one in found) < 1e-5, name
+        assert max(max(one[name]["stock"]) for one in found) > 1e-2, name
