@@ -5,8 +5,8 @@
 # make demo-world verl trains a real language model of 135 million weights on this machine, four steps; make world only
 #                 installs what that needs
 # make check      formatter, linter, types, and every test that opens no engine, on each Python that is at hand
-# make test       make check, on one other Python a part of it; tests on real engines: the newest vLLM, verl with the vLLM
-#                 that it runs on, SGLang
+# make test       make check on this Python alone; tests on real engines: the newest vLLM, verl with the vLLM that it runs
+#                 on, SGLang
 # make test-full  all tests, also the long ones and those on older versions of vLLM
 # make dist       sdist and wheel in dist/, built twice and compared, checked by twine and check-wheel-contents
 # make docs       the documentation site in build/site: guides, API reference, commands; strict, and shown without a network
@@ -117,21 +117,20 @@ lint: $(CHECK)/.ready
 	test ! -x $(CHECK)/bin/check-jsonschema || \
 		$(CHECK)/bin/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
+# Of a run without engines. Two fifths of its time is waiting, so three workers keep two cores busy.
+WORKERS := 3
 # Each worker takes whole files, since tests of a file share what they build.
 check-own: $(CHECK)/.ready
-	$(CHECK)/bin/pytest -q -n 2 --dist loadfile --timeout 600 -m "$(NO_ENGINE)"
+	$(CHECK)/bin/pytest -q -n $(WORKERS) --dist loadfile --timeout 600 -m "$(NO_ENGINE)"
 
-# Without torch; tests that need it are skipped. $(OTHER_TESTS): which of them, all if unset.
+# Without torch; tests that need it are skipped.
 $(OTHER_PYTHONS:%=check-%): check-%: $(CHECK)-%/.ready
 	@if [ ! -x $(CHECK)-$*/bin/pytest ]; then echo "Python $* is not at hand: no tests on it"; else \
-		$(CHECK)-$*/bin/pytest -q -n 2 --dist loadfile --timeout 600 -m "$(NO_ENGINE)" \
-		$(OTHER_TESTS); fi
+		$(CHECK)-$*/bin/pytest -q -n $(WORKERS) --dist loadfile --timeout 600 -m "$(NO_ENGINE)"; fi
 
-# Side by side, set-up included: most of the time one of them waits for an engine to start. The longest goes first. The
-# newest of the other Pythons runs the tests of the engine of patches.
-test: export OTHER_TESTS := tests/flashpatch
+# Side by side, set-up included: most of the time one of them waits for an engine to start. The longest goes first.
 test: lint check-own
-	$(MAKE) -j4 --output-sync=none test-paired test-newest test-sglang check-$(lastword $(OTHER_PYTHONS))
+	$(MAKE) -j3 --output-sync=none test-paired test-newest test-sglang
 
 test-newest: $(NEWEST)
 	nice -n 5 $(NEWEST)/bin/pytest -m "vllm and not full"

@@ -132,7 +132,7 @@ def test_a_hook_that_raises_is_caught(verify, doctored):
     assert "an engine opens, and its parameters are those of fp8" in failed(report)
 
 
-@pytest.mark.full  # by default tests/verify/probes/test_flowrl.py shows a live patch without effect
+@pytest.mark.full
 def test_an_update_that_does_nothing_is_caught_though_every_patch_is_live(verify, doctored):
     honest = "result = managed.load(functools.partial(_with_positional, original, args), weights, **kwargs)"
     lazy = f"{honest} if managed.state == 'loading' else list(weights)"

@@ -44,6 +44,7 @@ def check(output: str, processes: list[dict], bound: float, corrected: bool, sch
     )
 
 
+@pytest.mark.full  # test_sync.py updates such servers in `make test`
 def test_two_steps_with_updated_fp8_rollouts(world, tmp_path):
     done = train(world, tmp_path, *SGLANG, FLASHPATCH="cpu,fp8", **QUANTIZED)
     assert done.returncode == 0, done.stdout[-8000:]

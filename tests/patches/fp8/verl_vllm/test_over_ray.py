@@ -56,11 +56,12 @@ except ray.exceptions.RayTaskError as error:
     [
         # stock: cpu alone only lets verl find a platform
         pytest.param("cpu", "raises", 60, ("hung",), marks=pytest.mark.full),
-        (
+        pytest.param(
             "cpu,bf16",
             "raises",
             240,
             ("[flashpatch: fp8.verl_vllm.sender_init_socket]", "LookupError: the worker could not prepare"),
+            marks=pytest.mark.full,
         ),
         pytest.param(
             "cpu,bf16",

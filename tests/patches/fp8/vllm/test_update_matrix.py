@@ -186,7 +186,7 @@ def test_compiled(compiled: scenario.Runner, family: str, precision: str) -> Non
     ("family", "quantization"),
     [
         pytest.param("qwen2", None, marks=pytest.mark.full),
-        ("qwen2-tied", None),
+        pytest.param("qwen2-tied", None, marks=pytest.mark.full),
         pytest.param("qwen2", "fp8_per_channel", marks=pytest.mark.full),
         pytest.param("llama-tied", "fp8_per_channel", marks=pytest.mark.full),
     ],
