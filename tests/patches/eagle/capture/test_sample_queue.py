@@ -85,8 +85,11 @@ def test_a_writer_that_cannot_keep_up_drops_and_gives_the_memory_back(tmp_path, 
     assert writer.offer(stuck)
     _eventually(lambda: writer._queue.empty())
     # Who offers must never wait, not even for a moment: any wait for room is an error here.
-    monkeypatch.setattr(writer._queue.not_full, "wait", lambda *_: pytest.fail("offer waits for room"))
-    answers = [writer.offer(sample(seed=seed), lambda seed=seed: released.append(seed)) for seed in range(6)]
+    with monkeypatch.context() as inside:
+        inside.setattr(writer._queue.not_full, "wait", lambda *_: pytest.fail("offer waits for room"))
+        answers = [
+            writer.offer(sample(seed=seed), lambda seed=seed: released.append(seed)) for seed in range(6)
+        ]
     assert answers == [True, True, False, False, False, False] and released == [2, 3, 4, 5]
     assert writer.counts["dropped"] == 4
     with open(tmp_path / "stuck", "rb") as fifo:
