@@ -94,6 +94,25 @@ FAMILY = Family(
         ),
         "cotrain": Option(True, "under verl: train the drafter between rollouts", kind=bool),
         "slice": Option(60.0, "most seconds of drafter training between two rollouts", kind=float, above=0),
+        "slice_steps": Option(
+            0, "most steps of drafter training between two rollouts; 0: as time allows", kind=int, least=0
+        ),
+        "train_every": Option(
+            1, "under verl: train the drafter in every so many steps of the policy", kind=int, least=1
+        ),
+        "train_on": Option(
+            "process",
+            "under verl, where the drafter is trained: in a process of its own, or by verl's workers, on the devices of "
+            "replicas that wait for others to finish a step's rollouts",
+            choices=("process", "workers"),
+        ),
+        "rest_slice": Option(
+            0.0,
+            "with train_on = workers: most seconds by which the policy's training waits for drafter training on all "
+            "devices, in steps whose rollouts left less time for it",
+            kind=float,
+            least=0,
+        ),
         "patience": Option(30.0, "seconds to wait before killing the drafter's trainer", kind=float, above=0),
         "trainer": Option([], "settings of the drafter's training, such as rate=1e-3 and least=4", kind=list),
         "ttt_steps": Option(

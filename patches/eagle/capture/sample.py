@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ class Sample:
         response: bool [n], True for generated tokens.
         version: of the policy that computed every known state.
         auxiliary: [n, k*H], the layers EAGLE-3 reads, side by side, or None.
+        file: where a trainer keeps it beyond its own life, or None; not part of what is saved.
     """
 
     request: str
@@ -41,6 +43,7 @@ class Sample:
     response: torch.Tensor
     version: int
     auxiliary: torch.Tensor | None = None
+    file: Path | None = None
 
     def __len__(self) -> int:
         return self.input_ids.shape[0]
@@ -49,6 +52,12 @@ class Sample:
     def bytes(self) -> int:
         """Size of the tensors."""
         return sum(tensor.nbytes for tensor in self._tensors().values())
+
+    def delete_file(self) -> None:
+        """Delete its `file`, if it has one. Never raises."""
+        if self.file is not None:
+            with contextlib.suppress(OSError):
+                self.file.unlink(missing_ok=True)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a safetensors file, straight from the tensors' memory. Raises OSError."""

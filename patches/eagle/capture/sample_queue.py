@@ -16,6 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -157,13 +158,23 @@ class SampleWriter:
 class SampleReader:
     """Read samples from the queue. A directory that does not exist yet is empty.
 
+    Args:
+        directory: as the writers'.
+        keep: called with a read sample's file and its name, to move it elsewhere; returns where it is then, or None.
+            What is still there afterwards is deleted.
+
     Attributes:
         counts: ``read``, ``corrupt`` (deleted unread) and ``missed`` (dropped, or another reader was first).
     """
 
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        keep: Callable[[Path, str], Path | None] = lambda file, name: None,
+    ) -> None:
         self.directory = Path(directory)
         self.counts: Counter[str] = Counter(read=0, corrupt=0, missed=0)
+        self._keep = keep
 
     def read_samples(self, limit: int) -> list[Sample]:
         """Remove up to ``limit`` samples from the queue and return them, oldest first."""
@@ -197,13 +208,14 @@ class SampleReader:
             return None
         try:
             sample = Sample.load(claimed)
+            sample = replace(sample, file=self._keep(claimed, name))
         except PatchError as error:
             self.counts["corrupt"] += 1
             logger.warning("%s", error)
             return None
         finally:
             with contextlib.suppress(OSError):
-                claimed.unlink()
+                claimed.unlink(missing_ok=True)
         self.counts["read"] += 1
         return sample
 

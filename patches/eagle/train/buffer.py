@@ -1,4 +1,4 @@
-"""Keep samples over RL steps, bounded in number and bytes."""
+"""Keep samples over RL steps, bounded in number and bytes; the file of a sample that leaves is deleted."""
 
 from __future__ import annotations
 
@@ -70,11 +70,13 @@ class Buffer:
         self._newest = max(self._newest, sample.version)
         if self.versions and sample.version <= self._newest - self.versions:
             self.counts["stale"] += 1
+            sample.delete_file()
             return False
         self._seen += 1
         full = self.keep == "reservoir" and len(self._held) >= self.samples
         if sample.bytes > self.bytes or (full and self._random.random() >= self.samples / self._seen):
             self.counts["refused"] += 1
+            sample.delete_file()
             return False
         while self._held and (len(self._held) >= self.samples or self._size + sample.bytes > self.bytes):
             self._evict(0 if self.keep == "recency" else self._random.randrange(len(self._held)))
@@ -88,11 +90,15 @@ class Buffer:
         return self._random.sample(self._held, min(number, len(self._held)))
 
     def _evict(self, place: int) -> None:
-        self._size -= self._held[place].bytes
-        del self._held[place]
+        sample = self._held.pop(place)
+        self._size -= sample.bytes
         self.counts["evicted"] += 1
+        sample.delete_file()
 
     def _drop_before(self, version: int) -> None:
         fresh = [sample for sample in self._held if sample.version >= version]
-        self.counts["stale"] += len(self._held) - len(fresh)
+        for sample in self._held:
+            if sample.version < version:
+                self.counts["stale"] += 1
+                sample.delete_file()
         self._held, self._size = fresh, sum(sample.bytes for sample in fresh)

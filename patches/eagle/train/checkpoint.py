@@ -41,9 +41,13 @@ class Checkpoints:
     def __init__(self, folder: str | os.PathLike[str], keep: int = 2) -> None:
         self.folder, self.keep = Path(folder), keep
         self.failed, self.problem = 0, ""
+        self._running: tuple[Future, Path, Path] | None = None
+        self.join_ranks()
+
+    def join_ranks(self) -> None:
+        """Write with the ranks of torch's present process group, alone where there is none."""
         self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
         self._is_leader = not dist.is_initialized() or dist.get_rank() == 0
-        self._running: tuple[Future, Path, Path] | None = None
         if self._is_leader:
             self.folder.mkdir(parents=True, exist_ok=True)
 

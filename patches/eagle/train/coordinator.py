@@ -26,7 +26,7 @@ from flashpatch.patches.eagle.train.settings import WorkerSettings
 logger = logging.getLogger("flashpatch.eagle")
 
 State = Literal["down", "starting", "idle", "training", "stopping", "given up"]
-MODULE = "flashpatch.patches.eagle.train.worker"
+MODULE = "flashpatch.patches.eagle.train"
 
 
 class Coordinator:
@@ -46,6 +46,7 @@ class Coordinator:
         state: one of `State`.
         drafter: folder of the newest drafter, or None.
         figures: the worker's last report.
+        on_device: whether the worker may hold memory of its device for a slice.
         counts: ``started``, ``died``, ``killed``, ``drafters``, ``errors``, ``undelivered``
             (commands that could not be sent).
         problem: the last one, or "".
@@ -71,6 +72,7 @@ class Coordinator:
         self.figures: dict[str, Any] = {}
         self.counts: Counter[str] = Counter(started=0, died=0, killed=0, drafters=0, errors=0, undelivered=0)
         self.problem = ""
+        self.on_device = False
         self._limits = {"starting": start_limit, "stopping": stop_limit}
         self._silence, self._stop_limit = silence_limit, stop_limit
         self._restarts, self._restarts_left, self._restart_at = restarts, restarts, 0.0
@@ -80,7 +82,7 @@ class Coordinator:
         self._events: queue.Queue[tuple[int, dict[str, Any]]] = queue.Queue()
         self._errors: deque[str] = deque(maxlen=20)
         self._since = self._last_event = self._slice_ends = 0.0
-        self._next_slice = 0.0  # seconds, asked for while the worker was starting
+        self._next_slice: dict[str, Any] | None = None  # asked for while the worker was starting
         self._target: dict[str, Any] | None = None  # the last command of `target`
         self._lock = threading.RLock()
 
@@ -124,30 +126,41 @@ class Coordinator:
                 reader.start()
             return True
 
-    def train(self, seconds: float) -> bool:
-        """Give the worker a slice of time, and start it if it is down; return False when it cannot train
-        now."""
+    def train(self, seconds: float, steps: int | None = None, group: Mapping[str, Any] | None = None) -> bool:
+        """Give the worker a slice of time, and start it if it is down; return False when it cannot train now.
+
+        Args:
+            seconds: most seconds of the slice.
+            steps: most steps.
+            group: the ranks of the slice, see `slice_worker.SliceWorker`; such a slice begins now or not at all.
+        """
         if not 0.0 < seconds < float("inf"):
             raise PatchError(
                 f"a slice of {seconds} seconds makes no sense.", patch="eagle", target="coordinator"
             )
+        command = {"command": "train", "seconds": seconds, "steps": steps, "group": group}
+        with self._lock:
+            self.restart_when_due()
+            if self.state == "starting" and not group:
+                self._next_slice = command
+                return True
+            if self.state != "idle":
+                return False
+            return self._begin(command)
+
+    def restart_when_due(self) -> None:
+        """Start the worker if it is down, unless it died a moment ago."""
         with self._lock:
             self.poll()
             if self.state == "down" and self._clock() >= self._restart_at:
                 self.start()
-            if self.state == "starting":
-                self._next_slice = seconds
-                return True
-            if self.state != "idle":
-                return False
-            return self._begin(seconds)
 
     def stop(self) -> bool:
         """Tell the worker to end its slice and write a drafter; `poll` notices that it is idle, or kills it
         in time."""
         with self._lock:
             self.poll()
-            self._next_slice = 0.0
+            self._next_slice = None
             if self.state != "training":
                 return self.state in ("idle", "stopping")
             self._enter("stopping")
@@ -181,12 +194,24 @@ class Coordinator:
         Returns:
             Whether it became idle by itself, or was not running.
         """
+        return self._wait(lambda: self.state not in ("training", "stopping"), limit)
+
+    def wait_released(self, limit: float) -> bool:
+        """Stop the slice and wait until the worker has given its device's memory back; kill it after ``limit`` seconds.
+
+        Returns:
+            Whether it did so by itself, or was not running.
+        """
+        return self._wait(lambda: not self.on_device, limit)
+
+    def _wait(self, is_done: Callable[[], bool], limit: float) -> bool:
+        """Stop the slice, and wait until something is done; kill the worker where that takes too long."""
         self.stop()
-        end = self._clock() + limit
+        end, killed = self._clock() + limit, self.counts["killed"]
         while True:
             self.poll()
-            if self.state not in ("training", "stopping"):
-                return self.state in ("idle", "starting", "down", "given up")
+            if is_done():
+                return self.counts["killed"] == killed
             if self._clock() >= end:
                 break
             time.sleep(0.01)
@@ -214,9 +239,10 @@ class Coordinator:
             self._process = None
             self._enter("down")
 
-    def _begin(self, seconds: float) -> bool:
-        self._slice_ends = self._clock() + seconds
-        if self._send({"command": "train", "seconds": seconds}):
+    def _begin(self, command: dict[str, Any]) -> bool:
+        self._slice_ends = self._clock() + command["seconds"]
+        if self._send(command):
+            self.on_device = True
             self._enter("training")
             return True
         return False
@@ -237,13 +263,15 @@ class Coordinator:
         name = event.get("event")
         if name in ("training", "idle", "drafter"):
             self.figures = {**self.figures, **event}
+        if name == "released" or self.ends_slice(event):
+            self.on_device = False
         if name == "ready" or self.ends_slice(event):
             self._enter("idle")
             if name == "ready" and self._target:
                 self._send(self._target)
             if self._next_slice:
-                seconds, self._next_slice = self._next_slice, 0.0
-                self._begin(seconds)
+                command, self._next_slice = self._next_slice, None
+                self._begin(command)
         elif name == "drafter":
             self.drafter = Path(event["folder"])
             self.counts["drafters"] += 1
@@ -294,6 +322,7 @@ class Coordinator:
 
     def _ended(self) -> None:
         process, self._process = self._process, None
+        self.on_device = False
         if process is not None and process.stdin is not None:
             with contextlib.suppress(OSError):
                 process.stdin.close()

@@ -17,7 +17,7 @@ class WorkerSettings:
     Attributes:
         target: folder of the target's checkpoint (config and safetensors), for embeddings and head.
         ring: directory of captured samples.
-        folder: where checkpoints and drafters are written.
+        folder: where checkpoints, drafters and the samples of the buffer are written.
         engine: ``vllm`` or ``sglang``, whose format drafters get.
         drafter: folder of a drafter to continue from; "" for one from scratch.
         kind: ``eagle`` or ``eagle3``.
@@ -32,6 +32,8 @@ class WorkerSettings:
         least: samples in the buffer before training starts.
         checkpoint: steps between checkpoints; 0 for none.
         seed: of the weights from scratch and of the draws.
+        release: keep nothing on the device between slices, see `slice_worker`.
+        rank, ranks: of this worker among those that train one drafter in slices together.
         niceness: added to the process's, so that engines have priority.
         threads: of torch on the CPU; 0 for torch's default.
     """
@@ -61,6 +63,9 @@ class WorkerSettings:
     least: int = 8
     checkpoint: int = 100
     seed: int = 0
+    release: bool = False
+    rank: int = 0
+    ranks: int = 1
     niceness: int = 5
     threads: int = 0
 

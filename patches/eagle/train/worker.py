@@ -1,43 +1,37 @@
-"""Train in a process of its own: ``python -m flashpatch.patches.eagle.train.worker SETTINGS-JSON``.
+"""Train a drafter in slices of time, between commands.
 
-It reads commands as JSON lines from standard input and reports events as JSON lines on standard output;
-anything that libraries print goes to standard error. When its input ends, the parent has ended, and so does
-it.
+Commands: ``{"command": "train", "seconds": s, "steps": n}`` (``steps`` may be missing; a `slice_worker` also takes
+``group``), ``{"command": "stop"}``, ``{"command": "load", "folder": f}`` (continue from these weights, as after a
+rollback), ``{"command": "target", "folder": f}`` (the policy's new embedding and head), ``{"command": "exit"}``.
 
-Commands: ``{"command": "train", "seconds": s}``, ``{"command": "stop"}``, ``{"command": "load", "folder":
-f}`` (continue from these weights, as after a rollback), ``{"command": "target", "folder": f}`` (the policy's
-new embedding and head), ``{"command": "exit"}``.
-
-Events: ``ready``, ``training`` (once a second, with the last step's figures), ``drafter`` (new weights are in
-``folder``), ``idle`` (after each command, which it names), ``error`` (a command failed; the worker goes on),
-``bye``.
+Events: ``ready``, ``training`` (once a second, with the last step's figures), ``released`` (nothing is on the device
+any more; of a `slice_worker`), ``drafter`` (new weights are in ``folder``), ``idle`` (after each command, which it
+names), ``error`` (a command failed; the worker goes on), ``bye``.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import queue
 import shutil
-import sys
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoConfig
 
 from flashpatch import ledger
 from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.capture.sample import Sample
 from flashpatch.patches.eagle.capture.sample_queue import SampleReader
 from flashpatch.patches.eagle.train.buffer import Buffer
 from flashpatch.patches.eagle.train.checkpoint import Checkpoints
 from flashpatch.patches.eagle.train.drafter import make_drafter
 from flashpatch.patches.eagle.train.drafter_config import drafter_config
 from flashpatch.patches.eagle.train.export import load_weights, save_drafter
+from flashpatch.patches.eagle.train.kept_samples import KeptSamples
 from flashpatch.patches.eagle.train.pack import Pack, pack, windows
 from flashpatch.patches.eagle.train.settings import WorkerSettings
 from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
@@ -55,6 +49,10 @@ class Worker:
         settings: see `WorkerSettings`.
         report: called with every event.
         commands: queue of commands.
+
+    Attributes:
+        count, skipped: steps done, and those that changed nothing; see `Trainer`.
+        resumed: whether the trainer opened last began from a checkpoint.
     """
 
     def __init__(
@@ -64,19 +62,30 @@ class Worker:
         commands: queue.Queue[dict[str, Any]],
     ) -> None:
         self.settings, self._report, self._commands = settings, report, commands
+        self._target = settings.target  # folder of the policy's embedding and head
         self.device = torch.device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.config = drafter_config(
             AutoConfig.from_pretrained(settings.target), settings.kind, settings.auxiliary
         )
         self.checkpoints = Checkpoints(Path(settings.folder) / "checkpoints")
-        self.trainer, self.resumed = self._resume()
-        self.reader = SampleReader(settings.ring)
+        self.kept = KeptSamples(
+            Path(settings.folder) / "samples", settings.ring, settings.rank, settings.ranks
+        )
+        self.reader = SampleReader(settings.ring, self.kept.move)
         self.buffer = Buffer(
             settings.samples, settings.bytes, settings.keep, settings.versions, settings.seed
         )
         self._unsuitable = 0
+        for sample in self.kept.read():
+            self._add(sample)
+        self.count, self.skipped, self.resumed = 0, 0, False
+        self._prepare()
 
-    def _resume(self) -> tuple[Trainer, bool]:
+    def _prepare(self) -> None:
+        """Make ready for commands."""
+        self.trainer = self._open_trainer(self.device)
+
+    def _open_trainer(self, device: torch.device, mesh: DeviceMesh | None = None) -> Trainer:
         """Return a trainer, from the last checkpoint that can be read or else as the settings say."""
         settings = self.settings
         names = ("rate", "clip", "states", "tokens", "ttt_steps", "ttt_decay")
@@ -85,22 +94,27 @@ class Worker:
             drafter = make_drafter(self.config, settings.seed)
             if settings.drafter:
                 load_weights(drafter, settings.drafter)
-            trainer = Trainer(drafter.to(self.device), self._load_target(settings.target), recipe)
+            trainer = Trainer(drafter.to(device), self._load_target(device), recipe, mesh)
             try:
-                return trainer, self.checkpoints.resume(trainer)
+                self.resumed = self.checkpoints.resume(trainer)
+                self.count, self.skipped = trainer.count, trainer.skipped
+                return trainer
             except PatchError as error:  # parts of it may be in this trainer
                 self._report({"event": "error", "command": "resume", "problem": str(error)})
                 self.checkpoints.discard()
 
+    def _rest(self) -> None:
+        """Do what is due before a pause."""
+
     def run(self) -> None:
         """Execute commands until one is to exit."""
-        self._report({"event": "ready", "step": self.trainer.count, "resumed": self.resumed})
+        self._report({"event": "ready", "step": self.count, "resumed": self.resumed})
         while True:
             command = self._commands.get()
             try:
                 if command["command"] == "exit":
                     self.checkpoints.settle()
-                    self._report({"event": "bye", "step": self.trainer.count})
+                    self._report({"event": "bye", "step": self.count})
                     return
                 self._execute(command)
             except Exception as error:  # a full disk or a damaged file must not end the worker
@@ -111,54 +125,75 @@ class Worker:
                         "problem": f"{type(error).__name__}: {error}",
                     }
                 )
+            self._rest()
             self._report({"event": "idle", "command": command.get("command"), **self._figures()})
 
     def _execute(self, command: dict[str, Any]) -> None:
         if command["command"] == "train":
-            self._train(float(command["seconds"]))
+            if found := self._train(self.trainer, float(command["seconds"]), command.get("steps")):
+                self._write(self.trainer.weights(), self.trainer.target_embeddings, found)
         elif command["command"] == "load":
-            fresh = make_drafter(self.config)
-            load_weights(fresh, command["folder"])
-            self.trainer.load(fresh.state_dict())
-            self.checkpoints.save(self.trainer)  # a restart must not bring back what was rolled back
+            self._load(self.trainer, command["folder"])
         elif command["command"] == "target":
-            self.trainer.target_embeddings = self._load_target(command["folder"])
+            self._target = command["folder"]
+            self.trainer.target_embeddings = self._load_target(self.device)
 
-    def _train(self, seconds: float) -> None:
-        """Train until the time is over or another command arrives; then write a drafter."""
-        end, reported, began = time.monotonic() + seconds, 0.0, self.trainer.count
+    def _load(self, trainer: Trainer, folder: str) -> None:
+        """Continue from the weights in a folder."""
+        fresh = make_drafter(self.config)
+        load_weights(fresh, folder)
+        trainer.load(fresh.state_dict())
+        self.checkpoints.save(trainer)  # a restart must not bring back what was rolled back
+
+    def _train(self, trainer: Trainer, seconds: float, steps: int | None) -> dict[str, float]:
+        """Train until time or steps are over, or another command arrives; return the figures of the last step."""
+        end, reported, every = time.monotonic() + seconds, 0.0, self.settings.checkpoint
+        last = trainer.count + steps if steps else None
         found: dict[str, float] = {}
-        while time.monotonic() < end and self._commands.empty():
+        while not self._is_over(time.monotonic() >= end or trainer.count == last):
             self._read_samples()
             rows = self._rows() if len(self.buffer) >= self.settings.least else []
-            if rows:
-                found = self.trainer.step(rows)
-                every = self.settings.checkpoint
-                if every and self.trainer.count % every == 0:
-                    self.checkpoints.save(self.trainer)
+            if done := self._step(trainer, rows):
+                found = done
+                self.count, self.skipped = trainer.count, trainer.skipped
+                if every and self.count % every == 0:
+                    self.checkpoints.save(trainer)
             else:
                 time.sleep(POLL_SECONDS)
             if time.monotonic() - reported > REPORT_SECONDS:
                 reported = time.monotonic()
                 self._report({"event": "training", **self._figures(), **found})
-        if self.trainer.count > began:
-            self._write(found)
+        return found
+
+    def _is_over(self, bounded: bool) -> bool:
+        """Return whether a slice ends before its next step; ``bounded``: its time or its steps are over."""
+        return bounded or not self._commands.empty()
+
+    def _step(self, trainer: Trainer, rows: list[Pack]) -> dict[str, float]:
+        """Make a step and return its figures; empty where there was nothing to learn from."""
+        return trainer.step(rows) if rows else {}
 
     def _read_samples(self) -> None:
         for sample in self.reader.read_samples(16):
-            fits = sample.hidden.shape[1] == self.config.hidden_size and int(sample.input_ids.max()) < (
-                self.config.vocab_size
-            )
-            if self.settings.kind == "eagle3":
-                fits = (
-                    fits
-                    and sample.auxiliary is not None
-                    and sample.auxiliary.shape[1] == self.trainer.drafter.width
-                )
-            if fits:
-                self.buffer.add(sample)
-            else:
-                self._unsuitable += 1
+            self._add(sample)
+
+    def _add(self, sample: Sample) -> None:
+        if self._fits(sample):
+            self.buffer.add(sample)
+        else:
+            self._unsuitable += 1
+            sample.delete_file()
+
+    def _fits(self, sample: Sample) -> bool:
+        """Return whether a sample is of this target's shapes."""
+        config = self.config
+        if sample.hidden.shape[1] != config.hidden_size or int(sample.input_ids.max()) >= config.vocab_size:
+            return False
+        if self.settings.kind != "eagle3":
+            return True
+        return sample.auxiliary is not None and (
+            sample.auxiliary.shape[1] == config.num_aux_hidden_states * config.hidden_size
+        )
 
     def _rows(self) -> list[Pack]:
         """Return rows of windows drawn from the buffer."""
@@ -172,16 +207,18 @@ class Worker:
                 break
         return pack(found, settings.batch)
 
-    def _write(self, found: dict[str, float]) -> None:
+    def _write(
+        self, weights: Mapping[str, torch.Tensor], target: TargetEmbeddings, found: Mapping[str, float]
+    ) -> None:
+        """Write a drafter for the engine, and delete old ones."""
         folder = Path(self.settings.folder)
         dtype = getattr(torch, self.settings.dtype)
-        weights = {name: tensor.to(dtype) for name, tensor in self.trainer.weights().items()}
         path = save_drafter(
-            folder / f"drafter-{self.trainer.count}",
-            weights,
+            folder / f"drafter-{self.count}",
+            {name: tensor.to(dtype) for name, tensor in weights.items()},
             self.config,
             self.settings.engine,
-            self.trainer.target_embeddings,
+            target,
             self.settings.target,
         )
         self._report({"event": "drafter", "folder": str(path), **self._figures(), **found})
@@ -193,55 +230,16 @@ class Worker:
     def _figures(self) -> dict[str, Any]:
         reader, checkpoints = self.reader.counts, self.checkpoints
         return {
-            "step": self.trainer.count,
-            "skipped": self.trainer.skipped,
+            "step": self.count,
+            "skipped": self.skipped,
             "samples": len(self.buffer),
             "read": reader["read"],
             "corrupt": reader["corrupt"],
+            "unkept": self.kept.failed,
             "unsuitable": self._unsuitable,
             "checkpoints_failed": checkpoints.failed,
             "checkpoint_problem": checkpoints.problem,
         }
 
-    def _load_target(self, folder: str) -> TargetEmbeddings:
-        return TargetEmbeddings.load(folder).to(self.device, torch.float32)
-
-
-def _read_commands(stream: TextIO, commands: queue.Queue[dict[str, Any]]) -> None:
-    for line in stream:
-        with contextlib.suppress(ValueError):
-            command = json.loads(line)
-            if isinstance(command, dict) and "command" in command:
-                commands.put(command)
-    commands.put({"command": "exit"})
-
-
-def main() -> int:
-    """Run a worker on standard input and output."""
-    out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-
-    def report(event: dict[str, Any]) -> None:
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # the parent has ended, which the end of the input shows too
-            out.write(json.dumps(event, default=str) + "\n")
-
-    try:
-        settings = WorkerSettings.parse(sys.argv[1])
-        with contextlib.suppress(OSError):
-            os.nice(settings.niceness)
-        if settings.threads:
-            torch.set_num_threads(settings.threads)
-        commands: queue.Queue[dict[str, Any]] = queue.Queue()
-        worker = Worker(settings, report, commands)
-    except (PatchError, OSError, ValueError, IndexError) as error:
-        report({"event": "refused", "problem": str(error)})
-        return 2
-    threading.Thread(target=_read_commands, args=(sys.stdin, commands), name="commands", daemon=True).start()
-    worker.run()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    def _load_target(self, device: torch.device) -> TargetEmbeddings:
+        return TargetEmbeddings.load(self._target).to(device, torch.float32)

@@ -24,6 +24,7 @@ from flashpatch.patches.eagle.drafter_refit.commands import (
 )
 from flashpatch.patches.eagle.train.coordinator import Coordinator
 from flashpatch.patches.eagle.train.settings import WorkerSettings
+from flashpatch.patches.eagle.verl.rank_trainers import RankTrainers
 
 logger = logging.getLogger("flashpatch.eagle")
 
@@ -40,6 +41,8 @@ class Job:
         settings: of the training process, without ``ring``, which the replicas report.
         slice: most seconds of training between two rollouts.
         timeout: seconds to wait for the trainer when rollouts are about to go on.
+        steps: most optimizer steps between two rollouts; 0: any.
+        every: train in every so many steps of the policy.
 
     Attributes:
         coordinator: of the training process; None until a replica has reported its sample directory.
@@ -47,22 +50,37 @@ class Job:
         metrics: of the last pause, ``eagle/...``.
     """
 
-    def __init__(self, settings: Mapping[str, Any], slice: float, timeout: float) -> None:
+    def __init__(
+        self, settings: Mapping[str, Any], slice: float, timeout: float, steps: int = 0, every: int = 1
+    ) -> None:
         self.settings, self.slice, self.timeout = dict(settings), slice, timeout
-        self.coordinator: Coordinator | None = None
+        self.steps, self.every = steps or None, every
+        self.coordinator: Coordinator | RankTrainers | None = None
         self.version = 0
         self.metrics: dict[str, float] = {}
         self._sent: Path | None = None
         self._last_problem = ""
+        self._updates = 0
+
+    def rollouts_begin(self) -> None:
+        """Note that the replicas generate from now on."""
+
+    def rollouts_end(self) -> None:
+        """Note that the rollouts are complete, and the replicas are about to sleep."""
 
     def rollouts_ended(self) -> None:
-        """Start a slice of training."""
-        if self.coordinator is not None:
-            self.coordinator.train(self.slice)
+        """Start a slice of training, now that the replicas sleep."""
+        if self.coordinator is not None and self.is_due():
+            self.coordinator.train(self.slice, steps=self.steps)
+
+    def is_due(self) -> bool:
+        """Return whether this step of the policy is one in which the drafter is trained."""
+        return self._updates % self.every == 0
 
     def policy_updated(self, call: Call, step: int | None) -> None:
         """Send the newest drafter to the replicas, which have a new policy and no rollout yet. Never
         raises."""
+        self._updates += 1
         try:
             self._exchange(call, step)
         except Exception as error:
@@ -93,9 +111,12 @@ class Job:
         if len(rings) != 1:
             self._warn(f"no drafter is trained: replicas capture to {', '.join(rings) or 'nowhere'}")
             return False
-        settings, environment = _with_device(WorkerSettings.of({**self.settings, "ring": rings[0]}))
-        self.coordinator = Coordinator(settings, environment=environment)
+        self.coordinator = self._make_trainer(WorkerSettings.of({**self.settings, "ring": rings[0]}))
         return self.coordinator.start()
+
+    def _make_trainer(self, settings: WorkerSettings) -> Coordinator | RankTrainers:
+        settings, environment = _with_device(settings)
+        return Coordinator(settings, environment=environment)
 
     def _propagate_rollback(self, call: Call, counts: list[Mapping[str, Any]]) -> None:
         """Roll the other replicas and the trainer back too where a replica has rolled back."""

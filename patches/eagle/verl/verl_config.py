@@ -30,8 +30,8 @@ and third last layer: with fewer, two of the three are the same."""
 
 
 def settings(rollout: Any) -> dict[str, Any] | None:
-    """Return arguments of `flashpatch.patches.eagle.verl.cotraining.Job` from a rollout's config; None to
-    train nothing."""
+    """Return arguments of `flashpatch.patches.eagle.verl.cotraining.Job` from a rollout's config, ``rest`` among them
+    where verl's workers train; None to train nothing."""
     found = (rollout.engine_kwargs or {}).get(OURS)
     return json.loads(found["eagle"]) if found else None
 
@@ -59,7 +59,7 @@ def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> Any:
             job.set(path, value, "eagle's option drafter")
     for path, value in list(dialect.needed(job.get, found)) if dialect else ():
         job.set(path, value, "so that the drafter keeps its weights")
-    idle = list(remarks(job.get, dialect, found)) if options["cotrain"] else ["cotrain is off"]
+    idle = list(remarks(job.get, options, dialect, found)) if options["cotrain"] else ["cotrain is off"]
     for reason in idle:
         logger.warning("eagle trains no drafter: %s", reason)
     if not idle:
@@ -85,7 +85,9 @@ def refusals(get: Get, options: Mapping[str, Any], dialect: Dialect | None) -> I
         yield f"eagle's option drafter={options['drafter']} (no config.json there)"
 
 
-def remarks(get: Get, dialect: Dialect | None, found: Speculation) -> Iterator[str]:
+def remarks(
+    get: Get, options: Mapping[str, Any], dialect: Dialect | None, found: Speculation
+) -> Iterator[str]:
     """Yield reasons why no drafter can be trained with this configuration."""
     if dialect is None:
         yield f"{ROLLOUT}.name={get(f'{ROLLOUT}.name')}; drafters are trained for vllm and sglang"
@@ -101,8 +103,21 @@ def remarks(get: Get, dialect: Dialect | None, found: Speculation) -> Iterator[s
     mode = get("trainer.v1.trainer_mode")
     if mode in ("separate_async", "stream_async"):
         yield f"in trainer mode {mode} rollouts never pause"
+    if options["train_on"] == "workers" and not options["rest_slice"] and replicas(get) < 2:
+        yield (
+            "train_on=workers trains while a replica waits for others, and there is one; "
+            "set rest_slice, or train_on=process"
+        )
     if not get(MODEL) or not _path(get(MODEL)).is_dir():
         yield f"{MODEL}={get(MODEL)} is not a folder"
+
+
+def replicas(get: Get) -> int:
+    """Return the number of rollout replicas on the trainer's devices."""
+    size = 1
+    for name in ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size"):
+        size *= int(get(f"{ROLLOUT}.{name}") or 1)
+    return int(get("trainer.n_gpus_per_node") or 1) * int(get("trainer.nnodes") or 1) // size
 
 
 def _drafter(get: Get, options: Mapping[str, Any], dialect: Dialect) -> Speculation:
@@ -153,11 +168,18 @@ def training(get: Get, options: Mapping[str, Any], dialect: Dialect, found: Spec
     target = str(_path(get(MODEL)))
     given = _trainer_settings(options, target, str(_folder(get)), found.model)
     made = WorkerSettings.of({**given, "engine": dialect.engine, "kind": found.method, "ring": ""})
-    return {
+    found_settings = {
         "settings": {name: value for name, value in vars(made).items() if name != "ring"},
         "slice": options["slice"],
         "timeout": options["patience"],
+        "steps": options["slice_steps"],
+        "every": options["train_every"],
     }
+    return (
+        {**found_settings, "rest": options["rest_slice"]}
+        if options["train_on"] == "workers"
+        else found_settings
+    )
 
 
 def _trainer_settings(options: Mapping[str, Any], target: str, folder: str, drafter: str) -> dict[str, Any]:

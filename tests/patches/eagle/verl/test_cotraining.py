@@ -29,8 +29,8 @@ class Trainer:
     def start(self):
         return True
 
-    def train(self, seconds):
-        self.commands.append(("train", seconds))
+    def train(self, seconds, steps=None):
+        self.commands.append(("train", seconds) if steps is None else ("train", seconds, steps))
         self.drafter = Path(f"drafter-{len(self.commands)}")
         return True
 
@@ -155,3 +155,14 @@ def test_acceptance_that_servers_count_is_weighed_by_requests(one):
     replicas.states = [dict(ring="/ring")]
     one.policy_updated(replicas, 1)
     assert rate not in one.metrics and length not in one.metrics
+
+
+def test_training_is_bounded_in_steps_and_may_rest_for_some(tmp_path, monkeypatch):
+    monkeypatch.setattr(cotraining, "Coordinator", Trainer)
+    one = cotraining.Job({"target": "t", "folder": str(tmp_path)}, 60.0, 30.0, steps=9, every=3)
+    replicas = Replicas()
+    one.policy_updated(replicas, 0)
+    for number in range(1, 7):
+        step(one, replicas, number)
+    trained = [command for command in one.coordinator.commands if command[0] == "train"]
+    assert trained == [("train", 60.0, 9)] * 2

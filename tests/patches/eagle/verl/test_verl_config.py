@@ -14,6 +14,7 @@ OFF = {name: option.default for name, option in FAMILY.options.items()}
 NAME = "actor_rollout_ref.rollout.name"
 ROLLOUT = {NAME: "vllm"}
 SGLANGS = {NAME: "sglang"}
+SIZE = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 
 
 def reader(settings):
@@ -79,7 +80,27 @@ def test_an_option_out_of_range_is_refused(name, value):
 def test_why_no_drafter_is_trained(tmp_path, settings, found, said):
     settings = {"actor_rollout_ref.model.path": str(tmp_path), **settings}
     dialect = speculation.of(reader(settings))
-    assert any(said in reason for reason in verl_config.remarks(reader(settings), dialect, found))
+    assert any(said in reason for reason in verl_config.remarks(reader(settings), OFF, dialect, found))
+
+
+@pytest.mark.parametrize(
+    ("settings", "rest", "said"),
+    [
+        ({"trainer.n_gpus_per_node": 2}, 0.0, False),
+        ({"trainer.n_gpus_per_node": 2, SIZE: 2}, 0.0, True),
+        ({"trainer.n_gpus_per_node": 2, SIZE: 2, "trainer.nnodes": 2}, 0.0, False),
+        ({}, 0.0, True),
+        ({}, 5.0, False),
+    ],
+)
+def test_workers_need_replicas_that_wait_for_each_other_or_a_pause(tmp_path, settings, rest, said):
+    settings = {"actor_rollout_ref.model.path": str(tmp_path), **ROLLOUT, **settings}
+    found, dialect = Speculation("eagle", str(tmp_path)), speculation.of(reader(settings))
+    options = {**OFF, "train_on": "workers", "rest_slice": rest}
+    reasons = list(verl_config.remarks(reader(settings), options, dialect, found))
+    assert any("rest_slice" in reason for reason in reasons) == said
+    assert verl_config.training(reader(settings), options, dialect, found)["rest"] == rest
+    assert "rest" not in verl_config.training(reader(settings), OFF, dialect, found)
 
 
 def wanted(settings, tokens=3):
@@ -133,7 +154,7 @@ def test_a_drafter_that_can_be_trained_is(tmp_path, engine, kind):
         "trainer.default_local_dir": "/saved",
     }
     found, dialect = Speculation(kind, str(tmp_path)), speculation.of(reader(settings))
-    assert not list(verl_config.remarks(reader(settings), dialect, found))
+    assert not list(verl_config.remarks(reader(settings), OFF, dialect, found))
     options = {**OFF, "trainer": ["rate=1e-3", "least=4", "prompts=true", "ttt_decay=0.5"], "ttt_steps": 3}
     made = verl_config.training(reader(settings), options, dialect, found)
     asked = dict(

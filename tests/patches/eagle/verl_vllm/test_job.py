@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from eagle_cotraining import STEPS, check_acceptance_rises, first_architectures, notes
 from verl_job import live, metrics, train
 
+psutil = pytest.importorskip("psutil")
 pytestmark = pytest.mark.verl
 
 LONGER = (
@@ -101,6 +105,69 @@ def test_two_replicas_fill_one_ring_and_get_the_same_drafter(world, tmp_path):
     captured = [noted for noted in found if isinstance(noted.get("eagle_capture"), dict)]
     assert len(captured) == 2 and all(noted["eagle_capture"]["requests"] > 0 for noted in captured)
     assert len({noted["eagle_ring"] for noted in captured}) == 1
+
+
+# Answers end by chance after 1 to 240 tokens, so one replica of two waits for the other in each step.
+UNEVEN = (
+    *TWO_RANKS,
+    "data.max_response_length=240",
+    "actor_rollout_ref.rollout.max_model_len=300",
+    "actor_rollout_ref.rollout.temperature=1.0",
+    "trainer.total_training_steps=10",
+)
+ON_WORKERS = """
+train_on = "workers"
+rest_slice = {rest}
+"""
+
+
+@contextlib.contextmanager
+def killing(folder: Path) -> Iterator[list[int]]:
+    """Kill one of the job's drafter trainers every other second, once they have begun to train."""
+    ended, killed = threading.Event(), []
+
+    def kill() -> None:
+        while not ended.wait(2.0):
+            if not list((folder / "saved" / "eagle").glob("drafter-*")):
+                continue
+            for process in psutil.process_iter(["cmdline"]):
+                said = process.info["cmdline"] or ()
+                if "flashpatch.patches.eagle.train" in said and str(folder) in said[-1]:
+                    killed.append(process.pid)
+                    process.kill()
+                    break
+
+    thread = threading.Thread(target=kill, daemon=True)
+    thread.start()
+    try:
+        yield killed
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.full
+def test_drained_replicas_train_the_drafter(world, tmp_path):
+    done = job(world, tmp_path, *UNEVEN, adapt=False, more=ON_WORKERS.format(rest=2.0))
+    assert done.returncode == 0, done.stdout[-8000:]
+    assert metrics(done.stdout, "training/global_step") == list(range(1, 11))
+    assert sum(metrics(done.stdout, "eagle/tail_seconds")) > 0, "no replica ever waited for the other"
+    assert metrics(done.stdout, "eagle/trained_steps")[-1] > 10
+    assert metrics(done.stdout, "eagle/drafter_version")[-1] >= 2
+    trainers = [noted["eagle_training"] for noted in notes(tmp_path).values() if "eagle_training" in noted]
+    assert 1 <= len(trainers) <= 2, "the leaders of slices: one of two ranks"
+    captured = [noted for noted in notes(tmp_path).values() if isinstance(noted.get("eagle_capture"), dict)]
+    assert len(captured) == 2
+
+
+@pytest.mark.full
+def test_trainers_that_are_killed_cost_no_rollout(world, tmp_path):
+    with killing(tmp_path) as killed:
+        done = job(world, tmp_path, *UNEVEN, adapt=False, more=ON_WORKERS.format(rest=4.0))
+    assert done.returncode == 0, done.stdout[-8000:]
+    assert len(killed) >= 2
+    assert metrics(done.stdout, "training/global_step") == list(range(1, 11))
+    assert metrics(done.stdout, "eagle/drafter_version")[-1] >= 1
 
 
 @pytest.mark.full

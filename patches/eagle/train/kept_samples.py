@@ -1,0 +1,77 @@
+"""Keep the files of a trainer's samples, so that one started again goes on with them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.capture.sample import Sample
+
+logger = logging.getLogger("flashpatch.eagle")
+
+
+class KeptSamples:
+    """Hold the files of samples that were read from the queue, in a subfolder for each job and rank.
+
+    Args:
+        folder: beside the trainer's checkpoints.
+        ring: directory of the job's queue, by which its subfolders are named.
+        rank, ranks: of the trainer; what other jobs left is divided among the ranks.
+
+    Attributes:
+        failed: files that could not be moved here, as when the disk is full; their samples are held in memory alone.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], ring: str, rank: int = 0, ranks: int = 1) -> None:
+        self.folder = Path(folder)
+        self.failed = 0
+        self._rank, self._ranks = rank, ranks
+        self._job = f"{zlib.crc32(os.fsencode(ring)):08x}"
+        self._own = self.folder / f"{self._job}-{rank}"
+
+    def move(self, file: Path, name: str) -> Path | None:
+        """Move a sample's file here; return where it is, or None where that failed. Never raises."""
+        target = self._own / name
+        try:
+            self._own.mkdir(parents=True, exist_ok=True)
+            shutil.move(file, target)
+        except OSError as error:
+            if not self.failed:
+                logger.warning("samples do not survive a restart of the trainer: %s", error)
+            self.failed += 1
+            with contextlib.suppress(OSError):
+                target.unlink(missing_ok=True)  # part of a copy
+            return None
+        return target
+
+    def read(self) -> list[Sample]:
+        """Return what an earlier trainer kept, oldest first; delete files that cannot be read.
+
+        Each job counts its policies from 0: samples of other jobs get versions up to 0.
+        """
+        others = [folder for folder in sorted(self.folder.glob("*-*")) if not self._is_of_this_job(folder)]
+        left = [sample for folder in others[self._rank :: self._ranks] for sample in _read(folder)]
+        newest = max((sample.version for sample in left), default=0)
+        return [replace(sample, version=sample.version - newest) for sample in left] + _read(self._own)
+
+    def _is_of_this_job(self, folder: Path) -> bool:
+        return folder.name.partition("-")[0] == self._job
+
+
+def _read(folder: Path) -> list[Sample]:
+    """Return the samples of a folder by the time of their capture, which their names begin with."""
+    found = []
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            found.append(replace(Sample.load(file), file=file))
+        except PatchError as error:
+            logger.warning("%s", error)
+            with contextlib.suppress(OSError):
+                file.unlink()
+    return found
