@@ -38,7 +38,7 @@ class Coordinator:
         stop_limit: seconds until it must be idle after `stop`, or after its slice.
         silence_limit: seconds without an event while training.
         restarts: how often a dead worker is restarted from its last checkpoint, after 1, 2, 4 ... seconds.
-            Counted anew after every drafter.
+            Counted anew after every slice that gave a drafter.
         environment: added to the worker's.
         clock: seconds.
 
@@ -265,6 +265,8 @@ class Coordinator:
             self.figures = {**self.figures, **event}
         if name == "released" or self.ends_slice(event):
             self.on_device = False
+        if name in ("drafter", "released"):
+            self._restarts_left = self._restarts
         if name == "ready" or self.ends_slice(event):
             self._enter("idle")
             if name == "ready" and self._target:
@@ -275,7 +277,6 @@ class Coordinator:
         elif name == "drafter":
             self.drafter = Path(event["folder"])
             self.counts["drafters"] += 1
-            self._restarts_left = self._restarts
         elif name == "error":
             self.counts["errors"] += 1
             self._warn(f"the trainer could not {event.get('command')}: {event.get('problem')}")
@@ -334,6 +335,7 @@ class Coordinator:
             self._restarts_left -= 1
             self._enter("down")
         else:
+            self._warn(f"{self.problem}; no drafter is trained any more")
             self._enter("given up")
 
     def _enter(self, state: State) -> None:

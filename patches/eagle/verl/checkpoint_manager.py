@@ -12,7 +12,7 @@ from flashpatch.patches._shared.awaits import caller_awaits, resolve
 from flashpatch.patches.eagle.verl import verl_config
 from flashpatch.patches.eagle.verl.cotraining import Job
 from flashpatch.patches.eagle.verl.targets import DriverPatch
-from flashpatch.patches.eagle.verl.worker_job import WorkerJob
+from flashpatch.patches.eagle.verl.worker_cotraining import WorkerJob
 from flashpatch.patches.eagle.verl_sglang import http_server as verl_sglang
 from flashpatch.patches.eagle.verl_vllm import http_server as verl_vllm
 from flashpatch.record import Contract

@@ -107,14 +107,14 @@ def test_two_replicas_fill_one_ring_and_get_the_same_drafter(world, tmp_path):
     assert len({noted["eagle_ring"] for noted in captured}) == 1
 
 
-# Answers end by chance after 1 to 240 tokens, so one replica of two waits for the other in each step.
-UNEVEN = (
-    *TWO_RANKS,
-    "data.max_response_length=240",
-    "actor_rollout_ref.rollout.max_model_len=300",
-    "actor_rollout_ref.rollout.temperature=1.0",
-    "trainer.total_training_steps=10",
-)
+# Answers end by chance after 1 to 400 tokens, so one replica of two waits for the other in most steps.
+UNEVEN = """
+data.train_batch_size=2 actor_rollout_ref.rollout.n=2 data.max_response_length=400
+actor_rollout_ref.actor.ppo_mini_batch_size=2 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2
+actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2 trainer.n_gpus_per_node=2
+actor_rollout_ref.rollout.max_model_len=440 actor_rollout_ref.rollout.temperature=1.0
+trainer.total_training_steps=16
+""".split()
 ON_WORKERS = """
 train_on = "workers"
 rest_slice = {rest}
@@ -123,12 +123,13 @@ rest_slice = {rest}
 
 @contextlib.contextmanager
 def killing(folder: Path) -> Iterator[list[int]]:
-    """Kill one of the job's drafter trainers every other second, once they have begun to train."""
-    ended, killed = threading.Event(), []
+    """Kill a drafter trainer of the job whenever another drafter is there, as the next slice may have begun."""
+    ended, killed, drafters = threading.Event(), [], set()
 
     def kill() -> None:
-        while not ended.wait(2.0):
-            if not list((folder / "saved" / "eagle").glob("drafter-*")):
+        while not ended.wait(0.5):
+            there = set((folder / "saved" / "eagle").glob("drafter-*"))
+            if there <= drafters:
                 continue
             for process in psutil.process_iter(["cmdline"]):
                 said = process.info["cmdline"] or ()
@@ -136,6 +137,7 @@ def killing(folder: Path) -> Iterator[list[int]]:
                     killed.append(process.pid)
                     process.kill()
                     break
+            drafters.update(there)
 
     thread = threading.Thread(target=kill, daemon=True)
     thread.start()
@@ -150,7 +152,7 @@ def killing(folder: Path) -> Iterator[list[int]]:
 def test_drained_replicas_train_the_drafter(world, tmp_path):
     done = job(world, tmp_path, *UNEVEN, adapt=False, more=ON_WORKERS.format(rest=2.0))
     assert done.returncode == 0, done.stdout[-8000:]
-    assert metrics(done.stdout, "training/global_step") == list(range(1, 11))
+    assert metrics(done.stdout, "training/global_step") == list(range(1, 17))
     assert sum(metrics(done.stdout, "eagle/tail_seconds")) > 0, "no replica ever waited for the other"
     assert metrics(done.stdout, "eagle/trained_steps")[-1] > 10
     assert metrics(done.stdout, "eagle/drafter_version")[-1] >= 2
@@ -163,11 +165,12 @@ def test_drained_replicas_train_the_drafter(world, tmp_path):
 @pytest.mark.full
 def test_trainers_that_are_killed_cost_no_rollout(world, tmp_path):
     with killing(tmp_path) as killed:
-        done = job(world, tmp_path, *UNEVEN, adapt=False, more=ON_WORKERS.format(rest=4.0))
+        done = job(world, tmp_path, *UNEVEN, adapt=False, more=ON_WORKERS.format(rest=3.0))
     assert done.returncode == 0, done.stdout[-8000:]
     assert len(killed) >= 2
-    assert metrics(done.stdout, "training/global_step") == list(range(1, 11))
-    assert metrics(done.stdout, "eagle/drafter_version")[-1] >= 1
+    assert metrics(done.stdout, "training/global_step") == list(range(1, 17))
+    assert "no drafter is trained any more" not in done.stdout
+    assert metrics(done.stdout, "eagle/drafter_version")[-1] >= 2
 
 
 @pytest.mark.full
