@@ -1,11 +1,11 @@
 """Skip tests of frameworks that are not installed here, and give torch one thread."""
 
 import os
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 import pytest
 import warm
+from installed import version_of
 from packaging.version import Version
 
 pytest_plugins = ["cpu_times"]
@@ -37,15 +37,6 @@ def _missing(framework: str, least: str) -> str | None:
     """Why tests of ``framework``, from version ``least`` on, cannot run here; None where they can."""
     if find_spec(framework) is None:
         return f"{framework} is not installed"
-    if least and _version(framework) < Version(least):
+    if least and version_of(framework) < Version(least):
         return f"{framework} is older than {least}"
     return None
-
-
-def _version(framework: str) -> Version:
-    for name in (framework, f"{framework}-cpu"):
-        try:
-            return Version(version(name))
-        except PackageNotFoundError:
-            continue
-    return Version("0")

@@ -151,7 +151,9 @@ def need(case: str) -> dict[str, Any]:
         pytest.skip("vLLM needs AVX-512 for this on a CPU")
     if "torchao" in case:
         pytest.importorskip("torchao")
-    return CASES[case][2]
+    family, _, kw = CASES[case]
+    updates.need(family)
+    return kw
 
 
 @pytest.mark.parametrize(

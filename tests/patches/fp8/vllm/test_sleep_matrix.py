@@ -110,6 +110,7 @@ def runner() -> Iterator[scenario.Runner]:
 @pytest.mark.parametrize("name", MODELS)
 def test_updates_asleep_and_awake(runner: scenario.Runner, name: str, load_format: str, atomic: str) -> None:
     family, config, kw = MODELS[name]
+    updates.need(family)
     a, b = (updates.checkpoint(family, seed, **config) for seed in (0, 1))
     want = {"a": oracle.answers(a, **kw), "b": oracle.answers(b, **kw)}
     assert engines.difference(want["a"], want["b"]).mean > 0.01, (

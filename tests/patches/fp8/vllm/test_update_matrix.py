@@ -137,6 +137,7 @@ def check(
 ) -> None:
     kw, scheme = PRECISIONS[precision]
     kw = {**kw, **more}
+    updates.need(family)
     a, b = (updates.checkpoint(family, seed, scheme) for seed in (0, 1))
     expected = EXPECTED.get((family, precision), "exact")
     seed = updates.seed_of_the_day()
