@@ -47,12 +47,14 @@ def on_update(original, self, global_steps: int | None = None, *args: Any, **kwa
     """Around ``update_weights``, after which rollouts go on: send the newest drafter."""
 
     async def awaited() -> Any:
+        await asyncio.to_thread(_rollouts_end)
         result = await resolve(original(self, global_steps, *args, **kwargs))
         await asyncio.to_thread(_policy_updated, self, global_steps)
         return result
 
     if caller_awaits():
         return awaited()
+    _rollouts_end()
     result = original(self, global_steps, *args, **kwargs)
     _policy_updated(self, global_steps)
     return result
@@ -118,6 +120,7 @@ def _undo(site: Site) -> None:
     if _job is not None:
         _job.close()
         _job = None
+    _balancers.clear()
     site.unwrap()
 
 

@@ -41,6 +41,7 @@ class Tail:
         seconds: of training since `begin`.
         slices: since `begin`.
         interrupted: slices since `begin` that a request ended.
+        stop_seconds: longest time since `begin` until a slice that was told to stop had left its devices.
         problem: what ended the thread early since `begin`, or "".
     """
 
@@ -52,7 +53,7 @@ class Tail:
         patience: float,
     ) -> None:
         self.trainers, self.ranks, self.patience = trainers, ranks, patience
-        self.seconds = 0.0
+        self.seconds = self.stop_seconds = 0.0
         self.slices = self.interrupted = 0
         self.problem = ""
         self._in_flight = in_flight
@@ -65,7 +66,9 @@ class Tail:
     def begin(self, seconds: float, steps: int | None = None) -> None:
         """Watch the replicas; train for at most ``seconds`` in all, and until a slice has made ``steps``."""
         self.end()
-        self.seconds, self.slices, self.interrupted, self.problem, self._done = 0.0, 0, 0, "", False
+        self.seconds = self.stop_seconds = 0.0
+        self.slices = self.interrupted = 0
+        self.problem, self._done = "", False
         self._calm.clear()
         self._ending.clear()
         self._thread = threading.Thread(
@@ -127,5 +130,7 @@ class Tail:
     def _stop(self) -> None:
         began, self._since = self._since, None
         if began is not None:
+            told = time.monotonic()
             self.trainers.stop(self.patience)
+            self.stop_seconds = max(self.stop_seconds, time.monotonic() - told)
             self.seconds += time.monotonic() - began

@@ -21,7 +21,7 @@ class WorkerJob(Job):
 
     Args:
         manager: verl's ``CheckpointEngineManager`` (verl/checkpoint_engine/base.py).
-        balancer: handle of verl's request balancer.
+        balancer: handle of verl's request balancer; None where verl made none.
         rest: most seconds by which verl's own training waits for a slice on all ranks, where the tail gave less; 0: none.
         others: of `Job`; ``slice`` and ``steps`` bound the tail's training.
 
@@ -67,7 +67,9 @@ class WorkerJob(Job):
 
     def _make_trainer(self, settings: WorkerSettings) -> RankTrainers:
         trainers = RankTrainers(settings, self._call_ranks, self._manager.actor_wg.world_size)
-        if len(self._ranks) > 1:
+        if self._balancer is None:
+            self._warn("no drafter is trained in the tail: verl made no request balancer")
+        elif len(self._ranks) > 1:
             self._tail = Tail(trainers, self._ranks, self._in_flight, self.timeout)
         return trainers
 
@@ -77,6 +79,7 @@ class WorkerJob(Job):
             self.metrics["eagle/tail_seconds"] = self._tail.seconds
             self.metrics["eagle/tail_slices"] = float(self._tail.slices)
             self.metrics["eagle/tail_interrupted"] = float(self._tail.interrupted)
+            self.metrics["eagle/tail_stop_seconds"] = self._tail.stop_seconds
 
     def close(self) -> None:
         """Stop watching and end the training processes."""

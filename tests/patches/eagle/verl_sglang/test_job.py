@@ -5,7 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from eagle_cotraining import STEPS, check_acceptance_rises, first_architectures, notes
+from eagle_cotraining import (
+    ON_WORKERS,
+    STEPS,
+    UNEVEN,
+    check_acceptance_rises,
+    check_trained_on_workers,
+    first_architectures,
+    notes,
+)
 from verl_job import live, metrics, train
 
 pytestmark = [pytest.mark.verl, pytest.mark.sglang, pytest.mark.full]
@@ -89,6 +97,11 @@ def test_two_replicas_fill_one_ring_and_get_the_same_drafter(world, two_ranks, t
     captured = [noted for noted in found if isinstance(noted.get("eagle_capture"), dict)]
     assert len(captured) == 2 and all(noted["eagle_capture"]["requests"] > 0 for noted in captured)
     assert len({noted["eagle_ring"] for noted in captured}) == 1
+
+
+def test_drained_replicas_train_the_drafter(world, tmp_path):
+    done = job(world, tmp_path, *UNEVEN, more="adapt = false" + ON_WORKERS.format(rest=2.0))
+    check_trained_on_workers(done, tmp_path)
 
 
 def test_without_co_training_the_drafter_stays_what_it_was(world, tmp_path):

@@ -8,7 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from eagle_cotraining import STEPS, check_acceptance_rises, first_architectures, notes
+from eagle_cotraining import (
+    ON_WORKERS,
+    STEPS,
+    UNEVEN,
+    UNEVEN_STEPS,
+    check_acceptance_rises,
+    check_trained_on_workers,
+    first_architectures,
+    notes,
+)
 from verl_job import live, metrics, train
 
 psutil = pytest.importorskip("psutil")
@@ -107,20 +116,6 @@ def test_two_replicas_fill_one_ring_and_get_the_same_drafter(world, tmp_path):
     assert len({noted["eagle_ring"] for noted in captured}) == 1
 
 
-# Answers end by chance after 1 to 400 tokens, so one replica of two waits for the other in most steps.
-UNEVEN = """
-data.train_batch_size=2 actor_rollout_ref.rollout.n=2 data.max_response_length=400
-actor_rollout_ref.actor.ppo_mini_batch_size=2 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2
-actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2 trainer.n_gpus_per_node=2
-actor_rollout_ref.rollout.max_model_len=440 actor_rollout_ref.rollout.temperature=1.0
-trainer.total_training_steps=16
-""".split()
-ON_WORKERS = """
-train_on = "workers"
-rest_slice = {rest}
-"""
-
-
 @contextlib.contextmanager
 def killing(folder: Path) -> Iterator[list[int]]:
     """Kill a drafter trainer of the job whenever another drafter is there, as the next slice may have begun."""
@@ -151,15 +146,7 @@ def killing(folder: Path) -> Iterator[list[int]]:
 @pytest.mark.full
 def test_drained_replicas_train_the_drafter(world, tmp_path):
     done = job(world, tmp_path, *UNEVEN, adapt=False, more=ON_WORKERS.format(rest=2.0))
-    assert done.returncode == 0, done.stdout[-8000:]
-    assert metrics(done.stdout, "training/global_step") == list(range(1, 17))
-    assert sum(metrics(done.stdout, "eagle/tail_seconds")) > 0, "no replica ever waited for the other"
-    assert metrics(done.stdout, "eagle/trained_steps")[-1] > 10
-    assert metrics(done.stdout, "eagle/drafter_version")[-1] >= 2
-    trainers = [noted["eagle_training"] for noted in notes(tmp_path).values() if "eagle_training" in noted]
-    assert 1 <= len(trainers) <= 2, "the leaders of slices: one of two ranks"
-    captured = [noted for noted in notes(tmp_path).values() if isinstance(noted.get("eagle_capture"), dict)]
-    assert len(captured) == 2
+    check_trained_on_workers(done, tmp_path)
 
 
 @pytest.mark.full
@@ -168,7 +155,7 @@ def test_trainers_that_are_killed_cost_no_rollout(world, tmp_path):
         done = job(world, tmp_path, *UNEVEN, adapt=False, more=ON_WORKERS.format(rest=3.0))
     assert done.returncode == 0, done.stdout[-8000:]
     assert len(killed) >= 2
-    assert metrics(done.stdout, "training/global_step") == list(range(1, 17))
+    assert metrics(done.stdout, "training/global_step") == list(range(1, UNEVEN_STEPS + 1))
     assert "no drafter is trained any more" not in done.stdout
     assert metrics(done.stdout, "eagle/drafter_version")[-1] >= 2
 
