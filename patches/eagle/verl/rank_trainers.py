@@ -108,12 +108,19 @@ class RankTrainers:
         return self._reports.get(self._leader, {}).get("pid")
 
     def start(self) -> bool:
-        """Start a process on each rank, for the rank's own device; a later slice takes those that are ready."""
-        device = self.settings.device.partition(":")[0]
-        made = [
-            replace(self.settings, device=device, release=True, rank=rank, ranks=self.ranks)
-            for rank in self._all()
-        ]
+        """Start a process on each rank, for the rank's own device, which shares out the buffer's bounds.
+
+        A later slice takes those that are ready.
+        """
+        settings = replace(
+            self.settings,
+            device=self.settings.device.partition(":")[0],
+            samples=max(1, self.settings.samples // self.ranks),
+            bytes=max(1, self.settings.bytes // self.ranks),
+            release=True,
+            ranks=self.ranks,
+        )
+        made = [replace(settings, rank=rank) for rank in self._all()]
         self._ask(self._all(), "open", [(one.dump(),) for one in made])
         return True
 

@@ -47,7 +47,7 @@ def make(tmp_path, monkeypatch):
 
     def start(number=3, **faults):
         ranks = Ranks(monkeypatch, {int(rank.removeprefix("r")): fault for rank, fault in faults.items()})
-        settings = WorkerSettings("t", "r", str(tmp_path / "out"))
+        settings = WorkerSettings("t", "r", str(tmp_path / "out"), device="cuda:7", samples=10, bytes=900)
         made.append(RankTrainers(settings, ranks, number))
         made[-1].start()
         return made[-1], ranks
@@ -77,9 +77,9 @@ def ready(one, ranks, number):
 def test_each_rank_has_a_process_that_knows_its_share(make):
     one, ranks = make(3)
     settings = [WorkerSettings.parse(given) for _, given in ranks.made("open")]
-    assert [(made.rank, made.ranks, made.release) for made in settings] == [
-        (rank, 3, True) for rank in range(3)
-    ]
+    assert [made.rank for made in settings] == [0, 1, 2]
+    for made in settings:
+        assert (made.ranks, made.release, made.device, made.samples, made.bytes) == (3, True, "cuda", 3, 300)
     ready(one, ranks, 3)
     assert len({found.pid for found in ranks.coordinators.values()}) == 3
 
