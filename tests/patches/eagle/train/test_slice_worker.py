@@ -164,6 +164,7 @@ def test_a_rank_that_never_comes_costs_the_slice_alone(target, tmp_path):
         assert alone.figures["step"] == 3
 
 
+@pytest.mark.full
 def test_a_full_disk_costs_the_slice_alone(target, tmp_path):
     with trainers(target, tmp_path, 1) as (alone,):
         begin([alone], steps=3)

@@ -54,7 +54,8 @@ def make(tmp_path, monkeypatch):
 
     yield start
     for one in made:
-        one.close()
+        for found in one._call.coordinators.values():
+            found.close(0.1)
 
 
 def until(condition, seconds=60.0):
@@ -149,9 +150,11 @@ def test_closing_never_raises(make):
     def gone(*arguments):
         raise RuntimeError("the actor died")
 
-    one._call, kept = gone, one._call
+    kept, one._call = one._call, gone
     one.close()
     one._call = kept
+    one.close()
+    assert ranks.coordinators[0].state == "down"
 
 
 def test_a_rank_without_a_trainer_says_so(monkeypatch):
