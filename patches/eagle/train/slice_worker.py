@@ -91,6 +91,8 @@ def _ranks(group: Mapping[str, Any] | None, device: torch.device) -> Iterator[De
     if not group:
         yield None
         return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     rank, ranks = int(group["rank"]), int(group["ranks"])
     limit = datetime.timedelta(seconds=MEETING_SECONDS)
     store = dist.TCPStore(group["address"], int(group["port"]), ranks, is_master=rank == 0, timeout=limit)

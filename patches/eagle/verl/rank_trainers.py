@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +38,8 @@ def on_rank(worker: Any, method: str, *arguments: Any) -> Report:
     global _coordinator
     if method == "open":
         if _coordinator is None:
-            _coordinator = Coordinator(WorkerSettings.parse(arguments[0]))
+            settings = WorkerSettings.parse(arguments[0])
+            _coordinator = Coordinator(replace(settings, device=_own_device(settings.device)))
         _coordinator.start()
         return _state(_coordinator)
     if _coordinator is None:
@@ -60,6 +62,14 @@ def _state(coordinator: Coordinator) -> dict[str, Any]:
         "drafter": str(coordinator.drafter or ""),
         "problem": coordinator.problem,
     }
+
+
+def _own_device(device: str) -> str:
+    """Return the device that verl's worker computes on, which may see those of other ranks too."""
+    torch = sys.modules.get("torch")
+    if device in ("", "cuda") and torch is not None and torch.cuda.is_available():
+        return f"cuda:{torch.cuda.current_device()}"
+    return device
 
 
 def _meeting() -> tuple[str, int]:

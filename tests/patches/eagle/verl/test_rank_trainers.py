@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from machine import limit
@@ -155,6 +157,16 @@ def test_closing_never_raises(make):
     one._call = kept
     one.close()
     assert ranks.coordinators[0].state == "down"
+
+
+@pytest.mark.parametrize(
+    ("asked", "there", "found"),
+    [("", True, "cuda:3"), ("cuda", True, "cuda:3"), ("cpu", True, "cpu"), ("", False, "")],
+)
+def test_a_rank_trains_on_the_device_of_its_worker(monkeypatch, asked, there, found):
+    cuda = SimpleNamespace(is_available=lambda: there, current_device=lambda: 3)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    assert rank_trainers._own_device(asked) == found
 
 
 def test_a_rank_without_a_trainer_says_so(monkeypatch):
