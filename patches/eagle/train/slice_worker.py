@@ -17,6 +17,7 @@ from flashpatch.patches.eagle.train.trainer import Trainer
 from flashpatch.patches.eagle.train.worker import Worker
 
 MEETING_SECONDS = 20.0  # for all ranks of a slice to arrive
+STEP_SECONDS = 60.0  # that a rank waits for the others of its slice
 CPU = torch.device("cpu")
 
 
@@ -94,10 +95,10 @@ def _ranks(group: Mapping[str, Any] | None, device: torch.device) -> Iterator[De
     if device.type == "cuda":
         torch.cuda.set_device(device)
     rank, ranks = int(group["rank"]), int(group["ranks"])
-    limit = datetime.timedelta(seconds=MEETING_SECONDS)
-    store = dist.TCPStore(group["address"], int(group["port"]), ranks, is_master=rank == 0, timeout=limit)
+    meeting, step = (datetime.timedelta(seconds=seconds) for seconds in (MEETING_SECONDS, STEP_SECONDS))
+    store = dist.TCPStore(group["address"], int(group["port"]), ranks, is_master=rank == 0, timeout=meeting)
     backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=limit)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=step)
     try:
         yield init_device_mesh(device.type, (ranks,))
     finally:
