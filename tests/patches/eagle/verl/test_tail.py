@@ -114,6 +114,19 @@ def test_a_request_ends_the_slice_and_the_replica_may_drain_again(watched, count
     until(lambda: len(watched.trainers.slices) == 2)
 
 
+def test_a_replica_that_dies_while_its_ranks_train_takes_nothing_with_it(watched, counts):
+    watched.begin(60.0)
+    polls(counts)
+    counts.update(b=0)
+    until(lambda: watched.trainers.training)
+    del counts["b"]  # as the balancer forgets it
+    polls(counts)
+    counts.update(c=0)
+    until(lambda: len(watched.trainers.slices) == 2)
+    watched.end()
+    assert watched.trainers.training == () and watched.problem == "" and watched.interrupted == 0
+
+
 def test_a_slice_grows_when_twice_as_many_have_drained(watched, counts):
     watched.begin(60.0)
     polls(counts)
