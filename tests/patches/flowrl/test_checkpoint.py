@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ ADAM = (
 )
 WHOLE = f"{ACTOR}.checkpoint.save_contents=[model,optimizer,extra,hf_model]"
 KINDS = [("fsdp", 1), ("fsdp", 2), ("fsdp2", 2)]
+MARKED = [pytest.param(kind, ranks, marks=[pytest.mark.full] if ranks > 1 else []) for kind, ranks in KINDS]
 MODEL = "actor_rollout_ref.model"
 ADAPTERS = (f"{MODEL}.lora_rank=4", f"{MODEL}.lora.merge=True", *ADAM)
 
@@ -66,18 +68,20 @@ def with_adapters() -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """A folder per number of ranks."""
+def done(tmp_path_factory: pytest.TempPathFactory) -> Mapping[int, Path]:
+    """A folder per number of ranks, made when it is asked for."""
     from flashpatch.verify.probes.flowrl import tiny
 
-    folders = {}
-    for ranks in (1, 2):
-        folder = folders[ranks] = tmp_path_factory.mktemp(f"ranks-{ranks}")
-        tiny.write_model(folder / "model")
-        tokenizer().save_pretrained(folder / "model")
-        wanted = [c for kind, number in KINDS if number == ranks for c in cases(kind, ranks)]
-        flow_lab.run(folder, [*(with_adapters() if ranks == 1 else []), *wanted], ranks)
-    return folders
+    class Folders(dict[int, Path]):
+        def __missing__(self, ranks: int) -> Path:
+            folder = self[ranks] = tmp_path_factory.mktemp(f"ranks-{ranks}")
+            tiny.write_model(folder / "model")
+            tokenizer().save_pretrained(folder / "model")
+            wanted = [case for kind, number in KINDS if number == ranks for case in cases(kind, ranks)]
+            flow_lab.run(folder, [*(with_adapters() if ranks == 1 else []), *wanted], ranks)
+            return folder
+
+    return Folders()
 
 
 def tokenizer() -> Any:
@@ -87,7 +91,7 @@ def tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, "a")), eos_token="a")
 
 
-@pytest.mark.parametrize("kind, ranks", KINDS)
+@pytest.mark.parametrize("kind, ranks", MARKED)
 def test_resuming_equals_going_on(done, kind, ranks):
     whole, rest = (flow_lab.result(done[ranks], f"{kind}-{part}", ranks) for part in ("whole", "rest"))
     assert flow_lab.furthest(rest["after"], whole["after"]) == 0  # optimizer state and rates included
@@ -114,7 +118,7 @@ def test_adapters_that_are_sent_apart_leave_the_head_out(done, kind):
     assert len(adapters) == (28 if kind == "fsdp2" else 0)  # stock verl finds none under FSDP1 on a CPU
 
 
-@pytest.mark.parametrize("kind, ranks", KINDS)
+@pytest.mark.parametrize("kind, ranks", MARKED)
 def test_a_checkpoint_from_before_gets_a_fresh_head(done, kind, ranks):
     old, new, fresh = (
         flow_lab.result(done[ranks], f"{kind}-{part}", ranks) for part in ("old", "new", "whole")
@@ -127,7 +131,7 @@ def test_a_checkpoint_from_before_gets_a_fresh_head(done, kind, ranks):
     assert "the partition function starts from its initial weights" in flow_lab.tail(done[ranks], ranks)
 
 
-@pytest.mark.parametrize("kind, ranks", EXPORTED)
+@pytest.mark.parametrize("kind, ranks", [MARKED[0], MARKED[2]])
 def test_the_exported_model_is_the_policy_alone(done, kind, ranks):
     from safetensors.torch import load_file
 

@@ -183,6 +183,7 @@ def test_what_describes_no_unroll_is_refused(wrong):
         Recipe(**wrong)
 
 
+@pytest.mark.full
 def test_later_drafts_are_accepted_more_often_than_after_training_the_first_alone():
     """On prompts that training did not see; drafted one by one from the drafter's own tokens."""
     target = make_target(markov=True)

@@ -182,7 +182,7 @@ def test_an_update_of_the_drafter_does_not_hide_the_targets(
     assert got["versions"] == ["default", "default", "flashpatch-1"]
 
 
-@pytest.mark.parametrize("method", ["ngram", "history"])
+@pytest.mark.parametrize("method", ["ngram", pytest.param("history", marks=pytest.mark.full)])
 def test_drafts_without_a_model_leave_the_update_the_targets(
     runner: scenario.Runner, at: dict[str, str], fresh: Any, method: str
 ) -> None:
@@ -202,7 +202,7 @@ def test_running_requests_meet_the_targets_update(
     assert got["after"] == fresh["b"]
 
 
-@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+@pytest.mark.parametrize("load_format", [pytest.param("auto", marks=pytest.mark.full), "dummy"])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_pretrained_drafter_is_loaded_and_outlives_sleep(
     runner: scenario.Runner, at: dict[str, str], fresh: Any, method: str, load_format: str

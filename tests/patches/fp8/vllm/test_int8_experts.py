@@ -44,7 +44,7 @@ def updated(kind: str, model: str, sources: list[str], seed: int) -> dict[str, A
     ("family", "kind"),
     [
         pytest.param("mixtral", *_VLLM.values, marks=_VLLM.marks),
-        ("mixtral", "torch"),
+        pytest.param("mixtral", "torch", marks=_FULL),
         pytest.param("qwen3-moe", *_VLLM.values, marks=(*_VLLM.marks, _FULL)),
         ("glm4-moe", "torch"),  # with shared experts and a dense layer
     ],
