@@ -7,7 +7,6 @@ a `Coordinator`. A process of its own keeps a fault of training, even one that k
 from __future__ import annotations
 
 import contextlib
-import logging
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +16,6 @@ from typing import Any
 
 from flashpatch.patches.eagle.train.coordinator import Coordinator
 from flashpatch.patches.eagle.train.settings import WorkerSettings
-
-logger = logging.getLogger("flashpatch.eagle")
 
 Report = Mapping[str, Any]
 Call = Callable[[Sequence[int], str, Sequence[tuple]], list[Report]]
@@ -103,8 +100,7 @@ class RankTrainers:
         self.training: tuple[int, ...] = ()
         self.problem = ""
         self._call = call
-        self._seen: dict[int, str] = {}  # drafter that each rank wrote last
-        self._reports: dict[int, Report] = {}
+        self._reports: dict[int, Report] = {}  # the last of each rank
         self._leader = 0
 
     @property
@@ -203,13 +199,13 @@ class RankTrainers:
             return {}
         answers = self._call(ranks, method, arguments or [()] * len(ranks))
         reports = dict(zip(ranks, answers, strict=True))
-        self._reports.update(reports)
         for rank, report in reports.items():
-            if report["problem"] and report["problem"] != self.problem:
+            before = self._reports.get(rank, {})
+            if report["problem"] and report["problem"] != before.get("problem"):
                 self.problem = f"rank {rank}: {report['problem']}"
-            if report["drafter"] and report["drafter"] != self._seen.get(rank):
-                self._seen[rank] = report["drafter"]
+            if report["drafter"] and report["drafter"] != before.get("drafter"):
                 self.drafter = Path(report["drafter"])
+        self._reports.update(reports)
         if self._leader in reports:
             self.figures = reports[self._leader]["figures"]
         return reports
