@@ -6,10 +6,14 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from flashpatch.patches.fp8.refit.errors import REQUESTS_RUN
+
 _BUCKETS = 5
+_PATIENCE = 10.0  # seconds
 _LAST_ROW = 1.5  # seconds until every process has written its last row
 _PROMPTS = tuple(list(range(start, 512, 9)) for start in range(3))
 
@@ -68,14 +72,14 @@ def _run(name: str, workdir: Path, seen: dict[str, Any]) -> None:
     seen["answers"]["identity"] = _answers(engine)
     _update(engine, b)
     seen["answers"]["perturbation"] = _answers(engine)
-    _check(*engine.update_weights_from_disk(a)[:2])
+    _when_idle(lambda: engine.update_weights_from_disk(a)[:2])
     seen["answers"]["return"] = _answers(engine)
 
 
 def _update(engine: Any, checkpoint: str) -> None:
     from safetensors import safe_open
 
-    _check(*engine.begin_weight_update())
+    _when_idle(engine.begin_weight_update)
     with safe_open(f"{checkpoint}/model.safetensors", framework="pt") as tensors:
         names = sorted(tensors.keys())
         for bucket in range(
@@ -84,6 +88,16 @@ def _update(engine: Any, checkpoint: str) -> None:
             pairs = [(name, tensors.get_tensor(name)) for name in names[bucket::_BUCKETS]]
             _check(*engine.update_weights_from_tensor(pairs, flush_cache=False))
     _check(*engine.end_weight_update())
+
+
+def _when_idle(update: Callable[[], tuple[bool, str]]) -> None:
+    """Call an update, again for a moment: SGLang answers a request before its scheduler forgets it."""
+    end = time.monotonic() + _PATIENCE
+    while True:
+        done, message = update()
+        if done or REQUESTS_RUN not in message or time.monotonic() > end:
+            return _check(done, message)
+        time.sleep(0.1)
 
 
 def _check(done: bool, message: str) -> None:
