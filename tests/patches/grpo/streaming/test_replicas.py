@@ -173,11 +173,12 @@ def test_a_dead_server_is_started_again_and_serves_after_an_update():
 
 
 def test_the_name_of_a_server_that_hangs_is_free_for_the_next(monkeypatch):
-    monkeypatch.setattr(replicas_module, "ANSWER", 1.0)
+    monkeypatch.setattr(replicas_module, "ANSWER", limit(3.0))
     replicas, sync, balancer = _replaced(
         2, lambda rank: Replica(rank, suffix="-again", name="verl"), replace=1
     )
     sync.replicas[1] = Replica(1, name="verl")
+    ray.get(sync.replicas[0].server.abort.remote())  # it has started, and answers at once from now on
     ray.get(sync.replicas[1].server.hang.remote())
     replicas.update_weights(1)
     _update_until(lambda: len(sync.replicas) == 2, replicas)
