@@ -57,6 +57,7 @@ class KeptSamples:
         """
         others = [folder for folder in sorted(self.folder.glob("*-*")) if not self._is_of_this_job(folder)]
         left = [sample for folder in others[self._rank :: self._ranks] for sample in _read(folder)]
+        left.sort(key=lambda sample: sample.file.name)
         newest = max((sample.version for sample in left), default=0)
         return [replace(sample, version=sample.version - newest) for sample in left] + _read(self._own)
 

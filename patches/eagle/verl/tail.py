@@ -61,10 +61,11 @@ class Tail:
         self._thread: threading.Thread | None = None
         self._calm: dict[str, int] = {}  # polls without a request, of servers that had one
         self._since: float | None = None  # begin of the present slice
-        self._done = False  # a slice made all of its steps
+        self._drained = 0  # ranks that had drained when it began
+        self._done = False  # a slice ended by itself
 
     def begin(self, seconds: float, steps: int | None = None) -> None:
-        """Watch the replicas; train for at most ``seconds`` in all, and until a slice has made ``steps``."""
+        """Watch the replicas; train for at most ``seconds`` in all, until a slice has made ``steps`` or failed."""
         self.end()
         self.seconds = self.stop_seconds = 0.0
         self.slices = self.interrupted = 0
@@ -112,15 +113,16 @@ class Tail:
                 self.interrupted += 1
                 self._stop()
             elif not self.trainers.is_training():
-                self._done = steps is not None
+                self._done = True
                 self._stop()
-            elif len(drained) >= 2 * len(training):
+            elif len(drained) >= 2 * self._drained:
                 self._stop()  # the next look begins a slice with all that have drained since
             return
         left = seconds - self.seconds
         others_work = any(counts.get(name, 0) for name in self.ranks)
         if self._done or not drained or not others_work or left <= 0:
             return
+        self._drained = len(drained)
         self._since = time.monotonic()  # before the call: where it fails, some ranks may train
         if self.trainers.train(left, sorted(drained), steps):
             self.slices += 1

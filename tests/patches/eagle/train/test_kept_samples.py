@@ -89,6 +89,15 @@ def test_another_jobs_samples_are_older_than_any_of_this_one(tmp_path):
     assert sorted(sample.version for sample in of_b.read()) == [-1, 0, 7]
 
 
+def test_samples_of_several_jobs_come_oldest_first(tmp_path, samples):
+    """A buffer that is too small for all of them drops those that came first."""
+    for job, first in (("a", 0), ("b", 1)):
+        for number in (first, first + 2):
+            write(tmp_path / job, samples[number : number + 1], first=number)
+        SampleReader(tmp_path / job, KeptSamples(tmp_path / "kept", str(tmp_path / job)).move).read_samples(9)
+    assert requests(KeptSamples(tmp_path / "kept", "another").read()) == ["r0", "r1", "r2", "r3"]
+
+
 def test_ranks_share_what_other_jobs_left(tmp_path, samples):
     ring = tmp_path / "ring"
     for rank in range(3):

@@ -18,11 +18,12 @@ class Trainers:
 
     def __init__(self):
         self.training, self.slices, self.stops, self.ended = (), [], 0, False
+        self.given_up = set()  # ranks whose processes are
 
     def train(self, seconds, ranks, steps):
         self.slices.append((list(ranks), steps))
-        self.training, self.ended = tuple(ranks), False
-        return True
+        self.training, self.ended = tuple(set(ranks) - self.given_up), False
+        return bool(self.training)
 
     def stop(self, limit):
         self.training, self.stops = (), self.stops + 1
@@ -64,6 +65,15 @@ def until(condition):
         time.sleep(0.002)
 
 
+def drain(watched, counts, name, steps=None, seconds=60.0):
+    """Begin to watch, and wait until a replica that has drained trains."""
+    watched.begin(seconds, steps)
+    counts.update({name: 3})
+    polls(counts)
+    counts.update({name: 0})
+    until(lambda: watched.trainers.training)
+
+
 def polls(counts, number=6):
     """Wait until the counts were looked at some times more."""
     seen = counts.polls
@@ -101,10 +111,7 @@ def test_nobody_trains_when_all_have_drained(watched, counts):
 
 
 def test_a_request_ends_the_slice_and_the_replica_may_drain_again(watched, counts):
-    watched.begin(60.0)
-    polls(counts)
-    counts.update(b=0)
-    until(lambda: watched.trainers.training)
+    drain(watched, counts, "b")
     counts.update(b=1)
     until(lambda: watched.trainers.stops == 1)
     assert watched.interrupted == 1
@@ -115,10 +122,7 @@ def test_a_request_ends_the_slice_and_the_replica_may_drain_again(watched, count
 
 
 def test_a_replica_that_dies_while_its_ranks_train_takes_nothing_with_it(watched, counts):
-    watched.begin(60.0)
-    polls(counts)
-    counts.update(b=0)
-    until(lambda: watched.trainers.training)
+    drain(watched, counts, "b")
     del counts["b"]  # as the balancer forgets it
     polls(counts)
     counts.update(c=0)
@@ -128,10 +132,7 @@ def test_a_replica_that_dies_while_its_ranks_train_takes_nothing_with_it(watched
 
 
 def test_a_slice_grows_when_twice_as_many_have_drained(watched, counts):
-    watched.begin(60.0)
-    polls(counts)
-    counts.update(b=0)
-    until(lambda: watched.trainers.training)
+    drain(watched, counts, "b")
     counts.update(d=0)
     until(lambda: len(watched.trainers.slices) == 2)
     assert watched.trainers.slices[1][0] == [2, 3, 6, 7]
@@ -140,27 +141,27 @@ def test_a_slice_grows_when_twice_as_many_have_drained(watched, counts):
     assert len(watched.trainers.slices) == 2 and watched.interrupted == 0
 
 
-def test_no_slice_follows_one_that_made_all_its_steps(watched, counts):
-    watched.begin(60.0, 5)
-    polls(counts)
-    counts.update(b=0)
-    until(lambda: watched.trainers.training)
+@pytest.mark.parametrize("steps", [5, None])
+def test_no_slice_follows_one_that_ended_by_itself(watched, counts, steps):
+    """It made all its steps, or failed, as where memory is short: the next would fail too."""
+    drain(watched, counts, "b", steps)
     watched.trainers.ended = True
     until(lambda: watched.trainers.stops == 1)
     polls(counts)
     assert len(watched.trainers.slices) == 1
-    watched.begin(60.0, 5)
-    counts.update(b=2)
-    polls(counts)
-    counts.update(b=0)
-    until(lambda: len(watched.trainers.slices) == 2)
+    drain(watched, counts, "b", steps)
+    assert len(watched.trainers.slices) == 2
+
+
+def test_ranks_that_are_given_up_do_not_interrupt_the_others_again_and_again(watched, counts):
+    watched.trainers.given_up = {3}
+    drain(watched, counts, "b")
+    polls(counts, 20)
+    assert watched.trainers.training == (2,) and watched.trainers.stops == 0
 
 
 def test_training_ends_with_its_time(watched, counts):
-    watched.begin(0.05)
-    polls(counts)
-    counts.update(b=0)
-    until(lambda: watched.trainers.training)
+    drain(watched, counts, "b", seconds=0.05)
     time.sleep(0.06)
     watched.trainers.ended = True
     until(lambda: watched.trainers.stops == 1)
