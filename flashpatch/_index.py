@@ -25,6 +25,10 @@ FAMILIES = {
             "cpu.sglang.modify_tuple": ("sglang.srt.utils.patch_torch",),
             "cpu.verl.ulysses_flash_attention_forward": ("verl.models.transformers.monkey_patch",),
         },
+        "commands": {
+        },
+        "migrations": {
+        },
     },
     "eagle": {
         "names": {
@@ -109,6 +113,12 @@ FAMILIES = {
             "eagle.verl_sglang.sg_lang_http_server": ("verl.workers.rollout.sglang_rollout.async_sglang_server",),
             "eagle.verl_sglang.generate": ("verl.workers.rollout.sglang_rollout.async_sglang_server",),
         },
+        "commands": {
+            "eagle-warmup": "flashpatch.patches.eagle.vllm.warmup",
+        },
+        "migrations": {
+            "fastrl": "flashpatch.patches.eagle.from_fastrl",
+        },
     },
     "flowrl": {
         "names": {
@@ -147,6 +157,11 @@ FAMILIES = {
             "flowrl.verl.load_and_merge_state_dicts": ("verl.model_merger.fsdp_model_merger",),
             "flowrl.verl.load_checkpoint": ("verl.utils.checkpoint.fsdp_checkpoint_manager",),
             "flowrl.verl.compute_metrics": ("verl.trainer.ppo.v1.trainer_base",),
+        },
+        "commands": {
+        },
+        "migrations": {
+            "flowrl": "flashpatch.patches.flowrl.from_flowrl",
         },
     },
     "fp8": {
@@ -253,6 +268,13 @@ FAMILIES = {
             "fp8.swift.finish_vllm_weight_reload": ("swift.rlhf_trainers.utils",),
             "fp8.prime_rl.load_weights_kernel": ("prime_rl.inference.vllm.worker.weight_transfer",),
         },
+        "commands": {
+            "profile": "flashpatch.patches.fp8.calibration.command",
+            "advise": "flashpatch.patches.fp8.advise.command",
+        },
+        "migrations": {
+            "flashrl": "flashpatch.patches.fp8.from_flashrl",
+        },
     },
     "fsdp": {
         "names": {
@@ -271,6 +293,10 @@ FAMILIES = {
             "fsdp.sglang.update_weights_from_tensor": ("sglang.srt.model_executor.model_runner_components.weight_updater",),
             "fsdp.sglang.runner_end_weight_update": ("sglang.srt.model_executor.model_runner_components.weight_updater",),
             "fsdp.sglang.end_weight_update": ("sglang.srt.managers.scheduler_components.weight_updater",),
+        },
+        "commands": {
+        },
+        "migrations": {
         },
     },
     "grpo": {
@@ -314,6 +340,11 @@ FAMILIES = {
             "grpo.verl.get_trainer_cls": ("verl.trainer.ppo.v1.trainer_base",),
             "grpo.verl.generate_part": ("verl.workers.rollout.llm_server",),
             "grpo.verl.generate_whole": ("verl.workers.rollout.llm_server",),
+        },
+        "commands": {
+        },
+        "migrations": {
+            "async-grpo": "flashpatch.patches.grpo.from_async_grpo",
         },
     },
 }

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
 
@@ -23,7 +23,8 @@ from flashpatch.errors import PatchError
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code; wrong usage raises SystemExit(2), as argparse does."""
-    args = _parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    args = _parser(argv[0] if argv else "").parse_args(argv)
     try:
         code = args.run(args)
         if sys.stdout is not None:
@@ -41,20 +42,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1
 
 
-def commands() -> Mapping[str, str]:
-    """Name of every subcommand to the module that holds it."""
-    return registry.BUILT_IN_COMMANDS | {
-        name: module for f in registry.families().values() for name, module in f.commands.items()
-    }
-
-
-def _parser() -> argparse.ArgumentParser:
+def _parser(asked: str) -> argparse.ArgumentParser:
+    """The parser for a command line that begins with ``asked``: of all commands, unless that is one."""
     about = "What FlashPatch can do, would do, and did."
     parser = argparse.ArgumentParser(prog="flashpatch", description=about)
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     subcommands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
-    for name, where in commands().items():
-        module = _load(where)
+    known = registry.commands()
+    for name in [asked] if asked in known else known:
+        module = _load(known[name])
         inner = subcommands.add_parser(name, help=module.HELP, description=module.HELP)
         inner.add_argument("--json", action="store_true", help="print JSON")
         inner.set_defaults(run=module.run, usage_error=inner.error)

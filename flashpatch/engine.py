@@ -91,7 +91,7 @@ def record_call(patch_id: str) -> None:
 def statuses() -> dict[str, PatchStatus]:
     """Every known patch by id, those of families that are off included."""
     standby.wake()
-    known = {patch_id: PatchStatus(patch_id, State("disabled")) for patch_id in registry.patches()}
+    known = {patch_id: PatchStatus(patch_id, State("disabled")) for patch_id in registry.patch_ids()}
     return {**known, **{i: _status(group, member) for i, (group, member) in machine.members.items()}}
 
 

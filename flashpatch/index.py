@@ -74,6 +74,21 @@ def families() -> tuple[str, ...]:
     return tuple(_DATA)
 
 
+def patch_ids() -> tuple[str, ...]:
+    """Ids of the built-in families' patches."""
+    return tuple(patch_id for data in _DATA.values() for patch_id in data["patches"])
+
+
+def owners(part: str) -> dict[str, str]:
+    """Each key of the built-in families' ``names``, ``commands`` or ``migrations``, to the family that has it."""
+    return {key: family for family, data in _DATA.items() for key in data[part]}
+
+
+def merged(part: str) -> dict[str, Any]:
+    """The built-in families' ``names``, ``commands`` or ``migrations`` in one dictionary."""
+    return {key: value for data in _DATA.values() for key, value in data[part].items()}
+
+
 def entry(record: Family) -> dict[str, Any]:
     """What the index should say about a family."""
     from flashpatch.registry import family_names
@@ -94,6 +109,8 @@ def entry(record: Family) -> dict[str, Any]:
             patch.id: tuple(dict.fromkeys(target.partition(":")[0] for target in patch.targets))
             for patch in record.patches
         },
+        "commands": dict(record.commands),
+        "migrations": dict(record.migrations),
     }
 
 

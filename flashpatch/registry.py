@@ -3,8 +3,8 @@
 A package joins through the entry-point group ``flashpatch.patches``; the entry is the `Family`, or a module
 that has one as ``FAMILY``. Code comes from installed packages only, never from the environment or a config.
 
-A built-in family that is asked for by name is imported alone; all of them are imported for lists of all, and to
-look for a name that the index does not have.
+A built-in family that is asked for by name is imported alone, one of another package with all that packages bring;
+all families are imported for lists of records, and to say what may have been meant by a name that nobody has.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import functools
 import importlib
 import logging
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -40,20 +40,23 @@ def families() -> Mapping[str, Family]:
 
 def built_in() -> Mapping[str, Family]:
     """The built-in families by name."""
-    homes = _load()[2]
-    return {name: family for name, family in families().items() if homes[name].startswith(f"{BUILT_IN}.")}
+    return {name: family for name, family in families().items() if name in _load()[2]}
 
 
 def family(name: str) -> Family:
     """One family by its own name, imported alone where that is possible. KeyError when there is none."""
-    found = _load_alone(name) if name in index.families() else None
+    found = _load_alone(name) if name in index.families() else _joined()[0].get(name)
     return found if found is not None else families()[name]
 
 
 def is_family(name: str) -> bool:
     """Whether a family has this name, others that stand for it left out."""
-    alone = name in index.families() and _load_alone(name) is not None
-    return alone or name in families()
+    return _load_alone(name) is not None if name in index.families() else name in _joined()[0]
+
+
+def family_keys() -> tuple[str, ...]:
+    """Every family's own name; of built-in ones, without importing them."""
+    return (*index.families(), *_joined()[0])
 
 
 def problems() -> Mapping[str, str]:
@@ -61,14 +64,30 @@ def problems() -> Mapping[str, str]:
     return _load()[1]
 
 
+def commands() -> dict[str, str]:
+    """Name of every subcommand of ``flashpatch`` to the module that holds it."""
+    found = {**BUILT_IN_COMMANDS, **index.merged("commands")}
+    for family in _joined()[0].values():
+        found.update(family.commands)
+    return found
+
+
 def migrations() -> dict[str, str]:
     """Name of every research fork whose settings a family takes over, to the module that does it, by name."""
-    return dict(sorted(item for family in families().values() for item in family.migrations.items()))
+    found = index.merged("migrations")
+    for family in _joined()[0].values():
+        found.update(family.migrations)
+    return dict(sorted(found.items()))
 
 
 def patches() -> dict[str, Patch]:
     """All patches by id."""
     return {patch.id: patch for family in families().values() for patch in family.patches}
+
+
+def patch_ids() -> tuple[str, ...]:
+    """Every patch's id; of built-in families, without importing them."""
+    return (*index.patch_ids(), *(patch.id for family in _joined()[0].values() for patch in family.patches))
 
 
 def patch(patch_id: str) -> Patch:
@@ -93,7 +112,11 @@ def family_of(name: str) -> Family:
         PatchError: nobody knows the name; the message lists the known ones and the nearest.
     """
     built_in_family = index.family_of(name)
-    if built_in_family is not None and (found := _load_alone(built_in_family)) is not None:
+    if built_in_family is None:
+        found = next((joined for joined in _joined()[0].values() if name in family_names(joined)), None)
+    else:
+        found = _load_alone(built_in_family)
+    if found is not None:
         return found
     known = names()
     if name not in known:
@@ -108,7 +131,7 @@ def _load_alone(name: str) -> Family | None:
     what is wrong with it."""
     try:
         found: dict[str, Family] = {}
-        _admit(importlib.import_module(f"{BUILT_IN}.{name}"), found)
+        _admit(importlib.import_module(f"{BUILT_IN}.{name}"), found, built_in=True)
     except Exception:
         return None
     if name in found and index.is_stale(found[name]):
@@ -117,17 +140,38 @@ def _load_alone(name: str) -> Family | None:
 
 
 @functools.cache
-def _load() -> tuple[dict[str, Family], dict[str, str], dict[str, str]]:
+def _load() -> tuple[dict[str, Family], dict[str, str], frozenset[str]]:
+    """All families by name, what kept others from being loaded, and the names of the built-in ones."""
     found: dict[str, Family] = {}
     wrong: dict[str, str] = {}
-    homes: dict[str, str] = {}
-    for where, load in (*_built_in(), *_joined()):
+    _admit_all(_built_in(), found, wrong, built_in=True)
+    joined, wrong_too = _joined()
+    return {**found, **joined}, {**wrong, **wrong_too}, frozenset(found)
+
+
+@functools.cache
+def _joined() -> tuple[dict[str, Family], dict[str, str]]:
+    """Families of other packages by name, and what kept some from being loaded."""
+    found: dict[str, Family] = {}
+    wrong: dict[str, str] = {}
+    entries = sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value))
+    named = ((f"entry point {entry.name} = {entry.value}", entry.load) for entry in entries)
+    _admit_all(named, found, wrong, built_in=False)
+    return found, wrong
+
+
+def _admit_all(
+    candidates: Iterable[tuple[str, Callable[[], Any]]],
+    found: dict[str, Family],
+    wrong: dict[str, str],
+    built_in: bool,
+) -> None:
+    for where, load in candidates:
         try:
-            homes[_admit(load(), found)] = where
+            _admit(load(), found, built_in=built_in)
         except Exception as error:  # whatever a broken family raises must not take the others along
             wrong[where] = f"{type(error).__name__}: {error}"
             log.error("patch family of %s is not available: %s", where, wrong[where], exc_info=error)
-    return found, wrong, homes
 
 
 def _built_in() -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -142,25 +186,27 @@ def _built_in() -> Iterator[tuple[str, Callable[[], Any]]]:
             yield info.name, functools.partial(importlib.import_module, info.name)
 
 
-def _joined() -> Iterator[tuple[str, Callable[[], Any]]]:
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
-        yield f"entry point {entry.name} = {entry.value}", entry.load
+def _admit(candidate: Any, found: dict[str, Family], *, built_in: bool = False) -> None:
+    """Add a family to ``found``; ValueError says why it cannot be added.
 
-
-def _admit(candidate: Any, found: dict[str, Family]) -> str:
-    """Add a family to ``found`` and return its name; ValueError says why it cannot be added."""
+    What built-in families have is taken, whether or not they are imported.
+    """
     family = candidate if isinstance(candidate, Family) else getattr(candidate, "FAMILY", None)
     if not isinstance(family, Family):
         raise ValueError(f"{candidate!r} is no Family and has no FAMILY")
-    taken = {name: other.name for other in found.values() for name in family_names(other)}
+    taken, commands, forks = (
+        {} if built_in else index.owners(part) for part in ("names", "commands", "migrations")
+    )
+    for other in found.values():
+        taken.update(dict.fromkeys(family_names(other), other.name))
+        commands.update(dict.fromkeys(other.commands, other.name))
+        forks.update(dict.fromkeys(other.migrations, other.name))
     for name in family_names(family):
         if name in taken:
             raise ValueError(f"name {name!r} is taken by family {taken[name]!r}")
-    commands = {name: other.name for other in found.values() for name in other.commands}
     for name in family.commands:
         if name in BUILT_IN_COMMANDS or name in commands:
             raise ValueError(f"command {name!r} is taken by {commands.get(name, 'flashpatch itself')!r}")
-    forks = {name: other.name for other in found.values() for name in other.migrations}
     for name in family.migrations:
         if name in forks:
             raise ValueError(f"the settings of {name!r} are taken over by {forks[name]!r} already")
@@ -171,4 +217,3 @@ def _admit(candidate: Any, found: dict[str, Family]) -> str:
             if "." not in target.partition(":")[0]:
                 raise ValueError(f"patch {patch.id!r}: {target!r} names a package root, not a submodule")
     found[family.name] = family
-    return family.name

@@ -69,7 +69,7 @@ def _checked(data: dict[str, Any], source: str) -> Config:
         raise PatchError(f"'strict' in {source} is {strict!r}.", advice="Give true or false.")
     for key, table in data.items():
         if not registry.is_family(key):
-            known = ("enable", "strict", *registry.families())
+            known = ("enable", "strict", *registry.family_keys())
             raise PatchError(f"unknown key {key!r} in {source}.", advice=nearest(key, known))
         if not isinstance(table, dict):
             raise PatchError(f"{key!r} in {source} is {table!r}.", advice=f"Write a table: [{key}].")

@@ -6,7 +6,7 @@ import pytest
 from tree import TREE
 
 import flashpatch
-from flashpatch import cli
+from flashpatch import registry
 
 yaml = pytest.importorskip("yaml")
 
@@ -52,6 +52,8 @@ def test_every_command_is_on_its_page():
     page = (TREE / "docs" / "commands.md").read_text()
     shown = re.findall(r"^<!-- help: (.*) -->$", page, re.M)
     ours = {
-        f"flashpatch {name}" for name, module in cli.commands().items() if module.startswith("flashpatch.")
+        f"flashpatch {name}"
+        for name, module in registry.commands().items()
+        if module.startswith("flashpatch.")
     }
     assert sorted(shown) == sorted({"flashpatch", "flashpatch-verify", *ours})

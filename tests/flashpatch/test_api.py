@@ -1,5 +1,7 @@
 """The four functions users call, and the families they find."""
 
+import pytest
+
 LATE = """
 from toykit import *
 def late():
@@ -164,23 +166,40 @@ def test_a_broken_family_takes_no_other_along(toys):
         """
         from toykit import *
         TWICE = Family("toy", "", ())
+        BUILT_IN = Family("mine", "", (), names={"int8": {}})
+        COMMAND = Family("mine", "", (), commands={"advise": "mine"})
+        FORK = Family("mine", "", (), migrations={"flashrl": "mine"})
         NAMES = Family("names", "", (), names={"other": {}})
         ROOT = Family("root", "", (patch("root.fakefw.x", "fakefw:x"),))
         BARE = Family("bare", "", (patch("bare.fakefw.x"),))
     """,
     )
-    entries = "[flashpatch.patches]\na = broken\nb = nothing\nz1 = rooted:TWICE\nz2 = rooted:NAMES\n"
-    toys.distribution("more", "1", {"entry_points.txt": entries + "z3 = rooted:ROOT\nz4 = rooted:BARE\n"})
+    families = ("TWICE", "NAMES", "ROOT", "BARE", "BUILT_IN", "COMMAND", "FORK")
+    entries = "".join(f"z_{name} = rooted:{name}\n" for name in families)
+    entries = f"[flashpatch.patches]\na = broken\nb = nothing\n{entries}"
+    toys.distribution("more", "1", {"entry_points.txt": entries})
     toys.run("""
         import flashpatch
         from flashpatch import registry
         assert {"toy", "other"} <= set(registry.families()) and "root" not in registry.families()
         found = " | ".join(registry.problems().values())
         for part in ("broken", "is no Family", "'toy' is taken", "'other' is taken", "a package root",
-                     "'bare.fakefw.x' has no target"):
+                     "'bare.fakefw.x' has no target", "'int8' is taken by family 'fp8'",
+                     "'advise' is taken by 'fp8'", "'flashrl' are taken over by 'fp8'"):
             assert part in found, found
         try:
             flashpatch.enable("nothing")
         except flashpatch.PatchError as error:
             assert "entry point a = broken: OSError: broken" in str(error)
+    """)
+
+
+@pytest.mark.parametrize(("name", "imported"), [("toy", []), ("flowrl", ["_shared", "flowrl"])])
+def test_one_family_is_enabled_without_the_others(toys, name, imported):
+    toys.run(f"""
+        import sys, flashpatch
+        status = flashpatch.enable({name!r})
+        families = {{name.split(".")[2] for name in sys.modules if name.startswith("flashpatch.patches.")}}
+        assert sorted(families) == {imported}, families
+        assert set(status) == set(flashpatch.list_patches()), "every known patch has a state"
     """)
