@@ -57,7 +57,7 @@ find_python = $(shell for python in python$(1) $(HOME)/.pyenv/versions/$(1)*/bin
 	"$$python" -c '' >/dev/null 2>&1 && echo "$$python" && break; done)
 NO_ENGINE := not vllm and not verl and not sglang and not full
 
-.PHONY: demo demo-verl world demo-world pictures docs dist resolve check lint check-own $(OTHER_PYTHONS:%=check-%) \
+.PHONY: demo demo-verl world demo-world pictures docs dist resolve check lint check-own parts $(OTHER_PYTHONS:%=check-%) \
 	test test-newest test-paired test-sglang trainers test-trainers test-full clean \
 	$(NEWEST) $(PAIRED) $(OLDER) $(OLDEST) $(SGLANG) $(OLDEST_SGLANG) $(TRAINERS)
 # A stamp is the last thing a recipe writes: an interrupted set-up is taken up again.
@@ -117,16 +117,22 @@ lint: $(CHECK)/.ready
 	test ! -x $(CHECK)/bin/check-jsonschema || \
 		$(CHECK)/bin/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
-# Of a run without engines. Two fifths of its time is waiting, so three workers keep two cores busy.
-WORKERS := 3
-# Each worker takes whole files, since tests of a file share what they build.
+# Folders of tests that run side by side, and what is not in them: each imports its own files alone. They wait for two
+# fifths of their time, so three at a time keep two cores busy.
+PARTS := tests/flashpatch tests/patches/eagle tests/patches/fp8 tests/package
+parts: part/rest $(PARTS:%=part/%)
+part/rest: PATHS := tests $(PARTS:%=--ignore=%)
+part/%: PATHS = $*
+part/%:
+	@$(ENVIRONMENT)/bin/pytest -q --timeout 600 -m "$(NO_ENGINE)" $(PATHS)
+
 check-own: $(CHECK)/.ready
-	$(CHECK)/bin/pytest -q -n $(WORKERS) --dist loadfile --timeout 600 -m "$(NO_ENGINE)"
+	$(MAKE) -k -j3 --output-sync=target parts ENVIRONMENT=$(CHECK)
 
 # Without torch; tests that need it are skipped.
 $(OTHER_PYTHONS:%=check-%): check-%: $(CHECK)-%/.ready
 	@if [ ! -x $(CHECK)-$*/bin/pytest ]; then echo "Python $* is not at hand: no tests on it"; else \
-		$(CHECK)-$*/bin/pytest -q -n $(WORKERS) --dist loadfile --timeout 600 -m "$(NO_ENGINE)"; fi
+		$(MAKE) -k -j3 --output-sync=target parts ENVIRONMENT=$(CHECK)-$*; fi
 
 # Side by side, set-up included: most of the time one of them waits for an engine to start. The longest goes first.
 test: lint check-own
