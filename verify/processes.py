@@ -4,8 +4,8 @@ A probe says what to run, as `Command`, and judges the files that its processes 
 side by side, each in a process group of its own with a log in the working directory, waits, kills the groups and
 returns an `Ending` per command.
 
-The time-out is that of a quiet machine of two cores; `flashpatch.verify.machine_speed` scales it. When it is
-reached, the factor is measured once more: a machine that has become busy gets the difference.
+The time-out is that of a quiet machine of two cores; when it is reached, `flashpatch.verify.machine_speed` scales it. At
+the end of that, the factor is measured once more: a machine that has become busy gets the difference.
 """
 
 from __future__ import annotations
@@ -176,15 +176,15 @@ def _wait(
     clock: Callable[[], float],
 ) -> str:
     """Wait until all have ended, an essential one has failed, or time is up; why the rest is killed."""
-    began, limit, is_final = clock(), timeout * measure(), False
+    began, limit, measurements = clock(), timeout, 0
     while any(process.poll() is None for process in running.values()):
         failed = [name for name in essential if running[name].poll()]
         if failed:
             return f"was killed, as {failed[0]} had failed"
         if clock() - began >= limit:
-            if is_final:
+            if measurements == 2:
                 return f"did not end within {limit:.0f} s"
-            limit, is_final = max(limit, timeout * measure()), True
+            limit, measurements = max(limit, timeout * measure()), measurements + 1
             continue
         time.sleep(_POLL)
     return ""

@@ -83,7 +83,7 @@ def verify(selection: selections.Selection, progress: Callable[[str], None]) -> 
     failed.
     """
     [(family_name, choice)] = selection.choices.items()
-    family = registry.families()[family_name]
+    family = registry.family(family_name)
     found = {patch.id: _owner(patch) for patch in family.patches}
     if not any(found.values()):
         progress(f"{choice.name}: no framework it patches is installed")

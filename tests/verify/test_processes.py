@@ -77,6 +77,11 @@ def test_what_an_ended_process_left_behind_is_killed(tmp_path):
     assert wait_for(lambda: not is_alive(child))
 
 
+def test_what_ends_in_time_costs_no_measurement(tmp_path):
+    endings = run([python("quick", "pass")], tmp_path, QUICK, lambda: pytest.fail("the machine was measured"))
+    assert problems(endings) == ""
+
+
 def test_the_time_out_is_scaled_by_the_machine(tmp_path):
     readings = iter([0.0, *(6.0,) * 3, *(16.0,) * 1000])
     endings = run([python("slow", SLEEP)], tmp_path, 5.0, lambda: 3.0, lambda: next(readings))
