@@ -145,12 +145,22 @@ def _write_process(
     state = {"state": "live", "detail": "", "calls": 3, "target": "vllm:f", "tested": True}
     versions = [event["version"] for event in events if "version" in event]
     row = {
-        "kind": "row", "run": folder.name, "host": "made-up", "pid": pid, "start": "7", "ppid": ppid,
-        "argv0": "python", "roles": roles, "rank": rank, "versions": {"python": "3.11"},
+        "kind": "row",
+        "run": folder.name,
+        "host": "made-up",
+        "pid": pid,
+        "start": "7",
+        "ppid": ppid,
+        "argv0": "python",
+        "roles": roles,
+        "rank": rank,
+        "versions": {"python": "3.11"},
         "patches": {"fp8.vllm.process_weights_after_loading": state} if "worker" in roles else {},
-        "notes": {"policy_version": versions[-1]} if versions else {}, "error": None,
-        "first_written": _BEGAN + pid % 11, "written": "2025-06-15T16:00:00+0000",
-    }  # fmt: skip
+        "notes": {"policy_version": versions[-1]} if versions else {},
+        "error": None,
+        "first_written": _BEGAN + pid % 11,
+        "written": "2025-06-15T16:00:00+0000",
+    }
     (folder / f"row-made-up-{pid}-7.json").write_text(json.dumps(row))
     if events:
         lines = (json.dumps({"n": number, **event}) for number, event in enumerate(events, 1))

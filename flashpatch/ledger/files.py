@@ -1,4 +1,4 @@
-"""Where ledger files live, how they are written, and how a process is told from its pid's next owner.
+"""Name, write and find ledger files, and detect a reused PID.
 
 Processes that never import a framework write a row too, so this imports little.
 """

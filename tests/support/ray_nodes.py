@@ -203,9 +203,11 @@ def _main(folder: Path) -> None:
             node_name=name,
             object_store_memory=80_000_000,
             include_dashboard=False,
-            env_vars={} if name == "head" else {"FLASHPATCH_LEDGER": str(folder / name / "ledger"), "HOME": "/dev/null/home"},
+            env_vars={}
+            if name == "head"
+            else {"FLASHPATCH_LEDGER": str(folder / name / "ledger"), "HOME": "/dev/null/home"},
             **({"_system_config": detection} if name == "head" else {}),
-        )  # fmt: skip
+        )
         # else each ray.init() on this machine that names no cluster would join this one
         Path(get_ray_address_file(None)).unlink(missing_ok=True)
         raylets[name] = node.all_processes["raylet"][0].process.pid

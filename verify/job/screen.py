@@ -32,11 +32,14 @@ def view(found: dict[str, Any], height: int) -> Group:
     """
     rows = max(3, (height - 18) // 3)
     head = Text.assemble(
-        ("Job ", "bold"), found["run"], "  ", (found["verdict"], _STYLES.get(found["verdict"], "")),
+        ("Job ", "bold"),
+        found["run"],
+        "  ",
+        (found["verdict"], _STYLES.get(found["verdict"], "")),
         f"  {found['alive']} of {len(found['processes'])} processes alive, {len(found['updates'])} updates, "
         f"{len(found['syncs'])} syncs, {len(found['incidents'])} refusals and problems, "
         f"{_span(found['ended'] - found['began'])} since it began",
-    )  # fmt: skip
+    )
     parts = [head, _processes(found, rows), _updates(found, rows), _incidents(found, rows)]
     measured = _measured(found)
     return Group(*parts, *([measured] if measured is not None else []))
@@ -45,8 +48,9 @@ def view(found: dict[str, Any], height: int) -> Group:
 def _processes(found: dict[str, Any], rows: int) -> Panel:
     held = {lane["process"]: (lane["replica"], lane["segments"][-1]) for lane in found["lanes"]}
     order = sorted(
-        found["processes"], key=lambda one: (one["verdict"] == "ok", one["name"] not in held, held.get(one["name"], (0,))[0])
-    )  # fmt: skip
+        found["processes"],
+        key=lambda one: (one["verdict"] == "ok", one["name"] not in held, held.get(one["name"], (0,))[0]),
+    )
     table = _table("process", "replica", "policy", "for", "calls", "memory", "alive", "verdict")
     for one in order[:rows]:
         replica, segment = held.get(one["name"], ("", None))
@@ -54,8 +58,15 @@ def _processes(found: dict[str, Any], rows: int) -> Panel:
         age = "" if segment is None else _span(segment[1] - segment[0])
         memory = f"{one['rss_bytes'] / 2**30:.2f} GiB" if one["rss_bytes"] else ""
         table.add_row(
-            one["name"], str(replica), version, age, str(one["calls"]), memory, one["alive"], _word(one["verdict"])
-        )  # fmt: skip
+            one["name"],
+            str(replica),
+            version,
+            age,
+            str(one["calls"]),
+            memory,
+            one["alive"],
+            _word(one["verdict"]),
+        )
     return _panel("Processes", table, len(order) - rows)
 
 

@@ -142,7 +142,7 @@ class Agent:
             connection = ray_store.connection()
             if self._store is None or connection is None:
                 return
-            self._store.patience = _AT_EXIT
+            self._store.timeout = _AT_EXIT
             if row is not None:
                 row.flush()
             if self._publisher is not None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from flashpatch.ledger.nodes.keys import NAMESPACE
 
-PATIENCE = 5.0
+TIMEOUT = 5.0
 """Seconds that a call may take."""
 
 
@@ -74,18 +74,18 @@ class Store:
 
     Attributes:
         address: ``host:port`` of Ray's head.
-        patience: seconds that a call may take.
+        timeout: seconds that a call may take.
     """
 
-    def __init__(self, address: str, patience: float = PATIENCE) -> None:
+    def __init__(self, address: str, timeout: float = TIMEOUT) -> None:
         self.address = address
-        self.patience = patience
+        self.timeout = timeout
         host, _, port = address.rpartition(":")
         try:
             from ray._raylet import GcsClient
 
             # Ray itself tries for half a minute where nobody listens
-            socket.create_connection((host.strip("[]"), int(port)), timeout=patience).close()
+            socket.create_connection((host.strip("[]"), int(port)), timeout=timeout).close()
             self._client = GcsClient(address=address)
         except OSError as error:
             raise StoreError(f"nobody answers at {address}: {error}") from error
@@ -94,28 +94,28 @@ class Store:
 
     def put(self, key: str, value: bytes) -> bool:
         """Store a value; return whether the key is new."""
-        return bool(self._call("internal_kv_put", key.encode(), value, True, NAMESPACE, self.patience))
+        return bool(self._call("internal_kv_put", key.encode(), value, True, NAMESPACE, self.timeout))
 
     def get(self, keys: Iterable[str]) -> dict[str, bytes]:
         """Return the values of those keys that are there."""
         wanted = [key.encode() for key in keys]
         if not wanted:
             return {}
-        found = self._call("internal_kv_multi_get", wanted, NAMESPACE, self.patience)
+        found = self._call("internal_kv_multi_get", wanted, NAMESPACE, self.timeout)
         return {key.decode(): value for key, value in found.items()}
 
     def keys(self, prefix: str) -> list[str]:
         """Return the keys that begin with a text, sorted."""
-        found = self._call("internal_kv_keys", prefix.encode(), NAMESPACE, self.patience)
+        found = self._call("internal_kv_keys", prefix.encode(), NAMESPACE, self.timeout)
         return sorted(key.decode() for key in found)
 
     def delete(self, key: str, prefix: bool = False) -> None:
         """Remove a key, or all keys that begin with it."""
-        self._call("internal_kv_del", key.encode(), prefix, NAMESPACE, self.patience)
+        self._call("internal_kv_del", key.encode(), prefix, NAMESPACE, self.timeout)
 
     def nodes(self) -> dict[str, dict[str, Any]]:
         """Return node ids to ``name``, ``address``, ``host`` and ``alive``, dead ones included."""
-        found = self._call("get_all_node_info", timeout=self.patience)
+        found = self._call("get_all_node_info", timeout=self.timeout)
         return {
             node_id.hex(): {
                 "name": info.node_name,

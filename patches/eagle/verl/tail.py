@@ -35,7 +35,7 @@ class Tail:
         trainers: of the drafter.
         ranks: of each replica, by the name of its server.
         in_flight: returns the requests in flight by server name, as verl's balancer counts them.
-        patience: seconds after which a process that does not give its device back is killed.
+        timeout: seconds after which a process that does not give its device back is killed.
 
     Attributes:
         seconds: of training since `begin`.
@@ -50,9 +50,9 @@ class Tail:
         trainers: Trainers,
         ranks: Mapping[str, Sequence[int]],
         in_flight: Callable[[], Mapping[str, int]],
-        patience: float,
+        timeout: float,
     ) -> None:
-        self.trainers, self.ranks, self.patience = trainers, ranks, patience
+        self.trainers, self.ranks, self.timeout = trainers, ranks, timeout
         self.seconds = self.stop_seconds = 0.0
         self.slices = self.interrupted = 0
         self.problem = ""
@@ -133,6 +133,6 @@ class Tail:
         began, self._since = self._since, None
         if began is not None:
             told = time.monotonic()
-            self.trainers.stop(self.patience)
+            self.trainers.stop(self.timeout)
             self.stop_seconds = max(self.stop_seconds, time.monotonic() - told)
             self.seconds += time.monotonic() - began

@@ -94,13 +94,17 @@ def test_samples_go_before_events_do(finish, home: Path) -> None:
     )
     process = only(home)
     assert process.dropped == 0 and process.thinned == 0
-    finish("""
+    finish(
+        """
         ledger.boot()
         for number in range(20):
             ledger.event("update", version=number)
         for number in range(220):
             ledger.sample("speculation", number=number, text="x" * 40)
-        """, FLASHPATCH_EVENT_BYTES="20000", FLASHPATCH_RUN="small")  # fmt: skip
+        """,
+        FLASHPATCH_EVENT_BYTES="20000",
+        FLASHPATCH_RUN="small",
+    )
     [process], _ = read_events.read(home / "small")
     assert process.dropped == 0 and process.thinned > 50
     assert sum(event["event"] == "update" for event in process.events) == 20

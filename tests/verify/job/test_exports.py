@@ -87,10 +87,13 @@ def test_prometheus_reads_the_metrics(flashpatch) -> None:
     text = flashpatch("metrics").stdout
     found = families(text)
     samples = {
-        (sample.name, sample.labels.get("outcome") or sample.labels.get("phase") or sample.labels.get("arm")): sample.value
+        (
+            sample.name,
+            sample.labels.get("outcome") or sample.labels.get("phase") or sample.labels.get("arm"),
+        ): sample.value
         for family in found.values()
         for sample in family.samples
-    }  # fmt: skip
+    }
     assert samples["flashpatch_weight_updates_total", "committed"] == 3
     assert samples["flashpatch_weight_updates_total", "abandoned"] == 1
     assert samples["flashpatch_sync_seconds", "gather"] == 0.5

@@ -169,13 +169,16 @@ def store_value(store: Store, prefix: str) -> bytes:
     return store.get([key])[key]
 
 
-@pytest.mark.parametrize("age, days, most, gone", [
-    (700, 0, 2, ["a", "b"]),
-    (700, 0, 3, ["a"]),
-    (500, 0, 2, []),  # published to within the last ten minutes
-    (2 * 86400, 1, 0, ["a", "b", "c"]),
-    (86000, 1, 0, []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "age, days, most, gone",
+    [
+        (700, 0, 2, ["a", "b"]),
+        (700, 0, 3, ["a"]),
+        (500, 0, 2, []),  # published to within the last ten minutes
+        (2 * 86400, 1, 0, ["a", "b", "c"]),
+        (86000, 1, 0, []),
+    ],
+)
 def test_old_runs_leave_the_store(store: Store, age: float, days: float, most: int, gone: list[str]) -> None:
     for number, run in enumerate("abc"):
         store.put(keys.run(run), keys.packed({"written": time.time() - age + number}))
@@ -204,19 +207,39 @@ def spoiled(change: Callable[[dict[str, Any], dict[str, str]], object]) -> Calla
     return spoil
 
 
-@pytest.mark.parametrize("spoil, problem", [
-    (spoiled(lambda index, rows: rows.update({"row-../../../../x-1-2.json": "{}"})), "no key"),
-    (spoiled(lambda index, rows: rows.update({"nodes.json": "{}", ".publisher-0": ""})), ""),
-    (spoiled(lambda index, rows: index["events"].update({"../../events-h-1-2.jsonl": {}})), ""),
-    (spoiled(lambda index, rows: index.update(format=9)), "format 9"),
-    (spoiled(lambda index, rows: index.pop("node")), "'node'"),
-    (spoiled(lambda index, rows: index["events"].update(
-        {"events-h-1-2.jsonl": {"first": 0, "size": 1 << 40, "generation": 1, "gone": {}}})), "chunks"),
-    (spoiled(lambda index, rows: index["events"].update(
-        {"events-h-1-2.jsonl": {"first": 0, "size": 5, "generation": 1, "gone": {}}})), "changed while"),
-    (lambda here: here.store.put(here.store.keys("v1/index/")[0], b"rubbish"), "cannot be read"),
-    (lambda here: here.store.put(here.store.keys("v1/rows/")[0], zlib.compress(b" " * (3 * keys.MOST_BYTES))), "more than"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "spoil, problem",
+    [
+        (spoiled(lambda index, rows: rows.update({"row-../../../../x-1-2.json": "{}"})), "no key"),
+        (spoiled(lambda index, rows: rows.update({"nodes.json": "{}", ".publisher-0": ""})), ""),
+        (spoiled(lambda index, rows: index["events"].update({"../../events-h-1-2.jsonl": {}})), ""),
+        (spoiled(lambda index, rows: index.update(format=9)), "format 9"),
+        (spoiled(lambda index, rows: index.pop("node")), "'node'"),
+        (
+            spoiled(
+                lambda index, rows: index["events"].update(
+                    {"events-h-1-2.jsonl": {"first": 0, "size": 1 << 40, "generation": 1, "gone": {}}}
+                )
+            ),
+            "chunks",
+        ),
+        (
+            spoiled(
+                lambda index, rows: index["events"].update(
+                    {"events-h-1-2.jsonl": {"first": 0, "size": 5, "generation": 1, "gone": {}}}
+                )
+            ),
+            "changed while",
+        ),
+        (lambda here: here.store.put(here.store.keys("v1/index/")[0], b"rubbish"), "cannot be read"),
+        (
+            lambda here: here.store.put(
+                here.store.keys("v1/rows/")[0], zlib.compress(b" " * (3 * keys.MOST_BYTES))
+            ),
+            "more than",
+        ),
+    ],
+)
 def test_what_is_in_the_store_is_not_trusted(here: Here, monkeypatch, spoil, problem: str) -> None:
     monkeypatch.setattr(fetch, "_PAUSES", (0.0,))
     here.publisher.publish()
