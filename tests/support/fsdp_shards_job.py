@@ -78,7 +78,7 @@ def layouts() -> dict[str, Any]:
 
 
 def main() -> None:
-    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+    folder, rank = Path(sys.argv[1]), int(sys.argv[2])
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     wanted = {
         name: {str(dtype): fingerprint.of(value, dtype=dtype) for dtype in (value.dtype, torch.bfloat16)}

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from json import dumps
 from pathlib import Path
 from typing import IO
@@ -32,9 +33,10 @@ VLLM = (
 )
 #: Beside those, for engines with the second model runner.
 VLLM_V2 = ("vllm.v1.worker.cpu.model_runner",)
+TORCH = ("torch", "torch.distributed.fsdp")
 MODELS = ("torch", "transformers", "safetensors.torch", "transformers.models.auto.modeling_auto")
-#: verl itself is left out: it chooses its platform when it is imported; and datasets, which starts a thread.
-VERL = ("torch", "transformers", "ray", "tensordict", "hydra", "torch.distributed.fsdp")
+#: verl itself is left out: it chooses its platform when it is imported; and datasets and pandas, which start a thread.
+VERL = (*MODELS, "ray", "tensordict", "hydra", "torch.distributed.fsdp", "peft", "fastapi")
 #: Where verl imports vLLM too: another ten seconds.
 VERL_VLLM = (*VERL, *VLLM, "vllm.entrypoints.openai.api_server")
 #: And SGLang, whose stand-ins every process of its environment finds.
@@ -196,16 +198,50 @@ def run(
     timeout: float,
 ) -> subprocess.CompletedProcess[str]:
     """Run ``python *arguments`` to its end and capture what it prints, as `subprocess.run` does."""
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, open(os.devnull) as nothing:
-        given = {0: nothing.fileno(), 1: out.fileno(), 2: err.fileno()}
-        process = start(modules, arguments, env=env, cwd=cwd, descriptors=given)
-        try:
-            code = process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            time.sleep(0.1)
-            raise subprocess.TimeoutExpired(process.args, timeout, *map(text, (out, err))) from None
-        return subprocess.CompletedProcess(process.args, code, *map(text, (out, err)))
+    [done] = run_together(modules, [(arguments, env)], cwd=cwd, timeout=timeout)
+    return done
+
+
+def run_together(
+    modules: Sequence[str],
+    commands: Sequence[tuple[Sequence[str], Mapping[str, str]]],
+    *,
+    cwd: str | os.PathLike[str],
+    timeout: float,
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run Python side by side, such as ranks that meet, each with arguments and environment; none is left running."""
+    with ExitStack() as stack:
+        nothing = stack.enter_context(open(os.devnull))
+        outputs = [[stack.enter_context(tempfile.TemporaryFile()) for _ in range(2)] for _ in commands]
+        running: list[Process] = []
+        stack.callback(lambda: [process.kill() for process in running if process.returncode is None])
+        for (arguments, env), (out, err) in zip(commands, outputs, strict=True):
+            given = {0: nothing.fileno(), 1: out.fileno(), 2: err.fileno()}
+            running.append(start(modules, arguments, env=env, cwd=cwd, descriptors=given))
+        end = time.monotonic() + timeout
+        for process, files in zip(running, outputs, strict=True):
+            try:
+                process.wait(max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                time.sleep(0.1)
+                raise subprocess.TimeoutExpired(process.args, timeout, *map(text, files)) from None
+        return [
+            subprocess.CompletedProcess(process.args, process.returncode, *map(text, files))
+            for process, files in zip(running, outputs, strict=True)
+        ]
+
+
+def popen(
+    modules: Sequence[str], arguments: Sequence[str], *, env: Mapping[str, str], cwd: str | os.PathLike[str]
+) -> Process:
+    """Fork ``python *arguments`` with text pipes for what it reads and prints, as `subprocess.Popen` has them."""
+    (read, stdin), (stdout, out), (stderr, err) = os.pipe(), os.pipe(), os.pipe()
+    process = start(modules, arguments, env=env, cwd=cwd, descriptors={0: read, 1: out, 2: err})
+    for descriptor in (read, out, err):
+        os.close(descriptor)
+    process.stdin, process.stdout, process.stderr = open(stdin, "w", 1), open(stdout), open(stderr)
+    return process
 
 
 def text(file: IO[bytes]) -> str:

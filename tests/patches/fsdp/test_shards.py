@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
+import warm
 from machine import limit
 from tree import SUPPORT
 
@@ -25,17 +24,14 @@ JOB = SUPPORT / "fsdp_shards_job.py"
 def test_shards_add_up_in_every_layout(tmp_path):
     """FSDP1 and FSDP2 on meshes of 2, 2 x 1 and 1 x 2: uneven rows, tied weights, buffers, original
     parameters kept or not, shards of columns."""
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, JOB, str(tmp_path)],
-            env={**os.environ, "RANK": str(rank), "OMP_NUM_THREADS": "1", "FLASHPATCH": ""},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    errors = [process.communicate(timeout=limit(200))[1] for process in ranks]
-    assert [process.returncode for process in ranks] == [0, 0], errors[0][-3000:]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "FLASHPATCH": ""}
+    done = warm.run_together(
+        warm.TORCH,
+        [([JOB, str(tmp_path), str(rank)], env) for rank in range(2)],
+        cwd=tmp_path,
+        timeout=limit(200),
+    )
+    assert [rank.returncode for rank in done] == [0, 0], done[0].stderr[-3000:]
     seen = [json.loads((tmp_path / f"seen-{rank}.json").read_text()) for rank in range(2)]
     assert len(seen[0]) == 11
     for layout, saw in seen[0].items():

@@ -2,11 +2,10 @@
 
 import json
 import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
+import warm
 from machine import limit
 
 pytest.importorskip("torch")
@@ -46,24 +45,15 @@ dist.destroy_process_group()
 
 
 def test_ranks_with_different_clocks_run_the_same_arms(tmp_path):
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(CODE), str(rank), f"file://{tmp_path}/meet"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=tmp_path,
-            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(2)
-    ]
-    try:
-        done = [process.communicate(timeout=limit(300)) for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    assert [process.returncode for process in running] == [0, 0], [err[-2000:] for _, err in done]
-    first, second = (json.loads(out.splitlines()[-1]) for out, _ in done)
+    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    done = warm.run_together(
+        warm.TORCH,
+        [(["-c", textwrap.dedent(CODE), str(rank), f"file://{tmp_path}/meet"], env) for rank in range(2)],
+        cwd=tmp_path,
+        timeout=limit(300),
+    )
+    assert [rank.returncode for rank in done] == [0, 0], [rank.stderr[-2000:] for rank in done]
+    first, second = (json.loads(rank.stdout.splitlines()[-1]) for rank in done)
     assert first["alone"] != second["alone"]
     assert first["agreed"] == second["agreed"]
     assert first["agreed"].count("disable") > 150

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
+import warm
 from machine import limit
 from tree import SUPPORT
 
@@ -26,11 +26,10 @@ def _eventually(condition, timeout: float = 60.0) -> None:
         time.sleep(0.01)
 
 
-def _python(code: str, *arguments: object) -> subprocess.Popen:
-    head = (
-        f"import sys; sys.path.insert(0, {str(SUPPORT)!r}); sys.argv[1:] = {[str(a) for a in arguments]!r}\n"
-    )
-    return subprocess.Popen([sys.executable, "-c", head + code], stdout=subprocess.PIPE, text=True)
+def _python(code: str, folder: Path) -> warm.Process:
+    """Run ``code``, whose first argument is the folder, in a process of its own."""
+    env = {**os.environ, "PYTHONPATH": str(SUPPORT)}
+    return warm.popen(warm.TORCH, ["-c", f"import sys\n{code}", str(folder)], env=env, cwd=folder.parent)
 
 
 def test_samples_come_out_as_they_went_in_and_in_order(tmp_path):
@@ -123,8 +122,9 @@ writer.close(60)
 print(dict(writer.counts), writer.problem)
 """
     process = _python(code, tmp_path)
-    out, _ = process.communicate(timeout=limit(60))
-    assert process.returncode == 0 and "[True, True]" in out
+    assert process.wait(limit(60)) == 0
+    out = process.stdout.read()
+    assert "[True, True]" in out
     assert "'failed': 2" in out and "File too large" in out
     assert [one.version for one in SampleReader(tmp_path).read_samples(9)] == [1]
     assert os.listdir(tmp_path) == []

@@ -6,11 +6,14 @@ import os
 import resource
 import signal
 import socket
+import subprocess
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import warm
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -21,6 +24,7 @@ from machine import limit
 from transformers import AutoModelForCausalLM
 
 from flashpatch.patches.eagle.capture.sample_queue import SampleWriter
+from flashpatch.patches.eagle.train import coordinator
 from flashpatch.patches.eagle.train.coordinator import Coordinator
 from flashpatch.patches.eagle.train.drafter import make_drafter
 from flashpatch.patches.eagle.train.drafter_config import drafter_config
@@ -107,7 +111,19 @@ def weights(target: Path, drafter: Path) -> dict[str, torch.Tensor]:
     return made.state_dict()
 
 
-def test_ranks_train_together_survive_a_death_and_go_on_as_others(target, tmp_path):
+@pytest.fixture
+def warm_workers(monkeypatch, tmp_path):
+    """Fork workers from an interpreter that has imported torch and transformers."""
+
+    def popen(command, *, env, **_):
+        return warm.popen(warm.MODELS, command[1:], env=env, cwd=tmp_path)
+
+    monkeypatch.setattr(
+        coordinator, "subprocess", types.SimpleNamespace(**vars(subprocess) | {"Popen": popen})
+    )
+
+
+def test_ranks_train_together_survive_a_death_and_go_on_as_others(warm_workers, target, tmp_path):
     with trainers(target, tmp_path, 2) as ranks:
         first, second = ranks
         # Bounded in steps: both end by themselves, one drafter is written, after the device was given back.

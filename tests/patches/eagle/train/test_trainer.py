@@ -1,9 +1,8 @@
 import os
-import subprocess
-import sys
 from concurrent.futures import Future
 
 import pytest
+import warm
 from machine import limit
 from tree import SUPPORT
 
@@ -137,23 +136,14 @@ def test_nothing_to_learn_is_no_step(lesson):
 @pytest.mark.parametrize("ttt_steps", [1, pytest.param(3, marks=pytest.mark.full)])
 def test_two_ranks_have_the_gradient_of_one_and_resume_alike(ttt_steps, tmp_path):
     script = SUPPORT / "train_two_ranks.py"
-    running = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rank), "2", str(tmp_path), str(ttt_steps)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=tmp_path,
-            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [process.communicate(timeout=limit(300))[0] for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    assert [process.returncode for process in running] == [0, 0], [text[-2500:] for text in said]
+    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    done = warm.run_together(
+        warm.MODELS,
+        [([script, str(rank), "2", str(tmp_path), str(ttt_steps)], env) for rank in range(2)],
+        cwd=tmp_path,
+        timeout=limit(300),
+    )
+    assert [rank.returncode for rank in done] == [0, 0], [rank.stderr[-2500:] for rank in done]
     ranks = torch.load(tmp_path / "out.pt", weights_only=True)
     target = make_target()
     parts = cut(capture(target, 6))

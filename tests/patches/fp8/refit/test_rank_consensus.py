@@ -1,10 +1,9 @@
 """Ranks that agree through a real store, each in a process of its own, or hear why not."""
 
 import os
-import subprocess
-import sys
 
 import pytest
+import warm
 from machine import limit
 from tree import SUPPORT
 
@@ -185,32 +184,23 @@ def said(tmp_path_factory) -> dict[str, list[list[str]]]:
     ranks, folder = 3, tmp_path_factory.mktemp("ranks")
     script = folder / "rank.py"
     script.write_text(RANK + SCENARIOS)
-    environment = {
+    environment = os.environ | {
         "PYTHONPATH": str(SUPPORT),
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         "PATIENCE": str(PATIENCE),
         "HANGS": str(limit(240)),
     }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rank), str(ranks), str(folder / "store")],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | environment,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        outputs = [process.communicate(timeout=limit(300)) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+    done = warm.run_together(
+        warm.TORCH,
+        [([script, str(rank), str(ranks), str(folder / "store")], environment) for rank in range(ranks)],
+        cwd=folder,
+        timeout=limit(300),
+    )
     scenarios: dict[str, list[list[str]]] = {}
-    for process, (output, errors) in zip(processes, outputs):
-        assert process.returncode == 0, errors
-        for part in output.split("#")[1:]:
+    for rank in done:
+        assert rank.returncode == 0, rank.stderr
+        for part in rank.stdout.split("#")[1:]:
             name, *lines = part.splitlines()
             scenarios.setdefault(name, []).append(lines)
     return scenarios

@@ -1,14 +1,13 @@
 """What a process records of its weight updates: outcome, version, phases, and what was refused."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
+import warm
 from machine import limit
 from tree import TREE
 
@@ -27,7 +26,7 @@ def recorded(tmp_path: Path, code: str) -> list[dict]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith("FLASHPATCH")}
     env = {**clean, "FLASHPATCH_LEDGER": str(tmp_path / "ledger"), "FLASHPATCH_RUN": "r"}
     env["PYTHONPATH"] = str(TREE / "tests" / "support")
-    subprocess.run([sys.executable, "-c", BEGIN + code], env=env, check=True, timeout=limit(120))
+    warm.run(warm.TORCH, ["-c", BEGIN + code], env=env, cwd=tmp_path, timeout=limit(120)).check_returncode()
     [process], problems = read_events.read(tmp_path / "ledger" / "r")
     assert not problems
     return process.events

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from types import SimpleNamespace
 from typing import Any
 
 import grpo_lab
 import pytest
+import warm
 from machine import limit
 from tree import SUPPORT
 
@@ -110,12 +109,11 @@ class TestBeginning:
 
 
 def _run(tmp_path, options: dict[str, Any]) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, SUPPORT / "grpo_journal_servers.py", json.dumps(options)],
+    done = warm.run(
+        warm.VERL,
+        [SUPPORT / "grpo_journal_servers.py", json.dumps(options)],
         env=grpo_lab.environment(tmp_path),
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
         timeout=limit(240),
     )
     assert done.returncode == 0, grpo_lab.tail(done)

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import grpo_lab
 import pytest
+import warm
 from machine import limit
 from tree import SUPPORT
 
@@ -20,12 +19,11 @@ pytestmark = pytest.mark.verl
 def phases(folder: Path, requests: int, *given, timeout: float = 400) -> list[dict]:
     """What the script said, phase by phase."""
     script = SUPPORT / "grpo_servers.py"
-    done = subprocess.run(
-        [sys.executable, script, str(requests), json.dumps(given)],
+    done = warm.run(
+        warm.VERL,
+        [script, str(requests), json.dumps(given)],
         env=grpo_lab.environment(folder),
         cwd=folder,
-        capture_output=True,
-        text=True,
         timeout=limit(timeout),
     )
     assert done.returncode == 0, grpo_lab.tail(done)
