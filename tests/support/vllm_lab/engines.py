@@ -8,7 +8,9 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
+import functools
 import gc
+import multiprocessing
 import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -35,11 +37,14 @@ PROMPTS: tuple[tuple[int, ...], ...] = tuple(tuple(range(start, VOCAB, 4)) for s
 
 
 @contextlib.contextmanager
-def open_llm(model: str | os.PathLike[str], *, processes: bool = False, **kw: Any) -> Iterator[Any]:
+def open_llm(
+    model: str | os.PathLike[str], *, processes: bool = False, fork: bool = False, **kw: Any
+) -> Iterator[Any]:
     """A `vllm.LLM` on `model`, shut down at the end. `kw` adds to DEFAULTS.
 
     `processes=True` puts EngineCore and the worker in processes of their own. tensor_parallel_size=n has n
-    worker processes anyway; each gets one CPU.
+    worker processes anyway; each gets one CPU. `fork=True` forks these, as vLLM does on a GPU; on a CPU it starts
+    interpreters that import it anew.
     """
     from vllm import LLM
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
@@ -52,7 +57,7 @@ def open_llm(model: str | os.PathLike[str], *, processes: bool = False, **kw: An
     if (ranks := kw.get("tensor_parallel_size", 1)) > 1:
         variables["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(ranks)))
     try:
-        with _environment(variables):
+        with _environment(variables), _forked_workers() if fork else contextlib.nullcontext():
             llm = LLM(model=str(model), **{**DEFAULTS, **kw})
     except BaseException:
         cleanup_dist_env_and_memory()  # so that the next engine of this interpreter can start
@@ -63,6 +68,19 @@ def open_llm(model: str | os.PathLike[str], *, processes: bool = False, **kw: An
         llm.llm_engine.engine_core.shutdown()
         del llm
         gc.collect()
+
+
+@contextlib.contextmanager
+def _forked_workers() -> Iterator[None]:
+    """Let vLLM fork its workers, past its CPU platform."""
+    from vllm.v1.executor import multiproc_executor
+
+    chosen = multiproc_executor.get_mp_context
+    multiproc_executor.get_mp_context = functools.partial(multiprocessing.get_context, "fork")
+    try:
+        yield
+    finally:
+        multiproc_executor.get_mp_context = chosen
 
 
 def answers(llm: Any, tokens: int = 16) -> dict[str, Any]:

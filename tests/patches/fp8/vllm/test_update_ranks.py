@@ -105,8 +105,14 @@ def _calls(llm: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "kw",
-    [{}, pytest.param(dict(quantization="fp8_per_channel"), marks=pytest.mark.full)],
-    ids=["bf16", "fp8"],
+    [
+        dict(fork=True),
+        *(
+            pytest.param(dict(quantization=name), marks=pytest.mark.full)
+            for name in (None, "fp8_per_channel")
+        ),
+    ],
+    ids=["bf16-forked", "bf16", "fp8"],
 )
 def test_ranks_update_together_or_not_at_all(kw: dict[str, Any]) -> None:
     a, b = (updates.checkpoint("qwen2", seed) for seed in (0, 1))
