@@ -6,7 +6,9 @@ laboratory's own converter: the first load and every update must equal it to the
 
 from __future__ import annotations
 
+import contextlib
 import random
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import vllm_updates as updates
@@ -15,16 +17,21 @@ from vllm_lab import engines, models, oracle
 A, B = ("qwen2", 0), ("qwen2", 1)
 
 
-def opened(name: str, model: str, **kw: Any) -> Any:
+@contextlib.contextmanager
+def opened(name: str, model: str, *, options: Mapping[str, Any] | None = None, **kw: Any) -> Iterator[Any]:
+    """Open an engine with a precision on; off again at the end, so that no option reaches the next engine."""
     import flashpatch
 
-    flashpatch.enable(name, **kw.pop("options", {}))
-    return engines.open_llm(model, **kw)
+    flashpatch.enable(name, **options or {})
+    try:
+        with engines.open_llm(model, **kw) as llm:
+            yield llm
+    finally:
+        flashpatch.disable(name)
 
 
 def there_and_back(name: str, model: str, sources: list[str], seed: int, **kw: Any) -> dict[str, Any]:
     """Open `model` in the precision `name`, then send each source in bf16, in buckets that cut fused layers."""
-    import flashpatch
     from flashpatch import ledger
 
     rng = random.Random(seed)
@@ -43,7 +50,6 @@ def there_and_back(name: str, model: str, sources: list[str], seed: int, **kw: A
             kernels=ledger.notes()["kernels"],
             precision=ledger.notes()["precision"],
         )
-    flashpatch.disable(name)
     return found
 
 
@@ -64,12 +70,8 @@ def int8(family: str, seed: int) -> dict[str, Any]:
 
 
 def refusal(name: str, model: str, **options: Any) -> str | None:
-    import flashpatch
-
     def opens() -> None:
         with opened(name, model, options=options):
             pass
 
-    error = updates.error(opens)
-    flashpatch.disable(name)
-    return error
+    return updates.error(opens)

@@ -102,15 +102,12 @@ def test_int8_on_two_ranks(runner: scenario.Runner) -> None:
 
 def opened_on_dummy_weights(a: str, b: str) -> dict[str, Any]:
     """As verl opens engines: no first load that could teach what to expect."""
-    import flashpatch
-
     with opened("int8", a, load_format="dummy") as llm:
         half = list(models.weights(b))
         missing = updates.error(lambda: (updates.send(llm, [half[:-3]]), updates.finish(llm)))
         updates.send(llm, [half[:7], half[7:]])
         updates.finish(llm)
         answers = engines.answers(llm)
-    flashpatch.disable("int8")
     return dict(missing=missing, answers=answers)
 
 
@@ -123,8 +120,6 @@ def test_int8_on_dummy_weights(runner: scenario.Runner) -> None:
 def bad_weights(a: str, b: str) -> dict[str, Any]:
     import torch
 
-    import flashpatch
-
     found: dict[str, Any] = {}
     with opened("int8", a) as llm:
         items = list(models.weights(b))
@@ -136,7 +131,6 @@ def bad_weights(a: str, b: str) -> dict[str, Any]:
         found["missing"] = updates.error(lambda: (updates.send(llm, [part]), updates.finish(llm)))
         updates.send(llm, [items])
         found["answers"] = engines.answers(llm)
-    flashpatch.disable("int8")
     return found
 
 
@@ -152,7 +146,6 @@ def sampled(name: str, model: str, **options: Any) -> dict[str, Any]:
     """Logprobs of tokens drawn at temperature 0.5 from the 4 likeliest, and the mode the engine is in."""
     from vllm import SamplingParams
 
-    import flashpatch
     from flashpatch import ledger
 
     with opened(name, model, options=options) as llm:
@@ -162,8 +155,7 @@ def sampled(name: str, model: str, **options: Any) -> dict[str, Any]:
         [output] = llm.generate({"prompt_token_ids": list(engines.PROMPTS[0])}, parameters, use_tqdm=False)
         steps = [[entry.logprob for entry in step.values()] for step in output.outputs[0].logprobs]
         dtype = str(engines.inner_model(llm).logits_processor.head_dtype)
-    notes = ledger.notes()
-    flashpatch.disable(name)
+        notes = ledger.notes()
     rows = [sorted(row)[-4:] for row in steps]
     return dict(rows=rows, head=dtype, mode=notes["logprobs"], lm_head=notes.get("lm_head"))
 
