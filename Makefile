@@ -58,7 +58,7 @@ find_python = $(shell for python in python$(1) $(HOME)/.pyenv/versions/$(1)*/bin
 NO_ENGINE := not vllm and not verl and not sglang and not full
 
 .PHONY: demo demo-verl world demo-world pictures docs dist resolve check lint check-own parts $(OTHER_PYTHONS:%=check-%) \
-	test test-check test-newest test-paired test-sglang trainers test-trainers test-full clean \
+	test test-newest test-paired test-sglang trainers test-trainers test-full clean \
 	$(NEWEST) $(PAIRED) $(OLDER) $(OLDEST) $(SGLANG) $(OLDEST_SGLANG) $(TRAINERS)
 # A stamp is the last thing a recipe writes: an interrupted set-up is taken up again.
 .PRECIOUS: %/.vllm %/.verl %/.sglang %/.trainers %/.ready
@@ -118,8 +118,7 @@ lint: $(CHECK)/.ready
 		$(CHECK)/bin/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
 # Folders of tests that run side by side, and what is not in them: each imports its own files alone. They wait for two
-# fifths of their time, so three or four at a time keep two cores busy.
-AT_ONCE := 4
+# fifths of their time, so four at a time keep two cores busy.
 PARTS := tests/flashpatch tests/patches/eagle tests/patches/fp8 tests/package
 parts: part/rest $(PARTS:%=part/%)
 part/rest: PATHS := tests $(PARTS:%=--ignore=%)
@@ -128,19 +127,16 @@ part/%:
 	@$(ENVIRONMENT)/bin/pytest -q --timeout 600 -m "$(NO_ENGINE)" $(PATHS)
 
 check-own: $(CHECK)/.ready
-	$(MAKE) -k -j$(AT_ONCE) --output-sync=target parts ENVIRONMENT=$(CHECK)
+	$(MAKE) -k -j4 --output-sync=target parts ENVIRONMENT=$(CHECK)
 
 # Without torch; tests that need it are skipped.
 $(OTHER_PYTHONS:%=check-%): check-%: $(CHECK)-%/.ready
 	@if [ ! -x $(CHECK)-$*/bin/pytest ]; then echo "Python $* is not at hand: no tests on it"; else \
-		$(MAKE) -k -j$(AT_ONCE) --output-sync=target parts ENVIRONMENT=$(CHECK)-$*; fi
+		$(MAKE) -k -j4 --output-sync=target parts ENVIRONMENT=$(CHECK)-$*; fi
 
 # Side by side, set-up included: most of the time one of them waits for an engine to start. The longest goes first.
-test: lint
-	$(MAKE) -j4 --output-sync=none test-paired test-newest test-sglang test-check
-
-test-check: $(CHECK)/.ready
-	nice -n 5 $(MAKE) check-own AT_ONCE=1
+test: lint check-own
+	$(MAKE) -j3 --output-sync=none test-paired test-newest test-sglang
 
 test-newest: $(NEWEST)
 	nice -n 5 $(NEWEST)/bin/pytest -m "vllm and not full"
