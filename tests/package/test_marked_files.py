@@ -23,6 +23,7 @@ COMPUTED = "pytest.param(1, marks=[getattr(pytest.mark, name)])"
         (SEVERAL, "verl", True),
         (SEVERAL, "full or not full", True),
         (SEVERAL + "\n" + OF_A_TEST, "vllm and verl", True),
+        ("pytestmark = [pytest.mark.verl]\n" + OF_A_TEST + "\nLIST = [\n]", "verl and not vllm", True),
         (COMPUTED, "sglang", True),
     ],
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from _pytest.mark.expression import Expression
 
-OF_THE_FILE = re.compile(r"^pytestmark = (\[.*?^\]|.*?$)", re.MULTILINE | re.DOTALL)
+OF_THE_FILE = re.compile(r"^pytestmark = (\[\n.*?^\]|[^\n]*)", re.MULTILINE | re.DOTALL)
 MARK = re.compile(r"\bmark\.(\w+)")
 COMPUTED = "getattr(pytest.mark"
 
