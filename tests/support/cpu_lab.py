@@ -25,6 +25,7 @@ def environment(folder: Path, **extra: str) -> dict[str, str]:
         "TORCH_COMPILE_DISABLE": "1",
         "RAY_AUTH_MODE": "disabled",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_raylet_start_wait_time_s": "120",  # on a busy machine
         "RAY_memory_monitor_refresh_ms": "0",
         "RAY_worker_niceness": "0",  # else every worker stands behind all else that runs here
         **extra,

@@ -11,6 +11,7 @@ from pathlib import Path
 import eagle_job_capture
 import eagle_job_history
 import eagle_job_refit
+from vllm_lab import imported
 
 JOBS = {
     **{
@@ -25,6 +26,7 @@ JOBS = {
 if __name__ == "__main__":
     import flashpatch
 
+    imported.inspect_here()
     if sys.argv[1] == "refit":
         eagle_job_refit.STOCK.update(eagle_job_refit.targets())
     if sys.argv[1] == "stock":

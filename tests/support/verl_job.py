@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import ray_start
-from cpu_lab import environment
+import warm
+from cpu_lab import environment, tail
 from machine import limit
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "verl_cpu"
@@ -46,9 +47,9 @@ trainer.test_freq=-1 trainer.save_freq=-1 trainer.total_training_steps=2 trainer
 
 def make_world(folder: Path, *settings: str) -> Path:
     """Tokenizer, data and a tiny random model in ``folder``."""
-    subprocess.run(
-        [sys.executable, EXAMPLE / "make.py", folder, *settings], env=environment(folder), check=True
-    )
+    arguments = [EXAMPLE / "make.py", folder, *settings]
+    done = warm.run(warm.VERL, arguments, env=environment(folder), cwd=EXAMPLE, timeout=limit(200))
+    assert done.returncode == 0, tail(done)
     return folder
 
 

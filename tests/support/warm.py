@@ -42,14 +42,17 @@ VERL_VLLM = (*VERL, *VLLM, "vllm.entrypoints.openai.api_server")
 #: And SGLang, whose stand-ins every process of its environment finds.
 VERL_SGLANG = (*VERL, "sglang", "sglang.srt.entrypoints.http_server")
 
-#: Variables that are read while a framework is imported: a server serves requests that agree in them.
+#: Variables that are read while a framework is imported: a server serves requests that agree in them. Ray reads its
+#: own when it starts.
 _EARLY = (
-    *("CUDA_", "HF_", "LD_", "MKL_", "OMP_", "PYTHON", "RAY_", "SGLANG_", "STANDIN_", "TOKENIZERS_"),
+    *("CUDA_", "HF_", "LD_", "MKL_", "OMP_", "PYTHON", "STANDIN_", "TOKENIZERS_"),
     *("TORCHDYNAMO_", "TORCH_", "TRANSFORMERS_", "TRITON_"),
     *("VLLM_CONFIGURE_", "VLLM_LOGGING_", "VLLM_TARGET_", "VLLM_USE_"),
 )
+_EARLY_WITH = {"sglang": ("SGLANG_",)}
 
 _servers: dict[tuple[object, ...], Server] = {}
+_own = os.environ  # by this name also where a test has replaced os.environ
 _at_first = dict(os.environ)
 
 
@@ -59,14 +62,14 @@ def remember() -> None:
     Libraries that tests import later add to it, as triton and cv2 do, and no server differs from another by that.
     """
     _at_first.clear()
-    _at_first.update(os.environ)
+    _at_first.update(_own)
 
 
 def _given(env: Mapping[str, str]) -> dict[str, str]:
     """Return ``env`` with the variables that imports have set in this process as they were at first."""
     given = dict(env)
     for name, value in env.items():
-        if name.startswith(_EARLY) and os.environ.get(name) == value != _at_first.get(name):
+        if name.startswith(_EARLY) and _own.get(name) == value != _at_first.get(name):
             del given[name]
             given |= {name: _at_first[name]} if name in _at_first else {}
     return given
@@ -182,7 +185,8 @@ def start(
     base = {name: value for name, value in env.items() if not name.startswith(("FLASHPATCH", "PYTHONPATH"))}
     if path:
         base["PYTHONPATH"] = os.pathsep.join(map(str, path))
-    early = {name: value for name, value in base.items() if name.startswith(_EARLY)}
+    prefixes = sum((_EARLY_WITH.get(module, ()) for module in modules), _EARLY)
+    early = {name: value for name, value in base.items() if name.startswith(prefixes)}
     key = (os.getpid(), tuple(modules), tuple(sorted(early.items())))
     if key not in _servers:
         _servers[key] = Server(modules, base)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -43,14 +43,49 @@ ADAPTERS = (f"{MODEL}.lora_rank=4", f"{MODEL}.lora_alpha=12", f"{MODEL}.lora.mer
 ULYSSES = (PACKED, f"{ACTOR}.ulysses_sequence_parallel_size=2")
 
 
+#: By number of ranks, the cases of `make test`. What the others add repeats it with other settings.
+SHORT = {
+    1: {"plain", "dynamic", "raw", "corrected", "tied", "lora", "lora-stock", "fused"},
+    2: {"plain", "fsdp2-micro", "tied", "ulysses-fsdp2-micro", "ulysses-unpatched", "lora-fsdp2"},
+}
+
+
+def cases(*given: str | tuple[Any, ...], ranks: int = 1) -> list[Any]:
+    """Return parameters of a test; each is or begins with a case's name. Those that are not in `SHORT` are ``full``."""
+    found = []
+    for one in given:
+        name, *rest = [one] if isinstance(one, str) else one
+        marks = [] if name in SHORT[ranks] else [pytest.mark.full]
+        found.append(pytest.param(name, *rest, marks=marks, id=f"{name}-{ranks}"))
+    return found
+
+
+Result = Callable[..., dict[str, Any]]
+
+
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All cases, one process after another: one rank, then two."""
+def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """What a case gave on one rank or two. Each process takes many: those of `SHORT`, and later the others."""
     from flashpatch.verify.probes.flowrl import tiny
 
     folder = tmp_path_factory.mktemp("parity")
     tiny.write_model(folder / "model")
     tiny.write_model(folder / "tied", tied=True)
+    ran = set()
+
+    def result(name: str, ranks: int = 1) -> dict[str, Any]:
+        short = name in SHORT[ranks]
+        if (ranks, short) not in ran:
+            ran.add((ranks, short))
+            chosen = [one for one in all_cases(ranks) if (one["name"] in SHORT[ranks]) == short]
+            flow_lab.run(folder, chosen, ranks)
+        return flow_lab.result(folder, name, ranks)
+
+    return result
+
+
+def all_cases(ranks: int) -> list[dict[str, Any]]:
+    """Return the cases of one rank, or of two."""
     one = [
         case("plain"),
         case("micro", f"{ACTOR}.ppo_micro_batch_size_per_gpu=2"),
@@ -104,9 +139,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
         case("lora-fsdp2", FSDP2, *ADAPTERS),
         case("root", f"{ACTOR}.fsdp_config.wrap_policy.min_num_params=100000"),
     ]
-    flow_lab.run(folder, one)
-    flow_lab.run(folder, [{**c, "overrides": [HALF, *c["overrides"]]} for c in two], ranks=2)
-    return folder
+    return one if ranks == 1 else [{**c, "overrides": [HALF, *c["overrides"]]} for c in two]
 
 
 def paper(
@@ -168,17 +201,17 @@ def paper(
 
 @pytest.mark.parametrize(
     "name, options",
-    [
+    cases(
         ("plain", {}),
         ("raw", {"weight": "raw"}),
         ("capped", {"weight": "raw", "cap": 0.5}),
         ("none", {"weight": "none", "length": "sum", "beta": 2.0}),
         ("detached", {"detach": True}),
         ("tied", {"tied": True}),
-    ],
+    ),
 )
-def test_the_gradient_is_the_papers(done, name, options):
-    seen = flow_lab.result(done, name)
+def test_the_gradient_is_the_papers(result, name, options):
+    seen = result(name)
     wanted, loss, log_z = paper(seen, **options)
     assert flow_lab.furthest(gradient(seen), wanted) < EXACT
     (metrics,) = seen["metrics"]
@@ -187,46 +220,50 @@ def test_the_gradient_is_the_papers(done, name, options):
     assert min(float(gradient(seen)[n].abs().max()) for n in wanted) > 0  # policy and head, every weight
 
 
-def test_rollout_correction_multiplies_in(done):
-    seen = flow_lab.result(done, "corrected")
+def test_rollout_correction_multiplies_in(result):
+    seen = result("corrected")
     wanted, loss, _ = paper(seen, factors=[row[0] for row in correction()])
     assert flow_lab.furthest(gradient(seen), wanted) < EXACT
     assert seen["metrics"][0]["actor/tb_loss"] == pytest.approx(loss, rel=1e-5)
 
 
 @pytest.mark.parametrize(
-    "name", ["micro", "packed", "dynamic", "static", "checkpointing", "fused", "fused-packed", "fsdp2"]
+    "name", cases("micro", "packed", "dynamic", "static", "checkpointing", "fused", "fused-packed", "fsdp2")
 )
-def test_one_rank_however_it_is_packed(done, name):
-    seen, plain = flow_lab.result(done, name), flow_lab.result(done, "plain")
+def test_one_rank_however_it_is_packed(result, name):
+    seen, plain = result(name), result("plain")
     assert flow_lab.furthest(gradient(seen), gradient(plain)) < SAME
     same_metrics(seen, plain)
 
 
 @pytest.mark.parametrize(
     "name",
-    ["plain", "micro", "fsdp2", "fsdp2-micro", "hybrid", "root", "ulysses", "ulysses-fsdp2-micro"],
+    cases(
+        *("plain", "micro", "fsdp2", "fsdp2-micro", "hybrid", "root", "ulysses", "ulysses-fsdp2-micro"),
+        ranks=2,
+    ),
 )
-def test_two_ranks_are_one(done, name):
-    seen, plain = flow_lab.result(done, name, ranks=2), flow_lab.result(done, "plain")
+def test_two_ranks_are_one(result, name):
+    seen, plain = result(name, ranks=2), result("plain")
     assert flow_lab.furthest(seen["before"], plain["before"]) == 0
     assert flow_lab.furthest(gradient(seen), gradient(plain)) < SAME
     same_metrics(seen, plain)
 
 
-def test_without_flash_attention_stock_ulysses_learns_something_else(done):
+def test_without_flash_attention_stock_ulysses_learns_something_else(result):
     """What the family cpu mends, seen on the actor."""
-    seen, plain = flow_lab.result(done, "ulysses-unpatched", ranks=2), flow_lab.result(done, "plain")
+    seen, plain = result("ulysses-unpatched", ranks=2), result("plain")
     assert flow_lab.furthest(gradient(seen), gradient(plain)) > 0.1
 
 
-def test_two_ranks_are_one_with_tied_embeddings(done):
-    seen, plain = flow_lab.result(done, "tied", ranks=2), flow_lab.result(done, "tied")
+def test_two_ranks_are_one_with_tied_embeddings(result):
+    seen, plain = result("tied", ranks=2), result("tied")
     assert flow_lab.furthest(gradient(seen), gradient(plain)) < SAME
 
 
-def test_a_rate_of_its_own(done):
-    seen = flow_lab.result(done, "rates")
+@pytest.mark.full
+def test_a_rate_of_its_own(result):
+    seen = result("rates")
     wanted, _, _ = paper(seen, layers=1)
     moved = gradient(seen)
     quarter = {n: g * (0.25 if "proj_z" in n else 1) for n, g in wanted.items()}
@@ -234,11 +271,15 @@ def test_a_rate_of_its_own(done):
 
 
 @pytest.mark.parametrize(
-    "name, ranks", [("lora", 1), ("lora-fsdp2", 1), ("lora-two", 1), ("lora", 2), ("lora-fsdp2", 2)]
+    "name, ranks",
+    [
+        *cases(("lora", 1), ("lora-fsdp2", 1), ("lora-two", 1)),
+        *cases(("lora", 2), ("lora-fsdp2", 2), ranks=2),
+    ],
 )
-def test_adapters_and_the_whole_partition_function_learn(done, name, ranks):
+def test_adapters_and_the_whole_partition_function_learn(result, name, ranks):
     """Adapters start at zero: the gradient of their second matrix is the whole weight's, through the first."""
-    seen, plain = flow_lab.result(done, name, ranks), gradient(flow_lab.result(done, "plain"))
+    seen, plain = result(name, ranks), gradient(result("plain"))
     moved = {unwrapped(weight): change for weight, change in gradient(seen).items()}
     adapters = [weight for weight in moved if weight.endswith("lora_B")]
     assert len(adapters) == (4 if name == "lora-two" else 14)  # of two layers
@@ -254,8 +295,8 @@ def test_adapters_and_the_whole_partition_function_learn(done, name, ranks):
     assert "proj_z" not in " ".join(seen["exported"])
 
 
-def test_without_ours_adapters_take_the_place_of_the_partition_function(done):
-    moved = gradient(flow_lab.result(done, "lora-stock"))
+def test_without_ours_adapters_take_the_place_of_the_partition_function(result):
+    moved = gradient(result("lora-stock"))
     own = {weight: change for weight, change in moved.items() if "proj_z" in weight}
     assert any("lora_B" in weight for weight in own)
     assert all(float(change.abs().max()) == 0 for weight, change in own.items() if "lora" not in weight)
@@ -267,12 +308,14 @@ def unwrapped(name: str) -> str:
     return name.replace(".lora_A.default.weight", ".lora_A").replace(".lora_B.default.weight", ".lora_B")
 
 
-def test_nothing_of_the_head_is_exported(done):
-    for name in ("plain", "fsdp2"):
-        for ranks in (1, 2):
-            seen = flow_lab.result(done, name, ranks)
-            assert seen["exported"] == sorted(n for n in seen["before"] if "proj_z" not in n)
-            assert sum("proj_z" in n for n in seen["before"]) == 10
+@pytest.mark.parametrize(
+    "name, ranks",
+    [*cases(("plain", 1), ("fsdp2", 1)), *cases(("plain", 2), ("fsdp2", 2), ("fsdp2-micro", 2), ranks=2)],
+)
+def test_nothing_of_the_head_is_exported(result, name, ranks):
+    seen = result(name, ranks)
+    assert seen["exported"] == sorted(n for n in seen["before"] if "proj_z" not in n)
+    assert sum("proj_z" in n for n in seen["before"]) == 10
 
 
 def same_metrics(seen: dict[str, Any], plain: dict[str, Any]) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
 import sys
 import types
 
@@ -64,16 +62,17 @@ print("SAID", said)
 
 @pytest.mark.vllm
 def test_an_engine_that_was_opened_before_is_named():
-    """In an interpreter of its own: vLLM freezes the heap with the engine in it."""
+    """In a process of its own: vLLM freezes the heap with the engine in it."""
+    import warm
     from machine import limit
     from vllm_lab import environment, models
 
     path = models.checkpoint(environment.store(), "qwen2")
-    done = subprocess.run(
-        [sys.executable, "-c", OPEN.replace("MODEL", repr(str(path)))],
-        env={**os.environ, **environment.ENGINE, "FLASHPATCH": ""},
-        capture_output=True,
-        text=True,
+    done = warm.run(
+        warm.VLLM,
+        ["-c", OPEN.replace("MODEL", repr(str(path)))],
+        env=environment.clean(),
+        cwd=environment.store(),
         timeout=limit(200),
     )
     assert "SAID 1 vLLM engine(s) exist already" in done.stdout, done.stdout + done.stderr[-3000:]

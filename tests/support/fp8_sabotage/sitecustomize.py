@@ -4,6 +4,7 @@ On PYTHONPATH this runs after FlashPatch has hooked its modules and before any o
 therefore acts on a module that is patched already.
 """
 
+import functools
 import multiprocessing.process
 import os
 
@@ -51,6 +52,15 @@ def stale_binding():
     @after("vllm.model_executor.model_loader.base_loader")
     def keep(module):
         module.initialize_model = module.initialize_model.__wrapped__
+
+
+def forked():
+    """No sabotage: vLLM forks its processes, as it does on a GPU, in place of starting interpreters that import it."""
+    for name in ("vllm.v1.engine.utils", "vllm.v1.executor.multiproc_executor"):
+
+        @after(name)
+        def fork(module):
+            module.get_mp_context = functools.partial(multiprocessing.get_context, "fork")
 
 
 def core_without_environment():

@@ -43,21 +43,17 @@ def open_llm(
     """A `vllm.LLM` on `model`, shut down at the end. `kw` adds to DEFAULTS.
 
     `processes=True` puts EngineCore and the worker in processes of their own. tensor_parallel_size=n has n
-    worker processes anyway; each gets one CPU. `fork=True` forks these, as vLLM does on a GPU; on a CPU it starts
-    interpreters that import it anew.
+    worker processes anyway; each gets one CPU. `fork=True` forks all of these: see `forked`.
     """
     from vllm import LLM
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
-    from vllm.model_executor.models import registry
 
-    # Stock vLLM inspects each architecture in a subprocess (8 s), only to keep CUDA uninitialised here.
-    registry._run_in_subprocess = lambda function: function()
     imported.spare()
     variables = {"VLLM_ENABLE_V1_MULTIPROCESSING": "01"[processes]}
     if (ranks := kw.get("tensor_parallel_size", 1)) > 1:
         variables["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(ranks)))
     try:
-        with _environment(variables), _forked_workers() if fork else contextlib.nullcontext():
+        with _environment(variables), forked() if fork else contextlib.nullcontext():
             llm = LLM(model=str(model), **{**DEFAULTS, **kw})
     except BaseException:
         cleanup_dist_env_and_memory()  # so that the next engine of this interpreter can start
@@ -71,16 +67,19 @@ def open_llm(
 
 
 @contextlib.contextmanager
-def _forked_workers() -> Iterator[None]:
-    """Let vLLM fork its workers, past its CPU platform."""
+def forked() -> Iterator[None]:
+    """Let vLLM fork engine cores and workers, as it does on a GPU; on a CPU each of them would import it anew."""
+    from vllm.v1.engine import utils
     from vllm.v1.executor import multiproc_executor
 
-    chosen = multiproc_executor.get_mp_context
-    multiproc_executor.get_mp_context = functools.partial(multiprocessing.get_context, "fork")
+    chosen = [(module, module.get_mp_context) for module in (utils, multiproc_executor)]
+    for module, _ in chosen:
+        module.get_mp_context = functools.partial(multiprocessing.get_context, "fork")
     try:
         yield
     finally:
-        multiproc_executor.get_mp_context = chosen
+        for module, original in chosen:
+            module.get_mp_context = original
 
 
 def answers(llm: Any, tokens: int = 16) -> dict[str, Any]:

@@ -33,6 +33,16 @@ def spare() -> None:
         dispatcher._rebind_kernels = functools.partial(_rebind_in_vllm, dispatcher, own)
 
 
+def inspect_here() -> None:
+    """Let vLLM look at a model's class in this process.
+
+    Stock vLLM starts another one for each class, which imports vLLM again, only to keep CUDA uninitialised here.
+    """
+    from vllm.model_executor.models import registry
+
+    registry._run_in_subprocess = lambda function: function()
+
+
 def _rebind_in_vllm(dispatcher: types.ModuleType, rebind: Callable[[Any], None], overrides: Any) -> None:
     """Do what vLLM's function does, with its own modules only: no other refers to its kernels."""
     own = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "vllm"}

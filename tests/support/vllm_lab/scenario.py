@@ -27,7 +27,7 @@ from typing import IO, Any
 import warm
 from machine import limit
 
-from vllm_lab import environment
+from vllm_lab import environment, imported
 
 _PIPE = "FLASHPATCH_LAB_PIPE"
 _RESULTS = 3  # the descriptor that results are written to
@@ -158,6 +158,7 @@ def run(
 
 
 def _serve() -> None:
+    imported.inspect_here()
     pipe = int(os.environ.pop(_PIPE))
     os.set_inheritable(pipe, False)
     with os.fdopen(pipe, "w") as results:

@@ -15,7 +15,10 @@ pytest.importorskip("torch")
 
 
 import flow_lab
+import warm_ranks
 from machine import limit
+
+from flashpatch.verify import cli
 
 pytestmark = pytest.mark.verl
 
@@ -63,7 +66,18 @@ def failed(family: dict) -> set[str]:
     return {proof["what"] for proof in family["proofs"] if not proof["ok"]}
 
 
-def test_it_is_live_here(tmp_path):
+def test_it_is_live_here(tmp_path, capsys):
+    with warm_ranks.used() as patch:
+        patch.setattr("os.environ", flow_lab.environment(tmp_path))
+        code = cli.main(["flowrl", "--json"])
+    said = capsys.readouterr()
+    (family,) = json.loads(said.out)["families"]
+    assert code == 0, said
+    assert not failed(family) and len(family["proofs"]) == 9
+
+
+@pytest.mark.full
+def test_it_is_live_in_new_interpreters(tmp_path):
     code, family, said = verify(tmp_path)
     assert code == 0, said
     assert not failed(family) and len(family["proofs"]) == 9

@@ -22,6 +22,8 @@ pytestmark = pytest.mark.vllm(least="0.31")
 #: Largest difference to Hugging Face in float32, and between runners. Values are of order 1.
 CLOSE = 2e-4
 MOST = 3
+#: Tokens of an answer after the drafter's update, from which its acceptance is seen; on V2 a step takes a tenth of a second.
+AGAIN = 12
 
 #: How often a number of drafts is asked for in turn. vLLM schedules it with the step before the one that verifies it.
 NUMBERS = [2, 2, 0, 0, 3, 3, 1, 1]
@@ -83,7 +85,7 @@ def speculate(at: str, target: str, asynchronous: bool, **speculative: Any) -> d
             if drafter:
                 llm.collective_rpc("eagle_update_drafter", args=(f"{at}/{drafter}", 1))
             drafts, accepted = controller.drafts, controller.accepted
-            found["again"].append(ask(30))
+            found["again"].append(ask(AGAIN))
             found["lengths"].append(1 + (controller.accepted - accepted) / max(1, controller.drafts - drafts))
     else:
         ask(1)  # carries the final tokens of the requests before
@@ -177,8 +179,9 @@ def _check_numbers(steps: list[Any], lag: int = 1) -> None:
 def test_new_drafter_weights_arrive(run) -> None:
     found, _ = run("V2", *MAIN)
     exact, noise = found["lengths"]
-    assert exact > 2.2 and noise < 1.6
-    assert found["again"] == [found["tokens"]] * 2, "the tokens depend on the drafter"
+    assert exact > 1.8 and noise < 1.4
+    again = [tokens[:AGAIN] for tokens in found["tokens"]]
+    assert found["again"] == [again] * 2, "the tokens depend on the drafter"
 
 
 def _check_states(at: Path, found: dict[str, Any], samples: list[Sample], other: list[Sample]) -> None:

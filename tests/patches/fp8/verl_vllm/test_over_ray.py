@@ -79,7 +79,6 @@ def test_a_worker_that_never_connects(tmp_path: Path, names, fate, seconds, said
         timeout=seconds + 160,
         arguments=(fate, str(limit(seconds))),
         FLASHPATCH=names,
-        RAY_raylet_start_wait_time_s="120",  # a loaded machine
     )
     for words in said:
         assert words in done.stdout, cpu_lab.tail(done)

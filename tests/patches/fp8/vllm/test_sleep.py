@@ -199,14 +199,18 @@ def test_a_whole_model_update_has_nothing_to_fall_back_to(runner: scenario.Runne
 
 @pytest.mark.parametrize(
     "kw",
-    [dict(processes=True), pytest.param(dict(tensor_parallel_size=2), marks=pytest.mark.full)],
-    ids=["process", "ranks"],
+    [
+        dict(processes=True, fork=True),
+        pytest.param(dict(processes=True), marks=pytest.mark.full),
+        pytest.param(dict(tensor_parallel_size=2), marks=pytest.mark.full),
+    ],
+    ids=["forked", "process", "ranks"],
 )
 def test_an_engine_in_processes_refuses_and_lives(runner: scenario.Runner, kw: dict[str, Any]) -> None:
     a, b = (updates.checkpoint("qwen2", seed) for seed in (0, 1))
     got = runner(in_processes, a, b, kw, drawn_seed())
     for refusal in got["refusals"]:
         assert "PatchError" in refusal and "sleep level 2" in refusal
-    fresh = oracle.answers(b, **{key: value for key, value in kw.items() if key != "processes"})
+    fresh = oracle.answers(b, **{key: value for key, value in kw.items() if key not in ("processes", "fork")})
     assert engines.difference(got["b"], fresh).exact
     assert engines.difference(got["kept"], fresh).exact

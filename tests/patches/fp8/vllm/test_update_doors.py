@@ -200,7 +200,8 @@ def asynchronous(a: str, b: str) -> dict[str, Any]:
         return found
 
     async def talk() -> dict[str, Any]:
-        engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=a, **engines.DEFAULTS))
+        with engines.forked():
+            engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=a, **engines.DEFAULTS))
         found: dict[str, Any] = dict(name=engine.vllm_config.model_config.quantization)
         try:
             started = asyncio.Event()

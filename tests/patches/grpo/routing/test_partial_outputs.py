@@ -61,7 +61,8 @@ def reports(model: str) -> dict[str, Any]:
         return tokens, [at[token].logprob for token, at in zip(tokens, last.logprobs, strict=True)]
 
     async def talk() -> dict[str, Any]:
-        engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=model, **engines.DEFAULTS))
+        with engines.forked():
+            engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=model, **engines.DEFAULTS))
         try:
             alone = await answer("alone", engine)
             without = len(told)

@@ -118,6 +118,5 @@ def test_it_collects_compares_and_logs(tmp_path: Path):
         tmp_path,
         imported=warm.VERL_VLLM,
         FLASHPATCH="cpu,bf16",
-        RAY_raylet_start_wait_time_s="120",  # a loaded machine
     )
     assert done.returncode == 0 and "done" in done.stdout, cpu_lab.tail(done)
