@@ -4,9 +4,10 @@
 #                 ROLLOUT=sglang: the rollouts are SGLang's, its kernels the tests' stand-ins
 # make demo-world verl trains a real language model of 135 million weights on this machine, four steps; make world only
 #                 installs what that needs
-# make check      formatter, linter, types, and every test that opens no engine, on each Python that is at hand
-# make test       make check on this Python alone; tests on real engines: the newest vLLM, verl with the vLLM that it runs
-#                 on, SGLang
+# make check      formatter, linter, types, and every test that opens no engine, on each Python that is at hand; on this
+#                 one without the slow ones
+# make test       the same on this Python alone, then slow tests and those on real engines: the newest vLLM, verl with the
+#                 vLLM that it runs on, SGLang
 # make test-full  all tests, also the long ones and those on older versions of vLLM
 # make dist       sdist and wheel in dist/, built twice and compared, checked by twine and check-wheel-contents
 # make docs       the documentation site in build/site: guides, API reference, commands; strict, and shown without a network
@@ -58,7 +59,7 @@ find_python = $(shell for python in python$(1) $(HOME)/.pyenv/versions/$(1)*/bin
 NO_ENGINE := not vllm and not verl and not sglang and not full
 
 .PHONY: demo demo-verl world demo-world pictures docs dist resolve check lint check-own parts $(OTHER_PYTHONS:%=check-%) \
-	test test-newest test-paired test-sglang trainers test-trainers test-full clean \
+	test test-newest test-paired test-paired-jobs test-paired-rest test-sglang trainers test-trainers test-full clean \
 	$(NEWEST) $(PAIRED) $(OLDER) $(OLDEST) $(SGLANG) $(OLDEST_SGLANG) $(TRAINERS)
 # A stamp is the last thing a recipe writes: an interrupted set-up is taken up again.
 .PRECIOUS: %/.vllm %/.verl %/.sglang %/.trainers %/.ready
@@ -118,32 +119,42 @@ lint: $(CHECK)/.ready
 		$(CHECK)/bin/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
 # Folders of tests that run side by side, and what is not in them: each imports its own files alone. They wait for two
-# fifths of their time, so four at a time keep two cores busy.
+# fifths of their time, so all five at a time keep two cores busy.
 PARTS := tests/flashpatch tests/patches/eagle tests/patches/fp8 tests/package
 parts: part/rest $(PARTS:%=part/%)
 part/rest: PATHS := tests $(PARTS:%=--ignore=%)
 part/%: PATHS = $*
 part/%:
-	@$(ENVIRONMENT)/bin/pytest -q --timeout 600 -m "$(NO_ENGINE)" $(PATHS)
+	@$(ENVIRONMENT)/bin/pytest -q --timeout 600 -m "$(MARKS)" $(PATHS)
 
 check-own: $(CHECK)/.ready
-	$(MAKE) -k -j4 --output-sync=target parts ENVIRONMENT=$(CHECK)
+	$(MAKE) -k -j5 --output-sync=target parts ENVIRONMENT=$(CHECK) MARKS="$(NO_ENGINE) and not slow"
 
 # Without torch; tests that need it are skipped.
 $(OTHER_PYTHONS:%=check-%): check-%: $(CHECK)-%/.ready
 	@if [ ! -x $(CHECK)-$*/bin/pytest ]; then echo "Python $* is not at hand: no tests on it"; else \
-		$(MAKE) -k -j4 --output-sync=target parts ENVIRONMENT=$(CHECK)-$*; fi
+		$(MAKE) -k -j5 --output-sync=target parts ENVIRONMENT=$(CHECK)-$* MARKS="$(NO_ENGINE)"; fi
 
-# Side by side, set-up included: most of the time one of them waits for an engine to start. The longest goes first.
+# Side by side, set-up included: most of the time one of them waits for an engine to start. The second half of those on
+# verl begins when SGLang's have ended: two jobs of verl at once would need more than 16 GB.
 test: lint check-own
-	$(MAKE) -j3 --output-sync=none test-paired test-newest test-sglang
+	$(MAKE) -j3 --output-sync=none test-paired-jobs test-newest test-sglang test-paired-rest
 
+# And the slow tests, of which all but a few need torch.
 test-newest: $(NEWEST)
-	nice -n 5 $(NEWEST)/bin/pytest -m "vllm and not full"
+	nice -n 5 $(NEWEST)/bin/pytest -m "(vllm or slow) and not full"
 
 # All that needs verl, whose jobs open this vLLM. What needs vLLM alone runs on the newest, and here in test-full.
 test-paired: $(PAIRED)
-	$(PAIRED)/bin/pytest -m "verl and not full"
+	$(PAIRED)/bin/pytest -m "verl and not full" $(PATHS)
+
+JOBS := tests/patches/cpu tests/patches/fsdp tests/patches/flowrl
+
+test-paired-jobs: $(PAIRED)
+	$(MAKE) test-paired PATHS="$(JOBS)"
+
+test-paired-rest: $(PAIRED)
+	$(MAKE) test-paired PATHS="tests $(JOBS:%=--ignore=%)"
 
 test-sglang: $(SGLANG)
 	nice -n 5 $(SGLANG)/bin/pytest -m "sglang and not full"

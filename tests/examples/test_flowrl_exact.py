@@ -215,6 +215,7 @@ def trained(exact, **changes):
     return run.curve("variation")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -253,6 +254,7 @@ def test_a_network_is_a_policy_too(exact):
     assert any(not torch.equal(value, before[name]) for name, value in learner.partition.state_dict().items())
 
 
+@pytest.mark.slow
 def test_a_table_and_a_page_are_made_of_results(exact, tmp_path):
     import compare
 

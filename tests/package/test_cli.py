@@ -88,6 +88,7 @@ def listed(toys, code: int = 0, **env: str) -> dict[str, dict]:
 
 
 class TestList:
+    @pytest.mark.slow
     def test_contracts_are_checked_and_nothing_is_on(self, toys) -> None:
         found = listed(toys)
         assert {patch["state"] for patch in found.values()} == {"disabled"}

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOMS = {"flashpatch": "flashpatch", "patches": "flashpatch/patches", "verify": "flashpatch/verify"}
 FRONT_DOORS = {"flashpatch.pth", "flashpatch.start"}
 CONSOLE_SCRIPTS = {"flashpatch", "flashpatch-verify"}

@@ -48,6 +48,7 @@ def sdist(tree: Path, folder: Path) -> bytes:
     return archive.read_bytes()
 
 
+@pytest.mark.slow
 def test_an_sdist_depends_on_nothing_but_the_files(tree: Path, tmp_path: Path) -> None:
     first = shutil.copytree(tree, tmp_path / "first")
     second = shutil.copytree(tree, tmp_path / "elsewhere" / "second")

@@ -21,6 +21,7 @@ from flashpatch.patches.fsdp import param_names, shards
 JOB = SUPPORT / "fsdp_shards_job.py"
 
 
+@pytest.mark.slow
 def test_shards_add_up_in_every_layout(tmp_path):
     """FSDP1 and FSDP2 on meshes of 2, 2 x 1 and 1 x 2: uneven rows, tied weights, buffers, original
     parameters kept or not, shards of columns."""

@@ -44,6 +44,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_ranks_with_different_clocks_run_the_same_arms(tmp_path):
     env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     done = warm.run_together(

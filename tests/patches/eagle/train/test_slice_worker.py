@@ -123,6 +123,7 @@ def warm_workers(monkeypatch, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_ranks_train_together_survive_a_death_and_go_on_as_others(warm_workers, target, tmp_path):
     with trainers(target, tmp_path, 2) as ranks:
         first, second = ranks

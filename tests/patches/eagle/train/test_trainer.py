@@ -133,6 +133,7 @@ def test_nothing_to_learn_is_no_step(lesson):
     assert trainer.count == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ttt_steps", [1, pytest.param(3, marks=pytest.mark.full)])
 def test_two_ranks_have_the_gradient_of_one_and_resume_alike(ttt_steps, tmp_path):
     script = SUPPORT / "train_two_ranks.py"

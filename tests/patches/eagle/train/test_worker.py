@@ -45,6 +45,7 @@ def fill(ring: Path, samples) -> None:
     writer.close(limit(60))
 
 
+@pytest.mark.slow
 def test_training_survives_what_happens_to_a_trainer(target, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(target)
     ring, folder = tmp_path / "ring", tmp_path / "out"

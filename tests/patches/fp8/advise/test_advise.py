@@ -196,6 +196,7 @@ def run(*args: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 class TestCommand:
+    @pytest.mark.slow
     def test_it_measures_keeps_and_reads_again(self, model: Path, tmp_path: Path) -> None:
         first = run(
             "--model", model, "--batch", "1,20", "--form", "int8", "--save", "t.json", "--json", cwd=tmp_path

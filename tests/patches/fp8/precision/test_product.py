@@ -35,7 +35,10 @@ def operands(m: int, n: int, k: int, seed: int = 0) -> tuple[torch.Tensor, ...]:
 
 
 @pytest.mark.parametrize("dtype", list(U))
-@pytest.mark.parametrize(("m", "n", "k"), [(1, 48, 64), (7, 33, 100), (64, 256, 512), (9, 5, 1 << 20)])
+@pytest.mark.parametrize(
+    ("m", "n", "k"),
+    [(1, 48, 64), (7, 33, 100), (64, 256, 512), pytest.param(9, 5, 1 << 20, marks=pytest.mark.slow)],
+)
 def test_within_the_bound_of_float64(fast: bool, m: int, n: int, k: int, dtype: torch.dtype) -> None:
     a, b, a_scale, b_scale, bias = operands(m, n, k)
     found = scaled_mm(a, b, a_scale, b_scale, bias, dtype).double()

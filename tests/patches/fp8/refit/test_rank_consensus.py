@@ -8,6 +8,7 @@ from machine import limit
 from tree import SUPPORT
 
 pytest.importorskip("torch")
+pytestmark = pytest.mark.slow
 
 RANK = '''
 import faulthandler, os, sys

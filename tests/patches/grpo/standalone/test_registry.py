@@ -310,6 +310,7 @@ def weigh(ends: Counter, happened: Counter, requests: int) -> None:
         assert happened[kind], f"the test did not bring about: {kind}"
 
 
+@pytest.mark.slow
 def test_chaos_with_ten_thousand_requests(tmp_path):
     ends, happened = asyncio.run(asyncio.wait_for(chaos(tmp_path, 10_000, 6, 12, 3.0), limit(200)))
     weigh(ends, happened, 10_000)
