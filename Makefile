@@ -59,7 +59,8 @@ find_python = $(shell for python in python$(1) $(HOME)/.pyenv/versions/$(1)*/bin
 NO_ENGINE := not vllm and not verl and not sglang and not full
 
 .PHONY: demo demo-verl world demo-world pictures docs dist resolve check lint check-own parts $(OTHER_PYTHONS:%=check-%) \
-	test test-newest test-paired test-paired-jobs test-paired-rest test-sglang trainers test-trainers test-full clean \
+	test test-newest test-newest-fp8 test-newest-rest test-paired test-paired-jobs test-paired-rest test-sglang \
+	trainers test-trainers test-full clean \
 	$(NEWEST) $(PAIRED) $(OLDER) $(OLDEST) $(SGLANG) $(OLDEST_SGLANG) $(TRAINERS)
 # A stamp is the last thing a recipe writes: an interrupted set-up is taken up again.
 .PRECIOUS: %/.vllm %/.verl %/.sglang %/.trainers %/.ready
@@ -135,20 +136,27 @@ $(OTHER_PYTHONS:%=check-%): check-%: $(CHECK)-%/.ready
 	@if [ ! -x $(CHECK)-$*/bin/pytest ]; then echo "Python $* is not at hand: no tests on it"; else \
 		$(MAKE) -k -j5 --output-sync=target parts ENVIRONMENT=$(CHECK)-$* MARKS="$(NO_ENGINE)"; fi
 
-# Side by side, set-up included: most of the time one of them waits for an engine to start. The second half of those on
-# verl begins when SGLang's have ended: two jobs of verl at once would need more than 16 GB.
+# Three at a time, set-up included: often one of them waits. Two lanes come in halves, so that none is left alone at the
+# end, and the halves on verl one after the other: with its jobs at once they would need more than 16 GB.
 test: lint check-own
-	$(MAKE) -j3 --output-sync=none test-paired-jobs test-newest test-sglang test-paired-rest
+	$(MAKE) -j3 --output-sync=none test-paired-jobs test-newest-fp8 test-sglang test-paired-rest test-newest-rest
+
+FP8 := tests/patches/fp8 tests/verify
+JOBS := tests/patches/cpu tests/patches/fsdp tests/patches/flowrl
 
 # And the slow tests, of which all but a few need torch.
 test-newest: $(NEWEST)
-	nice -n 5 $(NEWEST)/bin/pytest -m "(vllm or slow) and not full"
+	$(NEWEST)/bin/pytest -m "(vllm or slow) and not full" $(PATHS)
+
+test-newest-fp8: $(NEWEST)
+	$(MAKE) test-newest PATHS="$(FP8)"
+
+test-newest-rest: $(NEWEST)
+	$(MAKE) test-newest PATHS="tests $(FP8:%=--ignore=%)"
 
 # All that needs verl, whose jobs open this vLLM. What needs vLLM alone runs on the newest, and here in test-full.
 test-paired: $(PAIRED)
 	$(PAIRED)/bin/pytest -m "verl and not full" $(PATHS)
-
-JOBS := tests/patches/cpu tests/patches/fsdp tests/patches/flowrl
 
 test-paired-jobs: $(PAIRED)
 	$(MAKE) test-paired PATHS="$(JOBS)"
@@ -157,7 +165,7 @@ test-paired-rest: $(PAIRED)
 	$(MAKE) test-paired PATHS="tests $(JOBS:%=--ignore=%)"
 
 test-sglang: $(SGLANG)
-	nice -n 5 $(SGLANG)/bin/pytest -m "sglang and not full"
+	$(SGLANG)/bin/pytest -m "sglang and not full"
 
 trainers: $(TRAINERS)
 

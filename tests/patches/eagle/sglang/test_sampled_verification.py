@@ -52,6 +52,7 @@ class Drafted:
 
 CHAIN = Drafted(above=(0, 0, 1, 2), tokens=(0, 3, 1, 5))
 TREE = Drafted(above=(0, 0, 0, 0, 1, 1, 2, 5, 5), tokens=(0, 3, 6, 1, 2, 4, 0, 5, 3))
+FULL = pytest.mark.full
 SHAPES = pytest.mark.parametrize("drafted", [CHAIN, TREE], ids=["chain", "tree"])
 
 
@@ -108,14 +109,17 @@ def outcomes(drafted: Drafted, probs: torch.Tensor) -> Outcomes:
 
 
 @SHAPES
-@pytest.mark.parametrize("temperature", [0.4, 1.0, 2.5])
+@pytest.mark.parametrize("temperature", [pytest.param(0.4, marks=FULL), 1.0, pytest.param(2.5, marks=FULL)])
 def test_tokens_follow_the_target(drafted: Drafted, temperature: float) -> None:
     probs = target(drafted, temperature)
     assert chance_of_samples(verify(drafted, probs), outcomes(drafted, probs)) > ALARM
 
 
 @SHAPES
-@pytest.mark.parametrize(("top_k", "top_p"), [(3, 1.0), (VOCABULARY, 0.7), (4, 0.8)])
+@pytest.mark.parametrize(
+    ("top_k", "top_p"),
+    [pytest.param(3, 1.0, marks=FULL), pytest.param(VOCABULARY, 0.7, marks=FULL), (4, 0.8)],
+)
 def test_tokens_follow_the_filtered_target(drafted: Drafted, top_k: int, top_p: float) -> None:
     """Some drafts are filtered out, and must never be accepted."""
     probs = target(drafted)

@@ -39,7 +39,7 @@ def explored(runner: scenario.Runner, options: dict[str, Any], sequences: int, s
     return runner(vllm_machine.explore, paths, known, options, sequences, steps, seed, timeout=1500, **CACHED)
 
 
-@pytest.mark.parametrize("atomic", ENGINES)
+@pytest.mark.parametrize("atomic", ["layer", pytest.param("model", marks=pytest.mark.full)])
 def test_short_sequences(runner: scenario.Runner, atomic: str) -> None:
     found = explored(runner, ENGINES[atomic], sequences=12, steps=12, seed=None)
     assert found["sequences"] >= 12

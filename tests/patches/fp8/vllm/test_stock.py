@@ -51,7 +51,7 @@ CASES = {
 
 answers_of_stock = functools.partial(oracle.answers, env=oracle.STOCK)
 
-LONG = ("fp32", "bf16-moe", "ct-fp8")
+LONG = ("fp32", "bf16-moe", "ct-fp8", "ct-int8")
 
 needs_avx512 = pytest.mark.skipif(
     not environment.avx512(), reason="without AVX-512 vLLM packs no bf16 weights and has no 4-bit kernel"

@@ -130,14 +130,9 @@ def runner() -> Iterator[scenario.Runner]:
         yield interpreter
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
-    ("family", "kw"),
-    [
-        ("qwen2", {}),
-        pytest.param("llama", FP8, marks=pytest.mark.full),
-        pytest.param("qwen3-moe", {}, marks=pytest.mark.full),
-    ],
-    ids=["bf16", "fp8", "moe"],
+    ("family", "kw"), [("qwen2", {}), ("llama", FP8), ("qwen3-moe", {})], ids=["bf16", "fp8", "moe"]
 )
 def test_twenty_random_updates_gain_nothing(runner: scenario.Runner, family: str, kw: dict[str, Any]) -> None:
     wide = {} if family == "qwen3-moe" else dict(intermediate_size=4096)  # so that a leak stands out
