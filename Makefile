@@ -137,7 +137,7 @@ $(OTHER_PYTHONS:%=check-%): check-%: $(CHECK)-%/.ready
 		$(MAKE) -k -j5 --output-sync=target parts ENVIRONMENT=$(CHECK)-$* MARKS="$(NO_ENGINE)"; fi
 
 # Four at a time, set-up included: those on verl wait for half of their time. Two lanes come in halves, so that none is left
-# alone at the end. Seen on 24 GB: 9 of them free at the least with three at a time.
+# alone at the end. Together they take 18 GB.
 test: lint check-own
 	$(MAKE) -j4 --output-sync=none test-paired-jobs test-newest-fp8 test-paired-rest test-sglang test-newest-rest
 
