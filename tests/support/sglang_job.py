@@ -33,8 +33,7 @@ def prepare() -> None:
     Policy.select = rotate
 
 
-VOCAB = 512
-PROMPTS = [list(range(5, 40)), list(range(300, 321)), [7, 8, 9, 10, 11, 12]]
+PROMPTS = [list(range(5, 40)), list(range(200, 221)), [7, 8, 9, 10, 11, 12]]
 
 
 def answers(engine: Any, count: int = 5) -> list[list[float]]:

@@ -38,6 +38,7 @@ actor_rollout_ref.rollout.enforce_eager=True actor_rollout_ref.rollout.max_model
 actor_rollout_ref.rollout.max_num_seqs=32 actor_rollout_ref.rollout.max_num_batched_tokens=512
 actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16 actor_rollout_ref.rollout.agent.num_workers=1
 actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=1
++actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes=33554432
 reward.num_workers=1 transfer_queue.backend.SimpleStorage.num_data_storage_units=1
 trainer.n_gpus_per_node=1 trainer.nnodes=1 trainer.logger=[console] trainer.val_before_train=False
 trainer.test_freq=-1 trainer.save_freq=-1 trainer.total_training_steps=2 trainer.total_epochs=1
@@ -65,7 +66,7 @@ def start(world: Path, folder: Path, *extra: str, **variables: str) -> subproces
     with (folder / "job.log").open("wb") as log:
         job = subprocess.Popen(
             [sys.executable, "-m", "verl.trainer.main_ppo", *COMMAND, *where, *extra],
-            env=environment(folder, VLLM_CPU_KVCACHE_SPACE="1", HYDRA_FULL_ERROR="1", **variables),
+            env=environment(folder, HYDRA_FULL_ERROR="1", **variables),
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=log,

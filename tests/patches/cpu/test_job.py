@@ -106,7 +106,7 @@ def test_after_twenty_updates_rollouts_differ_as_a_fresh_engines_would(world, tm
     saved = tmp_path / "saved" / "global_step_19" / "actor" / "huggingface"
     fresh = subprocess.run(
         [sys.executable, SUPPORT / "cpu_mismatch.py", saved, world / "train.parquet"],
-        env=cpu_lab.environment(tmp_path, FLASHPATCH=precision, VLLM_CPU_KVCACHE_SPACE="1"),
+        env=cpu_lab.environment(tmp_path, FLASHPATCH=precision),
         capture_output=True,
         text=True,
         timeout=limit(600),

@@ -53,7 +53,7 @@ def test_objects_of_a_frozen_heap_are_found_and_stay_frozen():
 
 OPEN = """
 from vllm import LLM
-llm = LLM(MODEL, enforce_eager=True, max_model_len=64, max_num_seqs=2, dtype="bfloat16")
+llm = LLM(MODEL, enforce_eager=True, max_model_len=64, max_num_seqs=2, dtype="bfloat16", kv_cache_memory_bytes=1 << 24)
 from flashpatch import registry
 said = registry.families()["fp8"].too_late()
 print("SAID", said)

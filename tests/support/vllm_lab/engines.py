@@ -32,6 +32,9 @@ DEFAULTS: Mapping[str, Any] = dict(
     disable_log_stats=True,
 )
 
+#: How many each continuation has, if a test asks for no other number.
+TOKENS = 8
+
 #: Four prompts that hold every token id once: no row of the embedding goes unseen.
 PROMPTS: tuple[tuple[int, ...], ...] = tuple(tuple(range(start, VOCAB, 4)) for start in range(4))
 
@@ -82,7 +85,7 @@ def forked() -> Iterator[None]:
             module.get_mp_context = original
 
 
-def answers(llm: Any, tokens: int = 16) -> dict[str, Any]:
+def answers(llm: Any, tokens: int = TOKENS) -> dict[str, Any]:
     """What the engine says to PROMPTS: JSON data, exact.
 
     prompt_logprobs: float32 [prompts * (length - 1), VOCAB]; logprobs: [prompts * tokens, VOCAB] of the
@@ -96,7 +99,7 @@ def answers(llm: Any, tokens: int = 16) -> dict[str, Any]:
     )
 
 
-def greedy(llm: Any, tokens: int = 16) -> list[list[int]]:
+def greedy(llm: Any, tokens: int = TOKENS) -> list[list[int]]:
     """Only the greedy continuations: the quick question, and the one that uses the prefix cache."""
     return [list(output.outputs[0].token_ids) for output in _generate(llm, tokens)]
 

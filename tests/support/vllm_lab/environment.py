@@ -19,7 +19,6 @@ STORE = "FLASHPATCH_LAB_STORE"
 ENGINE: Mapping[str, str] = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # engines.open_llm(processes=True) turns it on for one engine
     "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # collective_rpc and apply_model with a function
-    "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
     "TORCH_COMPILE_DISABLE": "1",  # else the first logprobs compile C++ for 17 s even with enforce_eager

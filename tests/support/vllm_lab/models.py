@@ -1,6 +1,6 @@
 """Tiny random Hugging Face checkpoints, made on the spot and the same for the same (family, seed, overrides).
 
-Two layers, hidden size 256, vocabulary 512. Every tensor is random, biases and norms too, and wide enough
+Two layers, hidden size 256, vocabulary 256. Every tensor is random, biases and norms too, and wide enough
 (std 0.08) that two seeds give clearly different answers: a weight that was not updated cannot hide.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-VOCAB = 512
+VOCAB = 256
 MAX_LENGTH = 512
 
 _SMALL: dict[str, Any] = dict(

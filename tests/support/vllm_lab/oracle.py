@@ -45,7 +45,7 @@ def answers(
     return found
 
 
-def ask(model: str, tokens: int = 16, **kw: Any) -> dict[str, Any]:
+def ask(model: str, tokens: int = engines.TOKENS, **kw: Any) -> dict[str, Any]:
     """Runs in the oracle's process. `tokens` to generate per prompt; `kw` as for open_llm."""
     with engines.open_llm(model, **kw) as llm:
         found = engines.answers(llm, tokens)

@@ -100,7 +100,7 @@ def test_captured_states_are_those_of_a_forward(shape: str, half: tuple[str, str
 
     target, drafter = half
     shared = list(range(40, 72))
-    prompts = [[*shared, 3, 4, 5], list(range(300, 321)), [7, 8, 9]]
+    prompts = [[*shared, 3, 4, 5], list(range(200, 221)), [7, 8, 9]]
     steps = [
         ["tokens", dict(count=20, prompts=prompts)],
         ["tokens", dict(count=8, prompts=[[*shared, 6, 7]])],

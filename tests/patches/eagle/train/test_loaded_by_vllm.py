@@ -81,7 +81,6 @@ def test_first_drafts_are_accepted_as_often_as_the_trained_drafter_agrees(family
             **os.environ,
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "TORCH_COMPILE_DISABLE": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
         },
     )
     assert done.returncode == 0, done.stderr[-4000:]

@@ -18,6 +18,8 @@ from flashpatch.ledger import read_events
 
 pytestmark = [pytest.mark.trainer("trl"), pytest.mark.full]
 
+#: One GiB for the KV cache: TRL asks for a share of the machine.
+ENV = {**PLUGINS, "VLLM_CPU_KVCACHE_SPACE": "1"}
 MODELS = {"bf16": "qwen2-tied", "int8": "qwen2", "fp8": "qwen2"}
 
 
@@ -33,7 +35,7 @@ def fresh(precision: str, weights: Path) -> dict[str, Any]:
 def test_the_engine_is_a_fresh_one_after_the_last_sync(precision: str, tmp_path: Path) -> None:
     model = updates.checkpoint(MODELS[precision], 0)
     env = {"FLASHPATCH": precision, "FLASHPATCH_LEDGER": str(tmp_path / "ledger"), "FLASHPATCH_RUN": "r"}
-    found = scenario.run(trl_job.train, model, str(tmp_path / "job"), env={**PLUGINS, **env})
+    found = scenario.run(trl_job.train, model, str(tmp_path / "job"), env={**ENV, **env})
     assert found["error"] is None, found["error"]
     want = fresh(precision, tmp_path / "job" / "final")
     assert engines.difference(found["answers"], want).exact
@@ -80,7 +82,7 @@ def check_ledger(run: Path) -> None:
     not environment.avx512(), reason="without AVX-512 vLLM packs no weights, and stock TRL trains"
 )
 def test_stock_dies_at_the_first_sync(tmp_path: Path) -> None:
-    found = scenario.run(trl_job.train, updates.checkpoint("qwen2", 0), str(tmp_path), env=PLUGINS)
+    found = scenario.run(trl_job.train, updates.checkpoint("qwen2", 0), str(tmp_path), env=ENV)
     assert "in sync_weights" in found["error"]
     assert "'Parameter' object has no attribute 'weight_loader'" in found["error"]
 
@@ -89,7 +91,7 @@ def test_a_parameter_that_is_not_sent_is_named_at_the_sync(tmp_path: Path) -> No
     name = "model.layers.1.mlp.down_proj.weight"
     model = updates.checkpoint("qwen2", 0)
     found = scenario.run(
-        trl_job.without_a_parameter, model, str(tmp_path), name, env={**PLUGINS, "FLASHPATCH": "bf16"}
+        trl_job.without_a_parameter, model, str(tmp_path), name, env={**ENV, "FLASHPATCH": "bf16"}
     )
     assert found["step"] == 0
     last = found["error"].strip().splitlines()[-1]

@@ -154,7 +154,7 @@ def no_model(at: dict[str, str], method: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[scenario.Runner]:
-    with scenario.Runner({"VLLM_CPU_KVCACHE_SPACE": None}) as interpreter:
+    with scenario.Runner() as interpreter:
         yield interpreter
 
 

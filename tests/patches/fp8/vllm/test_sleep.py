@@ -135,8 +135,7 @@ def in_processes(a: str, b: str, kw: dict[str, Any], seed: int) -> dict[str, Any
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[scenario.Runner]:
-    # Without the variable, the KV cache has the size of `engines.DEFAULTS`: all of it is written at each sleep.
-    with scenario.Runner({"VLLM_CPU_KVCACHE_SPACE": None}) as interpreter:
+    with scenario.Runner() as interpreter:
         yield interpreter
 
 

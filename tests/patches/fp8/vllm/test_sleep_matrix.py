@@ -101,7 +101,7 @@ def cell(a: str, b: str, kw: dict[str, Any], load_format: str, atomic: str) -> l
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[scenario.Runner]:
-    with scenario.Runner({"VLLM_CPU_KVCACHE_SPACE": None}) as interpreter:
+    with scenario.Runner() as interpreter:
         yield interpreter
 
 

@@ -182,7 +182,7 @@ def lora(a: str, b: str) -> dict[str, Any]:
 
 
 def in_flight(a: str, b: str, mode: str, **kw: Any) -> dict[str, Any]:
-    """An update while a request runs, eight tokens in: its error, how the request ends, and what follows."""
+    """An update while a request runs, half of its tokens in: its error, how the request ends, and what follows."""
     from vllm import SamplingParams
 
     import flashpatch
@@ -190,9 +190,9 @@ def in_flight(a: str, b: str, mode: str, **kw: Any) -> dict[str, Any]:
     flashpatch.enable("bf16", in_flight=mode)
     with engines.open_llm(a, **kw) as llm:
         engine, ends = llm.llm_engine, []
-        sampling = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, detokenize=False)
+        sampling = SamplingParams(temperature=0, max_tokens=engines.TOKENS, ignore_eos=True, detokenize=False)
         engine.add_request("running", {"prompt_token_ids": list(engines.PROMPTS[0])}, sampling)
-        for _ in range(8):
+        for _ in range(engines.TOKENS // 2):
             assert not [output for output in engine.step() if output.finished]
         error = updates.error(lambda: updates.send(llm, [list(models.weights(b))]))
 
@@ -325,7 +325,8 @@ def test_an_update_while_requests_run(chosen: scenario.Runner, mode: str) -> Non
         assert all(reason == "abort" for reason in got["reasons"])
         return
     [tokens] = got["tokens"]
-    assert tokens[:8] == old["tokens"][0][:8] and len(tokens) == 16
+    half = engines.TOKENS // 2
+    assert tokens[:half] == old["tokens"][0][:half] and len(tokens) == engines.TOKENS
     assert tokens != old["tokens"][0]
 
 

@@ -180,7 +180,7 @@ def asynchronous(a: str, b: str) -> dict[str, Any]:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    sampling = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, detokenize=False)
+    sampling = SamplingParams(temperature=0, max_tokens=engines.TOKENS, ignore_eos=True, detokenize=False)
     long = SamplingParams(temperature=0, max_tokens=120, ignore_eos=True, detokenize=False)
     numbers = itertools.count()
 
@@ -317,7 +317,7 @@ def test_the_asynchronous_engine() -> None:
     got = scenario.run(asynchronous, a, b, env={"FLASHPATCH": "fp8"})
     assert got["name"] == FP8 and "half" not in got
     assert "requests are running" in got["busy"] and len(got["long"]) == 120
-    assert got["long"][:16] == got["a"][0]
+    assert got["long"][: engines.TOKENS] == got["a"][0]
     assert "PatchError" in got["refusal"] and "did not come" in got["refusal"]
     for source, path in (("a", a), ("b", b)):
         assert got[source] == oracle.answers(path, quantization=FP8)["tokens"]
