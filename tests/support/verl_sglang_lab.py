@@ -2,8 +2,8 @@
 
     python verl_sglang_lab.py WORLD OTHER FOLDER
 
-opens one server on the model in WORLD and one on OTHER, sends weights to the first in many ways, some of which fail, and
-prints what was seen as one line of JSON, name to value. Errors are given as text.
+opens a server on the model in WORLD, sends it that and the one in OTHER in many ways, some of which fail, and prints
+what was seen as one line of JSON, name to value. Errors are given as text.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ async def error(awaitable: Any) -> str:
 
 
 async def seen(a: str, b: str, folder: Path) -> AsyncIterator[tuple[str, Any]]:
-    """Open both servers and do everything."""
+    """Open a server and do everything."""
     import ray
     import torch
 
@@ -56,43 +56,56 @@ async def seen(a: str, b: str, folder: Path) -> AsyncIterator[tuple[str, Any]]:
     fault = folder / "fault"
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
     paths = os.pathsep.join([str(FAULTS), os.environ.get("PYTHONPATH", "")])
-    common = {"PYTHONPATH": paths, "SGLANG_FAULT": str(fault)}
-    first, second = server(a, 0, common), server(b, 1, common)
-    launched = await asyncio.gather(*(error(one.launch_server.remote()) for one in (first, second)))
-    yield "launched", launched
-    if any(launched):
+    server_of_a = server(a, 0, {"PYTHONPATH": paths, "SGLANG_FAULT": str(fault)})
+    yield "launched", (launched := await error(server_of_a.launch_server.remote()))
+    if launched:
         return
-    at_a, at_b = client(a, 0), client(b, 1)
-    yield "a", await answers(first)
-    yield "b", await answers(second)
-    yield "update", await error(at_a.update_weights(weights(b), global_steps=1))
+    trainer = client(a, 0)
+    yield "a", await answers(server_of_a)
+    yield "update", await error(trainer.update_weights(weights(b), global_steps=1))
     yield "receipts", receipts()
-    yield "a as b", await answers(first)
+    yield "a as b", await answers(server_of_a)
 
     fault.write_text("raise")
-    yield "raised", await error(at_a.update_weights(weights(a), global_steps=2))
-    yield "refused", await error(answers(first, 2))
-    yield "again", await error(at_a.update_weights(weights(a), global_steps=3))
+    yield "raised", await error(trainer.update_weights(weights(a), global_steps=2))
+    yield "refused", await error(answers(server_of_a, 2))
+    yield "again", await error(trainer.update_weights(weights(a), global_steps=3))
     yield "receipts again", receipts()
-    yield "a again", await answers(first)
+    yield "a again", await answers(server_of_a)
 
-    yield "generator", await error(at_a.update_weights(weights(b, but=9), global_steps=4))
-    yield "refused too", await error(answers(first, 2))
-    yield "incomplete", await error(at_a.update_weights(part(b), global_steps=5))
-    yield "healed", await error(at_a.update_weights(weights(b), global_steps=6))
-    yield "a as b again", await answers(first)
+    yield "generator", await error(trainer.update_weights(weights(b, but=9), global_steps=4))
+    yield "refused too", await error(answers(server_of_a, 2))
+    yield "incomplete", await error(trainer.update_weights(part(b), global_steps=5))
+    yield "healed", await error(trainer.update_weights(weights(b), global_steps=6))
+    yield "a as b again", await answers(server_of_a)
 
     fault.write_text("stop")
     began = time.monotonic()
-    yield "stopped", await error(at_a.update_weights(weights(a), global_steps=7))
+    yield "stopped", await error(trainer.update_weights(weights(a), global_steps=7))
     yield "stopped seconds", time.monotonic() - began
+    go_on(fault)
+    yield "went on", await error(trainer.update_weights(weights(a), global_steps=8))
+    yield "a at last", await answers(server_of_a)
+
     # SGLang's server follows its dead scheduler in a second, or in a minute on a very busy machine
     flashpatch.enable("fp8", transfer_timeout=240.0)
     fault.write_text("kill")
     began = time.monotonic()
-    yield "killed", await error(at_b.update_weights(weights(a), global_steps=1))
+    yield "killed", await error(trainer.update_weights(weights(b), global_steps=9))
     yield "killed seconds", time.monotonic() - began
     ray.shutdown()
+
+
+def go_on(fault: Path) -> None:
+    """Let the process that the fault has stopped go on."""
+    import psutil
+
+    for process in psutil.process_iter():
+        try:
+            if process.status() == psutil.STATUS_STOPPED and process.environ().get("SGLANG_FAULT") == str(fault):
+                process.resume()
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            pass
 
 
 def part(model: str) -> Iterator[tuple[str, Any]]:
