@@ -29,6 +29,7 @@ import ray_start
 
 def main() -> None:
     listener = socket.socket(fileno=int(sys.argv[1]))
+    gc.disable()  # a fifth of an import's time
     for name in sys.argv[2:]:
         try:
             importlib.import_module(name)
@@ -44,6 +45,7 @@ def main() -> None:
         del sys.path[0]  # a child has its own
     gc.collect()
     gc.freeze()
+    gc.enable()
     serve(listener)
 
 
