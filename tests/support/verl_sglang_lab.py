@@ -102,7 +102,9 @@ def go_on(fault: Path) -> None:
 
     for process in psutil.process_iter():
         try:
-            if process.status() == psutil.STATUS_STOPPED and process.environ().get("SGLANG_FAULT") == str(fault):
+            if process.status() == psutil.STATUS_STOPPED and process.environ().get("SGLANG_FAULT") == str(
+                fault
+            ):
                 process.resume()
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             pass
@@ -136,5 +138,5 @@ async def main(a: str, b: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.update(RANK="0", RAY_LOCAL_WORLD_SIZE="1", SGLANG_USE_CPU_ENGINE="1")
+    os.environ.update(RANK="0", RAY_LOCAL_WORLD_SIZE="1", TORCHDYNAMO_DISABLE="1")
     asyncio.run(main(sys.argv[1], sys.argv[2], Path(sys.argv[3])))

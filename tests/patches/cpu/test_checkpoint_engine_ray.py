@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import cpu_lab
 import pytest
+import warm
 from machine import limit
 from tree import SUPPORT
 
@@ -20,11 +19,11 @@ def total(step: int) -> float:
 
 
 def test_a_sync_that_fails_names_the_rollout_and_the_next_begins_anew(tmp_path):
-    done = subprocess.run(
-        [sys.executable, SUPPORT / "gloo_ray.py"],
+    done = warm.run(
+        warm.VERL,
+        [SUPPORT / "gloo_ray.py"],
         env=cpu_lab.environment(tmp_path, FLASHPATCH="cpu"),
-        capture_output=True,
-        text=True,
+        cwd=tmp_path,
         timeout=limit(300),
     )
     assert done.returncode == 0, done.stderr[-6000:]

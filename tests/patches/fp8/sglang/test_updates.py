@@ -181,10 +181,13 @@ def test_the_native_loader_keeps_its_models(models: Path, tmp_path: Path) -> Non
     assert any(note.get("superseded") for note in notes)
 
 
-def test_what_each_process_did_is_in_the_ledger(models: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "fresh", [False, pytest.param(True, marks=pytest.mark.full)], ids=["forked", "new_interpreters"]
+)
+def test_what_each_process_did_is_in_the_ledger(models: Path, tmp_path: Path, fresh: bool) -> None:
     a, b = (lab.checkpoint(models, "llama", seed) for seed in (0, 1))
     seen = lab.run(
-        tmp_path, model=a, steps=["answers", ["update", dict(source=b)]], flashpatch="bf16", fresh=True
+        tmp_path, model=a, steps=["answers", ["update", dict(source=b)]], flashpatch="bf16", fresh=fresh
     )
     assert seen.done, str(seen)
     rows = {role: row for row in lab.rows(seen) for role in row["roles"]}

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sglang_lab
+import warm
 from cpu_lab import environment
 from machine import limit
 from tree import SUPPORT
@@ -47,23 +45,18 @@ PATIENCE = round(limit(6))  # seconds of transfer_timeout
 def lab(models: tuple[Path, Path], folder: Path, **variables: str) -> dict[str, Any]:
     """What the laboratory saw in processes of its own, which are all ended."""
     (folder / "flashpatch.toml").write_text(f"[fp8]\ntransfer_timeout = {PATIENCE}\n")
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, str(LAB), *map(str, models), str(folder)],
-            env=environment(folder, TORCHDYNAMO_DISABLE="1", **variables),
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            start_new_session=True,
-        )
     try:
-        output, _ = process.communicate(timeout=limit(400))
+        done = warm.run(
+            warm.VERL_SGLANG,
+            [LAB, *models, folder],
+            env=environment(folder, SGLANG_USE_CPU_ENGINE="1", **variables),
+            cwd=folder,
+            timeout=limit(400),
+        )
     finally:
         end_descendants(folder)
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    assert output, (folder / "log").read_text(errors="replace")[-4000:]
-    return json.loads(output.splitlines()[-1])
+    assert done.stdout, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def end_descendants(folder: Path) -> None:
