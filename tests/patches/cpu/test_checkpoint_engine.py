@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import cpu_lab
 import pytest
+import warm
 from machine import limit
 from tree import SUPPORT
 
@@ -91,11 +90,11 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         if item.path == request.path and "case" in getattr(item, "callspec", _NoCall).params
     ]
     folder: Path = tmp_path_factory.mktemp("gloo")
-    done = subprocess.run(
-        [sys.executable, SUPPORT / "gloo_lab.py", str(SECONDS), *dict.fromkeys(wanted)],
+    done = warm.run(
+        warm.VERL,
+        [SUPPORT / "gloo_lab.py", str(SECONDS), *dict.fromkeys(wanted)],
         env=cpu_lab.environment(folder, GLOO_LAB_PATIENCE=str(PATIENCE)),
-        capture_output=True,
-        text=True,
+        cwd=folder,
         timeout=limit(60 + 20 * len(wanted)),
     )
     assert done.stdout, done.stderr[-4000:]
