@@ -8,7 +8,7 @@ from typing import Any
 
 import sglang_lab as lab  # noqa: F401  for the tests, which find it here
 
-HIDDEN, INNER, KV, VOCAB = 256, 512, 128, 512
+HIDDEN, INNER, KV = 256, 512, 128
 
 #: Keywords of an engine that speculates: chains of three drafts.
 SPECULATIVE: dict[str, Any] = dict(
