@@ -37,7 +37,7 @@ FILTERED = dict(times=1000, count=4, temperature=1.2, top_k=12, top_p=0.8, greed
 @pytest.fixture(scope="module")
 def sharp(models: Path) -> tuple[str, str]:
     """A target with most of its mass on a few tokens, and a drafter that often has one of them."""
-    target = eagles.target(models, 0.02, sharp=3.0)
+    target = eagles.target(models, 0.02, sharp=3.6)
     return target, eagles.drafter(models, target, "sharp", exact=True)
 
 
