@@ -102,9 +102,8 @@ def go_on(fault: Path) -> None:
 
     for process in psutil.process_iter():
         try:
-            if process.status() == psutil.STATUS_STOPPED and process.environ().get("SGLANG_FAULT") == str(
-                fault
-            ):
+            ours = process.environ().get("SGLANG_FAULT") == str(fault)
+            if ours and process.status() == psutil.STATUS_STOPPED:
                 process.resume()
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             pass
