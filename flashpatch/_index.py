@@ -27,8 +27,6 @@ FAMILIES = {
         },
         "commands": {
         },
-        "migrations": {
-        },
     },
     "eagle": {
         "names": {
@@ -116,9 +114,6 @@ FAMILIES = {
         "commands": {
             "eagle-warmup": "flashpatch.patches.eagle.vllm.warmup",
         },
-        "migrations": {
-            "fastrl": "flashpatch.patches.eagle.from_fastrl",
-        },
     },
     "flowrl": {
         "names": {
@@ -159,9 +154,6 @@ FAMILIES = {
             "flowrl.verl.compute_metrics": ("verl.trainer.ppo.v1.trainer_base",),
         },
         "commands": {
-        },
-        "migrations": {
-            "flowrl": "flashpatch.patches.flowrl.from_flowrl",
         },
     },
     "fp8": {
@@ -272,9 +264,6 @@ FAMILIES = {
             "profile": "flashpatch.patches.fp8.calibration.command",
             "advise": "flashpatch.patches.fp8.advise.command",
         },
-        "migrations": {
-            "flashrl": "flashpatch.patches.fp8.from_flashrl",
-        },
     },
     "fsdp": {
         "names": {
@@ -295,8 +284,6 @@ FAMILIES = {
             "fsdp.sglang.end_weight_update": ("sglang.srt.managers.scheduler_components.weight_updater",),
         },
         "commands": {
-        },
-        "migrations": {
         },
     },
     "grpo": {
@@ -342,9 +329,6 @@ FAMILIES = {
             "grpo.verl.generate_whole": ("verl.workers.rollout.llm_server",),
         },
         "commands": {
-        },
-        "migrations": {
-            "async-grpo": "flashpatch.patches.grpo.from_async_grpo",
         },
     },
 }

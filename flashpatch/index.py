@@ -80,12 +80,12 @@ def patch_ids() -> tuple[str, ...]:
 
 
 def owners(part: str) -> dict[str, str]:
-    """Each key of the built-in families' ``names``, ``commands`` or ``migrations``, to the family that has it."""
+    """Each key of the built-in families' ``names`` or ``commands``, to the family that has it."""
     return {key: family for family, data in _DATA.items() for key in data[part]}
 
 
 def merged(part: str) -> dict[str, Any]:
-    """The built-in families' ``names``, ``commands`` or ``migrations`` in one dictionary."""
+    """The built-in families' ``names`` or ``commands`` in one dictionary."""
     return {key: value for data in _DATA.values() for key, value in data[part].items()}
 
 
@@ -110,7 +110,6 @@ def entry(record: Family) -> dict[str, Any]:
             for patch in record.patches
         },
         "commands": dict(record.commands),
-        "migrations": dict(record.migrations),
     }
 
 

@@ -196,8 +196,6 @@ class Family:
             when weights are at stake. Without any, strict mode makes the members' own targets raise.
         commands: subcommands of ``flashpatch`` that the family brings: name to the module that holds one, as
             `flashpatch.cli` describes it. Importing that module must import neither torch nor a framework.
-        migrations: research forks whose settings ``flashpatch migrate`` takes over: name of the fork to a module
-            with ``migrate(given, plan)``, see `flashpatch.migration`. The same holds for importing it.
     """
 
     name: str
@@ -209,7 +207,6 @@ class Family:
     probe: Callable[..., Any] | None = None
     refuses: tuple[str, ...] = ()
     commands: Mapping[str, str] = field(default_factory=dict)
-    migrations: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for patch in self.patches:

@@ -74,14 +74,6 @@ def commands() -> dict[str, str]:
     return found
 
 
-def migrations() -> dict[str, str]:
-    """Name of every research fork whose settings a family takes over, to the module that does it, by name."""
-    found = index.merged("migrations")
-    for family in _joined()[0].values():
-        found.update(family.migrations)
-    return dict(sorted(found.items()))
-
-
 def patches() -> dict[str, Patch]:
     """All patches by id."""
     return {patch.id: patch for family in families().values() for patch in family.patches}
@@ -196,22 +188,16 @@ def _admit(candidate: Any, found: dict[str, Family], *, built_in: bool = False) 
     family = candidate if isinstance(candidate, Family) else getattr(candidate, "FAMILY", None)
     if not isinstance(family, Family):
         raise ValueError(f"{candidate!r} is no Family and has no FAMILY")
-    taken, commands, forks = (
-        {} if built_in else index.owners(part) for part in ("names", "commands", "migrations")
-    )
+    taken, commands = ({} if built_in else index.owners(part) for part in ("names", "commands"))
     for other in found.values():
         taken.update(dict.fromkeys(family_names(other), other.name))
         commands.update(dict.fromkeys(other.commands, other.name))
-        forks.update(dict.fromkeys(other.migrations, other.name))
     for name in family_names(family):
         if name in taken:
             raise ValueError(f"name {name!r} is taken by family {taken[name]!r}")
     for name in family.commands:
         if name in BUILT_IN_COMMANDS or name in commands:
             raise ValueError(f"command {name!r} is taken by {commands.get(name, 'flashpatch itself')!r}")
-    for name in family.migrations:
-        if name in forks:
-            raise ValueError(f"the settings of {name!r} are taken over by {forks[name]!r} already")
     for patch in family.patches:
         if not patch.targets:
             raise ValueError(f"patch {patch.id!r} has no target")

@@ -81,7 +81,6 @@ def _family(family: Family) -> dict[str, Any]:
         "patches": [patch.id for patch in family.patches],
         "refuses": list(family.refuses),
         "commands": dict(family.commands),
-        "migrations": dict(family.migrations),
     }
 
 

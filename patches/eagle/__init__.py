@@ -135,5 +135,4 @@ FAMILY = Family(
         ),
     },
     commands={"eagle-warmup": "flashpatch.patches.eagle.vllm.warmup"},
-    migrations={"fastrl": "flashpatch.patches.eagle.from_fastrl"},
 )

@@ -65,5 +65,4 @@ FAMILY = Family(
         "verl.workers.engine_workers:ActorRolloutRefWorker.init_model",
         "verl.workers.actor.dp_actor:DataParallelPPOActor.__init__",  # of verl before 0.8
     ),
-    migrations={"flowrl": "flashpatch.patches.flowrl.from_flowrl"},
 )

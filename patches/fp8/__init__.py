@@ -161,5 +161,4 @@ FAMILY = Family(
         "sglang.srt.arg_groups.pipeline:run_resolution_pipeline",
         "sglang.srt.managers.scheduler:Scheduler.__init__",
     ),
-    migrations={"flashrl": "flashpatch.patches.fp8.from_flashrl"},
 )

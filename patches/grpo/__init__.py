@@ -125,5 +125,4 @@ FAMILY = Family(
         "rest": Option(30.0, "seconds for which a slow server gets no new requests", kind=float, least=0),
     },
     refuses=("verl.utils.config:validate_config",),
-    migrations={"async-grpo": "flashpatch.patches.grpo.from_async_grpo"},
 )

@@ -6,44 +6,41 @@ import re
 import shlex
 import subprocess
 import sys
-from importlib import import_module
 
 import pytest
 from doc_blocks import blocks
 from tree import TREE
 
-from flashpatch import registry
-from flashpatch.patches._shared import verl_moved
+from flashpatch.commands import migrate
 
 PAGE = (TREE / "docs" / "migrate.md").read_text()
+TITLES = {
+    "flashrl": "FlashRL",
+    "fastrl": "FastRL",
+    "flowrl": "FlowRL",
+    "async-grpo": "async-grpo",
+    "verl": "verl itself",
+}
 
 
-def known() -> list[str]:
-    """The names in the tables of the modules."""
-    modules = {fork: import_module(name) for fork, name in registry.migrations().items()}
-    flashrl, fastrl, flowrl, grpo = (modules[name] for name in ("flashrl", "fastrl", "flowrl", "async-grpo"))
-    return [
-        *flashrl.PRECISIONS,
-        *(name for name in flashrl.flashrl_compat._COUNTERPARTS),
-        *flashrl.OWN,
-        *(name.rpartition(".")[2] for name in flashrl.CAPS),
-        *fastrl.RULES,
-        *fastrl.RULES.values(),
-        *(name.rpartition(".")[2] for name in fastrl.KNOWN),
-        *flowrl.VARIANTS,
-        *flowrl.FORK_MANAGERS,
-        *grpo.RENAMED,
-        *grpo.WORKER_RENAMED,
-        *grpo.LOST,
-        *grpo.DEFAULTS,
-        *(name.strip(".").rpartition(".")[2] for name in (*verl_moved.MOVED, *verl_moved.GONE)),
-        *verl_moved.LEGACY_NAMES,
-    ]
+def known() -> set[str]:
+    """Names of the table, and the values of theirs that are told apart."""
+    names = set()
+    for table in migrate._table().values():
+        for name, action in table["settings"].items():
+            names.add(
+                name.rstrip("*").rstrip(".")
+                if name.startswith("reward")
+                else name.rstrip(".*").rpartition(".")[2]
+            )
+            if name.isupper():
+                names |= {one for key in action.get("values", {}) for one in key.split("|")} - {"*", "1"}
+    return names
 
 
-@pytest.mark.parametrize("name", sorted(set(known())))
+@pytest.mark.parametrize("name", sorted(known()))
 def test_a_known_setting_is_on_the_page(name: str) -> None:
-    assert re.search(rf"(?<![\w-]){re.escape(name.removeprefix('verl.trainer.'))}(?![\w-])", PAGE)
+    assert re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", PAGE)
 
 
 def test_what_it_prints_is_what_the_page_shows() -> None:
@@ -56,7 +53,6 @@ def test_what_it_prints_is_what_the_page_shows() -> None:
     assert (words[0], done.returncode, done.stdout) == ("flashpatch", 0, output.text)
 
 
-@pytest.mark.parametrize("fork", registry.migrations())
+@pytest.mark.parametrize("fork", migrate._table())
 def test_the_page_has_a_table_for_each_fork(fork: str) -> None:
-    title = import_module(registry.migrations()[fork]).HELP.partition(":")[0].partition(" (")[0]
-    assert f"\n## {title}\n" in PAGE
+    assert f"\n## {TITLES[fork]}\n" in PAGE

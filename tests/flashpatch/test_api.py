@@ -168,13 +168,12 @@ def test_a_broken_family_takes_no_other_along(toys):
         TWICE = Family("toy", "", ())
         BUILT_IN = Family("mine", "", (), names={"int8": {}})
         COMMAND = Family("mine", "", (), commands={"advise": "mine"})
-        FORK = Family("mine", "", (), migrations={"flashrl": "mine"})
         NAMES = Family("names", "", (), names={"other": {}})
         ROOT = Family("root", "", (patch("root.fakefw.x", "fakefw:x"),))
         BARE = Family("bare", "", (patch("bare.fakefw.x"),))
     """,
     )
-    families = ("TWICE", "NAMES", "ROOT", "BARE", "BUILT_IN", "COMMAND", "FORK")
+    families = ("TWICE", "NAMES", "ROOT", "BARE", "BUILT_IN", "COMMAND")
     entries = "".join(f"z_{name} = rooted:{name}\n" for name in families)
     entries = f"[flashpatch.patches]\na = broken\nb = nothing\n{entries}"
     toys.distribution("more", "1", {"entry_points.txt": entries})
@@ -185,7 +184,7 @@ def test_a_broken_family_takes_no_other_along(toys):
         found = " | ".join(registry.problems().values())
         for part in ("broken", "is no Family", "'toy' is taken", "'other' is taken", "a package root",
                      "'bare.fakefw.x' has no target", "'int8' is taken by family 'fp8'",
-                     "'advise' is taken by 'fp8'", "'flashrl' are taken over by 'fp8'"):
+                     "'advise' is taken by 'fp8'"):
             assert part in found, found
         try:
             flashpatch.enable("nothing")

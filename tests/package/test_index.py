@@ -23,13 +23,10 @@ def test_every_name_leads_to_its_family() -> None:
     assert index.family_of("nobody") is None
 
 
-def test_it_has_the_patches_commands_and_forks_of_all() -> None:
+def test_it_has_the_patches_commands_of_all() -> None:
     records = registry.built_in().values()
     assert index.patch_ids() == tuple(patch.id for record in records for patch in record.patches)
     assert index.owners("commands") == {name: record.name for record in records for name in record.commands}
-    assert index.merged("migrations") == {
-        fork: home for record in records for fork, home in record.migrations.items()
-    }
 
 
 def test_the_installed_package_has_it(installed) -> None:

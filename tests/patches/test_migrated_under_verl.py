@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from migrating import migrate, script
 from verl_driver import validated
 
-from flashpatch.migration.given import Given
+from flashpatch.commands import migrate
 
 pytestmark = pytest.mark.verl
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -58,14 +57,20 @@ def driven(
     fork: str, text: str, folder: Path, variables: dict[str, str], *more: str, wanted: tuple[str, ...] = ()
 ) -> Any:
     """Migrate a script, change its command line as the command says, and give it to verl's driver."""
-    said = migrate(fork, script(folder, text), **variables)
-    given = Given()
-    given.add_script(text, "run.sh", variables)
-    kept = {name: str(one) for name, one in given.overrides.items() if name not in said["take_out"]}
-    changed = {path.lstrip("+"): f"{path}={value}" for path, value in said["verl"].items()}
-    config = script(folder, said["toml"], "flashpatch.toml")
-    names = ",".join(said["enable"])
+    for name, value in variables.items():
+        text = text.replace(f"${name}", value)
+    run = folder / "run.sh"
+    run.write_text(text)
+    given = migrate.read([str(run)])
+    said = migrate.Outcome(migrate._table()[fork], given)
+    kept = {
+        name: f"{name}={value}" for name, value in given.items() if "." in name and name not in said.take_out
+    }
+    changed = {path.lstrip("+"): f"{path}={value}" for path, value in said.verl.items()}
+    config = folder / "flashpatch.toml"
+    config.write_text(said.text(fork))
     overrides = [*{**kept, **changed}.values(), *more]
+    names = ",".join(said.enable)
     return said, *validated(overrides, folder, wanted, FLASHPATCH=names, FLASHPATCH_CONFIG=str(config))
 
 
@@ -78,7 +83,7 @@ def test_flashrl(tmp_path: Path, folders: dict[str, str]) -> None:
         "overlong_buffer_cfg": {"enable": True, "len": 512, "penalty_factor": 1.0},
         "max_resp_len": 2048,
     }
-    assert said["code"] == 0
+    assert not said.lost
 
 
 def test_fastrl(tmp_path: Path, folders: dict[str, str]) -> None:
@@ -89,7 +94,7 @@ def test_fastrl(tmp_path: Path, folders: dict[str, str]) -> None:
         48,
         folders["DRAFTER"],
     )
-    assert mode == "async" and said["code"] == 0
+    assert mode == "async" and not said.lost
 
 
 def test_flowrl(tmp_path: Path, folders: dict[str, str]) -> None:
@@ -100,7 +105,7 @@ def test_flowrl(tmp_path: Path, folders: dict[str, str]) -> None:
         10,
         1e-6,
     ]  # 10 is the paper's, which the script left out
-    assert said["code"] == 0
+    assert not said.lost
 
 
 def test_async_grpo(tmp_path: Path, folders: dict[str, str]) -> None:
@@ -108,7 +113,7 @@ def test_async_grpo(tmp_path: Path, folders: dict[str, str]) -> None:
     wanted = (f"{ACTOR}.policy_loss.loss_mode", "trainer.v1.trainer_mode", f"{ACTOR}.optim.lr_scheduler_type")
     said, found, _ = driven("async-grpo", ASYNC_GRPO, tmp_path, folders, *more, wanted=wanted)
     assert list(found["settings"].values()) == ["grpo_exact", "stream_async", "constant"]
-    assert [line.partition(":")[0] for line in said["not_carried_over"]] == ["GPUs that generate"]
+    assert [line.partition(":")[0] for line in said.lost] == ["GPUs that generate"]
 
 
 def test_what_moved_is_where_verl_has_it() -> None:
@@ -116,8 +121,6 @@ def test_what_moved_is_where_verl_has_it() -> None:
     import verl
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
-
-    from flashpatch.patches._shared.verl_moved import GONE, MOVED
 
     folder = Path(verl.__file__).parent / "trainer" / "config"
     with initialize_config_dir(str(folder), version_base=None):
@@ -131,6 +134,8 @@ def test_what_moved_is_where_verl_has_it() -> None:
             node = node[key]
         return True
 
-    for old, new in MOVED.items():
-        assert not there(old) and (new.startswith("+") or there(new)), (old, new)
-    assert [old for old in GONE if there(old)] == [f"{ROLLOUT}.mode"]  # of which one value is left
+    for old, action in migrate._table()["verl"]["settings"].items():
+        if action.get("keep") or old == f"{ROLLOUT}.mode":  # of which one value is left
+            continue
+        new = next(iter(action.get("verl", {"+": ""}))).removesuffix(".{rest}")
+        assert not there(old.removesuffix("*")) and (new.startswith("+") or there(new)), (old, new)
