@@ -16,6 +16,8 @@ from flashpatch.arming.preflight import packages, present
 from flashpatch.errors import PatchError
 from flashpatch.patch_status import PatchStatus
 from flashpatch.record import State
+from flashpatch.settings import options as options_of
+from flashpatch.settings.selections import Choice
 
 machine = Machine()
 switching = threading.RLock()
@@ -100,8 +102,9 @@ def snapshot() -> dict[str, Any]:
 
     Returns:
         ``patches``: id to ``state``, ``detail``, ``calls``, ``target``, ``tested``, of all patches that are
-        not disabled; ``versions``: distribution to version, of frameworks that were looked at; ``error``: the
-        last error, or None.
+        not disabled; ``versions``: distribution to version, of frameworks that were looked at; ``on``: family to
+        ``name``, as the user typed it, and ``options``, those that differ from their defaults; ``error``: the last
+        error, or None.
     """
     call_counter.pulse.settle()
     rows = [_status(group, member) for group, member in list(machine.members.values())]
@@ -120,8 +123,14 @@ def snapshot() -> dict[str, Any]:
             if row.state.word != "disabled"
         },
         "versions": {found.distribution: found.version for found in seen if found is not None},
+        "on": {family: _choice(family, choice) for family, choice in machine.selection.choices.items()},
         "error": errors[-1] if errors else problem,
     }
+
+
+def _choice(family: str, choice: Choice) -> dict[str, Any]:
+    given = options_of.changed(registry.family(family), choice.options)
+    return {"name": choice.name, "options": given}
 
 
 def _status(group: Group, member: Member) -> PatchStatus:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from flashpatch import conditions
 from flashpatch.bounds import Bounded
 from flashpatch.tested_versions import TestedVersions
 
@@ -86,6 +87,9 @@ class Patch:
             of weights or the first ``step``; or never, so that it is healthy while never called, because it
             acts only on a ``fault`` (a failure path), or because it is ``optional`` (the framework may take
             another path, such as a second model runner or another way to update weights).
+        when: what else must hold for the evidence to be due, see `flashpatch.conditions`; with ``optional`` it alone
+            says when the path is taken.
+        one_of: ids of patches of the same framework; a call of one of them is evidence enough for this one too.
         scope: process roles the patch acts in.
         needs: ids of patches that must be armed too.
         conflicts: ids of patches, names of distributions, or names of modules (excluding once they have been
@@ -110,6 +114,8 @@ class Patch:
     wrapper: Callable[..., Any] | None = None
     contract: Contract = Contract()
     evidence: Evidence = "step"
+    when: str = ""
+    one_of: tuple[str, ...] = ()
     scope: frozenset[Role] = frozenset()
     needs: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
@@ -135,6 +141,9 @@ class Patch:
                 raise ValueError(f"{self.id}: target {target!r} is not of the form package.module:Qual.name")
         if self.evidence not in WHEN_DUE:
             raise ValueError(f"{self.id}: evidence {self.evidence!r} is none of {', '.join(WHEN_DUE)}")
+        if self.when and self.evidence == "fault":
+            raise ValueError(f"{self.id}: what acts on faults alone is never due, so `when` says nothing")
+        conditions.parse(self.when)
         if self.wrapper is None and self.apply is _wrap:
             raise ValueError(f"{self.id}: give a wrapper, or apply and undo of its own")
 
@@ -212,3 +221,7 @@ class Family:
         for patch in self.patches:
             if patch.family != self.name:
                 raise ValueError(f"patch {patch.id!r} is not of family {self.name!r}")
+            if unknown := set(conditions.options(patch.when)) - set(self.options):
+                raise ValueError(
+                    f"patch {patch.id!r}: {self.name} has no option {', '.join(sorted(unknown))}"
+                )

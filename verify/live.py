@@ -9,9 +9,8 @@ from typing import Any
 from flashpatch.ledger.runs import Expected, Row, Run
 from flashpatch.patch_status import is_absent
 from flashpatch.record import Patch
-
-_ARRIVED = frozenset({"installed", "live", "displaced", "failed", "superseded"})
-_COUNTER = {"update": "updates", "step": "steps"}
+from flashpatch.verify import due
+from flashpatch.verify.due import Situation
 
 
 @dataclass(frozen=True)
@@ -90,17 +89,18 @@ def judge(run: Run, patches: Mapping[str, Patch], required: Mapping[str, str] | 
     named = required or {}
     carried = {family for row in run.rows for family in _families(row.patches)}
     chosen = set(named) or carried | {name for expected in run.expected for name in expected.families}
-    due = _due_in(run, patches)
+    situations = due.situations(run.rows, patches)
     expected: dict[tuple[str, int], list[Expected]] = {}
     for one in run.expected:
         expected.setdefault((one.host, one.pid), []).append(one)
     processes = []
-    for row, kinds in zip(run.rows, due, strict=True):
+    for row, at in zip(run.rows, situations, strict=True):
         near = [one for one in expected.get((row.host, row.pid), ()) if one.matches(row)]
-        processes.append(_present(row, near, kinds, patches, chosen, named))
+        processes.append(_present(row, near, at, patches, chosen, named))
     processes += [_missing(expected) for expected in run.missing if chosen & set(expected.families)]
     problems = [f"{process.name}: {problem}" for process in processes for problem in process.problems]
     problems += [f"no process carries {named[family]}" for family in sorted(set(named) - carried)]
+    problems += due.not_seen_anywhere(run.rows, situations, chosen, patches)
     problems += run.problems
     return LiveReport(run.id, tuple(processes), tuple(problems))
 
@@ -108,7 +108,7 @@ def judge(run: Run, patches: Mapping[str, Patch], required: Mapping[str, str] | 
 def _present(
     row: Row,
     expectations: Collection[Expected],
-    due: set[str],
+    at: Situation,
     patches: Mapping[str, Patch],
     families: set[str],
     named: Mapping[str, str],
@@ -125,7 +125,8 @@ def _present(
         if any(patch.family == family and roles & patch.scope for patch in patches.values()):
             problems.append(f"carries no {named.get(family, family)} patch, though its role needs one")
     for id, patch in sorted(written.items()):
-        problems += _problems(id, patch, patches.get(id), roles, row, due)
+        problems += _fault(id, patch)
+    problems += due.not_seen(row, written, roles, at, patches)
     if row.error:
         problems.append(row.error)
     return Process(
@@ -160,59 +161,13 @@ def _missing(expected: Expected) -> Process:
     )
 
 
-def _problems(
-    id: str, written: Mapping[str, Any], patch: Patch | None, roles: set[str], row: Row, due: set[str]
-) -> Iterator[str]:
+def _fault(id: str, written: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with a patch whatever is due."""
     word, detail = written["state"], written.get("detail") or "no reason given"
     if word in ("failed", "displaced"):
         yield f"{id} is {word}: {detail}"
     elif word == "skipped" and not is_absent(word, detail):
         yield f"{id} is skipped: {detail}"
-    elif patch is None or not (roles & patch.scope if patch.scope else roles):
-        return
-    elif word == "waiting" and patch.evidence in due and _in_use(patch.framework, row):
-        target = written.get("target") or patch.targets[0]
-        yield f"{id} is still waiting for {target}, though {_reason(patch)}"
-    elif word == "installed" and patch.evidence in due - {"install"}:
-        yield f"{id} was never called, though {_reason(patch)}"
-
-
-def _due_in(run: Run, patches: Mapping[str, Patch]) -> list[set[str]]:
-    """Kinds of evidence that are due by now in the process of each row; ``fault`` and ``optional`` never are.
-
-    Updates concern the whole job. Steps concern a process, its parent and its children, of which one noted
-    some or had a patch called that is called on steps; another replica of the job may be idle.
-    """
-    common = {"install"}
-    if any(row.notes.get("updates") for row in run.rows):
-        common.add("update")
-    stepped = [row for row in run.rows if _stepped(row, patches)]
-    theirs = {(row.host, row.pid) for row in stepped}
-    parents = {(row.host, row.ppid) for row in stepped}
-    found = []
-    for row in run.rows:
-        near = (
-            (row.host, row.pid) in theirs or (row.host, row.pid) in parents or (row.host, row.ppid) in theirs
-        )
-        found.append(common | {"step"} if near else common)
-    return found
-
-
-def _stepped(row: Row, patches: Mapping[str, Patch]) -> bool:
-    called = (patches[id] for id, patch in row.patches.items() if patch["calls"] and id in patches)
-    return bool(row.notes.get("steps")) or any(patch.evidence == "step" for patch in called)
-
-
-def _reason(patch: Patch) -> str:
-    counter = _COUNTER.get(patch.evidence)
-    return f"there were {counter}" if counter else "it acts in this role from the start"
-
-
-def _in_use(framework: str, row: Row) -> bool:
-    """Whether the process works with the framework. Where another one's patches have arrived and none of
-    this one's has, it does not; where none has at all, its role says that it works with some."""
-    arrived = {id.split(".")[1] for id, patch in row.patches.items() if patch["state"] in _ARRIVED}
-    return framework in arrived or not arrived
 
 
 def _families(patches: Mapping[str, Mapping[str, Any]]) -> set[str]:

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,11 +20,13 @@ from typing import Any
 from flashpatch import ledger, registry
 from flashpatch.arming.preflight import examine, packages
 from flashpatch.contracts import versions
+from flashpatch.evidence import explain
 from flashpatch.ledger.runs import Row, Run
 from flashpatch.proof import Proof
-from flashpatch.record import WHEN_DUE, Family, Patch, State
+from flashpatch.record import Family, Patch, State
 from flashpatch.settings import selections
 from flashpatch.verify import live, probes
+from flashpatch.verify.due import called as called_in
 
 Probe = Callable[[str, Path], list[Proof]]
 
@@ -173,13 +175,15 @@ def _report(patch: Patch, owner: versions.Installed, rows: list[Row]) -> PatchRe
     entries = sorted((entry for _, entry in seen), key=lambda entry: _FURTHEST.index(entry["state"]))
     if not entries:
         state = State("failed", "no process of the probe carried it")
-    elif entries[0]["state"] == "installed" and patch.evidence in ("update", "step"):
+    elif entries[0]["state"] == "installed" and not _may_be_idle(
+        patch, {id for row in rows for id in called_in(row)}
+    ):
         state = State("failed", "installed, but never called")
     else:
         state = State(entries[0]["state"], entries[0].get("detail", ""))
     evidence = ", ".join(f"{calls} calls in {'+'.join(row.roles)} {row.pid}" for row, calls in called)
     if not evidence:
-        evidence = f"due {WHEN_DUE[patch.evidence]}" if patch.evidence in ("fault", "optional") else "none"
+        evidence = f"due {explain(patch)}" if _is_of_a_path(patch) else "none"
     return PatchReport(patch.id, state, evidence, str(owner), owner.version in patch.tested)
 
 
@@ -198,8 +202,19 @@ def _paths_not_taken(family: Family) -> set[str]:
 
     Such a module may be one that the framework needs on some machines alone.
     """
-    due_on_a_path = [patch for patch in family.patches if patch.evidence in ("fault", "optional")]
-    return {patch.id for patch in due_on_a_path if examine(patch).problem is None}
+    return {patch.id for patch in family.patches if _is_of_a_path(patch) and examine(patch).problem is None}
+
+
+def _is_of_a_path(patch: Patch) -> bool:
+    """Whether a healthy process may never call the patch. What is due of such, `live.judge` says."""
+    return patch.evidence in ("fault", "optional") or bool(patch.when or patch.one_of)
+
+
+def _may_be_idle(patch: Patch, called: Collection[str]) -> bool:
+    """Whether a patch that was never called is healthy while these were."""
+    if patch.one_of and patch.evidence in ("update", "step") and not patch.when:
+        return any(id in called for id in patch.one_of)
+    return patch.evidence == "install" or _is_of_a_path(patch)
 
 
 def _ledger_proof(name: str, judged: live.LiveReport, rows: list[Row]) -> Proof:

@@ -106,9 +106,11 @@ def wake() -> None:
 
 def snapshot() -> dict[str, Any]:
     """What `flashpatch.engine.snapshot` would give: patches that wait, or whose framework is not installed."""
-    patches = {}
+    patches, on = {}, {}
     found: dict[str, bool] = {}
-    for family in _pending.families.values() if _pending is not None else ():
+    pending = _pending if _pending is not None else Resolved({}, {}, False)
+    for key, family in pending.families.items():
+        on[key] = {"name": pending.names[key], "options": options.changed(family, pending.options[key])}
         for patch_id, modules in family.patches.items():
             packages = sorted({module.partition(".")[0] for module in modules})
             found.update((package, _is_installed(package)) for package in packages if package not in found)
@@ -120,7 +122,7 @@ def snapshot() -> dict[str, Any]:
                 "target": "",
                 "tested": None,
             }
-    return {"patches": patches, "versions": {}, "error": None}
+    return {"patches": patches, "versions": {}, "on": on, "error": None}
 
 
 def write_row() -> None:

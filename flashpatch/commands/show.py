@@ -8,7 +8,8 @@ from typing import Any
 from flashpatch import registry
 from flashpatch.commands.catalogue import Entry, entries
 from flashpatch.commands.report import Table, emit
-from flashpatch.record import WHEN_DUE, Family
+from flashpatch.evidence import explain
+from flashpatch.record import Family
 from flashpatch.suggest import nearest
 
 HELP = "all about one patch, or about a family and its options"
@@ -57,7 +58,7 @@ def _patch(entry: Entry) -> dict[str, Any]:
         "contract_mentions": list(contract.mentions),
         "contract_fingerprints": dict(contract.fingerprints),
         "evidence": patch.evidence,
-        "evidence_due": WHEN_DUE[patch.evidence],
+        "evidence_due": explain(patch),
         "scope": sorted(patch.scope),
         "needs": list(patch.needs),
         "conflicts": list(patch.conflicts),

@@ -114,10 +114,10 @@ def limit() -> int:
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:
-    """Return the event of a line; None where the line is none, as the last one of a killed process may be."""
+    """Return the event of a line of this process; None if it is none. Who reads other processes' takes `schema.event`."""
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) and isinstance(value.get("event"), str) else None
 

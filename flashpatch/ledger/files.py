@@ -83,7 +83,7 @@ def row(
 
     Args:
         engine: ``patches`` (id to state, detail, calls, target, tested), ``versions`` (distribution to
-            version, those already known) and ``error`` (the last one, or None).
+            version, those already known), ``on`` (family to name and options) and ``error`` (the last one, or None).
         roles: see `flashpatch.ledger.role`.
         rank: likewise.
         notes: see `flashpatch.ledger.note`.
@@ -97,15 +97,30 @@ def row(
         "start": start,
         "ppid": os.getppid(),
         "argv0": sys.argv[0] if getattr(sys, "argv", None) else "",
+        "title": actor(),
         "roles": sorted(roles),
         "rank": dict(rank or {}),
         "versions": {"python": sys.version.split()[0], **engine.get("versions", {})},
         "patches": engine.get("patches", {}),
+        "on": engine.get("on", {}),
         "notes": dict(notes or {}),
         "error": engine.get("error"),
         "first_written": first_written(),
         "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
+
+
+def actor() -> str:
+    """Return the class of the actor of Ray that this process is, by the title that Ray gives it; else empty."""
+    if "ray" not in sys.modules:
+        return ""
+    try:
+        with open("/proc/self/cmdline", errors="replace") as file:
+            title = file.read(200).partition("\0")[0]
+    except OSError:
+        return ""
+    name = title.removeprefix("ray::").partition(".")[0] if title.startswith("ray::") else ""
+    return name if name.isidentifier() and name != "IDLE" else ""
 
 
 def run_id() -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flashpatch.ledger import events, runs
+from flashpatch.ledger import events, runs, schema
 from flashpatch.ledger.nodes import node
 
 _NAME = re.compile(r"events-(?P<host>.*)-(?P<pid>\d+)-(?P<start>[^-]*)\.jsonl")
@@ -44,12 +44,20 @@ def read(folder: Path) -> tuple[list[ProcessEvents], list[str]]:
     """
     found, problems = _read_directory(folder)
     known = {(process.host, process.pid, process.start) for process in found}
-    for place in node.places(folder)[0]:  # what is wrong with them, the reader of rows says
+    for place in _places(folder):
         more, wrong = _read_directory(place.folder)
         found += [process for process in more if (process.host, process.pid, process.start) not in known]
         known |= {(process.host, process.pid, process.start) for process in more}
         problems += wrong
     return found, problems
+
+
+def _places(folder: Path) -> list[node.Place]:
+    """Return what was fetched from other nodes. What is wrong with it, the reader of rows says."""
+    try:
+        return node.places(folder)[0]
+    except (*schema.BROKEN, OverflowError, TypeError, KeyError):
+        return []
 
 
 def _read_directory(folder: Path) -> tuple[list[ProcessEvents], list[str]]:
@@ -58,11 +66,11 @@ def _read_directory(folder: Path) -> tuple[list[ProcessEvents], list[str]]:
         match = _NAME.fullmatch(entry.name)
         if match is None:
             continue
-        process = ProcessEvents(match["host"], int(match["pid"]), match["start"])
+        process = ProcessEvents(schema.text(match["host"]), int(match["pid"]), schema.text(match["start"]))
         try:
             content, _ = runs.load_bytes(entry.path, _LARGEST)
         except (OSError, ValueError) as error:
-            problems.append(f"{folder.name}/{entry.name}: {error}")
+            problems.append(schema.text(f"{folder.name}/{entry.name}: {error}"))
             continue
         for line in content.split(b"\n"):
             if line.strip():
@@ -72,12 +80,12 @@ def _read_directory(folder: Path) -> tuple[list[ProcessEvents], list[str]]:
 
 
 def _add(process: ProcessEvents, line: bytes) -> None:
-    event = events.parsed(line)
-    if event is None or not isinstance(event.get("t"), (int, float)):
+    event = schema.event(line)
+    if event is None:
         process.unreadable += 1
     elif event["event"] == events.DROPPED:
-        process.dropped, process.thinned = int(event.get("events", 0)), int(event.get("samples", 0))
-        process.dropped_kinds = dict(event.get("by", {}))
+        process.dropped, process.thinned = event.get("events", 0), event.get("samples", 0)
+        process.dropped_kinds = event.get("by", {})
     else:
         if process.events and "repeats" in event:
             process.events[-1]["repeated"] = event.pop("repeats")

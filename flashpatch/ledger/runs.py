@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from collections.abc import Mapping
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from flashpatch.ledger import files
+from flashpatch.ledger import files, schema
 from flashpatch.ledger.nodes import keys, node
 
 _LARGEST = 4 << 20
@@ -18,7 +17,10 @@ _LARGEST = 4 << 20
 
 @dataclass(frozen=True)
 class Row:
-    """Hold what one process wrote about itself; keys as in the file.
+    """Hold what one process wrote about itself; keys as in the file, checked by `flashpatch.ledger.schema`.
+
+    ``title`` is the class of an actor of Ray. ``on`` has for each family that is on ``name``, as the user typed it, and
+    ``options``, those that are not at their default.
 
     ``node`` is the node of Ray that its row was published on, None where it was not. ``fetched`` says that the row
     is a copy from there.
@@ -38,6 +40,8 @@ class Row:
     written: str
     run: str = ""
     first_written: float = 0.0
+    title: str = ""
+    on: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     node: node.Node | None = None
     fetched: bool = False
 
@@ -123,12 +127,15 @@ def read_run(folder: os.DirEntry[str] | Path) -> Run | None:
     """Read one run of a ledger, with what was fetched from other nodes; None when there is nothing of a run in it.
     Raises nothing, see `read`."""
     run = _read_directory(folder)
-    places, problems = node.places(Path(folder))
-    run.problems += problems
+    try:
+        places, problems = node.places(Path(folder))
+    except (*_BROKEN, OverflowError) as error:
+        places, problems = [], [f"{folder.name}/{node.FOLDER}/{node.FILE}: {_reason(error)}"]
+    run.problems += map(schema.text, problems)
     known = {row.key: number for number, row in enumerate(run.rows)}
     for place in places:
-        run.problems += place.problems
-        of = place.node
+        run.problems += map(schema.text, place.problems)
+        of = place.node if place.node is None else _shown(place.node)
         if of is not None and not of.is_here:
             _add(run, known, _read_packed(place.rows, f"{run.id}/{node.FOLDER}/{place.folder.name}"), of)
         elif of is not None and len(places) > 1:
@@ -162,7 +169,7 @@ def _add(run: Run, known: dict[tuple[str, int, str], int], found: Run, of: node.
 
 def _read_directory(folder: os.DirEntry[str] | Path) -> Run:
     """Read the rows in one directory."""
-    run = Run(folder.name)
+    run = Run(schema.text(folder.name))
     for entry in sorted(entries(Path(folder)), key=lambda entry: entry.name):
         if not _is_of_a_row(entry.name):
             continue
@@ -170,7 +177,7 @@ def _read_directory(folder: os.DirEntry[str] | Path) -> Run:
             value, modified = _load(entry.path)
             _take(run, entry.name, value)
         except _BROKEN as error:
-            run.problems.append(f"{folder.name}/{entry.name}: {_reason(error)}")
+            run.problems.append(schema.text(f"{folder.name}/{entry.name}: {_reason(error)}"))
             continue
         run.written = max(run.written, modified)
     return run
@@ -188,25 +195,31 @@ def _read_packed(path: Path, name: str) -> Run:
     for file, text in sorted(texts):
         try:
             if _is_of_a_row(file):
-                _take(run, file, json.loads(text))
+                _take(run, file, schema.loads(text))
         except _BROKEN as error:
             run.problems.append(f"{name}/{files.plain(file)}: {_reason(error)}")
     return run
 
 
-_BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError)
+_BROKEN = (*schema.BROKEN, KeyError, TypeError, AttributeError)
 
 
 def _is_of_a_row(name: str) -> bool:
     return name.partition("-")[0] in ("row", "expect") and name.endswith(".json")
 
 
-def _take(run: Run, name: str, value: dict[str, Any]) -> None:
-    """Add a row, or an expected one, to a run."""
+def _take(run: Run, name: str, value: Any) -> None:
+    """Add a row, or an expected one, to a run. Raises ValueError for what is neither."""
     if name.startswith("row"):
-        run.rows.append(_row(value))
+        run.rows.append(Row(**schema.row(value)))
     else:
-        run.expected.append(_expected(value))
+        run.expected.append(Expected(**schema.expected(value)))
+
+
+def _shown(of: node.Node) -> node.Node:
+    """Return a node with texts that are fit to be shown."""
+    shown = {name: schema.text(getattr(of, name)) for name in ("id", "name", "address", "host", "state")}
+    return replace(of, **shown)  # type: ignore[arg-type]
 
 
 def entries(folder: str | os.PathLike[str]) -> list[os.DirEntry[str]]:
@@ -218,9 +231,9 @@ def entries(folder: str | os.PathLike[str]) -> list[os.DirEntry[str]]:
         return []
 
 
-def _load(path: str) -> tuple[dict[str, Any], float]:
+def _load(path: str) -> tuple[Any, float]:
     content, modified = load_bytes(path, _LARGEST)
-    return json.loads(content), modified
+    return schema.loads(content), modified
 
 
 def load_bytes(path: str, largest: int) -> tuple[bytes, float]:
@@ -241,39 +254,5 @@ def load_bytes(path: str, largest: int) -> tuple[bytes, float]:
         return file.read(), found.st_mtime
 
 
-def _row(value: dict[str, Any]) -> Row:
-    patches = {
-        str(name): {**patch, "state": str(patch["state"]), "calls": int(patch["calls"])}
-        for name, patch in value["patches"].items()
-    }
-    return Row(
-        host=str(value["host"]),
-        pid=int(value["pid"]),
-        start=str(value["start"]),
-        ppid=int(value["ppid"]),
-        argv0=str(value["argv0"]),
-        roles=tuple(map(str, value["roles"])),
-        rank=dict(value["rank"]),
-        versions=dict(value["versions"]),
-        patches=patches,
-        notes=dict(value["notes"]),
-        error=value["error"],
-        written=str(value["written"]),
-        run=str(value.get("run", "")),
-        first_written=float(value.get("first_written", 0.0)),
-    )
-
-
-def _expected(value: dict[str, Any]) -> Expected:
-    return Expected(
-        host=str(value["host"]),
-        pid=int(value["pid"]),
-        start=str(value["start"]),
-        roles=tuple(map(str, value["roles"])),
-        families=tuple(map(str, value["families"])),
-        by=int(value["by"]),
-    )
-
-
 def _reason(error: Exception) -> str:
-    return f"no key {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+    return str(error) or type(error).__name__

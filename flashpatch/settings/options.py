@@ -19,6 +19,11 @@ def defaults(family: Family | IndexedFamily) -> dict[str, Any]:
     return {name: option.default for name, option in family.options.items()}
 
 
+def changed(family: Family | IndexedFamily, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of ``values`` that are not the family's defaults."""
+    return {name: value for name, value in values.items() if value != family.options[name].default}
+
+
 def checked(family: Family | IndexedFamily, values: Mapping[str, Any], source: str) -> dict[str, Any]:
     """``values`` if the family has such options and takes such values.
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 import pytest
+from live_rows import entry, row
 
 from flashpatch.ledger import files
 from flashpatch.ledger.runs import Expected, Row, Run
@@ -31,17 +32,6 @@ FAULT = patch("fam.toy.fault", "fault", {"worker"})
 OPTIONAL = patch("fam.toy.optional", "optional", {"worker"})
 OTHER = patch("fam.rival.load", "update", {"worker"})
 PATCHES = {p.id: p for p in (LOAD, STEP, DOOR, FAULT, OPTIONAL, OTHER)}
-
-
-def entry(state: str, calls: int = 0, detail: str = "") -> Mapping:
-    return {"state": state, "detail": detail, "calls": calls, "target": "toy.core:f", "tested": True}
-
-
-def row(
-    *roles: str, pid: int = 10, ppid: int = 1, host: str = "far", start="7", error=None, patches=None, **notes
-) -> Row:
-    patches = patches or {}
-    return Row(host, pid, start, ppid, "python", roles, {}, {}, patches, notes, error, "now")
 
 
 def problems(

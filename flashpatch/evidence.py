@@ -1,0 +1,89 @@
+"""Say which patches must have been observed live in a process, from their records and from what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from flashpatch import conditions
+from flashpatch.conditions import Facts
+from flashpatch.record import WHEN_DUE, Patch
+
+EVERYTHING = frozenset({"install", "update", "step"})
+"""What happens in a process that loads a model, takes steps and gets new weights."""
+
+_HAPPENED: Mapping[str, str] = {
+    "install": "it acts in this role from the start",
+    "update": "there were updates",
+    "step": "there were steps",
+    "optional": "",
+}
+
+
+@dataclass(frozen=True)
+class Due:
+    """Hold what is due because of one patch.
+
+    Attributes:
+        patch: its record.
+        alternatives: ids of which one must have been called; the patch itself is the first.
+        reason: why, as the end of a sentence that begins with "though".
+        in_job: whether one process of the job is enough.
+    """
+
+    patch: Patch
+    alternatives: tuple[str, ...]
+    reason: str
+    in_job: bool = field(default=False)
+
+    def shown_by(self, called: Collection[str]) -> bool:
+        """Whether calls of these patches are the evidence."""
+        return any(id in called for id in self.alternatives)
+
+    def __str__(self) -> str:
+        return " or ".join(self.alternatives)
+
+
+def due(
+    records: Iterable[Patch],
+    roles: Collection[str],
+    options: Mapping[str, Mapping[str, Any]],
+    happened: Collection[str] = EVERYTHING,
+    facts: Facts = Facts(),
+) -> Iterator[Due]:
+    """Yield what must have been observed in a process. `Due.in_job` concerns the job, whatever the roles are.
+
+    Args:
+        records: the patches that the process carries.
+        roles: its roles; none means that what it is for is not known, so nothing of it is due.
+        options: family to its options, with their values.
+        happened: kinds of evidence that are due by now, of `EVERYTHING`.
+        facts: what conditions ask for; the options are filled in from ``options``.
+    """
+    for patch in records:
+        in_job = conditions.is_of_the_job(patch.when)
+        if not in_job and not (set(roles) & patch.scope if patch.scope else roles):
+            continue
+        if patch.evidence == "optional" and not patch.when or patch.evidence == "fault":
+            continue
+        if patch.evidence != "optional" and patch.evidence not in happened:
+            continue
+        if not conditions.hold(patch.when, replace(facts, options=options.get(patch.family, {}))):
+            continue
+        reasons = (_HAPPENED[patch.evidence], conditions.words(patch.when))
+        yield Due(patch, (patch.id, *patch.one_of), " and ".join(filter(None, reasons)), in_job)
+
+
+def may_be_due(patch: Patch) -> bool:
+    """Whether there is a job in which evidence of the patch is due."""
+    return patch.evidence != "fault" and (patch.evidence != "optional" or bool(patch.when))
+
+
+def explain(patch: Patch) -> str:
+    """Return when evidence of a patch is due, and what shows it; completes a sentence that begins with "due"."""
+
+    said = WHEN_DUE[patch.evidence] if patch.evidence != "optional" or not patch.when else ""
+    when = f"if {conditions.words(patch.when)}" if patch.when else ""
+    other = f"; {' or '.join(patch.one_of)} shows it too" if patch.one_of else ""
+    return ", ".join(filter(None, (said, when))) + other

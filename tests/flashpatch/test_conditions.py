@@ -1,0 +1,56 @@
+"""Conditions of evidence: what they ask for, and how they are refused."""
+
+import pytest
+
+from flashpatch import conditions
+from flashpatch.conditions import Facts
+
+FACTS = Facts(
+    options={"precision": "fp8", "flush": True, "kv": None, "arms": ["a", "b"]},
+    called={"f.toy.one"},
+    anywhere={"f.toy.one", "f.toy.two"},
+    child={"worker"},
+    uses={"toy"},
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "precision=fp8",
+        "precision=int8|fp8",
+        "precision!=int8",
+        "flush=true kv=none arms=b",
+        "called=f.toy.one",
+        "called!=f.toy.two",
+        "anywhere=f.toy.two|f.toy.three",
+        "child=worker uses=toy",
+    ],
+)
+def test_it_holds(text):
+    assert conditions.hold(text, FACTS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["precision=int8", "precision!=fp8", "called=f.toy.two", "child=engine-core", "flush=true uses=other"],
+)
+def test_it_does_not_hold(text):
+    assert not conditions.hold(text, FACTS)
+
+
+@pytest.mark.parametrize("text", ["precision", "precision=", "=fp8", "a==b", "precision=fp8|", "a = b"])
+def test_what_is_no_condition_is_refused(text):
+    with pytest.raises(ValueError, match="is not of the form KEY=VALUE"):
+        conditions.parse(text)
+
+
+def test_in_words():
+    assert (
+        conditions.words("precision=fp8|int8 called=f.toy.one")
+        == "precision is fp8 or int8 and f.toy.one was called"
+    )
+    assert conditions.words("anywhere!=f.toy.two") == "f.toy.two was not called in this job"
+    assert conditions.options("precision=fp8 called=f.toy.one kv!=none") == ("precision", "kv")
+    assert conditions.is_of_the_job("anywhere=f.toy.two") and not conditions.is_of_the_job("called=f.toy.two")

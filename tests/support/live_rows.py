@@ -1,0 +1,16 @@
+"""Make rows of a ledger by hand, for tests of what is judged from them."""
+
+from collections.abc import Mapping
+
+from flashpatch.ledger.runs import Row
+
+
+def entry(state: str, calls: int = 0, detail: str = "") -> Mapping:
+    return {"state": state, "detail": detail, "calls": calls, "target": "toy.core:f", "tested": True}
+
+
+def row(
+    *roles: str, pid: int = 10, ppid: int = 1, host: str = "far", start="7", error=None, patches=None, **notes
+) -> Row:
+    patches = patches or {}
+    return Row(host, pid, start, ppid, "python", roles, {}, {}, patches, notes, error, "now")

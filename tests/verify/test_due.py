@@ -1,0 +1,101 @@
+"""Evidence with alternatives and conditions, in hand-made runs."""
+
+import pytest
+from live_rows import entry, row
+
+from flashpatch.ledger.runs import Run
+from flashpatch.record import Family, Option, Patch
+from flashpatch.verify.live import judge
+
+
+def patch(name: str, evidence: str, scope: str, **more) -> Patch:
+    texts = dict.fromkeys(("why", "how", "remove_when"), "")
+    return Patch(
+        id=f"fam.toy.{name}",
+        targets=(f"toy.core:{name}",),
+        requires="toy",
+        wrapper=print,
+        evidence=evidence,
+        scope=frozenset({scope}),
+        **texts,
+        **more,
+    )
+
+
+PLAIN = patch("step", "step", "engine-core", one_of=("fam.toy.queue",))
+QUEUE = patch("queue", "step", "engine-core", one_of=("fam.toy.step",))
+INT8 = patch("int8", "optional", "worker", when="precision=int8")
+CLEAN = patch("clean", "update", "worker", when="called=fam.toy.begin")
+BEGIN = patch("begin", "optional", "worker")
+SENT = patch("sent", "optional", "trainer", when="anywhere=fam.toy.begin")
+SPAWN = patch("spawn", "optional", "driver", when="child=engine-core")
+PATCHES = {p.id: p for p in (PLAIN, QUEUE, INT8, CLEAN, BEGIN, SENT, SPAWN)}
+
+
+def problems(*rows) -> list[str]:
+    return list(judge(Run("r", list(rows)), PATCHES).problems)
+
+
+def idle(*of: Patch) -> dict:
+    return {p.id: entry("installed") for p in of}
+
+
+def test_of_alternatives_one_is_enough_and_none_is_named_once():
+    both = idle(PLAIN, QUEUE)
+    assert problems(row("engine-core", patches=both, steps=1)) == [
+        "engine-core far:10: fam.toy.queue or fam.toy.step was never called, though there were steps"
+    ]
+    for taken in (PLAIN, QUEUE):
+        assert problems(row("engine-core", patches={**both, taken.id: entry("live", 3)}, steps=1)) == []
+    waits = {PLAIN.id: entry("live", 3), QUEUE.id: entry("waiting")}
+    assert problems(row("engine-core", patches=waits, steps=1)) == []
+
+
+def on(row_, **options):
+    return type(row_)(**{**vars(row_), "on": {"fam": {"name": "fam", "options": options}}})
+
+
+def test_what_an_option_makes_due():
+    worker = row("worker", patches=idle(INT8))
+    assert problems(worker) == problems(on(worker, precision="fp8")) == []
+    assert problems(on(worker, precision="int8")) == [
+        "worker far:10: fam.toy.int8 was never called, though precision is int8"
+    ]
+    told = on(row("driver", pid=11, patches=idle(BEGIN)), precision="int8")
+    assert len(problems(worker, told)) == 1, "the worker got what the driver has"
+
+
+def test_what_another_call_in_the_process_makes_due():
+    begun = {BEGIN.id: entry("live", 1), CLEAN.id: entry("installed")}
+    assert problems(row("worker", patches=begun)) == [], "the update is under way"
+    assert problems(row("worker", patches=idle(BEGIN, CLEAN), updates=1)) == []
+    [problem] = problems(row("worker", patches=begun, updates=1))
+    assert problem.endswith(
+        "fam.toy.clean was never called, though there were updates and fam.toy.begin was called"
+    )
+
+
+def test_what_is_due_once_in_the_job():
+    begun = row("worker", patches={BEGIN.id: entry("live", 1)})
+    sides = [row("trainer", pid=pid, patches=idle(SENT)) for pid in (20, 21)]
+    assert problems(*sides) == []
+    assert problems(begun, *sides) == [
+        "fam.toy.sent was called in no process, though fam.toy.begin was called in this job"
+    ]
+    assert problems(begun, sides[0], row("trainer", pid=21, patches={SENT.id: entry("live", 1)})) == []
+
+
+def test_what_a_child_makes_due():
+    driver = row("driver", patches=idle(SPAWN))
+    assert problems(driver, row("engine-core", pid=11, ppid=9, patches=idle(BEGIN))) == []
+    assert len(problems(driver, row("engine-core", pid=11, ppid=10, patches=idle(BEGIN)))) == 1
+
+
+def test_records_are_checked():
+    with pytest.raises(ValueError, match="is not of the form"):
+        patch("x", "optional", "worker", when="precision")
+    with pytest.raises(ValueError, match="faults alone"):
+        patch("x", "fault", "worker", when="precision=int8")
+    with pytest.raises(ValueError, match="fam has no option precision"):
+        Family("fam", "", (INT8,))
+    assert Family("fam", "", (INT8,), options={"precision": Option("fp8", "", choices=("fp8", "int8"))})

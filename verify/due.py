@@ -1,0 +1,152 @@
+"""Find which evidence is due in each process of a run, and what of it was not observed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flashpatch import evidence, registry
+from flashpatch.conditions import Facts
+from flashpatch.evidence import Due
+from flashpatch.ledger.runs import Row
+from flashpatch.record import Patch
+
+_ARRIVED = frozenset({"installed", "live", "displaced", "failed", "superseded"})
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Hold what happened in one process of a run and what it was told, as `evidence.due` takes them."""
+
+    happened: frozenset[str]
+    facts: Facts
+    options: Mapping[str, Mapping[str, Any]]
+
+
+def situations(rows: Sequence[Row], patches: Mapping[str, Patch]) -> list[Situation]:
+    """Return the situation of each process.
+
+    Updates concern the whole job. Steps concern a process, its parent and its children, of which one noted
+    some or had a patch called that is called on steps; another replica of the job may be idle.
+    """
+    common = {"install"}
+    if any(row.notes.get("updates") for row in rows):
+        common.add("update")
+    stepped = [row for row in rows if _stepped(row, patches)]
+    theirs = {(row.host, row.pid) for row in stepped}
+    parents = {(row.host, row.ppid) for row in stepped}
+    anywhere = frozenset(id for row in rows for id in called(row))
+    children: dict[tuple[str, int], set[str]] = {}
+    for row in rows:
+        children.setdefault((row.host, row.ppid), set()).update(row.roles)
+    defaults, shared = _defaults(rows), _shared(rows)
+    found = []
+    for row in rows:
+        here = (row.host, row.pid)
+        near = here in theirs or here in parents or (row.host, row.ppid) in theirs
+        mine = called(row)
+        facts = Facts(
+            called=mine,
+            anywhere=anywhere,
+            child=children.get(here, set()),
+            uses={id.split(".")[1] for id in mine},
+        )
+        options = {
+            family: {**values, **(row.on.get(family) or shared.get(family) or {}).get("options", {})}
+            for family, values in defaults.items()
+        }
+        found.append(Situation(frozenset(common | {"step"} if near else common), facts, options))
+    return found
+
+
+def called(row: Row) -> frozenset[str]:
+    """Return the ids of the patches that were called in a process."""
+    return frozenset(id for id, patch in row.patches.items() if patch["calls"])
+
+
+def not_seen(
+    row: Row,
+    carried: Mapping[str, Mapping[str, Any]],
+    roles: set[str],
+    at: Situation,
+    patches: Mapping[str, Patch],
+) -> Iterator[str]:
+    """Yield a sentence per thing that is due in a process and was not observed there.
+
+    Args:
+        row: the process.
+        carried: those of its patches that are asked about.
+        roles: its roles.
+        at: its situation.
+        patches: known patches by id.
+    """
+    known = [patches[id] for id in sorted(carried) if id in patches]
+    told: set[frozenset[str]] = set()
+    for one in evidence.due(known, roles, at.options, at.happened, at.facts):
+        group = frozenset(one.alternatives)
+        if one.in_job or group in told or one.shown_by(at.facts.called):
+            continue
+        problem = _problem(one, row, carried)
+        if problem:
+            told.add(group)
+            yield problem
+
+
+def not_seen_anywhere(
+    rows: Sequence[Row], found: Sequence[Situation], families: set[str], patches: Mapping[str, Patch]
+) -> Iterator[str]:
+    """Yield a sentence per thing that is due once in the job and was observed in no process."""
+    anywhere: set[str] = set().union(*(at.facts.anywhere for at in found[:1]))
+    missed: dict[str, Due] = {}
+    for row, at in zip(rows, found, strict=True):
+        known = [patches[id] for id in row.patches if id in patches and patches[id].family in families]
+        for one in evidence.due(known, row.roles, at.options, at.happened, at.facts):
+            if (
+                one.in_job
+                and not one.shown_by(anywhere)
+                and row.patches[one.patch.id]["state"] == "installed"
+            ):
+                missed.setdefault(one.patch.id, one)
+    for _, one in sorted(missed.items()):
+        yield f"{one} was called in no process, though {one.reason}"
+
+
+def _problem(one: Due, row: Row, carried: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return what is missing; empty if the state says enough, or another framework is at work in the process."""
+    written = carried[one.patch.id]
+    word, others = written["state"], [carried[id]["state"] for id in one.patch.one_of if id in carried]
+    if word == "waiting" and not _ARRIVED & set(others) and _in_use(one.patch.framework, row):
+        return f"{one.patch.id} is still waiting for {written['target'] or one.patch.targets[0]}, though {one.reason}"
+    if word == "installed" and one.patch.evidence != "install":
+        return f"{one} was never called, though {one.reason}"
+    return ""
+
+
+def _stepped(row: Row, patches: Mapping[str, Patch]) -> bool:
+    found = (patches[id] for id in called(row) if id in patches)
+    return bool(row.notes.get("steps")) or any(
+        patch.evidence == "step" and patch.scope != {"driver"} for patch in found
+    )
+
+
+def _in_use(framework: str, row: Row) -> bool:
+    """Whether the process works with the framework. If another one's patches have arrived and none of
+    this one's has, it does not; if none has at all, its role says that it works with some."""
+    arrived = {id.split(".")[1] for id, patch in row.patches.items() if patch["state"] in _ARRIVED}
+    return framework in arrived or not arrived
+
+
+def _defaults(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """Return the default options of the families that the rows have."""
+    families = {id.partition(".")[0] for row in rows for id in row.patches}
+    known = registry.families()
+    return {
+        name: {option: one.default for option, one in known[name].options.items()} if name in known else {}
+        for name in families
+    }
+
+
+def _shared(rows: Sequence[Row]) -> dict[str, Mapping[str, Any]]:
+    """Return what some process says of each family: one that wrote nothing got the same."""
+    return {family: choice for row in rows for family, choice in row.on.items()}
