@@ -8,7 +8,7 @@ less.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from flashpatch import engine, ledger
@@ -36,13 +36,14 @@ class DrafterRefit(DrafterVersions):
 
     def __init__(self, manager: Any, options: Any) -> None:
         worker = manager.draft_worker
-        check = AcceptanceCheck(worker.speculative_num_steps, options["rollback_steps"], options["rollback"])
+        check = AcceptanceCheck(worker.speculative_num_steps, options["rollback"], options["rollback_steps"])
         self.own = _draft_path(worker)
         super().__init__(Weights(0, self.own), check)
         self.incoming: Weights | None = None
         self._worker = weakref.ref(worker)
         self._may_roll_back = options["rollback"] < 1
-        self._backup: dict[str, torch.Tensor] | None = None
+        self._backup: dict[str, torch.Tensor] | None = None  # of `good`, while an update is judged
+        self._newest: dict[str, torch.Tensor] = {}  # of `current`, while `good` is tried
         self._before_session: dict[str, torch.Tensor] = {}
 
     def weights(self) -> dict[str, torch.Tensor]:
@@ -58,15 +59,6 @@ class DrafterRefit(DrafterVersions):
         own = self.weights().keys()
         names = (name for name, _ in worker._draft_worker.draft_runner.model.named_parameters())
         return {name.split(".")[-2] for name in names if name not in own}
-
-    def state(self) -> dict[str, Any]:
-        """Return the weights in use, and tokens per step over the last ``rollback_steps`` speculative
-        steps."""
-        return {
-            "drafter": self.version,
-            "drafter_path": self.current.path,
-            "acceptance": self.check.acceptance_length,
-        }
 
     def session_started(self) -> None:
         """Copy the weights before a session changes them."""
@@ -99,23 +91,27 @@ class DrafterRefit(DrafterVersions):
             tried = sum(min(count + 1, steps) for count in accepted)
             self.observe(DraftCounts(tried, sum(accepted)))
 
-    def roll_back(self) -> None:
-        """Copy the weights before the rejected updates back."""
+    def load(self, weights: Weights, then: Callable[[], None]) -> None:
+        """Copy weights back into the drafter: the good ones, with those in use kept, or the newest ones."""
         import torch
 
-        weights = self.weights()
-        device = next(iter(weights.values())).device
+        drafter = self.weights()
+        device = next(iter(drafter.values())).device
         if device.type != "cpu":
             torch.get_device_module(device).synchronize(device)  # a batch may be reading them
+        if weights is self.good:
+            self._newest = {name: p.detach().clone() for name, p in drafter.items()}
+            source = self._backup
+        else:
+            source = self._newest
         with torch.no_grad():
-            for name, kept in self._backup.items():
-                weights[name].copy_(kept)
-        self.forget_backup()
-        self.record_rollback()
+            for name, kept in source.items():
+                drafter[name].copy_(kept)
+        then()
 
     def forget_backup(self) -> None:
-        """Free the copy of the weights before the last update."""
-        self._backup = None
+        """Free the copies of good and newest weights."""
+        self._backup, self._newest = None, {}
 
     def refresh_bandit(self) -> None:
         """Make the worker's bandit trust less what it learned with other weights."""
@@ -198,7 +194,7 @@ def _updated(manager: Any, selector: str, success: bool) -> None:
         refit.session_ended()
     if success and selector in ("target", "all"):
         if refit is not None:
-            refit.refresh_bandit()
+            refit.policy_updated()
         _policy_version += 1
         recorder = capture.current_recorder()
         if recorder is not None:

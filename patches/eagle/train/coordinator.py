@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -83,7 +83,7 @@ class Coordinator:
         self._errors: deque[str] = deque(maxlen=20)
         self._since = self._last_event = self._slice_ends = 0.0
         self._next_slice: dict[str, Any] | None = None  # asked for while the worker was starting
-        self._target: dict[str, Any] | None = None  # the last command of `target`
+        self._standing: dict[str, dict[str, Any]] = {}  # the last command of `target`, and of `keep`
         self._lock = threading.RLock()
 
     @property
@@ -174,9 +174,17 @@ class Coordinator:
     def target(self, folder: str | os.PathLike[str]) -> bool:
         """Send the folder of the policy's present embedding and head; return False when the worker cannot be
         reached. One that starts, or is started again, gets the newest when it is ready: older ones may be gone."""
+        return self._send_standing({"command": "target", "folder": os.fspath(folder)})
+
+    def keep(self, folders: Iterable[str | os.PathLike[str]]) -> bool:
+        """Name the drafters that engines may return to, which stay on disk; return False when the worker cannot be reached."""
+        return self._send_standing({"command": "keep", "folders": sorted(map(os.fspath, folders))})
+
+    def _send_standing(self, command: dict[str, Any]) -> bool:
+        """Send what a worker that starts, or is started again, needs too."""
         with self._lock:
-            self._target = {"command": "target", "folder": os.fspath(folder)}
-            return self.state == "starting" or self._send(self._target)
+            self._standing[command["command"]] = command
+            return self.state == "starting" or self._send(command)
 
     def poll(self) -> list[dict[str, Any]]:
         """Handle and return the worker's events since the last call. Never blocks, never raises."""
@@ -269,8 +277,9 @@ class Coordinator:
             self._restarts_left = self._restarts
         if name == "ready" or self.ends_slice(event):
             self._enter("idle")
-            if name == "ready" and self._target:
-                self._send(self._target)
+            if name == "ready":
+                for command in self._standing.values():
+                    self._send(command)
             if self._next_slice:
                 command, self._next_slice = self._next_slice, None
                 self._begin(command)

@@ -48,6 +48,8 @@ class SliceWorker(Worker):
             self.checkpoints.settle()
         elif command["command"] == "target":
             self._target = command["folder"]
+        elif command["command"] == "keep":
+            self._good = set(command["folders"])
 
     def _train_slice(self, seconds: float, steps: int | None) -> None:
         trainer: Trainer | None = self._open_trainer(self.device, self._mesh)

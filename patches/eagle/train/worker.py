@@ -2,7 +2,8 @@
 
 Commands: ``{"command": "train", "seconds": s, "steps": n}`` (``steps`` may be missing; a `slice_worker` also takes
 ``group``), ``{"command": "stop"}``, ``{"command": "load", "folder": f}`` (continue from these weights, as after a
-rollback), ``{"command": "target", "folder": f}`` (the policy's new embedding and head), ``{"command": "exit"}``.
+rollback), ``{"command": "target", "folder": f}`` (the policy's new embedding and head), ``{"command": "keep", "folders":
+[f, ...]}`` (drafters that engines may return to, and no others), ``{"command": "exit"}``.
 
 Events: ``ready``, ``training`` (once a second, with the last step's figures), ``released`` (nothing is on the device
 any more; of a `slice_worker`), ``drafter`` (new weights are in ``folder``), ``idle`` (after each command, which it
@@ -39,7 +40,7 @@ from flashpatch.patches.eagle.train.trainer import Recipe, Trainer
 
 REPORT_SECONDS = 1.0  # between two events while training
 POLL_SECONDS = 0.05  # between two looks for samples
-KEEP = 3  # drafters that stay on disk: the engine's, the one before, and the newest
+KEEP = 3  # newest drafters that stay on disk, beside those that engines may return to
 
 
 class Worker:
@@ -76,6 +77,7 @@ class Worker:
             settings.samples, settings.bytes, settings.keep, settings.versions, settings.seed
         )
         self._unsuitable = 0
+        self._good: set[str] = set()  # folders of drafters that stay on disk
         for sample in self.kept.read():
             self._add(sample)
         self.count, self.skipped, self.resumed = 0, 0, False
@@ -137,6 +139,8 @@ class Worker:
         elif command["command"] == "target":
             self._target = command["folder"]
             self.trainer.target_embeddings = self._load_target(self.device)
+        elif command["command"] == "keep":
+            self._good = set(command["folders"])
 
     def _load(self, trainer: Trainer, folder: str) -> None:
         """Continue from the weights in a folder."""
@@ -225,6 +229,8 @@ class Worker:
         ledger.note(eagle_training={"drafter": str(path), **self._figures()})
         old = sorted(folder.glob("drafter-*"), key=lambda one: int(one.name.partition("-")[2]))
         for one in old[:-KEEP]:
+            if str(one) in self._good:
+                continue
             shutil.rmtree(one, ignore_errors=True)
 
     def _figures(self) -> dict[str, Any]:

@@ -92,6 +92,8 @@ class Job:
             return
         self.coordinator.wait_idle(self.timeout)
         self._propagate_rollback(call, counts)
+        good = {one["drafter_good"] for one in counts if one.get("drafter_good")}
+        self.coordinator.keep(good | ({str(self._sent)} if self._sent else set()))
         drafter = self.coordinator.drafter
         if drafter is not None and drafter != self._sent:
             self._send_drafter(call, drafter)

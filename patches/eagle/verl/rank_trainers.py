@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -181,6 +181,11 @@ class RankTrainers:
     def target(self, folder: str | Path) -> bool:
         """Send the folder of the policy's present embedding and head to all ranks."""
         reports = self._ask(self._all(), "target", [(str(folder),)] * self.ranks)
+        return all(one["done"] for one in reports.values())
+
+    def keep(self, folders: Iterable[str]) -> bool:
+        """Name the drafters that engines may return to, which stay on disk, to all ranks."""
+        reports = self._ask(self._all(), "keep", [(list(folders),)] * self.ranks)
         return all(one["done"] for one in reports.values())
 
     def close(self) -> None:

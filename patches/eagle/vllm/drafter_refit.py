@@ -10,6 +10,7 @@ the new ones turn out worse.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,39 +32,31 @@ class DrafterRefit(DrafterVersions):
         super().__init__(Weights(0, str(own)), controller.check)
         self._core = weakref.ref(core)
         self.controller = controller
-        self._rolling_back = False
+        self._loading = False
         controller.on_drafts = self.observe
+        controller.given_up = self.load_failed
 
     def workers_updated(self, path: str, version: int) -> None:
-        """Record that all workers have the weights at ``path`` now, unless a rollback loaded them."""
-        if not self._rolling_back:
+        """Record that all workers have the weights at ``path`` now, unless `load` had them loaded."""
+        if not self._loading:
             self.controller.pending = None
             self.record_update(Weights(version, path))
 
-    def state(self) -> dict[str, Any]:
-        """Return the weights in use, and tokens per step over the last ``rollback_steps`` speculative
-        steps."""
-        return {
-            "drafter": self.version,
-            "drafter_path": self.current.path,
-            "acceptance": self.check.acceptance_length,
-        }
+    def load(self, weights: Weights, then: Callable[[], None]) -> None:
+        """Have weights loaded before the next step."""
+        self.controller.pending = lambda: self._load_now(weights, then)
 
-    def roll_back(self) -> None:
-        """Have the last good weights loaded before the next step."""
-        self.controller.pending = self.load_good
-
-    def load_good(self) -> None:
-        """Load the last good weights again; raises what the workers raise."""
+    def _load_now(self, weights: Weights, then: Callable[[], None]) -> None:
+        """Load weights; raises what the workers raise."""
         core = self._core()
         if core is None:
             return
-        self._rolling_back = True
+        self._loading = True
         try:
-            core.collective_rpc(UPDATE, None, (self.good.path, self.good.version))
+            core.collective_rpc(UPDATE, None, (weights.path, weights.version))
         finally:
-            self._rolling_back = False
-        self.record_rollback()
+            self._loading = False
+        then()
 
     def refresh_bandit(self) -> None:
         """Make the scheduler's bandit trust less what it learned with other weights."""
@@ -113,10 +106,10 @@ def _all_ranks(original: Any, core: Any, method: str, timeout: Any, args: tuple,
 
 
 def policy_updated(core: Any) -> None:
-    """Refresh the bandit: the target may have new weights, to which the drafter does not fit."""
-    controller = spec_controller.controller_of(core.scheduler)
-    if controller is not None:
-        controller.policy.refresh()
+    """Note that the target may have new weights, to which the drafter does not fit."""
+    refit = refit_of(core)
+    if refit is not None:
+        refit.policy_updated()
 
 
 def _arguments(path: Any, version: int) -> tuple[str, int]:

@@ -77,6 +77,7 @@ class SpecController(Controller):
             engine refuses it earlier.
         check: follows acceptance from the first step on, or None.
         on_drafts: called with the `DraftCounts` of every step that verified drafts.
+        given_up: called when the pending call failed for the last time.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class SpecController(Controller):
         self.pending: Callable[[], None] | None = None
         self.check: AcceptanceCheck | None = None
         self.on_drafts: Callable[[DraftCounts], Any] | None = None
+        self.given_up: Callable[[], None] | None = None
         self._refused: Callable[[], None] | None = None
         self._arms = [Arm.DISABLE, *(Arm(k, 1, k + 1) for k in range(1, max_drafts + 1))]
         self._finished = 0.0  # when the step before was finished
@@ -126,14 +128,16 @@ class SpecController(Controller):
         """Make the pending call a last time: no request runs any more."""
         if self.pending is not None:
             self._call_pending("given up")
-            self.pending = self._refused = None
+            failed, self.pending, self._refused = self.pending is not None, None, None
+            if failed and self.given_up is not None:
+                self.given_up()
 
     def _call_pending(self, otherwise: str) -> None:
         self._refused = self.pending
         try:
             self.pending()
         except Exception as error:  # of any worker; the engine goes on with the drafter it has
-            logger.warning("the drafter's last good weights cannot be loaded, %s: %s", otherwise, error)
+            logger.warning("other drafter weights cannot be loaded, %s: %s", otherwise, error)
             ledger.note(eagle_rollback=f"{otherwise}: {error}")
         else:
             self.pending = self._refused = None
@@ -273,7 +277,7 @@ def on_scheduler(original, self, *args: Any, **kwargs: Any):
         return
     state = Path(user_directories.expand(options["state"])) if options["state"] else None
     controller = SpecController(policy, self.num_spec_tokens, state)
-    controller.check = AcceptanceCheck(self.num_spec_tokens, options["rollback_steps"], options["rollback"])
+    controller.check = AcceptanceCheck(self.num_spec_tokens, options["rollback"], options["rollback_steps"])
     controller.on_drafts = controller.check.add
     _controllers[self] = controller
     self.dynamic_sd_lookup = BanditLookup(controller)

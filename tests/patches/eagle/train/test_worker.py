@@ -141,6 +141,18 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(target, tmp_path):
     assert all(torch.isfinite(weight).all() for weight in second.trainer.weights().values())
 
 
+def test_a_drafter_that_engines_may_return_to_outlives_newer_ones(target, tmp_path):
+    settings = WorkerSettings(str(target), str(tmp_path / "ring"), str(tmp_path / "out"))
+    events: list[dict] = []
+    worker = Worker(settings, events.append, queue.Queue())
+    for worker.count in range(1, 8):
+        worker._write(worker.trainer.weights(), worker.trainer.target_embeddings, {})
+        if worker.count == 2:
+            worker._execute({"command": "keep", "folders": [events[-1]["folder"]]})
+    left = sorted(path.name for path in (tmp_path / "out").glob("drafter-*"))
+    assert left == ["drafter-2", "drafter-5", "drafter-6", "drafter-7"]
+
+
 def test_samples_of_another_model_are_passed_over(target, tmp_path):
     other = make_target(hidden_size=64)
     fill(tmp_path / "ring", capture(other, 3))

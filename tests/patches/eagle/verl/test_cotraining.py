@@ -40,6 +40,9 @@ class Trainer:
     def load(self, folder):
         self.commands.append(("load", str(folder)))
 
+    def keep(self, folders):
+        self.kept = set(folders)
+
     def target(self, folder):
         self.commands.append(("target", Path(folder).name))
 
@@ -102,6 +105,16 @@ def test_a_rollback_of_one_replica_rolls_all_back(one):
     one.policy_updated(replicas, 3)
     assert ("load", first) in one.coordinator.commands
     assert replicas.made(UPDATE)[-1] == (first, 3)
+
+
+def test_drafters_that_replicas_may_return_to_stay_on_disk(one):
+    replicas = Replicas()
+    replicas.states = [{**replicas.states[0], "drafter_good": good} for good in ("/first", "/second")]
+    one.policy_updated(replicas, 0)
+    step(one, replicas, 1)
+    sent = replicas.made(UPDATE)[-1][0]
+    step(one, replicas, 2)
+    assert one.coordinator.kept == {"/first", "/second", sent}
 
 
 @pytest.mark.parametrize("method", [UPDATE, SAVE_EMBEDDINGS, FLUSH])

@@ -10,7 +10,6 @@ import pytest
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle import FAMILY
 from flashpatch.patches.eagle.bandit.arm import Arm
-from flashpatch.patches.eagle.drafter_refit.acceptance_check import AcceptanceCheck, DraftCounts
 from flashpatch.patches.eagle.vllm.spec_controller import (
     HOLD,
     BanditLookup,
@@ -200,36 +199,18 @@ def test_what_is_refused_in_flight_is_retried_when_idle():
     assert len(calls) == 2 and controller.pending is None
 
 
-def test_an_update_is_judged_by_the_steps_around_it():
-    check = AcceptanceCheck(max_drafts=3, steps=10, tolerance=0.2)
-    for _ in range(30):
-        assert check.add(DraftCounts(tried=3, accepted=3)) is None
-    assert check.start() == 4.0
-    verdicts = [check.add(DraftCounts(tried=1, accepted=0)) for _ in range(10)]
-    assert verdicts[:-1] == [None] * 9 and verdicts[-1] == (4.0, 1.0, False)
-    check.cancel()
-    for _ in range(10):
-        check.add(DraftCounts(tried=2, accepted=1))
-    check.start()
-    verdict = [check.add(DraftCounts(tried=2, accepted=1)) for _ in range(10)][-1]
-    assert verdict == (1.875, 1.875, True)
+def test_what_fails_when_idle_too_is_given_up():
+    controller, given_up = SpecController(Fixed(1), 4, clock=Clock()), []
+    controller.given_up = lambda: given_up.append(controller.pending)
 
+    def refused():
+        raise RuntimeError("no")
 
-def test_updates_in_a_row_are_judged_by_the_best_before():
-    check = AcceptanceCheck(max_drafts=3, steps=4, tolerance=0.2)
-    for _ in range(4):
-        check.add(DraftCounts(3, 3))
-    check.start()
-    check.add(DraftCounts(1, 0))
-    check.start()
-    assert [check.add(DraftCounts(2, 1)) for _ in range(4)][-1][::2] == (4.0, False)
-
-
-def test_the_first_update_ever_is_kept():
-    check = AcceptanceCheck(max_drafts=3, steps=2, tolerance=0.2)
-    check.start()
-    check.add(DraftCounts(1, 0))
-    assert check.add(DraftCounts(1, 0)) == (0.0, 1.0, True)
+    controller.pending = refused
+    step(controller, 1, 1.0)
+    assert not given_up
+    controller.requests_finished()
+    assert given_up == [None] and controller.pending is None
 
 
 @pytest.mark.vllm(least="0.31")
