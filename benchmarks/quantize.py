@@ -9,8 +9,7 @@ engine in bf16. Memory is the highest resident size during an update above that 
 Without, only the arithmetic is timed. The peer, in the same rounds, is a plain bf16 copy of the same weights: what
 an update costs at the least. A ratio of 3 says that rounding a model takes three times as long as copying it. Memory
 is the highest resident size while one stream is consumed tensor by tensor, above that of the copy; in the largest
-weight's float32 copies, since the stream holds one tensor at a time. Where flash_rl is installed and a GPU is present,
-its own function is timed too.
+weight's float32 copies, since the stream holds one tensor at a time.
 """
 
 from __future__ import annotations
@@ -60,9 +59,6 @@ def main() -> None:
                 weights.items(), f, g, chosen=lambda name, tensor: tensor.dim() == 2
             )
     ways["int8, smoothed"] = lambda: quantize.stream(weights.items(), "int8", profile=profile)
-    peer, why = _flashrl(weights, profile)
-    if peer is not None:
-        ways["int8, flash_rl's own"] = peer
     times: dict[str, list[float]] = {name: [] for name in ways}
     memory = {name: _memory(way, device) for name, way in ways.items()}
     for _ in range(args.rounds):
@@ -80,8 +76,6 @@ def main() -> None:
     for name in ways:
         extra = max(memory[name] - memory["bf16 copy"], 0) / largest
         print(f"{name:24}  {median(times[name]) / base:11.2f}  {extra:12.2f}")
-    if peer is None:
-        print(f"flash_rl's own quantizer was not run: {why}")
 
 
 def _engines(name: str, rounds: int, threads: int) -> None:
@@ -135,23 +129,7 @@ def _profile(weights: Weights, layers: int) -> Profile:
             smooth[f"l{layer}.{producer}"] = torch.rand(width) + 0.5
     shapes = {name: tuple(w.shape) for name, w in weights.items()}
     rounded = frozenset(name for name, w in weights.items() if w.dim() == 2)
-    return Profile("int8", "channel", "pair", "", shapes, tuple(exchanges), smooth, rounded)
-
-
-def _flashrl(weights: Weights, profile: Profile) -> tuple[Callable[[], Iterator] | None, str]:
-    try:
-        from flash_rl.flash_quantization import flash_quantize
-    except ImportError as error:
-        return None, f"{type(error).__name__}: {error}"
-    if not torch.cuda.is_available():
-        return None, "it asks for the current CUDA device"
-    theirs = {}
-    for name in profile.quantized:
-        inward, outward, _ = profile.scales(name)
-        scale = quantize.quantized(profile.smoothed(name, weights[name]), "int8")[1].cpu()
-        out = 1 / scale if outward is None else 1 / (scale * outward[:, None])
-        theirs[name] = {"input_scale": inward.view(1, -1), "output_scale": out, "type": torch.int8}
-    return lambda: flash_quantize(weights.items(), theirs), ""
+    return Profile("int8", "channel", "", shapes, tuple(exchanges), smooth, rounded)
 
 
 def _consume(stream: Iterator) -> None:

@@ -262,7 +262,6 @@ FAMILIES = {
         },
         "commands": {
             "profile": "flashpatch.patches.fp8.calibration.command",
-            "advise": "flashpatch.patches.fp8.advise.command",
         },
     },
     "fsdp": {

@@ -153,7 +153,6 @@ FAMILY = Family(
     too_late=_too_late,
     commands={
         "profile": "flashpatch.patches.fp8.calibration.command",
-        "advise": "flashpatch.patches.fp8.advise.command",
     },
     refuses=(
         "vllm.engine.arg_utils:EngineArgs.create_engine_config",

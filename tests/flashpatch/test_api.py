@@ -167,7 +167,7 @@ def test_a_broken_family_takes_no_other_along(toys):
         from toykit import *
         TWICE = Family("toy", "", ())
         BUILT_IN = Family("mine", "", (), names={"int8": {}})
-        COMMAND = Family("mine", "", (), commands={"advise": "mine"})
+        COMMAND = Family("mine", "", (), commands={"profile": "mine"})
         NAMES = Family("names", "", (), names={"other": {}})
         ROOT = Family("root", "", (patch("root.fakefw.x", "fakefw:x"),))
         BARE = Family("bare", "", (patch("bare.fakefw.x"),))
@@ -184,7 +184,7 @@ def test_a_broken_family_takes_no_other_along(toys):
         found = " | ".join(registry.problems().values())
         for part in ("broken", "is no Family", "'toy' is taken", "'other' is taken", "a package root",
                      "'bare.fakefw.x' has no target", "'int8' is taken by family 'fp8'",
-                     "'advise' is taken by 'fp8'"):
+                     "'profile' is taken by 'fp8'"):
             assert part in found, found
         try:
             flashpatch.enable("nothing")

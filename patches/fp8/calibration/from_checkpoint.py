@@ -49,7 +49,7 @@ class _Findings:
 
     def so_far(self) -> Profile:
         """Return a profile that smooths with what is known, and rounds nothing."""
-        return Profile("int8", "channel", "pair", "", {}, tuple(self.exchanges), self.smooth, frozenset())
+        return Profile("int8", "channel", "", {}, tuple(self.exchanges), self.smooth, frozenset())
 
 
 def compare(model: Checkpoint, other: Checkpoint) -> tuple[Profile, list[Row]]:
@@ -87,7 +87,7 @@ def compare(model: Checkpoint, other: Checkpoint) -> tuple[Profile, list[Row]]:
             for name in sorted(inside[prefix]):
                 _check(model, other, name, prefix[:-1], part, found)
             step()
-        nothing = Profile("int8", "channel", "pair", "", {}, (), {}, frozenset())
+        nothing = Profile("int8", "channel", "", {}, (), {}, frozenset())
         for name in outside:
             _check(model, other, name, name.rpartition(".")[0], nothing, found)
             step()
@@ -98,7 +98,6 @@ def compare(model: Checkpoint, other: Checkpoint) -> tuple[Profile, list[Row]]:
     profile = Profile(
         found.form,
         found.granularity,
-        "pair",
         model.fingerprint(),
         found.shapes,
         tuple(found.exchanges),

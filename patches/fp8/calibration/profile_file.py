@@ -21,10 +21,9 @@ FORMAT = "flashpatch.profile"
 VERSION = "1"
 FORMS = ("int8", "fp8")
 GRANULARITIES = ("channel", "tensor")
-SOURCES = ("pair", "prompts", "flashrl")
 
 _KEYS = frozenset(
-    {"format", "version", "form", "granularity", "source", "fingerprint", "shapes", "exchanges", "quantized"}
+    {"format", "version", "form", "granularity", "fingerprint", "shapes", "exchanges", "quantized"}
 )
 
 
@@ -39,7 +38,6 @@ class Profile:
     Attributes:
         form: ``int8`` or ``fp8`` (e4m3).
         granularity: one weight scale per output ``channel``, or per ``tensor``.
-        source: ``pair`` (of a model and its quantized form), ``prompts``, or ``flashrl``.
         fingerprint: of the model's tensor names and shapes, see `Checkpoint.fingerprint`; empty if unknown.
         shapes: name to shape of every tensor that the profile touches.
         exchanges: what exchanges scales with what.
@@ -52,7 +50,6 @@ class Profile:
 
     form: str
     granularity: str
-    source: str
     fingerprint: str
     shapes: Mapping[str, tuple[int, ...]]
     exchanges: tuple[Exchange, ...]
@@ -145,7 +142,6 @@ def save(profile: Profile, path: Path, overwrite: bool = False) -> None:
         "version": VERSION,
         "form": profile.form,
         "granularity": profile.granularity,
-        "source": profile.source,
         "fingerprint": profile.fingerprint,
         "shapes": json.dumps({name: list(shape) for name, shape in profile.shapes.items()}),
         "exchanges": json.dumps([[e.producer, e.offset, list(e.consumers)] for e in profile.exchanges]),
@@ -179,7 +175,7 @@ def load(path: Path) -> Profile:
         )
     if set(said) != _KEYS or not all(isinstance(value, str) for value in said.values()):
         raise refuse(path, f"has not the metadata of a profile: {', '.join(sorted(set(said) ^ _KEYS)[:4])}")
-    for key, allowed in (("form", FORMS), ("granularity", GRANULARITIES), ("source", SOURCES)):
+    for key, allowed in (("form", FORMS), ("granularity", GRANULARITIES)):
         if said[key] not in allowed:
             raise refuse(path, f"has {key} {said[key][:20]!r}, not one of {', '.join(allowed)}")
     shapes = _shapes(said["shapes"], path)
@@ -190,7 +186,6 @@ def load(path: Path) -> Profile:
     profile = Profile(
         said["form"],
         said["granularity"],
-        said["source"],
         said["fingerprint"],
         shapes,
         exchanges,

@@ -18,24 +18,23 @@ class Row:
         layer: name of the block it belongs to.
         tensor: its name.
         error: relative error, Frobenius norm of the difference over that of the reference.
-        allowed: the largest error that rounding explains (comparing a pair), or the error without smoothing.
-        equal: share of the 8-bit values that come out the same; None where there is nothing to compare.
+        allowed: the largest error that rounding explains.
+        equal: share of the 8-bit values that come out the same.
     """
 
     layer: str
     tensor: str
     error: float
     allowed: float
-    equal: float | None = None
+    equal: float
 
 
-def table(rows: Sequence[Row], title: str, columns: tuple[str, str]) -> Table:
-    """Return one line per layer; ``columns`` are what `Row.error` and `Row.allowed` are called."""
+def table(rows: Sequence[Row]) -> Table:
+    """Return one line per layer."""
     lines = []
     for layer in dict.fromkeys(row.layer for row in rows):
         held = [row for row in rows if row.layer == layer]
         worst = max(held, key=lambda row: row.error)
-        equal = [row.equal for row in held if row.equal is not None]
         lines.append(
             (
                 layer,
@@ -43,20 +42,12 @@ def table(rows: Sequence[Row], title: str, columns: tuple[str, str]) -> Table:
                 f"{sum(row.error for row in held) / len(held):.4f}",
                 f"{worst.error:.4f}",
                 f"{worst.allowed:.4f}",
-                f"{100 * sum(equal) / len(equal):.1f}%" if equal else "-",
+                f"{100 * sum(row.equal for row in held) / len(held):.1f}%",
                 worst.tensor.removeprefix(f"{layer}."),
             )
         )
-    heads = (
-        "layer",
-        "tensors",
-        f"mean {columns[0]}",
-        f"largest {columns[0]}",
-        columns[1],
-        "values equal",
-        "tensor",
-    )
-    return Table(title, heads, lines, empty="no tensor is quantized")
+    heads = ("layer", "tensors", "mean error", "largest error", "allowed", "values equal", "tensor")
+    return Table("Reconstruction of the quantized weights", heads, lines, empty="no tensor is quantized")
 
 
 def as_data(rows: Sequence[Row]) -> list[dict[str, Any]]:

@@ -109,11 +109,7 @@ def safetensors_header(path: Path, limit: int) -> dict[str, Any]:
         length = int.from_bytes(start[:8], "little")
         if len(start) < 9 or length < 2 or length > min(HEADER_LIMIT, total - 8):
             if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":
-                raise refuse(
-                    path,
-                    "is a pickle, not safetensors; it was not opened",
-                    "FlashRL's profile: --flashrl FILE",
-                )
+                raise refuse(path, "is a pickle, not safetensors; it was not opened")
             raise refuse(path, "is not a safetensors file (its header cannot be that long)")
         file.seek(8)
         try:

@@ -1,8 +1,7 @@
 """Assign several precisions to the replicas of a rollout in turn (mixed fleets).
 
 A fleet is a list of entries; the replica of rank r runs in entry r modulo their number, all its
-tensor-parallel ranks alike. Entries come from ``[[fp8.fleet]]`` tables in flashpatch.toml, or from FlashRL's
-YAML.
+tensor-parallel ranks alike. Entries come from ``[[fp8.fleet]]`` tables in flashpatch.toml.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from flashpatch.errors import PatchError
@@ -30,23 +28,6 @@ SCHEMES: Mapping[str, str | None] = {
     "int8": "compressed-tensors",
     "int8_weight_only": "torchao",
 }
-#: FlashRL's names of them (the ``_fast`` and ``_vllm`` ones differ in how they update, not in the result).
-FLASHRL_NAMES: Mapping[str, str] = {
-    "bf16": "bf16",
-    "fp8": "fp8",
-    "fp8_vllm": "fp8",
-    "fp8_fast": "fp8",
-    "fp8_vllm_fast": "fp8",
-    "fp8_channel": "fp8_channel",
-    "fp8_tensor": "fp8_tensor",
-}
-#: FlashRL's functions that have no counterpart here, and what to do instead.
-FLASHRL_REFUSED: Mapping[str, str] = {
-    name: "Use fp8 or int8 (FLASHPATCH=int8, with a profile from 'flashpatch profile --flashrl' if there is one)."
-    for name in ("int8", "int8_fast", "int8_wo_prune", "int8_prune")
-}
-
-_YAML_LIMIT = 1 << 20
 _ENTRIES = 1024
 _SCHEME = re.compile(r"[A-Za-z0-9_.\-]{1,64}\Z")
 
@@ -120,91 +101,24 @@ def parse(tables: Iterable[Mapping[str, Any]], source: str) -> tuple[Entry, ...]
     return tuple(entries)
 
 
-def from_flashrl(path: Path) -> tuple[Entry, ...]:
-    """Read the entries of a FlashRL YAML file (``configs:``, one mapping per data-parallel rank in turn).
+def entries(precision: str, scheme: str, tables: Sequence[Mapping[str, Any]]) -> tuple[Entry, ...]:
+    """Return the precisions of replicas by the family's options.
 
-    The file is read as plain data. Of each mapping, ``fn`` decides the precision; keys that steer FlashRL's
-    own machinery (how to load, what to preserve, the template and profile of fp8) have no meaning here and
-    are allowed.
-
-    Raises:
-        PatchError: not readable, not such a file, or an entry that has no counterpart here, by name.
-    """
-    data = _yaml(path)
-    configs = data.get("configs") if isinstance(data, dict) else None
-    if not isinstance(configs, list) or not configs or not all(isinstance(c, dict) for c in configs):
-        raise _refuse(
-            f"{path} has no list 'configs' of mappings.", "Give the file that 'flashrl setup' wrote."
-        )
-    if len(configs) > _ENTRIES:
-        raise _refuse(f"{path} has {len(configs)} entries.", f"Give at most {_ENTRIES}.")
-    return tuple(_flashrl_entry(config, f"entry {number} of {path}") for number, config in enumerate(configs))
-
-
-def flashrl_precision(name: Any, where: str) -> str:
-    """Return the precision that FlashRL calls ``name``.
+    Args:
+        precision: a key of `SCHEMES`.
+        scheme: vLLM's name, or empty.
+        tables: the option ``fleet``; empty for none.
 
     Raises:
-        PatchError: it has no counterpart here, or is unknown.
+        PatchError: the tables are none of a fleet, or a variable of FlashRL is set, which nothing reads.
     """
-    if isinstance(name, str) and name in FLASHRL_REFUSED:
-        raise _refuse(f"{where}: FlashRL's {name!r} cannot be had by this name.", FLASHRL_REFUSED[name])
-    if not isinstance(name, str) or name not in FLASHRL_NAMES:
+    theirs = sorted(name for name, value in os.environ.items() if name.startswith("FLASHRL_") and value)
+    if theirs:
         raise _refuse(
-            f"{where}: {str(name)[:40]!r} is no precision of FlashRL.",
-            f"Choose from {', '.join(FLASHRL_NAMES)}.",
+            f"{', '.join(theirs)} is set, and FlashPatch does not read FlashRL's variables.",
+            "Run 'flashpatch migrate --from flashrl' for the options that do the same, then unset it.",
         )
-    return FLASHRL_NAMES[name]
-
-
-_FLASHRL_OWN = frozenset(
-    {"load_format", "distributed_executor_backend", "module_attribute_to_preserve", "params_to_ignore"}
-)
-#: Where FlashRL finds its quantized template. fp8 needs none: the engine quantizes the trainer's own weights.
-_FLASHRL_TEMPLATE = frozenset({"model", "profile"})
-
-
-def _flashrl_entry(config: Mapping[Any, Any], where: str) -> Entry:
-    precision = flashrl_precision(config.get("fn", "int8"), where)
-    for key, value in config.items():
-        if key in ("fn", "quantization") or key in _FLASHRL_OWN:
-            continue
-        if key in _FLASHRL_TEMPLATE and (value is None or precision != "bf16"):
-            continue
-        raise _refuse(
-            f"{where}: {str(key)[:40]!r} has no counterpart here.",
-            "Remove it, or set it in the training script (rollout.engine_kwargs.vllm).",
-        )
-    scheme = config.get("quantization")
-    if scheme not in (None, "fp8") or (precision == "bf16" and scheme):
-        raise _refuse(
-            f"{where}: quantization {str(scheme)[:40]!r} with fn {config.get('fn')!r}.", "Remove it."
-        )
-    return Entry(precision)
-
-
-def _yaml(path: Path) -> Any:
-    try:
-        import yaml
-    except ModuleNotFoundError as error:
-        raise _refuse(
-            f"{path} is YAML, and PyYAML is not installed.",
-            "Install PyYAML, or write [[fp8.fleet]] tables in flashpatch.toml.",
-        ) from error
-    from flashpatch.patches.fp8.calibration import untrusted
-
-    written = untrusted.text(path, _YAML_LIMIT)
-    if re.search(
-        r"(^|[\s\[{,:-])[&*][^\s&*]", written
-    ):  # anchors make small files large, and FlashRL writes none
-        raise _refuse(f"{path} uses YAML anchors.", "Write the entries out.")
-    try:
-        return yaml.safe_load(written)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise _refuse(
-            f"{path} is not plain YAML ({str(error).splitlines()[0][:80]}).",
-            "Give the file that 'flashrl setup' wrote.",
-        ) from error
+    return parse(tables, "[[fp8.fleet]]") or (Entry(precision, scheme if takes_scheme(precision) else ""),)
 
 
 def place(args: Any, environ: Mapping[str, str] | None = None) -> Place:

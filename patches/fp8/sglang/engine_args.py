@@ -9,7 +9,7 @@ from typing import Any
 
 from flashpatch import engine, ledger
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8.precision import flashrl_compat, fleet
+from flashpatch.patches.fp8.precision import fleet
 from flashpatch.record import Contract, Patch
 
 #: SGLang's name of int8 weights with a scale per row, and of activations with one per token.
@@ -22,7 +22,6 @@ QUANTIZATIONS = {"bf16": None, "fp8": "fp8", "int8": INT8}
 def on_resolve(original, server_args: Any):
     """Around ``run_resolution_pipeline``, which runs once, before anything is derived from the arguments."""
     engine.require("fp8")
-    flashrl_compat.check_not_active()
     ledger.role("driver")
     options = engine.options("fp8")
     if not any(fnmatch.fnmatch(server_args.model_path, pattern) for pattern in options["exclude"]):
@@ -33,7 +32,7 @@ def on_resolve(original, server_args: Any):
 def _choose(args: Any, options: Any) -> None:
     from sglang.srt.arg_groups.overrides import declare_resolution
 
-    entries = flashrl_compat.entries(options["precision"], options["scheme"], options["fleet"])
+    entries = fleet.entries(options["precision"], options["scheme"], options["fleet"])
     entry = _entry(entries)
     precision, scheme = entry.precision, entry.scheme
     ledger.note(precision=precision)
@@ -111,7 +110,6 @@ PATCH = Patch(
     evidence="optional",  # imported where an engine starts; verl's driver has others start it
     scope=frozenset({"driver"}),
     needs=("fp8.sglang.initialize_model",),
-    conflicts=(flashrl_compat.MODULE,),
     why="Rollout scripts open their engine in bf16; asking for online fp8 means editing each of them.",
     how="Declares quantization, as SGLang's own resolvers do, where it is unset, the checkpoint is not quantized "
     "and the model is not excluded.",

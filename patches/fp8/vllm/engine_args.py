@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashpatch import engine, ledger
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8.precision import flashrl_compat, fleet
+from flashpatch.patches.fp8.precision import fleet
 from flashpatch.patches.fp8.vllm import int8_config, logprobs, unsupported
 from flashpatch.record import Contract, Patch
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 def on_engine_config(original, self, *args: Any, **kwargs: Any):
     """Around ``EngineArgs.create_engine_config``: choose the scheme before anything is built."""
     engine.require("fp8")
-    flashrl_compat.check_not_active()
     ledger.role("driver")
     options = engine.options("fp8")
     if not _excluded(self.model, options):
@@ -58,7 +57,7 @@ def _choose(args: Any, options: Any) -> None:
     Raises:
         PatchError: the fleet cannot be read or applied, or this engine is already set to something else.
     """
-    entries = flashrl_compat.entries(options["precision"], options["scheme"], options["fleet"])
+    entries = fleet.entries(options["precision"], options["scheme"], options["fleet"])
     own = None if int8_config.is_marked(args) else _own_quantization(args)
     if len(entries) == 1:
         [entry] = entries
@@ -155,7 +154,6 @@ PATCH = Patch(
     evidence="install",
     scope=frozenset({"driver"}),
     needs=("fp8.vllm.initialize_model",),
-    conflicts=(flashrl_compat.MODULE,),
     why="Rollout scripts open their engine in bf16 and ask for logprobs before temperature; vLLM has int8 kernels, "
     "but only for checkpoints that are int8 already.",
     how="Sets quantization where it is unset, the checkpoint is not quantized and the model is not excluded; for int8 "

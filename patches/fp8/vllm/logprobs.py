@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,7 +27,7 @@ def configure(args: Any, options: Mapping[str, Any]) -> None:
     """
     if options["logprobs"] == "processed" and args.logprobs_mode == "raw_logprobs":
         args.logprobs_mode = "processed_logprobs"
-    if options["lm_head"] == "float32" or os.environ.get("FLASHRL_LMHEAD_FP32", "") not in ("", "0"):
+    if options["lm_head"] == "float32":
         _use_float32_head(args)
         ledger.note(lm_head="float32")
     ledger.note(logprobs=args.logprobs_mode)
@@ -41,6 +40,6 @@ def _use_float32_head(args: Any) -> None:
         raise PatchError(
             "this vLLM cannot run the lm_head of a generating model in float32.",
             patch=_PATCH,
-            advice="Unset the option lm_head (or FLASHRL_LMHEAD_FP32), or use vLLM 0.31 or newer.",
+            advice="Unset the option lm_head, or use vLLM 0.31 or newer.",
         )
     int8_config.override(args, "head_dtype", "float32")

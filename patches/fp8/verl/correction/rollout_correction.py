@@ -9,7 +9,7 @@ from typing import Any
 
 from flashpatch import engine, ledger
 from flashpatch.patches._shared.verl_config import JobConfig, validate_config_patch
-from flashpatch.patches.fp8.precision import flashrl_compat
+from flashpatch.patches.fp8.precision import fleet
 from flashpatch.patches.fp8.verl.correction import truncated_sampling
 from flashpatch.record import Contract
 
@@ -62,7 +62,7 @@ def precisions(options: Mapping[str, Any], verl_quantization: str | None) -> tup
         options: the family's.
         verl_quantization: verl's own ``rollout.quantization``.
     """
-    entries = flashrl_compat.entries(options["precision"], options["scheme"], options["fleet"])
+    entries = fleet.entries(options["precision"], options["scheme"], options["fleet"])
     ours = [entry.precision for entry in entries]
     if verl_quantization:
         ours = [verl_quantization if name == "bf16" else name for name in ours]

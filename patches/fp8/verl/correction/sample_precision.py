@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flashpatch import engine
-from flashpatch.patches.fp8.precision import flashrl_compat, fleet
+from flashpatch.patches.fp8.precision import fleet
 from flashpatch.patches.fp8.verl.correction.mismatch import KEY
 
 
@@ -13,5 +13,5 @@ def note(output: Any, replica: int) -> None:
     """Add the precision of a replica, in a fleet of several precisions, to verl's ``TokenOutput``."""
     options = engine.options("fp8")
     if len(options["fleet"]) > 1:
-        entries = flashrl_compat.entries(options["precision"], options["scheme"], options["fleet"])
+        entries = fleet.entries(options["precision"], options["scheme"], options["fleet"])
         output.extra_fields[KEY] = fleet.assigned(entries, replica).precision

@@ -34,22 +34,11 @@ def test_a_pair(pairs, tmp_path: Path) -> None:
     data = json.loads(done.stdout)
     assert (data["form"], data["granularity"], len(data["rows"])) == ("int8", "channel", 21)
     assert len(data["exchanges"]) == 12
-    assert profile_file.load(tmp_path / "profile.safetensors").source == "pair"
+    assert profile_file.load(tmp_path / "profile.safetensors").form == "int8"
     again = run("--model", model, "--quantized", other, cwd=tmp_path)
     assert again.returncode == 1 and "exists" in again.stderr and "Traceback" not in again.stderr
     shown = run("--show", "profile.safetensors", cwd=tmp_path)
     assert shown.returncode == 0 and "12 times" in shown.stdout
-
-
-def test_prompts_and_the_table_of_layers(bf16, tmp_path: Path) -> None:
-    done = run(
-        "--model", bf16("llama"), "--random", "2", "--length", "16", "-o", "p.safetensors", cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert lines[0] == "Error of layer outputs with 8-bit weights and activations"
-    assert [line.split()[0] for line in lines[2:5]] == [f"model.layers.{n}" for n in range(3)]
-    assert profile_file.load(tmp_path / "p.safetensors").source == "prompts"
 
 
 def test_a_pair_that_does_not_match_fails_and_writes_nothing(bf16, pairs, tmp_path: Path) -> None:
@@ -62,8 +51,7 @@ def test_a_pair_that_does_not_match_fails_and_writes_nothing(bf16, pairs, tmp_pa
 
 def test_wrong_usage(tmp_path: Path) -> None:
     assert run(cwd=tmp_path).returncode == 2
-    assert run("--model", "x", "--quantized", "y", "--random", "3", cwd=tmp_path).returncode == 2
-    assert run("--model", "x", "--random", "0", cwd=tmp_path).returncode == 2
+    assert run("--model", "x", cwd=tmp_path).returncode == 2
 
 
 def test_without_torch_it_says_so(tmp_path: Path) -> None:

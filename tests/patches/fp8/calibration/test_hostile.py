@@ -24,7 +24,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from flashpatch import PatchError
-from flashpatch.patches.fp8.calibration import pickled, profile_file
+from flashpatch.patches.fp8.calibration import profile_file
 from flashpatch.patches.fp8.calibration.checkpoint import Checkpoint
 from flashpatch.patches.fp8.calibration.structure import Exchange
 
@@ -55,7 +55,6 @@ def good(tmp_path: Path) -> Path:
     profile = profile_file.Profile(
         "int8",
         "channel",
-        "pair",
         "f" * 64,
         shapes,
         (exchange,),
@@ -152,7 +151,6 @@ class TestProfile:
     def test_a_gigabyte_of_nonsense_is_not_read(self, tmp_path: Path) -> None:
         path = profile_lab.sparse(tmp_path / "p", GIB, b"nonsense")
         assert "is 1024 MiB, more than the 512 MiB" in refused(profile_file.load, path)
-        assert "is 1024 MiB, more than" in refused(pickled._read, path)
 
     def test_a_header_of_a_gigabyte(self, tmp_path: Path) -> None:
         path = profile_lab.sparse(tmp_path / "p", GIB // 4, struct.pack("<Q", GIB // 8))
@@ -242,143 +240,3 @@ class TestCheckpoint:
 
     def test_nothing_is_downloaded(self) -> None:
         assert "nothing is downloaded" in refused(Checkpoint, "some-org/some-model-that-is-not-here")
-
-
-class TestFlashRL:
-    """``profile.pt`` as FlashRL writes it, and as somebody else does."""
-
-    @staticmethod
-    def entries(model: Path, scales) -> dict:
-        """What FlashRL's profiler stores, from the true scales of a pair."""
-        held, made = profile_lab.tensors(model), {}
-        for layer in range(3):
-            at = f"model.layers.{layer}."
-            for norm, consumers in (
-                ("input_layernorm", ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
-                ("post_attention_layernorm", ["mlp.gate_proj", "mlp.up_proj"]),
-            ):
-                s = torch.tensor(scales[at + norm]).float()
-                made[f"{at}{norm}.weight"] = {
-                    "input_scale": 1 / s,
-                    "output_scale": 1.0,
-                    "type": torch.bfloat16,
-                }
-                for consumer in consumers:
-                    out = torch.full((held[f"{at}{consumer}.weight"].shape[0], 1), 500.0)
-                    if consumer == "mlp.up_proj":
-                        out = out / torch.tensor(scales[at + consumer]).float()[:, None]
-                    made[f"{at}{consumer}.weight"] = {
-                        "input_scale": s.view(1, -1),
-                        "output_scale": out,
-                        "type": torch.int8,
-                    }
-            s = torch.tensor(scales[f"{at}mlp.up_proj"]).float().view(1, -1)
-            out = torch.full((64, 1), 500.0)
-            made[f"{at}mlp.down_proj.weight"] = {"input_scale": s, "output_scale": out, "type": torch.int8}
-            made[f"{at}self_attn.o_proj.weight"] = {
-                "input_scale": 1.0,
-                "output_scale": out,
-                "type": torch.int8,
-            }
-        return made
-
-    @pytest.fixture
-    def given(self, pairs):
-        model, _, scales = pairs("qwen2")
-        return model, scales, self.entries(model, scales)
-
-    @staticmethod
-    def convert(held, model: Path, tmp_path: Path):
-        torch.save(held, tmp_path / "profile.pt")
-        with Checkpoint(str(model)) as checkpoint:
-            return pickled.convert(tmp_path / "profile.pt", checkpoint)
-
-    def test_converted_it_quantizes_as_flashrl_does(self, given, tmp_path: Path) -> None:
-        model, scales, entries = given
-        profile = self.convert(entries, model, tmp_path)
-        wanted = {
-            name: s for name, s in scales.items() if not name.endswith("v_proj")
-        }  # FlashRL knows no such pair
-        assert set(profile.smooth) == set(wanted)
-        assert len(profile.quantized) == 21
-        for name, tensor in profile_lab.tensors(model).items():
-            smoothed = profile.smoothed(name, tensor)
-            if name in profile.quantized:
-                theirs = tensor.float() * entries[name]["output_scale"] * entries[name]["input_scale"]
-                assert torch.allclose(smoothed / profile.weight_scale[name], theirs, rtol=1e-4), name
-            elif name in entries:
-                assert torch.allclose(
-                    smoothed.float(), tensor.float() * entries[name]["input_scale"], rtol=1e-2
-                )
-            elif not name.endswith("up_proj.bias"):
-                assert smoothed is tensor
-        profile_file.save(profile, tmp_path / "p.safetensors")
-        profile_file.load(tmp_path / "p.safetensors")
-
-    def test_its_fp8_profile_is_a_list_of_names(self, given, tmp_path: Path) -> None:
-        model, _, entries = given
-        names = [name for name, entry in entries.items() if entry["type"] == torch.int8]
-        profile = self.convert(names, model, tmp_path)
-        assert profile.quantized == frozenset(names) and (profile.form, profile.exchanges) == ("fp8", ())
-
-    @pytest.mark.parametrize("how", ["zip", "bare", "deflated"])
-    def test_code_is_not_executed(self, how: str, given, tmp_path: Path) -> None:
-        model, _, entries = given
-        mark, path = tmp_path / "mark", tmp_path / "profile.pt"
-        if how == "bare":
-            path.write_bytes(pickle.dumps({**entries, "x": Bomb(mark)}))
-        else:
-            torch.save({"x": Bomb(mark)}, path)
-        if how == "deflated":
-            import zipfile
-
-            with (
-                zipfile.ZipFile(path) as old,
-                zipfile.ZipFile(tmp_path / "d.pt", "w", zipfile.ZIP_DEFLATED) as new,
-            ):
-                for entry in old.namelist():
-                    new.writestr(entry, old.read(entry))
-            path = tmp_path / "d.pt"
-        with Checkpoint(str(model)) as checkpoint:
-            message = refused(pickled.convert, path, checkpoint)
-        said = {
-            "zip": "nothing in it was executed",
-            "bare": "would import posix.mkdir; nothing in it was executed",
-            "deflated": "compressed",
-        }
-        assert said[how] in message
-        assert not mark.exists()
-
-    @pytest.mark.parametrize(
-        ("change", "said"),
-        [
-            (
-                lambda e, n: e[n].update(input_scale=torch.full((1, 64), float("nan"))),
-                "not positive and finite",
-            ),
-            (lambda e, n: e[n].update(input_scale=0.0), "not positive and finite"),
-            (lambda e, n: e[n].update(output_scale=-1.0), "not positive and finite"),
-            (lambda e, n: e[n].update(input_scale=torch.ones(1, 63)), "has shape [1, 63], not 64 values"),
-            (lambda e, n: e[n].update(input_scale="x"), "no number and no float tensor"),
-            (lambda e, n: e[n].update(type="int8"), "has not the entries"),
-            (lambda e, n: e[n].pop("type"), "has not the entries"),
-            (lambda e, n: e.update({"model.layers.9.mlp.up_proj.weight": e[n]}), "does not have"),
-            (lambda e, n: e.update({"../x": e[n]}), "names a tensor"),
-            (lambda e, n: e[n].update(input_scale=torch.rand(1, 64) + 0.5), "different input scales"),
-            (
-                lambda e, n: e["model.layers.0.input_layernorm.weight"].update(
-                    input_scale=torch.rand(64) + 0.5
-                ),
-                "not each other's inverse",
-            ),
-            (lambda e, n: e.clear(), "names nothing"),
-        ],
-    )
-    def test_damaged(self, change, said: str, given, tmp_path: Path) -> None:
-        model, _, entries = given
-        change(entries, "model.layers.0.self_attn.k_proj.weight")
-        assert said in refused(self.convert, entries, model, tmp_path)
-
-    @pytest.mark.parametrize("held", [5, "x", None, torch.ones(2), {1: 2}, [1]])
-    def test_other_plain_data(self, held, given, tmp_path: Path) -> None:
-        assert "profile.pt" in refused(self.convert, held, given[0], tmp_path)

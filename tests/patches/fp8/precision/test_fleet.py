@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -131,74 +130,21 @@ class TestPlace:
         }
 
 
-class TestYaml:
-    """FlashRL's file, as ``flashrl setup`` writes it."""
+class TestEntries:
+    """What the options ask for, and FlashRL's variables, which nothing reads."""
 
-    @staticmethod
-    def write(path: Path, *configs: dict) -> Path:
-        import yaml
+    def test_a_precision_with_its_scheme_and_tables_in_place_of_both(self) -> None:
+        assert fleet.entries("fp8", "", ()) == (Entry("fp8"),)
+        assert fleet.entries("bf16", "ignored", ()) == (Entry("bf16"),)
+        assert fleet.entries("fp8", "fp8_per_tensor", ()) == (Entry("fp8", "fp8_per_tensor"),)
+        assert fleet.entries("fp8", "", TABLES[:2]) == (Entry("bf16"), Entry("fp8"))
 
-        path.write_text(yaml.dump({"configs": list(configs)}))
-        return path
-
-    def test_entries(self, tmp_path: Path) -> None:
-        path = self.write(
-            tmp_path / "c.yaml",
-            {"fn": "bf16", "load_format": "dummy", "distributed_executor_backend": "external_launcher"},
-            {
-                "fn": "fp8_vllm",
-                "load_format": "auto",
-                "module_attribute_to_preserve": ["workspace"],
-                "quantization": "fp8",
-            },
-            {"fn": "fp8_channel", "model": "org/template", "profile": "/somewhere/profile.pt"},
-        )
-        assert fleet.from_flashrl(path) == (Entry("bf16"), Entry("fp8"), Entry("fp8_channel"))
-
-    @pytest.mark.parametrize(
-        ("config", "said"),
-        [
-            ({"fn": "int8"}, "'int8' cannot be had"),
-            ({}, "'int8' cannot be had"),
-            ({"fn": "int8_prune"}, "Use fp8"),
-            ({"fn": "fp4"}, "no precision of FlashRL"),
-            ({"fn": ["fp8"]}, "no precision of FlashRL"),
-            ({"fn": "bf16", "model": "x"}, "'model' has no counterpart"),
-            ({"fn": "fp8", "gpu_memory_utilization": 0.5}, "'gpu_memory_utilization' has no counterpart"),
-            ({"fn": "bf16", "quantization": "fp8"}, "quantization 'fp8' with fn 'bf16'"),
-        ],
-    )
-    def test_refused_by_name(self, config, said: str, tmp_path: Path) -> None:
-        path = self.write(tmp_path / "c.yaml", {"fn": "fp8"}, config)
-        message = refused(fleet.from_flashrl, path)
-        assert said in message and "entry 1" in message
-
-    @pytest.mark.parametrize(
-        ("data", "said"),
-        [
-            (b"configs: !!python/object/apply:os.system ['touch HERE/pwned']\n", "not plain YAML"),
-            (b"a: &a [1]\nconfigs: [*a, *a]\n", "anchors"),
-            (b"configs: []\n", "no list 'configs'"),
-            (b"- fp8\n", "no list 'configs'"),
-            (b"configs: [fp8]\n", "no list 'configs'"),
-            (b"\xff\xfe\x00c", "not UTF-8"),
-            (b"", "is empty"),
-            (b"configs: [" * 5000, "not plain YAML"),
-            (b"configs:\n\t- x: [", "not plain YAML"),
-        ],
-        ids=["code", "anchors", "none", "list", "strings", "bytes", "empty", "deep", "tab"],
-    )
-    def test_hostile_files(self, data: bytes, said: str, tmp_path: Path) -> None:
-        path = tmp_path / "c.yaml"
-        path.write_bytes(data.replace(b"HERE", str(tmp_path).encode()))
-        assert said in refused(fleet.from_flashrl, path)
-        assert list(tmp_path.iterdir()) == [path]
-
-    def test_a_gigabyte_is_not_read(self, tmp_path: Path) -> None:
-        path = tmp_path / "c.yaml"
-        with path.open("wb") as file:
-            os.truncate(file.fileno(), 1 << 30)
-        assert "1024 MiB, more than the 1 MiB" in refused(fleet.from_flashrl, path)
+    def test_a_variable_of_flashrl_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("FLASHRL_CONFIG", "int8")
+        message = refused(fleet.entries, "fp8", "", ())
+        assert "FLASHRL_CONFIG is set" in message and "flashpatch migrate --from flashrl" in message
+        monkeypatch.setenv("FLASHRL_CONFIG", "")
+        assert fleet.entries("fp8", "", ()) == (Entry("fp8"),)
 
 
 CONFIGURE = """
@@ -249,14 +195,11 @@ def configured(tmp_path_factory) -> dict[str, dict]:
 
     home = tmp_path_factory.mktemp("fleet")
     model = tiny.write(home / "m", 0)
-    yaml = str(TestYaml.write(home / "c.yaml", {"fn": "bf16"}, {"fn": "fp8_channel", "model": "a/b"}))
     ranks = {f"rank {n}": (FLEET, {}, {"VERL_REPLICA_RANK": str(n)}) for n in (0, 1, 5)}
     scenarios = {
         **ranks,
         "caller": (FLEET, {"quantization": "fp8_per_tensor"}, {"VERL_REPLICA_RANK": "1"}),
         "caller bf16": (FLEET, {"quantization": "fp8_per_tensor"}, {"VERL_REPLICA_RANK": "0"}),
-        "yaml 3": ([], {}, {"VERL_REPLICA_RANK": "3", "FLASHRL_CONFIG": yaml}),
-        "yaml 2": ([], {}, {"VERL_REPLICA_RANK": "2", "FLASHRL_CONFIG": yaml}),
         "int8": ([], {}, {"FLASHRL_CONFIG": "int8"}),
         "eight 0": (EIGHT_BITS, {}, {"VERL_REPLICA_RANK": "0"}),
         "eight 1": (EIGHT_BITS, {}, {"VERL_REPLICA_RANK": "1"}),
@@ -302,13 +245,8 @@ class TestEngines:
             f"is to run in {precision}, and its quantization is fp8_per_tensor" in configured[name]["error"]
         )
 
-    def test_flashrls_file_is_a_fleet(self, configured) -> None:
-        assert configured["yaml 3"]["quantization"] == "fp8_per_channel"
-        assert configured["yaml 3"]["notes"]["precision"] == "fp8_channel"
-        assert configured["yaml 2"]["quantization"] is None
-
     def test_what_flashrl_asks_for_and_cannot_have_opens_no_engine(self, configured) -> None:
-        assert "FLASHRL_CONFIG: FlashRL's 'int8' cannot be had" in configured["int8"]["error"]
+        assert "FLASHRL_CONFIG is set" in configured["int8"]["error"]
 
     def test_int8_is_written_over_the_models_config(self, configured) -> None:
         assert configured["eight 0"]["quantization"] == "compressed-tensors"

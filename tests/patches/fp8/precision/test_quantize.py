@@ -195,7 +195,7 @@ class TestStream:
         }
         shapes = {name: tuple(w.shape) for name, w in self.WEIGHTS.items()}
         return Profile(
-            "int8", "channel", "pair", "", shapes, exchanges, smooth, frozenset({"m.a.weight", "m.b.weight"})
+            "int8", "channel", "", shapes, exchanges, smooth, frozenset({"m.a.weight", "m.b.weight"})
         )
 
     @pytest.mark.parametrize("form", FORMS)

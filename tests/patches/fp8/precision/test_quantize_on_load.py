@@ -115,7 +115,6 @@ def _profile() -> Profile:
     return Profile(
         "int8",
         "channel",
-        "prompts",
         "",
         {"norm.weight": (8,), "up.weight": (3, 8)},
         (Exchange("norm", 0.0, ("up",)),),

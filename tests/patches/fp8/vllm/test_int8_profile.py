@@ -42,7 +42,7 @@ def smooth_profile(model: str) -> Path:
     )
     with Checkpoint(model) as checkpoint:
         fingerprint = checkpoint.fingerprint()
-    save(Profile("int8", "channel", "prompts", fingerprint, shapes, tuple(exchanges), smooth, rounded), path)
+    save(Profile("int8", "channel", fingerprint, shapes, tuple(exchanges), smooth, rounded), path)
     return path
 
 
