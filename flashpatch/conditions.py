@@ -105,7 +105,7 @@ def _words(term: Term) -> str:
     return {
         "called": f"{wanted} was{no} called",
         JOB: f"{wanted} was{no} called in this job",
-        "child": f"{wanted} was{no} started",
+        "child": f"a process of role {wanted} was{no} started by it",
         "uses": f"{wanted} was{no} used",
     }.get(term.key, f"{term.key} is{no} {wanted}")
 

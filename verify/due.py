@@ -37,9 +37,7 @@ def situations(rows: Sequence[Row], patches: Mapping[str, Patch]) -> list[Situat
     theirs = {(row.host, row.pid) for row in stepped}
     parents = {(row.host, row.ppid) for row in stepped}
     anywhere = frozenset(id for row in rows for id in called(row))
-    children: dict[tuple[str, int], set[str]] = {}
-    for row in rows:
-        children.setdefault((row.host, row.ppid), set()).update(row.roles)
+    children = _children(rows)
     defaults, shared = _defaults(rows), _shared(rows)
     found = []
     for row in rows:
@@ -93,6 +91,38 @@ def not_seen(
             yield problem
 
 
+def not_called(
+    rows: Sequence[Row],
+    job: Sequence[Row],
+    of: str,
+    role: str,
+    options: Mapping[str, Any],
+    more: Sequence[str] = (),
+) -> list[str]:
+    """Return what a probe's processes of one role should have called and did not, ``A or B`` for alternatives.
+
+    Args:
+        rows: the processes; a call in one of them counts.
+        job: all processes of the probe.
+        of: family and framework, such as ``fp8.vllm``.
+        role: their role.
+        options: those of the family.
+        more: last parts of the ids of patches that are due at the start, or on a path that the probe takes.
+    """
+    family, _, framework = of.partition(".")
+    records = [one for one in registry.family(family).patches if one.framework == framework]
+    mine = frozenset().union(*map(called, rows))
+    children = _children(job)
+    child = set().union(*(children.get((row.host, row.pid), ()) for row in rows))
+    anywhere = frozenset().union(*map(called, job))
+    facts = Facts(called=mine, anywhere=anywhere, child=child, uses={framework})
+    steps = evidence.due(records, {role}, {family: options}, evidence.EVERYTHING - {"install"}, facts)
+    wanted = [one.alternatives for one in steps if one.patch.scope & {role}]
+    wanted += [(f"{of}.{name}",) for name in more]
+    missing = dict.fromkeys(tuple(sorted(ids)) for ids in wanted if mine.isdisjoint(ids))
+    return [" or ".join(ids) for ids in missing]
+
+
 def not_seen_anywhere(
     rows: Sequence[Row], found: Sequence[Situation], families: set[str], patches: Mapping[str, Patch]
 ) -> Iterator[str]:
@@ -121,6 +151,15 @@ def _problem(one: Due, row: Row, carried: Mapping[str, Mapping[str, Any]]) -> st
     if word == "installed" and one.patch.evidence != "install":
         return f"{one} was never called, though {one.reason}"
     return ""
+
+
+def _children(rows: Sequence[Row]) -> dict[tuple[str, int], set[str]]:
+    """Return host and pid of a process to the roles of those that it started; another driver is a job of its own."""
+    found: dict[tuple[str, int], set[str]] = {}
+    for row in rows:
+        if "driver" not in row.roles:
+            found.setdefault((row.host, row.ppid), set()).update(row.roles)
+    return found
 
 
 def _stepped(row: Row, patches: Mapping[str, Patch]) -> bool:

@@ -79,7 +79,7 @@ def _rich(table: Table, stream: TextIO) -> None:
         for line in table.notes or [table.empty]:
             console.print(Text(f"{table.title}: {line}"))
         return
-    drawn = RichTable(title=table.title, title_justify="left")
+    drawn = RichTable(title=Text(table.title), title_justify="left")
     for column in table.columns:
         drawn.add_column(column, overflow="fold")
     for row in table.rows:

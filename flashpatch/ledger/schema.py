@@ -164,7 +164,7 @@ _FACTS: Mapping[str, Callable[[Any, str], Any]] = {
 
 
 def _patch(value: Any) -> dict[str, Any]:
-    found: dict[str, Any] = dict.fromkeys(_OF_A_PATCH)
+    found: dict[str, Any] = {"state": "", "detail": "", "calls": None, "target": "", "tested": None}
     for name, one in _mapping(value, "a patch").items():
         if name in _OF_A_PATCH and one is not None:
             found[name] = (

@@ -207,7 +207,8 @@ PATCH = Patch(
         mentions=("self.module", "peft_config", "self._qat_enabled", "per_tensor_param"),
         exists=(f"{IMPL}:FSDPEngine._init_device_mesh", "verl.utils.model:convert_weight_keys"),
     ),
-    evidence="optional",
+    evidence="update",
+    when="anywhere=fsdp.verl.get_sharding_strategy anywhere=fsdp.verl.validate_config",
     scope=frozenset({"trainer"}),
     why="Between a trainer's shards and the rollout engine lie a gather, a buffer and another process; a "
     "flipped bit or a missing tensor there goes unnoticed.",

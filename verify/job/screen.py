@@ -57,7 +57,8 @@ def _processes(found: dict[str, Any], rows: int) -> Panel:
         version = "" if segment is None else str(segment[3])
         age = "" if segment is None else _span(segment[1] - segment[0])
         memory = f"{one['rss_bytes'] / 2**30:.2f} GiB" if one["rss_bytes"] else ""
-        table.add_row(
+        _add(
+            table,
             one["name"],
             str(replica),
             version,
@@ -79,7 +80,7 @@ def _updates(found: dict[str, Any], rows: int) -> Panel:
         )
         version = "" if update["version"] is None else str(update["version"])
         age = f"{_span(found['generated'] - update['t'])} ago"
-        table.add_row(age, update["process"], _word(update["outcome"]), version, *numbers)
+        _add(table, age, update["process"], _word(update["outcome"]), version, *numbers)
     return _panel("Weight updates, newest first", table, len(found["updates"]) - rows)
 
 
@@ -87,8 +88,12 @@ def _incidents(found: dict[str, Any], rows: int) -> Panel:
     table = _table("when", "process", "what", "text")
     for one in found["incidents"][::-1][:rows]:
         when = "-" if one["t"] is None else f"{_span(found['generated'] - one['t'])} ago"
-        table.add_row(
-            when, one["process"], Text(one["kind"], "red"), Text(one["text"][:200], overflow="ellipsis")
+        _add(
+            table,
+            when,
+            one["process"],
+            Text(one["kind"], "red"),
+            Text(one["text"][:200], overflow="ellipsis"),
         )
     return _panel("Refusals and problems, newest first", table, len(found["incidents"]) - rows)
 
@@ -100,7 +105,7 @@ def _measured(found: dict[str, Any]) -> Panel | None:
     table = _table("measurement", "line", "last", "unit")
     for chart in found["charts"]:
         for line in chart["lines"][:2]:
-            table.add_row(chart["title"], line["label"], f"{line['points'][-1][1]:.4g}", chart["unit"])
+            _add(table, chart["title"], line["label"], f"{line['points'][-1][1]:.4g}", chart["unit"])
     return _panel("Measurements", table, 0)
 
 
@@ -110,6 +115,11 @@ def _table(*columns: str) -> Table:
         flexible = column in _FLEXIBLE
         table.add_column(column, no_wrap=True, overflow="ellipsis", ratio=1 if flexible else None)
     return table
+
+
+def _add(table: Table, *cells: str | Text) -> None:
+    """Add a row. What processes wrote is text, whatever rich would take for markup in it."""
+    table.add_row(*(cell if isinstance(cell, Text) else Text(cell, overflow="ellipsis") for cell in cells))
 
 
 def _panel(title: str, table: Table, left_out: int) -> Panel:

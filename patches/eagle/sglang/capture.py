@@ -243,6 +243,7 @@ INIT = WorkerPatch(
         exists=("sglang.srt.layers.logits_processor:LogitsProcessor",),
     ),
     evidence="optional",
+    when="called=eagle.sglang.verify",
     why="A drafter learns to give the target's last hidden states; under EAGLE-3 SGLang returns inner layers alone.",
     how="Tells the target's logits processor to return both, before graphs are recorded.",
     upstream="SGLang keeps them for --enable-return-aux-hidden-states, which excludes speculation.",
@@ -263,7 +264,8 @@ VERIFY = WorkerPatch(
             "sglang.srt.managers.utils:GenerationBatchResult.accept_index",
         ),
     ),
-    evidence="optional",  # an engine without speculation verifies nothing
+    evidence="optional",
+    when="called=eagle.sglang.on_verify_complete_cpu",  # an engine without speculation verifies nothing
     needs=("eagle.sglang.release_kv_cache", "eagle.sglang.eagle_worker_v2_init"),
     why=_WHY,
     how="Notes tokens, positions and states of the accepted path after each verification.",
@@ -275,6 +277,7 @@ PREFILL = WorkerPatch(
     wrapper=on_prefill,
     contract=Contract(params=("batch",), mentions=("batch_output.logits_output.hidden_states",)),
     evidence="optional",
+    when="called=eagle.sglang.draft_extend_for_prefill",
     needs=("eagle.sglang.verify",),
     why=_WHY,
     how="Notes tokens, positions and states of prompts, chunk by chunk; cached prefixes stay unknown.",

@@ -265,6 +265,7 @@ INIT = WorkerPatch(
         ),
     ),
     evidence="optional",
+    when="called=eagle.sglang.verify",
     why=_WHY,
     how="Builds a runtime state per arm; puts the bandit into SGLang's adaptive controller, or beside it for trees.",
     upstream="AdaptiveSpeculativeParams: accepted drafts only, top-k 1 only, and constructed by name.",
@@ -276,6 +277,7 @@ ACTIVATE = WorkerPatch(
     wrapper=on_activate,
     contract=Contract(params=("batch_size",), mentions=("self.adaptive_controller",)),
     evidence="optional",
+    when="called=eagle.sglang.verify",
     needs=("eagle.sglang.init_cuda_graphs",),
     why=_WHY,
     how="Switches to the bandit's arm before each decode batch.",
@@ -287,6 +289,7 @@ COMPLETE = WorkerPatch(
     wrapper=on_complete,
     contract=Contract(params=("num_correct_drafts_per_req", "batch_size")),
     evidence="optional",
+    when="called=eagle.sglang.verify",
     needs=("eagle.sglang.init_cuda_graphs",),
     why=_WHY,
     how="Rewards the arm with tokens per second once the accepted counts are on the host.",
@@ -298,19 +301,21 @@ DRAFT = WorkerPatch(
     wrapper=on_draft,
     contract=Contract(params=("batch",), mentions=("self.topk",)),
     evidence="optional",
+    when="called=eagle.sglang.verify",
     needs=("eagle.sglang.init_cuda_graphs",),
     why="The step before has proposed for the largest top-k; and earlier answers may be better drafts.",
     how="Takes the first proposals, which are the likeliest; with the option history, drafts from earlier answers.",
 )
 
 
-def _extend(name: str, method: str) -> Patch:
+def _extend(name: str, method: str, before: str) -> Patch:
     return WorkerPatch(
         id=f"eagle.sglang.{name}",
         targets=(f"{DRAFTER}.{method}",),
         wrapper=on_extend,
         contract=Contract(params=("batch",), mentions=("self.topk",)),
         evidence="optional",
+        when=f"called=eagle.sglang.{before}",
         needs=("eagle.sglang.draft",),
         why="Proposals are made before the arm that will use them is chosen.",
         how="Proposes as many as the largest arm takes.",
@@ -333,7 +338,7 @@ PATCHES = (
     ACTIVATE,
     COMPLETE,
     DRAFT,
-    _extend("draft_extend_for_prefill", "_draft_extend_for_prefill"),
-    _extend("draft_extend_for_decode", "_draft_extend_for_decode"),
+    _extend("draft_extend_for_prefill", "_draft_extend_for_prefill", "forward_prefill_batch"),
+    _extend("draft_extend_for_decode", "_draft_extend_for_decode", "verify"),
     RESERVE,
 )

@@ -146,6 +146,7 @@ BALANCER = DriverPatch(
         exists=("verl.workers.rollout.router:GlobalRequestLoadBalancer.get_status",),
     ),
     evidence="optional",
+    when="anywhere=eagle.verl.validate_config anywhere=eagle.verl.update_weights",
     needs=("eagle.verl.validate_config",),
     why="Which replicas have drained is known to verl's request balancer alone, and nothing leads there from where "
     "drafters are trained.",
@@ -165,7 +166,8 @@ UPDATE = DriverPatch(
             "verl.workers.rollout.replica:RolloutReplica.server_handle",
         ),
     ),
-    evidence="optional",
+    evidence="update",
+    when="anywhere=eagle.verl.validate_config",
     needs=("eagle.verl.validate_config",),
     why="A drafter falls behind a policy in training, and verl sends the replicas nothing but the policy.",
     how="After each update of the policy sends every replica the newest drafter, and the trainer the policy's "

@@ -82,7 +82,8 @@ PATCH = DriverPatch(
         mentions=("self.tokenizer_manager.generate_request", "extra_fields"),
         exists=("verl.workers.rollout.replica:TokenOutput.extra_fields",),
     ),
-    evidence="optional",
+    evidence="step",
+    when="anywhere=eagle.verl.update_weights anywhere=eagle.sglang.init_weight_updater",
     why="verl reads spec_draft_token_num and spec_accept_token_num, which SGLang does not return, so that nothing ever "
     "looks accepted; and it reads them for its own MTP drafter only.",
     how="Counts SGLang's spec_num_proposed_drafts and spec_num_correct_drafts, which the driver logs under verl's names; "

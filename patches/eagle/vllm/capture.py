@@ -159,7 +159,7 @@ def _state_fields(runner: str) -> tuple[str, ...]:
     return tuple(text.format(module) for text in _STATE)
 
 
-def _execute_patch(id: str, runner: str) -> Patch:
+def _execute_patch(id: str, runner: str, other: str) -> Patch:
     return WorkerPatch(
         id=id,
         targets=(f"{runner}.execute_model",),
@@ -174,15 +174,16 @@ def _execute_patch(id: str, runner: str) -> Patch:
                 "vllm.v1.core.sched.output:SchedulerOutput.total_num_scheduled_tokens",
             ),
         ),
-        evidence="optional",
+        evidence="step",
+        one_of=(other,),
         needs=("eagle.vllm.schedule",),
         why=_WHY,
         how="Ends the recording of requests that the scheduler reports as finished, and counts policy versions.",
     )
 
 
-EXECUTE = _execute_patch("eagle.vllm.execute_model", RUNNER)
-EXECUTE_V2 = _execute_patch("eagle.vllm.execute_model_v2", RUNNER_V2)
+EXECUTE = _execute_patch("eagle.vllm.execute_model", RUNNER, "eagle.vllm.execute_model_v2")
+EXECUTE_V2 = _execute_patch("eagle.vllm.execute_model_v2", RUNNER_V2, "eagle.vllm.execute_model")
 
 SAMPLE = WorkerPatch(
     id="eagle.vllm.sample_tokens",
@@ -196,7 +197,8 @@ SAMPLE = WorkerPatch(
             "vllm.v1.core.sched.output:SchedulerOutput.num_scheduled_tokens",
         ),
     ),
-    evidence="optional",
+    evidence="step",
+    one_of=("eagle.vllm.sample_tokens_v2",),
     needs=("eagle.vllm.execute_model",),
     why=_WHY,
     how="Notes input tokens, positions and states before the step's tokens are sampled and drafts proposed.",
@@ -217,7 +219,8 @@ SAMPLE_V2 = WorkerPatch(
             "vllm.v1.worker.gpu.input_batch:InputBatch.req_ids",
         ),
     ),
-    evidence="optional",
+    evidence="step",
+    one_of=("eagle.vllm.sample_tokens",),
     needs=("eagle.vllm.execute_model_v2",),
     why=_WHY,
     how="The same in vLLM's second model runner, its default on GPUs.",

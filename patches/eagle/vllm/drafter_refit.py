@@ -207,6 +207,7 @@ RPC = EnginePatch(
         params=("method", "timeout", "args", "kwargs"), mentions=("self.model_executor.collective_rpc",)
     ),
     evidence="optional",
+    when="anywhere=eagle.verl_vllm.collective_rpc",
     needs=("eagle.vllm.worker", "eagle.vllm.update_from_output"),
     why="Acceptance is seen in the scheduler, the weights are in the workers.",
     how="Compares acceptance before and after each update of the drafter, rolls back when it has fallen, and "

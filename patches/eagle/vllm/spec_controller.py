@@ -346,6 +346,7 @@ DYNAMIC = EnginePatch(
         ),
     ),
     evidence="optional",
+    when="child=engine-core",
     why=_WHY,
     how="Opens vLLM's dynamic speculation with a schedule that names every arm.",
     scope=frozenset({"driver"}),

@@ -107,7 +107,8 @@ PATCH = Patch(
             "sglang.srt.utils.hf_transformers_utils:get_config",
         ),
     ),
-    evidence="optional",  # imported where an engine starts; verl's driver has others start it
+    evidence="optional",
+    when="called=fp8.sglang.launch_scheduler_processes",
     scope=frozenset({"driver"}),
     needs=("fp8.sglang.initialize_model",),
     why="Rollout scripts open their engine in bf16; asking for online fp8 means editing each of them.",

@@ -23,6 +23,7 @@ PATCH = Patch(
     wrapper=on_launch,
     contract=Contract(params=("server_args",), mentions=("scheduler_procs",)),
     evidence="optional",
+    when="child=engine-core",
     scope=frozenset({"driver"}),
     why="A process that never loaded FlashPatch writes nothing, so its parent records that it is expected.",
     how="After the start, writes an expected row with the child's pid and start time.",

@@ -146,6 +146,7 @@ BEGIN = _patch(
     wrapper=on_begin,
     contract=Contract(params=("recv_req",), mentions=("self._session", "self._select_runners")),
     evidence="optional",
+    when="called=fp8.sglang.end_weight_update",
     why="A refusal to begin must reach the caller, and the scheduler must live on.",
     how="Answers success=False with the reason.",
 )
@@ -159,7 +160,8 @@ END = _patch(
         mentions=("self._session", "self._session.loaded_weights", "self._select_runners"),
         exists=("sglang.srt.managers.scheduler:Scheduler.is_fully_idle",),
     ),
-    evidence="optional",
+    evidence="update",
+    when="called=fp8.sglang.begin_weight_update",
     why="An incomplete update must end with an error, and not leave prefixes of the old policy in the cache.",
     how="Commits, or answers with the names that did not come; flushes the cache after a commit.",
 )
@@ -170,6 +172,7 @@ DISK = _patch(
     wrapper=on_disk,
     contract=Contract(params=("recv_req",), mentions=("self._select_runners",)),
     evidence="optional",
+    when="called=fp8.sglang.runner_update_weights_from_disk",
     why="With flush_cache=False prefixes of the old policy stay in the cache.",
     how="Flushes it after a commit.",
 )

@@ -104,6 +104,12 @@ _patch = partial(
 
 TENSOR = _patch(
     id="fp8.sglang.update_weights_from_tensor",
+    evidence="update",
+    one_of=(
+        "fp8.sglang.load_weights_from_distributed",
+        "fp8.sglang.update_weights_from_ipc",
+        "fp8.sglang.runner_update_weights_from_disk",
+    ),
     targets=(f"{UPDATER}.update_weights_from_tensor",),
     wrapper=on_tensor,
     contract=Contract(params=("named_tensors", "load_format"), mentions=("self.get_model",)),
@@ -113,6 +119,12 @@ TENSOR = _patch(
 
 DISTRIBUTED = _patch(
     id="fp8.sglang.load_weights_from_distributed",
+    evidence="update",
+    one_of=(
+        "fp8.sglang.update_weights_from_ipc",
+        "fp8.sglang.update_weights_from_tensor",
+        "fp8.sglang.runner_update_weights_from_disk",
+    ),
     targets=(f"{UPDATER}.load_weights_from_distributed",),
     wrapper=on_distributed,
     contract=Contract(params=("named_tensors",), mentions=("self.get_model",)),
@@ -122,6 +134,12 @@ DISTRIBUTED = _patch(
 
 DISK = _patch(
     id="fp8.sglang.runner_update_weights_from_disk",
+    evidence="update",
+    one_of=(
+        "fp8.sglang.load_weights_from_distributed",
+        "fp8.sglang.update_weights_from_ipc",
+        "fp8.sglang.update_weights_from_tensor",
+    ),
     targets=(f"{UPDATER}.update_weights_from_disk",),
     wrapper=on_disk,
     contract=Contract(
@@ -134,6 +152,12 @@ DISK = _patch(
 
 IPC = _patch(
     id="fp8.sglang.update_weights_from_ipc",
+    evidence="update",
+    one_of=(
+        "fp8.sglang.load_weights_from_distributed",
+        "fp8.sglang.update_weights_from_tensor",
+        "fp8.sglang.runner_update_weights_from_disk",
+    ),
     targets=(f"{UPDATER}.update_weights_from_ipc",),
     wrapper=on_ipc,
     contract=Contract(params=("recv_req",)),

@@ -88,7 +88,8 @@ PATCH = Patch(
         ),
         exists=("trl.generation.vllm_generation:VLLMGeneration._iter_named_params",),
     ),
-    evidence="optional",
+    evidence="update",
+    when="called=fp8.trl.generate_and_score_completions",
     scope=frozenset({"trainer"}),
     needs=("fp8.vllm.initialize_model",),
     why="TRL calls load_weights once per parameter and never says that it is done, so a sync that left a parameter out "

@@ -58,6 +58,7 @@ _patch = partial(
 
 PATCH = _patch(
     id="fp8.verl.init_with_resource_pool",
+    when="anywhere=fp8.verl.checkpoint_manager_update_weights",
     targets=(f"{RAY}:RayWorkerGroup._init_with_resource_pool",),
     wrapper=on_workers,
     contract=Contract(mentions=("self._create_worker",), exists=(f"{RAY}:RayWorkerGroup._create_worker",)),
@@ -71,8 +72,10 @@ def of_servers(patch_id: str, replica: str) -> Patch:
         patch_id: id of the record.
         replica: verl's class that launches them, as ``"package.module:Class"``.
     """
+    servers = patch_id.rpartition(".")[0]
     return _patch(
         id=patch_id,
+        when=f"anywhere=fp8.verl.validate_config_rollout anywhere={servers}.generate",
         targets=(f"{replica}.launch_servers",),
         wrapper=on_servers,
         contract=Contract(mentions=("self.servers",)),

@@ -57,7 +57,8 @@ PATCH = validate_config_patch(
             "verl.workers.config.rollout:RolloutConfig.disaggregation",
         ),
     ),
-    evidence="optional",  # only one of a job's drivers has it
+    evidence="optional",
+    when="anywhere=fp8.verl.compute_old_log_prob",
     why="Some settings of SGLang rollouts bring weights by ways that an update cannot follow, or fail minutes later.",
     how="Refuses them by name in the driver, before anything starts.",
     remove_when="never: it states what the family can run.",

@@ -163,6 +163,8 @@ _patch = partial(
 
 SESSION = _patch(
     id="fp8.verl_sglang.async_http_server_adapter",
+    evidence="update",
+    when="anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_sglang.server_adapter_update_weights",
     targets=(ENGINE,),
     apply=apply,
     undo=undo,
@@ -182,6 +184,8 @@ SESSION = _patch(
 
 TENSOR = _patch(
     id="fp8.verl_sglang.update_weights_from_tensor",
+    evidence="update",
+    when="anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_sglang.server_adapter_update_weights",
     targets=(f"{ENGINE}.update_weights_from_tensor",),
     wrapper=on_tensor,
     contract=Contract(
@@ -197,6 +201,8 @@ TENSOR = _patch(
 
 FLUSH = _patch(
     id="fp8.verl_sglang.flush_cache",
+    evidence="update",
+    when="anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_sglang.server_adapter_update_weights",
     targets=(f"{ENGINE}.flush_cache",),
     wrapper=on_flush,
     contract=Contract(

@@ -118,7 +118,8 @@ LAUNCH = _patch(
             "sglang.srt.entrypoints.http_server:get_global_state",
         ),
     ),
-    evidence="optional",  # who drives SGLang without verl never imports it
+    evidence="optional",
+    when="anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_sglang.generate",
     why="verl lists the fields of SGLang's ServerArgs as a dataclass's; from SGLang 0.5.20 on it is a msgspec struct, "
     "and verl ends with a TypeError. What verl keeps as scheduler_info is the tuple's third part: the ports.",
     how="Answers dataclasses.fields in verl's module for msgspec structs, and puts the first scheduler's description "
@@ -136,7 +137,8 @@ GENERATE = _patch(
         mentions=("TokenOutput", "output_token_logprobs", "max_new_tokens"),
         exists=("verl.workers.rollout.replica:TokenOutput.extra_fields",),
     ),
-    evidence="optional",  # a server may only score
+    evidence="step",
+    when="anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_sglang.launch_servers",
     why="Where SGLang returns another number of log-probabilities than tokens, verl logs an error and trains on an "
     "empty answer; a request that SGLang refuses ends with an exception that Ray cannot pass on. In a mixed fleet the trainer cannot tell which samples come from an 8-bit replica.",
     how="Raises for such a sample, unless it was aborted, and with the refusal's text; adds the replica's precision to the extra fields.",

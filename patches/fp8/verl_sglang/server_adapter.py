@@ -81,7 +81,8 @@ PATCH = Patch(
         mentions=("self._init_server_adapter", "self._engine.flush_cache", "sgl_update_weights"),
         exists=("sglang.srt.managers.io_struct:BeginWeightUpdateReqInput.selector",),
     ),
-    evidence="optional",  # some trainers send nothing, such as a critic; the driver asks all that should
+    evidence="update",
+    when="anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_sglang.launch_servers",
     scope=frozenset({"trainer"}),
     needs=("fp8.verl_sglang.update_weights_from_tensor", "fp8.verl_sglang.flush_cache"),
     why="From 0.5.21 on SGLang takes weights only between begin_weight_update and end_weight_update, which verl calls "

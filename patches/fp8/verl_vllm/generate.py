@@ -25,7 +25,8 @@ PATCH = Patch(
         mentions=("TokenOutput", "self.replica_rank"),
         exists=("verl.workers.rollout.replica:TokenOutput.extra_fields",),
     ),
-    evidence="optional",  # a server may only score
+    evidence="step",
+    when="anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_vllm.launch_servers",
     scope=frozenset({"driver"}),
     needs=("fp8.verl.calculate_debug_metrics",),
     why="In a mixed fleet the trainer cannot tell which samples come from an 8-bit replica.",

@@ -66,6 +66,7 @@ _patch = partial(
 
 PATCH = _patch(
     id=ID,
+    when="anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_vllm.server_adapter_update_weights",
     targets=(f"{SERVER}.collective_rpc",),
     wrapper=on_collective_rpc,
     contract=Contract(
@@ -80,6 +81,8 @@ PATCH = _patch(
 
 CLEAR = _patch(
     id="fp8.verl_vllm.clear_kv_cache",
+    evidence="update",
+    when="anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_vllm.server_adapter_update_weights",
     targets=(f"{SERVER}.clear_kv_cache",),
     wrapper=on_clear,
     contract=Contract(mentions=("self.engine.reset_prefix_cache",)),

@@ -130,7 +130,8 @@ RECEIVE = _patch(
         params=("on_bucket_received",),
         mentions=("self._init_socket", "self._init_buffer", "self._cleanup", "self._ack_pending"),
     ),
-    evidence="optional",  # an engine of the job may belong to somebody else
+    evidence="optional",
+    when="called=fp8.verl_vllm.update_weights_from_ipc",
     needs=("fp8.verl_vllm.receiver_cleanup",),
     why="An exception while weights are loaded leaves views of the shared memory behind, and closing it fails.",
     how="Times the loading, and after a failure clears the frames that hold views before memory is closed.",
@@ -142,6 +143,7 @@ SOCKET = _patch(
     wrapper=on_socket,
     contract=Contract(mentions=("self.socket", "self.zmq_handle")),
     evidence="optional",
+    when="called=fp8.verl_vllm.receive_weights",
     needs=("fp8.verl_vllm.receiver_cleanup",),
     why="The receiver blocks for ever in recv when the trainer failed or died, and its engine with it.",
     how="A socket that polls, watches the connection and the sending process, and raises their errors.",
@@ -152,7 +154,8 @@ CLEANUP = _patch(
     targets=(f"{RECEIVER}._cleanup",),
     wrapper=on_cleanup,
     contract=Contract(mentions=("self.socket", "self.shm", "self._ack_pending")),
-    evidence="optional",
+    evidence="update",
+    when="called=fp8.verl_vllm.receive_weights",
     needs=("fp8.verl_vllm.receive_weights",),
     why="After an exception the sender gets no answer and waits for ever; the error that can be seen, "
     "'cannot close exported pointers exist', hides the real one.",

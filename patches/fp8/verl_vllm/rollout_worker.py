@@ -98,7 +98,8 @@ PATCH = Patch(
         mentions=("BucketedWeightReceiver", "process_weights_after_loading"),
         exists=(f"{EXTENSION}._iter_all_models",),
     ),
-    evidence="optional",  # a job may have other engines, updated otherwise
+    evidence="optional",
+    when="anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_vllm.async_send_weights",
     scope=frozenset({"worker"}),
     needs=("fp8.vllm.initialize_model",),
     why="vLLM passes a worker's exception on as one line, and its success as nothing.",

@@ -113,6 +113,7 @@ _patch = partial(
 
 SEND = _patch(
     id="fp8.verl_vllm.async_send_weights",
+    when="called=fp8.verl_vllm.server_adapter_update_weights",
     targets=(f"{SENDER}.async_send_weights",),
     wrapper=on_send,
     contract=Contract(
@@ -124,6 +125,7 @@ SEND = _patch(
 
 SOCKET = _patch(
     id=ID,
+    when="called=fp8.verl_vllm.async_send_weights",
     targets=(f"{SENDER}._init_socket",),
     wrapper=on_socket,
     contract=Contract(mentions=("self.socket", "self.zmq_handle")),
@@ -136,6 +138,8 @@ SOCKET = _patch(
 
 CLEANUP = _patch(
     id="fp8.verl_vllm.sender_cleanup",
+    evidence="update",
+    when="called=fp8.verl_vllm.async_send_weights",
     targets=(f"{SENDER}._cleanup",),
     wrapper=on_cleanup,
     contract=Contract(mentions=("self.socket", "self.shm")),

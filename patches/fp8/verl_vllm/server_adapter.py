@@ -75,6 +75,8 @@ _patch = partial(
 
 UPDATE = _patch(
     id="fp8.verl_vllm.server_adapter_update_weights",
+    evidence="update",
+    when="anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_vllm.launch_servers",
     targets=(f"{ADAPTER}.update_weights",),
     wrapper=on_update,
     contract=Contract(
@@ -91,6 +93,7 @@ UPDATE = _patch(
 
 EXECUTE = _patch(
     id="fp8.verl_vllm.execute_method",
+    when="anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_vllm.server_adapter_update_weights",
     targets=(f"{ADAPTER}._execute_method",),
     wrapper=on_execute,
     contract=Contract(

@@ -63,6 +63,8 @@ STEP = _patch(
 
 PATCH = _patch(
     id="fp8.vllm.process_outputs",
+    evidence="step",
+    when="anywhere=fp8.vllm.worker_execute_model",
     targets=("vllm.v1.engine.output_processor:OutputProcessor.process_outputs",),
     wrapper=on_process_outputs,
     contract=Contract(

@@ -35,6 +35,7 @@ _patch = partial(
 
 CORES = _patch(
     id="fp8.vllm.core_engine_proc_manager_init",
+    when="child=engine-core",
     targets=("vllm.v1.engine.utils:CoreEngineProcManager.__init__",),
     wrapper=on_cores,
     contract=Contract(mentions=("self.processes",)),
@@ -43,6 +44,7 @@ CORES = _patch(
 
 WORKERS = _patch(
     id="fp8.vllm.init_executor",
+    when="child=worker",
     targets=("vllm.v1.executor.multiproc_executor:MultiprocExecutor._init_executor",),
     wrapper=on_workers,
     contract=Contract(mentions=("self.workers",)),

@@ -100,6 +100,7 @@ BEGIN = _patch(
     how="reload_weights and the weight-transfer session open an update instead.",
     needs=("fp8.vllm.initialize_model",),
     evidence="optional",
+    when="called=fp8.vllm.finalize_layerwise_reload",
 )
 
 END = _patch(
@@ -110,7 +111,8 @@ END = _patch(
     why="The end of reload_weights or of a weight-transfer session is where an update must be complete.",
     how="Commits the update, or raises with the names of what did not come.",
     needs=("fp8.vllm.initialize_layerwise_reload",),
-    evidence="optional",
+    evidence="update",
+    when="called=fp8.vllm.initialize_layerwise_reload",
 )
 
 FINISH = _patch(

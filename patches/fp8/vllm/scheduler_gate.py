@@ -282,7 +282,10 @@ STEP = _patch(
             "vllm.v1.request:RequestStatus.FINISHED_ABORTED",
         ),
     ),
-    evidence="optional",  # an engine uses one of the two step functions, this or the next
+    evidence="step",
+    one_of=(
+        "fp8.vllm.step_with_batch_queue",
+    ),  # an engine uses one of the two step functions, this or the next
     needs=("fp8.vllm.engine_core_init",),
     why="An engine that schedules on half-updated weights serves a policy that never existed; stale prefix "
     "caches mix two.",
@@ -294,7 +297,8 @@ QUEUE = _patch(
     targets=(f"{CORE}.step_with_batch_queue",),
     wrapper=on_step,
     contract=Contract(mentions=("self.scheduler.schedule", "self.scheduler.has_requests")),
-    evidence="optional",
+    evidence="step",
+    one_of=("fp8.vllm.engine_core_step",),
     needs=("fp8.vllm.engine_core_init",),
     why="The same as fp8.vllm.engine_core_step, for asynchronous scheduling and pipeline parallelism.",
     how="The same check before the other step function.",
@@ -309,7 +313,8 @@ RPC = _patch(
         mentions=("self.model_executor",),
         exists=("vllm.v1.serial_utils:run_method",),
     ),
-    evidence="optional",  # a model in this process can be updated without a call
+    evidence="optional",
+    when="anywhere=fp8.verl_vllm.collective_rpc",
     needs=("fp8.vllm.engine_core_init",),
     why="Updates reach workers as calls through the engine core, which must notice the outcome.",
     how="Reports to workers whether requests run, collects the answers of all ranks even when one fails (vLLM "
@@ -327,6 +332,10 @@ _sleep = partial(
     how="Asks the workers for their policy before the next step.",
 )
 
-SLEEP = _sleep(id="fp8.vllm.engine_core_sleep", targets=(f"{CORE}.sleep",))
+SLEEP = _sleep(
+    id="fp8.vllm.engine_core_sleep", when="anywhere=fp8.vllm.worker_sleep", targets=(f"{CORE}.sleep",)
+)
 
-WAKE_UP = _sleep(id="fp8.vllm.engine_core_wake_up", targets=(f"{CORE}.wake_up",))
+WAKE_UP = _sleep(
+    id="fp8.vllm.engine_core_wake_up", when="anywhere=fp8.vllm.worker_wake_up", targets=(f"{CORE}.wake_up",)
+)

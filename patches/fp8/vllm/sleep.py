@@ -95,6 +95,7 @@ SLEEP = _patch(
 
 WAKE_UP = _patch(
     id="fp8.vllm.worker_wake_up",
+    when="anywhere=fp8.vllm.worker_sleep anywhere=fp8.vllm.engine_core_wake_up",
     targets=(f"{WORKER}.wake_up",),
     wrapper=on_wake_up,
     contract=Contract(params=("tags",)),

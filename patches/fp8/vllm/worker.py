@@ -127,10 +127,14 @@ _runner = partial(
 
 RUNNER = _runner(
     id="fp8.vllm.model_runner_execute_model",
+    evidence="step",
+    one_of=("fp8.vllm.model_runner_v2_execute_model",),
     targets=("vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model",),
 )
 
 RUNNER_V2 = _runner(
     id="fp8.vllm.model_runner_v2_execute_model",
+    evidence="step",
+    one_of=("fp8.vllm.model_runner_execute_model",),
     targets=("vllm.v1.worker.gpu.model_runner:GPUModelRunner.execute_model",),
 )

@@ -122,6 +122,7 @@ class Test_the_ledger:
             "initialize_model",
             "worker_load_model",
             "worker_execute_model",
+            "model_runner_execute_model",
             "process_weights_after_loading",
             "initialize_layerwise_reload",
             "finalize_layerwise_reload",
@@ -134,6 +135,7 @@ class Test_the_ledger:
 
         def weigh(called=self.CALLED, run="nonce", roles=None):
             monkeypatch.setenv("FLASHPATCH_LEDGER", str(tmp_path))
+            monkeypatch.setenv("FLASHPATCH", "fp8")
             for role, names in called.items():
                 patches = {f"fp8.vllm.{name}": {"state": "live", "calls": 2} for name in names}
                 row = dict(
@@ -171,7 +173,7 @@ class Test_the_ledger:
         found = weigh({**self.CALLED, "engine-core": ["engine_core_init", "collective_rpc"]})
         assert (
             found.evidence
-            == "fp8.vllm.engine_core_step or step_with_batch_queue was never called in engine-core 11"
+            == "fp8.vllm.engine_core_step or fp8.vllm.step_with_batch_queue was never called in engine-core 11"
         )
 
     def test_a_process_that_does_not_know_its_role(self, weigh):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +21,7 @@ from flashpatch import ledger
 from flashpatch.patches.eagle.capture import sample_queue
 from flashpatch.proof import Proof
 from flashpatch.settings import child_env, selections
-from flashpatch.verify import processes
+from flashpatch.verify import due, processes
 from flashpatch.verify.probes.eagle.rounds import prompts
 from flashpatch.verify.processes import Command
 
@@ -54,7 +55,7 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     return [
         _proof("an engine opens and generates", "", rounds, seen["seconds"]["opened"]),
         *_judge(workdir, seen, notes),
-        _called(nonce, name, engine.DUE),
+        _called(nonce, name, engine.MORE),
         *(verl_sglang_probe.probe(workdir) if verl_sglang_probe.is_due() else ()),
     ]
 
@@ -112,17 +113,19 @@ def _aligned(target: Path, samples: list[Any], seen: Mapping[str, Any], counts: 
     return _proof(what, "" if whole and worst < _CLOSE else f"{evidence}; {counts}", evidence)
 
 
-def _called(nonce: str, engine: str, due: tuple[str | tuple[str, ...], ...]) -> Proof:
+def _called(nonce: str, engine: str, more: Mapping[str, tuple[str, ...]]) -> Proof:
     what = "hooks were called in the engine's processes"
-    calls: dict[str, int] = {}
-    for row in _rows(nonce):
-        for id, entry in row.patches.items():
-            calls[id] = calls.get(id, 0) + entry["calls"]
-    choices = [(names,) if isinstance(names, str) else names for names in due]
+    rows = _rows(nonce)
+    options = selections.from_environment(selections.NOTHING).choices["eagle"].options
     idle = [
-        " or ".join(names) for names in choices if not any(calls.get(f"eagle.{engine}.{n}") for n in names)
+        names
+        for role, of_role in more.items()
+        for names in due.not_called(rows, rows, f"eagle.{engine}", role, options, of_role)
     ]
-    evidence = f"{sum(calls.values())} calls of {sum(map(bool, calls.values()))} patches"
+    calls = Counter()
+    for row in rows:
+        calls.update({id: entry["calls"] for id, entry in row.patches.items()})
+    evidence = f"{calls.total()} calls of {sum(map(bool, calls.values()))} patches"
     return _proof(what, f"never called: {', '.join(idle)}" if idle else "", evidence)
 
 

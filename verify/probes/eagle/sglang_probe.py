@@ -9,19 +9,17 @@ from flashpatch.verify.probes.eagle.rounds import write_drafters
 
 JOB = sglang_job.__name__
 ENVIRONMENT: dict[str, str] = {}
-DUE = (
-    "eagle_worker_v2_init",
-    "verify",
-    "forward_prefill_batch",
-    "release_kv_cache",
-    "init_cuda_graphs",
-    "activate_step_by_batch",
-    "on_verify_complete_cpu",
-    "init_weight_updater",
-    "begin_weight_update",
-    "end_weight_update",
-)
-"""Patches that the job must have called."""
+MORE = {
+    "worker": (
+        "verify",
+        "forward_prefill_batch",
+        "release_kv_cache",
+        "init_weight_updater",
+        "begin_weight_update",
+        "end_weight_update",
+    )
+}
+"""Patches that the job must have called beside those that are due by their records, by role."""
 
 models = partial(write_drafters, engine="sglang")
 """Write the drafters to a directory."""

@@ -9,18 +9,12 @@ from flashpatch.verify.probes.eagle.rounds import write_drafters
 
 JOB = vllm_job.__name__
 ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-DUE = (
-    ("sample_tokens", "sample_tokens_v2"),
-    ("execute_model", "execute_model_v2"),
-    "free_request",
-    "schedule",
-    "create_speculative_config",
-    "scheduler_init",
-    "update_from_output",
-    "worker",
-    "collective_rpc",
-)
-"""Patches that the job must have called; of those in a tuple one, as vLLM has two model runners."""
+MORE = {
+    "driver": (),
+    "engine-core": ("free_request", "scheduler_init", "collective_rpc"),
+    "worker": ("worker",),
+}
+"""Patches that the job must have called beside those that are due by their records, by role."""
 
 models = partial(write_drafters, engine="vllm")
 """Write the drafters to a directory."""

@@ -16,7 +16,8 @@ from typing import Any
 
 from flashpatch import ledger
 from flashpatch.proof import Proof
-from flashpatch.verify import processes, verl_sglang_server
+from flashpatch.settings import selections
+from flashpatch.verify import due, processes, verl_sglang_server
 from flashpatch.verify.probes.fp8 import sglang_job, tiny, verl_sglang_job
 from flashpatch.verify.processes import Command
 
@@ -34,20 +35,13 @@ _VERL_STEPS = {
     "perturbation": ("weights that verl sends equal a fresh server of verl's on them", "fresh"),
     "return": ("weights that verl sends back equal the answers before", "before"),
 }
-#: Patches that the job must have called, by role.
-_DUE = {
+#: Patches that the job must have called beside those that are due by their records, by role.
+_MORE = {
     "driver": ("run_resolution_pipeline", "launch_scheduler_processes"),
-    "engine-core": (
-        "scheduler_init",
-        "get_next_batch_to_run",
-        "begin_weight_update",
-        "end_weight_update",
-        "scheduler_update_weights_from_disk",
-    ),
+    "engine-core": ("scheduler_init", "begin_weight_update", "end_weight_update"),
     "worker": (
         "initialize_model",
         "load_model",
-        "restore_weights_before_loading",
         "postprocess_weights",
         "update_weights_from_tensor",
         "runner_update_weights_from_disk",
@@ -148,19 +142,17 @@ def _compare(
 def _written(nonce: str) -> Proof:
     """The patches were called, in processes that know what they are."""
     rows = [row for run in ledger.read() if run.id == nonce for row in run.rows]
+    options = selections.from_environment(selections.NOTHING).choices["fp8"].options
     problems, evidence = [], []
-    for role, due in _DUE.items():
+    for role, more in _MORE.items():
         of_role = [row for row in rows if role in row.roles]
         if not of_role:
             problems.append(f"no {role} wrote a row under the nonce")
             continue
-        calls = {id: entry["calls"] for row in of_role for id, entry in row.patches.items() if entry["calls"]}
-        problems += [
-            f"fp8.sglang.{name} was never called in the {role}"
-            for name in due
-            if not calls.get(f"fp8.sglang.{name}")
-        ]
-        evidence.append(f"{role} {of_role[0].pid}: {sum(calls.values())} calls")
+        idle = due.not_called(of_role, rows, "fp8.sglang", role, options, more)
+        problems += [f"{names} was never called in the {role}" for names in idle]
+        calls = sum(entry["calls"] for row in of_role for entry in row.patches.values())
+        evidence.append(f"{role} {of_role[0].pid}: {calls} calls")
     return _proof(
         "the ledger shows the calls in driver, scheduler and worker", "; ".join(problems), ", ".join(evidence)
     )

@@ -17,7 +17,7 @@ from flashpatch import ledger
 from flashpatch.patches.fp8.vllm import int8_config
 from flashpatch.proof import Proof
 from flashpatch.settings import selections
-from flashpatch.verify import processes
+from flashpatch.verify import due, processes
 from flashpatch.verify.probes.fp8 import tiny, vllm_job
 from flashpatch.verify.processes import Command
 
@@ -35,14 +35,13 @@ _STEPS = {
     "return": ("reload_weights back equals the answers before", "before"),
 }
 
-#: Patches that the job must have called, by role; a tuple inside holds alternatives.
-_DUE: Mapping[str, Sequence[str | tuple[str, ...]]] = {
-    "driver": ("create_engine_config", "process_outputs", "core_engine_proc_manager_init"),
-    "engine-core": ("engine_core_init", "collective_rpc", ("engine_core_step", "step_with_batch_queue")),
+#: Patches that the job must have called beside those that are due by their records, by role.
+_MORE: Mapping[str, Sequence[str]] = {
+    "driver": ("create_engine_config",),
+    "engine-core": ("engine_core_init", "collective_rpc"),
     "worker": (
         "initialize_model",
         "worker_load_model",
-        "worker_execute_model",
         "process_weights_after_loading",
         "initialize_layerwise_reload",
         "finalize_layerwise_reload",
@@ -168,19 +167,16 @@ def _written(seen: Mapping[str, Any], nonce: str) -> Proof:
         return _proof(what, "no engine was seen at work")
     rows = {row.pid: row for run in ledger.read() if run.id == nonce for row in run.rows}
     problems, evidence = [], []
-    for role, due in _DUE.items():
+    for role, more in _MORE.items():
         row = rows.get(pids[role])
         if row is None:
             problems.append(f"{role} {pids[role]} wrote no row under the nonce")
             continue
         if role not in row.roles:
             problems.append(f"process {row.pid} does not know that it is the {role}")
-        calls = {id: entry["calls"] for id, entry in row.patches.items()}
-        for names in due:
-            names = names if isinstance(names, tuple) else (names,)
-            if not any(calls.get(f"fp8.vllm.{name}") for name in names):
-                problems.append(f"fp8.vllm.{' or '.join(names)} was never called in {role} {row.pid}")
-        evidence.append(f"{role} {row.pid}: {sum(calls.values())} calls")
+        idle = due.not_called([row], list(rows.values()), "fp8.vllm", role, _options(), more)
+        problems += [f"{names} was never called in {role} {row.pid}" for names in idle]
+        evidence.append(f"{role} {row.pid}: {sum(entry['calls'] for entry in row.patches.values())} calls")
     return _proof(what, "; ".join(problems), ", ".join(evidence))
 
 
@@ -193,7 +189,11 @@ def _spent(seen: Mapping[str, Any], step: str) -> float:
 
 
 def _precision() -> str:
-    return selections.from_environment(selections.NOTHING).choices["fp8"].options["precision"]
+    return _options()["precision"]
+
+
+def _options() -> Mapping[str, Any]:
+    return selections.from_environment(selections.NOTHING).choices["fp8"].options
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -125,7 +125,8 @@ PATCH = validate_config_patch(
             "verl.trainer.ppo.rollout_corr_helper:compute_rollout_correction_and_add_to_batch",
         ),
     ),
-    evidence="optional",  # only one of a job's drivers has it
+    evidence="optional",
+    when="anywhere=fp8.verl.compute_old_log_prob",
     why="Tokens sampled from a quantized policy are trained on as if sampled from the trainer's; verl's "
     "correction for that is off by default.",
     how="Sets rollout_correction.rollout_is=token with cap 2 where rollouts are quantized and the config sets "

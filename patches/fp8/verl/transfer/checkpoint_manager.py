@@ -103,7 +103,8 @@ UPDATE = _patch(
             "verl.single_controller.ray.base:RayWorkerGroup._init_with_resource_pool",
         ),
     ),
-    evidence="optional",  # only one of a job's drivers has it
+    evidence="update",
+    when="anywhere=fp8.verl.validate_config_rollout",
     why="A replica that kept an old policy, or has committed twice, is trained on as if it had the new one.",
     how="Collects the receipts of all ranks after each sync and compares steps and versions.",
     remove_when="verl compares what its replicas committed.",

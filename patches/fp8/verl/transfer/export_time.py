@@ -24,7 +24,8 @@ PATCH = Patch(
     requires="verl>=0.9",
     wrapper=on_export,
     contract=Contract(params=("layered_summon", "base_sync_done"), mentions=("self.module.state_dict",)),
-    evidence="optional",  # other engines have their own
+    evidence="update",
+    when="anywhere=fsdp.verl.get_sharding_strategy anywhere=fp8.verl.validate_config_rollout",
     scope=frozenset({"trainer"}),
     why="Under FSDP1 the gathering of a sync happens before the sync, where its time is lost.",
     how="Counts it towards the next sync's gather.",
