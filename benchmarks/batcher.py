@@ -23,7 +23,7 @@ from importlib.util import find_spec
 import longtail
 
 from flashpatch.commands.report import Table, emit
-from flashpatch.patches.grpo.standalone.packing import Packer
+from flashpatch.patches.grpo.streaming.packing import Packer
 
 AIM = 5.0
 """Processor microseconds per sample."""

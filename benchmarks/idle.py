@@ -29,7 +29,7 @@ import longtail
 import router_traces
 
 from flashpatch.commands.report import Table, emit
-from flashpatch.patches.grpo.standalone.packing import Packer
+from flashpatch.patches.grpo.streaming.packing import Packer
 
 RANKS = (8, 64, 256, 1024)
 

@@ -3,8 +3,7 @@
     python grpo_servers.py REQUESTS PHASES
 
 PHASES is a JSON list of [HARM, OPTIONS]: HARM is kill or chaos, OPTIONS those of grpo, or null for stock
-verl; or HARM is owner, for the registry as a Ray actor. Prints one JSON line per phase: how requests
-ended, and the balancer's last status.
+verl. Prints one JSON line per phase: how requests ended, and the balancer's last status.
 """
 
 from __future__ import annotations
@@ -34,29 +33,6 @@ class Server:
     async def generate(self, request_id, prompt_ids, sampling_params, image_data=None, video_data=None):
         await asyncio.sleep(sampling_params["work"])
         return SimpleNamespace(token_ids=[prompt_ids[0]] * sampling_params["max_tokens"], extra_fields={})
-
-
-async def owned(requests: int) -> None:
-    """The registry as a Ray actor, found by name; one of its workers dies."""
-    from flashpatch.patches.grpo.standalone.registry_actor import owner
-
-    registry = owner("generation", cap=200)
-    assert owner("generation") == registry
-    servers = {f"o{number}": Server.remote() for number in range(3)}
-    pids = {name: await server.pid.remote() for name, server in servers.items()}
-    for name, server in servers.items():
-        await registry.register_actor.remote(name, server, "generate")
-    asked = [
-        registry.call.remote(5, None, (str(number), [number], {"max_tokens": 1, "work": 0.01}), {})
-        for number in range(requests)
-    ]
-    os.kill(pids["o0"], signal.SIGKILL)
-    answers = await asyncio.gather(*asked, return_exceptions=True)
-    ends = Counter(
-        "result" if getattr(answer, "token_ids", None) == [number] else repr(answer)[:200]
-        for number, answer in enumerate(answers)
-    )
-    print(json.dumps({"ends": ends, "report": await registry.report.remote()}), flush=True)
 
 
 async def phase(requests: int, harm: str, options: dict | None) -> None:
@@ -154,6 +130,6 @@ if __name__ == "__main__":
         try:
             for harm, options in json.loads(sys.argv[2]):
                 requests = int(sys.argv[1])
-                asyncio.run(owned(requests) if harm == "owner" else phase(requests, harm, options))
+                asyncio.run(phase(requests, harm, options))
         finally:
             ray.shutdown()

@@ -6,8 +6,8 @@ import time
 from typing import Any
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.grpo.standalone.packing import Packer, Round
 from flashpatch.patches.grpo.streaming.mode import ID
+from flashpatch.patches.grpo.streaming.packing import Packer, Round
 
 
 class Rounds:

@@ -21,7 +21,7 @@ CODE = """
     import verl.utils.experimental.torch_functional
     from verl.utils import tensordict_utils as tu
     from omegaconf import OmegaConf
-    from flashpatch.patches.grpo.standalone.packing import Packer
+    from flashpatch.patches.grpo.streaming.packing import Packer
     from flashpatch.patches.grpo.streaming import worker as streaming
     from flashpatch.verify.probes.grpo import job
 

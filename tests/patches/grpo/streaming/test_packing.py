@@ -1,21 +1,16 @@
-"""The batcher: nothing lost, nothing twice, budgets kept, ranks in step, producers held back."""
+"""Packing samples into rounds: nothing lost, nothing twice, budgets kept, ranks in step."""
 
 from __future__ import annotations
 
-import asyncio
 import random
 
-import grpo_fleet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from machine import limit
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.grpo.standalone.batcher import StreamingBatcher
-from flashpatch.patches.grpo.standalone.group_gate import GroupGate
-from flashpatch.patches.grpo.standalone.packing import Packer
-from flashpatch.patches.grpo.standalone.partition import balance, differencing, level, longest_first
+from flashpatch.patches.grpo.streaming.packing import Packer
+from flashpatch.patches.grpo.streaming.partition import balance, differencing, level, longest_first
 
 LENGTHS = st.lists(st.integers(1, 40), max_size=120)
 
@@ -131,98 +126,9 @@ def test_an_oversized_sample_is_alone_or_refused_by_name():
         (lambda: Packer(0, 10), "ranks, budget"),
         (lambda: Packer(1, 10, oversize="drop"), "oversize] is 'drop'"),
         (lambda: Packer(1, 10).add("x", 0), "tokens] is 0"),
-        (lambda: StreamingBatcher(1, 10, depth=0), "depth"),
-        (lambda: GroupGate(0), "size"),
     ],
 )
 def test_bad_input_is_refused_by_name(make, named):
     with pytest.raises(PatchError) as error:
         make()
     assert named in str(error.value)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    ranks=st.integers(1, 5),
-    lengths=st.lists(st.integers(1, 40), max_size=60),
-    depth=st.integers(1, 3),
-    seed=st.integers(0, 9999),
-)
-def test_a_stream_with_cancelled_producers_and_uneven_ranks_loses_nothing(ranks, lengths, depth, seed):
-    draw = random.Random(seed)
-
-    async def run():
-        batcher = StreamingBatcher(ranks, 50, depth=depth)
-        got: list[list] = [[] for _ in range(ranks)]
-
-        async def consume(rank):
-            async for batch in batcher.batches(rank):
-                got[rank].append(batch)
-                for _ in range(draw.randint(0, 5)):
-                    await asyncio.sleep(0)
-
-        async def produce(number, tokens):
-            task = asyncio.ensure_future(batcher.put((number, tokens), tokens))
-            for _ in range(draw.randint(1, 3)):
-                await asyncio.sleep(0)
-            if draw.random() < 0.3:
-                task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-        ranks_at_work = [asyncio.ensure_future(consume(rank)) for rank in range(ranks)]
-        await asyncio.gather(*(produce(number, tokens) for number, tokens in enumerate(lengths)))
-        await batcher.close()
-        await asyncio.wait_for(asyncio.gather(*ranks_at_work), limit(60))
-        return got
-
-    got = asyncio.run(run())
-    assert len({len(batches) for batches in got}) == 1, "ranks must do the same number of forwards"
-    assert sorted(real(batch for batches in got for batch in batches)) == list(enumerate(lengths))
-    for together in zip(*got, strict=True):
-        assert len({batch.round for batch in together}) == 1
-
-
-def test_a_slow_rank_holds_producers_back():
-    async def run():
-        batcher = StreamingBatcher(2, 10, depth=2)
-        put = 0
-
-        async def produce():
-            nonlocal put
-            for number in range(40):
-                await batcher.put(number, 10)
-                put += 1
-
-        producer = asyncio.ensure_future(produce())
-        fast = [await batcher.get(0) for _ in range(2)]
-        await grpo_fleet.settled()
-        # Two rounds wait for rank 1, a third one for room; the open put brought the sample that completed it.
-        assert len(fast) == 2 and put == 6 and not producer.done()
-        await batcher.get(1)
-        await grpo_fleet.settled()
-        assert put == 8
-        producer.cancel()
-
-    asyncio.run(run())
-
-
-def test_after_close_there_is_nothing_to_put_or_get():
-    async def run():
-        batcher = StreamingBatcher(2, 10)
-        await batcher.close()
-        assert await batcher.get(0) is None
-        with pytest.raises(PatchError, match="after close"):
-            await batcher.put("late", 1)
-
-    asyncio.run(run())
-
-
-def test_groups_pass_when_complete_with_their_advantages():
-    gate = GroupGate(3)
-    assert gate.add("a", 1, 0.0) == [] == gate.add("b", 4, 1.0) == gate.add("a", 2, 1.0)
-    passed = gate.add("a", 3, 2.0)
-    assert [(one.sample, round(one.advantage, 4)) for one in passed] == [(1, -1.0), (2, 0.0), (3, 1.0)]
-    assert gate.waiting == 1 and gate.fail("b") == []
-    (alone,) = gate.fail("b")
-    assert alone.sample == 4 and alone.advantage == pytest.approx(1.0, abs=1e-5) and gate.waiting == 0
-    assert gate.fail("c") == gate.fail("c") == gate.fail("c") == []

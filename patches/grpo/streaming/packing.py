@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from flashpatch.patches.grpo.errors import refuse
-from flashpatch.patches.grpo.standalone.partition import balance
+from flashpatch.patches.grpo.streaming.partition import balance
 
 _ENOUGH = 0.0005
 """A division whose fullest batch is this share above the least possible is not improved further."""

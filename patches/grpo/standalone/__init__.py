@@ -1,1 +1,0 @@
-"""Collect parts of async-grpo for use without verl; no patch calls them."""

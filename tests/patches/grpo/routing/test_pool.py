@@ -1,0 +1,100 @@
+"""The pool of servers: least loaded first, thresholds, prefixes that stay together."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from flashpatch.patches.grpo.routing.pool import Pool
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """The pool against a plain model of it: loads add up, the emptiest eligible worker is chosen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = Pool(cap=50, affinity=False)
+        self.model: dict[str, dict[int, int]] = {}
+        self.resting: set[str] = set()
+        self.next = 0
+
+    @rule(name=st.sampled_from("abcd"))
+    def add(self, name):
+        assert sorted(self.pool.add(name)) == sorted(self.model.get(name, {}))
+        self.model[name] = {}
+        self.resting.discard(name)
+
+    @rule(name=st.sampled_from("abcd"))
+    def remove(self, name):
+        assert sorted(self.pool.remove(name)) == sorted(self.model.pop(name, {}))
+        self.resting.discard(name)
+
+    @rule(name=st.sampled_from("abcd"), rest=st.booleans())
+    def rest(self, name, rest):
+        (self.pool.suspend if rest else self.pool.resume)(name)
+        if rest and name in self.model:
+            self.resting.add(name)
+        elif not rest:
+            self.resting.discard(name)
+
+    @rule(tokens=st.integers(1, 70), avoid=st.sets(st.sampled_from("abcd"), max_size=2))
+    def acquire(self, tokens, avoid):
+        loads = {
+            name: sum(held.values()) for name, held in self.model.items() if name not in self.resting | avoid
+        }
+        fits = {name: load for name, load in loads.items() if not load or load + tokens <= 50}
+        got = self.pool.acquire(self.next, tokens, avoid=avoid)
+        if not fits:
+            assert got is None
+        else:
+            assert fits[got] == min(fits.values())
+            self.model[got][self.next] = tokens
+            self.next += 1
+
+    @rule(data=st.data())
+    def release(self, data):
+        if self.next:
+            request = data.draw(st.integers(0, self.next - 1))
+            held = [name for name, requests in self.model.items() if request in requests]
+            assert self.pool.release(request) == bool(held)
+            for name in held:
+                del self.model[name][request]
+
+    @invariant()
+    def loads_add_up(self):
+        assert self.pool.loads() == {name: sum(held.values()) for name, held in self.model.items()}
+
+
+TestPool = PoolMachine.TestCase
+TestPool.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_prefixes_stay_together_until_the_worker_is_too_full():
+    pool = Pool(cap=100, slack=30)
+    for name in "ab":
+        pool.add(name)
+    home = pool.acquire(0, 20, prefix="p")
+    assert pool.acquire(1, 5, prefix="p") == home
+    assert pool.acquire(2, 5, prefix="p") == home
+    pool.acquire(3, 1)  # the other worker is the emptiest now
+    assert pool.acquire(4, 5, prefix="p") == home, "30 tokens fuller is within the slack"
+    other = pool.acquire(5, 5, prefix="p")
+    assert other != home and pool.acquire(6, 5, prefix="p") == other
+    assert pool.forget_prefixes() == 1 and Pool(affinity=False).forget_prefixes() == 0
+
+
+def test_a_request_over_the_threshold_goes_to_an_idle_worker():
+    pool = Pool(cap=10)
+    pool.add("a")
+    assert pool.acquire(0, 25) == "a" and pool.acquire(1, 1) is None
+    pool.release(0)
+    assert pool.acquire(1, 1) == "a" and pool.acquire(2, 25) is None
+
+
+def test_a_threshold_in_requests():
+    pool = Pool(most=2)
+    pool.add("a")
+    assert [pool.acquire(number, 1) for number in range(3)] == ["a", "a", None]
+    pool.release(0)
+    assert pool.acquire(3, 10_000) == "a"
