@@ -47,6 +47,8 @@ class Contract:
     Attributes:
         params: parameter names the target must still accept (any order, any kind).
         exists: other definitions the patch uses, as ``"package.module:Qual.name"``; all must be there.
+        since: the same for definitions that older supported versions have not: the first version that must have
+            them to their names. The patch does without them before.
         mentions: names or dotted attributes the body of the target must still contain, such as
             ``"self.model_runner"``: evidence that the hooked place still does what the patch assumes.
         fingerprints: version to digest of the target's normalised syntax tree, where a patch was proven
@@ -55,6 +57,7 @@ class Contract:
 
     params: tuple[str, ...] = ()
     exists: tuple[str, ...] = ()
+    since: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     mentions: tuple[str, ...] = ()
     fingerprints: Mapping[str, str] = field(default_factory=dict)
 
@@ -79,7 +82,7 @@ class Patch:
     Attributes:
         id: ``family.framework.what``.
         targets: candidates, newest first, as ``"package.module:Qual.name"``; the first one found is used.
-        requires: requirement on the framework, e.g. ``"vllm>=0.28"``; prereleases match.
+        requires: requirement on the framework, e.g. ``"vllm>=0.24"``; prereleases match.
         wrapper: ``wrapper(original, *args, **kwargs)`` called instead of the target; for a method
             ``args[0]`` is ``self``. None for a patch that brings its own ``apply`` and ``undo``.
         contract: see `Contract`.

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.version import InvalidVersion, Version
+
 from flashpatch.contracts.source import Definition, RootFor, SourceError, Sources
 from flashpatch.record import Patch
 
@@ -55,7 +57,8 @@ def check(
     Args:
         patch: the patch to check.
         source_root_for: top-level package name to its source directory, or None.
-        version: exact framework version, to choose among ``contract.fingerprints``; None skips them.
+        version: exact framework version, for ``contract.since`` and ``contract.fingerprints``; None asks for all of the
+            first and skips the latter.
         sources: what to look through instead; tells afterwards which files the answer depends on.
     """
     sources = sources or Sources(source_root_for)
@@ -131,7 +134,7 @@ def _findings(
             for name in contract.mentions:
                 if name not in present:
                     yield _Finding(f"{target} no longer mentions {name}", definition.line)
-    for other in contract.exists:
+    for other in _wanted(patch, version):
         found = sources.resolve(other)
         if not found.definitions and not _is_elsewhere(other, target, sources):
             yield _Finding(f"{other} is gone: no {found.missing}", found.line)
@@ -142,6 +145,21 @@ def _findings(
             f"(fingerprint {fingerprint(*definitions)}, expected {expected})",
             definitions[0].line,
         )
+
+
+def _wanted(patch: Patch, version: str | None) -> Iterator[str]:
+    """Names that must exist in ``version``; all that any version must have if it is unknown."""
+    yield from patch.contract.exists
+    for least, names in patch.contract.since.items():
+        if version is None or _order(version) >= Version(least):
+            yield from names
+
+
+def _order(version: str) -> Version:
+    try:
+        return Version(version)
+    except InvalidVersion:  # of a source without metadata
+        return Version("9999")
 
 
 def _is_elsewhere(other: str, target: str, sources: Sources) -> bool:

@@ -68,6 +68,7 @@ def _key(patch: Patch, version: str) -> str | None:
         held.params,
         held.exists,
         held.mentions,
+        sorted(held.since.items()),
         sorted(held.fingerprints.items()),
     )
     return disk_cache.digest(repr(facts))

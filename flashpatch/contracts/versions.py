@@ -47,7 +47,7 @@ def owner(package: str, root_for: RootFor = installed_root) -> Installed | None:
 
 @functools.lru_cache(maxsize=256)
 def satisfies(requirement: str, version: str) -> bool:
-    """Whether ``version`` meets a requirement such as ``"vllm>=0.28"``; prereleases count."""
+    """Whether ``version`` meets a requirement such as ``"vllm>=0.24"``; prereleases count."""
     return Requirement(requirement).specifier.contains(version, prereleases=True)
 
 

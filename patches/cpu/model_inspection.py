@@ -19,7 +19,7 @@ def on_run_in_subprocess(original, fn: Callable[[], Any]) -> Any:
 PATCH = Patch(
     id="cpu.vllm.run_in_subprocess",
     targets=(f"{REGISTRY}:_run_in_subprocess",),
-    requires="vllm>=0.31",
+    requires="vllm>=0.24",
     wrapper=on_run_in_subprocess,
     contract=Contract(
         params=("fn",), mentions=("subprocess.run",), exists=(f"{REGISTRY}:_ModelInfo.from_model_cls",)

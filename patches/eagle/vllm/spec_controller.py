@@ -239,12 +239,14 @@ def on_config(original, self, *args: Any, **kwargs: Any):
     """Around ``EngineArgs.create_speculative_config``: open vLLM's dynamic speculation, unless the user did, and its
     speculation itself for drafts from history.
 
-    vLLM then turns full CUDA graphs to piecewise where its runner needs that, and dynamic speculation off
-    again under data parallelism, whose ranks must not differ.
+    vLLM then turns full CUDA graphs to piecewise if its runner needs that. Under data parallelism, whose ranks must take
+    steps alike, it stays static: vLLM 0.26 and newer turn the schedule off again, older ones would hang.
     """
     history_drafts.open_speculation(self, engine.options("eagle"))
     config = original(self, *args, **kwargs)
     if config is None or not engine.options("eagle")["adapt"] or config.num_speculative_tokens_per_batch_size:
+        return config
+    if config.target_parallel_config.data_parallel_size > 1:
         return config
     adaptable = config.method == "ngram" or config.use_eagle() or config.uses_draft_model()
     if adaptable and not config.use_dflash() and not getattr(config, "parallel_drafting", False):
@@ -341,7 +343,8 @@ DYNAMIC = EnginePatch(
             "vllm.engine.arg_utils:EngineArgs.compilation_config",
             "vllm.engine.arg_utils:EngineArgs.max_num_seqs",
             "vllm.config.model:ModelConfig.get_total_num_hidden_layers",
-            "vllm.config.vllm:VllmConfig._maybe_disable_dynamic_sd_for_data_parallel",
+            "vllm.config.speculative:SpeculativeConfig.target_parallel_config",
+            "vllm.config.parallel:ParallelConfig.data_parallel_size",
             "vllm.v1.spec_decode.dynamic.utils:build_dynamic_sd_schedule_lookup",
         ),
     ),

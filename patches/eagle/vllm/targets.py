@@ -14,7 +14,7 @@ RUNNER_V2 = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
 
 _VllmPatch = partial(
     Patch,
-    requires="vllm>=0.31",
+    requires="vllm>=0.24",
     remove_when="vLLM hands out hidden states, chooses its number of speculative tokens by what they bring, and "
     "updates its drafter.",
 )

@@ -42,7 +42,7 @@ def on_step(original, self):
 
 _patch = partial(
     Patch,
-    requires="vllm>=0.28",
+    requires="vllm>=0.24",
     evidence="fault",
     scope=frozenset({"driver"}),
     remove_when="the scheduler gate is removed.",

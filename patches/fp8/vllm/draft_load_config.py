@@ -55,7 +55,7 @@ def _pretrained(drafter: Any, target: Any) -> bool:
 PATCH = Patch(
     id="fp8.vllm.get_model",
     targets=("vllm.model_executor.model_loader:get_model",),
-    requires="vllm>=0.28",
+    requires="vllm>=0.24",
     wrapper=on_get_model,
     contract=Contract(
         params=("vllm_config", "model_config", "load_config"),

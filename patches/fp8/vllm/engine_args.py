@@ -137,7 +137,7 @@ def _own_quantization(args: Any) -> Any:
 PATCH = Patch(
     id="fp8.vllm.create_engine_config",
     targets=("vllm.engine.arg_utils:EngineArgs.create_engine_config",),
-    requires="vllm>=0.28",
+    requires="vllm>=0.24",
     wrapper=on_engine_config,
     contract=Contract(
         mentions=("self.model",),

@@ -26,7 +26,7 @@ def on_workers(original, self, *args: Any, **kwargs: Any):
 
 _patch = partial(
     Patch,
-    requires="vllm>=0.28",
+    requires="vllm>=0.24",
     evidence="optional",
     why="A process that never loaded FlashPatch writes nothing, so its parent records that it is expected.",
     how="After the start, writes an expected row with the child's pid and start time.",

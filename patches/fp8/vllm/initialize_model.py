@@ -49,13 +49,12 @@ def _undo(site: Site) -> None:
 PATCH = Patch(
     id="fp8.vllm.initialize_model",
     targets=(f"{MODULE}:initialize_model",),
-    requires="vllm>=0.28",
+    requires="vllm>=0.24",
     wrapper=on_initialize,
     undo=_undo,
     contract=Contract(
         params=("vllm_config", "prefix", "model_class", "model_config"),
         exists=(
-            "vllm.model_executor.layers.attention:is_deferred_attention_layer",
             "vllm.model_executor.layers.quantization.base_config:QuantizeMethodBase.process_weights_after_loading",
             "vllm.utils.torch_utils:set_default_torch_dtype",
             "vllm.config:set_current_vllm_config",
@@ -63,6 +62,7 @@ PATCH = Patch(
             "vllm.model_executor.parameter:ChannelQuantScaleParameter",
             "vllm.model_executor.parameter:PerTensorScaleParameter",
         ),
+        since={"0.28": ("vllm.model_executor.layers.attention:is_deferred_attention_layer",)},
     ),
     evidence="install",
     scope=frozenset({"worker"}),

@@ -25,7 +25,7 @@ PATCH = Patch(
     targets=(
         "vllm.model_executor.kernels.linear.scaled_mm.cpu:CPUInt8ScaledMMLinearKernel._apply_weights_sgl",
     ),
-    requires="vllm>=0.28",
+    requires="vllm>=0.24",
     wrapper=on_apply_weights_sgl,
     contract=Contract(params=("layer", "x", "bias"), mentions=("int8_scaled_mm_with_quant",)),
     evidence="optional",

@@ -33,7 +33,7 @@ def take_out(possible: Mapping[Any, list[type]]) -> None:
 PATCH = Patch(
     id="fp8.vllm.possible_fp8_kernels",
     targets=(f"{MODULE}:_POSSIBLE_FP8_KERNELS",),
-    requires="vllm>=0.28",
+    requires="vllm>=0.24",
     apply=lambda site: put_first(site.original),
     undo=lambda site: take_out(site.original),
     contract=Contract(

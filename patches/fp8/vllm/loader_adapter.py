@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,12 +32,12 @@ def for_model(vllm_config: Any, model_config: Any) -> LoaderAdapter:
         model_config: ``vllm.config.ModelConfig`` of this model (a drafter has its own).
     """
     from vllm.config import set_current_vllm_config
-    from vllm.model_executor.layers.attention import is_deferred_attention_layer
     from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
     from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
     from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
     from vllm.utils.torch_utils import set_default_torch_dtype
 
+    is_deferred = _deferred_layers()
     device = torch.device(vllm_config.load_config.device or vllm_config.device_config.device)
 
     def process(module: torch.nn.Module) -> None:
@@ -45,12 +46,12 @@ def for_model(vllm_config: Any, model_config: Any) -> LoaderAdapter:
             method.process_weights_after_loading(module)
             if hasattr(module, "update_param_tp_status"):
                 module.update_param_tp_status()
-        if is_deferred_attention_layer(module):
+        if is_deferred(module):
             module.process_weights_after_loading(model_config.dtype)
 
     def processes(module: torch.nn.Module) -> bool:
         method = getattr(module, "quant_method", None)
-        return isinstance(method, QuantizeMethodBase) or is_deferred_attention_layer(module)
+        return isinstance(method, QuantizeMethodBase) or is_deferred(module)
 
     def borrows(module: torch.nn.Module) -> bool:
         # A CPU kernel for wide weights packs them into memory of its own: vLLM frees a linear layer's weight itself.
@@ -76,7 +77,7 @@ def for_model(vllm_config: Any, model_config: Any) -> LoaderAdapter:
     return LoaderAdapter(
         device=device,
         process=process,
-        deferred=is_deferred_attention_layer,
+        deferred=is_deferred,
         context=context,
         role=role,
         consensus=_consensus(vllm_config.parallel_config, role),
@@ -86,6 +87,26 @@ def for_model(vllm_config: Any, model_config: Any) -> LoaderAdapter:
         processes=processes,
         borrows=borrows,
     )
+
+
+def _deferred_layers() -> Callable[[torch.nn.Module], bool]:
+    """Return the test for layers that vLLM post-processes after all others, with the type of activations."""
+    try:
+        from vllm.model_executor.layers.attention import is_deferred_attention_layer
+    except ImportError:  # before vLLM 0.28, whose own loop over the layers names their types
+        from vllm.model_executor.model_loader import utils
+
+        attention = getattr(
+            utils, "AttentionLayerBase", (utils.MMEncoderAttention, utils.MLAAttention, utils.Attention)
+        )
+    else:
+        return is_deferred_attention_layer
+
+    def is_deferred(module: torch.nn.Module) -> bool:
+        kinds = (attention, utils.MMEncoderAttention)
+        return isinstance(module, kinds) and hasattr(module, "process_weights_after_loading")
+
+    return is_deferred
 
 
 def is_drafter(vllm_config: Any, model_config: Any) -> bool:

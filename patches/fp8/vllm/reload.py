@@ -75,7 +75,7 @@ def _finish(managed: model_registry.ManagedModel) -> None:
 
 _patch = partial(
     Patch,
-    requires="vllm>=0.28",
+    requires="vllm>=0.24",
     scope=frozenset({"worker"}),
     remove_when="vLLM's own reload is exact for tied, MoE and int8 models and for buckets that cut a fused layer.",
 )

@@ -31,7 +31,7 @@ def on_scaled_fp8_quant(original: Any, input: torch.Tensor, *args: Any, **kwargs
 PATCH = Patch(
     id="fp8.vllm.scaled_fp8_quant",
     targets=("vllm._custom_ops:scaled_fp8_quant",),
-    requires="vllm>=0.28",
+    requires="vllm>=0.24",
     wrapper=on_scaled_fp8_quant,
     contract=Contract(
         params=(

@@ -137,13 +137,21 @@ class SchedulerGate:
         kv_connector.check_reset(core.scheduler.connector)
         core.reset_encoder_cache() if core.vllm_config.model_config.is_multimodal_model else None
         self.version = version
-        if core.get_weight_version() == (self.weight_version or "default"):
-            self.weight_version = f"flashpatch-{version}"
-            core.set_weight_version(self.weight_version)
-        else:
-            self.weight_version = core.get_weight_version()
+        self._tell(core, version)
         ledger.note(policy_version=version, updates=version)
         ledger.event("adopted", version=version)
+
+    def _tell(self, core: Any, version: int) -> None:
+        """Give the version to vLLM as the engine's ``weight_version``, unless the caller named one. Before 0.27 vLLM has
+        none: there it is FlashPatch's alone.
+        """
+        known = getattr(core, "get_weight_version", lambda: self.weight_version)()
+        if known not in (None, self.weight_version or "default"):
+            self.weight_version = known
+            return
+        self.weight_version = f"flashpatch-{version}"
+        if hasattr(core, "set_weight_version"):
+            core.set_weight_version(self.weight_version)
 
     def _abort(self, core: Any, requests: list[str]) -> None:
         """Abort ``requests`` and notify their clients: at once, or with the next step where there is no queue."""
@@ -185,9 +193,11 @@ def _finish(core: Any, requests: list[str] | None, how: str, message: str | None
     status = RequestStatus.FINISHED_ERROR if how == "ERROR" else RequestStatus.FINISHED_ABORTED
     outputs: dict[int, list] = defaultdict(list)
     for request in core.scheduler.finish_requests(requests, status):
-        outputs[request.client_index].append(
+        # before vLLM 0.26 a pair
+        name, client = request if isinstance(request, tuple) else (request.request_id, request.client_index)
+        outputs[client].append(
             EngineCoreOutput(
-                request_id=request.request_id,
+                request_id=name,
                 new_token_ids=[],
                 finish_reason=FinishReason[how],
                 stop_reason=message,
@@ -247,7 +257,7 @@ def on_sleep(original, self, *args: Any, **kwargs: Any):
 
 _patch = partial(
     Patch,
-    requires="vllm>=0.28",
+    requires="vllm>=0.24",
     scope=frozenset({"engine-core"}),
     remove_when="vLLM refuses to schedule while an update is open or has failed, and resets its caches at commit.",
 )
@@ -258,8 +268,8 @@ INIT = _patch(
     wrapper=on_init,
     contract=Contract(
         params=("vllm_config", "executor_class"),
-        mentions=("self.scheduler", "self.model_executor", "self._weight_version"),
-        exists=(f"{CORE}.set_weight_version", f"{CORE}.get_weight_version"),
+        mentions=("self.scheduler", "self.model_executor"),
+        since={"0.27": (f"{CORE}.set_weight_version", f"{CORE}.get_weight_version")},
     ),
     evidence="install",
     why="The scheduler must know which policy its workers hold.",

@@ -75,7 +75,7 @@ def _copy_to_host(
 
 _patch = partial(
     Patch,
-    requires="vllm>=0.28",
+    requires="vllm>=0.24",
     scope=frozenset({"worker"}),
     evidence="optional",
     needs=("fp8.vllm.initialize_model",),

@@ -31,7 +31,7 @@ def native(site: Site) -> str | None:
 PATCH = Patch(
     id="fp8.vllm.check_skipped_aliases",
     targets=(f"{_LOADER}._check_skipped_aliases", f"{_LOADER}.load_weights"),
-    requires="vllm>=0.28",
+    requires="vllm>=0.24",
     wrapper=on_check,
     native=native,
     contract=Contract(exists=(f"{_LOADER}.load_weights",)),

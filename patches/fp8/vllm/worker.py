@@ -86,7 +86,7 @@ def checksums(worker: Any) -> dict[str, str]:
     return {model.adapter.role: model.checksum() for model in models}
 
 
-_patch = partial(Patch, requires="vllm>=0.28", scope=frozenset({"worker"}))
+_patch = partial(Patch, requires="vllm>=0.24", scope=frozenset({"worker"}))
 
 LOAD = _patch(
     id="fp8.vllm.worker_load_model",

@@ -103,7 +103,7 @@ SERVER_GENERATE = _patch(
 ENGINE_GENERATE = _patch(
     id="grpo.vllm.generate",
     targets=(f"{ENGINE}.generate",),
-    requires="vllm>=0.28",
+    requires="vllm>=0.24",
     wrapper=on_engine_generate,
     contract=Contract(params=("prompt", "sampling_params", "request_id")),
     how="With the option journal, reports tokens to an actor of Ray outside the server while they come.",

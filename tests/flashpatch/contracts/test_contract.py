@@ -89,3 +89,12 @@ def test_a_one_file_package_is_checked(toy_patch, tmp_path):
     (tmp_path / "single.py").write_text("def f(a): ...\n")
     result = check(toy_patch("single:f", params=("a",)), lambda package: tmp_path / "single.py")
     assert (result.ok, result.line) == (True, "single.py:1")
+
+
+def test_what_older_versions_have_not_must_be_there_from_its_first_version_on(write, checked):
+    write(toy={"worker": UPDATE, "tools": "x = 1"})
+    asked = dict(since={"2.0": ("toy.tools:prepare",)})
+    assert checked("toy.worker:update", version="1.9", **asked).ok
+    gone = "toy.tools:prepare is gone: no 'prepare' (toy/tools.py:1)"
+    for version in ("2.0", "2.1rc1", "unknown", None):
+        assert checked("toy.worker:update", version=version, **asked).drift == gone
