@@ -24,6 +24,11 @@ gc.disable()
 
 def pytest_configure() -> None:
     warm.remember()
+    if find_spec("hypothesis") is not None:
+        from hypothesis import settings
+
+        settings.register_profile("flashpatch", deadline=None)  # a busy machine is no fault of an example
+        settings.load_profile("flashpatch")
 
 
 def pytest_collection_finish() -> None:

@@ -1,5 +1,6 @@
 """Which runs are removed from a ledger, which stay, and who removes them."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -164,8 +165,7 @@ def test_a_run_that_is_taken_up_while_it_is_removed_stays(tmp_path, monkeypatch)
     assert len(run.rows) == 2
 
 
-def test_several_at_once_remove_each_run_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(old_runs, "_SECONDS", 60.0)
+def test_several_at_once_remove_each_run_once(tmp_path):
     for number in range(60):
         put(tmp_path, f"r{number}", 31 + number)
     put(tmp_path, "kept", 1)
@@ -178,8 +178,18 @@ def test_several_at_once_remove_each_run_once(tmp_path, monkeypatch):
 def test_a_start_never_spends_long(tmp_path, monkeypatch):
     for number in range(20):
         put(tmp_path, f"r{number}", 31 + number)
-    monkeypatch.setattr(old_runs, "_SECONDS", 0.0)
+    monkeypatch.setattr(old_runs, "_FILES", 0)
     assert prune(tmp_path) == ["r19"], "the oldest, and one at least"
+    monkeypatch.setattr(old_runs, "_FILES", 2)
+    assert prune(tmp_path) == ["r16", "r17", "r18"]
+
+
+def test_a_busy_machine_removes_as_many(tmp_path, monkeypatch):
+    clock = itertools.count()
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
+    for number in range(3):
+        put(tmp_path, f"r{number}", 31 + number)
+    assert prune(tmp_path) == ["r0", "r1", "r2"]
 
 
 def test_the_process_that_begins_a_run_removes_old_ones_once(home, finish):

@@ -117,7 +117,7 @@ def test_the_weights_are_what_the_proof_needs():
     assert not torch.equal(fingerprint._weights(0, cpu), fingerprint._weights(1, cpu))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     dtype=st.sampled_from(DTYPES[:-1]),
     number=st.integers(1, 70),
@@ -143,7 +143,7 @@ def test_every_bit_of_a_small_tensor():
     assert len(seen) == 9 * 16 + 1
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     dtype=st.sampled_from([torch.bfloat16, torch.float32, torch.int8, torch.float64, torch.float8_e4m3fn]),
     values=st.lists(st.sampled_from([0.0, 1.0, -1.0, 2.0, 0.5, -0.0]), min_size=2, max_size=40),
@@ -173,7 +173,7 @@ def test_rows_heads_and_transposes_are_told_apart():
     assert len({fingerprint.of(variant) for variant in variants}) == len(variants)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(
     dtype=st.sampled_from(DTYPES),
     cuts=st.lists(st.integers(0, 200), max_size=6),

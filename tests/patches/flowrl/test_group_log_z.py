@@ -26,7 +26,7 @@ def padded(rows):
     return torch.tensor([[*row, *[9.0] * (width - len(row))] for row in rows], dtype=torch.float64), mask
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(

@@ -24,7 +24,7 @@ def padded(rows, dtype=torch.float64):
 logps = st.lists(st.floats(-3, -0.01), min_size=1, max_size=6)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(logps, st.integers(0, 10**6), st.floats(-2, 2), st.floats(-5, 5)), min_size=1, max_size=4

@@ -16,7 +16,7 @@ from flashpatch.patches.flowrl.partition_function import Capture, PartitionFunct
 from flashpatch.verify.probes.flowrl import paper
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), min_size=1, max_size=5), st.integers(0, 3))
 def test_packed_and_padded_rows_give_the_same_means(sizes, extra):
     hidden = [torch.randn(prompt + answer, 4) for prompt, answer in sizes]

@@ -51,14 +51,14 @@ def check(places, seed: int) -> None:
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=15, deadline=None, phases=(Phase.generate,))
+@settings(max_examples=15, phases=(Phase.generate,))
 def test_a_few_hundred(places, seed) -> None:
     check(places, seed)
 
 
 @pytest.mark.full
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=500, deadline=None, phases=(Phase.generate,))
+@settings(max_examples=500, phases=(Phase.generate,))
 def test_ten_thousand(places, seed) -> None:
     check(places, seed)
 

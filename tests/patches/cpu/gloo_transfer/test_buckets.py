@@ -42,7 +42,7 @@ def packed(tensors: list[tuple[str, Any]], size: int) -> tuple[list[Any], Any]:
     return [([buckets.Piece.of_json(p.as_json()) for p in pieces], data) for pieces, data in found], contents
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(TENSORS, st.sampled_from([64, 100, 1000, 1 << 20]))
 def test_any_tensors_come_back_as_they_were(wanted, size):
     tensors = made(wanted)

@@ -30,7 +30,7 @@ def replay(policy, trace):
 
 
 @pytest.mark.parametrize("rule", RULES)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(trace=steps, guard=st.integers(1, 3000))
 def test_the_guard_holds_for_every_rule_and_batch(rule, trace, guard):
     policy = Policy(ARMS, rule=rule, guard=guard, window=20)
@@ -39,7 +39,7 @@ def test_the_guard_holds_for_every_rule_and_batch(rule, trace, guard):
 
 
 @pytest.mark.parametrize("rule", RULES)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(trace=steps, more=steps)
 def test_a_restored_policy_goes_on_exactly_as_the_saved_one(rule, trace, more):
     policy = Policy(ARMS, rule=rule, window=20, seed=3)
@@ -81,7 +81,7 @@ def test_what_a_policy_cannot_believe_is_counted_and_forgotten():
 
 
 @pytest.mark.parametrize("rule", RULES)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(values=st.lists(st.tuples(st.floats(), st.floats()), max_size=60))
 def test_no_observation_poisons_a_rule(rule, values):
     policy = Policy(ARMS, rule=rule, window=10)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from flashpatch.patches.eagle.bandit.window import Window
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     length=st.integers(1, 12),
     seen=st.lists(st.tuples(st.integers(0, 2), st.floats(0.5, 1e6), st.floats(1e-6, 1e3)), max_size=80),

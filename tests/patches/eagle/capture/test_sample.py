@@ -14,7 +14,7 @@ from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.capture.sample import Sample
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     n=some.integers(0, 9),
     width=some.integers(1, 5),

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.sglang
 HOME = Arm(3, 2, 6)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(1, 50), st.integers(1, 4)), min_size=1, max_size=5),
     st.integers(0, 3),

@@ -26,7 +26,7 @@ def names(buffer: Buffer) -> set[int]:
     return {int(one.request) for one in buffer.draw(10**6)}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     keep=st.sampled_from(["reservoir", "recency"]),
     bound=st.integers(1, 8),

@@ -88,7 +88,7 @@ def test_drained_replicas_train_until_the_rollouts_end(watched, counts):
     until(lambda: watched.trainers.training)
     assert watched.trainers.slices == [([2, 3], 9)]
     watched.end()
-    assert watched.trainers.stops == 1 and watched.slices == 1 and 0 < watched.seconds < 30
+    assert watched.trainers.stops == 1 and watched.slices == 1 and 0 < watched.seconds < limit(30)
     seen = counts.polls
     time.sleep(0.05)
     assert counts.polls == seen, "nobody watches any more"

@@ -164,7 +164,7 @@ class TestProfile:
         assert "cannot be read" in refused(profile_file.load, tmp_path / "nul\0byte")
 
     @given(at=st.integers(0, 2000), value=st.binary(min_size=1, max_size=8))
-    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
     def test_any_damage_is_refused_or_harmless(self, good: Path, at: int, value: bytes) -> None:
         data = bytearray(good.read_bytes())
         at %= len(data)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import warm
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from machine import limit
 
@@ -50,7 +50,6 @@ class TestParse:
         assert "at most" in refused(fleet.parse, [{"precision": "fp8"}] * 1025, "here")
 
 
-@settings(deadline=None)
 @given(st.integers(1, 20), st.integers(0, 1000))
 def test_entries_take_turns(count: int, rank: int) -> None:
     entries = tuple(Entry("fp8", f"scheme{n}") for n in range(count))

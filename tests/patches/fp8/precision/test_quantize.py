@@ -36,7 +36,7 @@ def bound(scale: torch.Tensor, w: torch.Tensor, form: str) -> torch.Tensor:
 @pytest.mark.parametrize("form", FORMS)
 class TestWeights:
     @given(seed=st.integers(0, 10**6), out=st.integers(1, 20), inn=st.integers(1, 40), spread=st.floats(0, 6))
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     def test_error_is_within_the_bound(self, form, granularity, seed, out, inn, spread) -> None:
         w = random(out, inn, seed=seed, spread=spread)
         q, scale = quantize.quantized(w, form, granularity)
@@ -101,7 +101,7 @@ class TestLayers:
     """Against ``x @ w.T`` in float64."""
 
     @given(seed=st.integers(0, 10**6), tokens=st.integers(17, 33), bias=st.booleans())
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=25)
     def test_w8a8_is_exact_on_what_was_rounded(self, seed: int, tokens: int, bias: bool) -> None:
         x, w = random(tokens, 64, seed=seed, spread=2), random(48, 64, seed=seed + 1)
         b = random(1, 48, seed=seed + 2)[0] if bias else None
@@ -115,7 +115,7 @@ class TestLayers:
         assert float((out.double() - exact).abs().max()) <= 1e-5 * float(exact.abs().max())
 
     @given(seed=st.integers(0, 10**6))
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=25)
     def test_w8a8_error_is_what_rounding_explains(self, seed: int) -> None:
         x, w = random(20, 128, seed=seed), random(32, 128, seed=seed + 1)
         q, scale = quantize.quantized(w, "int8")
@@ -146,7 +146,7 @@ class TestLayers:
 
 class TestSmoothing:
     @given(seed=st.integers(0, 10**6), alpha=st.floats(0, 1))
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     def test_equation_4(self, seed: int, alpha: float) -> None:
         act, first, second = (random(24, 1, seed=seed + n, spread=3)[:, 0].abs() for n in range(3))
         found = quantize.smooth_scale(act, [first, second], alpha)

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flashpatch import PatchError
@@ -70,7 +70,6 @@ def test_what_cannot_be_rounded_is_refused_by_name() -> None:
     assert not good.weight.any()
 
 
-@settings(deadline=None)
 @given(
     st.integers(1, 200),
     st.integers(1, 16),

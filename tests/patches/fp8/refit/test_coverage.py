@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from flashpatch.patches.fp8.refit import coverage as coverage_module
 from flashpatch.patches.fp8.refit.coverage import Coverage
 
-settings.register_profile("fp8", max_examples=80, deadline=None, derandomize=True)
-QUICK = settings.get_profile("fp8")
+QUICK = settings(max_examples=80, derandomize=True)
 sizes = st.integers(1, 4)
 
 

@@ -272,7 +272,6 @@ class Updates(RuleBasedStateMachine):
 
 
 SETTINGS = settings(
-    deadline=None,
     print_blob=True,
     suppress_health_check=list(HealthCheck),
     stateful_step_count=25,

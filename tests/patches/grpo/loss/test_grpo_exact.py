@@ -50,7 +50,7 @@ def gradient(rows: dict[str, torch.Tensor], split: list[list[list[int]]], **how)
     return logprobs.grad
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), aggregation=st.sampled_from(AGGREGATIONS), seed=st.integers(0, 10_000))
 def test_any_split_gives_the_gradient_of_the_whole_batch(data, aggregation, seed):
     samples = data.draw(st.integers(1, 12))

@@ -45,7 +45,7 @@ def test_gradients_of_both_outputs_pass_gradcheck():
     assert torch.autograd.gradcheck(both, (states, head))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     tokens=st.integers(1, 20),
     vocabulary=st.integers(1, 30),

@@ -56,7 +56,7 @@ def test_a_response_that_runs_on_makes_its_siblings_long():
     assert lengths.expect("long", 1000.0) == expected[0] and not lengths.running("long")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(
         st.tuples(st.integers(0, 5), st.integers(1, 10**6), st.floats(0, 1e6), st.integers(0, 2)), max_size=60

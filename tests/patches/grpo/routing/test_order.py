@@ -99,4 +99,4 @@ class OrderMachine(RuleBasedStateMachine):
 
 
 TestOrder = OrderMachine.TestCase
-TestOrder.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestOrder.settings = settings(max_examples=60, stateful_step_count=40)

@@ -25,7 +25,7 @@ def real(batches) -> list:
     return [sample for batch in batches if not batch.filler for sample in batch.samples]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(ranks=st.integers(1, 9), budget=st.integers(5, 60), lengths=LENGTHS, rebalance=st.booleans())
 def test_every_sample_is_in_exactly_one_batch_within_the_budget(ranks, budget, lengths, rebalance):
     rounds = packed(Packer(ranks, budget, rebalance=rebalance), lengths)
@@ -43,7 +43,7 @@ def test_every_sample_is_in_exactly_one_batch_within_the_budget(ranks, budget, l
             assert fillers == max(0, ranks - len(real(done)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(ranks=st.integers(1, 6), budget=st.integers(20, 90), lengths=LENGTHS, rebalance=st.booleans())
 def test_a_round_leaves_when_the_next_sample_has_no_room_and_not_before(ranks, budget, lengths, rebalance):
     packer, room = Packer(ranks, budget, rebalance=rebalance), [budget] * ranks
@@ -58,7 +58,7 @@ def test_a_round_leaves_when_the_next_sample_has_no_room_and_not_before(ranks, b
     assert packer.waiting == len(real(packer.flush() or ()))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(sizes=st.lists(st.integers(1, 1000), min_size=1, max_size=40), data=st.data())
 def test_a_division_is_complete_and_no_worse_than_the_classical_ones(sizes, data):
     parts = data.draw(st.integers(1, len(sizes)))
@@ -73,7 +73,7 @@ def test_a_division_is_complete_and_no_worse_than_the_classical_ones(sizes, data
     assert height(found) >= max(max(sizes), -(-sum(sizes) // parts))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(sizes=st.lists(st.integers(1, 100), min_size=1, max_size=40), data=st.data())
 def test_levelling_keeps_every_item_and_raises_no_fullest_part(sizes, data):
     homes = [data.draw(st.integers(0, 4)) for _ in sizes]

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 numpy = pytest.importorskip("numpy")
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flashpatch import ledger
@@ -50,7 +50,6 @@ def test_k3_estimates_the_divergence() -> None:
     assert found["ratio_mean"] == pytest.approx(1, abs=0.005)
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(-30, 30), min_size=1, max_size=20))
 def test_k3_is_never_negative_nor_infinite(gaps: list[float]) -> None:
     d = torch.tensor([gaps])
