@@ -1,8 +1,8 @@
 """Write this process's row in the ledger: its roles, and the state and call count of its patches.
 
 The row is written at `boot`, at a patch's first call, and from then on at most once a second; a change that
-falls between two writes is written by a timer, so an idle process loses nothing, and engines that die by
-SIGKILL lose at most the last second. No failure to write reaches the caller: it is logged once and kept in
+falls between two writes is written by a timer, so an idle process loses nothing. An event writes the row too, so who
+dies by SIGKILL loses at most what was counted in the last second and after the last event. No failure to write reaches the caller: it is logged once and kept in
 `problem`. Everything here may be called from any thread and, by the engine, under the engine's own lock.
 """
 
@@ -189,6 +189,8 @@ def _record(name: str, facts: dict[str, Any], sample: bool = False) -> None:
         from flashpatch.ledger import events
 
         events.log.append(name, facts, sample)
+        if not sample:
+            _row.touch(now=True)  # counts that a later kill would leave behind what the events say
 
 
 def nonce(value: str) -> None:

@@ -66,6 +66,12 @@ def test_the_first_call_is_on_disk_before_it_returns(home, start):
     assert calls(only_row(home)) == 1
 
 
+def test_a_killed_process_has_counted_what_its_events_say(home, start):
+    code = 'ledger.boot()\nfor _ in range(7): call(); ledger.event("sent")\nos.kill(os.getpid(), 9)'
+    assert start(code).wait(limit(60)) == -9
+    assert calls(only_row(home)) == 7
+
+
 def test_an_idle_process_loses_no_call(home, start):
     process = start('ledger.boot(); call(7); print("called", flush=True); sys.stdin.read()')
     wait_for(process, "called")
