@@ -21,7 +21,7 @@ from flashpatch.patch_status import absent_frameworks
 from flashpatch.record import Patch
 
 if TYPE_CHECKING:
-    from flashpatch.verify.live import Process
+    from flashpatch.verify.live import LiveReport, Process
 
 OK, NOT_LIVE, USAGE = 0, 1, 2
 
@@ -83,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--ray", nargs="?", const="", metavar="ADDRESS", help=f"with --live: {gather.HELP}")
     parser.add_argument("--run", metavar="ID", help="with --live: verify this run instead of the newest")
+    parser.add_argument("--all", action="store_true", help="with --live: show every process too")
     return parser
 
 
@@ -121,7 +122,7 @@ def _probes(options: argparse.Namespace) -> int:
 
 
 def _live(options: argparse.Namespace) -> int:
-    from flashpatch.verify import live
+    from flashpatch.verify import live, typed_names
 
     directory = Path(options.live) if options.live else files.directory()
     if options.live and not directory.is_dir():
@@ -138,28 +139,53 @@ def _live(options: argparse.Namespace) -> int:
         print(f"flashpatch-verify: no process has written to the ledger {directory}", file=sys.stderr)
         return NOT_LIVE
     required = {registry.family_of(name).name: name for name in options.names}
-    report = live.judge(live.choose(found, options.run), registry.patches(), required)
-    columns = ("process", "roles", "rank", "alive", "families", "patches", "calls", "verdict")
+    chosen = live.choose(found, options.run)
+    report = live.judge(chosen, registry.patches(), required)
+    names = typed_names.typed_names(chosen.rows, report, registry.patches())
+    rows = [name.cells() for name in names]
+    tables = [Table(f"Run {report.run}", typed_names.COLUMNS, rows, notes=_about(report, options.all))]
+    if report.problems:
+        tables.append(Table("Not proven", ("problem",), [(problem,) for problem in report.problems]))
+    if options.all:
+        tables.append(_processes(report))
+    emit(report.as_json() | {"names": [name.as_json() for name in names]}, tables, options.format == "json")
+    return OK if report.ok else NOT_LIVE
+
+
+def _about(report: LiveReport, all: bool) -> list[str]:
+    """Return a line on the processes, and one on the nodes of Ray if there are some."""
+    alive, acted = Counter(process.alive for process in report.processes), Counter()
+    acted.update(
+        "missing" if not one.present else "acted" if one.calls else "idle" for one in report.processes
+    )
+    runs = f"{alive[True]} of {len(report.processes)} processes alive" + (
+        "" if alive[True] or alive[None] else ": it has ended"
+    )
+    said = f"{runs}; patches acted in {acted['acted']}, {acted['idle']} called none"
+    said += f", {acted['missing']} are missing" if acted["missing"] else ""
+    nodes = sorted({process.node for process in report.processes if process.node})
+    lines = [said + ("" if all else " (--all shows each)")]
+    return lines + ([f"nodes: {', '.join(nodes)}"] if nodes else [])
+
+
+def _processes(report: LiveReport) -> Table:
+    columns = ("process", "what", "rank", "alive", "names", "patches", "calls", "verdict")
     rows = [_process_row(process) for process in report.processes]
     if any(process.node for process in report.processes):
         columns = ("node", *columns)
         rows = [(process.node or "-", *row) for process, row in zip(report.processes, rows, strict=True)]
-    tables = [Table(f"Run {report.run}", columns, rows)]
-    if report.problems:
-        tables.append(Table("Not live", ("problem",), [(problem,) for problem in report.problems]))
-    emit(report.as_json(), tables, options.format == "json")
-    return OK if report.ok else NOT_LIVE
+    return Table("Processes", columns, rows)
 
 
 def _process_row(process: Process) -> tuple[str, ...]:
     words = Counter(str(patch["state"]) for patch in process.patches.values())
-    verdict = "missing" if not process.present else "failed" if process.problems else "ok"
+    verdict = "missing" if not process.present else "not proven" if process.problems else "ok"
     return (
         f"{process.host}:{process.pid}",
-        ", ".join(process.roles),
+        ", ".join(filter(None, (*process.roles, process.title))),
         ", ".join(f"{key}={value}" for key, value in process.rank.items()),
         {True: "yes", False: "no", None: "unknown"}[process.alive],
-        ", ".join(process.families),
+        ", ".join(process.names),
         ", ".join(f"{count} {word}" for word, count in words.items()),
         str(process.calls),
         verdict,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from flashpatch.ledger.runs import Expected, Row, Run
@@ -19,7 +19,8 @@ class Process:
 
     ``patches`` maps ids to ``{"state", "detail", "calls", ...}`` as the process wrote them. ``problems``
     holds one sentence per thing that is required here and not live. ``node`` names the node of Ray that its row
-    was published on, empty where it was not.
+    was published on, ``title`` the class of the actor of Ray that it is; each is empty if there is none. ``names`` are what
+    the user typed for ``families``; ``version`` is that of the policy that it holds.
     """
 
     host: str
@@ -32,11 +33,14 @@ class Process:
     patches: Mapping[str, Mapping[str, Any]]
     problems: tuple[str, ...]
     node: str = ""
+    title: str = ""
+    names: tuple[str, ...] = ()
+    version: int | None = None
 
     @property
     def name(self) -> str:
-        roles = "+".join(self.roles) or "process"
-        return f"{roles} {self.host}:{self.pid}" + (f" on {self.node}" if self.node else "")
+        what = " ".join(filter(None, ("+".join(self.roles), self.title))) or "process"
+        return f"{what} {self.host}:{self.pid}" + (f" on {self.node}" if self.node else "")
 
     @property
     def calls(self) -> int:
@@ -45,11 +49,16 @@ class Process:
 
 @dataclass(frozen=True)
 class LiveReport:
-    """The verdict on one run."""
+    """The verdict on one run.
+
+    ``typed`` has what the user typed for each family that is asked about, ``by_family`` the problems that are its own.
+    """
 
     run: str
     processes: tuple[Process, ...]
     problems: tuple[str, ...]
+    typed: Mapping[str, str] = field(default_factory=dict)
+    by_family: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -102,7 +111,29 @@ def judge(run: Run, patches: Mapping[str, Patch], required: Mapping[str, str] | 
     problems += [f"no process carries {named[family]}" for family in sorted(set(named) - carried)]
     problems += due.not_seen_anywhere(run.rows, situations, chosen, patches)
     problems += run.problems
-    return LiveReport(run.id, tuple(processes), tuple(problems))
+    typed = {
+        family: named.get(family) or _typed(family, run.rows)
+        for family in sorted(chosen & (carried | set(named)))
+    }
+    by_family = {
+        family: tuple(
+            problem for problem in problems if _is_about(problem, family, named.get(family, family))
+        )
+        for family in typed
+    }
+    return LiveReport(run.id, tuple(processes), tuple(problems), typed, by_family)
+
+
+def _typed(family: str, rows: Collection[Row]) -> str:
+    """Return what the user typed for a family; its own name if no process says."""
+    return next((row.on[family]["name"] for row in rows if family in row.on), family)
+
+
+def _is_about(problem: str, family: str, name: str) -> bool:
+    """Whether a problem names a patch of a family, or the family where it says that it is missing."""
+    words = (f" {family}.", f"[flashpatch: {family}", f" no {name} patch", f"carries {name}")
+    missing = problem.partition(" expected one with ")[2].partition(":")[0].split(", ")
+    return family in missing or any(word in problem for word in words)
 
 
 def _present(
@@ -140,6 +171,9 @@ def _present(
         patches=written,
         problems=tuple(problems),
         node=row.node.label if row.node is not None else "",
+        title=row.title,
+        names=tuple(row.on[family]["name"] if family in row.on else family for family in sorted(present)),
+        version=row.notes.get("policy_version"),
     )
 
 

@@ -237,6 +237,7 @@ child.wait()
     assert done.returncode == 1
     assert f":{pid}: wrote no row" in done.stdout
     assert "missing" in done.stdout
+    assert "missing" in verify("--live", "--all").stdout.rpartition("Processes")[2]
 
 
 def test_live_chooses_a_run(run, verify):

@@ -15,7 +15,7 @@ from flashpatch import __version__
 from flashpatch.ledger.runs import Row
 from flashpatch.patch_status import is_absent
 from flashpatch.record import Patch
-from flashpatch.verify import live
+from flashpatch.verify import live, typed_names
 from flashpatch.verify.job import gaps, lanes, series
 from flashpatch.verify.job.source import Source
 
@@ -34,7 +34,8 @@ def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) 
         now: seconds since 1970; the time now where it is left out.
 
     Returns:
-        ``run``, ``version``, ``generated``, ``began``, ``ended``, ``alive``, ``verdict``, ``processes``, ``patches``,
+        ``run``, ``version``, ``generated``, ``began``, ``ended``, ``alive`` (how many processes run), ``verdict`` (whether
+        what is due was observed), ``names`` (one entry per name that the user typed), ``processes``, ``patches``,
         ``lanes``, ``updates``, ``syncs``, ``incidents``, ``charts``, ``recorded`` (how many events were read, and how
         many were not kept) and ``not_recorded`` (sentences). Times are seconds since 1970.
     """
@@ -47,7 +48,8 @@ def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) 
         "run": source.run.id,
         "version": __version__,
         "generated": now,
-        "verdict": "live" if report.ok else "not live",
+        "verdict": "proven" if report.ok else "not proven",
+        "names": [_typed(name) for name in typed_names.typed_names(source.run.rows, report, patches)],
         "problems": [*report.problems, *source.problems],
         "processes": [_process(one, rows.get((one.host, one.pid)), source) for one in report.processes],
         "patches": _patches(source.run.rows, patches),
@@ -89,8 +91,16 @@ def _key(row: Row) -> tuple[str, int, str]:
 def _name(row: Row) -> str:
     ranks = " ".join(f"{name}={value}" for name, value in row.rank.items())
     node = f"on {row.node.title}" if row.node is not None else ""
-    parts = ("+".join(row.roles) or "process", ranks, f"{row.host}:{row.pid}", node)
+    what = " ".join(filter(None, ("+".join(row.roles), row.title))) or "process"
+    parts = (what, ranks, f"{row.host}:{row.pid}", node)
     return " ".join(part for part in parts if part)
+
+
+def _typed(name: typed_names.TypedName) -> dict[str, Any]:
+    return name.as_json() | {
+        "acted": ", ".join(map(str, name.acted)) or "nowhere",
+        "versions": list(name.versions),
+    }
 
 
 def _process(one: live.Process, row: Row | None, source: Source) -> dict[str, Any]:
@@ -105,10 +115,10 @@ def _process(one: live.Process, row: Row | None, source: Source) -> dict[str, An
         "roles": list(one.roles),
         "rank": dict(one.rank),
         "alive": {True: "yes", False: "no", None: "unknown"}[one.alive],
-        "families": list(one.families),
+        "names": list(one.names),
         "states": dict(states),
         "calls": one.calls,
-        "verdict": "missing" if not one.present else "not live" if one.problems else "ok",
+        "verdict": "missing" if not one.present else "not proven" if one.problems else "ok",
         "problems": list(one.problems),
         "began": row.first_written if row is not None else 0.0,
         "ended": lanes.ended(row, events.events) if row is not None and events else 0.0,

@@ -16,7 +16,7 @@ METRICS = {
         "gauge",
         "1 while the process runs, 0 after; absent for processes of other hosts.",
     ),
-    "flashpatch_process_live": ("gauge", "1 where all that is due in the process was observed, else 0."),
+    "flashpatch_process_proven": ("gauge", "1 if all that is due in the process was observed, else 0."),
     "flashpatch_processes_missing": ("gauge", "Processes that were expected and wrote nothing."),
     "flashpatch_patch_calls_total": ("counter", "Calls of a patch in a process."),
     "flashpatch_policy_version": ("gauge", "Version of the policy that the process holds."),
@@ -75,12 +75,12 @@ def text(source: Source, found: dict[str, Any]) -> str:
     run = {"run": source.run.id}
     missing = sum(process["verdict"] == "missing" for process in found["processes"])
     samples: list[Sample] = [("flashpatch_processes_missing", run, missing)]
-    live = {(one["host"], one["pid"]): one["verdict"] == "ok" for one in found["processes"]}
+    proven = {(one["host"], one["pid"]): one["verdict"] == "ok" for one in found["processes"]}
     for row in source.run.rows:
         who = {**run, "host": row.host, "pid": str(row.pid), "role": "+".join(row.roles) or "process"}
         if row.node is not None:
             who["node"] = row.node.title
-        samples.append(("flashpatch_process_live", who, live.get((row.host, row.pid), False)))
+        samples.append(("flashpatch_process_proven", who, proven.get((row.host, row.pid), False)))
         samples += [(name, {**who, **labels}, value) for name, labels, value in _of_process(row, source)]
     lines = []
     for name, (kind, help) in METRICS.items():

@@ -11,15 +11,15 @@ from rich.text import Text
 
 _STYLES = {
     "ok": "green",
-    "live": "green",
+    "proven": "green",
     "committed": "green",
-    "not live": "red",
+    "not proven": "red",
     "missing": "red",
     "abandoned": "red",
 }
 
 
-_FLEXIBLE = frozenset({"process", "text", "line", "measurement"})
+_FLEXIBLE = frozenset({"acted in", "process", "text", "line", "measurement"})
 """Columns that are cut where the terminal is narrow."""
 
 
@@ -30,7 +30,7 @@ def view(found: dict[str, Any], height: int) -> Group:
         found: what `flashpatch.verify.job.collect.job` returns.
         height: lines of the terminal; each table gets a part of them, and says how many lines it leaves out.
     """
-    rows = max(3, (height - 18) // 3)
+    rows = max(3, (height - 21 - len(found["names"])) // 3)
     head = Text.assemble(
         ("Job ", "bold"),
         found["run"],
@@ -40,15 +40,31 @@ def view(found: dict[str, Any], height: int) -> Group:
         f"{len(found['syncs'])} syncs, {len(found['incidents'])} refusals and problems, "
         f"{_span(found['ended'] - found['began'])} since it began",
     )
-    parts = [head, _processes(found, rows), _updates(found, rows), _incidents(found, rows)]
+    parts = [head, _names(found), _processes(found, rows), _updates(found, rows), _incidents(found, rows)]
     measured = _measured(found)
     return Group(*parts, *([measured] if measured is not None else []))
+
+
+def _names(found: dict[str, Any]) -> Panel:
+    table = _table("name", "acted in", "calls", "policy versions", "precision", "verdict")
+    for one in found["names"]:
+        versions = ", ".join(map(str, one["versions"]))
+        _add(
+            table,
+            one["name"],
+            one["acted"],
+            str(one["calls"]),
+            versions,
+            one["precision"],
+            _word(one["verdict"]),
+        )
+    return _panel("What was switched on", table, 0)
 
 
 def _processes(found: dict[str, Any], rows: int) -> Panel:
     held = {lane["process"]: (lane["replica"], lane["segments"][-1]) for lane in found["lanes"]}
     order = sorted(
-        found["processes"],
+        (one for one in found["processes"] if one["calls"] or one["verdict"] != "ok"),
         key=lambda one: (one["verdict"] == "ok", one["name"] not in held, held.get(one["name"], (0,))[0]),
     )
     table = _table("process", "replica", "policy", "for", "calls", "memory", "alive", "verdict")
@@ -68,7 +84,8 @@ def _processes(found: dict[str, Any], rows: int) -> Panel:
             one["alive"],
             _word(one["verdict"]),
         )
-    return _panel("Processes", table, len(order) - rows)
+    idle = len(found["processes"]) - len(order)
+    return _panel("Processes", table, len(order) - rows, f"{idle} that called no patch" if idle else "")
 
 
 def _updates(found: dict[str, Any], rows: int) -> Panel:
@@ -122,8 +139,8 @@ def _add(table: Table, *cells: str | Text) -> None:
     table.add_row(*(cell if isinstance(cell, Text) else Text(cell, overflow="ellipsis") for cell in cells))
 
 
-def _panel(title: str, table: Table, left_out: int) -> Panel:
-    more = f"{left_out} more" if left_out > 0 else None
+def _panel(title: str, table: Table, left_out: int, also: str = "") -> Panel:
+    more = ", and ".join(filter(None, (f"{left_out} more" if left_out > 0 else "", also))) or None
     return Panel(table, title=title, subtitle=more, title_align="left", subtitle_align="left")
 
 

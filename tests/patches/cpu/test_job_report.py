@@ -25,7 +25,7 @@ def test_the_report_of_a_job_has_what_its_processes_did(fp8_job, tmp_path):
     job = json.loads(subprocess.run([*command, "report", "--json", *ledger], **run).stdout)
 
     # an update before the first step and one after each, on both replicas; versions in order on each
-    assert job["verdict"] == "live", job["problems"]
+    assert job["verdict"] == "proven", job["problems"]
     workers = [lane for lane in job["lanes"] if "worker" in lane["process"]]
     assert {lane["replica"] for lane in workers} == {1, 2}
     for lane in workers:

@@ -113,9 +113,9 @@ def test_the_file_is_replaced(flashpatch, tmp_path: Path) -> None:
 
 
 def test_labels_are_escaped() -> None:
-    line = prometheus._line("flashpatch_process_live", {"role": 'a"b\\c\nd'}, 1)
-    assert line == 'flashpatch_process_live{role="a\\"b\\\\c\\nd"} 1'
-    [sample] = families(line + "\n")["flashpatch_process_live"].samples
+    line = prometheus._line("flashpatch_process_proven", {"role": 'a"b\\c\nd'}, 1)
+    assert line == 'flashpatch_process_proven{role="a\\"b\\\\c\\nd"} 1'
+    [sample] = families(line + "\n")["flashpatch_process_proven"].samples
     assert sample.labels == {"role": 'a"b\\c\nd'}
 
 
@@ -161,7 +161,7 @@ def test_grafanas_own_schema_knows_every_field_of_the_dashboard() -> None:
 
 def test_names_of_metrics_follow_the_conventions() -> None:
     units = ("_seconds", "_bytes", "_total", "_tokens", "_versions", "_nats")
-    without = {"process_alive", "process_live", "processes_missing", "policy_version"}
+    without = {"process_alive", "process_proven", "processes_missing", "policy_version"}
     for name, (kind, help) in prometheus.METRICS.items():
         assert name.endswith(units) or name.removeprefix("flashpatch_") in without
         assert name.endswith("_total") == (kind == "counter") and help.endswith(".")

@@ -13,7 +13,17 @@ needs_browser = pytest.mark.skipif(
     BROWSER is None, reason="no chromium is installed (Debian's package chromium)"
 )
 
-SECTIONS = ("versions", "updates", "syncs", "incidents", "measurements", "processes", "patches", "missing")
+SECTIONS = (
+    "names",
+    "versions",
+    "updates",
+    "syncs",
+    "incidents",
+    "measurements",
+    "processes",
+    "patches",
+    "missing",
+)
 
 
 class Reader(HTMLParser):

@@ -128,7 +128,7 @@ function columnsToRows(packed) {
 function header() {
   document.getElementById("run").textContent = job.run;
   const line = document.getElementById("summary");
-  line.append(make("span", job.verdict, job.verdict === "live" ? "good" : "bad"), ". ",
+  line.append(make("span", job.verdict, job.verdict === "proven" ? "good" : "bad"), job.alive ? ", and running. " : ", and ended. ",
     job.processes.length + (job.processes.length === 1 ? " process" : " processes") + (job.alive ? ", " + job.alive + " of them alive" : "") + ", ",
     job.updates.rows.length + " recorded weight updates, " + job.syncs.rows.length + " syncs. Refusals and problems: " + job.incidents.length +
     ". Begun " + date(job.began) + ", " +
@@ -234,13 +234,28 @@ function measurements() {
   }
 }
 
+function names() {
+  const part = section("names", "What was switched on");
+  table(part, "names", "Names as they were typed, where their patches were called, and whether all that is due was seen",
+    job.names, [["name", (row) => row.name, "name"], ["acted in", (row) => row.acted], ["calls", (row) => row.calls, "number"],
+      ["policy versions", (row) => row.versions.join(", ")], ["precision", (row) => row.precision],
+      ["verdict", (row) => [row.verdict, row.verdict === "not proven" ? "bad" : "good"]]]);
+}
+
 function processes() {
   const part = section("processes", "Processes");
-  table(part, "processes", "Processes of the job, what they carried, and whether all that was due was seen",
-    job.processes, [["process", (row) => row.name, "name"],
+  const acted = job.processes.filter((row) => row.calls || row.verdict !== "ok");
+  processTable(part, "processes", acted);
+  const idle = job.processes.filter((row) => !row.calls && row.verdict === "ok");
+  if (idle.length) processTable(details(part, idle.length + " that called no patch"), "idle processes", idle);
+}
+
+function processTable(parent, what, rows) {
+  table(parent, what, "Processes of the job, what they carried, and whether all that was due was seen",
+    rows, [["process", (row) => row.name, "name"],
       ["verdict", (row) => [row.verdict, row.verdict === "ok" ? "good" : "bad"]], ["alive", (row) => row.alive],
       ["first seen", (row) => since(row.began), "number"], ["last seen", (row) => since(row.ended), "number"],
-      ["families", (row) => row.families.join(", ")], ["patches", (row) => counted(row.states)],
+      ["names", (row) => row.names.join(", ")], ["patches", (row) => counted(row.states)],
       ["calls", (row) => row.calls, "number"], ["policy", (row) => number(row.version), "number"],
       ["memory", (row) => bytes(row.rss_bytes), "number"], ["problems", (row) => row.problems.join(" ")]]);
 }
@@ -262,6 +277,7 @@ function missing() {
 }
 
 header();
+names();
 versions();
 updates();
 syncs();
