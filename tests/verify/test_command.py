@@ -220,6 +220,14 @@ def test_live_judges_a_finished_job(run, verify):
     [process] = json.loads(done.stdout)["processes"]
     assert process["roles"] == ["worker"] and process["alive"] is False
     assert process["patches"]["toy.toyfw.update"]["calls"] == 1
+    lines = verify("--live").stdout.splitlines()
+    assert lines[1].split() == ["name", "acted", "in", "calls", "policy", "versions", "precision", "verdict"]
+    assert lines[2].split() == ["toy", "1", "of", "1", "worker", "2", "proven"]
+    assert (
+        lines[3]
+        == "0 of 1 processes alive: it has ended; patches acted in 1, 0 called none (--all shows each)"
+    )
+    assert len(lines) == 4 and "Processes" in verify("--live", "--all").stdout
 
 
 def test_live_names_the_process_that_the_environment_did_not_reach(run, verify):
