@@ -51,15 +51,12 @@ class Contract:
             them to their names. The patch does without them before.
         mentions: names or dotted attributes the body of the target must still contain, such as
             ``"self.model_runner"``: evidence that the hooked place still does what the patch assumes.
-        fingerprints: version to digest of the target's normalised syntax tree, where a patch was proven
-            against an exact text; a digest that differs is reported as drift only for a listed version.
     """
 
     params: tuple[str, ...] = ()
     exists: tuple[str, ...] = ()
     since: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     mentions: tuple[str, ...] = ()
-    fingerprints: Mapping[str, str] = field(default_factory=dict)
 
 
 def _wrap(site: Site) -> None:
@@ -103,8 +100,6 @@ class Patch:
         apply, undo: install and restore.
         native: answers "does the framework already do this, correctly?" with the name of what does,
             or None; then the patch is not applied and its state is ``superseded``.
-        probe: proves by behaviour that the patch is live; see `flashpatch.verify`. None where the
-            family's own probe covers it.
     """
 
     id: str
@@ -126,7 +121,6 @@ class Patch:
     apply: Callable[[Site], None] = _wrap
     undo: Callable[[Site], None] = _unwrap
     native: Callable[[Site], str | None] = _no_native
-    probe: Callable[..., Any] | None = None
 
     @property
     def family(self) -> str:

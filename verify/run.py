@@ -133,24 +133,23 @@ def find_probe(family: Family) -> Probe | None:
 def _observe(
     family: Family, name: str, nonce: str, workdir: Path, progress: Callable[[str], None]
 ) -> Iterator[Proof]:
-    """Run the probes of the family and of its patches; ``name`` stands for the family in what is reported."""
-    candidates = [(name, find_probe(family))] + [(patch.id, patch.probe) for patch in family.patches]
-    found = [(subject, probe) for subject, probe in candidates if probe is not None]
-    if not found:
+    """Run the family's probe; ``name`` stands for the family in what is reported."""
+    probe = find_probe(family)
+    if probe is None:
         yield Proof(name, "the family has a probe", False, "it has none: nothing can be observed")
-    for subject, probe in found:
-        progress(f"{subject}: probing")
-        began = time.monotonic()
-        try:
-            proofs = probe(nonce, workdir) or [Proof(subject, "the probe observes", False, "it saw nothing")]
-        except Exception as error:
-            traceback.print_exc(file=sys.stderr)
-            spent = time.monotonic() - began
-            proofs = [Proof(subject, "the probe runs", False, f"{type(error).__name__}: {error}", spent)]
-        proofs = [replace(p, subject=name) if p.subject == family.name else p for p in proofs]
-        for proof in proofs:
-            progress(f"{proof.subject}: {proof.what}: {'yes' if proof.ok else 'NO'} ({proof.evidence})")
-        yield from proofs
+        return
+    progress(f"{name}: probing")
+    began = time.monotonic()
+    try:
+        proofs = probe(nonce, workdir) or [Proof(name, "the probe observes", False, "it saw nothing")]
+    except Exception as error:
+        traceback.print_exc(file=sys.stderr)
+        spent = time.monotonic() - began
+        proofs = [Proof(name, "the probe runs", False, f"{type(error).__name__}: {error}", spent)]
+    for proof in proofs:
+        shown = replace(proof, subject=name) if proof.subject == family.name else proof
+        progress(f"{shown.subject}: {shown.what}: {'yes' if shown.ok else 'NO'} ({shown.evidence})")
+        yield shown
 
 
 @contextlib.contextmanager

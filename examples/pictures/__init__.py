@@ -28,7 +28,6 @@ DRAWINGS = {
     "acceptance by round": ("drift", "acceptance"),
     "arms by round": ("drift", "arms"),
     "speed by arm": ("drift", "speed"),
-    "combined speed": ("combined", "speed"),
     "distances to a known target": ("exact", "distances"),
     "right answers of a language model": ("language_model", "right_answers"),
 }

@@ -7,7 +7,6 @@ Nothing of the framework is imported: the same check serves the engine before it
 from __future__ import annotations
 
 import ast
-import hashlib
 import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -57,8 +56,7 @@ def check(
     Args:
         patch: the patch to check.
         source_root_for: top-level package name to its source directory, or None.
-        version: exact framework version, for ``contract.since`` and ``contract.fingerprints``; None asks for all of the
-            first and skips the latter.
+        version: exact framework version, for ``contract.since``; None asks for all that any version must have.
         sources: what to look through instead; tells afterwards which files the answer depends on.
     """
     sources = sources or Sources(source_root_for)
@@ -84,24 +82,6 @@ def installed_root(package: str) -> Path | None:
     if spec.submodule_search_locations:
         return Path(next(iter(spec.submodule_search_locations)))
     return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
-
-
-def fingerprint(*definitions: Definition) -> str:
-    """Digest of syntax trees without positions, comments, docstrings and type annotations.
-
-    Syntax fields that only some Python versions have are left out. `fingerprint_of` gives the values for
-    ``Contract.fingerprints``.
-    """
-    text = "\n".join(_normal(definition.node) for definition in definitions)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def fingerprint_of(target: str, source_root_for: RootFor) -> str:
-    """Digest of one target in one source tree; LookupError when it is not there."""
-    found = Sources(source_root_for).resolve(target)
-    if not found.definitions:
-        raise LookupError(f"{target}: no {found.missing} ({found.line})")
-    return fingerprint(*found.definitions)
 
 
 def _check(patch: Patch, sources: Sources, version: str | None) -> ContractResult:
@@ -138,13 +118,6 @@ def _findings(
         found = sources.resolve(other)
         if not found.definitions and not _is_elsewhere(other, target, sources):
             yield _Finding(f"{other} is gone: no {found.missing}", found.line)
-    expected = contract.fingerprints.get(version) if version is not None else None
-    if expected is not None and fingerprint(*definitions) != expected:
-        yield _Finding(
-            f"{target} is not the text it was proven against in {version} "
-            f"(fingerprint {fingerprint(*definitions)}, expected {expected})",
-            definitions[0].line,
-        )
 
 
 def _wanted(patch: Patch, version: str | None) -> Iterator[str]:
@@ -236,25 +209,3 @@ def _defining(target: str, sources: Sources) -> str:
     if home == module or home.partition(".")[0] != module.partition(".")[0]:
         return target
     return f"{home}:{found[0].qualname}.{rest}" if rest else f"{home}:{found[0].qualname}"
-
-
-_IGNORED_FIELDS = frozenset({"ctx", "kind", "type_comment", "annotation", "returns", "type_params"})
-
-
-def _normal(node: object) -> str:
-    if isinstance(node, ast.AST):
-        fields = [
-            f"{name}={_normal(_without_docstring(node, name, value))}"
-            for name, value in ast.iter_fields(node)
-            if name not in _IGNORED_FIELDS and value is not None and value != []
-        ]
-        return f"{type(node).__name__}({','.join(fields)})"
-    if isinstance(node, list):
-        return f"[{','.join(map(_normal, node))}]"
-    return repr(node)
-
-
-def _without_docstring(node: ast.AST, name: str, value: object) -> object:
-    if name != "body" or not isinstance(value, list) or not isinstance(node, (Code, ast.Module)):
-        return value
-    return value if ast.get_docstring(node, clean=False) is None else value[1:]

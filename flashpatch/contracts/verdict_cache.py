@@ -69,7 +69,6 @@ def _key(patch: Patch, version: str) -> str | None:
         held.exists,
         held.mentions,
         sorted(held.since.items()),
-        sorted(held.fingerprints.items()),
     )
     return disk_cache.digest(repr(facts))
 

@@ -81,12 +81,6 @@ class Coverage:
             return True
         return not bool((expected.elements() & ~self.elements()).any())
 
-    def exceeded_by(self, view: torch.Tensor, expected: Coverage | None) -> bool:
-        """Whether one more write of ``view`` would be more than ``expected`` has."""
-        box = self._box(view)
-        allowed = 1 if expected is None else max(1, expected.boxes.get(box, 1))
-        return self.boxes.get(box, 0) >= allowed
-
     def missing(self, expected: Coverage | None) -> list[str]:
         """Return checkpoint names of the expected boxes not written yet; empty when names are unknown."""
         if expected is None:

@@ -1,10 +1,8 @@
 """What a contract promises, and how its breach is reported."""
 
-from pathlib import Path
-
 import pytest
 
-from flashpatch.contracts.contract import check, fingerprint_of, installed_root
+from flashpatch.contracts.contract import check, installed_root
 
 UPDATE = '''
     """Module docstring."""
@@ -41,38 +39,6 @@ def test_every_breach_is_listed_and_the_first_line_is_given(write, checked):
     assert result.line == "toy/worker.py:3"
     assert "no longer takes 'buckets' (toy/worker.py:3)" in result.drift
     assert "toy.tools:prepare is gone: no 'prepare' (toy/tools.py:1)" in result.drift
-
-
-def digest(root: Path) -> str:
-    return fingerprint_of("toy.worker:update", lambda package: root / package)
-
-
-def test_fingerprint_sees_code_only(write):
-    before = digest(write(toy={"worker": UPDATE}))
-    cosmetic = (
-        UPDATE.replace("Docstring.", "Other words.")
-        .replace("weights: list", "weights")
-        .replace("        return", "        # a comment\n\n        return")
-    )
-    assert digest(write(toy={"worker": cosmetic})) == before
-    assert digest(write(toy={"worker": UPDATE.replace("strict=True", "strict=False")})) != before
-
-
-def test_fingerprint_of_an_absent_target_is_an_error(write):
-    write(toy={"worker": "x = 1"})
-    with pytest.raises(LookupError, match="no 'update'"):
-        digest(write(toy={}))
-
-
-def test_fingerprint_binds_listed_versions_only(write, checked):
-    proven = digest(write(toy={"worker": UPDATE}))
-    write(toy={"worker": UPDATE.replace("strict=True", "strict=False")})
-    prints = {"1.0": proven}
-    assert checked("toy.worker:update", fingerprints=prints, version="1.1").ok
-    assert checked("toy.worker:update", fingerprints=prints).ok
-    result = checked("toy.worker:update", fingerprints=prints, version="1.0")
-    assert not result.ok
-    assert f"expected {proven}" in result.drift and result.line == "toy/worker.py:3"
 
 
 def test_installed_root_finds_without_importing(write, monkeypatch):

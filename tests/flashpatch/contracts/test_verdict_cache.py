@@ -118,7 +118,6 @@ def test_a_package_in_another_place_has_a_verdict_of_its_own(toy, write, tmp_pat
         {"contract": Contract(params=("absent",))},
         {"contract": Contract(mentions=("absent",))},
         {"contract": Contract(exists=("toy.base:absent",))},
-        {"contract": Contract(fingerprints={"1": "0"})},
         {"targets": ("toy.engine:absent",)},
     ],
     ids=str,

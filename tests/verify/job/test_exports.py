@@ -1,6 +1,5 @@
 """The trace, the metrics with their dashboard, and the view in a terminal, of a job of real processes."""
 
-import base64
 import json
 import os
 import pty
@@ -45,37 +44,6 @@ def test_the_trace_has_updates_phases_steps_and_refusals(flashpatch, tmp_path: P
     }
     tracks = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert "sync: gather (start not recorded)" in tracks
-
-
-def test_opentelemetry_reads_the_spans(flashpatch, tmp_path: Path) -> None:
-    """A request of the protocol has no fields but these; it writes identities as bytes, its JSON as hexadecimal."""
-    json_format = pytest.importorskip("google.protobuf.json_format")
-    service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
-    assert flashpatch("trace", "--otlp").stdout == "job-1.otlp.json\n"
-    given = json.loads((tmp_path / "job-1.otlp.json").read_text())
-    for resource in given["resourceSpans"]:
-        for span in resource["scopeSpans"][0]["spans"]:
-            for key, size in (("traceId", 16), ("spanId", 8)):
-                identity = bytes.fromhex(span[key])
-                assert len(identity) == size
-                span[key] = base64.b64encode(identity).decode()
-    request = json_format.ParseDict(given, service.ExportTraceServiceRequest())
-    events = json.loads(flashpatch("trace", "--json").stdout)["traceEvents"]
-    spans = [span for resource in request.resource_spans for span in resource.scope_spans[0].spans]
-    assert len(spans) == sum(event["ph"] in ("X", "i") for event in events) == len({s.span_id for s in spans})
-    assert len({span.trace_id for span in spans}) == 1
-    named = {span.name: span for span in spans}
-    update, commit = named["update committed 3"], named["commit"]
-    assert update.end_time_unix_nano - update.start_time_unix_nano == 200_000_000
-    assert abs(commit.end_time_unix_nano - update.end_time_unix_nano) <= 2_000
-    assert abs(update.end_time_unix_nano / 1e9 - time.time()) < 3600
-    assert {span.name for span in spans if span.status.code} == {"refused", "error", "update abandoned"}
-    facts = {fact.key: fact.value for fact in update.attributes}
-    assert facts["version"].int_value == 3 and facts["outcome"].string_value == "committed"
-    hosts = [{fact.key: fact.value for fact in r.resource.attributes} for r in request.resource_spans]
-    assert all(
-        host["flashpatch.run"].string_value == "job-1" and host["process.pid"].int_value for host in hosts
-    )
 
 
 def families(text: str) -> dict:

@@ -1,4 +1,4 @@
-"""Run ``flashpatch trace``: write a job's updates, syncs, steps and refusals as trace events or spans."""
+"""Run ``flashpatch trace``: write a job's updates, syncs, steps and refusals as trace events."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-HELP = "trace events of a job's updates, syncs, steps and refusals, for Perfetto, Chrome or OpenTelemetry"
+HELP = "trace events of a job's updates, syncs, steps and refusals, for Perfetto and Chrome"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,9 +16,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     source.arguments(parser)
     parser.add_argument(
         "-o", "--output", metavar="FILE", type=Path, help="where to write it; unset: RUN.trace.json, here"
-    )
-    parser.add_argument(
-        "--otlp", action="store_true", help="spans for a collector of OpenTelemetry, as OTLP's JSON"
     )
 
 
@@ -29,16 +26,15 @@ def run(args: argparse.Namespace) -> int:
         PatchError: there is no such run, or the file cannot be written.
     """
     from flashpatch.errors import PatchError
-    from flashpatch.verify.job import collect, otlp, source, trace
+    from flashpatch.verify.job import collect, source, trace
 
     folder = source.chosen(args)
     found = source.load(folder)
-    write = otlp.spans if args.otlp else trace.trace
-    text = json.dumps(collect.finite(write(found, collect.names(found))))
+    text = json.dumps(collect.finite(trace.trace(found, collect.names(found))))
     if args.json:
         sys.stdout.write(text + "\n")
         return 0
-    output = args.output or Path(f"{folder.name}.{'otlp' if args.otlp else 'trace'}.json")
+    output = args.output or Path(f"{folder.name}.trace.json")
     try:
         output.write_text(text, encoding="utf-8")
     except OSError as error:

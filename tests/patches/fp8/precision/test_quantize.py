@@ -98,84 +98,10 @@ def test_matrices_only() -> None:
 
 
 class TestLayers:
-    """Against ``x @ w.T`` in float64."""
-
-    @given(seed=st.integers(0, 10**6), tokens=st.integers(17, 33), bias=st.booleans())
-    @settings(max_examples=25)
-    def test_w8a8_is_exact_on_what_was_rounded(self, seed: int, tokens: int, bias: bool) -> None:
-        x, w = random(tokens, 64, seed=seed, spread=2), random(48, 64, seed=seed + 1)
-        b = random(1, 48, seed=seed + 2)[0] if bias else None
-        q, scale = quantize.quantized(w, "int8")
-        xq, x_scale = quantize.dynamic(x, "int8")
-        exact = (xq.double() * x_scale.double()) @ (q.double() * scale.double()).t() + (
-            0 if b is None else b.double()
-        )
-        out = quantize.w8a8(x, q, scale, b)
-        assert out.dtype == x.dtype
-        assert float((out.double() - exact).abs().max()) <= 1e-5 * float(exact.abs().max())
-
-    @given(seed=st.integers(0, 10**6))
-    @settings(max_examples=25)
-    def test_w8a8_error_is_what_rounding_explains(self, seed: int) -> None:
-        x, w = random(20, 128, seed=seed), random(32, 128, seed=seed + 1)
-        q, scale = quantize.quantized(w, "int8")
-        _, x_scale = quantize.dynamic(x, "int8")
-        exact = x.double() @ w.double().t()
-        error = (quantize.w8a8(x, q, scale).double() - exact).abs()
-        a, b = x_scale.double() / 2, scale.double().t() / 2
-        allowed = a * w.abs().double().sum(1) + x.abs().double().sum(1, keepdim=True) * b + 128 * a * b
-        assert bool((error <= allowed * 1.0001).all())
-
-    @pytest.mark.parametrize("form", FORMS)
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-    def test_weight_only(self, form: str, dtype) -> None:
-        x, w, b = random(5, 64).to(dtype), random(48, 64, seed=1), random(1, 48, seed=2)[0]
-        q, scale = quantize.quantized(w, form)
-        exact = x.double() @ (q.double() * scale.double()).t() + b.double()
-        out = quantize.weight_only(x, q, scale, b)
-        assert out.dtype == dtype
-        assert float((out.double() - exact).norm() / exact.norm()) < (
-            1e-6 if dtype is torch.float32 else 6e-3
-        )
-
     def test_all_8_bit_values_are_exact_in_bf16(self) -> None:
         for form in FORMS:
             grid = _grid(form)
             assert torch.equal(grid.bfloat16().double(), grid)
-
-
-class TestSmoothing:
-    @given(seed=st.integers(0, 10**6), alpha=st.floats(0, 1))
-    @settings(max_examples=40)
-    def test_equation_4(self, seed: int, alpha: float) -> None:
-        act, first, second = (random(24, 1, seed=seed + n, spread=3)[:, 0].abs() for n in range(3))
-        found = quantize.smooth_scale(act, [first, second], alpha)
-        wanted = act.double() ** alpha / torch.maximum(first, second).double() ** (1 - alpha)
-        assert torch.allclose(found.double(), wanted.clamp(1e-5, 1e5), rtol=1e-6)
-
-    def test_half_evens_out_both_sides(self) -> None:
-        act, weight = random(24, 1, seed=1)[:, 0].abs(), random(24, 1, seed=2)[:, 0].abs()
-        scale = quantize.smooth_scale(act, [weight], 0.5)
-        assert torch.allclose(act / scale, weight * scale, rtol=1e-5)
-
-    def test_dead_channels_are_left_alone(self) -> None:
-        scale = quantize.smooth_scale(torch.tensor([0.0, 1.0, 4.0]), [torch.tensor([1.0, 0.0, 1.0])])
-        assert scale.tolist() == [1.0, 1.0, 2.0]
-
-    def test_alpha(self) -> None:
-        with pytest.raises(PatchError, match="from 0 to 1"):
-            quantize.smooth_scale(torch.ones(1), [torch.ones(1)], 1.5)
-
-    def test_it_makes_int8_better_where_activations_have_outliers(self) -> None:
-        x, w = random(32, 64, spread=0), random(48, 64, seed=1, spread=0)
-        x[:, 7] *= 100
-        exact = x.double() @ w.double().t()
-
-        def error(x, w) -> float:
-            return float((quantize.w8a8(x, *quantize.quantized(w, "int8")).double() - exact).norm())
-
-        scale = quantize.smooth_scale(x.abs().amax(0), [w.abs().amax(0)])
-        assert error(x / scale, w * scale) < 0.3 * error(x, w)
 
 
 class TestStream:

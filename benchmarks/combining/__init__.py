@@ -1,1 +1,0 @@
-"""Parts of `combined.py`: step times, acceptance, and the simulated rollout."""
