@@ -131,6 +131,13 @@ def trajectory_balance(
     return loss, {}
 
 
+# What a streamed step divides by: grpo's trainer mode stream_async reads both.
+trajectory_balance.divides_by = "samples"  # type: ignore[attr-defined]
+trajectory_balance.metrics_divide_by = dict.fromkeys(  # type: ignore[attr-defined]
+    ("actor/logpf", "actor/logp_ref", "actor/log_reward"), "tokens"
+)
+
+
 def _over_responses(values: Any, mask: Any, config: Any) -> Any:
     """Return this micro-batch's part of the mean over all responses of the global batch, of ``(batch,)``."""
     from verl.trainer.ppo.core_algos import agg_loss

@@ -42,7 +42,16 @@ def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> None:
         job.set(path, value, reason)
     for sentence in remarks(job.get, options):
         logger.warning("%s", sentence)
-    return original(config, *args, **kwargs)
+    found = original(config, *args, **kwargs)
+    if requirements.asked(job.get):  # after all families have chosen the loss
+        from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
+        job.refuse(
+            requirements.loss_refusals(job.get, POLICY_LOSS_REGISTRY),
+            f"cannot train in mode {requirements.MODE} with",
+            "Change these settings, or choose another trainer.v1.trainer_mode.",
+        )
+    return found
 
 
 def refusals(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
@@ -60,9 +69,9 @@ def refusals(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
 
 def adaptations(get: Get, options: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
     """Yield the settings to make, each with its value and the reason."""
-    if not options["loss"]:
+    if not options["loss"] and not requirements.asked(get):
         return
-    if get(LOSS) != MODE:
+    if options["loss"] and get(LOSS) != MODE:
         yield LOSS, MODE, "the loss divides by the samples of the batch, not by its padding"
     norm = get(f"{ACTOR}.loss_agg_mode") == "seq-mean-token-sum-norm"
     if norm and get(f"{ACTOR}.loss_scale_factor") is None:

@@ -24,12 +24,13 @@ EMPTY = "No available servers in load balancer"
 
 @dataclass(slots=True)
 class _Held:
-    """A generation on a server: its ticket, conversation, prompt tokens, and when it began."""
+    """A generation on a server: its ticket, conversation, prompt tokens, when it began, and for which client."""
 
     ticket: int
     conversation: Conversation
     prompt_tokens: int
     began: float
+    client: str | None
 
 
 class TokenBalancer:
@@ -63,6 +64,7 @@ class TokenBalancer:
         self._tickets = itertools.count()
         self._held: dict[tuple[str, str], deque[_Held]] = {}
         self._rests: dict[str, int] = {}
+        self._dead: set[str] = set()
         self._every = options["engine_metrics"]
         self._watch: asyncio.Task[None] | None = None
         self._add(servers)
@@ -73,6 +75,7 @@ class TokenBalancer:
         prompt_ids: Any = None,
         sampling_params: Mapping[str, Any] | None = None,
         prompt_digest: Digest | None = None,
+        client: str | None = None,
     ) -> tuple[str, Any]:
         """Return a server for one generation, and its handle; wait while all are above their thresholds.
 
@@ -80,9 +83,10 @@ class TokenBalancer:
             request_id: the conversation.
             prompt_ids: the prompt, if there is no ``prompt_digest`` of it.
             sampling_params: its limit of tokens bounds what is expected.
+            client: whoever holds the place, see `forget_client`.
 
         Raises:
-            RuntimeError: there is no server at all, with verl's message.
+            RuntimeError: there is no server at all, with verl's message; or the client has died meanwhile.
         """
         if self._every and self._watch is None:
             self._watch = asyncio.create_task(self._look())
@@ -103,7 +107,11 @@ class TokenBalancer:
                 )
             except RequestLost:
                 continue  # all servers left while it waited
-        held = _Held(ticket, conversation, tokens, time.monotonic())
+        if client in self._dead:
+            self._pool.release(ticket)
+            self._places.serve()
+            raise RuntimeError(f"request {request_id} is of a client that died")
+        held = _Held(ticket, conversation, tokens, time.monotonic(), client)
         if self._lengths is not None:
             self._lengths.started(conversation.key, held.began)
         self._held.setdefault((name, request_id), deque()).append(held)
@@ -145,6 +153,22 @@ class TokenBalancer:
         self._learn(held, server_id, tokens, complete)
         self._pool.release(held.ticket)
         self._places.serve()
+
+    async def forget_client(self, client: str) -> int:
+        """Give back the places of a client that died, now and as its waiting requests get some; return those of now."""
+        self._dead.add(client)
+        released = 0
+        for key, generations in list(self._held.items()):
+            lost = [held for held in generations if held.client == client]
+            for held in lost:
+                generations.remove(held)
+                self._learn(held, key[0], None, False)
+                self._pool.release(held.ticket)
+            released += len(lost)
+            if not generations:
+                del self._held[key]
+        self._places.serve()
+        return released
 
     async def _look(self) -> None:
         """Correct the servers' loads by their engines' metrics, for ever."""
@@ -199,7 +223,7 @@ class TokenBalancer:
 
     def require_acquire_fields(self) -> list[str]:
         """Name the fields that verl's client must send."""
-        return ["prompt_digest", "sampling_params"]
+        return ["prompt_digest", "sampling_params", "client"]
 
     def require_release_fields(self) -> list[str]:
         """Name them for a release; verl's own client knows the first alone."""

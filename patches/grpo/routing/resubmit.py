@@ -61,6 +61,7 @@ async def on_acquire(original, self, request_id: str, **extra: Any) -> tuple[str
     attempt = _attempt.get()
     if engine.options("grpo")["router"]:
         extra["prompt_digest"] = digest(attempt.prompt_ids if attempt else extra.get("prompt_ids"))
+        extra["client"] = _this_client()
     asked = asyncio.ensure_future(original(self, request_id, **extra))
 
     def give_back(done: asyncio.Future[tuple[str, Any]]) -> None:
@@ -76,6 +77,13 @@ async def on_acquire(original, self, request_id: str, **extra: Any) -> tuple[str
         attempt.server = name
         attempt.placed.set()
     return name, handle
+
+
+def _this_client() -> str | None:
+    """Return the id of the actor that this process is, such as an agent loop worker; None outside actors."""
+    import ray
+
+    return ray.get_runtime_context().get_actor_id() if ray.is_initialized() else None
 
 
 def on_request_id(original, self, request_id: str) -> str:
@@ -125,7 +133,7 @@ async def on_generate(original, self, request_id: str, **arguments: Any) -> Any:
             if why is None or attempt.server is None or not options["resubmit"]:
                 raise
             servers.append(attempt.server)
-            await _report(self, attempt.server, isinstance(error, TimeoutError), options["rest"])
+            await _report(self, attempt.server, slow(error), options["rest"])
             if first is not None:
                 raise PatchError(
                     f"request {request_id} got no answer from two servers: {', '.join(map(str, servers))}.",
@@ -200,15 +208,24 @@ async def _within(timeout: float, attempt: _Attempt, generation: Any) -> Any:
 
 def lost(error: BaseException) -> str | None:
     """Return why a server is lost, if the error means that; None for an error of the request itself."""
-    from ray.exceptions import RayActorError, RayTaskError
+    from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
     if isinstance(error, TimeoutError):
         return "did not answer in time"
+    if isinstance(error, ActorUnavailableError):
+        return "cannot be reached"
     if isinstance(error, RayActorError):
         return f"died ({type(error).__name__})"
     if isinstance(error, RayTaskError) and "EngineDeadError" in type(error).__name__ + str(error.cause):
         return "has a dead engine"
     return None
+
+
+def slow(error: BaseException) -> bool:
+    """Whether a lost server may live: it did not answer in time, or cannot be reached for now."""
+    from ray.exceptions import ActorUnavailableError
+
+    return isinstance(error, TimeoutError | ActorUnavailableError)
 
 
 async def _report(client: Any, server: str, slow: bool, rest: float) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import copy
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,20 +24,27 @@ PING = 1.0
 class Dispatcher:
     """Stand in for verl's agent loop manager towards its trainer.
 
-    Where verl's manager gives a single prompt to its first worker always, this one goes round.
+    verl's manager gives a single prompt to its first worker always; this one goes round.
+
+    A worker is dead if Ray says that it died. One that Ray cannot reach is slow: it keeps its prompts until it answers or
+    dies. It is ended only if it is uncertain whether prompts have reached it.
 
     Args:
         manager: verl's ``AgentLoopManagerTQ``.
         replace: workers that are started in place of dead ones before the next group ends.
+        gone: called with the actor id of a worker that is dead, in hexadecimal.
     """
 
-    def __init__(self, manager: Any, replace: int = 0) -> None:
+    def __init__(self, manager: Any, replace: int = 0, gone: Callable[[str], Any] | None = None) -> None:
         self.manager = manager
         self.workers = list(manager.agent_loop_workers)
         self._replace = self._left = replace
+        self._gone = gone
         self._starting: list[Any] = []
         self._next = 0
         self._sent: dict[str, Any] = {}
+        self._validated: dict[str, Any] = {}
+        self._calls: list[tuple[Any, Any]] = []
         self._pings: dict[Any, Any] = {}
         self._asked = time.monotonic()
 
@@ -45,44 +52,36 @@ class Dispatcher:
         return getattr(self.manager, name)
 
     def generate_sequences(self, prompts: Any) -> None:
-        """Dispatch prompts without waiting for their responses.
+        """Dispatch prompts without waiting for their responses, nor for a slow worker.
 
         Args:
             prompts: verl's TensorDict of prompts; ``uid`` names each.
-
-        Raises:
-            PatchError: no worker is left.
         """
-        import ray
-
-        calls = []
+        if "validate" in prompts:  # the queue does not hold these
+            self._validated = dict.fromkeys(map(str, prompts["uid"]), prompts)
         for chunk in prompts.chunk(min(len(self.workers), len(prompts))):
             worker = self.workers[self._next % len(self.workers)]
             self._next += 1
-            if "validate" not in prompts:
-                self._sent.update(dict.fromkeys(map(str, chunk["uid"]), worker))
-            calls.append((worker, worker.generate_sequences.remote(chunk)))
-        for worker, call in calls:
-            try:
-                ray.get(call)
-            except ray.exceptions.RayActorError:
-                self._remove(worker)  # `recover` dispatches what it was sent again
+            self._sent.update(dict.fromkeys(map(str, chunk["uid"]), worker))
+            self._calls.append((worker, worker.generate_sequences.remote(chunk)))
 
-    def recover(self, open_groups: Iterable[str]) -> int:
+    def recover(self, open_groups: Iterable[str], partition: str = PARTITION) -> int:
         """Dispatch the open groups of dead workers again; return their number.
 
         Args:
             open_groups: uids of the groups that have not ended.
+            partition: verl's partition of the queue in which they are.
 
         Raises:
             PatchError: no worker is left.
+            ray.exceptions.RayTaskError: a worker refused prompts.
         """
         self._look()
         lost = [uid for uid in open_groups if self._sent.get(uid, self) not in (self, *self.workers)]
         if lost:
             logger.warning("%d prompts of a dead agent loop worker are dispatched again", len(lost))
             ledger.note(redispatched=ledger.notes().get("redispatched", 0) + len(lost))
-            self.generate_sequences(_again(lost))
+            self._generate_again(lost, partition)
         return len(lost)
 
     def forget(self, uids: Iterable[str]) -> None:
@@ -91,19 +90,43 @@ class Dispatcher:
         for uid in uids:
             self._sent.pop(uid, None)
 
-    def _look(self) -> None:
-        """Ask each worker whether it lives, without waiting for an answer."""
+    def end(self) -> None:
+        """End the workers, with what was dispatched ahead: the job has taken its last step."""
         import ray
 
+        for worker in (*self.workers, *self._starting):
+            ray.kill(worker)
+        self._use([])
+
+    def _generate_again(self, lost: list[str], partition: str) -> None:
+        if partition == PARTITION:
+            self.generate_sequences(again(lost))
+            return
+        whole = self._validated
+        self.generate_sequences(again(lost, partition, whole[lost[0]]))
+        self._validated = whole
+
+    def _look(self) -> None:
+        """Ask each worker whether it lives, and whether it got its prompts, without waiting for an answer."""
+        import ray
+
+        calls, self._calls = self._calls, []
+        for worker, call in calls:
+            state = _state(call)
+            if state is _UNREACHED:
+                logger.warning("an agent loop worker cannot be reached to give it prompts: it is ended")
+                ray.kill(worker)  # its pings tell when it is dead
+            elif state is None:
+                self._calls.append((worker, call))
         for worker, ping in list(self._pings.items()):
-            if ray.wait([ping], timeout=0)[0]:
-                del self._pings[worker]
-                try:
-                    ray.get(ping)
-                except ray.exceptions.RayActorError:
-                    self._remove(worker)
-                else:
-                    self._join(worker)
+            state = _state(ping)
+            if state is None:
+                continue
+            self._pings.pop(worker, None)
+            if state is _DEAD:
+                self._remove(worker)
+            elif state is _DONE:
+                self._join(worker)
         if time.monotonic() - self._asked > PING:
             self._asked = time.monotonic()
             for worker in (*self.workers, *self._starting):
@@ -122,6 +145,8 @@ class Dispatcher:
         self._use([one for one in self.workers if one != worker])
         self._starting = [one for one in self._starting if one != worker]
         self._pings.pop(worker, None)
+        if self._gone is not None:
+            self._gone(worker._actor_id.hex())
         if self._left:
             self._left -= 1
             self._starting.append(_another(self.manager))
@@ -138,14 +163,35 @@ class Dispatcher:
 
     def _wait(self, worker: Any) -> None:
         """Wait until a worker has started, or has died in turn."""
-        import ray
-
-        try:
-            ray.get(worker.__ray_ready__.remote())
-        except ray.exceptions.RayActorError:
+        while (state := _state(worker.__ray_ready__.remote(), None)) is _UNREACHED:
+            time.sleep(PING)
+        if state is _DEAD:
             self._remove(worker)
         else:
             self._join(worker)
+
+
+_DONE, _DEAD, _UNREACHED = "done", "dead", "unreached"
+
+
+def _state(call: Any, timeout: float | None = 0) -> str | None:
+    """Return what became of a call to an actor; None while it runs.
+
+    Raises:
+        ray.exceptions.RayTaskError: the call itself failed.
+    """
+    import ray
+    from ray.exceptions import ActorUnavailableError, RayActorError
+
+    if not ray.wait([call], timeout=timeout)[0]:
+        return None
+    try:
+        ray.get(call)
+    except ActorUnavailableError:
+        return _UNREACHED
+    except RayActorError:
+        return _DEAD
+    return _DONE
 
 
 def _another(manager: Any) -> Any:
@@ -157,19 +203,29 @@ def _another(manager: Any) -> Any:
     return worker
 
 
-def _again(uids: list[str]) -> Any:
-    """Return the prompts of groups from the queue, where nothing of an earlier attempt is left then."""
+def again(uids: list[str], partition: str = PARTITION, prompts: Any = None) -> Any:
+    """Return the prompts of groups, of which nothing of an earlier attempt is left in the queue then.
+
+    Args:
+        uids: the groups.
+        partition: verl's partition of the queue.
+        prompts: TensorDict that has them; None: the queue has.
+    """
     import transfer_queue as tq
     from verl.utils import tensordict_utils as tu
 
-    known = tq.kv_list(PARTITION).get(PARTITION, {})
+    known = tq.kv_list(partition).get(partition, {})
     wanted = set(uids)
     partial = [key for key, tag in known.items() if not tag.get("is_prompt") and key.split("_")[0] in wanted]
     if partial:
-        tq.kv_clear(keys=partial, partition_id=PARTITION)
-    prompts = tq.kv_batch_get(keys=uids, partition_id=PARTITION)
+        tq.kv_clear(keys=partial, partition_id=partition)
+    if prompts is None:
+        prompts = tq.kv_batch_get(keys=uids, partition_id=partition)
+    else:
+        rows = [row for row, uid in enumerate(prompts["uid"]) if str(uid) in wanted]
+        prompts = tu.index_select_tensor_dict(prompts, rows)
     steps = [known[uid]["global_steps"] for uid in uids]
     tags = [{"is_prompt": True, "status": "pending", "global_steps": step} for step in steps]
-    tq.kv_batch_put(keys=uids, partition_id=PARTITION, tags=tags)
+    tq.kv_batch_put(keys=uids, partition_id=partition, tags=tags)
     tu.assign_non_tensor_data(prompts, "global_steps", min(steps))
     return prompts

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-PARTITION = "train"
+PARTITION, VALIDATION = "train", "val"
 
 
 def take(buffer: Any, step: int, at_most: int, dropped: dict[str, Any]) -> Any:
@@ -38,9 +39,20 @@ def take(buffer: Any, step: int, at_most: int, dropped: dict[str, Any]) -> Any:
     return _samples(buffer, uids, known)
 
 
-def in_flight(buffer: Any) -> set[str]:
-    """Return the groups that are being generated or wait for it, as of the last `take`."""
-    return buffer.pending_keys[PARTITION] | buffer.running_keys[PARTITION]
+def in_flight(buffer: Any, partition: str = PARTITION) -> set[str]:
+    """Return the groups that are being generated or wait for it, as of the buffer's last look into the queue."""
+    return buffer.pending_keys[partition] | buffer.running_keys[partition]
+
+
+def at_each_look(buffer: Any, call: Callable[[], Any]) -> None:
+    """Call a function after each look of the buffer into the queue, also in verl's own loop, which validation waits in."""
+    look = buffer._sync_metadata_from_transfer_queue
+
+    def look_and_call() -> None:
+        look()
+        call()
+
+    buffer._sync_metadata_from_transfer_queue = look_and_call
 
 
 def clear_trained() -> int:

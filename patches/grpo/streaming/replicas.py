@@ -19,7 +19,9 @@ from flashpatch.patches.grpo.streaming.mode import ID
 logger = logging.getLogger("flashpatch.grpo")
 
 ANSWER = 30.0
-"""Seconds within which a server must stop its requests before an update."""
+"""Seconds that a server has at least to stop its requests before an update."""
+SLOWER = 10.0
+"""A server that takes this many times as long as any has taken so far is lost."""
 DEVICES = 60.0
 """Seconds within which Ray must have the devices of a lost server back."""
 
@@ -40,6 +42,16 @@ class Replicas:
         self.manager, self.sync = manager, sync
         self._replace = self._left = replace
         self._starting: list[tuple[str, Future[Any]]] = []
+        self._slowest: float | None = None
+
+    @property
+    def patience(self) -> float:
+        """Seconds after which a server that has not stopped its requests is lost."""
+        return max(ANSWER, SLOWER * (ANSWER if self._slowest is None else self._slowest))
+
+    def answered(self, seconds: float) -> None:
+        """Take in within which time all servers have stopped their requests."""
+        self._slowest = max(self._slowest or 0.0, seconds)
 
     def update_weights(self, step: int) -> dict[str, Any]:
         """Send the weights of step ``step``; a replica that is dead, or dies meanwhile, is removed.
@@ -98,7 +110,10 @@ class Replicas:
         import ray
 
         replicas = list(self.sync.replicas)
-        problems = asyncio.run(_stop_all(replicas))
+        began = time.monotonic()
+        problems = asyncio.run(_stop_all(replicas, self.patience))
+        if not any(problems):
+            self.answered(time.monotonic() - began)
         dead = [one for one, problem in zip(replicas, problems, strict=True) if problem is not None]
         names = [one._server_address for one in dead]
         if dead:
@@ -106,6 +121,8 @@ class Replicas:
             ray.get(self.manager.global_load_balancer.remove_servers.remote(names))
             for name, problem in zip(names, filter(None, problems), strict=True):
                 logger.warning("rollout server %s is lost (%s)", name, problem)
+            for one in dead:
+                _kill(one)  # what is removed must not come back with old weights
             ledger.note(lost_servers=ledger.notes().get("lost_servers", 0) + len(dead))
             for one, name in zip(dead[: self._left], names):
                 self._left -= 1
@@ -161,8 +178,8 @@ def _end(replica: Any) -> None:
     """End the processes of a replica, and give its devices back; afterwards their names are free."""
     import ray
 
+    _kill(replica)
     for actor in (*replica.servers, *replica.workers):
-        ray.kill(actor)
         with suppress(ray.exceptions.RayActorError):
             while True:
                 ray.get(actor.__ray_ready__.remote())
@@ -170,19 +187,35 @@ def _end(replica: Any) -> None:
         ray.util.remove_placement_group(group)
 
 
-async def _stop_all(replicas: list[Any]) -> list[str | None]:
+def _kill(replica: Any) -> None:
+    import ray
+
+    for actor in (*replica.servers, *replica.workers):
+        ray.kill(actor)
+
+
+async def _stop_all(replicas: list[Any], patience: float) -> list[str | None]:
     """Stop the requests of each replica, as an update does first; return why it is lost, or None for one that lives.
+
+    One that Ray cannot reach is asked again for ``patience`` seconds.
 
     Raises:
         Exception: whatever else a server answers.
     """
+    from ray.exceptions import ActorUnavailableError
+
+    async def ask(replica: Any) -> None:
+        while True:
+            try:
+                await replica.abort_all_requests()
+                await asyncio.gather(*(worker.__ray_ready__.remote() for worker in replica.workers))
+                return
+            except ActorUnavailableError:
+                await asyncio.sleep(1.0)
 
     async def stop(replica: Any) -> str | None:
         try:
-            await asyncio.wait_for(replica.abort_all_requests(), ANSWER)
-            await asyncio.wait_for(
-                asyncio.gather(*(worker.__ray_ready__.remote() for worker in replica.workers)), ANSWER
-            )
+            await asyncio.wait_for(ask(replica), patience)
         except Exception as error:
             why = resubmit.lost(error)
             if why is None:

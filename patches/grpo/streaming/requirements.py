@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from flashpatch import engine
 from flashpatch.patches._shared.verl_config import Get
+from flashpatch.patches.grpo.streaming import divisor
 from flashpatch.patches.grpo.streaming.mode import MODE
 
 ACTOR = "actor_rollout_ref.actor"
@@ -26,6 +28,19 @@ def refusals(get: Get) -> Iterator[str]:
         yield from _places(get)
 
 
+def loss_refusals(get: Get, registry: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why the actor's loss cannot be streamed; nothing for other modes, or a loss that no registry here has.
+
+    Args:
+        get: reads the configuration, once every family has set what it needs.
+        registry: verl's ``POLICY_LOSS_REGISTRY``.
+    """
+    if asked(get):
+        why = divisor.problem(lambda path, default=None: get(f"{ACTOR}.{path}", default), registry)
+        if why is not None:
+            yield f"{ACTOR}.{why}"
+
+
 def _whole_batch(get: Get) -> Iterator[str]:
     """Yield what needs the whole batch before its first gradient."""
     estimator = get("algorithm.adv_estimator", "gae")
@@ -37,6 +52,14 @@ def _whole_batch(get: Get) -> Iterator[str]:
         yield f"trainer.critic_warmup={get('trainer.critic_warmup')} (there is no critic)"
     if get("algorithm.use_kl_in_reward"):
         yield "algorithm.use_kl_in_reward=True (use actor.use_kl_loss)"
+    if get("algorithm.rollout_correction.bypass_mode"):
+        yield "algorithm.rollout_correction.bypass_mode=True (the policy's own log-probabilities cost nothing here)"
+    if estimator == "opo" and get("algorithm.rollout_correction.rollout_rs"):
+        yield (
+            f"algorithm.adv_estimator=opo with rollout_rs={get('algorithm.rollout_correction.rollout_rs')} (its baseline "
+            "weighs responses by the tokens that rejection leaves, which is known after the forward alone; use grpo or "
+            "rloo, or no rollout_rs)"
+        )
     if get("algorithm.rollout_correction.rollout_is_batch_normalize"):
         yield "algorithm.rollout_correction.rollout_is_batch_normalize=True (a mean over the whole batch)"
     epochs, mini, batch = (

@@ -1,8 +1,8 @@
 """Run one optimizer step over rounds that come one after the other, through an FSDP engine of verl.
 
 While samples still arrive their number is unknown, so each round adds its *sum* to the gradient, and the step ends
-with a division by the number of samples over all rounds and ranks (async-grpo's ``train_grpo.py``). The result is one
-backward through the whole batch.
+with a division by the number of samples, or tokens, over all rounds and ranks (async-grpo's ``train_grpo.py``). The
+result is one backward through the whole batch.
 """
 
 from __future__ import annotations
@@ -12,15 +12,7 @@ from typing import Any
 
 from flashpatch.patches.grpo.errors import refuse
 from flashpatch.patches.grpo.loss import batch_counts
-
-_UNITS = {
-    "seq-mean-token-mean": "samples",
-    "seq-mean-token-sum": "samples",
-    "seq-mean-token-sum-norm": "samples",
-    "token-mean": "tokens",
-    "token-sum": "",
-}
-"""What a loss of this aggregation is divided by; "": nothing."""
+from flashpatch.patches.grpo.streaming.divisor import Divisor
 
 
 class StreamedStep:
@@ -28,26 +20,21 @@ class StreamedStep:
 
     Args:
         engine: verl's engine, in its ``train_mode()``, with gradients at zero.
-        aggregation: the loss's ``loss_agg_mode``.
+        divisor: what the loss divides by, see `flashpatch.patches.grpo.streaming.divisor`.
         before: called with a micro-batch's model output and its data before the loss, which sees what it changes;
             samples whose ``response_mask`` it sets to 0 are not counted.
 
     Attributes:
         rounds: rounds that were added.
         samples, tokens: counted in the loss's mask, of this rank until `finish`, of all afterwards.
-
-    Raises:
-        PatchError: an aggregation that verl does not have.
     """
 
     def __init__(
-        self, engine: Any, aggregation: str, before: Callable[[dict[str, Any], Any], None] | None = None
+        self, engine: Any, divisor: Divisor, before: Callable[[dict[str, Any], Any], None] | None = None
     ) -> None:
-        if aggregation not in _UNITS:
-            refuse("streaming", "aggregation", f"is {aggregation!r}.", f"Use one of {', '.join(_UNITS)}.")
         self.engine = engine
+        self.divisor = divisor
         self.rounds = self.samples = self.tokens = 0
-        self._unit = _UNITS[aggregation]
         self._before = before
 
     def add(self, data: Any, loss: Callable[..., Any]) -> Any:
@@ -70,8 +57,12 @@ class StreamedStep:
                 self._before(model_output, data)
             mean, metrics = loss(model_output=model_output, data=data, dp_group=dp_group)
             self._count(data["response_mask"])
-            factor = self._divisor_of_round()
-            return mean * factor, {name: times(metric, factor) for name, metric in metrics.items()}
+            round_ = self._counts_of_round()
+            sums = {
+                name: times(metric, number(round_, self.divisor.of_metric(name)))
+                for name, metric in metrics.items()
+            }
+            return mean * number(round_, self.divisor.loss), sums
 
         found = self.engine.forward_backward_batch(data, summed)
         self.rounds += 1
@@ -87,7 +78,7 @@ class StreamedStep:
             totals = totals.to(next(self.engine.module.parameters()).device)
             torch.distributed.all_reduce(totals, group=group)
         self.samples, self.tokens = totals.tolist()
-        total = max(getattr(self, self._unit) if self._unit else 1, 1)
+        total = number(self, self.divisor.loss)
         for parameter in self.engine.module.parameters():
             if parameter.grad is not None:
                 parameter.grad.div_(total)
@@ -104,10 +95,8 @@ class StreamedStep:
         else:
             self.samples += sum(bool(part.any()) for part in kept.split(outputs.tolist()))
 
-    def _divisor_of_round(self) -> int:
-        """Return what the loss of this round was divided by."""
-        if not self._unit:
-            return 1
+    def _counts_of_round(self) -> Any:
+        """Return the samples and tokens that the losses of this round were divided by."""
         counts = batch_counts.last()
         if counts is None:
             refuse(
@@ -116,7 +105,12 @@ class StreamedStep:
                 "has counted nothing.",
                 'Call flashpatch.enable("grpo").',
             )
-        return max(getattr(counts, self._unit), 1)
+        return counts
+
+
+def number(counts: Any, unit: str) -> int:
+    """Return the samples or tokens of ``counts``, at least 1; 1 for the unit ""."""
+    return max(getattr(counts, unit), 1) if unit else 1
 
 
 def times(metric: Any, factor: float) -> Any:

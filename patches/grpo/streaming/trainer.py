@@ -31,6 +31,7 @@ from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServer
 from verl.workers.rollout.utils import update_prometheus_config
 
 from flashpatch import engine
+from flashpatch.errors import PatchError
 from flashpatch.patches.grpo.streaming import groups, staleness
 from flashpatch.patches.grpo.streaming.dispatch import Dispatcher
 from flashpatch.patches.grpo.streaming.mode import ID, MODE
@@ -75,8 +76,24 @@ class PPOTrainerStreamAsync(PPOTrainer):
         )
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """Train, with prompts of dead agent loop workers dispatched again."""
-        super().fit(Dispatcher(agent_loop_manager, engine.options("grpo")["replace_lost"]))
+        """Train, with prompts of dead agent loop workers dispatched again, in validation too."""
+        dispatcher = Dispatcher(
+            agent_loop_manager, engine.options("grpo")["replace_lost"], self._forget_client
+        )
+
+        def recover() -> None:
+            waiting = groups.in_flight(self.replay_buffer, groups.VALIDATION)
+            dispatcher.recover(waiting, groups.VALIDATION)
+
+        groups.at_each_look(self.replay_buffer, recover)
+        super().fit(dispatcher)
+        dispatcher.end()
+
+    def _forget_client(self, client: str) -> None:
+        """Let grpo's balancer give a dead client's places back; verl's has no places."""
+        balancer = self.server_manager.global_load_balancer
+        if hasattr(balancer, "forget_client"):
+            ray.get(balancer.forget_client.remote(client))
 
     def get_llm_client(self) -> Any:
         """Return the client that resumes requests which an update of the weights has stopped."""
@@ -126,6 +143,7 @@ class PPOTrainerStreamAsync(PPOTrainer):
             if not batch.keys:
                 continue
             taken += len(groups.uids(batch))
+            self._refuse_rejected_turns(batch)
             batch.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
             with marked_timer("adv", timing_raw, color="brown"), self._without_correction():
                 self._compute_advantage(batch, metrics)
@@ -183,6 +201,23 @@ class PPOTrainerStreamAsync(PPOTrainer):
             batch = groups.drop(batch, old)
             self._add_prompts_to_generate(len(old))
         return batch, len(old)
+
+    def _refuse_rejected_turns(self, batch: KVBatchMeta) -> None:
+        """Refuse rejection if a session has several outputs: verl gives those of a session whose last output is rejected
+        no advantage, which is known after the forward alone.
+
+        Raises:
+            PatchError: both come together.
+        """
+        rejection = OmegaConf.select(self.config, "algorithm.rollout_correction.rollout_rs")
+        if rejection and any(key.rsplit("_", 2)[-1] != "0" for key in batch.keys):
+            raise PatchError(
+                f"cannot train with algorithm.rollout_correction.rollout_rs={rejection} on agent loops that return several "
+                "outputs: advantages depend on what is rejected then.",
+                patch=ID,
+                target="verl.trainer.ppo.v1.trainer_base:PPOTrainer._compute_advantage",
+                advice="Unset rollout_rs, or choose another trainer.v1.trainer_mode.",
+            )
 
     def _rounds(self) -> Rounds:
         actor, options = self.config.actor_rollout_ref.actor, engine.options("grpo")

@@ -12,13 +12,14 @@ import torch
 from tensordict import TensorDict
 from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.single_controller.base.decorator import Dispatch, register
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import Metric
 from verl.workers.utils.padding import response_from_nested
 
-from flashpatch.patches.grpo.streaming import reference
+from flashpatch.patches.grpo.streaming import divisor, reference
 from flashpatch.patches.grpo.streaming.current_policy import CurrentPolicy
-from flashpatch.patches.grpo.streaming.step import StreamedStep, times
+from flashpatch.patches.grpo.streaming.step import StreamedStep, number, times
 
 REFERENCE = "stream_reference"
 """Key of a round's extra fields: whether the reference's log-probabilities are wanted."""
@@ -39,8 +40,14 @@ class StreamWorker(DetachActorWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
-        """Build the model as verl does."""
+        """Build the model as verl does.
+
+        Raises:
+            PatchError: the actor's loss cannot be streamed, such as one that only the trainer's processes register.
+        """
         super().init_model()
+        if "actor" in self.role:  # now that a user's own library has registered its losses
+            divisor.of_actor(self.config.actor, POLICY_LOSS_REGISTRY)
         _of_this_process[self.role] = self
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE, blocking=False)
@@ -100,7 +107,7 @@ class _OpenStep:
         actor = worker.config.actor
         self.worker, self.engine = worker.actor, worker.actor.engine
         self.policy = CurrentPolicy(correction, bool(actor.entropy_coeff))
-        self.step = StreamedStep(self.engine, actor.loss_agg_mode, self.policy)
+        self.step = StreamedStep(self.engine, divisor.of_actor(actor, POLICY_LOSS_REGISTRY), self.policy)
         self.busy = 0.0
         self.losses: list[torch.Tensor] = []
         self.metrics: dict[str, Any] = {}
@@ -148,7 +155,10 @@ class _OpenStep:
 
     def _collect(self, total: int, norm: float, rate: float) -> dict[str, Any]:
         """Gather the metrics over the ranks, as verl does after a mini-batch."""
-        metrics = {name: times(value, 1 / total) for name, value in self.metrics.items()}
+        unit = self.step.divisor.of_metric
+        metrics = {
+            name: times(value, 1 / number(self.step, unit(name))) for name, value in self.metrics.items()
+        }
         group = self.engine.get_data_parallel_group()
         lengths = [self.lengths]
         if group is not None:

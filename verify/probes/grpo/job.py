@@ -173,6 +173,7 @@ def streamed(
 ) -> tuple[torch.Tensor, int]:
     """Return the same gradient for rows that arrive one by one and are packed in rounds; and the number of rounds."""
     from flashpatch.patches.grpo.streaming.packing import Packer
+    from flashpatch.patches.grpo.streaming.divisor import Divisor
     from flashpatch.patches.grpo.streaming.step import StreamedStep
 
     packer = Packer(world, budget=16)
@@ -182,7 +183,7 @@ def streamed(
     rounds += [last for last in [packer.flush()] if last is not None]
     with engine.train_mode():
         engine.optimizer_zero_grad()
-        step = StreamedStep(engine, aggregation)
+        step = StreamedStep(engine, Divisor.of(aggregation))
         for one in rounds:
             mine = [batch[row] for row in one[rank].samples]
             if one[rank].filler:

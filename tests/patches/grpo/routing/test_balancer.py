@@ -101,3 +101,37 @@ def test_the_trace_has_a_line_per_response_and_counts_steps(tmp_path):
 @pytest.mark.parametrize("slots, most", [(1, 2), (16, 17), (32, 34), (1024, 1088), (0, 0)])
 def test_the_threshold_leaves_no_slot_empty(slots, most):
     assert threshold(slots) == most
+
+
+def test_a_dead_clients_places_are_given_back_and_so_are_those_that_it_waits_for():
+    """They were taken for ever: the next request waited without end."""
+
+    async def scenario():
+        ours = balancer("a", most=2)
+        for number in range(2):
+            await ours.acquire_server(str(number), prompt_digest=(number, 10), client="dead")
+        waiting = asyncio.ensure_future(ours.acquire_server("2", prompt_digest=(2, 10), client="dead"))
+        alive = [
+            asyncio.ensure_future(
+                ours.acquire_server(f"{number}", prompt_digest=(number, 10), client="alive")
+            )
+            for number in (3, 4)
+        ]
+        await asyncio.sleep(0)
+        assert ours.get_status()["waiting"] == 3
+        assert await ours.forget_client("dead") == 2
+        with pytest.raises(RuntimeError, match="client that died"):
+            await asyncio.wait_for(waiting, 10)
+        for one in alive:
+            assert (await asyncio.wait_for(one, 10))[0] == "a"
+        assert ours.get_total_inflight() == 2 and ours.get_status()["waiting"] == 0
+        with pytest.raises(RuntimeError, match="client that died"):  # on its way when the client died
+            await asyncio.wait_for(_asked_after_a_release(ours), 10)
+        await ours.release_server("a", "4")
+        assert ours.get_total_inflight() == 0
+
+    async def _asked_after_a_release(ours: TokenBalancer) -> None:
+        await ours.release_server("a", "3")
+        await ours.acquire_server("5", prompt_digest=(5, 10), client="dead")
+
+    asyncio.run(scenario())

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -33,15 +36,47 @@ class Worker:
     def uids(self) -> list[str]:
         return self.got
 
+    def pid(self) -> int:
+        return os.getpid()
+
+
+@ray.remote
+def unreached() -> None:
+    """Fail as a call to an actor that Ray cannot reach."""
+    raise ray.exceptions.ActorUnavailableError("a connection broke", None)
+
+
+class Unreached:
+    """A worker whose next call of each of these methods does not reach it."""
+
+    def __init__(self, worker, *methods: str) -> None:
+        self.worker, self.methods = worker, list(methods)
+
+    def __getattr__(self, name: str):
+        if name in self.methods:
+            self.methods.remove(name)
+            return SimpleNamespace(remote=lambda *given: unreached.remote())
+        return getattr(self.worker, name)
+
 
 class Prompts(list):
-    """Stand for verl's TensorDict of prompts."""
+    """Stand for verl's TensorDict of prompts; ``validate`` if that is set."""
+
+    validate = False
 
     def __contains__(self, name: str) -> bool:
-        return False
+        return self.validate
+
+    def __getitem__(self, name: str) -> list[str]:
+        assert name == "uid"
+        return list(self)
 
     def chunk(self, count: int) -> list[dict[str, list[str]]]:
         return [{"uid": list(self)[start::count]} for start in range(count)]
+
+
+class ForValidation(Prompts):
+    validate = True
 
 
 class Manager:
@@ -58,9 +93,15 @@ class Manager:
         ]
 
 
+def again(uids: list[str], partition: str = "train", prompts: ForValidation | None = None) -> Prompts:
+    """The queue holds training's prompts, and none of validation."""
+    assert (prompts is None) == (partition == "train")
+    return Prompts(uids) if prompts is None else ForValidation(one for one in prompts if one in uids)
+
+
 @pytest.fixture(autouse=True)
 def queue(monkeypatch):
-    monkeypatch.setattr(dispatch, "_again", Prompts)
+    monkeypatch.setattr(dispatch, "again", again)
     monkeypatch.setattr(dispatch, "PING", 0.1)
 
 
@@ -138,3 +179,69 @@ def test_without_replacement_the_last_workers_death_ends_the_job():
     ray.kill(dispatcher.workers[0])
     with pytest.raises(PatchError, match="lost its last agent loop worker"):
         until(lambda: dispatcher.recover("a"))
+
+
+def test_prompts_of_validation_are_dispatched_again_too():
+    """verl waits for them in a loop of its own: the job hung."""
+    gone = []
+    dispatcher = Dispatcher(Manager(2), gone=gone.append)
+    dispatcher.generate_sequences(ForValidation("abcd"))
+    first, second = dispatcher.workers
+    lost = ray.get(first.uids.remote())
+    ray.kill(first)
+    found = []
+    until(lambda: found.append(dispatcher.recover("abcd", "val")) or any(found))
+    assert sum(found) == len(lost) == 2 and gone == [first._actor_id.hex()]
+    assert sorted(ray.get(second.uids.remote())) == list("abcd")
+
+
+def test_a_worker_that_cannot_be_reached_for_now_keeps_its_prompts():
+    """It was taken for dead while it went on: its prompts were generated twice."""
+    dispatcher = Dispatcher(Manager(1), replace=1)
+    [worker] = dispatcher.workers
+    dispatcher.workers = [Unreached(worker, "__ray_ready__", "__ray_ready__")]
+    dispatcher.generate_sequences(Prompts("ab"))
+    until(lambda: dispatcher.recover("ab") or not dispatcher.workers[0].methods)
+    for _ in range(5):
+        assert dispatcher.recover("ab") == 0
+        time.sleep(0.1)
+    assert ray.get(worker.uids.remote()) == ["a", "b"] and not dispatcher._starting
+
+
+def test_a_worker_that_may_have_got_its_prompts_or_not_is_ended_first(monkeypatch):
+    kill = ray.kill
+    monkeypatch.setattr(ray, "kill", lambda one: kill(getattr(one, "worker", one)))
+    dispatcher = Dispatcher(Manager(2))
+    first, second = dispatcher.workers
+    dispatcher._use([Unreached(first, "generate_sequences"), second])
+    dispatcher.generate_sequences(Prompts("ab"))
+    until(lambda: dispatcher.recover("ab"))
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(first.uids.remote())
+    assert sorted(ray.get(second.uids.remote())) == ["a", "b"]
+
+
+def test_a_worker_that_is_stopped_holds_up_nobody():
+    dispatcher = Dispatcher(Manager(2), replace=1)
+    first, second = dispatcher.workers
+    pid = ray.get(first.pid.remote())
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        dispatcher.generate_sequences(Prompts("ab"))
+        until(lambda: dispatcher.recover("ab") or ray.get(second.uids.remote()) == ["b"])
+        assert dispatcher.recover("ab") == 0 and len(dispatcher.workers) == 2
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    until(lambda: dispatcher.recover("ab") or ray.get(first.uids.remote()) == ["a"])
+
+
+def test_a_job_that_ends_ends_its_workers():
+    """What was dispatched ahead has lost its servers then: seven tracebacks at the end of a job that went well."""
+    dispatcher = Dispatcher(Manager(2))
+    workers = list(dispatcher.workers)
+    ray.get([one.uids.remote() for one in workers])
+    dispatcher.end()
+    for one in workers:
+        with pytest.raises(ray.exceptions.RayActorError):
+            while True:
+                ray.get(one.uids.remote())

@@ -55,6 +55,8 @@ class Balancer:
 
 
 class Replica:
+    unreached = 0  # so often Ray will not reach it
+
     def __init__(self, number: int, **options) -> None:
         name = f"server-{number}" + options.pop("suffix", "")
         self.replica_rank, self._server_address = number, name
@@ -69,6 +71,9 @@ class Replica:
         await self.server.abort.remote()
 
     async def abort_all_requests(self) -> None:
+        if self.unreached:
+            self.unreached -= 1
+            raise ray.exceptions.ActorUnavailableError("a connection broke", None)
         await self.server.abort.remote()
 
 
@@ -178,6 +183,7 @@ def test_the_name_of_a_server_that_hangs_is_free_for_the_next(monkeypatch):
         2, lambda rank: Replica(rank, suffix="-again", name="verl"), replace=1
     )
     sync.replicas[1] = Replica(1, name="verl")
+    replicas.answered(0.1)
     ray.get(sync.replicas[0].server.abort.remote())  # it has started, and answers at once from now on
     ray.get(sync.replicas[1].server.hang.remote())
     replicas.update_weights(1)
@@ -204,3 +210,36 @@ def test_servers_that_cannot_be_started_again_are_given_up():
             ray.get(one.server.abort.remote())
     assert len(starts) == 2 and [one._server_address for one in sync.replicas] == ["server-0"]
     assert ray.get(balancer.added_names.remote()) == []
+
+
+def test_a_server_that_cannot_be_reached_for_now_is_asked_again():
+    """It was taken for dead, and a live server was removed for good."""
+    replicas, sync, balancer = _made(2)
+    sync.replicas[1].unreached = 2
+    assert replicas.update_weights(3) == {"step": 3}
+    assert sync.updates == [["server-0", "server-1"]] and ray.get(balancer.names.remote()) == []
+
+
+def test_a_server_that_is_removed_is_ended(monkeypatch):
+    """Nothing starts another in its place: it must not come back with old weights."""
+    monkeypatch.setattr(replicas_module, "ANSWER", limit(1.0))
+    replicas, sync, balancer = _made(2)
+    replicas.answered(0.01)
+    gone = sync.replicas[1].server
+    ray.get([one.server.abort.remote() for one in sync.replicas])
+    ray.get(gone.hang.remote())
+    replicas.update_weights(3)
+    assert sync.updates == [["server-0"]] and ray.get(balancer.names.remote()) == ["server-1"]
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(gone.hang.remote())
+
+
+def test_patience_grows_with_the_slowest_answer():
+    """30 s were too few on a slow machine, and its servers were taken for dead."""
+    replicas, _, _ = _made(1)
+    assert replicas.patience == 300, "nothing is known before the first answer"
+    replicas.answered(0.2)
+    assert replicas.patience == 30
+    replicas.answered(12.0)
+    replicas.answered(0.1)
+    assert replicas.patience == 120
