@@ -17,8 +17,8 @@ from verl.utils.metric import AggregationType, Metric
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 
-from flashpatch.patches.grpo.streaming.packing import Packer
 from flashpatch.patches.grpo.streaming import worker as streaming
+from flashpatch.patches.grpo.streaming.packing import Packer
 from flashpatch.verify.probes.grpo import job
 
 Rows = list[dict[str, torch.Tensor]]

@@ -172,8 +172,8 @@ def streamed(
     engine: Any, batch: list[dict[str, torch.Tensor]], rank: int, world: int, aggregation: str
 ) -> tuple[torch.Tensor, int]:
     """Return the same gradient for rows that arrive one by one and are packed in rounds; and the number of rounds."""
-    from flashpatch.patches.grpo.streaming.packing import Packer
     from flashpatch.patches.grpo.streaming.divisor import Divisor
+    from flashpatch.patches.grpo.streaming.packing import Packer
     from flashpatch.patches.grpo.streaming.step import StreamedStep
 
     packer = Packer(world, budget=16)

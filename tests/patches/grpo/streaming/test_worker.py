@@ -11,33 +11,21 @@ from pathlib import Path
 
 import grpo_lab
 import pytest
+from tree import SUPPORT
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.verl
 
-SUPPORT = Path(grpo_lab.__file__).parent
 CODE = """
     import inspect, json, random, re, sys
     from pathlib import Path
     sys.path.append(os.environ["SUPPORT"])
     import flashpatch
-<<<<<<< HEAD
-    flashpatch.enable("cpu", "bf16", "grpo")
-    import torch.distributed as dist
-    import verl.workers.engine_workers
-    import verl.utils.experimental.torch_functional
-    from verl.utils import tensordict_utils as tu
-    from omegaconf import OmegaConf
-    from flashpatch.patches.grpo.streaming.packing import Packer
-    from flashpatch.patches.grpo.streaming import worker as streaming
-    from flashpatch.verify.probes.grpo import job
-=======
     flashpatch.enable("cpu", "bf16", "grpo", "flowrl")
     import stream_rounds as lab
     from flashpatch.patches.flowrl import actor as flowrl
     from flashpatch.patches.grpo.streaming.divisor import UNITS
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, agg_loss
->>>>>>> 3e9a577 (A loss declares what it divides by: sapo and flowrl streamed under token-mean were wrong by 0.3; opo with rejection is refused)
 
     torch.manual_seed(0)
     folder = Path(os.environ["FOLDER"])
