@@ -1,4 +1,5 @@
-"""Jobs in mode stream_async whose processes are killed at random: no sample is trained twice, and none is lost.
+"""Jobs in mode stream_async whose processes are killed or stopped for a while at random, in validation steps too: no
+sample is trained twice, and none is lost.
 
 ``CHAOS_KILLS=100 pytest -m full tests/patches/grpo/streaming/test_chaos_job.py`` takes 100 kills; the seed is printed.
 """
@@ -9,8 +10,10 @@ import json
 import os
 import random
 import re
+import signal
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +30,10 @@ actor_rollout_ref.rollout.nnodes=1 actor_rollout_ref.rollout.n_gpus_per_node=2
 actor_rollout_ref.rollout.agent.num_workers=2
 actor_rollout_ref.actor.ppo_max_token_len_per_gpu=400
 data.max_response_length=48 actor_rollout_ref.rollout.max_model_len=96
-trainer.save_freq=1 trainer.max_actor_ckpt_to_keep=2 trainer.total_epochs=1000
+trainer.test_freq=2 trainer.save_freq=1 trainer.max_actor_ckpt_to_keep=2 trainer.total_epochs=1000
 """.split()
 AGENT, SERVER, TRAINER = "ray::AgentLoopWorkerTQ", "ray::vLLMHttpServer", "the trainer"
+STOPPED = " stopped"
 
 
 def test_no_sample_is_trained_twice_and_none_is_lost(world: Path, tmp_path: Path) -> None:
@@ -41,7 +45,7 @@ def test_no_sample_is_trained_twice_and_none_is_lost(world: Path, tmp_path: Path
         f"trainer.default_local_dir={tmp_path}/saved",
         f"trainer.rollout_data_dir={tmp_path}/trained",
     )
-    (tmp_path / "flashpatch.toml").write_text("[grpo]\njournal = 4\n")
+    (tmp_path / "flashpatch.toml").write_text("[grpo]\njournal = 4\nworker_requests = 12\n")
     names = dict(FLASHPATCH="cpu,bf16,grpo", FLASHPATCH_CONFIG=f"{tmp_path}/flashpatch.toml")
     while killed.total() < KILLS:
         folders.append(tmp_path / f"run{len(folders)}")
@@ -57,6 +61,8 @@ def test_no_sample_is_trained_twice_and_none_is_lost(world: Path, tmp_path: Path
     assert done.returncode == 0, done.stdout[-8000:]
     check_trained(tmp_path / "trained", last, ends)
     assert killed[AGENT] and killed[SERVER] and killed[TRAINER], killed
+    assert any("val-core/" in said(folder) for folder in folders)
+    assert killed[AGENT + STOPPED] and killed[SERVER + STOPPED], killed
 
 
 def check_trained(folder: Path, last: int, ends: list[float]) -> None:
@@ -78,20 +84,39 @@ def until_the_trainer_dies(job: Any, folder: Path, draw: random.Random, kills: i
         time.sleep(draw.uniform(0.0, 6.0))
         name = draw.choice([AGENT, AGENT, AGENT, SERVER])
         if name == SERVER:  # the last server's death ends a job
-            wait(job, folder, lambda: started_again(folder) == killed[SERVER])
+            wait(job, folder, lambda: started_again(folder) == lost(folder) >= killed[SERVER])
         one = draw.choice(wait(job, folder, lambda name=name: processes(job, name)))
         steps = len(metrics(said(folder), "training/global_step"))
-        one.kill()
+        if draw.random() < 0.35:
+            name += STOPPED
+            stop(one, draw.uniform(5.0, 60.0))
+        else:
+            one.kill()
         killed[name] += 1
         began = time.monotonic()
         wait(job, folder, lambda steps=steps: len(metrics(said(folder), "training/global_step")) > steps)
         print(
-            f"{name} killed in step {steps + 1}, which ended {time.monotonic() - began:.1f} s later",
+            f"{name}: in step {steps + 1}, which ended {time.monotonic() - began:.1f} s later",
             flush=True,
         )
     time.sleep(draw.uniform(0.0, 6.0))
     killed[TRAINER] += 1
     return killed
+
+
+def stop(one: Any, seconds: float) -> None:
+    """Stop a process for a while: its actor is slow, and Ray may call it unavailable."""
+    import psutil
+
+    one.send_signal(signal.SIGSTOP)
+    time.sleep(seconds)
+    with suppress(psutil.NoSuchProcess):  # the job had enough of it
+        one.send_signal(signal.SIGCONT)
+
+
+def lost(folder: Path) -> int:
+    """How many servers the job has removed."""
+    return len(re.findall(r"rollout server \S+ is lost", said(folder)))
 
 
 def started_again(folder: Path) -> int:
