@@ -80,14 +80,17 @@ def until_the_trainer_dies(job: Any, folder: Path, draw: random.Random, kills: i
     killed: Counter[str] = Counter()
     wait(job, folder, lambda: metrics(said(folder), "training/global_step"))
     most = min(kills, draw.randint(8, 14))
+    due = draw.sample([(name, stopped) for name in (AGENT, SERVER) for stopped in (True, False)], 4)
     while killed.total() + 1 < most:
         time.sleep(draw.uniform(0.0, 6.0))
-        name = draw.choice([AGENT, AGENT, AGENT, SERVER])
+        name, stopped = (
+            due.pop() if due else (draw.choice([AGENT, AGENT, AGENT, SERVER]), draw.random() < 0.3)
+        )
         if name == SERVER:  # the last server's death ends a job
             wait(job, folder, lambda: started_again(folder) == lost(folder) >= killed[SERVER])
         one = draw.choice(wait(job, folder, lambda name=name: processes(job, name)))
         steps = len(metrics(said(folder), "training/global_step"))
-        if draw.random() < 0.35:
+        if stopped:
             name += STOPPED
             stop(one, draw.uniform(5.0, 60.0))
         else:
