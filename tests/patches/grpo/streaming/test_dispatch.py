@@ -15,6 +15,7 @@ import ray
 from machine import limit
 
 from flashpatch.errors import PatchError
+from flashpatch.patches.grpo.routing import resubmit
 from flashpatch.patches.grpo.streaming import dispatch
 from flashpatch.patches.grpo.streaming.dispatch import Dispatcher
 
@@ -38,6 +39,9 @@ class Worker:
 
     def pid(self) -> int:
         return os.getpid()
+
+    def client(self) -> str | None:
+        return resubmit._this_client()
 
 
 @ray.remote
@@ -187,11 +191,11 @@ def test_prompts_of_validation_are_dispatched_again_too():
     dispatcher = Dispatcher(Manager(2), gone=gone.append)
     dispatcher.generate_sequences(ForValidation("abcd"))
     first, second = dispatcher.workers
-    lost = ray.get(first.uids.remote())
+    lost, client = ray.get([first.uids.remote(), first.client.remote()])
     ray.kill(first)
     found = []
     until(lambda: found.append(dispatcher.recover("abcd", "val")) or any(found))
-    assert sum(found) == len(lost) == 2 and gone == [first._actor_id.hex()]
+    assert sum(found) == len(lost) == 2 and gone == [client]
     assert sorted(ray.get(second.uids.remote())) == list("abcd")
 
 
