@@ -30,14 +30,13 @@ METRICS = "metrics_divide_by"
 """Attribute of a loss function: the same for those of its metrics that are sums and divide by something else."""
 ALGOS = "verl.trainer.ppo.core_algos"
 _OF_VERL = {
-    **dict.fromkeys(
-        ("vanilla", "dppo_tv", "dppo_kl", "gspo", "gpg", "kl_cov", "dro", "cispo"), AS_AGGREGATED
-    ),
+    **dict.fromkeys(("vanilla", "dppo_tv", "dppo_kl", "gspo", "gpg", "dro", "cispo"), AS_AGGREGATED),
     "sapo": "samples",
 }
 _NOT_OF_VERL = {
     "bypass_mode": "its old log-probabilities are the rollout's, and it rejects samples after they were counted",
     "clip_cov": "it draws tokens from each micro-batch, by means over that",
+    "kl_cov": "it chooses tokens of each micro-batch, by means over that",
     "geo_mean": "it takes a mean over each micro-batch, so that even verl's own gradient depends on the split",
 }
 LOSS_MODE = "policy_loss.loss_mode"

@@ -39,7 +39,7 @@ def test_a_loss_without_declaration_is_refused_with_what_to_write():
     assert "'groups'" in problem(function=loss(divides_by="groups"))
 
 
-@pytest.mark.parametrize("mode", ["bypass_mode", "clip_cov", "geo_mean"])
+@pytest.mark.parametrize("mode", ["bypass_mode", "clip_cov", "geo_mean", "kl_cov"])
 def test_what_a_split_changes_is_refused(mode):
     assert f"policy_loss.loss_mode={mode}" in problem(mode)
 
