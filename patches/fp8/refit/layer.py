@@ -158,6 +158,17 @@ class Layer:
                 param.fill(param.live(), left_out)
         self._check_finite()
 
+    def take_live(self) -> None:
+        """Stage what the live layer holds: it came for another layer, whose memory this one shares."""
+        for param in self.params:
+            live = param.live()
+            if param.required and live is not None:
+                staged = param.stage()
+                param.allocate(read=False)
+                staged.detach().copy_(live)
+                param.coverage.add(staged)
+        self.prepare()
+
     def process(self, state: LayerState, process: Callable[[torch.nn.Module], None]) -> Plan:
         """Post-process the loaded values as at a first load, and plan their way into the live layer.
 

@@ -271,6 +271,8 @@ class ManagedModel:
         with self._failing(names), torch.no_grad(), self._events.loading():
             result = self._update.load(original, names, self.constants(), **kwargs)
         self._left_out |= bool(partial)
+        if not self._session and self.adapter.consensus.update is None:
+            self._close_if_empty()  # a tied tensor that is sent again after the commit is no update
         if partial and not self._session:
             self._finish()
         return result

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.refit.errors import update_error
 from flashpatch.patches.fp8.refit.fold import Plan, Undo
+from flashpatch.patches.fp8.refit.joined_layers import JoinedLayers
 from flashpatch.patches.fp8.refit.layer import Layer
 from flashpatch.patches.fp8.refit.layer_state import LayerState
 from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
@@ -64,7 +65,8 @@ class StagedUpdate:
         self._atomic = atomic
         self._rounding_errors = rounding_errors
         self._plans: dict[Layer, Plan] = {}
-        self._joined: dict[int, tuple[torch.Tensor, str] | None] = {}  # see `note_joined_layers`
+        self._joined = JoinedLayers(type(model).__name__)
+        self._new = False  # whether a layer was given what it does not hold already
         self._queue: list[Layer] = []
         self._constants: list[torch.Tensor] = []
         self._call = 0  # number of the load_weights call under way
@@ -79,13 +81,14 @@ class StagedUpdate:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing has been written yet."""
-        return not any(layer.written or layer.processed_in for layer in self._layers)
+        """Whether nothing has been written yet, or only what layers hold already that share it with others."""
+        return not self._new and not any(layer.written and not layer.processed_in for layer in self._layers)
 
     def drop(self) -> None:
         """Free everything staged and planned."""
         self._plans.clear()
-        self._joined = dict.fromkeys(self._joined)
+        self._joined.restart()
+        self._new = False
         self._queue.clear()
         self._came.clear()
         self._call = 0
@@ -94,13 +97,7 @@ class StagedUpdate:
 
     def note_joined_layers(self) -> None:
         """Note which layers have come to share memory in the first load: an engine may tie what is equal."""
-        owners: dict[int, set[int]] = {}
-        for layer in self._layers:
-            for param in layer.params:
-                live = param.live()
-                if live is not None and live.numel():
-                    owners.setdefault(live.untyped_storage()._cdata, set()).add(id(layer))
-        self._joined = {storage: None for storage, layers in owners.items() if len(layers) > 1}
+        self._joined.note(self._layers)
 
     def note_mixture(self) -> None:
         """Before an unfinished update is dropped: note that layers of it may be in place already."""
@@ -110,7 +107,8 @@ class StagedUpdate:
     def missing(self, partial: bool) -> list[str]:
         """Return names that a complete update would still have to bring; ``partial``: layers left out whole are fine."""
         partial = partial and not self.discarded and not self.mixed
-        waiting = [layer for layer in self._layers if not layer.processed_in]
+        followers = self._joined.followers(self._layers)
+        waiting = [layer for layer in self._layers if not layer.processed_in and layer not in followers]
         missing = [name for layer in waiting if layer.written or not partial for name in layer.missing()]
         return missing + [f"a part of {layer.name} on another rank" for layer in self._queue]
 
@@ -158,6 +156,7 @@ class StagedUpdate:
         last = [layer for layer in deferred if layer.complete or (left_out and not layer.written)]
         for layer in last:
             layer.prepare(left_out)
+        followers = self._joined.followers(self._layers)
         loaded = [
             (param, param.copy_small(param.tensor))
             for layer in last
@@ -172,7 +171,9 @@ class StagedUpdate:
         try:
             for plan in self._plans.values():
                 plan.apply(undo)
-            for layer in last:  # they look at other layers, which hold the new values now
+            for layer in followers:
+                layer.take_live()
+            for layer in (*followers, *last):  # they look at other layers, which hold the new values now
                 with _disable_current_modes():
                     self._plan(layer).apply(undo)
                 layer.release()
@@ -274,32 +275,17 @@ class StagedUpdate:
                 plan = layer.process(self._layer_state, process)
             if log is not None:
                 plan.hold_back(log)
-        self._check_joined(plan)
+        self._new |= not self._joined.check(plan)
         layer.processed_in = self._call or 1
         return plan
-
-    def _check_joined(self, plan: Plan) -> None:
-        """Check that layers which share memory are given the same values."""
-        for live, fresh, name in plan.copies() if self._joined else ():
-            storage = live.untyped_storage()._cdata
-            if storage not in self._joined:
-                continue
-            other = self._joined[storage]
-            if other is None:
-                self._joined[storage] = fresh, name
-            elif not torch.equal(other[0], fresh):
-                raise self._error(
-                    f"{name} and {other[1]} were equal when the engine was opened and share memory since, but were "
-                    "given different values",
-                    "Open a new engine on them.",
-                )
 
     def _restart(self, name: str) -> None:
         """A tensor of an earlier call came again: a new update has begun, to which all of this call belongs."""
         logger.warning("%s came again: taking it as the start of a new update", name)
         self.note_mixture()
         self._came = {name: call for name, call in self._came.items() if call == self._call}
-        self._joined = dict.fromkeys(self._joined)
+        self._joined.restart()
+        self._new = False
         owner = {id(param): layer for layer in self._layers for param in layer.params}
         for layer in self._layers:
             if layer.opened_in != self._call:

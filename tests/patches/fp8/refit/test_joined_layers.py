@@ -34,3 +34,28 @@ def test_different_values_are_refused(atomic):
     assert engine.managed.may_generate == (atomic == "model")
     engine.update(with_equal_embeddings(2))
     assert toys.same_answers(engine.model, toys.fresh("transposed", with_equal_embeddings(2)))
+
+
+@pytest.mark.parametrize("name", ["embed.weight", "lm_head.weight"])
+def test_one_of_two_that_share_memory_is_enough(method, atomic, name):
+    """A trainer whose model is tied sends one. What the other derives from the values is derived again."""
+    engine = toys.Engine(toys.Model(method), with_equal_embeddings(0), tie, atomic=atomic)
+    for seed in (1, 2):
+        weights = with_equal_embeddings(seed)
+        engine.update([item for item in weights if item[0] != name])
+        assert toys.same_answers(engine.model, toys.fresh(method, weights))
+
+
+def test_the_other_alone_with_the_same_values_is_no_update(atomic):
+    engine = toys.Engine(toys.Model(), with_equal_embeddings(0), tie, atomic=atomic)
+    weights = with_equal_embeddings(1)
+    engine.load(weights[:-1])
+    engine.managed.commit_if_complete()
+    assert engine.managed.version == 1
+    engine.load(weights[-1:])
+    assert engine.managed.state == "ready" and engine.managed.version == 1 and engine.managed.may_generate
+    engine.load(with_equal_embeddings(2)[-1:])
+    assert engine.managed.state == "open"
+    engine.managed.begin()
+    engine.update(weights)
+    assert toys.same_answers(engine.model, toys.fresh("transposed", weights))
