@@ -117,7 +117,7 @@ class Rounding:
                 f"{name} is {_short(parameter)} of {type(module).__name__}, into which "
                 f"{_short(loaded)} values cannot be rounded on the way.",
                 patch=PATCH,
-                advice="Layers with a scale per channel or per tensor can; use fp8 or bf16 for this model.",
+                advice="Layers with a scale per channel or per tensor can; use bf16 for this model.",
             )
         label, expert = name.removesuffix(".weight") + _shard(call), call.get("expert_id")
         try:
@@ -170,7 +170,7 @@ def _refuse_experts(model: torch.nn.Module) -> None:
                     f"experts in 8 bits cannot be filled with wide weights: {path}.{key} is "
                     f"{_short(parameter)} of {type(module).__name__}, without a scale per channel or per tensor.",
                     patch=PATCH,
-                    advice="Use fp8 or bf16 for this model.",
+                    advice="Use bf16 for this model.",
                 )
 
 

@@ -12,7 +12,7 @@ from flashpatch.patches.fp8.refit import model_registry
 from flashpatch.record import Contract, Patch
 
 MODULE = "vllm.model_executor.model_loader.utils"
-_NO_INT8_EXPERTS = re.compile(r"\bint8 (fused )?moe\b", re.IGNORECASE)  # in vLLM's errors
+_NO_EXPERTS = re.compile(r"\b(int8|fp8) (fused )?moe\b", re.IGNORECASE)  # in vLLM's errors
 
 
 def on_initialize(original, vllm_config: Any, *, model_config: Any = None, **kwargs: Any):
@@ -26,19 +26,37 @@ def on_initialize(original, vllm_config: Any, *, model_config: Any = None, **kwa
     try:
         model = original(vllm_config, model_config=model_config, **kwargs)
     except (NotImplementedError, ValueError) as error:
-        if marked is None or not _NO_INT8_EXPERTS.search(str(error)):
+        missing = _NO_EXPERTS.search(str(error))
+        if missing is None:
             raise
-        raise PatchError(
-            f"vLLM has no kernel here for experts in int8: {error}",
-            patch=PATCH.id,
-            advice="Use fp8 or bf16 for this model; on x86 vLLM's int8 kernel for experts needs a CPU with AMX.",
-        ) from error
+        raise _no_experts(missing[1].lower(), str(error)) from error
+    _refuse_experts(model)
     if hasattr(model, "load_weights"):
         amx_mla.refuse(model, PATCH.id)
         adapter = loader_adapter.for_model(vllm_config, model_config or vllm_config.model_config)
         rounding = quantize_on_load.for_model(model, marked) if marked is not None else None
         model_registry.add(model, ManagedModel(model, adapter, engine.options("fp8"), rounding))
     return model
+
+
+def _refuse_experts(model: Any) -> None:
+    """Refuse fp8 experts without a kernel: except on CUDA and ROCm vLLM notices once they have been loaded.
+
+    Raises:
+        PatchError: vLLM has chosen no kernel for a layer of experts.
+    """
+    for name, module in model.named_modules():
+        backend = getattr(getattr(module, "quant_method", None), "fp8_backend", None)
+        if getattr(backend, "value", None) == "NONE":
+            raise _no_experts("fp8", f"{name} has none")
+
+
+def _no_experts(form: str, reason: str) -> PatchError:
+    return PatchError(
+        f"vLLM has no kernel here for experts in {form}: {reason}",
+        patch=PATCH.id,
+        advice="Use bf16 for this model; on x86 vLLM's kernels for experts in 8 bits need a CPU with AMX.",
+    )
 
 
 def _undo(site: Site) -> None:

@@ -268,8 +268,8 @@ def test_experts_on_two_ranks(runner: scenario.Runner) -> None:
         assert engines.difference(answers, fresh("torch", "mixtral", seed, tensor_parallel_size=2)).exact
 
 
-def refusal_without_kernels(model: str) -> dict[str, Any]:
-    """As on a CPU without int8 kernels for experts; what was loaded before the refusal."""
+def refusal_without_kernels(model: str, name: str) -> dict[str, Any]:
+    """As on a CPU without kernels for experts in 8 bits; what was loaded before the refusal, and whether the advice helps."""
     import torch
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
@@ -279,15 +279,24 @@ def refusal_without_kernels(model: str) -> dict[str, Any]:
     torch.cpu._is_amx_tile_supported = lambda: False
     DefaultModelLoader.load_weights = lambda self, *args: (loaded.append("weights"), original(self, *args))[1]
     try:
-        return dict(error=refusal("int8", model), loaded=loaded)
+        return dict(error=refusal(name, model), loaded=loaded.copy(), advised=refusal("bf16", model))
     finally:
         torch.cpu._is_amx_tile_supported, DefaultModelLoader.load_weights = own, original
 
 
-@pytest.mark.parametrize("family", ["mixtral", pytest.param("qwen3-moe", marks=_FULL)])
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("mixtral", "int8"),
+        ("mixtral", "fp8"),
+        *(pytest.param("qwen3-moe", name, marks=_FULL) for name in ("int8", "fp8")),
+    ],
+)
 def test_where_no_kernel_is_experts_are_refused_before_anything_loads(
-    runner: scenario.Runner, family: str
+    runner: scenario.Runner, family: str, name: str
 ) -> None:
-    found = runner(refusal_without_kernels, updates.checkpoint(family, 0))
-    assert "no kernel here for experts in int8" in found["error"] and "Use fp8 or bf16" in found["error"]
-    assert "fp8.vllm.initialize_model" in found["error"] and found["loaded"] == []
+    found = runner(refusal_without_kernels, updates.checkpoint(family, 0), name)
+    assert f"no kernel here for experts in {name}" in found["error"] and "Use bf16" in found["error"]
+    assert (
+        "fp8.vllm.initialize_model" in found["error"] and found["loaded"] == [] and found["advised"] is None
+    )
