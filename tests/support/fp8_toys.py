@@ -177,9 +177,15 @@ def adapter(**overrides: Any) -> LoaderAdapter:
     return LoaderAdapter(**{**keywords, **overrides})
 
 
-def manage(model: nn.Module, atomic: str = "layer", partial: bool = False, **overrides: Any) -> ManagedModel:
+def manage(
+    model: nn.Module,
+    atomic: str = "layer",
+    partial: bool = False,
+    in_flight: str = "refuse",
+    **overrides: Any,
+) -> ManagedModel:
     """Follow ``model``, just constructed, without anything loaded."""
-    options = {"atomic": atomic, "partial": partial, "in_flight": "refuse"}
+    options = {"atomic": atomic, "partial": partial, "in_flight": in_flight}
     return ManagedModel(model, adapter(**overrides), options)
 
 

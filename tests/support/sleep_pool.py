@@ -8,6 +8,7 @@ records what operators allocate, and overwrites it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,10 +24,11 @@ if TYPE_CHECKING:
 #: Tags that a wake-up may leave asleep; every other tag is resident after any wake-up.
 DEFERRABLE = ("weights", "kv_cache")
 
-#: What memory holds after it was given back. Weights: NaN in all floating formats, -1 in integers. The KV cache:
-#: a finite number, since kernels multiply masked values by zero.
-_GARBAGE = {"kv_cache": 0x42}
-_NAN = 0xFF
+#: What each byte of memory is after it was given back. The KV cache: a finite number in all floating formats, since
+#: kernels multiply masked values by zero. All else in turn: NaN in all floating formats, -1 in integers; a finite number
+#: (0.75 in bf16 and float32), which no check for NaN sees.
+_CACHE = 0x42
+_TURNS = (0xFF, 0x3F)
 
 
 @dataclass
@@ -38,12 +40,14 @@ class Block:
         tag: of the pool that it was allocated in.
         saved: its bytes, while it sleeps at a level that keeps them.
         asleep: whether the memory is given back.
+        garbage: what each byte was when it was given back last.
     """
 
     reference: StorageWeakRef
     tag: str
     saved: torch.Tensor | None = None
     asleep: bool = False
+    garbage: int = _TURNS[0]
 
     def storage(self) -> torch.UntypedStorage | None:
         """Return the storage, None where it is no longer used."""
@@ -55,6 +59,8 @@ class SleepPool:
 
     def __init__(self) -> None:
         self._blocks: dict[int, Block] = {}
+        self._turns = itertools.cycle(_TURNS)
+        self._garbage = _TURNS[0]
 
     @contextmanager
     def use_memory_pool(self, tag: str) -> Iterator[None]:
@@ -68,16 +74,17 @@ class SleepPool:
         Args:
             kept: tags whose contents come back at the wake-up.
         """
+        self._garbage = next(self._turns)
         for block, storage in self._alive():
             if not block.asleep:
                 block.saved = _bytes(storage).clone() if block.tag in kept else None
-                _spoil(block, storage)
+                self._spoil(block, storage)
 
     def discard(self, tags: Collection[str]) -> None:
         """Give the memory of ``tags`` back; its contents are lost."""
         for block, storage in self._alive():
             if block.tag in tags and not block.asleep:
-                _spoil(block, storage)
+                self._spoil(block, storage)
 
     def wake_up(self, tags: Collection[str] | None = None) -> None:
         """Bring memory back, with what was kept or with garbage: nothing written in between stays.
@@ -87,7 +94,7 @@ class SleepPool:
         """
         for block, storage in self._alive():
             if block.asleep and (tags is None or block.tag in tags or block.tag not in DEFERRABLE):
-                _spoil(block, storage) if block.saved is None else _bytes(storage).copy_(block.saved)
+                self._spoil(block, storage) if block.saved is None else _bytes(storage).copy_(block.saved)
                 block.asleep, block.saved = False, None
 
     def nbytes(self, tag: str) -> int:
@@ -96,8 +103,14 @@ class SleepPool:
 
     def lost(self, tag: str = "weights") -> list[torch.UntypedStorage]:
         """Return the storages that nobody has written to since a wake-up left garbage in them."""
-        garbage = _GARBAGE.get(tag, _NAN)
-        return [s for block, s in self._alive() if block.tag == tag and bool((_bytes(s) == garbage).all())]
+        return [
+            s for block, s in self._alive() if block.tag == tag and bool((_bytes(s) == block.garbage).all())
+        ]
+
+    def _spoil(self, block: Block, storage: torch.UntypedStorage) -> None:
+        block.garbage = _CACHE if block.tag == "kv_cache" else self._garbage
+        _bytes(storage).fill_(block.garbage)
+        block.asleep = True
 
     def _alive(self) -> Iterator[tuple[Block, torch.UntypedStorage]]:
         for key, block in list(self._blocks.items()):
@@ -160,8 +173,3 @@ def _storages(value: Any) -> Iterator[torch.UntypedStorage]:
 
 def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
-
-
-def _spoil(block: Block, storage: torch.UntypedStorage) -> None:
-    _bytes(storage).fill_(_GARBAGE.get(block.tag, _NAN))
-    block.asleep = True

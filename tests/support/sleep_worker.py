@@ -58,6 +58,13 @@ class PooledWorker(CPUWorker):
         with _accelerator():
             gpu_worker.Worker.wake_up(self, tags)
 
+    def _save_sleep_parameters(self, model: torch.nn.Module) -> None:
+        """Save what vLLM's own method would: it passes over tensors that are on a CPU already."""
+        with mock.patch.object(torch.Tensor, "is_cpu", False):
+            gpu_worker.Worker._save_sleep_parameters(self, model)
+        saved = self._sleep_saved_parameters
+        self._sleep_saved_parameters = {name: tensor.clone() for name, tensor in saved.items()}
+
     def discard(self, tags: tuple[str, ...]) -> None:
         gpu_worker.Worker.discard(self, tags)
 

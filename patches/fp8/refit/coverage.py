@@ -56,16 +56,16 @@ class Coverage:
         if view.numel() == 0:  # a loader's "zero the padding" where there is none
             return
         box = self._box(view)
-        if box is None or self.mask is not None:
+        if box is None:
             self._paint(view)
-            if box is None:
-                return
-        elif box not in self.boxes and self._overlaps_any(box):
+            return
+        times = self.boxes.get(box, 0)
+        if self.mask is not None or (not times and self._overlaps_any(box)):
             self._paint(view)
-        if box not in self.boxes:
+        if not times:
             self._place(box)
-        self.boxes[box] = self.boxes.get(box, 0) + 1
-        self.names.setdefault(box, name)
+            self.names[box] = name
+        self.boxes[box] = times + 1
 
     def satisfies(self, expected: Coverage) -> bool:
         """Whether everything written in ``expected`` has been written here as often."""

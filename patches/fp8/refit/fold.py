@@ -275,6 +275,11 @@ def compare(
             changed = {k: v for k, v in fresh.items() if v is not old.get(k, _ABSENT) and k not in own}
             state = container if isinstance(container, dict) else vars(container)
             pair_into(state, running, changed, container)
+            for key, value in fresh.items():
+                if value is None and isinstance(running.get(key), float):
+                    plan.assign(
+                        state, key, None
+                    )  # derived in a forward from what is old now: the next one does it again
         elif any(a is not b for a, b in zip(old, fresh)) or len(old) != len(fresh):
             plan.contents(container, running, fresh, name)
     fresh_tensors = _tensors(after)

@@ -62,6 +62,13 @@ class Layer:
     def written(self) -> bool:
         return any(param.written for param in self.params)
 
+    def consists_of(self, tensors: set[int]) -> bool:
+        """Whether the layer has live parameters, and all are among ``tensors`` (identities)."""
+        live = [
+            param for module in self.modules for param in module._parameters.values() if param is not None
+        ]
+        return bool(live) and all(id(param) in tensors for param in live)
+
     def missing(self) -> list[str]:
         """Return the names that a complete update still has to bring for this layer."""
         return [name for param in self.params for name in param.missing()]
@@ -73,6 +80,17 @@ class Layer:
             contents = self._pristine.contents[id(module)][1]
             for table in (contents["_parameters"], contents["_buffers"]):
                 table.update(dict.fromkeys(table))
+
+    def derived_later(self, state: LayerState) -> list[str]:
+        """Return attributes that the constructor left None and that hold a number now, as a first forward derives it."""
+        now = state.capture(self.modules).contents
+        return [
+            f"{self.name}.{key}"
+            for identity, (_, before) in self._pristine.contents.items()
+            if isinstance(before, dict) and identity in now
+            for key, value in before.items()
+            if value is None and isinstance(now[identity][1].get(key), float)
+        ]
 
     def pristine_tensors(self) -> Iterator[torch.Tensor]:
         """Yield the tensors that the constructor left beside parameters and buffers."""

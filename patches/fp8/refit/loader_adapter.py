@@ -29,6 +29,8 @@ class LoaderAdapter:
         borrows: whether a kernel's handle that ``process`` makes may point into tensors of the module, which then stay
             in memory as long as the handle does; asked at the same time.
         processes: whether ``process`` does anything to a module, asked when the model has just been constructed.
+        quantized_cache: whether the KV cache holds values that were rounded with scales of the model.
+        captured: whether whole forwards are captured as graphs, in which numbers of Python are constants.
     """
 
     device: torch.device
@@ -42,3 +44,5 @@ class LoaderAdapter:
     rounding_error: Callable[[torch.nn.Module], float | None] = lambda module: None
     processes: Callable[[torch.nn.Module], bool] = lambda module: True
     borrows: Callable[[torch.nn.Module], bool] = lambda module: True
+    quantized_cache: Callable[[], bool] = lambda: False
+    captured: Callable[[], bool] = lambda: False

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -96,7 +96,7 @@ class ManagedModel:
         for layer in self.layers:
             layer.record_pristine_state(self._layer_state)
         self._update = StagedUpdate(
-            model, self.layers, self._layer_state, adapter, options["atomic"], self.rounding_errors
+            model, self.layers, self._layer_state, adapter, options, self.rounding_errors
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -191,16 +191,28 @@ class ManagedModel:
         if self.adapter.consensus.everyone_ready(complete):
             self.finish(partial=False)
 
-    def mark_discarded(self) -> None:
-        """Refuse generation until a complete update: the weights are gone (sleep level 2)."""
+    def mark_discarded(self, preserved: Collection[str] = ()) -> None:
+        """Refuse generation until a complete update: the weights are gone (sleep level 2).
+
+        Args:
+            preserved: names of live parameters that the engine keeps; layers that it keeps whole need not come.
+        """
         self._update.drop()
         self._update.discarded = True
+        named = self._model.named_parameters() if preserved else ()
+        self._update.preserve(tensor for name, tensor in named if name in preserved)
         self.state = "broken"
         self.error = "the weights were discarded (sleep level 2) and no complete update has come since"
 
     def parameters(self) -> list[torch.Tensor]:
         """Return the live parameters."""
         return list(self._model.parameters())
+
+    def never_loaded(self) -> list[torch.Tensor]:
+        """Return the live parameters that no checkpoint brings: no update brings them back either."""
+        params = (param for layer in self.layers for param in layer.params if not param.is_buffer)
+        unloaded = (param.live() for param in params if param.expected is not None and not param.required)
+        return [tensor for tensor in unloaded if tensor is not None]
 
     def constants(self) -> list[torch.Tensor]:
         """Return the tensors, still alive, that modules held beside parameters and buffers at and before first load."""
@@ -327,6 +339,7 @@ class ManagedModel:
             self._update.commit(missing, self._hooks.run)
         self._update.drop()
         self._update.discarded = self._update.mixed = False
+        self._update.preserve(())
         self.version = self.adapter.consensus.update or self.version + 1
         self.state, self.error = "ready", ""
         self._events.committed(self.version)

@@ -8,7 +8,7 @@ that the commit carries out (``atomic="model"``).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext
 from typing import Any
 
@@ -29,7 +29,9 @@ from flashpatch.patches.fp8.refit.write_tracker import NamedWeights, WriteTracke
 
 logger = logging.getLogger("flashpatch.fp8")
 
-_TOGETHER = 8  # complete layers that several ranks process after one agreement
+_BETWEEN = (
+    128  # tensors of one call between two agreements of several ranks: bounds the memory that waits for them
+)
 
 
 class StagedUpdate:
@@ -40,7 +42,7 @@ class StagedUpdate:
         layers: its layers.
         layer_state: which Python state belongs to which layer.
         adapter: the engine around the model.
-        atomic: the family's option.
+        options: the family's, of which ``atomic`` and ``in_flight`` count.
         rounding_errors: layer to relative rounding error, filled while layers are processed.
 
     Attributes:
@@ -55,22 +57,24 @@ class StagedUpdate:
         layers: list[Layer],
         layer_state: LayerState,
         adapter: LoaderAdapter,
-        atomic: str,
+        options: Mapping[str, Any],
         rounding_errors: dict[str, float],
     ) -> None:
         self._model = model
         self._layers = layers
         self._layer_state = layer_state
         self._adapter = adapter
-        self._atomic = atomic
+        self._atomic = options["atomic"]
+        self._keeps_cache = options["in_flight"] == "keep"
         self._rounding_errors = rounding_errors
         self._plans: dict[Layer, Plan] = {}
+        self._preserved: set[Layer] = set()  # layers that outlived a sleep of level 2
         self._joined = JoinedLayers(type(model).__name__)
         self._new = False  # whether a layer was given what it does not hold already
         self._queue: list[Layer] = []
         self._constants: list[torch.Tensor] = []
         self._call = 0  # number of the load_weights call under way
-        self._accessible: set[int] = set()  # storages known to have memory, see `WriteTracker`
+        self._accessible: dict[int, bool] = {}  # storages known to have memory, see `WriteTracker`
         self._came: dict[str, int] = {}  # name of a tensor -> the call that brought it
         self._late: list[
             tuple[PristineParam, torch.Tensor, str]
@@ -95,6 +99,11 @@ class StagedUpdate:
         for layer in self._layers:
             layer.reset()
 
+    def preserve(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count the layers whose parameters are all among ``tensors`` as present until the next commit."""
+        kept = {id(tensor) for tensor in tensors}
+        self._preserved = {layer for layer in self._layers if kept and layer.consists_of(kept)}
+
     def note_joined_layers(self) -> None:
         """Note which layers have come to share memory in the first load: an engine may tie what is equal."""
         self._joined.note(self._layers)
@@ -108,7 +117,12 @@ class StagedUpdate:
         """Return names that a complete update would still have to bring; ``partial``: layers left out whole are fine."""
         partial = partial and not self.discarded and not self.mixed
         followers = self._joined.followers(self._layers)
-        waiting = [layer for layer in self._layers if not layer.processed_in and layer not in followers]
+        present = self._preserved.union(followers)
+        waiting = [
+            layer
+            for layer in self._layers
+            if not layer.processed_in and (layer.written or layer not in present)
+        ]
         missing = [name for layer in waiting if layer.written or not partial for name in layer.missing()]
         return missing + [f"a part of {layer.name} on another rank" for layer in self._queue]
 
@@ -164,7 +178,7 @@ class StagedUpdate:
             if param.written
         ]
         incomplete = f"the update is incomplete: {listed(missing)} did not come" if missing else None
-        self._raise(self._adapter.consensus.agree_on_commit(incomplete))
+        self._raise(self._adapter.consensus.agree_on_commit(incomplete or self._check_cache(loaded)))
         before = self.mixed
         undo: list[Undo] | None = [] if self._atomic == "model" else None
         self.mixed = True  # until all is in place
@@ -186,6 +200,34 @@ class StagedUpdate:
             raise
         for param, values in loaded:
             param.loaded = values
+
+    def _check_cache(self, loaded: list[tuple[PristineParam, torch.Tensor | None]]) -> str | None:
+        """Return why scales of a quantized KV cache may not change now, or None.
+
+        Args:
+            loaded: parameters of layers that are processed last, with what came for them.
+        """
+        changed = {
+            id(param): param.name
+            for param, values in loaded
+            if values is not None and (param.loaded is None or not torch.equal(param.loaded, values))
+        }
+        if not changed or not self._adapter.quantized_cache():
+            return None
+        names = listed(sorted(changed.values()))
+        if self._keeps_cache and self._adapter.busy():
+            return (
+                f"{names} changed while requests run whose KV was quantized with the old values; set the option in_flight "
+                "to recompute"
+            )
+        owners = [layer for layer in self._layers if any(id(param) in changed for param in layer.params)]
+        derived = {name for layer in owners for name in layer.derived_later(self._layer_state)}
+        if derived and self._adapter.captured():
+            return (
+                f"{names} changed, and {listed(sorted(derived))}, derived from them, is a constant of captured CUDA graphs; "
+                "open the engine with cudagraph_mode=PIECEWISE"
+            )
+        return None
 
     def _tracker(
         self, names: NamedWeights, guarded: dict[int, str], touched: dict[Layer, None]
@@ -215,21 +257,22 @@ class StagedUpdate:
         return WriteTracker(table, on_write, on_access, guarded, self._accessible)
 
     def _pass_on(self, names: NamedWeights, touched: dict[Layer, None]) -> Iterator[tuple[str, torch.Tensor]]:
-        for item in names:
+        for number, item in enumerate(names, start=1):
             if self._came.get(names.current, self._call) != self._call:
                 self._restart(names.current)
             self._came[names.current] = self._call
             yield item
             self._queue_complete(touched)
+            # Drawing the next tensor may be a collective. So ranks meet at a number of tensors, whatever order they come in.
+            if self._adapter.consensus.ranks == 1 or number % _BETWEEN == 0:
+                self._process_queue()
 
     def _queue_complete(self, touched: dict[Layer, None]) -> None:
-        """Queue the layers that have become complete; process the queue when it may not wait."""
+        """Queue the layers that have become complete."""
         for layer in touched:
             if layer.complete and not layer.deferred and layer not in self._queue:
                 self._queue.append(layer)
         touched.clear()
-        if self._adapter.consensus.ranks == 1 or len(self._queue) >= _TOGETHER:
-            self._process_queue()
 
     def _process_queue(self, last: bool = False) -> None:
         """Process the layers that are complete on every rank; ``last``: at the end of a call, until all ranks are."""
@@ -249,6 +292,7 @@ class StagedUpdate:
     def _process(self, layer: Layer) -> None:
         plan = self._plan(layer)
         layer.released_in = self._call
+        self._preserved.discard(layer)
         self._accessible.clear()
         if self._atomic == "layer":
             plan.apply()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -26,10 +26,10 @@ class WriteTracker(TorchDispatchMode):
         table: storage identity to the parameters in it.
         on_write: called with ``(param, view)`` before each write.
         on_access: called with ``(param, read)`` before its storage is accessed; ``read``: values may be read, not only
-            overwritten or viewed. Returns whether the storage needs no further call.
+            overwritten or viewed. It gives the storage memory, and returns whether reading needs no further call.
         guarded: storage identity to name, for tensors that must not be written.
-        accessible: identities of storages that need no further call of ``on_access``; grows, and whoever frees a storage
-            empties it.
+        accessible: identity of storages that have memory -> whether they may be read without a further call of
+            ``on_access``; grows, and whoever frees a storage empties it.
     """
 
     @classmethod
@@ -43,14 +43,14 @@ class WriteTracker(TorchDispatchMode):
         on_write: Callable[[PristineParam, torch.Tensor], None],
         on_access: Callable[[PristineParam, bool], bool] = lambda param, read: True,
         guarded: dict[int, str] | None = None,
-        accessible: set[int] | None = None,
+        accessible: dict[int, bool] | None = None,
     ) -> None:
         super().__init__()
         self._table = table
         self._on_write = on_write
         self._on_access = on_access
         self._guarded = guarded or {}
-        self._accessible = set() if accessible is None else accessible
+        self._accessible = {} if accessible is None else accessible
         # An identity is the address of a storage's descriptor: a weak reference keeps it from being used again.
         self._pins = [
             StorageWeakRef(param.tensor.untyped_storage())
@@ -63,30 +63,38 @@ class WriteTracker(TorchDispatchMode):
         known = _operators.get(id(func))  # an operator's own hash is slow
         if known is None:
             written = None if func in _METADATA else written_arguments(func)
-            known = _operators[id(func)] = (getattr(func, "_op", func), written, func)
-        run, written, _ = known
+            known = _operators[id(func)] = _Operator(
+                getattr(func, "_op", func), written, func.is_view, func in _OVERWRITING, func is _COPY, func
+            )
+        run, written, is_view, *_ = known
         if written is None:
             return run(*args, **(kwargs or {}))
         for key, arg in enumerate(args):
             if isinstance(arg, torch.Tensor):
                 identity = storage_identity(arg)
-                if key in written or (identity in self._table and identity not in self._accessible):
-                    self._look_at(func, arg, identity, args, key in written)
+                if key in written:
+                    self._look_at(known, arg, identity, args, True)
+                elif identity in self._table:
+                    readable = self._accessible.get(identity)
+                    if not readable and (readable is None or not is_view):
+                        self._look_at(known, arg, identity, args, False)
             elif isinstance(arg, (list, tuple)):
-                self._look_at_items(func, arg, args, key in written)
+                self._look_at_items(known, arg, args, key in written)
         if kwargs:
             for key, arg in kwargs.items():
                 items = arg if isinstance(arg, (list, tuple)) else (arg,)
-                self._look_at_items(func, items, args, key in written)
+                self._look_at_items(known, items, args, key in written)
             return run(*args, **kwargs)
         return run(*args)
 
-    def _look_at_items(self, func, items: Iterable, args: tuple, is_write: bool) -> None:
+    def _look_at_items(self, operator: _Operator, items: Iterable, args: tuple, is_write: bool) -> None:
         for item in items:
             if isinstance(item, torch.Tensor):
-                self._look_at(func, item, storage_identity(item), args, is_write)
+                self._look_at(operator, item, storage_identity(item), args, is_write)
 
-    def _look_at(self, func, tensor: torch.Tensor, identity: int | None, args: tuple, is_write: bool) -> None:
+    def _look_at(
+        self, operator: _Operator, tensor: torch.Tensor, identity: int | None, args: tuple, is_write: bool
+    ) -> None:
         params = self._table.get(identity)
         if params is None:
             if is_write and identity in self._guarded:
@@ -95,15 +103,16 @@ class WriteTracker(TorchDispatchMode):
                     advice="Report this model; until then update it by restarting the engine.",
                 )
             return
-        if identity not in self._accessible:
-            read = not (func.is_view or (is_write and _overwrites(func, identity, args)))
-            if all([self._on_access(param, read) for param in params]):
-                self._accessible.add(identity)
+        readable = self._accessible.get(identity)
+        if not readable:
+            read = not (operator.is_view or (is_write and operator.sets and not _reads(identity, args[1:])))
+            if read or readable is None:
+                self._accessible[identity] = all([self._on_access(param, read) for param in params])
         for param in params if is_write else ():
             part = param.part(tensor)
             if part is None:
                 continue
-            if func is _COPY and tensor.dtype == param.dtype:
+            if operator.is_copy and tensor.dtype == param.dtype:
                 _check_dtype(param, args[1])
             self._on_write(param, part)
 
@@ -131,15 +140,26 @@ _METADATA = {
 _OVERWRITING = {_COPY, torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default}
 
 
-def _overwrites(func: Any, identity: int | None, args: tuple) -> bool:
-    """Whether an operator sets what it writes to, and reads nothing of that storage."""
-    return func in _OVERWRITING and all(
-        storage_identity(source) != identity for source in tensors_in(args[1:])
-    )
+def _reads(identity: int | None, sources: tuple) -> bool:
+    """Whether one of ``sources`` is a tensor in this storage."""
+    for source in sources:
+        if isinstance(source, torch.Tensor) and storage_identity(source) == identity:
+            return True
+    return False
 
 
-# Identity of an operator: what it calls, the arguments that it writes to or None where it is ignored, itself.
-_operators: dict[int, tuple[Any, frozenset[int | str] | None, Any]] = {}
+class _Operator(NamedTuple):
+    """What the tracker knows of one operator."""
+
+    run: Any
+    written: frozenset[int | str] | None  # the arguments that it writes to, None if it is ignored
+    is_view: bool
+    sets: bool  # overwrites what it writes to, whatever it was
+    is_copy: bool
+    itself: Any  # held, so that its identity stays its own
+
+
+_operators: dict[int, _Operator] = {}  # by identity: an operator's own hash is slow
 
 
 @functools.cache

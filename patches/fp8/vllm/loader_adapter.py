@@ -86,6 +86,10 @@ def for_model(vllm_config: Any, model_config: Any) -> LoaderAdapter:
         rounding_error=rounding_error,
         processes=processes,
         borrows=borrows,
+        quantized_cache=lambda: str(vllm_config.cache_config.cache_dtype).startswith(
+            ("fp8", "int8", "nvfp4")
+        ),
+        captured=lambda: vllm_config.compilation_config.cudagraph_mode.has_full_cudagraphs(),
     )
 
 

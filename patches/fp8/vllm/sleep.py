@@ -1,7 +1,8 @@
 """Know that weights are gone after sleep level 2, and keep what no update brings back.
 
-At level 2 vLLM gives the memory of weights back. Registered buffers it saves itself; tensors that a module holds
-as plain attributes it does not, nor a drafter, which no update of the policy restores. Both are copied to the host.
+At level 2 vLLM gives the memory of weights back. Registered buffers it saves itself, and parameters that
+``sleep_preserve_parameter_names`` names. Tensors that a module holds as plain attributes, parameters that no checkpoint
+brings, and a drafter it does not save, and no update of the policy restores them: they are copied to the host.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ def on_sleep(original, self, level: int = 1, *args: Any, **kwargs: Any):
     if self.model_runner not in _saved:  # else asleep already, with nothing to copy
         _saved[self.model_runner] = _copy_to_host(models)
     result = original(self, level, *args, **kwargs)
+    preserved = frozenset(getattr(self, "_sleep_saved_parameters", ()))
     for model in models:
         if model.adapter.role == "target":
-            model.mark_discarded()
+            model.mark_discarded(preserved)
     return result
 
 
@@ -54,18 +56,17 @@ def _copy_to_host(
 ) -> list[tuple[torch.UntypedStorage, torch.UntypedStorage]]:
     import torch
 
-    weights = {
-        tensor.untyped_storage()._cdata
-        for model in models
-        if model.adapter.role == "target"
-        for tensor in model.parameters()
-    }
+    targets = [model for model in models if model.adapter.role == "target"]
+    never_loaded = [tensor for model in targets for tensor in model.never_loaded()]
+    come_again = {tensor.untyped_storage()._cdata for model in targets for tensor in model.parameters()}
+    come_again -= {tensor.untyped_storage()._cdata for tensor in never_loaded}
+    kept = [tensor for model in targets for tensor in model.constants()] + never_loaded
+    kept += [tensor for model in models if model not in targets for tensor in model.tensors()]
     found: dict[int, torch.UntypedStorage] = {}
-    for model in models:
-        for tensor in model.constants() if model.adapter.role == "target" else model.tensors():
-            storage = tensor.untyped_storage()
-            if storage._cdata not in weights and storage.nbytes():
-                found[storage._cdata] = storage
+    for tensor in kept:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in come_again and storage.nbytes():
+            found[storage._cdata] = storage
     copies = []
     for storage in found.values():
         copy = torch.UntypedStorage(storage.nbytes(), device="cpu")
@@ -89,8 +90,8 @@ SLEEP = _patch(
     contract=Contract(params=("level",)),
     why="After sleep level 2 the weights' memory holds nothing; vLLM would generate from it, and with a drafter "
     "that nobody sends again.",
-    how="Marks the policy as broken until a complete update; copies the drafter, and what modules hold beside "
-    "parameters, to the host.",
+    how="Marks the policy as broken until a complete update; copies the drafter, parameters that no checkpoint brings, and "
+    "what modules hold beside parameters, to the host.",
 )
 
 WAKE_UP = _patch(

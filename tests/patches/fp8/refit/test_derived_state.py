@@ -224,3 +224,67 @@ def test_a_tensor_that_processing_writes_in_place_keeps_its_value_until_the_comm
     engine.load(B[-1:])
     engine.managed.finish()
     assert toys.same_answers(engine.model, toys.fresh("scaled", B))
+
+
+class Lazy(toys.Attention):
+    """Derives a number in its first forward and keeps it, as FlashInfer's attention does with scales of the KV cache."""
+
+    def __init__(self, source: toys.Linear) -> None:
+        super().__init__(source)
+        self.factor = None
+
+    def forward(self, x):
+        if self.factor is None:
+            self.factor = self._scale_float * 2
+        return super().forward(x) * self.factor
+
+
+class LazyModel(toys.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        for block in self.layers:
+            block.attn = Lazy(block.qkv)
+
+
+SCALED = [toys.checkpoint(seed, scales=True) for seed in range(3)]
+
+
+def lazy(**keywords):
+    engine = toys.Engine(LazyModel(), SCALED[0], **keywords)
+    engine.model(toys.TOKENS)
+    return engine
+
+
+def fresh_lazy(weights):
+    model = LazyModel()
+    model.load_weights(weights)
+    toys.process_all(model)
+    return model
+
+
+def test_a_number_that_a_forward_derives_is_derived_again(atomic):
+    engine = lazy(atomic=atomic)
+    for weights in SCALED[1:]:
+        engine.update(weights)
+        assert toys.same_answers(engine.model, fresh_lazy(weights))
+
+
+def test_one_that_captured_graphs_hold_is_refused_if_its_scales_change(atomic):
+    engine = lazy(atomic=atomic, quantized_cache=lambda: True, captured=lambda: True)
+    scales = [item for item in SCALED[0] if item[0].endswith("k_scale")]
+    with pytest.raises(PatchError, match=r"k_scale changed, and layers.0.attn.factor.* captured CUDA graphs"):
+        engine.update(SCALED[1])
+    kept = list({**dict(SCALED[1]), **dict(scales)}.items())
+    engine.update(kept)
+    assert toys.same_answers(engine.model, fresh_lazy(kept))
+
+
+def test_scales_of_a_cache_that_running_requests_keep_may_not_change(atomic):
+    running = [True]
+    more = dict(quantized_cache=lambda: True, busy=lambda: running[0])
+    engine = lazy(atomic=atomic, in_flight="keep", **more)
+    with pytest.raises(PatchError, match="k_scale changed while requests run .* in_flight to recompute"):
+        engine.update(SCALED[1])
+    running[0] = False
+    engine.update(SCALED[1])
+    assert toys.same_answers(engine.model, fresh_lazy(SCALED[1]))

@@ -141,6 +141,30 @@ for atomic in ("layer", "model"):
     say(exact(e, A), e.managed.version == stages.update)
 calls[0] = None
 
+say("#collective")
+import random
+from flashpatch.patches.fp8.refit import staged_update
+def drawn(weights):
+    # a reader that shares the reading among the ranks: each brings its own order, all draw together
+    for item in random.Random(rank).sample(weights, len(weights)):
+        dist.all_reduce(torch.ones(1))
+        yield item
+A12, B12 = (toys.checkpoint(seed, blocks=12) for seed in (0, 1))
+for between in (staged_update._BETWEEN, 16):  # one call ends before, or long after, ranks agree in it
+    staged_update._BETWEEN = between
+    e = toys.Engine(toys.Model(blocks=12), A12)
+    e.managed.adapter.consensus = rank_consensus.RankConsensus(range(ranks), name=f"collective-{between}")
+    dist.barrier()
+    try:
+        e.load(drawn(B12))
+        e.managed.finish()
+        want = toys.Model(blocks=12)
+        want.load_weights(B12)
+        toys.process_all(want)
+        say(toys.same_answers(e.model, want))
+    except Exception as error:
+        say(f"{type(error).__name__}: {error}")
+
 say("#keys")
 store = dist.distributed_c10d._get_default_store()
 def kept():
@@ -240,6 +264,11 @@ def test_pipeline_stages_commit_together(said):
     """One stage has not received everything: none commits, with or without an end."""
     for lines in said["stages"]:
         assert lines == 2 * ["done True", "True", "done True True", "True True", "open", "True", "True True"]
+
+
+def test_a_reader_that_draws_together_meets_no_agreement(said):
+    """Ranks that complete layers at different tensors must not wait for one another there."""
+    assert said["collective"] == 3 * [["True", "True"]]
 
 
 def test_keys_of_old_updates_are_deleted(said):

@@ -133,6 +133,24 @@ def in_processes(a: str, b: str, kw: dict[str, Any], seed: int) -> dict[str, Any
     return found
 
 
+def preserved(a: str, b: str) -> dict[str, Any]:
+    """Sleep with a frozen table that the engine itself keeps: what the trainer sends lacks it."""
+    frozen = "model.embed_tokens.weight"
+    found: dict[str, Any] = {}
+    kw = dict(sleep_preserve_parameter_names=[frozen], **environment.SLEEPING)
+    with precisions.opened("bf16", a, **kw) as llm:
+        sent = [item for item in models.weights(b) if item[0] != frozen]
+        for number in range(2):
+            llm.sleep(level=2)
+            llm.wake_up()
+            found["refusal"] = updates.refusal(llm)
+            updates.send(llm, [sent[number:]])
+            found["missing"] = updates.error(lambda: updates.finish(llm))
+            found.setdefault("answers", []).append(updates.refusal(llm) or engines.answers(llm))
+        found["lost"] = sum(llm.collective_rpc(lost))
+    return found
+
+
 @pytest.fixture(scope="module")
 def runner() -> Iterator[scenario.Runner]:
     with scenario.Runner() as interpreter:
@@ -213,3 +231,14 @@ def test_an_engine_in_processes_refuses_and_lives(runner: scenario.Runner, kw: d
     fresh = oracle.answers(b, **{key: value for key, value in kw.items() if key not in ("processes", "fork")})
     assert engines.difference(got["b"], fresh).exact
     assert engines.difference(got["kept"], fresh).exact
+
+
+def test_what_the_engine_keeps_over_a_sleep_need_not_come(runner: scenario.Runner) -> None:
+    a, b = (updates.checkpoint("qwen2", seed) for seed in (0, 1))
+    got = runner(preserved, a, b)
+    assert "sleep level 2" in got["refusal"]
+    want = oracle.answers(updates.mixture(b, ("embed_tokens", a)))
+    first, second = got["answers"]
+    assert not isinstance(first, str), first
+    assert engines.difference(first, want).exact
+    assert "lm_head.weight did not come" in got["missing"] and "lm_head.weight did not come" in second

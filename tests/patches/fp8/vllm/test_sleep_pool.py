@@ -75,6 +75,18 @@ def test_what_is_written_while_asleep_is_lost(pool: SleepPool) -> None:
     assert all_nan(weight)
 
 
+def test_garbage_is_nan_and_finite_in_turn(pool: SleepPool) -> None:
+    with pool.use_memory_pool("weights"):
+        weight = torch.ones(4)
+    for nan in (True, False, True):
+        pool.sleep(kept=())
+        pool.wake_up()
+        assert all_nan(weight) == nan and weight.isfinite().all() == (not nan)
+        assert len(pool.lost()) == 1
+        weight.fill_(1)
+        assert not pool.lost()
+
+
 def test_memory_that_nobody_uses_leaves_the_pool(pool: SleepPool) -> None:
     with pool.use_memory_pool("weights"):
         weight = torch.ones(4)

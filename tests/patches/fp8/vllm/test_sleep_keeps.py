@@ -1,0 +1,52 @@
+"""What outlives a sleep of level 2 beside what an update brings, on toy models in the emulated pool."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import fp8_toys as toys  # noqa: E402
+from sleep_pool import SleepPool  # noqa: E402
+
+from flashpatch.patches.fp8.refit import model_registry  # noqa: E402
+from flashpatch.patches.fp8.vllm import sleep  # noqa: E402
+
+
+class Table(torch.nn.Module):
+    """A parameter of ``numel`` elements that the constructor sets and no checkpoint has."""
+
+    def __init__(self, numel: int) -> None:
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.linspace(0, 1, numel), requires_grad=False)
+
+
+class Runner:
+    """What owns the models of one engine."""
+
+
+def test_parameters_that_no_checkpoint_brings_come_back() -> None:
+    pool, runner = SleepPool(), Runner()
+    with pool.use_memory_pool("weights"), model_registry.owned_by(runner):
+        model = toys.Model("quantized")
+        model.small, model.large = Table(8), Table(1 << 15)  # of the large one no initial values are kept
+        model.embed.position = torch.nn.Parameter(torch.linspace(0, 1, 1 << 15), requires_grad=False)
+        engine = toys.Engine(model, toys.checkpoint(0))
+        model_registry.add(model, engine.managed)
+    worker = types.SimpleNamespace(model_runner=runner)
+    for seed in (1, 2):  # the pool spoils with NaN, then with a finite number
+        sleep.on_sleep(lambda worker, level: pool.sleep(kept=()), worker, 2)
+        sleep.on_wake_up(lambda worker, tags: pool.wake_up(), worker)
+        model.load_weights(toys.checkpoint(seed))
+        engine.managed.finish()
+        assert toys.same_answers(model, toys.fresh("quantized", toys.checkpoint(seed)))
+        found: dict[str, Any] = {
+            "small": model.small.table,
+            "large": model.large.table,
+            "position": model.embed.position,
+        }
+        for name, tensor in found.items():
+            assert torch.equal(tensor, torch.linspace(0, 1, tensor.numel())), name
