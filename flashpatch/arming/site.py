@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from types import MappingProxyType, ModuleType
+from types import FunctionType, MappingProxyType, ModuleType
 from typing import Any, Literal
 
 from flashpatch.arming import bindings, owners
@@ -142,6 +142,8 @@ class Site:
         """Return who wrapped or removed the replacement; None while it is in effect or undone."""
         if not self.wrapped:
             return None
+        if self._reloaded():
+            return f"a reload of {self.module.__name__}" if self.meter.open else None
         current, _ = _find(self.owner, self.name)
         while current is not self._installed:
             above = _sites.get(id(current))
@@ -153,6 +155,20 @@ class Site:
         if current is self._bottom().original:
             return "nobody: the original was put back" if self.meter.open else None
         return owners.describe(current) if current is not _ABSENT else "nobody: the attribute was deleted"
+
+    def _reloaded(self) -> bool:
+        """Whether the module has been executed again since, and defines another function or class under this name."""
+        module = sys.modules.get(self.module.__name__, self.module)
+        try:
+            owner, name = _find_owner(module, self.target)
+        except LookupError:
+            return False
+        if owner is not self.owner:
+            return True
+        current, _ = _find(owner, name)
+        if self.kind != "function" or not is_a(current, FunctionType) or current is self._bottom().original:
+            return False
+        return current.__globals__ is vars(module) and not hasattr(current, "__wrapped__")
 
     def _bottom(self) -> Site:
         """Return the bottom of the chain of undone wrappers beneath this one, or this one."""

@@ -289,3 +289,19 @@ FAMILY = Family("toy", "", (
         if {alias}:
             assert [id(holder.renamed_f), id(holder.renamed_g)] == born
     """)
+
+
+def test_a_reload_is_noticed(toys):
+    """The module's classes and functions are new objects, without patches."""
+    toys.run("""
+        import importlib, flashpatch, fakefw.core as core
+        flashpatch.enable("toy", "other")
+        states = lambda: {id: str(entry.state) for id, entry in flashpatch.status().items()}
+        assert core.plain(1) == ("patched", 2)
+        on = [id for id, state in states().items() if state.startswith(("installed", "live"))]
+        importlib.reload(core)
+        assert core.plain(1) == 2
+        assert len(on) > 1 and {states()[id] for id in on} == {"displaced(a reload of fakefw.core)"}, on
+        flashpatch.disable()
+        assert {states()[id] for id in on} == {"disabled"}, on
+    """)
