@@ -24,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
 
+import quick
 from bandit_fastrl import GUARD, PUBLISHED
 from bandit_traces import KINDS, Trace, made_up, read
 
@@ -99,7 +100,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rules", default=",".join([*RULES, *PUBLISHED]))
     parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    options = quick.parse(parser, seeds=1, rules="thompson")
     traces = [read(path) for path in options.trace] or [made_up(kind, 0) for kind in KINDS]
     rows, data = [], []
     shares: dict[str, list[float]] = {}

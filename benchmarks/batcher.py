@@ -21,6 +21,7 @@ import time
 from importlib.util import find_spec
 
 import longtail
+import quick
 
 from flashpatch.commands.report import Table, emit
 from flashpatch.patches.grpo.streaming.packing import Packer
@@ -139,7 +140,7 @@ def main() -> None:
     )
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
+    given = quick.parse(parser, ranks=[8], sizes=[512])
     rows, data = [], []
     verl = find_spec("verl") is not None
     for size in given.sizes:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 
+import quick
 import torch
 
 from flashpatch.commands.report import Table, emit
@@ -113,7 +114,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
+    args = quick.parse(parser, experts=[8], rounds=2)
     torch.set_num_threads(args.threads)
     found = {experts: measure(experts, args.rounds) for experts in args.experts}
     rows = [

@@ -29,6 +29,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import quick
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(
@@ -38,7 +40,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--dtype", default="float32", help="bfloat16 crawls on a CPU without kernels for it")
     parser.add_argument("--json", action="store_true")
-    wanted = parser.parse_args()
+    wanted = quick.parse(parser, rounds=2, batch=2, tokens=4, hidden=64, layers=2)
     folder = Path(tempfile.mkdtemp(prefix="flashpatch-capture-"))
     try:
         _print(measure(folder, wanted), wanted)

@@ -20,6 +20,7 @@ from pathlib import Path
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 
+import quick
 import torch
 
 
@@ -32,7 +33,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--patience", type=float, default=2.0)
-    args = parser.parse_args()
+    args = quick.parse(parser, sizes=[256], rows=[1], rounds=2, patience=0.1)
     torch.set_num_threads(args.threads)
     print(f"{_cpu()}; torch {torch.__version__}, {args.threads} thread{'s' * (args.threads > 1)}\n")
     print("| size | rows | bf16 ms | ours ms | stock ms | ours / bf16 | stock / ours |")

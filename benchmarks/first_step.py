@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+import quick
+
 TREE = Path(__file__).resolve().parents[1]
 EXAMPLE = TREE / "examples" / "verl_cpu"
 AIM = 90.0  # seconds
@@ -163,7 +165,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=1, help="jobs of each kind (default %(default)s)")
     parser.add_argument("--precision", default="bf16", help="fp8 or bf16, beside cpu (default %(default)s)")
     parser.add_argument("settings", nargs="*", help="settings for both kinds of job")
-    given = parser.parse_args()
+    given = quick.parse(parser)
     ctypes.CDLL(None).prctl(
         PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0
     )  # processes whose parent ended stay descendants

@@ -23,6 +23,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import quick
+
 ACTOR, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
 GRPO = (f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_coef=0.001")
 HIDDEN, LAYERS, VOCABULARY = 256, 8, 2048
@@ -161,7 +163,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--job", choices=("times", "grpo", "flowrl"), help=argparse.SUPPRESS)
     parser.add_argument("--model", type=Path, help="a checkpoint to measure on; without, a small random one")
-    chosen = parser.parse_args()
+    chosen = quick.parse(parser, steps=2)
     if chosen.job == "times":
         print(json.dumps(times(chosen.model, chosen.steps)))
         return

@@ -26,6 +26,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import quick
+
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
@@ -49,7 +51,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--engine", choices=("stock", "history"), help=argparse.SUPPRESS)
-    wanted = parser.parse_args()
+    wanted = quick.parse(parser, batches="1", rounds=2, tokens=8)
     if wanted.engine:
         _serve(wanted)
         return

@@ -26,6 +26,7 @@ import heapq
 from pathlib import Path
 
 import longtail
+import quick
 import router_traces
 
 from flashpatch.commands.report import Table, emit
@@ -101,7 +102,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS)
     parser.add_argument("--recorded", type=Path, help="a file of grpo's router_trace")
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
+    given = quick.parse(parser, per_rank=16, steps=2, ranks=[8])
     rows, data = [], []
     for ranks in given.ranks:
         samples = recorded(given.recorded) if given.recorded else drawn(ranks * given.per_rank, given.steps)

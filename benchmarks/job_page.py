@@ -21,6 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import quick
+
 _BEGAN = 1_750_000_000.0
 _BUDGET_SECONDS = 3.0
 
@@ -31,7 +33,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1000)
     parser.add_argument("--updates", type=int, default=10_000)
     parser.add_argument("--keep", type=Path, help="write the run and its page here")
-    options = parser.parse_args()
+    options = quick.parse(parser, processes=20, updates=200)
     with tempfile.TemporaryDirectory(prefix="flashpatch-page-") as scratch:
         folder = options.keep or Path(scratch)
         sys.exit(_measure(folder, options.processes, options.updates))

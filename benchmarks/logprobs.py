@@ -18,6 +18,8 @@ import sys
 from importlib.util import find_spec
 from statistics import median
 
+import quick
+
 from flashpatch.commands.report import Table, emit
 
 PATHS = ("ours", "verl unfused", "verl fused", "liger")
@@ -95,7 +97,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", choices=PATHS, help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    given = quick.parse(parser, tokens=32, hidden=32, vocabulary=1000, repeats=1)
     if given.worker:
         return worker(given)
     absent = {"liger": "liger_kernel"} if find_spec("liger_kernel") is None else {}

@@ -26,6 +26,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import quick
+
 from flashpatch import registry
 from flashpatch.ledger import files, runs
 from flashpatch.ledger.nodes import fetch
@@ -45,7 +47,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=8, help="per node")
     parser.add_argument("--events", type=int, default=200, help="per process")
     parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
+    options = quick.parse(parser, nodes=3, processes=2, events=20, rounds=1)
     import ray
 
     context = ray.init(num_cpus=1, include_dashboard=False, object_store_memory=80_000_000)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 
+import quick
 import torch
 from reload import Model, Worker
 from reloading import models
@@ -43,7 +44,7 @@ def main() -> None:
         "--engine", choices=[size.name for size in models.SIZES if not size.experts], help="size of a model"
     )
     parser.add_argument("--threads", type=int, default=1, help="of each engine")
-    args = parser.parse_args()
+    args = quick.parse(parser, hidden=64, inner=128, layers=2, rounds=1)
     if args.engine:
         _engines(args.engine, args.rounds, args.threads)
         return

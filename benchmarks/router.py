@@ -32,6 +32,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import quick
 import router_traces
 from router_traces import Request, Trace
 
@@ -186,7 +187,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, nargs="+", default=[4096, 16_384, 65_536])
     parser.add_argument("--recorded", type=Path, default=RECORDED, help="a file of grpo's router_trace")
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
+    given = quick.parse(parser, workers=4, slots=4, requests=[256])
     logging.disable(logging.WARNING)
     peer = find_spec("verl") is not None
     even = [1.0] * given.workers

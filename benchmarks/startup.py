@@ -25,6 +25,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
+import quick
+
 AIM_OFF_MS, AIM_ON_MS = 0.5, 15.0
 AIM_COLD, AIM_WARM = 0.10, 0.02
 TREE = Path(__file__).resolve().parents[1]
@@ -34,7 +36,7 @@ WORKERS = {
 }
 IN_HOOKS = """
 import os, time
-from flashpatch import hooks
+from flashpatch.arming import import_hooks as hooks
 take, spent, depth = hooks._take, 0.0, 0
 def timed(callback):
     def call(module):
@@ -151,7 +153,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=400, help="starts of each kind (default %(default)s)")
     parser.add_argument("--imports", type=int, default=3, help="imports of each kind (default %(default)s)")
     parser.add_argument("--families", default="fp8", help="what is on in them (default %(default)s)")
-    given = parser.parse_args()
+    given = quick.parse(parser, runs=3, imports=1)
     if given.runs:
         bare_start(given.runs)
     if given.imports:

@@ -28,6 +28,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import quick
+
 from flashpatch.commands.report import Table, emit
 
 HERE = Path(__file__).resolve()
@@ -51,7 +53,7 @@ def main() -> None:
     parser.add_argument("--syncs", type=int, default=6, help="audited syncs that count")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--part", nargs=2, help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    given = quick.parse(parser, sizes=["50M"], threads=[1], syncs=2)
     if given.part:
         part, folder = given.part
         seen = {"trainer": trainer, "rollout": rollout}[part](Path(folder), int(os.environ["RANK"]))

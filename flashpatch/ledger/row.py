@@ -1,8 +1,8 @@
 """Write this process's row in the ledger: its roles, and the state and call count of its patches.
 
 The row is written at `boot`, at a patch's first call, and from then on at most once a second; a change that
-falls between two writes is written by a timer, so an idle process loses nothing. An event writes the row too, so who
-dies by SIGKILL loses at most what was counted in the last second and after the last event. No failure to write reaches the caller: it is logged once and kept in
+falls between two writes is written by a timer, so an idle process loses nothing, and engines that die by
+SIGKILL lose at most the last second; after an event, a tenth of one. No failure to write reaches the caller: it is logged once and kept in
 `problem`. Everything here may be called from any thread and, by the engine, under the engine's own lock.
 """
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from flashpatch.ledger.runs import Run
 
 _INTERVAL = 1.0
+_BEHIND = 0.1  # seconds by which the row may be older than the last event
 _FLUSH_PATIENCE = 2.0
 _log = logging.getLogger("flashpatch")
 
@@ -38,6 +39,7 @@ class _Row:
         self._facts = threading.RLock()
         self._writing = threading.Lock()
         self._timer: threading.Timer | None = None
+        self._timer_due = 0.0
         self._dirty = False
         self._last = 0.0
         self._exit_is_watched = False
@@ -65,14 +67,14 @@ class _Row:
         if changed:
             self.touch()
 
-    def touch(self, now: bool = False) -> None:
+    def touch(self, now: bool = False, within: float = _INTERVAL) -> None:
         if not self.booted:
             return
         self._dirty = True
-        if not now and self._timer is not None:
+        if not now and self._timer is not None and within == _INTERVAL:
             return
         self.watch_exit()
-        wait = 0.0 if now else self._last + _INTERVAL - time.monotonic()
+        wait = 0.0 if now else self._last + within - time.monotonic()
         if wait <= 0 or not self._write_later(wait):
             self._write()
 
@@ -95,8 +97,9 @@ class _Row:
             multiprocessing_util.Finalize(None, flush, exitpriority=-100)
 
     def _write_later(self, wait: float) -> bool:
+        due = time.monotonic() + wait
         with self._facts:
-            if self._timer is not None:
+            if self._timer is not None and self._timer_due <= due:
                 return True
             timer = threading.Timer(wait, self._on_timer)
             timer.daemon = True
@@ -105,7 +108,9 @@ class _Row:
                 timer.start()
             except RuntimeError:  # the interpreter is shutting down: no new threads
                 return False
-            self._timer = timer
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer, self._timer_due = timer, due
             return True
 
     def _on_timer(self) -> None:
@@ -190,7 +195,7 @@ def _record(name: str, facts: dict[str, Any], sample: bool = False) -> None:
 
         events.log.append(name, facts, sample)
         if not sample:
-            _row.touch(now=True)  # counts that a later kill would leave behind what the events say
+            _row.touch(within=_BEHIND)  # else a kill leaves counts behind what the events say
 
 
 def nonce(value: str) -> None:

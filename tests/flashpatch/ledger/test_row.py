@@ -67,8 +67,21 @@ def test_the_first_call_is_on_disk_before_it_returns(home, start):
 
 
 def test_a_killed_process_has_counted_what_its_events_say(home, start):
-    code = 'ledger.boot()\nfor _ in range(7): call(); ledger.event("sent")\nos.kill(os.getpid(), 9)'
-    assert start(code).wait(limit(60)) == -9
+    process = start("""
+        from flashpatch.ledger import row
+        row._INTERVAL = 3600.0
+        ledger.boot()
+        call(7)
+        ledger.event("sent")
+        print("sent", flush=True)
+        sys.stdin.read()
+    """)
+    wait_for(process, "sent")
+    deadline = time.monotonic() + limit(60)
+    while calls(only_row(home)) < 7 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.kill()
+    process.communicate()
     assert calls(only_row(home)) == 7
 
 
