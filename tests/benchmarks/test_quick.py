@@ -1,0 +1,61 @@
+"""Each benchmark runs with ``--quick``, and its last line says what it measures."""
+
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from machine import limit
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+NUMBER = r"[+-]?[\d.,]+"
+
+LAST = {
+    "bandit": rf"thompson +x{NUMBER} +x{NUMBER}",
+    "batcher": r"\d+ aims? missed",
+    "bookkeeping": rf"8( +{NUMBER}){{5}}",
+    "idle": rf"8 +one ahead( +{NUMBER}%){{2}} +{NUMBER}",
+    "job_page": r"not opened: .*|opened .*",
+    "logprobs": r"verl fused( left out: verl is not installed| .*)",
+    "quantize": rf"int8, smoothed +{NUMBER} +{NUMBER}",
+    "router": rf"256 requests, independent, equal: {NUMBER}, {NUMBER} us",
+    "startup": r"verl is not installed|verl, in hooks, with kept verdicts: .*: (met|missed)",
+}
+"""What the last line of each is that needs no engine."""
+
+
+HELPERS = {"quick", "longtail", "bandit_fastrl", "bandit_traces", "router_traces"}
+RECORDERS = {"record_lengths", "record_steps", "record_trace"}
+"""These write the traces that others replay, in hours."""
+WITH_ENGINE = {"capture", "combined", "cpu_fp8", "first_step", "flowrl", "history", "nodes", "reload", "sync"}
+"""These need an engine, or a model that is not made in minutes."""
+
+
+def test_each_benchmark_is_known() -> None:
+    scripts = {path.stem for path in FOLDER.glob("*.py")}
+    assert scripts <= HELPERS | RECORDERS | WITH_ENGINE | set(LAST)
+
+
+def last_line(name: str, *arguments: str) -> str:
+    """Run a benchmark quickly; return the last line that it prints."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("FLASHPATCH")}
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / f"{name}.py"), "--quick", *arguments],
+        env=clean,
+        capture_output=True,
+        text=True,
+        timeout=limit(300),
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()][-1]
+
+
+@pytest.mark.full
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+@pytest.mark.parametrize("name", sorted(name for name in LAST if (FOLDER / f"{name}.py").exists()))
+def test_one_that_needs_no_engine(name: str) -> None:
+    line = last_line(name)
+    assert re.fullmatch(LAST[name], line), line
