@@ -66,7 +66,7 @@ class WriteTracker(TorchDispatchMode):
             known = _operators[id(func)] = _Operator(
                 getattr(func, "_op", func), written, func.is_view, func in _OVERWRITING, func is _COPY, func
             )
-        run, written, is_view, *_ = known
+        run, written, is_view, _, _, _ = known
         if written is None:
             return run(*args, **(kwargs or {}))
         for key, arg in enumerate(args):

@@ -7,14 +7,10 @@ from typing import Any
 
 from flashpatch.errors import PatchError
 
-#: Connectors of vLLM that hand the KV of a running request on and keep none, so that they have nothing to reset.
-_KEEP_NOTHING = frozenset({"NixlConnector", "MooncakeConnector", "MoRIIOConnector", "P2pNcclConnector"})
-
 
 def keeping(connector: Any) -> str:
-    """Return the name of a connector that keeps KV of finished prompts, empty where there is none."""
-    names = [type(one).__name__ for one in _each(connector)] if connector is not None else []
-    return next((name for name in names if name not in _KEEP_NOTHING), "")
+    """Return the name of a connector, which may keep KV of finished prompts; empty if there is none."""
+    return type(next(_each(connector))).__name__ if connector is not None else ""
 
 
 def check_reset(connector: Any) -> None:
@@ -31,8 +27,7 @@ def check_reset(connector: Any) -> None:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
     for one in _each(connector):
-        inherited = type(one).reset_cache is KVConnectorBase_V1.reset_cache
-        if inherited and type(one).__name__ not in _KEEP_NOTHING:
+        if type(one).reset_cache is KVConnectorBase_V1.reset_cache:
             raise PatchError(
                 f"{type(one).__name__} does not implement reset_cache(), so it may bring KV of the old policy back",
                 patch="fp8.vllm.engine_core_step",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 #: Backends of ``weight_transfer_config`` that write into the engine's own tensors, past ``load_weights``.
@@ -10,6 +11,10 @@ _WRITES_LIVE = {
     "sparse_nccl": "writes single values into the parameters in use",
     "sharded_rdt": "replays recorded copies into the parameters in use",
 }
+
+
+#: KV connectors that hand the KV of a running request on to another engine, without the version of the policy it is of.
+_HANDS_ON = frozenset({"NixlConnector", "MooncakeConnector", "MoRIIOConnector", "P2pNcclConnector"})
 
 
 def at_start(vllm_config: Any) -> str | None:
@@ -35,9 +40,50 @@ def at_update(vllm_config: Any) -> str | None:
         return "LoRA adapters are enabled (enable_lora)"
     if vllm_config.parallel_config.enable_eplb:
         return "expert rebalancing is enabled (enable_eplb)"
+    if problem := spans_engines(vllm_config):
+        return problem
+    kernel = getattr(vllm_config, "kernel_config", None)
+    backend = str(getattr(kernel, "moe_backend", ""))
+    if backend.startswith("flashinfer_moe_ep"):
+        return (
+            f"the MoE backend {backend!r} calls a collective while it processes loaded experts, which ranks reach at "
+            "different times; use another moe_backend"
+        )
+    if getattr(vllm_config, "ec_transfer_config", None) is not None:
+        return (
+            "an encoder cache is shared through a connector (ec_transfer_config), which would keep embeddings of the old "
+            "policy; unset ec_transfer_config"
+        )
+    for name in _connectors(getattr(vllm_config, "kv_transfer_config", None)):
+        if name in _HANDS_ON:
+            return (
+                f"{name} (kv_transfer_config) hands KV on to other engines without saying of which policy it is, so a "
+                "prefill of one version would be decoded under the next; update engines that prefill and decode themselves"
+            )
     offload = getattr(vllm_config, "offload_config", None)
     if getattr(getattr(offload, "uva", None), "cpu_offload_gb", 0):
         return "weights are offloaded to the host (cpu_offload_gb)"
     if getattr(getattr(offload, "prefetch", None), "offload_group_size", 0):
         return "weights are offloaded to the host and prefetched (offload_group_size)"
     return None
+
+
+def spans_engines(vllm_config: Any) -> str | None:
+    """Return why a model shares its layers with other engines of its data-parallel group, or None."""
+    size = vllm_config.parallel_config.data_parallel_size
+    if size > 1 and vllm_config.model_config.is_moe:
+        return (
+            f"its experts span the {size} engines of a data-parallel group (data_parallel_size={size}), which would take a "
+            "new policy at different steps; open engines of their own (data_parallel_size=1)"
+        )
+    return None
+
+
+def _connectors(transfer: Any) -> list[str]:
+    """Return the names of the KV connectors of a ``KVTransferConfig`` or of one of its parts; none of None."""
+    if transfer is None:
+        return []
+    parts = dict(transfer) if isinstance(transfer, Mapping) else vars(transfer)
+    extra = parts.get("kv_connector_extra_config") or {}
+    below = [name for part in extra.get("connectors", ()) for name in _connectors(part)]
+    return [str(parts.get("kv_connector")), *below]

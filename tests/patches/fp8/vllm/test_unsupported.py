@@ -47,6 +47,51 @@ def refused(a: str, b: str) -> dict[str, Any]:
     return found
 
 
+def updates_refused(dense: str, experts: str) -> dict[str, str | None]:
+    """Why an engine of each configuration takes no update."""
+    from vllm.config import ECTransferConfig, KVTransferConfig
+    from vllm.engine.arg_utils import EngineArgs
+
+    from flashpatch.patches.fp8.vllm import unsupported
+
+    def config(model: str = dense, **kw: Any) -> Any:
+        return EngineArgs(model=model, **kw).create_engine_config()
+
+    def handing_on(name: str, **extra: Any) -> Any:
+        transfer = KVTransferConfig(kv_connector=name, kv_role="kv_both", kv_connector_extra_config=extra)
+        return config(kv_transfer_config=transfer)
+
+    backend = config(experts)
+    backend.kernel_config.moe_backend = "flashinfer_moe_ep_cutedsl"
+    parts = [
+        dict(kv_connector=name, kv_role="kv_both") for name in ("OffloadingConnector", "MooncakeConnector")
+    ]
+    encoder = config()
+    encoder.ec_transfer_config = ECTransferConfig(ec_connector="ECExampleConnector", ec_role="ec_both")
+    found = {
+        "Nixl": handing_on("NixlConnector"),
+        "several": handing_on("MultiConnector", connectors=parts),
+        "offloading": handing_on("OffloadingConnector"),
+        "encoder": encoder,
+        "backend": backend,
+        "experts": config(experts),
+        "experts of two engines": config(experts, data_parallel_size=2),
+        "two engines": config(data_parallel_size=2),
+    }
+    return {name: unsupported.at_update(made) for name, made in found.items()}
+
+
+def test_engines_whose_policy_would_be_mixed_are_refused_by_name() -> None:
+    paths = [updates.checkpoint(family, 0) for family in ("qwen2", "qwen3-moe")]
+    found = scenario.run(updates_refused, *paths)
+    assert "NixlConnector (kv_transfer_config) hands KV on" in found["Nixl"]
+    assert "MooncakeConnector (kv_transfer_config) hands KV on" in found["several"]
+    assert "ec_transfer_config" in found["encoder"]
+    assert "flashinfer_moe_ep_cutedsl" in found["backend"]
+    assert "data_parallel_size=2" in found["experts of two engines"]
+    assert found["offloading"] is found["experts"] is found["two engines"] is None
+
+
 def test_what_writes_past_an_update_is_refused_by_name() -> None:
     a, b = (updates.checkpoint("qwen2", seed) for seed in (0, 1))
     found = scenario.run(refused, a, b, env={"FLASHPATCH": "bf16"})
