@@ -7,6 +7,10 @@ nothing until a framework is imported (`flashpatch.arming.standby`).
 
 import os
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 def start() -> None:
     """Obey ``FLASHPATCH``. Later calls in a process reconcile; nothing is hooked or counted twice.
@@ -20,7 +24,15 @@ def start() -> None:
         return
     from flashpatch.arming import standby
 
-    if not standby.start():
+    if not standby.start(_take_over):
         from flashpatch import api
 
         api.start()
+
+
+def _take_over(environment: tuple[str | None, str | None]) -> "Callable[[], None]":
+    """Load the engine for `standby.start`; return what arms the patches whose modules are there."""
+    from flashpatch import api, engine
+
+    api.adopt(environment)
+    return engine.machine.sweep

@@ -129,7 +129,7 @@ def _load_alone(name: str) -> Family | None:
     except Exception:
         return None
     if name in found and index.is_stale(found[name]):
-        log.warning("the index of family %s is not up to date: run python -m flashpatch.index", name)
+        log.warning("the index of family %s is not up to date: run python -m flashpatch.write_index", name)
     return found.get(name)
 
 

@@ -2,7 +2,7 @@
 
 `start` reads the environment, exports what it means to children, writes the ledger row, and watches the target
 modules of the chosen families. When the first of them has been imported, or somebody calls a function of the
-engine, `wake` loads the engine and lets it take over. What takes more than the index to decide (a config file, a
+engine, `wake` lets the engine take over, by the function that `start` was given. What takes more than the index to decide (a config file, a
 third party's family, an error to report, a framework that is loaded already) is left to the engine at once.
 """
 
@@ -20,6 +20,7 @@ from flashpatch.settings import child_env, options
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
     from typing import Any
 
@@ -49,18 +50,25 @@ class Resolved:
 _pending: Resolved | None = None
 """What `wake` will switch on; None before `start` and after `wake`."""
 
+_take_over: Callable[[tuple[str | None, str | None]], Callable[[], None]] | None = None
+"""What `start` was given."""
+
 _lock = _thread.RLock()
 _waking = False
 """Whether the thread that holds the lock is at it: what it calls must not wake again."""
 
 
-def start() -> bool:
+def start(take_over: Callable[[tuple[str | None, str | None]], Callable[[], None]]) -> bool:
     """Obey ``FLASHPATCH`` as far as possible without the engine; later calls in a process reconcile.
+
+    Args:
+        take_over: loads the engine, switches on what the environment it is given exported, and returns what arms the
+            patches whose modules are there.
 
     Returns:
         False when the engine has to decide: it is loaded, or the index is not enough.
     """
-    global _pending
+    global _pending, _take_over
     if _pending is not None:
         if _environment() != _pending.environment:
             return False
@@ -74,7 +82,7 @@ def start() -> bool:
         return False
     child_env.publish(resolved.names.values(), resolved.options, resolved.strict)
     resolved.environment = _environment()
-    _pending = resolved
+    _pending, _take_over = resolved, take_over
     for name in sorted(_watched(resolved)):
         import_hooks.when_ready(name, _on_module)
     write_row()
@@ -96,12 +104,11 @@ def wake() -> None:
             return
         _waking = True
         try:
-            from flashpatch import api, engine
-
-            api.adopt(_pending.environment)
+            assert _take_over is not None, "start was given it"
+            sweep = _take_over(_pending.environment)
         finally:
             _pending, _waking = None, False
-    engine.machine.sweep()
+    sweep()
 
 
 def snapshot() -> dict[str, Any]:
@@ -128,7 +135,10 @@ def snapshot() -> dict[str, Any]:
 def write_row() -> None:
     """Write this process's row in the ledger; a failure is logged."""
     try:
-        files.write_row(files.row(snapshot()))
+        if files.write_row(files.row(snapshot())):
+            from flashpatch.ledger import old_runs
+
+            old_runs.prune_once()
     except OSError as error:
         import logging
 

@@ -159,16 +159,16 @@ def process_start(pid: int) -> str | None:
     return None if fields[0] in "ZX" else fields[19]
 
 
-def write_row(value: Mapping[str, Any]) -> None:
-    """Write ``value`` as this process's row. The process that begins a run removes old ones, see `old_runs`.
+def write_row(value: Mapping[str, Any]) -> bool:
+    """Write ``value`` as this process's row.
+
+    Returns:
+        Whether this process begins the run, and so removes old ones: `old_runs.prune_once`.
 
     Raises:
         OSError: the row cannot be written.
     """
-    if write(row_path(), value):
-        from flashpatch.ledger import old_runs
-
-        old_runs.prune_once()
+    return write(row_path(), value)
 
 
 def write(path: str | os.PathLike[str], value: Mapping[str, Any]) -> bool:
@@ -200,6 +200,24 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> bool:
             pass
         raise
     return made
+
+
+def load_bytes(path: str, largest: int) -> tuple[bytes, float]:
+    """Return content and time of modification of a plain file of this user.
+
+    Raises:
+        OSError: it cannot be read, or is a link.
+        ValueError: it is no plain file, another user's, or of more than ``largest`` bytes.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("not a plain file")
+        if found.st_uid != os.geteuid():
+            raise ValueError(f"owned by user {found.st_uid}, not trusted")
+        if found.st_size > largest:
+            raise ValueError(f"{found.st_size} bytes, more than {largest}")
+        return file.read(), found.st_mtime
 
 
 def make_private(folder: str) -> bool:

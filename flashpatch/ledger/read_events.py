@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flashpatch.ledger import events, runs, schema
+from flashpatch.ledger import events, files, runs, schema
 from flashpatch.ledger.nodes import node
 
 _NAME = re.compile(r"events-(?P<host>.*)-(?P<pid>\d+)-(?P<start>[^-]*)\.jsonl")
@@ -68,7 +68,7 @@ def _read_directory(folder: Path) -> tuple[list[ProcessEvents], list[str]]:
             continue
         process = ProcessEvents(schema.text(match["host"]), int(match["pid"]), schema.text(match["start"]))
         try:
-            content, _ = runs.load_bytes(entry.path, _LARGEST)
+            content, _ = files.load_bytes(entry.path, _LARGEST)
         except (OSError, ValueError) as error:
             problems.append(schema.text(f"{folder.name}/{entry.name}: {error}"))
             continue

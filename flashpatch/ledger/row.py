@@ -130,7 +130,10 @@ class _Row:
         self._dirty = False
         self._last = time.monotonic()
         try:
-            files.write_row(self._content())
+            if files.write_row(self._content()):
+                from flashpatch.ledger import old_runs
+
+                old_runs.prune_once()
         except OSError as error:
             if self.problem is None:
                 _log.warning("flashpatch: the ledger row of this process cannot be written: %s", error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -187,7 +186,7 @@ def _read_packed(path: Path, name: str) -> Run:
     """Read the rows of a place, which lie in one file; ``name`` is for problems."""
     run = Run(path.name)
     try:
-        content, run.written = load_bytes(str(path), keys.MOST_BYTES)
+        content, run.written = files.load_bytes(str(path), keys.MOST_BYTES)
         texts = keys.unpacked(content).items()
     except _BROKEN as error:
         run.problems.append(f"{name}/{path.name}: {_reason(error)}")
@@ -232,26 +231,8 @@ def entries(folder: str | os.PathLike[str]) -> list[os.DirEntry[str]]:
 
 
 def _load(path: str) -> tuple[Any, float]:
-    content, modified = load_bytes(path, _LARGEST)
+    content, modified = files.load_bytes(path, _LARGEST)
     return schema.loads(content), modified
-
-
-def load_bytes(path: str, largest: int) -> tuple[bytes, float]:
-    """Return content and time of modification of a plain file of this user.
-
-    Raises:
-        OSError: it cannot be read, or is a link.
-        ValueError: it is no plain file, another user's, or of more than ``largest`` bytes.
-    """
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
-            raise ValueError("not a plain file")
-        if found.st_uid != os.geteuid():
-            raise ValueError(f"owned by user {found.st_uid}, not trusted")
-        if found.st_size > largest:
-            raise ValueError(f"{found.st_size} bytes, more than {largest}")
-        return file.read(), found.st_mtime
 
 
 def _reason(error: Exception) -> str:

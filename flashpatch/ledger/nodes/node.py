@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flashpatch.ledger import files
 from flashpatch.ledger.nodes import keys
 
 FOLDER = "nodes"
@@ -89,9 +90,7 @@ def indexes(folder: Path) -> dict[str, dict[str, Any]]:
         OSError: the file cannot be read; FileNotFoundError where nothing was fetched.
         ValueError: it is not what `flashpatch.ledger.nodes.fetch` writes.
     """
-    from flashpatch.ledger import runs
-
-    found = json.loads(runs.load_bytes(str(folder / FOLDER / FILE), _LARGEST)[0])
+    found = json.loads(files.load_bytes(str(folder / FOLDER / FILE), _LARGEST)[0])
     if not isinstance(found, dict) or not all(isinstance(index, dict) for index in found.values()):
         raise ValueError("it does not hold an index per place")
     return {place: index for place, index in found.items() if keys.is_plain(place)}

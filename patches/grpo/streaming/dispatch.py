@@ -12,8 +12,8 @@ from typing import Any
 
 from flashpatch import ledger
 from flashpatch.errors import PatchError
+from flashpatch.patches.grpo.streaming import BASE, ID
 from flashpatch.patches.grpo.streaming.groups import PARTITION
-from flashpatch.patches.grpo.streaming.mode import BASE, ID
 
 logger = logging.getLogger("flashpatch.grpo")
 

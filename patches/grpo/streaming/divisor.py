@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.grpo.streaming.mode import ID
+from flashpatch.patches.grpo.streaming import ID
 
 AS_AGGREGATED = "aggregation"
 UNITS = {

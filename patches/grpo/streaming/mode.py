@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from flashpatch.patches.grpo.streaming import BASE, ID, MODE
 from flashpatch.record import Contract, Patch
-
-MODE = "stream_async"
-ID = "grpo.verl.get_trainer_cls"
-BASE = "verl.trainer.ppo.v1.trainer_base"
 
 
 def on_get(original, name: str, *args: Any, **kwargs: Any) -> Any:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.grpo.streaming.mode import ID
+from flashpatch.patches.grpo.streaming import ID
 
 
 def copy_policy(policy: Any, reference: Any) -> None:

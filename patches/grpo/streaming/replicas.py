@@ -14,7 +14,7 @@ from typing import Any
 from flashpatch import ledger
 from flashpatch.errors import PatchError
 from flashpatch.patches.grpo.routing import resubmit
-from flashpatch.patches.grpo.streaming.mode import ID
+from flashpatch.patches.grpo.streaming import ID
 
 logger = logging.getLogger("flashpatch.grpo")
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from flashpatch import engine
 from flashpatch.patches._shared.verl_config import Get
-from flashpatch.patches.grpo.streaming import divisor
-from flashpatch.patches.grpo.streaming.mode import MODE
+from flashpatch.patches.grpo.streaming import MODE, divisor
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"

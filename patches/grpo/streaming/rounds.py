@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.grpo.streaming.mode import ID
+from flashpatch.patches.grpo.streaming import ID
 from flashpatch.patches.grpo.streaming.packing import Packer, Round
 
 

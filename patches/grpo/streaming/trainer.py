@@ -32,9 +32,8 @@ from verl.workers.rollout.utils import update_prometheus_config
 
 from flashpatch import engine
 from flashpatch.errors import PatchError
-from flashpatch.patches.grpo.streaming import groups, staleness
+from flashpatch.patches.grpo.streaming import ID, MODE, groups, staleness
 from flashpatch.patches.grpo.streaming.dispatch import Dispatcher
-from flashpatch.patches.grpo.streaming.mode import ID, MODE
 from flashpatch.patches.grpo.streaming.replicas import Replicas
 from flashpatch.patches.grpo.streaming.rounds import Rounds
 from flashpatch.patches.grpo.streaming.worker import CORRECTION, StreamWorker

@@ -296,4 +296,4 @@ import fakefw.core as core
 assert core.plain(1) == ("patched", 2)
 """
     )
-    assert "the index of family toy is not up to date: run python -m flashpatch.index" in done.stderr
+    assert "the index of family toy is not up to date: run python -m flashpatch.write_index" in done.stderr
