@@ -61,6 +61,19 @@ def check(path: str) -> None:
         )
 
 
+def check_private(folder: str, forbidden: int = 0o077) -> None:
+    """Raise PermissionError unless ``folder`` is a directory of this user, no link, without ``forbidden`` bits of mode.
+
+    By default others may not even read it; 0o022 forbids them to write.
+    """
+    found = os.lstat(folder)
+    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & forbidden:
+        return
+    raise PermissionError(
+        f"{folder} is not a private directory of this user (mode 0700, no link): chmod 700 it, or name another"
+    )
+
+
 def _fallback() -> str:
     candidates = [os.environ.get(name, "") for name in _TEMPORARY] + ["/tmp", "/var/tmp"]
     usable = (

@@ -16,7 +16,7 @@ logger = logging.getLogger("flashpatch.eagle")
 def save(policy: Policy, path: Path) -> None:
     """Write the policy's state, whole or not at all. A failure is logged, not raised."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with replacing(path) as temporary:
             temporary.write_text(json.dumps(policy.state()))
     except OSError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -261,7 +263,9 @@ class Policy:
         before = self.state()
         try:
             self._load_state(state)
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            self._try_state()
+            self._load_state(state)
+        except Exception as error:  # whatever a damaged number leads to, at once or at the first step
             self._load_state(before)
             raise PatchError(
                 f"a bandit state is damaged: {type(error).__name__}: {error}.",
@@ -269,6 +273,25 @@ class Policy:
                 target="bandit state",
                 advice="Delete the state.",
             ) from error
+
+    def _try_state(self) -> None:
+        """Choose and learn once for each bucket and arm; raise what a step would raise, and for a value that is not finite.
+
+        Draws are repeated afterwards, and no other rank is asked.
+        """
+        places = tuple(range(len(self.arms)))
+        for bucket, batch_size in enumerate(self.buckets.edges):
+            self.rule.choose(bucket, batch_size, places, self._current)
+            for place, arm in enumerate(self.arms):
+                self.rule.learn(bucket, batch_size, place, float(batch_size), 0.01 * (1 + arm.steps), False)
+                self._pulls[bucket][place] += 1
+        json.dumps([self.state(), self.metrics()], allow_nan=False)
+        sums = (self._tokens, self._seconds, self._regret_seconds, *self._best)
+        counts = (self._step, self._hold_left, self._switches, self._ignored, self._guarded)
+        if not all(map(math.isfinite, sums)) or any(type(count) is not int or count < 0 for count in counts):
+            raise ValueError("a sum or a count is none")
+        if not all(type(place) is int and -1 <= place < len(places) for place in (self._current, self._ran)):
+            raise ValueError("there is no such arm")
 
     def _load_state(self, state: Mapping[str, Any]) -> None:
         self.rule.restore(state["learned"])

@@ -60,7 +60,7 @@ class Sample:
                 self.file.unlink(missing_ok=True)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a safetensors file, straight from the tensors' memory. Raises OSError."""
+        """Write a safetensors file with mode 0600, straight from the tensors' memory. Raises OSError."""
         header: dict[str, Any] = {
             "__metadata__": {"format": FORMAT, "request": self.request, "version": str(self.version)}
         }
@@ -73,7 +73,8 @@ class Sample:
             at += len(data)
         head = json.dumps(header).encode()
         head += b" " * (-len(head) % 8)
-        with open(path, "wb") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        with open(os.open(path, flags, 0o600), "wb") as file:
             file.write(len(head).to_bytes(8, "little") + head)
             for data in pieces:
                 file.write(data)

@@ -3,6 +3,9 @@
 A sample is written under a hidden name and renamed when it is whole, so a reader sees whole files only,
 whenever either side is killed. A reader claims a file by renaming it, so two readers never get the same one.
 When the queue is full the oldest sample is dropped: a slow or dead reader costs samples, never tokens.
+
+Nodes may share the directory. Names hold the host and a random part, and what a killed process left is known by its age,
+since a process id says nothing on another node. The directory is this user's, with mode 0700, and no link.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ import logging
 import os
 import queue
 import re
+import secrets
+import socket
 import threading
 import time
 from collections import Counter
@@ -23,14 +28,18 @@ from typing import TYPE_CHECKING
 from flashpatch import user_directories
 from flashpatch.atomic_file import replacing
 from flashpatch.errors import PatchError
+from flashpatch.ledger.files import make_private
 
 if TYPE_CHECKING:
     from flashpatch.patches.eagle.capture.sample import Sample
 
 logger = logging.getLogger("flashpatch.eagle")
 
-_SAMPLE = re.compile(r"(\d{20})-(\d+)-(\d+)\.safetensors")
-_PARTIAL = re.compile(r"\.(?:write|take)-(\d+)-.*")  # being written or read by this process
+_SAMPLE = re.compile(r"\d{20}-[\w.]+-\d+\.safetensors")
+_PARTIAL = re.compile(r"\.(?:write|take)-.*")  # being written or read
+LEFT_SECONDS = 3600.0
+"""Age at which a file that is being written or read counts as left by a killed process. Writing and reading take seconds;
+nodes' clocks differ by minutes at most."""
 
 
 class SampleWriter:
@@ -54,7 +63,7 @@ class SampleWriter:
         self.directory, self.slots, self.bytes = Path(directory), slots, bytes
         self.counts: Counter[str] = Counter(offered=0, written=0, dropped=0, failed=0, evicted=0)
         self.problem = ""
-        self._pid = os.getpid()
+        self._pid, self._name = os.getpid(), _unique()
         self._sequence = 0
         self._free_slots = self._free_bytes = 0  # known to be free for this writer
         self._queue: queue.Queue[tuple[Sample, Callable[[], None] | None] | None] = queue.Queue(waiting)
@@ -113,11 +122,11 @@ class SampleWriter:
         size = sample.bytes + 1024
         if size > self.bytes:
             raise ValueError(f"a sample of {size} bytes does not fit into a queue of {self.bytes}")
-        user_directories.check(str(self.directory))
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(str(self.directory))
+        user_directories.check_private(str(self.directory))
         self._make_room(size)
-        temporary = self.directory / f".write-{self._pid}-{self._sequence}"
-        final = self.directory / f"{time.time_ns():020d}-{self._pid}-{self._sequence}.safetensors"
+        temporary = self.directory / f".write-{self._name}-{self._sequence}"
+        final = self.directory / f"{time.time_ns():020d}-{self._name}-{self._sequence}.safetensors"
         self._sequence += 1
         with replacing(final, temporary):
             sample.save(temporary)
@@ -129,11 +138,11 @@ class SampleWriter:
         self._free_bytes -= size
         if self._free_slots > 0 and self._free_bytes > 0:
             return
-        found, total = [], size
+        found, total, oldest = [], size, time.time() - LEFT_SECONDS
         for entry in os.scandir(self.directory):
             with contextlib.suppress(FileNotFoundError):
-                if held := _PARTIAL.fullmatch(entry.name):
-                    if not _is_alive(int(held[1])):
+                if _PARTIAL.fullmatch(entry.name):
+                    if entry.stat().st_mtime < oldest:
                         os.unlink(entry.path)
                         continue
                 elif _SAMPLE.fullmatch(entry.name):
@@ -175,6 +184,8 @@ class SampleReader:
         self.directory = Path(directory)
         self.counts: Counter[str] = Counter(read=0, corrupt=0, missed=0)
         self._keep = keep
+        self._name = _unique()
+        self._refused = False
 
     def read_samples(self, limit: int) -> list[Sample]:
         """Remove up to ``limit`` samples from the queue and return them, oldest first."""
@@ -192,15 +203,23 @@ class SampleReader:
         return len(self._waiting())
 
     def _waiting(self) -> list[str]:
+        """Return the names of samples, oldest first; none, and a warning, if others may write to the directory."""
         try:
-            return sorted(name for name in os.listdir(self.directory) if _SAMPLE.fullmatch(name))
+            names = os.listdir(self.directory)
+            user_directories.check_private(str(self.directory), forbidden=0o022)
         except FileNotFoundError:
             return []
+        except OSError as error:
+            if not self._refused:
+                logger.warning("no samples are read: %s", error)
+            self._refused = True
+            return []
+        return sorted(name for name in names if _SAMPLE.fullmatch(name))
 
     def _read_sample(self, name: str) -> Sample | None:
         from flashpatch.patches.eagle.capture.sample import Sample
 
-        claimed = self.directory / f".take-{os.getpid()}-{threading.get_ident()}-{name}"
+        claimed = self.directory / f".take-{self._name}-{threading.get_ident()}-{name}"
         try:
             os.rename(self.directory / name, claimed)
         except FileNotFoundError:
@@ -226,14 +245,10 @@ def _call(release: Callable[[], None] | None) -> None:
             release()
 
 
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+def _unique() -> str:
+    """Return a part of file names that no other process has, on whatever node: host, process id, a random number."""
+    host = re.sub(r"\W", "_", socket.gethostname(), flags=re.ASCII)[:40]
+    return f"{host}.{os.getpid()}.{secrets.token_hex(4)}"
 
 
 def queue_directory(option: str = "") -> Path:

@@ -36,7 +36,7 @@ def save_embeddings_and_head(
     found = dict(_embeddings_and_head(model, gather, patch))
     if not is_first:
         return 0
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with replacing(folder / "model.safetensors") as temporary:
         save_file(found, temporary)
     return len(found)

@@ -35,6 +35,7 @@ def main() -> int:
     """Run a worker on standard input and output."""
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
+    os.umask(0o077)  # samples, checkpoints and drafters are this user's alone
 
     def report(event: dict[str, Any]) -> None:
         with contextlib.suppress(

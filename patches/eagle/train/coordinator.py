@@ -98,7 +98,7 @@ class Coordinator:
                 return True
             command = [sys.executable, "-m", MODULE, self.settings.dump()]
             try:
-                Path(self.settings.folder).mkdir(parents=True, exist_ok=True)
+                Path(self.settings.folder).mkdir(mode=0o700, parents=True, exist_ok=True)
                 process = subprocess.Popen(
                     command,
                     stdin=subprocess.PIPE,

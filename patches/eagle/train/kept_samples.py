@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from flashpatch.errors import PatchError
+from flashpatch.ledger.files import make_private
 from flashpatch.patches.eagle.capture.sample import Sample
 
 logger = logging.getLogger("flashpatch.eagle")
@@ -39,8 +40,9 @@ class KeptSamples:
         """Move a sample's file here; return where it is, or None where that failed. Never raises."""
         target = self._own / name
         try:
-            self._own.mkdir(parents=True, exist_ok=True)
+            make_private(str(self._own))
             shutil.move(file, target)
+            target.chmod(0o600)
         except OSError as error:
             if not self.failed:
                 logger.warning("samples do not survive a restart of the trainer: %s", error)

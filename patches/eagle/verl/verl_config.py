@@ -53,15 +53,25 @@ def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> Any:
         "Change these settings, or take eagle out of FLASHPATCH.",
     )
     found = dialect.configured(job.get) if dialect else Speculation()
-    if options["drafter"]:
+    if options["drafter"] in NEW:  # judged before one is written: without training it would stay random
+        found = Speculation(NEW[options["drafter"]], str(_path(job.get(MODEL) or "")))
+    elif options["drafter"]:
         found = _drafter(job.get, options, dialect)
+    idle = list(remarks(job.get, options, dialect, found)) if options["cotrain"] else ["cotrain is off"]
+    for reason in idle:
+        logger.warning("eagle trains no drafter: %s", reason)
+    if options["drafter"] in NEW and idle:
+        logger.warning(
+            "eagle drafts nothing: drafter=%s is random as long as it is not trained", options["drafter"]
+        )
+        return original(config, *args, **kwargs)
+    if options["drafter"] in NEW:
+        found = _drafter(job.get, options, dialect)
+    if options["drafter"]:
         for path, value in list(dialect.wanted(job.get, found, options["draft_tokens"])):
             job.set(path, value, "eagle's option drafter")
     for path, value in list(dialect.needed(job.get, found)) if dialect else ():
         job.set(path, value, "so that the drafter keeps its weights")
-    idle = list(remarks(job.get, options, dialect, found)) if options["cotrain"] else ["cotrain is off"]
-    for reason in idle:
-        logger.warning("eagle trains no drafter: %s", reason)
     if not idle:
         job.set(
             f"{ROLLOUT}.engine_kwargs.{OURS}",

@@ -17,7 +17,7 @@ def on_schedule(original, self, *args: Any, **kwargs: Any):
     controller = spec_controller.controller_of(self)
     started = None
     if controller is not None:
-        started = controller.step_started()
+        started = controller.step_started(self.running)
         if history is None:  # whose drafts are as long as they should be
             controller.drop_unasked_drafts(self.running)
     scheduler_output = original(self, *args, **kwargs)
@@ -38,6 +38,8 @@ PATCH = EnginePatch(
             "vllm.v1.core.sched.output:SchedulerOutput.finished_req_ids",
             "vllm.v1.core.sched.output:SchedulerOutput.num_spec_tokens_to_schedule",
             "vllm.v1.core.sched.output:SchedulerOutput.total_num_scheduled_tokens",
+            "vllm.v1.request:Request.num_computed_tokens",
+            "vllm.v1.request:Request.num_prompt_tokens",
         ),
     ),
     evidence="step",

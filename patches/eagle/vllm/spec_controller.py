@@ -4,9 +4,10 @@ The scheduler lives in the engine core, of which a tensor-parallel engine has on
 number to all ranks, so ranks agree by construction. vLLM's own dynamic speculation looks the number up by
 batch size in a list; here an object in the list's place asks the bandit.
 
-The number scheduled with step t is that of the drafts that step t+1 verifies. A step's tokens and seconds
-belong to one arm only where the step verified as many drafts as it schedules, for every request, with no
-prompt among them; other steps teach nothing. Choices are held for a few steps, so most steps count.
+The number scheduled with step t is that of the drafts that step t+1 verifies. A step's tokens and seconds belong to one
+arm if the step verified as many drafts as it schedules, for every request, with no prompt among them. Choices are held for a
+few steps, so most steps count. Other steps teach nothing, unless prompts come with each step: after `PATIENCE` steps that
+taught nothing the bandit learns from the requests that decode beside a prompt.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ STARTED = "flashpatch_started"
 """Attribute of a ``SchedulerOutput``: when scheduling of the step started."""
 
 _MOST_REQUESTS = 1024  # batch sizes that the schedule names; larger ones have the arm of the last
+PATIENCE = 32  # steps in a row that teach nothing, after which a step with a prompt in it does
 HOLD = 4  # steps for which a choice is kept at least: the first of them verifies the drafts of the one before
 _DEFAULT_DRAFTS = (1, 2, 3, 4, 6, 8, 12, 16)  # numbers of tokens offered as arms where none are named
 
@@ -99,13 +101,28 @@ class SpecController(Controller):
         self._arms = [Arm.DISABLE, *(Arm(k, 1, k + 1) for k in range(1, max_drafts + 1))]
         self._finished = 0.0  # when the step before was finished
         self._asked = max_drafts  # drafts that the last step was to make for the next one
+        self._decoding = 0  # requests past their prompt when the step began
+        self._taught_nothing = 0  # steps in a row
 
     def choose(self, batch_size: int) -> Arm:
-        """Return the arm for the next step, no larger than the engine has room for."""
-        return self._arms[min(super().choose(batch_size).steps, self.max_drafts)]
+        """Return the arm for the next step, no larger than the engine has room for.
 
-    def step_started(self) -> float:
-        """Make the pending call, if there is one; return the time at which the step starts."""
+        Prompts in the step do not count, if anything decodes: vLLM gives the number of all scheduled requests, which changes
+        with each prompt.
+        """
+        arm = super().choose(self._decoding or batch_size)
+        return self._arms[min(arm.steps, self.max_drafts)]
+
+    def step_started(self, running: Iterable[Any] = ()) -> float:
+        """Count the requests that decode, and make the pending call, if there is one.
+
+        Args:
+            running: vLLM's requests.
+
+        Returns:
+            The time at which the step starts.
+        """
+        self._decoding = sum(one.num_computed_tokens >= one.num_prompt_tokens for one in running)
         if self.pending is not None and self.pending != self._refused:
             self._call_pending("retried once all requests are over")
         return self.clock()
@@ -163,17 +180,21 @@ class SpecController(Controller):
         drafters = {name: draft for name, draft in drafts.items() if name not in from_history}
         if drafters:
             self._count(drafters, sampled, output.req_id_to_index)
-        tokens = sum(map(len, sampled))
         count = scheduled.num_spec_tokens_to_schedule
-        one_arm = all(
-            length == count + 1 and len(drafts.get(name, ())) == count for name, length in lengths.items()
-        )
-        if one_arm and not from_history and all(sampled) and len(sampled) == len(lengths):
+        gained = [
+            len(sampled[output.req_id_to_index[name]])
+            for name, length in lengths.items()
+            if length == count + 1 and len(drafts.get(name, ())) == count
+        ]
+        self._taught_nothing += 1
+        whole = len(gained) == len(lengths) == len(sampled)
+        if gained and all(gained) and not from_history and (whole or self._taught_nothing > PATIENCE):
             self.counted += 1
+            self._taught_nothing = 0
             arm = self._arms[count]
-            self.policy.update(len(lengths), arm, tokens, now - started)
+            self.policy.update(len(gained), arm, sum(gained), now - started)
             for listener in self.listeners:
-                listener(len(lengths), arm, tokens, now - started)
+                listener(len(gained), arm, sum(gained), now - started)
         self.report_if_due(now)
 
     def _count(self, drafts: Any, sampled: list[list[int]], places: Any) -> None:

@@ -150,7 +150,7 @@ def save(profile: Profile, path: Path, overwrite: bool = False) -> None:
     data = serialised({name: t.contiguous().clone() for name, t in tensors.items()}, metadata)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
+        with replacing(path, private=False) as temporary:
             temporary.write_bytes(data)
     except OSError as error:
         raise refuse(path, f"cannot be written ({error})") from error

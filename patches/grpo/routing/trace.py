@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Hashable
-from pathlib import Path
 
 
 class Trace:
@@ -14,11 +14,12 @@ class Trace:
     ``turn``; ``tokens`` of the response; ``server``; ``seconds``.
 
     Args:
-        path: written anew; the directory must exist.
+        path: written anew, with mode 0600; the directory must exist.
     """
 
     def __init__(self, path: str) -> None:
-        self._file = Path(path).open("w", buffering=1)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        self._file = os.fdopen(os.open(path, flags, 0o600), "w", buffering=1)
         self._prompts: dict[Hashable, int] = {}
         self.step = 0
 

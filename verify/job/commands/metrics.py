@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(text)
         return 0
     try:
-        with replacing(args.output) as temporary:
+        with replacing(args.output, private=False) as temporary:
             temporary.write_text(text, encoding="utf-8")
     except OSError as error:
         raise PatchError(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from bandit_lab import ARMS, Engine, drive
@@ -34,6 +36,41 @@ def test_a_file_that_does_not_fit_is_logged_and_left_alone(tmp_path, caplog, tex
         and policy.state() == before
         and path.read_bytes() == content
     )
+
+
+def _numbers(value: Any, path: tuple = ()) -> Iterator[tuple]:
+    """Yield the path of every number in a state's JSON."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in parts:
+        yield from _numbers(part, (*path, key))
+    if type(value) in (int, float):
+        yield path
+
+
+@pytest.mark.parametrize("rule", ["thompson", "eg", "ucb1"])
+def test_a_damaged_number_is_noticed_when_it_is_read_and_never_raises_in_a_step(tmp_path, rule):
+    """Damage each number in turn: the state is refused, or it works."""
+    learned, path = Policy(ARMS, rule=rule), tmp_path / "bandit.json"
+    drive(learned, Engine(0.5), 40)
+    saved, refused = json.dumps(learned.state()), 0
+    for place in _numbers(json.loads(saved)):
+        if place[0] in ("format", "window", "buckets") or any(type(key) is int and key > 1 for key in place):
+            continue
+        for damage in (float("nan"), "7", None, -1e300):
+            state = json.loads(saved)
+            inner = state
+            for key in place[:-1]:
+                inner = inner[key]
+            inner[place[-1]] = damage
+            path.write_text(json.dumps(state))
+            policy = Policy(ARMS, rule=rule)
+            if persistence.restore(policy, path) == "restored":
+                for batch in (1, 7, 300):
+                    policy.update(batch, policy.select(batch), batch, 0.01)
+            else:
+                refused += 1
+                assert policy.state() == Policy(ARMS, rule=rule).state(), place
+    assert refused > 50
 
 
 def test_a_full_disk_stops_nothing(tmp_path, caplog):

@@ -135,7 +135,7 @@ def test_a_directory_that_cannot_be_used_costs_samples_only(tmp_path):
     writer = SampleWriter(tmp_path / "ring")
     assert writer.offer(sample())
     writer.close()
-    assert writer.counts["failed"] == 1 and "FileExistsError" in writer.problem
+    assert writer.counts["failed"] == 1 and "is not a directory of this user" in writer.problem
 
 
 def test_a_sample_larger_than_the_queue_is_lost_alone(tmp_path):
@@ -223,11 +223,54 @@ def test_either_side_may_be_killed_at_any_time(tmp_path):
         assert reader.poll() is None
         held = [name for name in os.listdir(tmp_path)]
         assert all(name.startswith((".write", ".take")) for name in held)
-        again = SampleWriter(tmp_path)  # a new writer cleans up after the dead one
+        for name in held:
+            os.utime(tmp_path / name, (1.0, 1.0))
+        again = SampleWriter(tmp_path)  # a new writer cleans up after dead ones once what they left is old
         again.offer(sample())
         again.close()
-        assert not [name for name in os.listdir(tmp_path) if name.startswith(f".write-{writer.pid}")]
+        assert not set(held) & set(os.listdir(tmp_path))
     finally:
         for process in (writer, reader):
             process.kill()
             process.wait(limit(60))
+
+
+def test_nodes_with_equal_process_ids_share_a_directory(tmp_path, monkeypatch):
+    """Each writes its samples, and neither deletes what the other is writing."""
+    monkeypatch.setattr(time, "time_ns", lambda: 10**18)
+    writers = [SampleWriter(tmp_path), SampleWriter(tmp_path)]  # of one process id, at one time
+    midway = tmp_path / ".write-node.2147483647.abcd-0"  # whose process id is no process of this node
+    midway.write_bytes(b"half")
+    for writer, seed in zip(writers, (1, 2), strict=True):
+        writer.offer(sample(seed=seed))
+        writer.close()
+        assert writer.counts["written"] == 1 and writer.counts["failed"] == 0, writer.problem
+    assert midway.exists()
+    got = SampleReader(tmp_path).read_samples(9)
+    assert len(got) == 2 and {one.version for one in got} == {1, 2}
+
+
+def _others(folder: Path) -> Path:
+    """Make a directory and a link to it: what is behind a link may be another user's."""
+    folder.mkdir(mode=0o700)
+    link = folder.with_name("link")
+    link.symlink_to(folder)
+    return link
+
+
+def _open(folder: Path) -> Path:
+    folder.mkdir()
+    folder.chmod(0o777)
+    return folder
+
+
+@pytest.mark.parametrize("made", [_others, _open])
+def test_a_directory_that_is_not_private_is_neither_written_nor_read(tmp_path, caplog, made):
+    given = made(tmp_path / "ring")
+    writer = SampleWriter(given)
+    writer.offer(sample())
+    writer.close()
+    assert writer.counts["failed"] == 1 and "captured samples are lost" in caplog.text
+    assert str(given) in writer.problem and not list((tmp_path / "ring").iterdir())
+    sample().save(tmp_path / "ring" / f"{1:020d}-1-0.safetensors")
+    assert SampleReader(given).read_samples(1) == [] and "no samples are read" in caplog.text

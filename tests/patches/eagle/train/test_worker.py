@@ -17,6 +17,7 @@ pytest.importorskip("transformers")
 import torch
 from drafter_lab import capture, cut, make_target
 from machine import limit
+from private_modes import loose
 from transformers import AutoModelForCausalLM
 
 from flashpatch.patches.eagle.capture.sample_queue import SampleWriter
@@ -106,6 +107,7 @@ def test_training_survives_what_happens_to_a_trainer(target, tmp_path):
     finally:
         one.close(limit(60))
     assert one.counts["killed"] == 0
+    assert loose(folder) == [] and len(list(folder.rglob("*"))) > 5
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 

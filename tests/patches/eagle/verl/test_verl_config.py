@@ -211,3 +211,29 @@ def test_a_trainers_setting_that_is_none_is_refused(text):
     with pytest.raises(PatchError, match="option trainer has") as raised:
         verl_config._trainer_settings({**OFF, "trainer": [text]}, "", "", "")
     assert "rate" in str(raised.value)
+
+
+@pytest.mark.parametrize("mode", ["separate_async", "stream_async", None])
+def test_a_drafter_from_scratch_that_nothing_trains_is_not_drafted_with(tmp_path, monkeypatch, caplog, mode):
+    """In a mode without pauses the engine is opened as without the family: a random drafter only costs time."""
+    pytest.importorskip("torch")
+    from flashpatch.verify.probes.eagle import tiny
+
+    settings = {
+        **ROLLOUT,
+        "actor_rollout_ref.model.path": str(tiny.target(tmp_path / "target", layers=7)),
+        "trainer.default_local_dir": str(tmp_path / "saved"),
+        "trainer.v1.trainer_mode": mode,
+    }
+    set_to = {}
+
+    class Job:
+        get = staticmethod(reader(settings))
+        refuse = staticmethod(lambda problems, *texts: list(problems))
+        set = staticmethod(lambda path, value, why: set_to.update({path: value}))
+
+    monkeypatch.setattr(verl_config.JobConfig, "open", lambda config, patch: Job)
+    monkeypatch.setattr(verl_config.engine, "options", lambda family: {**OFF, "drafter": "new"})
+    assert verl_config.on_validate(lambda config: "validated", None) == "validated"
+    assert (SPECULATIVE in set_to) == (mode is None) == (tmp_path / "saved").exists()
+    assert ("eagle drafts nothing" in caplog.text) == (mode is not None)

@@ -18,6 +18,7 @@ from eagle_cotraining import (
     first_architectures,
     notes,
 )
+from private_modes import loose
 from verl_job import live, metrics, train
 
 psutil = pytest.importorskip("psutil")
@@ -91,6 +92,7 @@ def test_acceptance_rises_with_co_training(world, tmp_path):
     [driving] = [pid for pid, noted in found.items() if "eagle_trainer" in noted]
     assert len({worker["pid"], core["pid"], trainer, driving}) == 4
     assert found[trainer]["eagle_training"]["step"] > 0
+    assert loose(tmp_path / "saved" / "eagle") == []
 
 
 @pytest.mark.full

@@ -9,6 +9,7 @@ pytest.importorskip("torch")
 import torch
 from eagle_job_common import prompts
 from eagle_reference import model
+from private_modes import loose
 
 pytestmark = pytest.mark.vllm(least="0.31")
 
@@ -100,3 +101,8 @@ def test_disable_leaves_vllm_as_it_was(run):
 
 def test_what_was_learned_is_saved_when_the_engine_ends(run):
     assert run[0]["saved"]
+
+
+def test_what_the_engine_left_behind_is_private(run):
+    _, at, _ = run
+    assert loose(at / "ledger") == loose(at / "ring") == loose(at / "bandit.json") == []

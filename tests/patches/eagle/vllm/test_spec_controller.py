@@ -12,6 +12,7 @@ from flashpatch.patches.eagle import FAMILY
 from flashpatch.patches.eagle.bandit.arm import Arm
 from flashpatch.patches.eagle.vllm.spec_controller import (
     HOLD,
+    PATIENCE,
     BanditLookup,
     SpecController,
     arms_schedule,
@@ -110,6 +111,53 @@ def test_a_mixed_step_teaches_nothing(mixed):
     controller = SpecController(Fixed(3), 4, clock=Clock())
     step(controller, 3, 2.0, **mixed)
     assert controller.policy.seen == [] and controller.steps == 1
+
+
+def test_prompts_in_every_step_do_not_keep_the_bandit_on_one_arm():
+    """Rows of 3 decode; beside them a prompt is read in each step."""
+    controller = SpecController(make_policy(OPTIONS, 4), 4, clock=Clock())
+    verified, seen = 0, set()
+    rows = _requests(decoding=3, prompts=1)
+    for _ in range(2000):
+        started = controller.step_started(rows)
+        count = controller.choose(4).steps
+        lengths = {f"r{n}": verified + 1 for n in range(3)} | {"prompt": 50}
+        scheduled = SimpleNamespace(
+            num_scheduled_tokens=lengths,
+            scheduled_spec_decode_tokens={f"r{n}": [0] * verified for n in range(3)} if verified else {},
+            num_spec_tokens_to_schedule=count,
+        )
+        output = SimpleNamespace(
+            sampled_token_ids=[[0] * (verified + 1)] * 3 + [[]],
+            req_id_to_index={name: at for at, name in enumerate(lengths)},
+        )
+        controller.clock.now += 3 + 0.2 * verified
+        controller.step_finished(started, scheduled, output)
+        verified = count
+        seen.add(count)
+    assert len(seen) > 1 and controller.counted >= 2000 // (PATIENCE + 1) // 2
+    late = [arm.steps for arm in controller.recent]
+    assert sum(count == 4 for count in late) > 0.5 * len(late), "where every draft is accepted"
+
+
+def _requests(decoding: int, prompts: int) -> list[SimpleNamespace]:
+    past = SimpleNamespace(num_computed_tokens=9, num_prompt_tokens=5)
+    return [past] * decoding + [SimpleNamespace(num_computed_tokens=2, num_prompt_tokens=5)] * prompts
+
+
+def test_prompts_do_not_count_as_batch():
+    asked = []
+
+    class Sizes(Fixed):
+        def select(self, batch_size):
+            asked.append(batch_size)
+            return super().select(batch_size)
+
+    controller = SpecController(Sizes(1), 4, clock=Clock())
+    for decoding, prompts in ((0, 3), (16, 0), (16, 9), (15, 40), (2, 1)):
+        controller.step_started(_requests(decoding, prompts))
+        BanditLookup(controller)[decoding + prompts]
+    assert asked == [3, 16, 16, 15, 2]
 
 
 def test_overlapping_steps_share_no_second():

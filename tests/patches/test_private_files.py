@@ -1,0 +1,91 @@
+"""What the suite writes is private to its user, as SECURITY.md says, whatever the umask is.
+
+What whole engines and jobs leave behind is walked where they run: `eagle/vllm/test_drafter_refit.py`,
+`eagle/train/test_worker.py` and `eagle/verl_vllm/test_job.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from machine import limit
+from private_modes import loose
+
+torch = pytest.importorskip("torch")
+
+from eagle_samples import sample
+
+from flashpatch.contracts import disk_cache
+from flashpatch.patches.eagle.bandit import persistence
+from flashpatch.patches.eagle.bandit.policy import Policy
+from flashpatch.patches.eagle.capture.sample_queue import SampleReader, SampleWriter
+from flashpatch.patches.eagle.drafter_refit.embeddings_and_head import save_embeddings_and_head
+from flashpatch.patches.eagle.train.kept_samples import KeptSamples
+from flashpatch.patches.grpo.routing.trace import Trace
+
+
+@pytest.fixture(autouse=True)
+def open_umask(tmp_path: Path) -> Iterator[None]:
+    tmp_path.chmod(0o700)
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def _ledger(at: Path) -> None:
+    code = "import flashpatch; from flashpatch import ledger; flashpatch.enable('eagle')\n"
+    code += "ledger.event('drafter', what='update'); ledger.flush()"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=limit(60))
+
+
+def _verdicts(at: Path) -> None:
+    disk_cache.keep("verdict", {"holds": True}, [])
+
+
+def _samples(at: Path) -> None:
+    writer = SampleWriter(at / "waiting")
+    writer.offer(sample(seed=1))
+    writer.close(60.0)
+    _kept(at)
+
+
+def _kept(at: Path) -> None:
+    writer = SampleWriter(at / "read")
+    writer.offer(sample(seed=1))
+    writer.close(60.0)
+    kept = KeptSamples(at / "samples", str(at / "read"))
+    assert len(SampleReader(at / "read", kept.move).read_samples(9)) == 1 and not kept.failed
+
+
+def _bandit(at: Path) -> None:
+    persistence.save(Policy(["3_1_4", "disable"]), at / "bandit" / "state.json")
+
+
+def _embeddings(at: Path) -> None:
+    inner, head = torch.nn.Module(), torch.nn.Linear(4, 8, bias=False)
+    inner.embed_tokens = torch.nn.Embedding(8, 4)
+    inner.embed_tokens.org_vocab_size = head.org_vocab_size = 8
+    model = types.SimpleNamespace(model=inner, lm_head=head)
+    assert (
+        save_embeddings_and_head(model, at / "shared", lambda weight: weight, True, "eagle.vllm.worker") == 2
+    )
+
+
+def _requests(at: Path) -> None:
+    Trace(str(at / "requests.jsonl")).write("prompt", 3, 0, 5, "server", 0.1)
+
+
+@pytest.mark.parametrize("write", [_ledger, _verdicts, _samples, _bandit, _embeddings, _requests])
+def test_what_is_written_is_private(
+    write: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASHPATCH_LEDGER", str(tmp_path / "ledger"))
+    monkeypatch.setenv("FLASHPATCH_CACHE", str(tmp_path / "cache"))
+    write(tmp_path)
+    assert len(list(tmp_path.rglob("*"))) > 0 and loose(tmp_path) == []
