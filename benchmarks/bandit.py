@@ -1,6 +1,6 @@
 """The bandit's rules on traces of decode steps: how near they come to the best fixed arm.
 
-    python benchmarks/bandit.py [--trace FILE ...] [--seeds 3] [--rules thompson,swucb] [--json]
+    python benchmarks/bandit.py [--trace FILE ...] [--seeds 3] [--rules thompson,ucb1] [--json]
 
 A rule sees only the arm it chose, pays the trace's cost of each switch in seconds, and is told step times
 that include it. Columns:

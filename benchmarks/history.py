@@ -132,7 +132,7 @@ def _serve(wanted: argparse.Namespace) -> None:
     if wanted.engine == "history":
         import flashpatch
 
-        flashpatch.enable("eagle", strict=True, history=True, capture=False)
+        flashpatch.enable("eagle", strict=True, history=True, capture_rate=0.0)
     from vllm import LLM, SamplingParams
 
     model = str(wanted.world / "model")

@@ -64,7 +64,7 @@ class Engine:
         import flashpatch
 
         arms = ["disable", *(f"{k}_1_{k + 1}" for k in range(1, most + 1))]
-        flashpatch.enable("eagle", strict=True, capture=False, rollback=1.0, arms=arms)
+        flashpatch.enable("eagle", strict=True, capture_rate=0.0, rollback=1.0, arms=arms)
         import sglang
 
         from flashpatch.verify.probes.eagle import tiny

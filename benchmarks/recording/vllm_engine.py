@@ -40,7 +40,7 @@ class Engine:
     def __init__(self, target: Path, drafter: Path, most: int, batch: int, clock: str) -> None:
         import flashpatch
 
-        flashpatch.enable("eagle", strict=True, capture=False, rollback=1.0)
+        flashpatch.enable("eagle", strict=True, capture_rate=0.0, rollback=1.0)
         from vllm import LLM
 
         from flashpatch.patches.eagle.vllm import spec_controller

@@ -45,7 +45,9 @@ class Engine:
 
         self.ring = out / f"ring-{arm}"
         shutil.rmtree(self.ring, ignore_errors=True)
-        flashpatch.enable("eagle", strict=True, capture=arm == "co-trained", ring=str(self.ring))
+        flashpatch.enable(
+            "eagle", strict=True, capture_rate=float(arm == "co-trained"), samples=str(self.ring)
+        )
         from vllm import LLM
 
         self.llm = LLM(

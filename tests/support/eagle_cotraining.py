@@ -19,10 +19,7 @@ actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2 trainer.n_gpus_per
 actor_rollout_ref.rollout.max_model_len=440 actor_rollout_ref.rollout.temperature=1.0
 trainer.total_training_steps={UNEVEN_STEPS}
 """.split()
-ON_WORKERS = """
-train_on = "workers"
-rest_slice = {rest}
-"""
+ON_WORKERS = ', "on=workers", "rest={rest}"'  # of the option trainer
 
 
 def notes(folder: Path) -> dict[int, dict[str, Any]]:

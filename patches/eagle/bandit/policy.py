@@ -46,8 +46,6 @@ class Policy:
         window: steps after which an observation weighs little or nothing.
         seed: of the rule's random draws.
         hold: steps for which a choice is kept (unless the guard forbids it by then); None for the rule's own.
-        table: ``{largest batch size: arm}`` for the rule ``predefined``.
-        epsilon: share of choices at random, for the rules ``eg`` and ``beg``.
         clock: seconds, for `begin` and `end`.
         broadcast: makes all ranks of an engine run the same arm.
 
@@ -64,8 +62,6 @@ class Policy:
         window: int = 300,
         seed: int = 0,
         hold: int | None = None,
-        table: Mapping[int, str | Arm] | None = None,
-        epsilon: float = 0.1,
         clock: Callable[[], float] = time.perf_counter,
         broadcast: ArmBroadcast | None = None,
     ) -> None:
@@ -83,8 +79,6 @@ class Policy:
                 self.buckets,
                 self.window,
                 self._random,
-                self._rows(table, self.rule_name),
-                epsilon,
             )
         )
         self.hold = _at_least("hold", kind.hold if hold is None else hold, 1)
@@ -318,21 +312,6 @@ class Policy:
         )
         self._allowed[batch_size] = found
         return found
-
-    def _rows(self, table: Mapping[int, str | Arm] | None, rule: str) -> tuple[tuple[int, int], ...] | None:
-        if table is None:
-            return None
-        rows = {size: Arm.parse(arm) for size, arm in table.items()}
-        for size, arm in rows.items():
-            if rule != "predefined" or type(size) is not int or size < 1 or arm not in self._place:
-                raise PatchError(
-                    f"table row {size!r}: {arm} does not go with rule {rule} "
-                    f"and arms {', '.join(map(str, self.arms))}.",
-                    patch="eagle",
-                    target="table",
-                    advice="Give rule predefined a table {largest batch size: arm} of its arms.",
-                )
-        return tuple(sorted((size, self._place[arm]) for size, arm in rows.items()))
 
 
 def _at_least(name: str, value: int, least: int) -> int:

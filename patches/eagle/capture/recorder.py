@@ -356,14 +356,12 @@ class Recorder:
 
 def make_recorder(options: Mapping[str, Any]) -> Recorder:
     """Make the recorder that the family's options describe; it reports to the ledger."""
-    directory = queue_directory(options["ring"])
+    directory = queue_directory(options["samples"])
     ledger.note(eagle_ring=str(directory))
     return Recorder(
-        SampleWriter(directory, options["ring_slots"], options["ring_bytes"]),
+        SampleWriter(directory),
         options["capture_rate"],
         options["capture_budget"],
-        options["capture_tokens"],
-        options["capture_window"],
-        options["seed"],
-        lambda counts: ledger.note(eagle_capture=dict(counts)),
+        window=options["capture_window"],
+        report=lambda counts: ledger.note(eagle_capture=dict(counts)),
     )

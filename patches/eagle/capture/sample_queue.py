@@ -252,7 +252,7 @@ def _unique() -> str:
 
 
 def queue_directory(option: str = "") -> Path:
-    """Return the queue's directory: the family's option ``ring``, else beside this run's rows in the
+    """Return the queue's directory: the family's option ``samples``, else beside this run's rows in the
     ledger."""
     from flashpatch.ledger import files
 

@@ -57,11 +57,11 @@ class AcceptanceCheck:
     Args:
         max_drafts: speculative tokens the engine has room for.
         tolerance: share of the acceptance length that new weights may cost; 1: any.
-        steps: speculative steps that are compared on either side.
+        steps: speculative steps that are compared on either side; by default `STEPS`.
     """
 
-    def __init__(self, max_drafts: int, tolerance: float, steps: int = STEPS) -> None:
-        self.max_drafts, self.steps, self.tolerance = max_drafts, max(1, steps), tolerance
+    def __init__(self, max_drafts: int, tolerance: float, steps: int | None = None) -> None:
+        self.max_drafts, self.steps, self.tolerance = max_drafts, steps or STEPS, tolerance
         self._recent: deque[DraftCounts] = deque(maxlen=self.steps)
         self._phase: Literal["idle", "new", "loading", "old"] = "idle"
         self._before = self._after = 0.0

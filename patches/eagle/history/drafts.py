@@ -20,6 +20,12 @@ _PROBE_STEPS = (
 _MOST_PROBE_STEPS = 512
 
 
+MAX_DRAFTS = 8
+"""Tokens drafted per request and step on an engine without a drafter."""
+REMEMBERED = 262144
+"""Tokens of earlier text that an engine remembers."""
+
+
 class Draft(NamedTuple):
     """Hold the guesses that a request verifies next, and their source."""
 
@@ -52,7 +58,12 @@ class HistoryDrafts:
         seconds: time spent here.
     """
 
-    def __init__(self, most: int, capacity: int, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        most: int = MAX_DRAFTS,
+        capacity: int = REMEMBERED,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.most, self.capacity, self._clock = most, capacity, clock
         self._prompts: OrderedDict[tuple[int, ...], TokenIndex] = OrderedDict()
         self._any = TokenIndex(_ORDERS[_ANY], max(1, capacity // 2))

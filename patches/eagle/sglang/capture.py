@@ -56,7 +56,7 @@ def _make(worker: Any) -> Recorder | None:
 
     options = engine.options("eagle")
     ledger.role("worker", tp=get_parallel().tp_rank)
-    if not options["capture"] or get_parallel().tp_rank != 0:
+    if not options["capture_rate"] or get_parallel().tp_rank != 0:
         return None
     problem = ""
     if not worker.speculative_algorithm.is_eagle():

@@ -36,7 +36,7 @@ class DrafterRefit(DrafterVersions):
 
     def __init__(self, manager: Any, options: Any) -> None:
         worker = manager.draft_worker
-        check = AcceptanceCheck(worker.speculative_num_steps, options["rollback"], options["rollback_steps"])
+        check = AcceptanceCheck(worker.speculative_num_steps, options["rollback"])
         self.own = _draft_path(worker)
         super().__init__(Weights(0, self.own), check)
         self.incoming: Weights | None = None

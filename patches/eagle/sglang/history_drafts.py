@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flashpatch import engine, ledger
-from flashpatch.patches.eagle.history.drafts import HistoryDrafts, Text
+from flashpatch.patches.eagle.history.drafts import MAX_DRAFTS, HistoryDrafts, Text
 from flashpatch.patches.eagle.sglang.targets import WorkerPatch
 from flashpatch.record import Contract
 
@@ -92,9 +92,7 @@ def _history_of(drafter: Any, reason: str) -> WorkerHistory | None:
         if options["history"] and reason:
             _say_off(reason)
         on = options["history"] and not reason
-        _histories[drafter] = (
-            WorkerHistory(HistoryDrafts(options["history_drafts"], options["history_tokens"])) if on else None
-        )
+        _histories[drafter] = WorkerHistory(HistoryDrafts()) if on else None
     return _histories[drafter]
 
 
@@ -196,7 +194,7 @@ def on_resolve(original, server_args: Any):
         if not asked:
             fields |= {
                 "speculative_algorithm": "NGRAM",
-                "speculative_num_draft_tokens": options["history_drafts"] + 1,
+                "speculative_num_draft_tokens": MAX_DRAFTS + 1,
                 "speculative_ngram_max_bfs_breadth": 1,
             }
         declare_resolution(server_args, OPEN.id, **fields)

@@ -74,9 +74,7 @@ def on_init_graphs(original, self, *args: Any, **kwargs: Any):
     own = Arm(self.speculative_num_steps, self.topk, self.speculative_num_draft_tokens)
     _check(self, spec_controller.engine_arms(options["arms"], own))
     broadcast = RankBroadcast(get_tp_group().cpu_group) if get_parallel().tp_size > 1 else None
-    sizes = _graph_sizes() if options["graph_memory"] else None
-    layers = self._target_worker.model_runner.model_config.num_hidden_layers if sizes else 0
-    policy = spec_controller.make_policy(options, own, broadcast, sizes, layers)
+    policy = spec_controller.make_policy(options, own, broadcast)
     state = Path(user_directories.expand(options["state"])) if options["state"] else None
     controller = SpecController(policy, state)
     spec_controller.add_controller(self, controller)
@@ -90,18 +88,6 @@ def on_init_graphs(original, self, *args: Any, **kwargs: Any):
             _trees[self] = TreeSwitcher(self, controller, own)
     controller.note_arms()
     return result
-
-
-def _graph_sizes() -> list[int] | None:
-    """Return the batch sizes of decode graphs; None without graphs."""
-    from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, check_cuda_graph_backend
-    from sglang.srt.runtime_context import get_exec
-
-    return (
-        None
-        if check_cuda_graph_backend(Phase.DECODE, Backend.DISABLED)
-        else get_exec().graph.cuda_graph_bs_decode
-    )
 
 
 def _check(worker: Any, arms: tuple[Arm, ...]) -> None:

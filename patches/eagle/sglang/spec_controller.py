@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +17,6 @@ from typing import Any
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.bandit.arm import Arm, parse_arms
 from flashpatch.patches.eagle.bandit.controller import Controller
-from flashpatch.patches.eagle.bandit.graph_budget import arms_within, reachable_sizes
 from flashpatch.patches.eagle.bandit.options import policy_settings
 from flashpatch.patches.eagle.bandit.policy import ArmBroadcast, Policy
 
@@ -131,26 +131,26 @@ def make_policy(
     options: Any,
     own: Arm,
     broadcast: ArmBroadcast | None = None,
-    sizes: Sequence[int] | None = None,
-    layers: int = 0,
 ) -> Policy:
     """Make the bandit that the family's options describe, for an engine opened as ``own``.
 
     Args:
         broadcast: makes all ranks of a tensor-parallel engine run the same arm.
-        sizes: batch sizes of graphs; None without graphs.
-        layers: decoder layers of the target.
 
     Raises:
-        PatchError: an unknown rule, a group or table that cannot be read, an arm larger than what the engine has room
-            for, or a ``graph_memory`` too small for any.
+        PatchError: an unknown rule, or an arm larger than what the engine has room for.
     """
-    arms = engine_arms(options["arms"], own)
-    if sizes:
+    return Policy(engine_arms(options["arms"], own), broadcast=broadcast, **policy_settings(options))
 
-        def graphs(arm: Arm) -> int:
-            chain = arm.topk <= 1 and arm != own  # trees, and the engine's own, are captured for every size
-            return len(reachable_sizes(sizes, arm, options["guard"])) if chain else len(sizes)
 
-        arms = arms_within(arms, options["graph_memory"], graphs, layers, (own, Arm.DISABLE))
-    return Policy(arms, broadcast=broadcast, **policy_settings(options))
+def reachable_sizes(sizes: Sequence[int], arm: Arm, guard: int) -> list[int]:
+    """Return the graph sizes that batches can use under an arm: up to the first that holds the guard's largest batch.
+
+    Args:
+        sizes: batch sizes of graphs.
+        guard: most draft tokens times batch size, see `Policy`.
+    """
+    ascending = sorted(sizes)
+    if not arm.steps:
+        return ascending
+    return ascending[: bisect_left(ascending, guard // arm.draft_tokens) + 1]

@@ -17,6 +17,10 @@ from flashpatch.patches.eagle.capture.sample import Sample
 logger = logging.getLogger("flashpatch.eagle")
 
 
+FOLDER = "samples"
+"""Name of the folder beside a trainer's checkpoints."""
+
+
 class KeptSamples:
     """Hold the files of samples that were read from the queue, in a subfolder for each job and rank.
 

@@ -32,7 +32,7 @@ from flashpatch.patches.eagle.train.checkpoint import Checkpoints
 from flashpatch.patches.eagle.train.drafter import make_drafter
 from flashpatch.patches.eagle.train.drafter_config import drafter_config
 from flashpatch.patches.eagle.train.export import load_weights, save_drafter
-from flashpatch.patches.eagle.train.kept_samples import KeptSamples
+from flashpatch.patches.eagle.train.kept_samples import FOLDER, KeptSamples
 from flashpatch.patches.eagle.train.pack import Pack, pack, windows
 from flashpatch.patches.eagle.train.settings import WorkerSettings
 from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
@@ -69,9 +69,7 @@ class Worker:
             AutoConfig.from_pretrained(settings.target), settings.kind, settings.auxiliary
         )
         self.checkpoints = Checkpoints(Path(settings.folder) / "checkpoints")
-        self.kept = KeptSamples(
-            Path(settings.folder) / "samples", settings.ring, settings.rank, settings.ranks
-        )
+        self.kept = KeptSamples(Path(settings.folder) / FOLDER, settings.ring, settings.rank, settings.ranks)
         self.reader = SampleReader(settings.ring, self.kept.move)
         self.buffer = Buffer(
             settings.samples, settings.bytes, settings.keep, settings.versions, settings.seed

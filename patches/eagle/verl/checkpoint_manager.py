@@ -107,7 +107,7 @@ def _policy_updated(manager: Any, step: int | None) -> None:
 
 
 def _open_job(manager: Any, settings: dict[str, Any]) -> Job:
-    """Return the job that trains where the option ``train_on`` says."""
+    """Return the job that trains where the option ``trainer`` says."""
     rest = settings.pop("rest", None)
     if rest is None:
         return Job(**settings)
@@ -132,7 +132,7 @@ IDLE = DriverPatch(
     evidence="optional",  # only one of a job's drivers has it
     needs=("eagle.verl.update_weights",),
     why="A drafter can be trained at no cost to the rollouts only while they rest.",
-    how="Starts a slice of drafter training, which ends with the next weight update. With train_on = workers ends the "
+    how="Starts a slice of drafter training, which ends with the next weight update. With on=workers ends the "
     "slices on drained replicas' devices first.",
 )
 

@@ -11,6 +11,7 @@ from typing import Any
 from flashpatch import engine, user_directories
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared.verl_config import TARGET, Get, JobConfig
+from flashpatch.patches.eagle.bandit.arm import Arm
 from flashpatch.patches.eagle.train.settings import WorkerSettings
 from flashpatch.patches.eagle.verl import speculation
 from flashpatch.patches.eagle.verl.speculation import ID, ROLLOUT, Dialect, Speculation
@@ -24,6 +25,14 @@ OURS = "flashpatch"
 """Key of ``engine_kwargs`` under which the job's other processes find the settings."""
 NEW = {"new": "eagle", "new-eagle3": "eagle3"}
 """Values of the option ``drafter`` for one from scratch, and the method that it drafts with."""
+SCHEDULE: dict[str, Any] = {"on": "process", "rest": 0.0, "steps": 0}
+"""Entries of the option ``trainer`` that say where and when, with their defaults. ``on`` is ``process``, a process of its own,
+or ``workers``, verl's; ``rest`` are seconds by which the policy's update may then be delayed to finish drafter training;
+``steps`` bound the training between two rollouts, 0: as time allows."""
+DRAFT_TOKENS = 3
+"""Drafts per step with the option ``drafter``, unless ``arms`` name larger ones."""
+WAIT_SECONDS = 30.0
+"""How long a step waits for the drafter's trainer before killing it."""
 EAGLE3_LAYERS = 7
 """Fewest layers of a target whose inner states both engines give an EAGLE-3 drafter by default, after the second, middle
 and third last layer: with fewer, two of the three are the same."""
@@ -68,7 +77,7 @@ def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> Any:
     if options["drafter"] in NEW:
         found = _drafter(job.get, options, dialect)
     if options["drafter"]:
-        for path, value in list(dialect.wanted(job.get, found, options["draft_tokens"])):
+        for path, value in list(dialect.wanted(job.get, found, draft_tokens(options))):
             job.set(path, value, "eagle's option drafter")
     for path, value in list(dialect.needed(job.get, found)) if dialect else ():
         job.set(path, value, "so that the drafter keeps its weights")
@@ -113,10 +122,11 @@ def remarks(
     mode = get("trainer.v1.trainer_mode")
     if mode in ("separate_async", "stream_async"):
         yield f"in trainer mode {mode} rollouts never pause"
-    if options["train_on"] == "workers" and not options["rest_slice"] and replicas(get) < 2:
+    schedule = _trainer_settings(options, "", "", "")[1]
+    if schedule["on"] == "workers" and not schedule["rest"] and replicas(get) < 2:
         yield (
-            "train_on=workers trains while a replica waits for others, and there is one; "
-            "set rest_slice, or train_on=process"
+            "trainer's on=workers trains while a replica waits for others, and there is one; "
+            "set rest=SECONDS there too, or leave on out"
         )
     if not get(MODEL) or not _path(get(MODEL)).is_dir():
         yield f"{MODEL}={get(MODEL)} is not a folder"
@@ -163,8 +173,8 @@ def _write_new(target: Path, folder: Path, options: Mapping[str, Any], engine_na
             patch=ID,
             advice=f"It needs {EAGLE3_LAYERS}; eagle's option drafter=new makes an EAGLE-1 drafter.",
         )
-    weights = make_drafter(config, options["seed"]).state_dict()
-    dtype = getattr(torch, WorkerSettings(**_trainer_settings(options, "", "", "")).dtype)
+    weights = make_drafter(config, 0).state_dict()
+    dtype = getattr(torch, WorkerSettings(**_trainer_settings(options, "", "", "")[0]).dtype)
     weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
     save_drafter(folder, weights, config, engine_name, TargetEmbeddings.load(target), target)
 
@@ -176,45 +186,53 @@ def training(get: Get, options: Mapping[str, Any], dialect: Dialect, found: Spec
         PatchError: an entry of the option ``trainer`` is not one of its settings.
     """
     target = str(_path(get(MODEL)))
-    given = _trainer_settings(options, target, str(_folder(get)), found.model)
+    given, schedule = _trainer_settings(options, target, str(_folder(get)), found.model)
     made = WorkerSettings.of({**given, "engine": dialect.engine, "kind": found.method, "ring": ""})
     found_settings = {
         "settings": {name: value for name, value in vars(made).items() if name != "ring"},
-        "slice": options["slice"],
-        "timeout": options["patience"],
-        "steps": options["slice_steps"],
+        "slice": options["train_seconds"],
+        "timeout": WAIT_SECONDS,
+        "steps": schedule["steps"],
         "every": options["train_every"],
     }
-    return (
-        {**found_settings, "rest": options["rest_slice"]}
-        if options["train_on"] == "workers"
-        else found_settings
-    )
+    return {**found_settings, "rest": schedule["rest"]} if schedule["on"] == "workers" else found_settings
 
 
-def _trainer_settings(options: Mapping[str, Any], target: str, folder: str, drafter: str) -> dict[str, Any]:
-    """Return the settings of the training process, those of the option ``trainer`` among them.
+def draft_tokens(options: Mapping[str, Any]) -> int:
+    """Return the drafts per step for which an engine with the option ``drafter`` is opened: room for the largest arm."""
+    return max((arm.steps for arm in map(Arm.parse, options["arms"])), default=0) or DRAFT_TOKENS
+
+
+def _trainer_settings(
+    options: Mapping[str, Any], target: str, folder: str, drafter: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings of the training process, and `SCHEDULE`, with what the option ``trainer`` says.
 
     Raises:
         PatchError: one of them is not NAME=VALUE, unknown, or of another type.
     """
     given: dict[str, Any] = {"target": target, "ring": "", "folder": folder, "drafter": drafter}
-    given["ttt_steps"] = options["ttt_steps"]
-    plain = vars(WorkerSettings("", "", ""))
+    fixed, schedule = set(given), dict(SCHEDULE)
+    plain = {**vars(WorkerSettings("", "", "")), **SCHEDULE}
     for text in options["trainer"]:
         name, equals, value = text.partition("=")
         kind = type(plain.get(name.strip(), ""))
         try:
-            if not equals or name.strip() not in plain or name.strip() in given:
+            if not equals or name.strip() not in plain or name.strip() in fixed:
                 raise ValueError
-            given[name.strip()] = value.strip().lower() in ("1", "true") if kind is bool else kind(value)
+            if name.strip() == "on" and value.strip() not in ("process", "workers"):
+                raise ValueError
+            into = schedule if name.strip() in SCHEDULE else given
+            into[name.strip()] = (
+                value.strip().lower() in ("1", "true") if kind is bool else kind(value.strip())
+            )
         except ValueError:
             raise PatchError(
                 f"option trainer has {text!r}.",
                 patch=ID,
-                advice=f"Give NAME=VALUE, where NAME is one of {', '.join(sorted(plain.keys() - given.keys()))}.",
+                advice=f"Give NAME=VALUE, where NAME is one of {', '.join(sorted(plain.keys() - fixed))}.",
             ) from None
-    return given
+    return given, schedule
 
 
 def _path(text: str) -> Path:

@@ -116,8 +116,8 @@ def ranks_by_server(manager: Any) -> dict[str, list[int]]:
         }
     except KeyError:
         raise PatchError(
-            "train_on=workers trains where verl's trainer and replicas share devices, and here they do not.",
+            "trainer's on=workers trains where verl's trainer and replicas share devices, and here they do not.",
             patch="eagle",
             target="verl's workers",
-            advice="Set train_on = process.",
+            advice="Leave on=workers out of eagle's option trainer.",
         ) from None

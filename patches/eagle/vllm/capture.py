@@ -86,7 +86,7 @@ def _make(runner: Any) -> Capture | None:
     ledger.role("worker", tp=get_tp_group().rank_in_group)
     options = engine.options("eagle")
     recorder = None
-    if options["capture"] and get_pp_group().is_last_rank and get_tp_group().rank_in_group == 0:
+    if options["capture_rate"] and get_pp_group().is_last_rank and get_tp_group().rank_in_group == 0:
         from flashpatch.patches.eagle.capture.recorder import make_recorder
 
         recorder = make_recorder(options)

@@ -24,7 +24,7 @@ _finished: weakref.WeakKeyDictionary[Any, dict[str, tuple[list[int], int] | None
 
 def on_free(original, self, request: Any, *args: Any, **kwargs: Any):
     """Around ``Scheduler._free_request``, where every request ends: keep its final tokens."""
-    if engine.options("eagle")["capture"]:
+    if engine.options("eagle")["capture_rate"]:
         _finished.setdefault(self, {})[request.request_id] = _final_tokens(request)
     return original(self, request, *args, **kwargs)
 

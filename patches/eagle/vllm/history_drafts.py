@@ -15,7 +15,7 @@ from typing import Any
 
 from flashpatch import engine, ledger
 from flashpatch.errors import PatchError
-from flashpatch.patches.eagle.history.drafts import HistoryDrafts, Text
+from flashpatch.patches.eagle.history.drafts import MAX_DRAFTS, HistoryDrafts, Text
 from flashpatch.patches.eagle.vllm.targets import SCHEDULER, EnginePatch
 from flashpatch.record import Contract
 
@@ -59,7 +59,7 @@ def open_speculation(arguments: Any, options: Mapping[str, Any]) -> None:
         arguments.speculative_config = {
             "method": "custom_class",
             "model": f"{__name__}.{NoDrafter.__name__}",
-            "num_speculative_tokens": options["history_drafts"],
+            "num_speculative_tokens": MAX_DRAFTS,
         }
 
 
@@ -175,9 +175,7 @@ def attach(scheduler: Any) -> None:
         logger.warning("no drafts from history: %s", reason)
         ledger.note(eagle_history_off=reason)
         return
-    _histories[scheduler] = SchedulerHistory(
-        HistoryDrafts(scheduler.num_spec_tokens, options["history_tokens"])
-    )
+    _histories[scheduler] = SchedulerHistory(HistoryDrafts(scheduler.num_spec_tokens))
 
 
 def _unsuited(config: Any) -> str:

@@ -27,7 +27,6 @@ from flashpatch.patches.eagle.bandit.options import policy_settings
 from flashpatch.patches.eagle.bandit.policy import Policy
 from flashpatch.patches.eagle.drafter_refit.acceptance_check import AcceptanceCheck, DraftCounts
 from flashpatch.patches.eagle.vllm import history_drafts
-from flashpatch.patches.eagle.vllm.graph_sizes import arms_in_graphs
 from flashpatch.patches.eagle.vllm.targets import SCHEDULER, EnginePatch
 from flashpatch.record import Contract
 
@@ -240,17 +239,13 @@ def engine_arms(asked: list[Any], max_drafts: int) -> tuple[Arm, ...]:
     return arms
 
 
-def make_policy(options: Any, max_drafts: int, steps: Collection[int] = ()) -> Policy:
+def make_policy(options: Any, max_drafts: int) -> Policy:
     """Make the bandit that the family's options describe.
 
-    Args:
-        steps: the numbers of drafts that have graphs, where a memory budget left some out; empty for all.
-
     Raises:
-        PatchError: an unknown rule, an arm that vLLM cannot run, or a group or table that cannot be read.
+        PatchError: an unknown rule, or an arm that vLLM cannot run.
     """
     arms = engine_arms(options["arms"], max_drafts)
-    arms = tuple(arm for arm in arms if not steps or arm.steps in steps) or arms
     described = policy_settings(options)
     policy = Policy(arms, **described)
     return policy if policy.hold >= HOLD or len(arms) == 1 else Policy(arms, hold=HOLD, **described)
@@ -272,14 +267,7 @@ def on_config(original, self, *args: Any, **kwargs: Any):
     adaptable = config.method == "ngram" or config.use_eagle() or config.uses_draft_model()
     if adaptable and not config.use_dflash() and not getattr(config, "parallel_drafting", False):
         # raises before the engine starts
-        options = engine.options("eagle")
-        arms = make_policy(options, config.num_speculative_tokens).arms
-        if options["graph_memory"]:
-            layers = config.target_model_config.get_total_num_hidden_layers()
-            arms = arms_in_graphs(arms, self, layers, options["graph_memory"])
-            make_policy(
-                options, config.num_speculative_tokens, {arm.steps for arm in arms}
-            )  # may refuse a table
+        arms = make_policy(engine.options("eagle"), config.num_speculative_tokens).arms
         config.num_speculative_tokens_per_batch_size = arms_schedule(arms)
     return config
 
@@ -292,15 +280,13 @@ def on_scheduler(original, self, *args: Any, **kwargs: Any):
     config, options = self.vllm_config.speculative_config, engine.options("eagle")
     if config is None or not options["adapt"]:
         return
-    schedule = config.num_speculative_tokens_per_batch_size
-    steps = {row[2] for row in schedule} if schedule and options["graph_memory"] else ()
-    policy = make_policy(options, self.num_spec_tokens, steps)
+    policy = make_policy(options, self.num_spec_tokens)
     if config.num_speculative_tokens_per_batch_size != arms_schedule(policy.arms):
         ledger.note(eagle_bandit_off="the method, data parallelism, or a schedule of the user's own")
         return
     state = Path(user_directories.expand(options["state"])) if options["state"] else None
     controller = SpecController(policy, self.num_spec_tokens, state)
-    controller.check = AcceptanceCheck(self.num_spec_tokens, options["rollback"], options["rollback_steps"])
+    controller.check = AcceptanceCheck(self.num_spec_tokens, options["rollback"])
     controller.on_drafts = controller.check.add
     _controllers[self] = controller
     self.dynamic_sd_lookup = BanditLookup(controller)
@@ -359,11 +345,6 @@ DYNAMIC = EnginePatch(
             "vllm.config.speculative:SpeculativeConfig.use_eagle",
             "vllm.config.speculative:SpeculativeConfig.uses_draft_model",
             "vllm.config.speculative:SpeculativeConfig.use_dflash",
-            "vllm.engine.arg_utils:EngineArgs.enforce_eager",
-            "vllm.engine.arg_utils:EngineArgs.cudagraph_capture_sizes",
-            "vllm.engine.arg_utils:EngineArgs.compilation_config",
-            "vllm.engine.arg_utils:EngineArgs.max_num_seqs",
-            "vllm.config.model:ModelConfig.get_total_num_hidden_layers",
             "vllm.config.speculative:SpeculativeConfig.target_parallel_config",
             "vllm.config.parallel:ParallelConfig.data_parallel_size",
             "vllm.v1.spec_decode.dynamic.utils:build_dynamic_sd_schedule_lookup",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -70,12 +71,13 @@ def run(args: argparse.Namespace) -> int:
         args.usage_error(f"{args.model} has no config.json")
     prompts = read_prompts(args.data, args.key)[: args.prompts]
     began = time.monotonic()
-    captured = answer(args.model, prompts, args.out / _SAMPLES, args.tokens, args.vllm)
+    training = args.out / "training"
+    captured = answer(args.model, prompts, args.out / _SAMPLES, training, args.tokens, args.vllm)
     answered = time.monotonic()
     settings = WorkerSettings(
         target=str(args.model),
         ring=str(args.out / _SAMPLES),
-        folder=str(args.out / "training"),
+        folder=str(training),
         engine=args.engine,
         rate=args.rate,
         prompts=True,
@@ -122,38 +124,48 @@ def read_prompts(data: Path, key: str) -> list[Any]:
     return rows
 
 
-def answer(model: Path, prompts: list[Any], ring: Path, tokens: int, arguments: Mapping[str, Any]) -> int:
-    """Let vLLM answer prompts while the family captures; return the number of samples in ``ring``."""
+def answer(
+    model: Path, prompts: list[Any], ring: Path, training: Path, tokens: int, arguments: Mapping[str, Any]
+) -> int:
+    """Let vLLM answer prompts while the family captures; return the number of samples.
+
+    The queue ``ring`` is bounded, so samples move on to the folder ``training``, where a trainer looks for them first.
+    """
     import flashpatch
     from flashpatch.patches.eagle.capture.sample_queue import SampleReader
+    from flashpatch.patches.eagle.train.kept_samples import FOLDER, KeptSamples
 
-    flashpatch.enable(
-        "eagle",
-        strict=True,
-        ring=str(ring.absolute()),
-        ring_slots=2 * len(prompts),
-        ring_bytes=1 << 40,
-        history=False,
-    )
+    flashpatch.enable("eagle", strict=True, samples=str(ring.absolute()), history=False)
     from vllm import LLM, SamplingParams
 
     # a prompt from the cache would leave no states
     llm = LLM(str(model), **{"enable_prefix_caching": False, **arguments})
     sampling = SamplingParams(temperature=1.0, max_tokens=tokens, detokenize=False)
+    reader = SampleReader(ring, KeptSamples(training / FOLDER, str(ring)).move)
+    done = threading.Event()
+
+    def empty() -> None:
+        while not done.is_set():
+            if not reader.read_samples(16):
+                done.wait(0.1)
+
+    mover = threading.Thread(target=empty, name="flashpatch-samples", daemon=True)
+    mover.start()
     llm.generate([_input(llm, prompt) for prompt in prompts], sampling)
     # the last requests are reported with the first step of the next
     llm.generate([_input(llm, prompts[0])], SamplingParams(max_tokens=1, detokenize=False), use_tqdm=False)
     llm.collective_rpc("eagle_flush")
     deadline = time.monotonic() + 60.0
-    while len(SampleReader(ring)) < len(prompts) and time.monotonic() < deadline:
+    while reader.counts["read"] < len(prompts) and time.monotonic() < deadline:
         time.sleep(0.1)
+    done.set()
+    mover.join()
     del llm
-    found = len(SampleReader(ring))
-    if not found:
+    if not reader.counts["read"]:
         raise PatchError(
             "no answer was captured.", patch="eagle", target="eagle-warmup", advice="Look at vLLM's log."
         )
-    return found
+    return reader.counts["read"]
 
 
 def _input(llm: Any, prompt: Any) -> Any:

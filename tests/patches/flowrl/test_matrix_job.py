@@ -22,7 +22,7 @@ actor_rollout_ref.actor.ppo_max_token_len_per_gpu=200
 DRAFTER = """
 [eagle]
 drafter = "new"
-slice = 10.0
+train_seconds = 10.0
 trainer = ["rate=3e-3", "least=4", "batch=256", "dtype=float32"]
 """
 

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.bandit.rules.base import Rule
-from flashpatch.patches.eagle.bandit.rules.bucketed import BucketedGreedy
 from flashpatch.patches.eagle.bandit.rules.greedy import Greedy
-from flashpatch.patches.eagle.bandit.rules.predefined import Predefined
 from flashpatch.patches.eagle.bandit.rules.thompson import Thompson
 from flashpatch.patches.eagle.bandit.rules.ucb1 import Ucb1
-from flashpatch.patches.eagle.bandit.rules.window_ucb import WindowUcb
 
 RULES: dict[str, type[Rule]] = {
     "eg": Greedy,
     "ucb1": Ucb1,
-    "beg": BucketedGreedy,
-    "predefined": Predefined,
-    "swucb": WindowUcb,
     "thompson": Thompson,
 }
 DEFAULT = "thompson"

@@ -21,17 +21,12 @@ class Setting:
         buckets: the batch-size buckets.
         window: steps after which an observation should weigh little or nothing.
         random: the policy's random numbers.
-        table: (largest batch size, place of the arm), for the rule ``predefined``; None for one made from the
-        arms.
-        epsilon: share of choices at random, for the greedy rules.
     """
 
     arms: tuple[Arm, ...]
     buckets: BatchBuckets
     window: int
     random: RandomTables
-    table: tuple[tuple[int, int], ...] | None = None
-    epsilon: float = 0.1
 
 
 class Rule(ABC):

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from flashpatch.patches.eagle.bandit.rules.windowed import Windowed
 
+EPSILON = 0.1  # share of choices at random
+
 
 class Greedy(Windowed):
-    """Choose the arm with the highest rate, and one at random in a share ``epsilon`` of the steps."""
+    """Choose the arm with the highest rate, and one at random in a share `EPSILON` of the steps."""
 
     def choose(self, bucket: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
         unwarmed = self.unwarmed_arm(allowed)
@@ -17,4 +19,4 @@ class Greedy(Windowed):
         best = max(allowed, key=rate.__getitem__)
         self.best = rate[best]
         random = self.setting.random
-        return allowed[random.below(len(allowed))] if random.uniform() < self.setting.epsilon else best
+        return allowed[random.below(len(allowed))] if random.uniform() < EPSILON else best

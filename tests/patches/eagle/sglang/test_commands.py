@@ -31,7 +31,7 @@ def test_drafters_by_path_and_what_is_refused(families: str, models: Path, tmp_p
     broken.write_bytes(b"1234")
     tensors = load_file(Path(right) / "model.safetensors")
     save_file({**tensors, "embed_tokens.weight": torch.zeros(4)}, odd)
-    ask = ["tokens", dict(count=40)]
+    ask = ["tokens", dict(count=280)]  # 70 steps of 4 tokens: a verdict takes 64
     seen = lab.run(
         tmp_path,
         model=target,
@@ -56,7 +56,7 @@ def test_drafters_by_path_and_what_is_refused(families: str, models: Path, tmp_p
             call(SAVE_EMBEDDINGS, str(tmp_path / "saved")),
         ],
         flashpatch=families,
-        options={"eagle": dict(rollback_steps=8, adapt=False)},
+        options={"eagle": dict(adapt=False)},
         **eagles.SPECULATIVE,
     )
     assert seen.done, str(seen)

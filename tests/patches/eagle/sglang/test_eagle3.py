@@ -40,7 +40,7 @@ def seen(models: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, .
         steps=[*asked, *then],
         chunked_prefill_size=16,
         flashpatch="eagle",
-        options={"eagle": dict(ring="{where}/ring", adapt=False, rollback=1.0)},
+        options={"eagle": dict(samples="{where}/ring", adapt=False, rollback=1.0)},
     )
     found = lab.together(
         tmp_path_factory.mktemp("eagle3"),
@@ -118,7 +118,7 @@ def test_a_drafter_trained_over_three_steps_on_what_was_captured_is_accepted_fur
     captured = lab.run(
         tmp_path / "capture",
         steps=[["tokens", dict(count=24, prompts=prompts)], ["pause", dict(seconds=1.5)]],
-        options={"eagle": dict(ring="{where}/ring", adapt=False)},
+        options={"eagle": dict(samples="{where}/ring", adapt=False)},
         **common,
     )
     assert captured.done, str(captured)
@@ -133,7 +133,7 @@ def test_a_drafter_trained_over_three_steps_on_what_was_captured_is_accepted_fur
     seen = lab.run(
         tmp_path / "accept",
         steps=steps,
-        options={"eagle": dict(capture=False, adapt=False, rollback=1.0)},
+        options={"eagle": dict(capture_rate=0.0, adapt=False, rollback=1.0)},
         **common,
     )
     assert seen.done, str(seen)

@@ -94,12 +94,16 @@ def test_the_protocol_of_sglangs_adaptive_controller() -> None:
     assert chains.candidate_steps == [0, 1, 3]
     chains.set_cuda_graph_bs([1, 2])
     assert chains.cuda_graph_bs_for_step(3) == [1, 2]
+    chains.set_cuda_graph_bs([*range(8, 1025, 8)])
+    assert max(chains.cuda_graph_bs_for_step(3)) == 512, "the guard lets no larger batch draft 3 tokens"
+    assert max(chains.cuda_graph_bs_for_step(0)) == 1024
     assert chains.get_steps_for_batch(4) in (1, 3)
     assert chains.on_verify_complete([1, 0, 2, 1], 4) is None
 
 
 def test_worse_weights_are_rolled_back_and_better_ones_stay(monkeypatch) -> None:
     """Written as SGLang's loaders write, through ``.data``; what the target shares with its drafter is left alone."""
+    from flashpatch.patches.eagle.drafter_refit import acceptance_check
     from flashpatch.patches.eagle.sglang import drafter_refit
 
     target, draft = torch.nn.Linear(2, 2), torch.nn.Module()
@@ -114,8 +118,9 @@ def test_worse_weights_are_rolled_back_and_better_ones_stay(monkeypatch) -> None
 
     worker = Worker(**vars(worker))
     manager = types.SimpleNamespace(draft_worker=worker)
+    monkeypatch.setattr(acceptance_check, "STEPS", 4)
     monkeypatch.setattr(drafter_refit, "_draft_path", lambda worker: "")  # an engine has published it
-    drafter = drafter_refit.DrafterRefit(manager, dict(rollback=0.2, rollback_steps=4))
+    drafter = drafter_refit.DrafterRefit(manager, dict(rollback=0.2))
     assert list(drafter.weights()) == ["head"]
 
     def send(value: float) -> bool:

@@ -113,7 +113,7 @@ def test_captured_states_are_those_of_a_forward(shape: str, half: tuple[str, str
         steps=[*steps, ["pause", dict(seconds=1.5)]],
         chunked_prefill_size=16,
         flashpatch="eagle",
-        options={"eagle": dict(ring="{where}/ring", adapt=False)},
+        options={"eagle": dict(samples="{where}/ring", adapt=False)},
         **shaped,
     )
     assert seen.done, str(seen)
@@ -145,14 +145,14 @@ def test_a_drafter_is_updated_and_a_worse_one_is_rolled_back(models: Path, tmp_p
     exact, random = (
         eagles.drafter(models, target, name, exact=name == "exact") for name in ("exact", "random")
     )
-    many = ["tokens", dict(count=40)]
+    many = ["tokens", dict(count=280)]  # 70 steps of 4 tokens: a verdict takes 64
     common = dict(model=target, speculative_draft_model_path=exact, flashpatch="eagle", **eagles.SPECULATIVE)
     free = dict(common, steps=[many, ["sync", dict(source=random)], many, ["sync", dict(source=exact)], many])
     watched = dict(common, steps=[many, ["sync", dict(source=random)], many, many])
     seen = lab.together(
         tmp_path,
         dict(free, options={"eagle": dict(adapt=False, rollback=1.0)}),
-        dict(watched, options={"eagle": dict(adapt=False, rollback=0.2, rollback_steps=8)}),
+        dict(watched, options={"eagle": dict(adapt=False, rollback=0.2)}),
     )
     for one in seen:
         assert one.done, str(one)

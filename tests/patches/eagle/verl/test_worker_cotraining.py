@@ -86,7 +86,7 @@ def test_ranks_go_by_the_server_of_their_replica():
 
 
 def test_replicas_on_other_devices_are_refused_by_name():
-    with pytest.raises(PatchError, match="share devices.*train_on = process"):
+    with pytest.raises(PatchError, match="share devices.*Leave on=workers out"):
         ranks_by_server(manager(2, 1, others=1))
 
 

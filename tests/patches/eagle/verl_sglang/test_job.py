@@ -35,15 +35,15 @@ SETTINGS = (
 CONFIG = """
 [eagle]
 drafter = "{drafter}"
-slice = 20.0
-trainer = ["rate=3e-3", "least=4", "batch=256", "dtype=float32"]
+train_seconds = 20.0
+trainer = ["rate=3e-3", "least=4", "batch=256", "dtype=float32"{trainer}]
 {more}
 """
 
 
-def job(world: Path, folder: Path, *extra: str, drafter: str = "new", more: str = ""):
+def job(world: Path, folder: Path, *extra: str, drafter: str = "new", more: str = "", trainer: str = ""):
     config = folder / "flashpatch.toml"
-    config.write_text(CONFIG.format(drafter=drafter, more=more))
+    config.write_text(CONFIG.format(drafter=drafter, more=more, trainer=trainer))
     where = (f"trainer.default_local_dir={folder}/saved", f"hydra.run.dir={folder}/hydra")
     names = dict(FLASHPATCH="cpu,bf16,eagle", FLASHPATCH_CONFIG=str(config), TORCHDYNAMO_DISABLE="1")
     return train(world, folder, *SETTINGS, *where, *extra, **names)
@@ -81,7 +81,7 @@ def test_acceptance_rises_with_co_training(world, tmp_path):
 
 @pytest.mark.sglang(least="0.5.23")
 def test_an_eagle3_drafter_is_made_captured_for_and_trained(verl_world, tmp_path):
-    done = job(verl_world("--layers", "8"), tmp_path, drafter="new-eagle3", more="ttt_steps = 2")
+    done = job(verl_world("--layers", "8"), tmp_path, drafter="new-eagle3", trainer=', "ttt_steps=2"')
     assert done.returncode == 0, done.stdout[-8000:]
     check_acceptance_rises(done.stdout)
     assert first_architectures(tmp_path) == ["LlamaForCausalLMEagle3"]
@@ -100,13 +100,14 @@ def test_two_replicas_fill_one_ring_and_get_the_same_drafter(world, two_ranks, t
 
 
 def test_drained_replicas_train_the_drafter(world, tmp_path):
-    done = job(world, tmp_path, *UNEVEN, more="adapt = false" + ON_WORKERS.format(rest=2.0))
+    done = job(world, tmp_path, *UNEVEN, more="adapt = false", trainer=ON_WORKERS.format(rest=2.0))
     check_trained_on_workers(done, tmp_path)
 
 
-def test_without_co_training_the_drafter_stays_what_it_was(world, tmp_path):
+def test_without_co_training_a_new_drafter_is_not_drafted_with(world, tmp_path):
     done = job(world, tmp_path, "trainer.total_training_steps=2", more="cotrain = false")
     assert done.returncode == 0, done.stdout[-8000:]
     assert "eagle trains no drafter: cotrain is off" in done.stdout
+    assert "eagle drafts nothing: drafter=new is random" in done.stdout
     assert not metrics(done.stdout, "eagle/drafter_version")
     assert any(noted.get("eagle_capture") for noted in notes(tmp_path).values())

@@ -41,8 +41,8 @@ CONFIG = """
 drafter = "{drafter}"
 adapt = {adapt}
 cotrain = {cotrain}
-slice = 20.0
-trainer = ["rate=3e-3", "least=4", "batch=256", "dtype=float32"]
+train_seconds = 20.0
+trainer = ["rate=3e-3", "least=4", "batch=256", "dtype=float32"{trainer}]
 {more}
 """
 
@@ -55,11 +55,18 @@ def job(
     adapt: bool = True,
     cotrain: bool = True,
     more: str = "",
+    trainer: str = "",
 ):
     folder.mkdir(exist_ok=True)
     config = folder / "flashpatch.toml"
     config.write_text(
-        CONFIG.format(drafter=drafter, adapt=str(adapt).lower(), cotrain=str(cotrain).lower(), more=more)
+        CONFIG.format(
+            drafter=drafter,
+            adapt=str(adapt).lower(),
+            cotrain=str(cotrain).lower(),
+            more=more,
+            trainer=trainer,
+        )
     )
     where = (f"trainer.default_local_dir={folder}/saved", f"hydra.run.dir={folder}/hydra")
     names = {"FLASHPATCH": "cpu,bf16,eagle", "FLASHPATCH_CONFIG": str(config)}
@@ -97,7 +104,7 @@ def test_acceptance_rises_with_co_training(world, tmp_path):
 
 @pytest.mark.full
 def test_an_eagle3_drafter_is_made_captured_for_and_trained(verl_world, tmp_path):
-    done = job(verl_world("--layers", "8"), tmp_path, drafter="new-eagle3", more="ttt_steps = 2")
+    done = job(verl_world("--layers", "8"), tmp_path, drafter="new-eagle3", trainer=', "ttt_steps=2"')
     assert done.returncode == 0, done.stdout[-8000:]
     check_acceptance_rises(done.stdout)
     assert first_architectures(tmp_path) == ["LlamaForCausalLMEagle3"]
@@ -147,14 +154,14 @@ def killing(folder: Path) -> Iterator[list[int]]:
 
 @pytest.mark.full
 def test_drained_replicas_train_the_drafter(world, tmp_path):
-    done = job(world, tmp_path, *UNEVEN, adapt=False, more=ON_WORKERS.format(rest=2.0))
+    done = job(world, tmp_path, *UNEVEN, adapt=False, trainer=ON_WORKERS.format(rest=2.0))
     check_trained_on_workers(done, tmp_path)
 
 
 @pytest.mark.full
 def test_trainers_that_are_killed_cost_no_rollout(world, tmp_path):
     with killing(tmp_path) as killed:
-        done = job(world, tmp_path, *UNEVEN, adapt=False, more=ON_WORKERS.format(rest=3.0))
+        done = job(world, tmp_path, *UNEVEN, adapt=False, trainer=ON_WORKERS.format(rest=3.0))
     assert done.returncode == 0, done.stdout[-8000:]
     assert len(killed) >= 2
     assert metrics(done.stdout, "training/global_step") == list(range(1, UNEVEN_STEPS + 1))
@@ -163,8 +170,9 @@ def test_trainers_that_are_killed_cost_no_rollout(world, tmp_path):
 
 
 @pytest.mark.full
-def test_without_co_training_the_drafter_stays_what_it_was(world, tmp_path):
+def test_without_co_training_a_new_drafter_is_not_drafted_with(world, tmp_path):
     done = job(world, tmp_path, cotrain=False)
     assert done.returncode == 0, done.stdout[-8000:]
     assert "eagle trains no drafter: cotrain is off" in done.stdout
+    assert "eagle drafts nothing: drafter=new is random" in done.stdout
     assert not metrics(done.stdout, "eagle/drafter_version")

@@ -46,7 +46,7 @@ def speculate(at: str, target: str, asynchronous: bool, **speculative: Any) -> d
     if asynchronous:
         _schedule_asynchronously()
     folder = Path(at)
-    flashpatch.enable("eagle", strict=True, ring=f"{at}/ring", rollback_steps=1000)
+    flashpatch.enable("eagle", strict=True, samples=f"{at}/ring", rollback=1.0)
     arguments = tiny.engine_arguments(
         folder / target,
         max_num_batched_tokens=48,
