@@ -30,6 +30,7 @@ OLDER  := $(VENV)-0.29
 OLDEST := $(VENV)-0.28
 SGLANG := $(VENV)-sglang
 OLDEST_SGLANG := $(VENV)-sglang-0.5.21
+PAIRED_SGLANG := $(VENV)-sglang-0.5.12
 DIST   := $(VENV)-dist
 DOCS   := $(VENV)-docs
 TRAINERS := $(VENV)-trainers
@@ -42,6 +43,7 @@ $(TRAINERS)/.vllm: VLLM := 0.31.0
 
 $(SGLANG)/.sglang: PACKAGES := sglang==0.5.23 transformers==5.19.0
 $(OLDEST_SGLANG)/.sglang: PACKAGES := sglang==0.5.21 transformers==5.12.1
+$(PAIRED_SGLANG)/.sglang: PACKAGES := sglang==0.5.12 transformers==5.9.0
 
 TORCH := torch==2.13.0
 TORCHAO := torchao==0.18.0
@@ -64,7 +66,7 @@ NO_ENGINE := not vllm and not verl and not sglang and not full
 .PHONY: demo demo-verl world demo-world pictures docs dist resolve check lint check-own parts $(OTHER_PYTHONS:%=check-%) \
 	test test-newest test-newest-fp8 test-newest-rest test-paired test-paired-jobs test-paired-rest test-sglang \
 	trainers test-trainers test-full clean \
-	$(NEWEST) $(PAIRED) $(OLDER) $(OLDEST) $(SGLANG) $(OLDEST_SGLANG) $(TRAINERS)
+	$(NEWEST) $(PAIRED) $(OLDER) $(OLDEST) $(SGLANG) $(OLDEST_SGLANG) $(PAIRED_SGLANG) $(TRAINERS)
 # A stamp is the last thing a recipe writes: an interrupted set-up is taken up again.
 .PRECIOUS: %/.vllm %/.verl %/.sglang %/.trainers %/.ready
 
@@ -176,7 +178,7 @@ trainers: $(TRAINERS)
 test-trainers: $(TRAINERS)
 	$(TRAINERS)/bin/pytest -m trainer
 
-test-full: $(NEWEST) $(PAIRED) $(OLDER) $(OLDEST) $(SGLANG) $(OLDEST_SGLANG) $(TRAINERS)
+test-full: $(NEWEST) $(PAIRED) $(OLDER) $(OLDEST) $(SGLANG) $(OLDEST_SGLANG) $(PAIRED_SGLANG) $(TRAINERS)
 	$(NEWEST)/bin/pytest -m "full or not full" --timeout 3600
 	$(PAIRED)/bin/pytest -m "vllm or verl" --timeout 3600
 	$(OLDER)/bin/pytest -m vllm --timeout 3600
@@ -189,7 +191,7 @@ clean:
 	rm -rf build dist *.egg-info .pytest_cache .hypothesis .demo .ruff_cache .mypy_cache
 	find flashpatch patches verify examples tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
-$(NEWEST) $(PAIRED) $(OLDER) $(OLDEST) $(SGLANG) $(OLDEST_SGLANG) $(TRAINERS): %: %/.ready
+$(NEWEST) $(PAIRED) $(OLDER) $(OLDEST) $(SGLANG) $(OLDEST_SGLANG) $(PAIRED_SGLANG) $(TRAINERS): %: %/.ready
 
 SOURCES := setup.cfg setup.py pyproject.toml flashpatch.pth flashpatch.start
 
@@ -277,7 +279,7 @@ $(PAIRED)/.world: $(PAIRED)/.ready examples/world/requirements.txt
 	@$(PIP) $* uninstall $(UNWANTED)
 	@touch $@
 
-$(SGLANG)/.ready $(OLDEST_SGLANG)/.ready: %/.ready: %/.sglang $(SOURCES)
+$(SGLANG)/.ready $(OLDEST_SGLANG)/.ready $(PAIRED_SGLANG)/.ready: %/.ready: %/.sglang $(SOURCES)
 	@$(PIP) $* install -e '.[dev,plot]'
 	@touch $@
 

@@ -20,6 +20,10 @@ import amx_standin  # noqa: F401  before SGLang
 
 def prepare() -> None:
     """Changes to the process that a test asks for by a variable."""
+    if os.environ.get("JOB_SAVER") == "1":
+        import sglang_saver
+
+        sglang_saver.install()
     if os.environ.get("JOB_ROTATE") != "1":
         return
     from flashpatch.patches.eagle.bandit.policy import Policy
@@ -137,7 +141,12 @@ def update(
 
 
 def send(
-    engine: Any, bucket: list[Any], how: str, selector: str = "all", load_format: str | None = None
+    engine: Any,
+    bucket: list[Any],
+    how: str,
+    selector: str = "all",
+    load_format: str | None = None,
+    version: str | None = None,
 ) -> Any:
     from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
 
@@ -151,7 +160,11 @@ def send(
     else:
         payload = engine._serialize_tensors_per_rank(bucket, load_format)
     request = UpdateWeightsFromTensorReqInput(
-        serialized_named_tensors=payload, load_format=load_format, flush_cache=False, selector=selector
+        serialized_named_tensors=payload,
+        load_format=load_format,
+        flush_cache=False,
+        selector=selector,
+        weight_version=version,
     )
     return engine.loop.run_until_complete(engine.tokenizer_manager.update_weights_from_tensor(request, None))
 
@@ -246,9 +259,31 @@ def end(engine: Any) -> list[Any]:
     return list(engine.end_weight_update())
 
 
-def bucket(engine: Any, source: str, only: str = "", **more: Any) -> list[Any]:
+def bucket(engine: Any, source: str, only: str = "", without: str = "", **more: Any) -> list[Any]:
     """One bucket within a session opened by `begin`."""
-    return list(send(engine, [(n, t) for n, t in weights(source) if only in n], "whole", **more))
+    items = [(n, t) for n, t in weights(source) if only in n and (not without or without not in n)]
+    return list(send(engine, items, "whole", **more))
+
+
+def release(engine: Any, tags: list[str]) -> None:
+    """Give memory away, as a trainer asks for it."""
+    engine.release_memory_occupation(tags)
+
+
+def resume(engine: Any, tags: list[str]) -> None:
+    """Take it back."""
+    engine.resume_memory_occupation(tags)
+
+
+def versions(engine: Any) -> list[Any]:
+    """The version that answers are stamped with: at their end, and token by token."""
+    info = engine.generate(input_ids=PROMPTS[2], sampling_params=dict(temperature=0, max_new_tokens=2))[
+        "meta_info"
+    ]
+    return [
+        info["weight_version"],
+        [[s["version"], s["start"], s["end"]] for s in info.get("weight_versions", ())],
+    ]
 
 
 def audited(engine: Any, source: str, number: int, fault: str = "", victim: str = "") -> list[Any]:
@@ -346,6 +381,9 @@ STEPS = {
         begin,
         end,
         bucket,
+        release,
+        resume,
+        versions,
         audited,
         sync,
         eagle,

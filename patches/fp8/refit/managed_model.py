@@ -274,6 +274,8 @@ class ManagedModel:
             with torch.no_grad(), suppress(Exception), WriteLog(self.tensors()) as log:
                 self._watched_load(original, iter(()), **kwargs)
             log.undo()
+        if self.asleep:
+            raise self._asleep()
         ended = self.adapter.consensus.failure() if self.state == "open" else None
         if ended is not None and (self._session or ended[1]):
             with self._failing(names):
@@ -311,10 +313,7 @@ class ManagedModel:
                 f"weights of this engine cannot be updated: {reason}", "Open a new engine on them."
             )
         if self.asleep:
-            return self._error(
-                "the engine sleeps and the memory of its weights is away",
-                'Call wake_up(tags=["weights"]) first.',
-            )
+            return self._asleep()
         if self.options["in_flight"] == "refuse" and self.adapter.busy():
             return self._error(
                 f"{REQUESTS_RUN}, so the update is refused",
@@ -327,11 +326,20 @@ class ManagedModel:
             )
         return None
 
+    def _asleep(self) -> PatchError:
+        """Return why nothing may be written while the memory is away; an open update stays open."""
+        return self._error(
+            "the engine sleeps and the memory of its weights is away",
+            'Call wake_up(tags=["weights"]) first (on SGLang resume_memory_occupation).',
+        )
+
     def _finish(self, partial: bool | None = None) -> None:
         if self.state == "broken" and self.error:
             raise self._error(self.error, "Send a complete update.")
         if self.state != "open":
             return
+        if self.asleep:
+            raise self._asleep()
         if self._allows_partial(partial) and self._close_if_empty():
             return
         missing = self._missing(partial)

@@ -6,10 +6,12 @@ from flashpatch.patches.fp8.sglang import (
     engine_args,
     expected_processes,
     initialize_model,
+    memory,
     reload,
     scheduler_gate,
     update_session,
     weight_updater,
+    weight_version,
 )
 
 PATCHES = (
@@ -25,7 +27,12 @@ PATCHES = (
     update_session.BEGIN,
     update_session.END,
     update_session.DISK,
-    update_session.RELEASE,
+    memory.RELEASE,
+    memory.RESUME,
+    weight_version.RECORD,
+    weight_version.PROVIDED,
+    weight_version.BEGIN,
+    weight_version.END,
     scheduler_gate.INIT,
     scheduler_gate.STEP,
     expected_processes.PATCH,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+MANAGER = "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager"
+
 _known: weakref.WeakSet[Any] = weakref.WeakSet()
 
 

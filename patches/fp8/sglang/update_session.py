@@ -1,4 +1,4 @@
-"""Answer the scheduler's weight update session: begin, end, update from disk, release of memory."""
+"""Answer the scheduler's weight update session: begin, end, update from disk."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from functools import partial
 from typing import Any
 
 from flashpatch.patches.fp8.refit import model_registry
-from flashpatch.patches.fp8.sglang import initialize_model, receipts, schedulers, weight_updater
+from flashpatch.patches.fp8.sglang import (
+    initialize_model,
+    receipts,
+    schedulers,
+    weight_updater,
+    weight_version,
+)
+from flashpatch.patches.fp8.sglang.schedulers import MANAGER
 from flashpatch.record import Contract, Patch
 
 logger = logging.getLogger("flashpatch.fp8")
-
-MANAGER = "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager"
-
 
 _NOTHING = (
     "[flashpatch: fp8.sglang.end_weight_update] the session brought no weights through the model's loader. "
@@ -31,15 +35,16 @@ def on_begin(original, self, recv_req: Any):
 
     if self._session is not None and recv_req.rid and receipts.unfinished():
         self._session = None
-    if self._session is not None or not _owners(self, recv_req.selector):
+    if self._session is not None or not owners_of(self, recv_req.selector):
         return original(self, recv_req)
     weight_updater.failures.clear()
-    receipt = receipts.begin(recv_req.rid or "", _owners(self, recv_req.selector))
+    weight_version.settle(self, False)
+    receipt = receipts.begin(recv_req.rid or "", owners_of(self, recv_req.selector))
     with receipt.processing():
         done, message = weight_updater.exception_as_answer(lambda: _answer(original(self, recv_req)))
     if done:
         return BeginWeightUpdateReqOutput(success=True, message=message)
-    for owner in _owners(self, recv_req.selector):
+    for owner in owners_of(self, recv_req.selector):
         owner.close_if_empty()
     self._session = None
     receipts.end(False)
@@ -51,23 +56,27 @@ def on_end(original, self, recv_req: Any):
     from sglang.srt.managers.io_struct import EndWeightUpdateReqOutput
 
     session = self._session
-    owners = _owners(self, session.selector) if session is not None else []
+    owners = owners_of(self, session.selector) if session is not None else []
     if not owners:
         return original(self, recv_req)
-    if not schedulers.idle(self.scheduler):
-        return EndWeightUpdateReqOutput(
-            success=False, message="requests are running; wait for them and call end_weight_update() again"
-        )
+    waits = None if schedulers.idle(self.scheduler) else "requests are running; wait for them"
+    if any(owner.asleep for owner in owners):
+        waits = "the memory of the weights is released; resume it"
+    if waits is not None:
+        return EndWeightUpdateReqOutput(success=False, message=f"{waits} and {weight_version.AGAIN}")
     idle = [owner.close_if_empty() for owner in owners]  # a selected drafter may have received nothing
     if all(idle) and not weight_updater.failures:
         self._session = None
         receipts.end(False)
+        weight_version.settle(self, False)
         return EndWeightUpdateReqOutput(success=False, message=_NOTHING)
     versions, receipt = [owner.version for owner in owners], receipts.current()
     with receipt.processing() if receipt is not None else nullcontext():
         done, message = weight_updater.exception_as_answer(lambda: _answer(original(self, recv_req)))
         self._session = None
-        if versions != [owner.version for owner in owners]:
+        committed = versions != [owner.version for owner in owners]
+        weight_version.settle(self, committed)
+        if committed:
             done, message = _flush(self, done, message)
         elif weight_updater.failures:
             done, message = False, weight_updater.failures[0]
@@ -79,7 +88,7 @@ def on_end(original, self, recv_req: Any):
 
 def on_disk(original, self, recv_req: Any):
     """Around ``update_weights_from_disk``: flush the cache, also with ``flush_cache=False``."""
-    owners = _owners(self, "all")
+    owners = owners_of(self, "all")
     versions = [owner.version for owner in owners]
     output = original(self, recv_req)
     if versions != [owner.version for owner in owners]:
@@ -87,21 +96,7 @@ def on_disk(original, self, recv_req: Any):
     return output
 
 
-def on_release(original, self, recv_req: Any):
-    """Around ``release_memory_occupation``: mark weights discarded that have no copy."""
-    from sglang.srt.constants import GPU_MEMORY_TYPE_WEIGHTS
-    from sglang.srt.runtime_context import get_exec
-
-    output = original(self, recv_req)
-    features = get_exec().features
-    kept = not features.enable_memory_saver or features.enable_weights_cpu_backup
-    if not kept and (not recv_req.tags or GPU_MEMORY_TYPE_WEIGHTS in recv_req.tags):
-        for owner in _owners(self, "all"):
-            owner.mark_discarded()
-    return output
-
-
-def _owners(manager: Any, selector: str) -> list[model_registry.ManagedModel]:
+def owners_of(manager: Any, selector: str) -> list[model_registry.ManagedModel]:
     """Return the managed models among those a session selects."""
     models = (r.weight_updater.get_model() for _, r in manager._select_runners(selector))
     return [owner for model in models if (owner := model_registry.get(model)) is not None]
@@ -175,18 +170,4 @@ DISK = _patch(
     when="called=fp8.sglang.runner_update_weights_from_disk",
     why="With flush_cache=False prefixes of the old policy stay in the cache.",
     how="Flushes it after a commit.",
-)
-
-RELEASE = _patch(
-    id="fp8.sglang.release_memory_occupation",
-    targets=(f"{MANAGER}.release_memory_occupation",),
-    wrapper=on_release,
-    contract=Contract(
-        params=("recv_req",),
-        mentions=("recv_req.tags", "GPU_MEMORY_TYPE_WEIGHTS"),
-        exists=("sglang.srt.runtime_context:get_exec",),
-    ),
-    evidence="optional",
-    why="After the weights' memory was freed, SGLang would generate from undefined values.",
-    how="Marks the policy as broken until a complete update, unless SGLang keeps a copy on the host.",
 )

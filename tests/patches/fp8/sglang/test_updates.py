@@ -206,3 +206,24 @@ def test_what_each_process_did_is_in_the_ledger(models: Path, tmp_path: Path, fr
     ):
         assert calls[f"fp8.sglang.{due}"], due
     assert rows["driver"]["patches"]["fp8.sglang.launch_scheduler_processes"]["calls"] == 1
+
+
+def test_the_version_moves_with_the_commit(models: Path, tmp_path: Path) -> None:
+    """Under atomic=model the old policy answers until the end, and is stamped as what it is."""
+    a, b = (lab.checkpoint(models, "llama", seed) for seed in (0, 1))
+    steps = [
+        ["begin", {}],
+        ["bucket", dict(source=b, only="layers.0", version="7")],
+        "versions",  # 2
+        "end",  # incomplete
+        "versions",  # 4
+        ["update", dict(source=b, how="split", version="8")],
+        "versions",  # 6
+    ]
+    job = dict(model=a, steps=steps, flashpatch="fp8", options={"fp8": dict(atomic="model")}, env=AMX)
+    seen = lab.run(tmp_path, **job)
+    assert seen.done, str(seen)
+    assert seen.steps[1][0] and not seen.steps[3][0]
+    for number, version in (2, "default"), (4, "default"), (6, "8"):
+        stamped, spans = seen.steps[number]
+        assert stamped == version and all(span[0] == version for span in spans), (number, stamped, spans)
