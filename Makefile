@@ -185,6 +185,7 @@ test-full: $(NEWEST) $(PAIRED) $(OLDER) $(OLDEST) $(SGLANG) $(OLDEST_SGLANG) $(P
 	$(OLDEST)/bin/pytest -m vllm --timeout 3600
 	$(SGLANG)/bin/pytest -m sglang --timeout 3600
 	$(OLDEST_SGLANG)/bin/pytest -m sglang --timeout 3600
+	$(PAIRED_SGLANG)/bin/pytest -m sglang --timeout 3600
 	$(TRAINERS)/bin/pytest -m trainer --timeout 3600
 
 clean:

@@ -80,6 +80,7 @@ class Patch:
         id: ``family.framework.what``.
         targets: candidates, newest first, as ``"package.module:Qual.name"``; the first one found is used.
         requires: requirement on the framework, e.g. ``"vllm>=0.24"``; prereleases match.
+        beside: requirement on a further distribution that must be installed too, e.g. ``"sglang>=0.5.21"``.
         wrapper: ``wrapper(original, *args, **kwargs)`` called instead of the target; for a method
             ``args[0]`` is ``self``. None for a patch that brings its own ``apply`` and ``undo``.
         contract: see `Contract`.
@@ -109,6 +110,7 @@ class Patch:
     how: str
     remove_when: str
     upstream: str = ""
+    beside: str = ""
     wrapper: Callable[..., Any] | None = None
     contract: Contract = Contract()
     evidence: Evidence = "step"
@@ -129,6 +131,11 @@ class Patch:
     @property
     def framework(self) -> str:
         return self.id.split(".")[1]
+
+    @property
+    def generations(self) -> str:
+        """The framework without a version: ``sglang`` and ``sglang_0_5_12`` are for the same one, of two generations."""
+        return self.framework.rstrip("_0123456789")
 
     def __post_init__(self) -> None:
         if self.id.count(".") < 2:

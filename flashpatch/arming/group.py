@@ -92,6 +92,11 @@ class Group:
             )
             raise copy.copy(self.refusal)
 
+    def stand_aside(self, other: str) -> None:
+        """Leave the installed version to the patches for it."""
+        for member in self.members:
+            member.state = State("superseded", f"those of {other}, which are for the installed version")
+
     def guarded(self, strict: bool) -> tuple[str, ...]:
         """Return the targets that raise while the group is refused: the family's, else in strict mode all."""
         ours = {package for member in self.members for package in packages(member.patch)}

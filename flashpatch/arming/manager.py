@@ -23,7 +23,7 @@ from flashpatch.arming import refusal_guards
 from flashpatch.arming.call_counter import pulse
 from flashpatch.arming.group import DISABLED, WAITING, Group, Member, groups_of
 from flashpatch.arming.import_hooks import is_ready, when_ready
-from flashpatch.arming.preflight import examine, module_of
+from flashpatch.arming.preflight import examine, module_of, other_generation
 from flashpatch.arming.site import Owned, Site
 from flashpatch.contracts import contract, source
 from flashpatch.contracts.source import RootFor
@@ -134,6 +134,10 @@ class Machine:
             with source.without_collector():
                 try:
                     root_for = functools.cache(contract.installed_root)
+                    other = other_generation(group.family.patches, group.framework, root_for)
+                    if other is not None:
+                        group.stand_aside(other)
+                        return
                     states = [(member, self._examine(group, member, root_for)) for member in group.members]
                 finally:
                     group.checking, group.checked = False, True

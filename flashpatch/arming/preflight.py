@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
+
+from packaging.requirements import Requirement
 
 from flashpatch.contracts import contract, verdict_cache, versions
 from flashpatch.contracts.source import RootFor
@@ -55,12 +57,51 @@ def examine(patch: Patch, root_for: RootFor = contract.installed_root) -> Findin
     installed = versions.owner(package, root_for)
     if installed is None:
         return Findings(problem=f"the version of {package} is unknown: no installed distribution owns it")
-    if not versions.satisfies(patch.requires, installed.version):
-        return Findings("", installed, f"{installed} does not meet {patch.requires}")
+    outside = _outside(patch, installed, root_for)
+    if outside is not None:
+        return Findings("", installed, outside)
     held = verdict_cache.check(patch, root_for, installed.version)
     if not held.ok:
         return Findings(held.target, installed, f"contract: {held.drift}")
     return Findings(held.target, installed, next(_rivals(patch), None))
+
+
+def other_generation(
+    patches: Iterable[Patch], framework: str, root_for: RootFor = contract.installed_root
+) -> str | None:
+    """Return the framework name whose patches are for the installed version, if those of ``framework`` are for another.
+
+    Args:
+        patches: of one family.
+        framework: as in ids, such as ``sglang_0_5_12``; a sibling is ``sglang``.
+        root_for: see `examine`.
+    """
+    generations = framework.rstrip("_0123456789")
+    members = [patch for patch in patches if patch.generations == generations]
+    if len({patch.framework for patch in members}) == 1:
+        return None
+    siblings: dict[str, bool] = {}  # whether the installed version is within what the records ask for
+    for patch in members:
+        siblings[patch.framework] = siblings.get(patch.framework, True) and _is_meant(patch, root_for)
+    if siblings.pop(framework):
+        return None
+    return next((name for name, meant in siblings.items() if meant), None)
+
+
+def _is_meant(patch: Patch, root_for: RootFor) -> bool:
+    installed = [versions.owner(package, root_for) for package in packages(patch)]
+    return any(one is not None and _outside(patch, one, root_for) is None for one in installed)
+
+
+def _outside(patch: Patch, installed: versions.Installed, root_for: RootFor) -> str | None:
+    """Return how a version, of the patched framework or beside it, misses what the record asks for."""
+    if not versions.satisfies(patch.requires, installed.version):
+        return f"{installed} does not meet {patch.requires}"
+    if patch.beside:
+        other = versions.owner(Requirement(patch.beside).name, root_for)
+        if other is None or not versions.satisfies(patch.beside, other.version):
+            return f"{other or 'an environment without it'} does not meet {patch.beside}"
+    return None
 
 
 def _rivals(patch: Patch) -> Iterator[str]:

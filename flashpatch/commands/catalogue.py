@@ -56,8 +56,11 @@ def _family(patches: tuple[Patch, ...], enabled: Set[str]) -> Iterator[Entry]:
         own = problems[patch.id]
         group = (other.id for other in patches if other.framework == patch.framework)
         culprit = next((other for other in group if problems[other]), None)
+        other = preflight.other_generation(patches, patch.framework)
         if patch.family not in enabled:
             state = State("disabled")
+        elif other is not None:
+            state = State("superseded", f"those of {other}, which are for the installed version")
         elif own:
             state = State("skipped", own)
         else:  # a family is armed for a framework as a whole

@@ -103,7 +103,11 @@ def outlook(family: Family, asked: bool) -> Outlook:
     groups: dict[str, list[Patch]] = {}
     for patch in family.patches:
         groups.setdefault(patch.framework, []).append(patch)
-    there = {group: members for group, members in groups.items() if _is_there(group, members)}
+    there = {
+        group: members
+        for group, members in groups.items()
+        if _is_there(group, members) and preflight.other_generation(family.patches, group) is None
+    }
     found = [_verdict(_package(members[0]), members) for members in there.values()]
     names = tuple(registry.family_names(family))
     if all(verdict.framework in LIBRARIES for verdict in found):
@@ -113,7 +117,7 @@ def outlook(family: Family, asked: bool) -> Outlook:
 
 def _is_there(group: str, members: Sequence[Patch]) -> bool:
     """Whether the packages of a group are installed: ``verl_vllm`` changes verl's code for vLLM and needs both."""
-    engine = group.partition("_")[2]
+    engine = members[0].generations.partition("_")[2]
     needed = {_package(members[0]), *({engine} if group.startswith("verl_") else ())}
     return all(contract.installed_root(package) is not None for package in needed)
 

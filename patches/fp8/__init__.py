@@ -8,10 +8,12 @@ from flashpatch.patches.fp8 import instances
 from flashpatch.patches.fp8.precision import fleet
 from flashpatch.patches.fp8.prime_rl import PATCHES as PRIME_RL
 from flashpatch.patches.fp8.sglang import PATCHES as SGLANG
+from flashpatch.patches.fp8.sglang_0_5_12 import PATCHES as SGLANG_0_5_12
 from flashpatch.patches.fp8.swift import PATCHES as SWIFT
 from flashpatch.patches.fp8.trl import PATCHES as TRL
 from flashpatch.patches.fp8.verl import PATCHES as VERL
 from flashpatch.patches.fp8.verl_sglang import PATCHES as VERL_SGLANG
+from flashpatch.patches.fp8.verl_sglang_0_5_12 import PATCHES as VERL_SGLANG_0_5_12
 from flashpatch.patches.fp8.verl_vllm import PATCHES as VERL_VLLM
 from flashpatch.patches.fp8.vllm import (
     client_errors,
@@ -93,6 +95,8 @@ FAMILY = Family(
         *VERL_VLLM,
         *SGLANG,
         *VERL_SGLANG,
+        *SGLANG_0_5_12,
+        *VERL_SGLANG_0_5_12,
         *TRL,
         *SWIFT,
         *PRIME_RL,
@@ -158,6 +162,7 @@ FAMILY = Family(
         "vllm.engine.arg_utils:EngineArgs.create_engine_config",
         "vllm.v1.engine.core:EngineCore.__init__",
         "sglang.srt.arg_groups.pipeline:run_resolution_pipeline",
+        "sglang.srt.server_args:ServerArgs.__post_init__",
         "sglang.srt.managers.scheduler:Scheduler.__init__",
     ),
 )

@@ -15,10 +15,13 @@ ROLE = "actor_rollout_ref"
 CARRIERS = ("naive", "nccl", "hccl", "nixl")
 """verl's checkpoint engines that send each tensor unchanged; mooncake and kimi cast all to one dtype."""
 TRANSFER = {
-    "vllm": "fp8.verl_vllm.receiver_init_socket",
-    "sglang": "fp8.verl_sglang.update_weights_from_tensor",
+    "vllm": ("fp8.verl_vllm.receiver_init_socket",),
+    "sglang": (
+        "fp8.verl_sglang.update_weights_from_tensor",
+        "fp8.verl_sglang_0_5_12.update_weights_from_tensor",
+    ),
 }
-"""By rollout.name: id of the patch that reports a refused update to the trainer. Families import no other."""
+"""By rollout.name: ids of patches, for different versions, of which one reports a refused update to the trainer. Families import no other."""
 
 
 def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -47,8 +50,10 @@ def _missing_error_path(get: Get) -> str | None:
     transfer = TRANSFER.get(get(f"{ROLE}.rollout.name") or "vllm")
     if transfer is None:  # refused by its name
         return None
-    problem = examine(registry.patch(transfer)).problem
-    return f"a verl on which {transfer} cannot be armed: {problem}" if problem else None
+    problems = [examine(registry.patch(one)).problem for one in transfer]
+    if not all(problems):
+        return None
+    return f"a verl on which {transfer[0]} cannot be armed: {problems[0]}"
 
 
 def refusals(get: Get, mode: str) -> Iterator[str]:

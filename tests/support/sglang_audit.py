@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import sglang_session
 import torch
 
 SOURCE = "trainer of a test"
@@ -16,14 +17,10 @@ def session(engine: Any, buckets: list[list[Any]], number: int, fault: str, vict
     ``fault``: bit, missing, unclosed (no closing message), unpatched (no message), rank1 (a bit flipped in
     what the second rank gets), or empty.
     """
-    from sglang.srt.managers.io_struct import BeginWeightUpdateReqInput
-
-    manager, until = engine.tokenizer_manager, engine.loop.run_until_complete
-    request = BeginWeightUpdateReqInput(selector="target", rid=f"sync-{number}")
-    answers = [list(until(manager.begin_weight_update(request, None)))]
+    answers = [sglang_session.begin(engine, "target", f"sync-{number}")]
     for bucket in with_messages(buckets, number, fault):
-        answers.append(list(send(engine, bucket, fault, victim)))
-    return [*answers, list(engine.end_weight_update())]
+        answers.append(send(engine, bucket, fault, victim))
+    return [*answers, sglang_session.end(engine)]
 
 
 def with_messages(buckets: list[list[Any]], number: int, fault: str) -> Iterator[list[Any]]:
@@ -48,8 +45,6 @@ def with_messages(buckets: list[list[Any]], number: int, fault: str) -> Iterator
 
 def send(engine: Any, bucket: list[Any], fault: str, victim: str) -> Any:
     """Send one bucket; a bit flips behind the trainer's fingerprints."""
-    from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
-
     altered = []
     for name, tensor in bucket:
         if name != victim or fault not in ("bit", "missing", "rank1"):
@@ -58,10 +53,7 @@ def send(engine: Any, bucket: list[Any], fault: str, victim: str) -> Any:
             flipped = tensor.clone()
             flipped.view(torch.uint8).view(-1)[5] ^= 4
             altered.append((name, flipped))
-    payload = engine._serialize_tensors_per_rank(altered, None)
+    payload = sglang_session.serialized(engine, altered)
     if fault == "rank1":
-        payload[0] = engine._serialize_tensors_per_rank(bucket, None)[0]
-    request = UpdateWeightsFromTensorReqInput(
-        serialized_named_tensors=payload, flush_cache=False, selector="target"
-    )
-    return engine.loop.run_until_complete(engine.tokenizer_manager.update_weights_from_tensor(request, None))
+        payload[0] = sglang_session.serialized(engine, bucket)[0]
+    return sglang_session.send(engine, payload, "target")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import amx_standin  # noqa: F401  before SGLang
+import sglang_session
 
 
 def prepare() -> None:
@@ -133,11 +134,16 @@ def update(
         for name, tensor in weights(source)
         if only in name and (not without or without not in name)
     ]
-    seen = [list(engine.begin_weight_update(more.get("selector", "all")))]
+    seen = [sglang_session.begin(engine, more.get("selector", "all"))]
     for bucket in buckets(items, how):
-        seen.append(list(send(engine, bucket, how, **more)))
-    seen.append(list(engine.end_weight_update()))
+        seen.append(send(engine, bucket, how, **more))
+    seen.append(sglang_session.end(engine))
     return seen
+
+
+def loose(engine: Any, source: str, how: str, **more: Any) -> list[Any]:
+    """The same without a session, which SGLang needs from 0.5.21 on."""
+    return [send(engine, bucket, how, **more) for bucket in buckets(list(weights(source)), how)]
 
 
 def send(
@@ -148,8 +154,6 @@ def send(
     load_format: str | None = None,
     version: str | None = None,
 ) -> Any:
-    from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
-
     if how == "flattened":
         from sglang.srt.utils import MultiprocessingSerializer
         from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket
@@ -158,15 +162,8 @@ def send(
         packed = dict(flattened_tensor=flat.get_flattened_tensor(), metadata=flat.get_metadata())
         payload, load_format = [MultiprocessingSerializer.serialize(packed)], "flattened_bucket"
     else:
-        payload = engine._serialize_tensors_per_rank(bucket, load_format)
-    request = UpdateWeightsFromTensorReqInput(
-        serialized_named_tensors=payload,
-        load_format=load_format,
-        flush_cache=False,
-        selector=selector,
-        weight_version=version,
-    )
-    return engine.loop.run_until_complete(engine.tokenizer_manager.update_weights_from_tensor(request, None))
+        payload = sglang_session.serialized(engine, bucket)
+    return sglang_session.send(engine, payload, selector, load_format=load_format, weight_version=version)
 
 
 def buckets(items: list[Any], how: str) -> list[list[Any]]:
@@ -218,7 +215,7 @@ def distributed(engine: Any, source: str) -> list[Any]:
     ]
     joiner.join()
     items = list(weights(source))
-    seen.append(list(engine.begin_weight_update()))
+    seen.append(sglang_session.begin(engine))
     for bucket in buckets(items, "split"):
 
         def broadcast(bucket=bucket) -> None:
@@ -239,7 +236,7 @@ def distributed(engine: Any, source: str) -> list[Any]:
             )
         )
         sender.join()
-    return [*seen, list(engine.end_weight_update())]
+    return [*seen, sglang_session.end(engine)]
 
 
 def weights(source: str) -> Any:
@@ -252,17 +249,17 @@ def weights(source: str) -> Any:
 
 
 def begin(engine: Any, selector: str = "all") -> list[Any]:
-    return list(engine.begin_weight_update(selector))
+    return sglang_session.begin(engine, selector)
 
 
 def end(engine: Any) -> list[Any]:
-    return list(engine.end_weight_update())
+    return sglang_session.end(engine)
 
 
 def bucket(engine: Any, source: str, only: str = "", without: str = "", **more: Any) -> list[Any]:
     """One bucket within a session opened by `begin`."""
     items = [(n, t) for n, t in weights(source) if only in n and (not without or without not in n)]
-    return list(send(engine, items, "whole", **more))
+    return send(engine, items, "whole", **more)
 
 
 def release(engine: Any, tags: list[str]) -> None:
@@ -324,11 +321,14 @@ def pause(engine: Any, seconds: float) -> None:
 
 def arguments(given: dict[str, Any]) -> list[Any]:
     """What SGLang's own resolution makes of arguments: the quantization, or the error's name and message."""
-    from sglang.srt.arg_groups.overrides import resolution_result
     from sglang.srt.server_args import ServerArgs
 
-    args = ServerArgs(**given)
     try:
+        args = ServerArgs(**given)
+        if not hasattr(args, "resolve_once"):  # before 0.5.20 it resolves itself
+            return [args.quantization, ""]
+        from sglang.srt.arg_groups.overrides import resolution_result
+
         args.resolve_once()
         return [resolution_result(args, "quantization"), ""]
     except Exception as error:
@@ -366,7 +366,23 @@ def undo(family: str, framework: str = "sglang") -> dict[str, Any]:
     )
 
 
-BARE = {bare.__name__: bare for bare in (arguments, undo)}
+def states(family: str, framework: str) -> list[str]:
+    """The states of a family's patches for a framework while it is on, and SGLang's modules are imported."""
+    import flashpatch
+    from flashpatch import engine
+
+    flashpatch.enable(family)
+    try:
+        import sglang.srt.managers.scheduler  # noqa: F401
+
+        found = engine.statuses().items()
+        engine.require(family)
+        return [str(status.state) for id, status in found if id.startswith(f"{family}.{framework}.")]
+    finally:
+        flashpatch.disable(family)
+
+
+BARE = {bare.__name__: bare for bare in (arguments, undo, states)}
 STEPS = {
     step.__name__: step
     for step in (
@@ -376,6 +392,7 @@ STEPS = {
         sampled,
         refused,
         update,
+        loose,
         disk,
         distributed,
         begin,

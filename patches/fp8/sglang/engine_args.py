@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import os
-from collections.abc import Sequence
 from typing import Any
 
 from flashpatch import engine, ledger
@@ -21,57 +20,64 @@ QUANTIZATIONS = {"bf16": None, "fp8": "fp8", "int8": INT8}
 
 def on_resolve(original, server_args: Any):
     """Around ``run_resolution_pipeline``, which runs once, before anything is derived from the arguments."""
-    engine.require("fp8")
-    ledger.role("driver")
-    options = engine.options("fp8")
-    if not any(fnmatch.fnmatch(server_args.model_path, pattern) for pattern in options["exclude"]):
-        _choose(server_args, options)
+    from sglang.srt.arg_groups.overrides import declare_resolution
+
+    fields = fields_for(server_args, PATCH)
+    if fields:
+        declare_resolution(server_args, PATCH.id, **fields)
     return original(server_args)
 
 
-def _choose(args: Any, options: Any) -> None:
-    from sglang.srt.arg_groups.overrides import declare_resolution
+def fields_for(args: Any, patch: Patch) -> dict[str, str]:
+    """Return the arguments that give an engine the family's precision; empty if it keeps its own.
+
+    Args:
+        args: ``ServerArgs`` as the user gave them.
+        patch: named by errors.
+
+    Raises:
+        PatchError: SGLang does not have this precision.
+    """
+    engine.require("fp8")
+    ledger.role("driver")
+    options = engine.options("fp8")
+    if any(fnmatch.fnmatch(args.model_path, pattern) for pattern in options["exclude"]):
+        return {}
+
+    def refuse(problem: str, advice: str) -> PatchError:
+        return PatchError(problem, patch=patch.id, target=patch.targets[0], advice=advice)
 
     entries = fleet.entries(options["precision"], options["scheme"], options["fleet"])
-    entry = _entry(entries)
+    if len(entries) > 1 and fleet.VERL_REPLICA_RANK not in os.environ:
+        raise refuse(
+            "a fleet of several precisions needs replicas with numbers, which SGLang's engines have under verl alone",
+            f"Use one precision, or number each replica in {fleet.VERL_REPLICA_RANK}.",
+        )
+    place = fleet.place(None) if len(entries) > 1 else fleet.Place(0, "the only precision")
+    entry = fleet.assigned(entries, place.rank)
     precision, scheme = entry.precision, entry.scheme
     ledger.note(precision=precision)
     if args.quantization is not None or _has_own_quantization(args):
         if len(entries) > 1:
-            raise _refuse(
+            raise refuse(
                 f"this replica of the fleet is to run in {precision}, and its quantization is set already",
                 "Leave quantization to the fleet, start from the bf16 model, or exclude this model.",
             )
-        return
+        return {}
     if not scheme and precision not in QUANTIZATIONS:
-        raise _refuse(
+        raise refuse(
             f"precision {precision!r} is not available on SGLang, which chooses fp8 scales itself",
             "Use fp8, or open the engine on a quantized checkpoint.",
         )
     chosen = scheme or QUANTIZATIONS[precision]
     if chosen is None:
-        return
+        return {}
     if options["profile"] and chosen == INT8:
-        raise _refuse("smoothing profiles are not applied on SGLang", "Leave the option profile out there.")
+        raise refuse("smoothing profiles are not applied on SGLang", "Leave the option profile out there.")
     fields = {"quantization": chosen}
     if args.speculative_draft_model_path and args.speculative_draft_model_quantization is None:
         fields["speculative_draft_model_quantization"] = "unquant"  # a drafter keeps its precision by default
-    declare_resolution(args, PATCH.id, **fields)
-
-
-def _entry(entries: Sequence[fleet.Entry]) -> fleet.Entry:
-    """Return the entry of this replica.
-
-    Raises:
-        PatchError: there are several, and nobody has numbered the replicas.
-    """
-    if len(entries) > 1 and fleet.VERL_REPLICA_RANK not in os.environ:
-        raise _refuse(
-            "a fleet of several precisions needs replicas with numbers, which SGLang's engines have under verl alone",
-            f"Use one precision, or number each replica in {fleet.VERL_REPLICA_RANK}.",
-        )
-    place = fleet.place(None) if len(entries) > 1 else fleet.Place(0, "the only precision")
-    return fleet.assigned(entries, place.rank)
+    return fields
 
 
 def _has_own_quantization(args: Any) -> bool:
@@ -89,10 +95,6 @@ def _has_own_quantization(args: Any) -> bool:
         getattr(c, "quantization_config", None) or getattr(c, "compression_config", None)
         for c in (config, text)
     )
-
-
-def _refuse(problem: str, advice: str) -> PatchError:
-    return PatchError(problem, patch=PATCH.id, target=PATCH.targets[0], advice=advice)
 
 
 PATCH = Patch(

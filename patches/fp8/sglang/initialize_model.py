@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flashpatch import engine, ledger
 from flashpatch.arming.site import Site
@@ -12,6 +13,9 @@ from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.refit import model_registry
 from flashpatch.patches.fp8.sglang import engine_args
 from flashpatch.record import Contract, Patch
+
+if TYPE_CHECKING:
+    from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
 
 logger = logging.getLogger("flashpatch.fp8")
 
@@ -21,20 +25,39 @@ NATIVE = "SGLang's load_format=flash_rl"
 
 def on_initialize(original, model_config: Any, load_config: Any, *args: Any, **kwargs: Any):
     """Around ``_initialize_model``: the model exists, nothing is loaded."""
-    from flashpatch.patches.fp8.precision.quantize_on_load import Rounding
-    from flashpatch.patches.fp8.refit.managed_model import ManagedModel
     from flashpatch.patches.fp8.sglang import loader_adapter
 
     engine.require("fp8")
     model = original(model_config, load_config, *args, **kwargs)
+    manage(model, model_config, load_config, PATCH.id, loader_adapter.for_model)
+    return model
+
+
+def manage(
+    model: Any,
+    model_config: Any,
+    load_config: Any,
+    patch: str,
+    adapter_for: Callable[[Any, Any], LoaderAdapter],
+) -> None:
+    """Follow a model that was just constructed, unless SGLang's own loader for changing weights has it.
+
+    Args:
+        model: nothing is loaded.
+        model_config, load_config: SGLang's, of this model.
+        patch: id of the patch that stands aside then.
+        adapter_for: makes the adapter from model and configuration.
+    """
+    from flashpatch.patches.fp8.precision.quantize_on_load import Rounding
+    from flashpatch.patches.fp8.refit.managed_model import ManagedModel
+
     if _uses_native_loader(load_config):
         logger.warning("updates of %s are left to %s", type(model).__name__, NATIVE)
-        ledger.note(superseded={"fp8.sglang.initialize_model": NATIVE})
+        ledger.note(superseded={patch: NATIVE})
     elif hasattr(model, "load_weights"):
         rounding = Rounding(model) if model_config.quantization == engine_args.INT8 else None
-        adapter = loader_adapter.for_model(model, model_config)
+        adapter = adapter_for(model, model_config)
         model_registry.add(model, ManagedModel(model, adapter, engine.options("fp8"), rounding))
-    return model
 
 
 def on_load_model(original, self, *args: Any, **kwargs: Any):
@@ -43,15 +66,24 @@ def on_load_model(original, self, *args: Any, **kwargs: Any):
 
     ledger.role("worker", rank=get_parallel().tp_rank)
     result = original(self, *args, **kwargs)
-    model_registry.end_first_loads()
-    model = self.model
-    if model_registry.get(model) is not None and not self.is_draft_worker:
-        check_quantized(model, self.model_config.quantization)
-        ledger.note(quantization=self.model_config.quantization)
+    end_first_load(self, LOADED.id)
     return result
 
 
-def check_quantized(model: Any, quantization: str | None) -> None:
+def end_first_load(runner: Any, patch: str) -> None:
+    """End the first load of a model runner's model, and check that the policy is quantized as asked for.
+
+    Raises:
+        PatchError: see `check_quantized`; it names ``patch``.
+    """
+    model_registry.end_first_loads()
+    model = runner.model
+    if model_registry.get(model) is not None and not runner.is_draft_worker:
+        check_quantized(model, runner.model_config.quantization, patch)
+        ledger.note(quantization=runner.model_config.quantization)
+
+
+def check_quantized(model: Any, quantization: str | None, patch: str) -> None:
     """Refuse an engine whose quantization left every linear layer as it was.
 
     Raises:
@@ -65,7 +97,7 @@ def check_quantized(model: Any, quantization: str | None) -> None:
         raise PatchError(
             f"quantization={quantization!r} leaves all {len(linear)} linear layers of "
             f"{type(model).__name__} unquantized",
-            patch=LOADED.id,
+            patch=patch,
             advice="Choose another quantization.",
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,19 +21,38 @@ def for_model(model: torch.nn.Module, model_config: Any) -> LoaderAdapter:
         model: nothing is loaded yet.
         model_config: ``sglang.srt.configs.model_config.ModelConfig`` of this model (a drafter has its own).
     """
+    from sglang.srt.runtime_context import get_device, get_parallel
+
+    return make(model, model_config, get_device().device, get_parallel().tp_size, _settings)
+
+
+def make(
+    model: torch.nn.Module,
+    model_config: Any,
+    device: str,
+    ranks: int,
+    settings: Callable[[], Mapping[str, Any]],
+) -> LoaderAdapter:
+    """Make the adapter from what this generation of SGLang keeps elsewhere.
+
+    Args:
+        model, model_config: see `for_model`.
+        device: of the engine.
+        ranks: number of tensor-parallel ranks.
+        settings: returns the engine's arguments named in `refusal`.
+    """
     from sglang.srt.distributed.parallel_state import get_tp_group
     from sglang.srt.layers.radix_attention import RadixAttention
     from sglang.srt.lora.layers import BaseLayerWithLoRA
     from sglang.srt.model_loader.loader import device_loading_context
     from sglang.srt.model_loader.utils import set_default_torch_dtype
-    from sglang.srt.runtime_context import get_device, get_parallel
 
-    device = torch.device(get_device().device)
+    place = torch.device(device)
 
     def process(module: torch.nn.Module) -> None:
         method = getattr(module, "quant_method", None)
         if method is not None and not isinstance(module, BaseLayerWithLoRA):
-            with device_loading_context(module, device):
+            with device_loading_context(module, place):
                 method.process_weights_after_loading(module)
 
     @contextmanager
@@ -40,31 +60,39 @@ def for_model(model: torch.nn.Module, model_config: Any) -> LoaderAdapter:
         with set_default_torch_dtype(model_config.dtype):
             yield
 
-    ranks = get_parallel().tp_size
     return LoaderAdapter(
-        device=device,
+        device=place,
         process=process,
         deferred=lambda module: isinstance(module, RadixAttention),  # checkpoints leave its scales out
         context=context,
         consensus=RankConsensus(get_tp_group().ranks) if ranks > 1 else SingleRank(),
-        refusal=lambda: refusal(model),
+        refusal=lambda: refusal(model, settings()),
         busy=schedulers.busy,
     )
 
 
-def refusal(model: torch.nn.Module) -> str | None:
-    """Return why weights of this model in this engine cannot be updated, or None."""
+def _settings() -> dict[str, Any]:
     from sglang.srt.runtime_context import get_exec, get_lora, get_parallel
 
+    return dict(
+        enable_lora=get_lora().enable_lora,
+        enable_eplb=get_exec().moe.enable_eplb,
+        cpu_offload_gb=get_exec().offload.cpu_offload_gb,
+        pp_size=get_parallel().pp_size,
+    )
+
+
+def refusal(model: torch.nn.Module, settings: Mapping[str, Any]) -> str | None:
+    """Return why weights of this model in this engine cannot be updated, or None."""
     if hasattr(model, "post_load_weights"):
         return f"{type(model).__name__} derives weights of its own while it loads (post_load_weights)"
-    if get_lora().enable_lora:
+    if settings["enable_lora"]:
         return "LoRA adapters are enabled (enable_lora)"
-    if get_exec().moe.enable_eplb:
+    if settings["enable_eplb"]:
         return "expert rebalancing is enabled (enable_eplb)"
-    if get_exec().offload.cpu_offload_gb:
+    if settings["cpu_offload_gb"]:
         return "weights are offloaded to the host (cpu_offload_gb)"
-    if get_parallel().pp_size > 1:
+    if settings["pp_size"] > 1:
         return "pipeline stages cannot agree on an update (pp_size)"
     mode = engine.options("fp8")["in_flight"]
     if mode != "refuse":

@@ -28,14 +28,21 @@ def on_restore(original, model: torch.nn.Module, target_device: Any):
     managed = model_registry.get(model)
     if managed is None or managed.state == "loading":
         return original(model, target_device)
+    begin(managed, BEGIN.id)
+    return None
+
+
+def begin(managed: model_registry.ManagedModel, patch: str) -> None:
+    """Open an update, within `one_attempt` only once.
+
+    Raises:
+        PatchError: it is the second; it names ``patch``.
+    """
     if managed in _attempted:
-        raise PatchError(
-            managed.error or "the update failed", patch=BEGIN.id, advice="Send a complete update."
-        )
+        raise PatchError(managed.error or "the update failed", patch=patch, advice="Send a complete update.")
     if managed in _single:
         _attempted.add(managed)
     managed.begin()
-    return None
 
 
 @contextmanager
@@ -58,12 +65,17 @@ def on_postprocess(original, model: torch.nn.Module, target_device: Any):
         original(model, target_device)
         managed.end_first_load()
         return None
+    commit(managed)
+    return None
+
+
+def commit(managed: model_registry.ManagedModel) -> None:
+    """Commit the open update, and write down what became of it."""
     try:
         managed.finish()
     finally:
         note(managed)
         ledger.flush()  # SGLang ends its processes by SIGKILL
-    return None
 
 
 def note(managed: model_registry.ManagedModel) -> None:

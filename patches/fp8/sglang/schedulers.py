@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 MANAGER = "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager"
 
-_known: weakref.WeakSet[Any] = weakref.WeakSet()
+_known: weakref.WeakKeyDictionary[Any, Callable[[Any], bool]] = weakref.WeakKeyDictionary()
 
 
-def track(scheduler: Any) -> None:
-    """Remember a scheduler of this process."""
-    _known.add(scheduler)
+def idle_but_waiting(scheduler: Any) -> bool:
+    """Whether nothing of a scheduler's cache is in use: requests that wait hold nothing computed."""
+    return scheduler.is_fully_idle(ignore_waiting=True)
+
+
+def track(scheduler: Any, idle: Callable[[Any], bool] = idle_but_waiting) -> None:
+    """Remember a scheduler of this process, and how this generation of SGLang tells whether its cache is in use."""
+    _known[scheduler] = idle
 
 
 def known() -> list[Any]:
@@ -27,7 +34,7 @@ def busy() -> bool:
 
 def idle(scheduler: Any) -> bool:
     """Whether nothing of the cache is in use."""
-    return scheduler.is_fully_idle(ignore_waiting=True)
+    return _known.get(scheduler, idle_but_waiting)(scheduler)
 
 
 def flush(scheduler: Any) -> bool:
@@ -37,8 +44,15 @@ def flush(scheduler: Any) -> bool:
     """
     if not idle(scheduler):
         return False
+    with nothing_waiting(scheduler):
+        return bool(scheduler.flush_cache())
+
+
+@contextmanager
+def nothing_waiting(scheduler: Any) -> Iterator[None]:
+    """Within, the scheduler's queue is empty; afterwards it is as before."""
     waiting, scheduler.waiting_queue = scheduler.waiting_queue, []
     try:
-        return bool(scheduler.flush_cache())
+        yield
     finally:
         scheduler.waiting_queue = waiting

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -12,18 +10,11 @@ from flashpatch.patches.fp8.sglang import (
     initialize_model,
     receipts,
     schedulers,
-    weight_updater,
+    session,
     weight_version,
 )
 from flashpatch.patches.fp8.sglang.schedulers import MANAGER
 from flashpatch.record import Contract, Patch
-
-logger = logging.getLogger("flashpatch.fp8")
-
-_NOTHING = (
-    "[flashpatch: fp8.sglang.end_weight_update] the session brought no weights through the model's loader. "
-    "Weights written straight into memory (P2P, RDMA) bypass quantization: send them as tensors."
-)
 
 
 def on_begin(original, self, recv_req: Any):
@@ -35,55 +26,37 @@ def on_begin(original, self, recv_req: Any):
 
     if self._session is not None and recv_req.rid and receipts.unfinished():
         self._session = None
-    if self._session is not None or not owners_of(self, recv_req.selector):
+    owners = owners_of(self, recv_req.selector) if self._session is None else []
+    if not owners:
         return original(self, recv_req)
-    weight_updater.failures.clear()
     weight_version.settle(self, False)
-    receipt = receipts.begin(recv_req.rid or "", owners_of(self, recv_req.selector))
-    with receipt.processing():
-        done, message = weight_updater.exception_as_answer(lambda: _answer(original(self, recv_req)))
-    if done:
-        return BeginWeightUpdateReqOutput(success=True, message=message)
-    for owner in owners_of(self, recv_req.selector):
-        owner.close_if_empty()
-    self._session = None
-    receipts.end(False)
-    return BeginWeightUpdateReqOutput(success=False, message=message)
+    done, message = session.begin(recv_req.rid or "", owners, lambda: _answer(original(self, recv_req)))
+    if not done:
+        self._session = None
+    return BeginWeightUpdateReqOutput(success=done, message=message)
 
 
 def on_end(original, self, recv_req: Any):
     """Around ``end_weight_update``: commit every written model, then flush the old policy's cache."""
     from sglang.srt.managers.io_struct import EndWeightUpdateReqOutput
+    from sglang.srt.runtime_context import get_parallel
 
-    session = self._session
-    owners = owners_of(self, session.selector) if session is not None else []
+    owners = owners_of(self, self._session.selector) if self._session is not None else []
     if not owners:
         return original(self, recv_req)
-    waits = None if schedulers.idle(self.scheduler) else "requests are running; wait for them"
-    if any(owner.asleep for owner in owners):
-        waits = "the memory of the weights is released; resume it"
-    if waits is not None:
-        return EndWeightUpdateReqOutput(success=False, message=f"{waits} and {weight_version.AGAIN}")
-    idle = [owner.close_if_empty() for owner in owners]  # a selected drafter may have received nothing
-    if all(idle) and not weight_updater.failures:
+    ranks, quantization = get_parallel(), self.tp_worker.model_runner.model_config.quantization
+    outcome = session.end(
+        owners,
+        lambda: _answer(original(self, recv_req)),
+        idle=schedulers.idle(self.scheduler),
+        flush=lambda: schedulers.flush(self.scheduler),
+        gather=lambda receipt: receipts.of_all_ranks(receipt, self.tp_cpu_group),
+        rank=(ranks.tp_rank, ranks.tp_size, quantization),
+    )
+    if not outcome.open:
         self._session = None
-        receipts.end(False)
-        weight_version.settle(self, False)
-        return EndWeightUpdateReqOutput(success=False, message=_NOTHING)
-    versions, receipt = [owner.version for owner in owners], receipts.current()
-    with receipt.processing() if receipt is not None else nullcontext():
-        done, message = weight_updater.exception_as_answer(lambda: _answer(original(self, recv_req)))
-        self._session = None
-        committed = versions != [owner.version for owner in owners]
-        weight_version.settle(self, committed)
-        if committed:
-            done, message = _flush(self, done, message)
-        elif weight_updater.failures:
-            done, message = False, weight_updater.failures[0]
-    if receipt is not None and receipt.sync:
-        message += _receipts(self, receipt, done)
-    receipts.end(done)
-    return EndWeightUpdateReqOutput(success=done, message=message)
+        weight_version.settle(self, outcome.committed)
+    return EndWeightUpdateReqOutput(success=outcome.done, message=outcome.message)
 
 
 def on_disk(original, self, recv_req: Any):
@@ -92,7 +65,9 @@ def on_disk(original, self, recv_req: Any):
     versions = [owner.version for owner in owners]
     output = original(self, recv_req)
     if versions != [owner.version for owner in owners]:
-        output.success, output.message = _flush(self, output.success, output.message)
+        output.success, output.message = session.flushed(
+            output.success, output.message, lambda: schedulers.flush(self.scheduler)
+        )
     return output
 
 
@@ -104,27 +79,6 @@ def owners_of(manager: Any, selector: str) -> list[model_registry.ManagedModel]:
 
 def _answer(output: Any) -> tuple[bool, str]:
     return output.success, output.message
-
-
-def _receipts(manager: Any, receipt: receipts.SessionReceipt, done: bool) -> str:
-    """Return the receipts of all ranks as text; after a failure, none."""
-    from sglang.srt.runtime_context import get_parallel
-
-    ranks, quantization = get_parallel(), manager.tp_worker.model_runner.model_config.quantization
-    return receipts.of_all_ranks(
-        receipt.of_this_rank(ranks.tp_rank, ranks.tp_size, quantization) if done else None,
-        manager.tp_cpu_group,
-    )
-
-
-def _flush(manager: Any, done: bool, message: str) -> tuple[bool, str]:
-    """Flush the cache of the old policy."""
-    if schedulers.flush(manager.scheduler):
-        return done, message
-    return (
-        False,
-        "the new weights are in place, but the old cache could not be flushed: requests are running",
-    )
 
 
 _patch = partial(

@@ -26,17 +26,33 @@ def on_tensor(original, self, named_tensors: Any, load_format: str | None = None
     """Around ``update_weights_from_tensor``."""
     if model_registry.get(self.get_model()) is None:
         return original(self, named_tensors, load_format)
+    return load_bucket(
+        named_tensors, load_format, TENSOR.id, lambda: original(self, named_tensors, load_format)
+    )
+
+
+def load_bucket(
+    named_tensors: Any, load_format: str | None, patch: str, do: Callable[[], tuple[bool, str]]
+) -> tuple[bool, str]:
+    """Load one bucket by ``do``, timed and counted for the session's receipt; return its answer, or an error's.
+
+    Args:
+        named_tensors: see `receipts.SessionReceipt.loading`.
+        load_format: as the sender says; formats that write past the model's ``load_weights`` are refused.
+        patch: id of the patch that refuses.
+        do: SGLang's own function.
+    """
 
     def load() -> tuple[bool, str]:
         if load_format not in (None, "flattened_bucket"):
             raise PatchError(
                 f"load_format={load_format!r} writes into processed weights, past the model's load_weights",
-                patch=TENSOR.id,
+                patch=patch,
                 advice="Leave load_format out, or use flattened_bucket.",
             )
         receipt = receipts.current()
         with receipt.loading(named_tensors) if receipt is not None else nullcontext():
-            return original(self, named_tensors, load_format)
+            return do()
 
     return exception_as_answer(load)
 
@@ -49,17 +65,22 @@ def on_distributed(original, self, named_tensors: Any):
 
 
 def on_disk(original, self, model_path: str, *args: Any, **kwargs: Any):
-    """Around ``update_weights_from_disk``.
+    """Around ``update_weights_from_disk``."""
+    owner = model_registry.get(self.get_model())
+    if owner is None:
+        return original(self, model_path, *args, **kwargs)
+    return load_from_disk(owner, self.model_config, lambda: original(self, model_path, *args, **kwargs))
+
+
+def load_from_disk(owner: Any, config: Any, do: Callable[[], tuple[bool, str]]) -> tuple[bool, str]:
+    """Update one model from disk by ``do``, SGLang's own function; return its answer.
 
     After a failure SGLang "rolls back" by loading the same new path once more; stop that attempt, and
     restore the path that it has already set.
     """
-    owner = model_registry.get(self.get_model())
-    if owner is None:
-        return original(self, model_path, *args, **kwargs)
-    config, path = self.model_config, self.model_config.model_path
+    path = config.model_path
     with reload.one_attempt(owner):
-        done, message = exception_as_answer(lambda: original(self, model_path, *args, **kwargs))
+        done, message = exception_as_answer(do)
     reload.note(owner)
     if not done:
         config.model_path = path
@@ -71,13 +92,14 @@ def on_ipc(original, self, recv_req: Any):
     """Around ``update_weights_from_ipc``: the checkpoint engine processes quantized layers itself."""
     if model_registry.get(self.get_model()) is None:
         return original(self, recv_req)
-    return False, str(
-        PatchError(
-            "update_weights_from_ipc processes quantized layers a second time",
-            patch=IPC.id,
-            advice="Use update_weights_from_tensor, _from_distributed or _from_disk.",
-        )
-    )
+    return refuse_ipc(IPC.id)
+
+
+def refuse_ipc(patch: str) -> tuple[bool, str]:
+    """Return the answer to an update through the checkpoint engine."""
+    problem = "update_weights_from_ipc processes quantized layers a second time"
+    advice = "Use update_weights_from_tensor, _from_distributed or _from_disk."
+    return False, str(PatchError(problem, patch=patch, advice=advice))
 
 
 def exception_as_answer(update: Callable[[], tuple[bool, str]]) -> tuple[bool, str]:

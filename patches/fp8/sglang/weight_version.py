@@ -11,13 +11,11 @@ from functools import partial
 from typing import Any
 
 from flashpatch.patches.fp8.refit import model_registry
-from flashpatch.patches.fp8.sglang import initialize_model
 from flashpatch.patches.fp8.sglang.schedulers import MANAGER
+from flashpatch.patches.fp8.sglang.session import AGAIN
 from flashpatch.record import Contract, Patch
 
 TOKENIZER = "sglang.srt.managers.tokenizer_control_mixin:TokenizerControlMixin"
-AGAIN = "call end_weight_update() again"
-"""In an answer that leaves the session open."""
 
 # Object that keeps the version in its process, the scheduler's or the tokenizer's, to the version that the open update brings.
 _held: weakref.WeakKeyDictionary[Any, str | None] = weakref.WeakKeyDictionary()

@@ -7,6 +7,7 @@ import asyncio
 import base64
 import json
 import time
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -31,14 +32,13 @@ async def on_tensor(original, self, req: Any) -> Any:
     """
     if WEIGHT_SYNC.sending is None:
         return await original(self, req)
+    return await post(self, "update_weights_from_tensor", {**bucket(req), "selector": SELECTOR})
+
+
+def bucket(req: Any) -> dict[str, Any]:
+    """Return the fields of a request for one bucket that are the same on all versions of SGLang."""
     encoded = [base64.b64encode(part).decode() for part in req.serialized_named_tensors]
-    payload = {
-        "serialized_named_tensors": encoded,
-        "load_format": req.load_format,
-        "flush_cache": False,
-        "selector": SELECTOR,
-    }
-    return await post(self, "update_weights_from_tensor", payload)
+    return {"serialized_named_tensors": encoded, "load_format": req.load_format, "flush_cache": False}
 
 
 async def on_flush(original, self) -> Any:
@@ -47,11 +47,18 @@ async def on_flush(original, self) -> Any:
     Raises:
         PatchError: see `post`.
     """
+    return await flush_or_end(lambda: original(self), lambda: end_weight_update(self))
+
+
+async def flush_or_end(
+    flush: Callable[[], Awaitable[Any]], end: Callable[[], Awaitable[dict[str, Any]]]
+) -> Any:
+    """Await ``end``, once, at the end of a sync, and keep its answer; ``flush`` at any other time."""
     sending = WEIGHT_SYNC.sending
     if sending is None or sending.committed is not None:
-        return await original(self)
+        return await flush()
     sending.send = time.perf_counter() - sending.began
-    sending.committed = await end_weight_update(self)
+    sending.committed = await end()
     return sending.committed
 
 
@@ -94,10 +101,15 @@ async def begin_weight_update(self, selector: str = "all", sync: str = "") -> di
     Raises:
         PatchError: see `post`.
     """
+    return await post_patiently(self, "begin_weight_update", {"selector": selector, "rid": sync or None})
+
+
+async def post_patiently(adapter: Any, endpoint: str, payload: dict[str, Any]) -> dict[str, Any]:
+    """Do as `post`, asking again for `PATIENCE` seconds while the server still has requests."""
     end = time.monotonic() + PATIENCE
     while True:
         try:
-            return await post(self, "begin_weight_update", {"selector": selector, "rid": sync or None})
+            return await post(adapter, endpoint, payload)
         except PatchError as error:
             if REQUESTS_RUN not in str(error) or time.monotonic() > end:
                 raise
@@ -157,6 +169,7 @@ _patch = partial(
     Patch,
     requires="verl>=0.9",
     evidence="optional",  # ranks that are not the first of a server send nothing
+    beside="sglang>=0.5.21",
     scope=frozenset({"trainer"}),
     needs=("fp8.verl_sglang.server_adapter_update_weights",),
 )

@@ -104,7 +104,7 @@ async def on_generate(
     return output
 
 
-_patch = partial(Patch, requires="verl>=0.9", scope=frozenset({"driver"}))
+_patch = partial(Patch, requires="verl>=0.9", beside="sglang>=0.5.21", scope=frozenset({"driver"}))
 
 LAUNCH = _patch(
     id="fp8.verl_sglang.launch_server",

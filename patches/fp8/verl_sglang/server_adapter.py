@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from flashpatch import ledger
@@ -25,17 +25,43 @@ def on_update(original, self, weights: Any, *args: Any, **kwargs: Any) -> Corout
     Raises:
         PatchError: sparse updates or adapters, which write past the model's loader; or a request failed.
     """
+
+    def begin(sync: str) -> Awaitable[Any]:
+        return http_engine.begin_weight_update(self._engine, http_engine.SELECTOR, sync)
+
+    return update(original, self, weights, args, kwargs, begin)
+
+
+def update(
+    original, self, weights: Any, args: tuple, kwargs: dict, begin: Callable[[str], Awaitable[Any]]
+) -> Coroutine:
+    """Send the weights within a session, and keep its receipt.
+
+    Args:
+        original: verl's method, whose flush at the end ends the session.
+        self: verl's ``ServerAdapter``.
+        weights, args, kwargs: of the call.
+        begin: opens a session on the server, given the id of the sync.
+    """
     step = kwargs.get("global_steps", args[0] if args else None)
-    return _update(original, self, weights, args, kwargs, WEIGHT_SYNC.begin(step))
+    return _update(original, self, weights, args, kwargs, begin, WEIGHT_SYNC.begin(step))
 
 
-async def _update(original, self, weights: Any, args: tuple, kwargs: dict, sending: Sending) -> Any:
+async def _update(
+    original,
+    self,
+    weights: Any,
+    args: tuple,
+    kwargs: dict,
+    begin: Callable[[str], Awaitable[Any]],
+    sending: Sending,
+) -> Any:
     _refuse(kwargs)
     began = time.perf_counter()
     await self._init_server_adapter()
     with WEIGHT_SYNC.in_sending(sending):
         if self._engine is not None:
-            await http_engine.begin_weight_update(self._engine, http_engine.SELECTOR, sending.id)
+            await begin(sending.id)
         sending.began = time.perf_counter()
         result = await original(self, sending.timed(weights), *args, **kwargs)
     workers = None if self._engine is None else receipts_of(sending.committed or {})
@@ -75,6 +101,7 @@ PATCH = Patch(
     id="fp8.verl_sglang.server_adapter_update_weights",
     targets=(f"{ADAPTER}.update_weights",),
     requires="verl>=0.9",
+    beside="sglang>=0.5.21",
     wrapper=on_update,
     contract=Contract(
         params=("weights", "global_steps"),

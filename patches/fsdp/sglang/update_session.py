@@ -28,9 +28,9 @@ def on_begin(original, self, recv_req: Any) -> Any:
     ledger.role("worker")
     output = original(self, recv_req)
     if output.success:
-        _forget()
+        forget()
         if recv_req.selector != "draft":
-            Session.arrival = Arrival(engine.options("fsdp")["audit"], ID, TARGET, bool(recv_req.rid))
+            open_audit(recv_req.rid or "")
     return output
 
 
@@ -40,7 +40,7 @@ def on_end(original, self, recv_req: Any) -> Any:
 
     if self._session is None:
         return original(self, recv_req)
-    Session.problem = of_all_ranks(_problem())
+    Session.problem = of_all_ranks(problem_found())
     problem = Session.problem
     try:
         output = original(self, recv_req)
@@ -48,14 +48,20 @@ def on_end(original, self, recv_req: Any) -> Any:
         self._session = None
         output = EndWeightUpdateReqOutput(success=False, message=str(refused))
     if self._session is None:  # else requests are running, and the end is to be asked for again
-        _forget()
+        forget()
         ledger.flush()  # SGLang ends its processes by SIGKILL
         if problem and problem not in output.message:
             output = EndWeightUpdateReqOutput(success=False, message=problem)
     return output
 
 
-def _problem() -> str:
+def open_audit(sync: str) -> None:
+    """Audit the session that is open; one whose sender named its sync must bring fingerprints."""
+    forget()
+    Session.arrival = Arrival(engine.options("fsdp")["audit"], ID, TARGET, bool(sync))
+
+
+def problem_found() -> str:
     """Return why the audit of this rank failed, or an empty string."""
     if Session.arrival is None:
         return ""
@@ -66,7 +72,7 @@ def _problem() -> str:
     return ""
 
 
-def _forget() -> None:
+def forget() -> None:
     if Session.arrival is not None:
         Session.arrival.close()
     Session.arrival, Session.problem = None, ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -38,9 +38,34 @@ def on_tensor(original, self, named_tensors: Any, load_format: str | None = None
 
     Whatever the audit raises becomes SGLang's answer: an exception here would end the scheduler.
     """
+    if (
+        self.get_model_runner().is_draft_worker and Session.arrival is not None
+    ):  # the same bucket, after the policy
+        return original(self, [item for item in named_tensors if not messages.ours(item[0])], load_format)
+    from sglang.srt.model_executor.model_runner_components.weight_updater import LocalSerializedTensor
+
+    return load_audited(
+        named_tensors, load_format, LocalSerializedTensor, lambda kept: original(self, kept, load_format)
+    )
+
+
+def load_audited(
+    named_tensors: Any,
+    load_format: str | None,
+    serialized: type,
+    load: Callable[[Any], tuple[bool, str]],
+) -> tuple[bool, str]:
+    """Audit one bucket, then ``load`` it; return the answer.
+
+    Args:
+        named_tensors: names and tensors, with the audit's messages among them; a flattened bucket is not audited.
+        load_format: None for named tensors.
+        serialized: SGLang's class of a tensor that came once for each rank.
+        load: SGLang's own function.
+    """
     arrival = Session.arrival
     if arrival is None or (load_format is not None and not arrival.expected):
-        return original(self, named_tensors, load_format)
+        return load(named_tensors)
     if load_format is not None:
         return False, str(
             PatchError(
@@ -50,14 +75,12 @@ def on_tensor(original, self, named_tensors: Any, load_format: str | None = None
                 advice="Send named tensors (checkpoint_engine.backend=naive), or set the audit to off.",
             )
         )
-    if self.get_model_runner().is_draft_worker:  # gets the same bucket after the policy
-        return original(self, [item for item in named_tensors if not messages.ours(item[0])], load_format)
-    kept, problem = _audited(arrival, named_tensors)
+    kept, problem = _audited(arrival, unwrapped(named_tensors, serialized))
     try:
         problem = of_all_ranks(problem)
         if problem:
             return False, problem
-        return original(self, kept, load_format) if kept else (True, "Success")
+        return load(kept) if kept else (True, "Success")
     finally:
         arrival.settles()
 
@@ -73,14 +96,13 @@ def on_end(original, self, *args: Any, **kwargs: Any) -> Any:
     return original(self, *args, **kwargs)
 
 
-def unwrapped(named_tensors: Any) -> Iterator[tuple[str, Any]]:
+def unwrapped(named_tensors: Any, serialized: type) -> Iterator[tuple[str, Any]]:
     """Yield names and tensors, those for this rank where a tensor came serialized for each."""
-    from sglang.srt.model_executor.model_runner_components.weight_updater import LocalSerializedTensor
-    from sglang.srt.runtime_context import get_parallel
+    from sglang.srt.distributed.parallel_state import get_tp_group
 
-    rank = get_parallel().tp_rank
+    rank = get_tp_group().rank_in_group
     for name, tensor in named_tensors:
-        yield name, tensor.get(rank) if isinstance(tensor, LocalSerializedTensor) else tensor
+        yield name, tensor.get(rank) if isinstance(tensor, serialized) else tensor
 
 
 def of_all_ranks(problem: str) -> str:
@@ -89,20 +111,20 @@ def of_all_ranks(problem: str) -> str:
     SGLang returns the first rank's answer alone. Every rank must call this.
     """
     import torch
-    from sglang.srt.runtime_context import get_parallel
+    from sglang.srt.distributed.parallel_state import get_tp_group
 
-    parallel = get_parallel()
-    if parallel.tp_size == 1:
+    group = get_tp_group()
+    if group.world_size == 1:
         return problem
-    found: list[Any] = [None] * parallel.tp_size
-    torch.distributed.all_gather_object(found, problem, group=parallel.tp_group.cpu_group)
+    found: list[Any] = [None] * group.world_size
+    torch.distributed.all_gather_object(found, problem, group=group.cpu_group)
     return next((f"rank {rank}: {text}" for rank, text in enumerate(found) if text), "")
 
 
-def _audited(arrival: Arrival, named_tensors: Any) -> tuple[list[tuple[str, Any]], str]:
+def _audited(arrival: Arrival, items: Iterator[tuple[str, Any]]) -> tuple[list[tuple[str, Any]], str]:
     """Return what is to be loaded, and why it must not be; the latter is empty if nothing is wrong."""
     try:
-        return arrival.takes(unwrapped(named_tensors)), ""
+        return arrival.takes(items), ""
     except PatchError as error:
         return [], str(error)
     except Exception as error:
@@ -127,7 +149,7 @@ TENSOR = _patch(
         exists=(
             f"{MODULE}:LocalSerializedTensor.get",
             f"{UPDATER}.get_model_runner",
-            "sglang.srt.runtime_context:get_parallel",
+            "sglang.srt.distributed.parallel_state:get_tp_group",
             "sglang.srt.distributed.parallel_state:GroupCoordinator.cpu_group",
         ),
     ),

@@ -92,8 +92,10 @@ def test_no_update_while_the_memory_is_away(models: Path, tmp_path: Path) -> Non
     for one in seen:
         assert one.done, str(one)
     gone, kept, fresh = (one.steps for one in seen)
-    assert not gone[3][0] and not gone[4][0] and "resume it and call end_weight_update() again" in gone[4][1]
-    assert not gone[6][0] and "discarded" in gone[6][1]
+    assert not gone[3][0] and not gone[4][0] and "resume it and end the update again" in gone[4][1]
+    assert not gone[6][0] and "memory of its weights is away" in gone[6][1], (
+        "what failed first in the session"
+    )
     assert "discarded" in gone[7]
     for answer in gone[9], gone[10]:
         assert not answer[0] and "memory of its weights is away" in answer[1]

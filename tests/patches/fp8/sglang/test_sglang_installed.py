@@ -10,13 +10,26 @@ import sglang_lab as lab
 pytestmark = pytest.mark.sglang
 
 
-@pytest.mark.parametrize(("family", "least"), [("fp8", 16), ("eagle", 14)])
+FAMILIES = [("fp8", 18)] if lab.OLD else [("fp8", 21), ("eagle", 14)]
+
+
+@pytest.mark.parametrize(("family", "least"), FAMILIES)
 def test_all_is_installed_and_undone_without_a_trace(family: str, least: int, tmp_path: Path) -> None:
-    seen = lab.bare(tmp_path, ["undo", dict(family=family)], env={"STANDIN_AMX": "1"})
+    step = ["undo", dict(family=family, framework=lab.FRAMEWORK)]
+    seen = lab.bare(tmp_path, step, env={"STANDIN_AMX": "1"})
     assert seen.done, str(seen)
     [found] = seen.steps
     assert found["states"] == ["installed"]
     assert found["replaced"] == found["restored"] == found["count"] >= least
+
+
+def test_the_other_generation_stands_aside(tmp_path: Path) -> None:
+    """It says so, and nothing is refused: the engine's own argument class can be used."""
+    other = "sglang" if lab.OLD else "sglang_0_5_12"
+    seen = lab.bare(tmp_path, ["states", dict(family="fp8", framework=other)], env={"STANDIN_AMX": "1"})
+    assert seen.done, str(seen)
+    [states] = seen.steps
+    assert set(states) == {f"superseded(those of {lab.FRAMEWORK}, which are for the installed version)"}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,18 @@
+"""Run verl on SGLang 0.5.12, the version that stock verl 0.9.1 installs and starts by itself.
+
+These patches are in the place of those in `verl_sglang`, which are for newer versions.
+"""
+
+from __future__ import annotations
+
+from flashpatch.patches.fp8.verl_sglang_0_5_12 import client, server
+
+PATCHES = (
+    server.LAUNCH,
+    server.GENERATE,
+    server.LAUNCHED,
+    server.DEAD,
+    client.TENSOR,
+    client.FLUSH,
+    client.UPDATE,
+)

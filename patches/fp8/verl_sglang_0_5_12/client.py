@@ -1,0 +1,99 @@
+"""Make one update session of each sync that verl's client sends to SGLang 0.5.12, and keep its receipt.
+
+SGLang has no sessions there. FlashPatch's part of the server takes them in requests that `sglang_sessions` describes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Coroutine
+from typing import Any
+
+from flashpatch.patches._shared import sglang_sessions
+from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
+from flashpatch.patches.fp8.verl_sglang import http_engine, server_adapter
+from flashpatch.patches.fp8.verl_sglang_0_5_12.server import FRAMEWORK, for_verl
+from flashpatch.record import Contract
+
+ENDPOINT = "update_weights_from_tensor"
+
+
+def on_update(original, self, weights: Any, *args: Any, **kwargs: Any) -> Coroutine:
+    """Around ``update_weights``; see `server_adapter.on_update`.
+
+    Raises:
+        PatchError: sparse updates or adapters, which write past the model's loader; or a request failed.
+    """
+
+    def begin(sync: str) -> Awaitable[Any]:
+        return http_engine.post_patiently(self._engine, ENDPOINT, sglang_sessions.begin(sync))
+
+    return server_adapter.update(original, self, weights, args, kwargs, begin)
+
+
+async def on_tensor(original, self, req: Any) -> Any:
+    """Around ``update_weights_from_tensor``: within a sync, post one bucket of the policy, once.
+
+    Raises:
+        PatchError: see `http_engine.post`.
+    """
+    if WEIGHT_SYNC.sending is None:
+        return await original(self, req)
+    return await http_engine.post(self, ENDPOINT, {**http_engine.bucket(req), "disable_draft_model": True})
+
+
+async def on_flush(original, self) -> Any:
+    """Around ``flush_cache``: within a sync, which verl ends so, end the session; that commits, then flushes once.
+
+    Raises:
+        PatchError: see `http_engine.post`.
+    """
+    return await http_engine.flush_or_end(
+        lambda: original(self), lambda: http_engine.post(self, ENDPOINT, sglang_sessions.end())
+    )
+
+
+UPDATE = for_verl(
+    id=f"{FRAMEWORK}.server_adapter_update_weights",
+    targets=server_adapter.PATCH.targets,
+    wrapper=on_update,
+    contract=Contract(
+        params=server_adapter.PATCH.contract.params, mentions=server_adapter.PATCH.contract.mentions
+    ),
+    evidence="optional",  # some trainers send nothing, such as a critic; the driver asks all that should
+    scope=frozenset({"trainer"}),
+    needs=(f"{FRAMEWORK}.update_weights_from_tensor", f"{FRAMEWORK}.flush_cache"),
+    why="SGLang takes each bucket for an update of its own, and verl does not know which policy a replica holds after a sync.",
+    how="Opens a session for the policy before the first bucket, and keeps the receipts of the server's ranks until the "
+    "driver asks. After a failure the session stays open, so that nothing half-updated is served.",
+    remove_when="verl tells SGLang where an update begins and ends, and returns what each rank committed.",
+)
+
+TENSOR = for_verl(
+    id=f"{FRAMEWORK}.update_weights_from_tensor",
+    targets=http_engine.TENSOR.targets,
+    wrapper=on_tensor,
+    contract=Contract(
+        params=("req",),
+        mentions=http_engine.TENSOR.contract.mentions,
+        exists=("sglang.srt.managers.io_struct:UpdateWeightsFromTensorReqInput.disable_draft_model",),
+    ),
+    evidence="optional",  # ranks that are not the first of a server send nothing
+    scope=frozenset({"trainer"}),
+    needs=(f"{FRAMEWORK}.server_adapter_update_weights",),
+    why=http_engine.TENSOR.why,
+    how=http_engine.TENSOR.how,
+    remove_when="verl's client knows which requests it may repeat, and passes disable_draft_model and flush_cache on.",
+)
+
+FLUSH = for_verl(
+    id=f"{FRAMEWORK}.flush_cache",
+    targets=http_engine.FLUSH.targets,
+    wrapper=on_flush,
+    contract=Contract(mentions=("self.max_attempts",)),
+    evidence="optional",  # ranks that are not the first of a server send nothing
+    scope=frozenset({"trainer"}),
+    needs=(f"{FRAMEWORK}.server_adapter_update_weights",),
+    why="The end of a sync is known in verl's client alone; and a flush that fails is only logged.",
+    how="At the end of a sync ends the session, which commits the update, flushes the cache and answers with receipts.",
+    remove_when=server_adapter.PATCH.remove_when,
+)
