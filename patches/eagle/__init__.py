@@ -89,5 +89,6 @@ FAMILY = Family(
             least=0,
         ),
     },
+    refuses=("sglang.srt.managers.scheduler:Scheduler.__init__",),
     commands={"eagle-warmup": "flashpatch.patches.eagle.vllm.warmup"},
 )

@@ -17,7 +17,7 @@ def on_post_init(original, self, *args: Any, **kwargs: Any) -> None:
 
 
 PATCH = for_old_sglang(
-    id=f"{FRAMEWORK}.server_args",
+    id=f"{FRAMEWORK}.server_args_post_init",
     targets=("sglang.srt.server_args:ServerArgs.__post_init__",),
     wrapper=on_post_init,
     contract=Contract(

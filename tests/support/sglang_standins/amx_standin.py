@@ -1,26 +1,47 @@
-"""Prepare torch for SGLang on a CPU. Import it before SGLang; what it changes waits for SGLang's import.
+"""Prepare torch for SGLang on a CPU. Import it before SGLang; what it changes waits for SGLang's imports.
 
 - With STANDIN_AMX=1 SGLang believes that the processor has AMX tiles.
 - ``torch.tensor(..., pin_memory=True)``, by which SGLang 0.5.12 returns a prompt's log-probabilities, gives pageable memory:
   a machine without an accelerator has no other, and torch would raise.
+- ``apply_fp8_linear``, which SGLang 0.5.12 calls on a CPU too and which is in Triton, is replaced by plain PyTorch.
 """
 
 import functools
+import importlib.util
 import os
 import sys
 
+FP8 = "sglang.srt.layers.quantization.fp8_utils"
+
 
 class _BeforeSGLang:
-    """A finder that finds nothing; the first import of SGLang passes it."""
+    """A finder that finds nothing but the module with the fp8 function, whose loader it extends."""
 
     def find_spec(self, name, path=None, target=None):
         if name == "sglang":
-            sys.meta_path.remove(self)
-            import torch
+            _prepare_torch()
+        if name != FP8:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
 
-            if os.environ.get("STANDIN_AMX") == "1":
-                torch.cpu._is_amx_tile_supported = lambda: True
-            torch.tensor = _pageable(torch.tensor)
+        def exec_module(module):
+            execute(module)
+            module.apply_fp8_linear = fp8_linear
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+def _prepare_torch():
+    import torch
+
+    if os.environ.get("STANDIN_AMX") == "1":
+        for module in (torch.cpu, torch._C._cpu):  # from 0.5.21 on SGLang asks the first, before the second
+            module._is_amx_tile_supported = lambda: True
+    if not hasattr(torch.tensor, "__wrapped__"):
+        torch.tensor = _pageable(torch.tensor)
 
 
 def _pageable(tensor):
@@ -28,7 +49,15 @@ def _pageable(tensor):
     def pageable(*args, pin_memory=False, **kwargs):
         return tensor(*args, **kwargs)
 
+    pageable.__wrapped__ = tensor
     return pageable
+
+
+def fp8_linear(input, weight, weight_scale, input_scale=None, input_scale_ub=None, bias=None, **options):
+    """float8 weight [in, out] with one scale, or one per column; activations keep their precision."""
+    wide = weight.float() * weight_scale.float().reshape(1, -1)
+    output = input.float() @ wide
+    return (output if bias is None else output + bias.float()).to(input.dtype)
 
 
 sys.meta_path.insert(0, _BeforeSGLang())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import sglang_lab as lab
 from tree import SUPPORT
 from verl_job import live, metrics, train
 
@@ -14,6 +15,8 @@ SGLANG = ("actor_rollout_ref.rollout.name=sglang",)
 QUANTIZED = dict(STANDIN_AMX="1", TORCHDYNAMO_DISABLE="1")
 TWO_GPUS = "trainer.n_gpus_per_node=2"
 UPDATES = ("begin_weight_update", "update_weights_from_tensor", "end_weight_update")
+if lab.OLD:
+    UPDATES = ("update_weights_from_tensor", "runner_update_weights_from_tensor")
 
 
 @pytest.fixture
@@ -36,10 +39,10 @@ def check(output: str, processes: list[dict], bound: float, corrected: bool, sch
     assert len(workers) == schedulers
     for worker in workers:
         for name in UPDATES:
-            assert worker["patches"][f"fp8.sglang.{name}"]["state"] == "live", worker["patches"]
+            assert worker["patches"][f"fp8.{lab.FRAMEWORK}.{name}"]["state"] == "live", worker["patches"]
     live_in_trainers = [process for process in processes if "trainer" in process["roles"]]
     assert any(
-        process["patches"]["fp8.verl_sglang.server_adapter_update_weights"]["calls"] == 3
+        process["patches"][f"fp8.verl_{lab.FRAMEWORK}.server_adapter_update_weights"]["calls"] == 3
         for process in live_in_trainers
     )
 
@@ -47,6 +50,13 @@ def check(output: str, processes: list[dict], bound: float, corrected: bool, sch
 @pytest.mark.full  # test_sync.py updates such servers in `make test`
 def test_two_steps_with_updated_fp8_rollouts(world, tmp_path):
     done = train(world, tmp_path, *SGLANG, FLASHPATCH="cpu,fp8", **QUANTIZED)
+    assert done.returncode == 0, done.stdout[-8000:]
+    check(done.stdout, live(tmp_path), 0.05, corrected=True)
+
+
+@pytest.mark.skipif(not lab.OLD, reason="newer versions have their jobs below, and in tests/patches/fsdp")
+def test_four_families_on_the_version_that_stock_verl_installs(world, tmp_path):
+    done = train(world, tmp_path, *SGLANG, FLASHPATCH="cpu,int8,grpo,fsdp", **QUANTIZED)
     assert done.returncode == 0, done.stdout[-8000:]
     check(done.stdout, live(tmp_path), 0.05, corrected=True)
 
@@ -82,5 +92,9 @@ def test_a_loader_that_raises_ends_the_job_by_name(world, tmp_path):
     faults = dict(SGLANG_FAULT=str(fault), PYTHONPATH=str(SUPPORT / "sglang_faults"))
     done = train(world, tmp_path, *SGLANG, FLASHPATCH="cpu,bf16", **faults)
     assert done.returncode not in (0, None) and metrics(done.stdout, "training/global_step") == []
-    for word in ("[flashpatch: fp8.verl_sglang.", "LookupError: cannot place this tensor", "in load_weights"):
+    for word in (
+        f"[flashpatch: fp8.verl_{lab.FRAMEWORK}.",
+        "LookupError: cannot place this tensor",
+        "in load_weights",
+    ):
         assert word in done.stdout, done.stdout[-8000:]

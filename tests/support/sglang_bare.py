@@ -1,0 +1,71 @@
+"""Steps of `sglang_job` that need SGLang and no engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def arguments(given: dict[str, Any]) -> list[Any]:
+    """What SGLang's own resolution makes of arguments: the quantization, or the error's name and message."""
+    from sglang.srt.server_args import ServerArgs
+
+    try:
+        args = ServerArgs(**given)
+        if not hasattr(args, "resolve_once"):  # before 0.5.20 it resolves itself
+            return [args.quantization, ""]
+        from sglang.srt.arg_groups.overrides import resolution_result
+
+        args.resolve_once()
+        return [resolution_result(args, "quantization"), ""]
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+
+
+def undo(family: str, framework: str = "sglang") -> dict[str, Any]:
+    """Every target of a family's records before, during and after it is on."""
+    import importlib
+
+    import flashpatch
+    from flashpatch import engine, registry
+
+    def holder(target: str) -> tuple[Any, str]:
+        module, _, name = target.partition(":")
+        place = importlib.import_module(module)
+        *path, last = name.split(".")
+        for part in path:
+            place = getattr(place, part)
+        return place, last
+
+    records = [p for p in registry.families()[family].patches if p.framework == framework]
+    places = [holder(p.targets[0]) for p in records]
+    before = [vars(place)[last] for place, last in places]
+    flashpatch.enable(family)
+    during = [vars(place)[last] for place, last in places]
+    states = {s.state.word for i, s in engine.statuses().items() if i.startswith(f"{family}.{framework}.")}
+    flashpatch.disable(family)
+    after = [vars(place)[last] for place, last in places]
+    return dict(
+        states=sorted(states),
+        count=len(places),
+        replaced=sum(a is not b for a, b in zip(before, during)),
+        restored=sum(a is b for a, b in zip(before, after)),
+    )
+
+
+def states(family: str, framework: str) -> list[str]:
+    """The states of a family's patches for a framework while it is on, and SGLang's modules are imported."""
+    import flashpatch
+    from flashpatch import engine
+
+    flashpatch.enable(family)
+    try:
+        import sglang.srt.managers.scheduler  # noqa: F401
+
+        found = engine.statuses().items()
+        engine.require(family)
+        return [str(status.state) for id, status in found if id.startswith(f"{family}.{framework}.")]
+    finally:
+        flashpatch.disable(family)
+
+
+BARE = {bare.__name__: bare for bare in (arguments, undo, states)}
