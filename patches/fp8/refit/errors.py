@@ -8,6 +8,12 @@ PATCH = "fp8.update"
 REQUESTS_RUN = "requests are running"
 REPORT = "Report this model; until then update it by restarting the engine."
 
+ASLEEP = (
+    "the engine sleeps and the memory of its weights is away",
+    'Call wake_up(tags=["weights"]) first (on SGLang resume_memory_occupation).',
+)
+"""Problem and advice of the error that every write gets until the memory is back."""
+
 
 def update_error(problem: str, advice: str, model: str | None = None) -> PatchError:
     """Return a `PatchError` of this patch; ``model``: class name of the model whose update failed."""

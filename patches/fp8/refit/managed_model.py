@@ -23,7 +23,7 @@ from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.precision.quantize_on_load import Rounding
 from flashpatch.patches.fp8.refit import checksum
 from flashpatch.patches.fp8.refit.coverage import Coverage
-from flashpatch.patches.fp8.refit.errors import PATCH, REQUESTS_RUN, update_error
+from flashpatch.patches.fp8.refit.errors import ASLEEP, PATCH, REQUESTS_RUN, update_error
 from flashpatch.patches.fp8.refit.layer import Layer
 from flashpatch.patches.fp8.refit.layer_groups import group_layers, layers_and_parents, release_removed
 from flashpatch.patches.fp8.refit.layer_state import LayerState, held_tensors
@@ -274,8 +274,6 @@ class ManagedModel:
             with torch.no_grad(), suppress(Exception), WriteLog(self.tensors()) as log:
                 self._watched_load(original, iter(()), **kwargs)
             log.undo()
-        if self.asleep:
-            raise self._asleep()
         ended = self.adapter.consensus.failure() if self.state == "open" else None
         if ended is not None and (self._session or ended[1]):
             with self._failing(names):
@@ -313,7 +311,7 @@ class ManagedModel:
                 f"weights of this engine cannot be updated: {reason}", "Open a new engine on them."
             )
         if self.asleep:
-            return self._asleep()
+            return self._error(*ASLEEP)
         if self.options["in_flight"] == "refuse" and self.adapter.busy():
             return self._error(
                 f"{REQUESTS_RUN}, so the update is refused",
@@ -326,20 +324,11 @@ class ManagedModel:
             )
         return None
 
-    def _asleep(self) -> PatchError:
-        """Return why nothing may be written while the memory is away; an open update stays open."""
-        return self._error(
-            "the engine sleeps and the memory of its weights is away",
-            'Call wake_up(tags=["weights"]) first (on SGLang resume_memory_occupation).',
-        )
-
     def _finish(self, partial: bool | None = None) -> None:
         if self.state == "broken" and self.error:
             raise self._error(self.error, "Send a complete update.")
         if self.state != "open":
             return
-        if self.asleep:
-            raise self._asleep()
         if self._allows_partial(partial) and self._close_if_empty():
             return
         missing = self._missing(partial)
@@ -375,6 +364,8 @@ class ManagedModel:
         if not self._lock.acquire(blocking=False):
             raise self._error("another update is loading into this model", "Send one update at a time.")
         try:
+            if self.asleep and self.state == "open":  # it stays so
+                raise self._error(*ASLEEP)
             yield
         finally:
             self._lock.release()

@@ -65,11 +65,14 @@ def release(
     """
     from flashpatch.patches.fp8.refit.host_copies import HostCopies
 
-    policy = [tensor for owner in owners["target"] for tensor in owner.parameters()]
+    unloaded = [tensor for owner in owners["target"] for tensor in owner.never_loaded()]
+    updated = {id(tensor) for owner in owners["target"] for tensor in owner.parameters()}
+    updated -= {id(tensor) for tensor in unloaded}
+    policy = [tensor for owner in owners["target"] for tensor in owner.parameters() if id(tensor) in updated]
     for role in ROLES:
         for owner in () if kept[role] else owners[role]:
             if owner not in _copies:  # else it is away already, and there is nothing to copy
-                tensors = owner.constants() if role == "target" else owner.tensors()
+                tensors = [*owner.constants(), *owner.never_loaded()] if role == "target" else owner.tensors()
                 _copies[owner] = HostCopies(tensors, without=policy)
     output = do()
     for role in ROLES:
