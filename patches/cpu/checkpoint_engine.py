@@ -62,7 +62,6 @@ class GlooCheckpointEngine(CheckpointEngine):
         self._receiver: control.Receiver | None = None
         self._group: GlooGroup | None = None
         self._store: dist.Store | None = None
-        self._receivers = 0
         self._rank: int | None = None
 
     def prepare(self) -> dict[str, Any]:
@@ -115,7 +114,7 @@ class GlooCheckpointEngine(CheckpointEngine):
         Raises:
             PatchError: a process did not come, or belongs to another transfer.
         """
-        self._rank, self._receivers = rank, len(peers)
+        self._rank = rank
         if rank < 0 or not peers:
             return
         try:

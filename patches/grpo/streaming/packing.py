@@ -4,7 +4,7 @@ The next sample goes to the fullest rank that has room for it (best fit), so tha
 kept for long samples; when no rank has room, the round is complete. Before a round leaves, its samples are
 divided anew, since by then all of them are known. async-grpo's ``add_sample_to_batches`` takes the least-full
 rank: then all ranks are half full when a long sample comes, and at hundreds of ranks one comes soon. A sample
-over the budget is not lost: it gets a batch of its own, or an error that names it.
+over the budget is not lost: it gets a batch of its own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from flashpatch.patches.grpo.errors import refuse
 from flashpatch.patches.grpo.streaming.partition import balance
@@ -52,7 +52,6 @@ class Packer:
     Args:
         ranks: number of batches in a round.
         budget: largest number of tokens in a batch.
-        oversize: what happens to a sample over the budget: ``"alone"`` in a batch, or an ``"error"``.
         rebalance: divide a complete round's samples anew. Without it samples go to the least-full rank, and
             stay there.
 
@@ -65,14 +64,11 @@ class Packer:
         ranks: int,
         budget: int,
         *,
-        oversize: Literal["alone", "error"] = "alone",
         rebalance: bool = True,
     ) -> None:
         if ranks < 1 or budget < 1:
-            refuse("batcher", "ranks, budget", f"are {ranks} and {budget}.", "Give positive numbers.")
-        if oversize not in ("alone", "error"):
-            refuse("batcher", "oversize", f"is {oversize!r}.", 'Choose "alone" or "error".')
-        self.ranks, self.budget, self.oversize, self.rebalance = ranks, budget, oversize, rebalance
+            refuse("packing", "ranks, budget", f"are {ranks} and {budget}.", "Give positive numbers.")
+        self.ranks, self.budget, self.rebalance = ranks, budget, rebalance
         self.round = 0
         self._open()
 
@@ -88,14 +84,10 @@ class Packer:
         The sample is taken when this returns, whether or not the iterator is used.
 
         Raises:
-            PatchError: ``tokens`` is not positive, or over the budget under ``oversize="error"``; the sample
-                was not taken then, and everything else is as before.
+            PatchError: ``tokens`` is not positive; the sample was not taken then, and everything else is as before.
         """
         if tokens < 1:
-            refuse("batcher", "tokens", f"is {tokens} for {sample!r:.80}.", "Count prompt and response.")
-        if tokens > self.budget and self.oversize == "error":
-            problem = f"is {self.budget}, and {sample!r:.80} has {tokens} tokens."
-            refuse("batcher", "budget", problem, 'Raise the budget, or choose oversize="alone".')
+            refuse("packing", "tokens", f"is {tokens} for {sample!r:.80}.", "Count prompt and response.")
         done = []
         at = self._room(tokens)
         if at is None:

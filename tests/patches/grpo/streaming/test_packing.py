@@ -103,7 +103,7 @@ def test_rebalancing_needs_fewer_rounds_and_less_time_of_the_ranks(ranks):
     )
 
 
-def test_an_oversized_sample_is_alone_or_refused_by_name():
+def test_an_oversized_sample_is_alone():
     packer = Packer(2, 10)
     assert not [*packer.add("small", 3), *packer.add("other", 9)]
     (first,) = packer.add("huge", 25)
@@ -113,18 +113,11 @@ def test_an_oversized_sample_is_alone_or_refused_by_name():
     assert not [*packer.add("small", 3), *packer.add("other", 3), *packer.add("huge", 25)]
     assert sorted(batch.samples for batch in packer.flush()) == [("huge",), ("small", "other")]
 
-    strict = Packer(2, 10, oversize="error")
-    list(strict.add("small", 3))
-    with pytest.raises(PatchError, match="'huge' has 25 tokens") as error:
-        strict.add("huge", 25)
-    assert error.value.patch == "grpo.batcher" and strict.waiting == 1
-
 
 @pytest.mark.parametrize(
     "make, named",
     [
         (lambda: Packer(0, 10), "ranks, budget"),
-        (lambda: Packer(1, 10, oversize="drop"), "oversize] is 'drop'"),
         (lambda: Packer(1, 10).add("x", 0), "tokens] is 0"),
     ],
 )
