@@ -57,13 +57,13 @@ class Dispatcher:
         Args:
             prompts: verl's TensorDict of prompts; ``uid`` names each.
         """
-        if "validate" in prompts:  # the queue does not hold these
-            self._validated = dict.fromkeys(map(str, prompts["uid"]), prompts)
-        for chunk in prompts.chunk(min(len(self.workers), len(prompts))):
-            worker = self.workers[self._next % len(self.workers)]
-            self._next += 1
-            self._sent.update(dict.fromkeys(map(str, chunk["uid"]), worker))
-            self._calls.append((worker, worker.generate_sequences.remote(chunk)))
+        if "validate" in prompts:
+            for uid in self._validated:
+                self._sent.pop(uid, None)
+            self._validated = dict.fromkeys(
+                map(str, prompts["uid"]), prompts
+            )  # the queue does not hold these
+        self._dispatch(prompts)
 
     def recover(self, open_groups: Iterable[str], partition: str = PARTITION) -> int:
         """Dispatch the open groups of dead workers again; return their number.
@@ -81,7 +81,8 @@ class Dispatcher:
         if lost:
             logger.warning("%d prompts of a dead agent loop worker are dispatched again", len(lost))
             ledger.note(redispatched=ledger.notes().get("redispatched", 0) + len(lost))
-            self._generate_again(lost, partition)
+            known = () if partition == PARTITION else (partition, self._validated[lost[0]])
+            self._dispatch(again(lost, *known))
         return len(lost)
 
     def forget(self, uids: Iterable[str]) -> None:
@@ -98,13 +99,12 @@ class Dispatcher:
             ray.kill(worker)
         self._use([])
 
-    def _generate_again(self, lost: list[str], partition: str) -> None:
-        if partition == PARTITION:
-            self.generate_sequences(again(lost))
-            return
-        whole = self._validated
-        self.generate_sequences(again(lost, partition, whole[lost[0]]))
-        self._validated = whole
+    def _dispatch(self, prompts: Any) -> None:
+        for chunk in prompts.chunk(min(len(self.workers), len(prompts))):
+            worker = self.workers[self._next % len(self.workers)]
+            self._next += 1
+            self._sent.update(dict.fromkeys(map(str, chunk["uid"]), worker))
+            self._calls.append((worker, worker.generate_sequences.remote(chunk)))
 
     def _look(self) -> None:
         """Ask each worker whether it lives, and whether it got its prompts, without waiting for an answer."""

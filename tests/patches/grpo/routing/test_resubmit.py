@@ -1,0 +1,53 @@
+"""Which errors of a server mean that it is dead, which that it is slow, and which are the request's own."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("ray")
+
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
+
+from flashpatch.patches.grpo.routing import resubmit
+
+pytestmark = pytest.mark.verl
+
+
+class Balancer:
+    """Record what it is told, as a Ray actor would be."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple] = []
+
+    def __getattr__(self, name: str):
+        async def remote(*given):
+            self.told.append((name, *given))
+
+        return SimpleNamespace(remote=remote)
+
+
+def told(error: Exception) -> list[tuple]:
+    balancer = Balancer()
+    client = SimpleNamespace(_load_balancer=balancer)
+    asyncio.run(resubmit._report(client, "a", resubmit.slow(error), 30.0))
+    return balancer.told
+
+
+@pytest.mark.parametrize(
+    "error", [TimeoutError(), ActorUnavailableError("a connection broke", None)], ids=["late", "unreached"]
+)
+def test_a_slow_server_rests(error):
+    """One that Ray could not reach for a moment was removed for good."""
+    assert resubmit.lost(error) and told(error) == [("rest_server", "a", 30.0)]
+
+
+def test_a_dead_server_is_removed():
+    assert resubmit.lost(ActorDiedError()) and told(ActorDiedError()) == [("remove_servers", ["a"])]
+
+
+def test_an_error_of_the_request_is_the_requests():
+    assert resubmit.lost(ValueError("prompt too long")) is None
+    assert resubmit.lost(RayTaskError("generate", "", ValueError("prompt too long"))) is None
