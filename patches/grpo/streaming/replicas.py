@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import Any
 
 from flashpatch import ledger
@@ -180,9 +179,13 @@ def _end(replica: Any) -> None:
 
     _kill(replica)
     for actor in (*replica.servers, *replica.workers):
-        with suppress(ray.exceptions.RayActorError):
-            while True:
+        while True:
+            try:
                 ray.get(actor.__ray_ready__.remote())
+            except ray.exceptions.ActorUnavailableError:
+                time.sleep(1.0)  # it is not known to be dead yet
+            except ray.exceptions.RayActorError:
+                break
     for group in getattr(replica.resource_pool, "pgs", None) or ():
         ray.util.remove_placement_group(group)
 
