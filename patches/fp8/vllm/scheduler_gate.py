@@ -18,7 +18,7 @@ from flashpatch.errors import PatchError
 from flashpatch.patches._shared import all_ranks
 from flashpatch.patches._shared.tally import count
 from flashpatch.patches.fp8.refit import model_registry
-from flashpatch.patches.fp8.vllm import kv_connector, running_requests, worker
+from flashpatch.patches.fp8.vllm import kv_connector, running_requests, unsupported, worker
 from flashpatch.record import Contract, Patch
 
 if TYPE_CHECKING:
@@ -77,6 +77,16 @@ class SchedulerGate:
                 request.spec_token_ids = []
         pending, self._pending_outputs = self._pending_outputs, {}
         return pending or None
+
+    def keep_lock_step(self, core: Any) -> bool:
+        """In place of a step: run an empty batch if other engines wait for this one in their forward; return whether it ran.
+
+        Experts that span the engines of a data-parallel group meet in each forward, and the engines in a collective after it.
+        """
+        if not unsupported.spans_engines(core.vllm_config) or core.model_executor.is_sleeping:
+            return False
+        core.execute_dummy_batch()
+        return True
 
     def check_workers(self, core: Any) -> str | None:
         """Ask all workers for their policies, adopt a new version; return why nothing may be generated, or None.
@@ -225,7 +235,9 @@ def on_step(original, self):
         gate.stepped = True
         ledger.note(steps=1)  # from here on reports expect steps of this engine core's workers
     outputs = gate.replacement_outputs(self) if gate is not None else None
-    return original(self) if outputs is None else (outputs, False)
+    if outputs is None:
+        return original(self)
+    return outputs, gate.keep_lock_step(self)
 
 
 def on_collective_rpc(original, self, method: Any, timeout: Any = None, args: tuple = (), kwargs: Any = None):
