@@ -17,8 +17,9 @@ from typing import Literal, NamedTuple
 
 STEPS = 64
 """Speculative steps that a verdict takes."""
-_OWN_SHARE = 4
-"""If updates follow each other faster than verdicts, the newest weights are judged by at least ``STEPS // 4`` steps."""
+_SHARE = 4
+"""The least that is believed is ``STEPS // 4`` steps: of the newest weights, if updates follow each other faster than
+verdicts, and of the weights before."""
 
 KEPT, WORSE, DOUBTED = "kept", "worse", "doubted"
 
@@ -65,7 +66,7 @@ class AcceptanceCheck:
         self._recent: deque[DraftCounts] = deque(maxlen=self.steps)
         self._phase: Literal["idle", "new", "loading", "old"] = "idle"
         self._before = self._after = 0.0
-        self._sure = False  # `_before` is whole, and the policy is the one on which it was measured
+        self._sure = False  # `_before` is of enough steps, all of them under the present policy
         self._of_policy = 0  # steps under the present policy
         self._of_phase = 0  # steps since the phase began
         self._of_weights = 0  # steps of the newest weights
@@ -96,7 +97,8 @@ class AcceptanceCheck:
         """
         before = self.acceptance_length
         if self._phase == "idle":
-            self._before, self._sure = before, self._of_policy >= self.steps
+            measured = len(self._recent)
+            self._before, self._sure = before, self._of_policy >= measured >= self.steps // _SHARE
             self._enter("new")
         self._of_weights = 0
         return before
@@ -131,7 +133,7 @@ class AcceptanceCheck:
         return self._judge_old() if self._phase == "old" else self._judge_new()
 
     def _judge_new(self) -> Verdict:
-        self._after = self._length(max(self._of_weights, self.steps // _OWN_SHARE))
+        self._after = self._length(max(self._of_weights, self.steps // _SHARE))
         if not self._is_less(self._after, self._before):
             outcome, self._phase = KEPT, "idle"
         elif self._sure and self._of_weights >= self.steps:

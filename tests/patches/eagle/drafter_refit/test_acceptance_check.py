@@ -21,10 +21,13 @@ def test_an_update_is_judged_by_the_steps_around_it() -> None:
 
 
 def test_a_fall_after_few_steps_before_is_a_doubt() -> None:
-    check = AcceptanceCheck(max_drafts=3, tolerance=0.2, steps=4)
-    check.add(DraftCounts(3, 3))
-    check.start()
-    assert [check.add(DraftCounts(1, 0)) for _ in range(4)][-1] == (4.0, 1.0, "doubted")
+    for enough in (False, True):
+        check = AcceptanceCheck(max_drafts=3, tolerance=0.2, steps=8)
+        for _ in range(1 + enough):
+            check.add(DraftCounts(3, 3))
+        check.start()
+        outcome = "worse" if enough else "doubted"
+        assert [check.add(DraftCounts(1, 0)) for _ in range(8)][-1] == (4.0, 1.0, outcome)
 
 
 def test_updates_in_a_row_are_judged_by_the_steps_before_the_first() -> None:
