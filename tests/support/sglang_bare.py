@@ -21,8 +21,8 @@ def arguments(given: dict[str, Any]) -> list[Any]:
         return [type(error).__name__, str(error)]
 
 
-def undo(family: str, framework: str = "sglang") -> dict[str, Any]:
-    """Every target of a family's records before, during and after it is on."""
+def undo(family: str, framework: str = "sglang", beside: str = "") -> dict[str, Any]:
+    """Every target of a family's records before, during and after it is on; ``beside``: another that stays on."""
     import importlib
 
     import flashpatch
@@ -38,6 +38,8 @@ def undo(family: str, framework: str = "sglang") -> dict[str, Any]:
 
     records = [p for p in registry.families()[family].patches if p.framework == framework]
     places = [holder(p.targets[0]) for p in records]
+    if beside:
+        flashpatch.enable(beside)
     before = [vars(place)[last] for place, last in places]
     flashpatch.enable(family)
     during = [vars(place)[last] for place, last in places]

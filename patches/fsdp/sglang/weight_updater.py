@@ -38,9 +38,8 @@ def on_tensor(original, self, named_tensors: Any, load_format: str | None = None
 
     Whatever the audit raises becomes SGLang's answer: an exception here would end the scheduler.
     """
-    if (
-        self.get_model_runner().is_draft_worker and Session.arrival is not None
-    ):  # the same bucket, after the policy
+    drafts = self.get_model_runner().is_draft_worker and Session.arrival is not None
+    if drafts and load_format is None:  # gets the same bucket after the policy
         return original(self, [item for item in named_tensors if not messages.ours(item[0])], load_format)
     from sglang.srt.model_executor.model_runner_components.weight_updater import LocalSerializedTensor
 

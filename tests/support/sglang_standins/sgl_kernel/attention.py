@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from .library import operator
+from .library import OLD, operator
 
 
 def _attend(q, keys, values, scale, cap, visible, sinks):
@@ -31,7 +31,8 @@ def _attend(q, keys, values, scale, cap, visible, sinks):
     "decode_attention_cpu(Tensor q, Tensor(a!) k_buffer, Tensor(b!) v_buffer, float k_scale, float v_scale, "
     "Tensor(c!) o, Tensor? key, Tensor? value, Tensor loc, Tensor attn_logits, Tensor req_to_token, "
     "Tensor req_pool_indices, Tensor seq_lens, float sm_scale, float logit_cap, bool is_cross, int window, "
-    "Tensor? encoder_lens, Tensor? sinks=None) -> ()"
+    "Tensor? encoder_lens, Tensor? sinks=None) -> ()",
+    when=not OLD,
 )
 def decode_attention(
     q,
@@ -69,7 +70,8 @@ def decode_attention(
     "float k_scale, float v_scale, Tensor req_to_token, Tensor req_pool_indices, Tensor seq_lens, "
     "Tensor extend_seq_lens, Tensor extend_start_loc, int max_len_extend, float sm_scale, float logit_cap, "
     "bool is_cross, int window, Tensor? encoder_lens, Tensor? sinks=None, Tensor? tree_mask=None, "
-    "bool is_causal=True) -> ()"
+    "bool is_causal=True) -> ()",
+    when=not OLD,
 )
 def extend_attention(
     q,
@@ -118,3 +120,49 @@ def extend_attention(
         o[start : start + count] = _attend(
             q[start : start + count], k_buffer[slots], v_buffer[slots], scale, cap, visible, sinks
         )
+
+
+@operator(
+    "decode_attention_cpu(Tensor q, Tensor(a!) k_buffer, Tensor(b!) v_buffer, Tensor(c!) o, Tensor? key, Tensor? value, "
+    "Tensor loc, Tensor attn_logits, Tensor req_to_token, Tensor req_pool_indices, Tensor seq_lens, float sm_scale, "
+    "float logit_cap) -> ()",
+    when=OLD,
+)
+def decode_attention_0_5_12(q, k, v, o, key, value, loc, scratch, table, rows, lengths, scale, cap):
+    """`decode_attention` without scales, windows, encoders and sinks."""
+    decode_attention(
+        q, k, v, 1.0, 1.0, o, key, value, loc, scratch, table, rows, lengths, scale, cap, False, 0, None
+    )
+
+
+@operator(
+    "extend_attention_cpu(Tensor q, Tensor? k, Tensor? v, Tensor(a!) o, Tensor k_buffer, Tensor v_buffer, "
+    "Tensor req_to_token, Tensor req_pool_indices, Tensor seq_lens, Tensor extend_seq_lens, Tensor extend_start_loc, "
+    "int max_len_extend, float sm_scale, float logit_cap) -> ()",
+    when=OLD,
+)
+def extend_attention_0_5_12(
+    q, k, v, o, k_buffer, v_buffer, table, rows, lengths, new, starts, longest, scale, cap
+):
+    """`extend_attention` without scales, windows, encoders, sinks and trees."""
+    extend_attention(
+        q,
+        k,
+        v,
+        o,
+        k_buffer,
+        v_buffer,
+        1.0,
+        1.0,
+        table,
+        rows,
+        lengths,
+        new,
+        starts,
+        longest,
+        scale,
+        cap,
+        False,
+        0,
+        None,
+    )

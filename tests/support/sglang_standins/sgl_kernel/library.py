@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import metadata
 from typing import Any
 
 import torch
@@ -10,10 +11,16 @@ import torch
 _LIBRARY = torch.library.Library("sgl_kernel", "FRAGMENT")
 
 
-def operator(schema: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: the function is the operator of this schema."""
+OLD = metadata.version("sglang").startswith("0.5.12")
+"""Whether the installed SGLang calls some operators by fewer arguments."""
+
+
+def operator(schema: str, when: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: the function is the operator of this schema; ``when`` False: it is not registered."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        if not when:
+            return function
         _LIBRARY.define(schema)
         _LIBRARY.impl(schema.partition("(")[0], function, "CompositeExplicitAutograd")
         return function
