@@ -186,6 +186,8 @@ FAMILIES = {
             "fp8.vllm.collective_rpc": ("vllm.v1.engine.core",),
             "fp8.vllm.engine_core_sleep": ("vllm.v1.engine.core",),
             "fp8.vllm.engine_core_wake_up": ("vllm.v1.engine.core",),
+            "fp8.vllm.llm_engine_collective_rpc": ("vllm.v1.engine.llm_engine",),
+            "fp8.vllm.async_llm_collective_rpc": ("vllm.v1.engine.async_llm",),
             "fp8.vllm.process_outputs": ("vllm.v1.engine.output_processor",),
             "fp8.vllm.llm_engine_step": ("vllm.v1.engine.llm_engine",),
             "fp8.vllm.core_engine_proc_manager_init": ("vllm.v1.engine.utils",),

@@ -22,6 +22,7 @@ from flashpatch.patches.fp8.vllm import (
     expected_processes,
     initialize_model,
     int8_inputs,
+    late_engines,
     linear_kernels,
     reload,
     scaled_fp8_quant,
@@ -35,7 +36,7 @@ from flashpatch.record import Family, Option
 
 def _too_late() -> str | None:
     """Return a sentence when an engine was built before the family was enabled, else None."""
-    return _too_late_sglang() or _too_late_vllm()
+    return _too_late_sglang() or late_engines.find()
 
 
 def _too_late_sglang() -> str | None:
@@ -48,16 +49,6 @@ def _too_late_sglang() -> str | None:
     if not unknown:
         return None
     return f"{len(unknown)} SGLang scheduler(s) exist already and stay as they are; build engines after enabling."
-
-
-def _too_late_vllm() -> str | None:
-    module = sys.modules.get("vllm.v1.engine.core")
-    if module is None:
-        return None
-    unknown = [one for one in instances.of(module.EngineCore) if one not in scheduler_gate.gates]
-    if not unknown:
-        return None
-    return f"{len(unknown)} vLLM engine(s) exist already and stay as they are; build them after enabling."
 
 
 FAMILY = Family(
@@ -87,6 +78,8 @@ FAMILY = Family(
         scheduler_gate.RPC,
         scheduler_gate.SLEEP,
         scheduler_gate.WAKE_UP,
+        late_engines.SYNC,
+        late_engines.ASYNC,
         client_errors.PATCH,
         client_errors.STEP,
         expected_processes.CORES,

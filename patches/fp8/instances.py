@@ -1,4 +1,4 @@
-"""Find the objects of a class that exist already."""
+"""Find the objects of given classes that exist already."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import gc
 from typing import Any
 
 
-def of(kind: type) -> list[Any]:
-    """Return the instances of a class in this process, also those that the garbage collector was told to leave alone.
+def of(*kinds: type) -> list[Any]:
+    """Return the instances of classes in this process, also those that the garbage collector was told to leave alone.
 
     vLLM freezes its heap when an engine has started (``gc.freeze``), and frozen objects are in no list of the
     collector's; they are thawed for the look and frozen again.
@@ -17,7 +17,7 @@ def of(kind: type) -> list[Any]:
         gc.unfreeze()
     try:
         # isinstance() would ask an object's __class__, at which lazy proxies, as openai's, import what they stand for.
-        return [one for one in gc.get_objects() if issubclass(type(one), kind)]
+        return [one for one in gc.get_objects() if issubclass(type(one), kinds)]
     finally:
         if frozen:
             gc.freeze()

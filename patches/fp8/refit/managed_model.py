@@ -11,7 +11,6 @@ update has left layers of several policies: nothing may be generated until a com
 from __future__ import annotations
 
 import itertools
-import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,7 +20,7 @@ import torch
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.precision.quantize_on_load import Rounding
-from flashpatch.patches.fp8.refit import checksum
+from flashpatch.patches.fp8.refit import checksum, part_loads
 from flashpatch.patches.fp8.refit.coverage import Coverage
 from flashpatch.patches.fp8.refit.errors import ASLEEP, PATCH, REQUESTS_RUN, update_error
 from flashpatch.patches.fp8.refit.layer import Layer
@@ -32,6 +31,7 @@ from flashpatch.patches.fp8.refit.model_hooks import ModelHooks
 from flashpatch.patches.fp8.refit.policy import SHOWN, Policy, listed
 from flashpatch.patches.fp8.refit.pristine_params import storage_table
 from flashpatch.patches.fp8.refit.staged_update import StagedUpdate
+from flashpatch.patches.fp8.refit.turns import Turns
 from flashpatch.patches.fp8.refit.update_events import UpdateEvents
 from flashpatch.patches.fp8.refit.write_log import WriteLog
 from flashpatch.patches.fp8.refit.write_tracker import NamedWeights, WriteTracker
@@ -54,6 +54,7 @@ class ManagedModel:
         changes: another number after every change of state.
         error: why the weights are broken.
         rounding_errors: layer to the relative error with which it was rounded last.
+        turns: keep steps and updates apart.
         asleep: the engine has taken the memory of the weights away for now: no update begins, none is committed.
     """
 
@@ -73,13 +74,14 @@ class ManagedModel:
         self.state = "loading"
         self.error = ""
         self.asleep = False
-        self._lock = threading.Lock()
+        self.turns = Turns()
         self._events = UpdateEvents(adapter.role)
         self._inside = False
         self._constants: list[weakref.ref[torch.Tensor]] = []
         self._session = False  # whether the open update was opened by name, so that only its end ends it
         self._left_out = False  # whether the sender of the open update allows layers to be left out
         self._model = model
+        part_loads.install(model, self)
         self._hooks = ModelHooks(model, adapter.deferred)
         self._asked = False  # whether load_weights was called without weights, to see what else it does
         self._unsupported = ""  # why this model cannot be updated, found at its construction
@@ -128,8 +130,9 @@ class ManagedModel:
                 self._hooks.phase = "first" if self.state == "loading" else "commit"
 
     def remove_hooks(self) -> None:
-        """Give the model its own post-processing back."""
+        """Give the model its own post-processing back, and its parts their ``load_weights``."""
         self._hooks.remove()
+        part_loads.remove(self._model)
 
     def end_first_load(self) -> None:
         """Note that the first load and its post-processing are over; nothing if that has been done."""
@@ -191,8 +194,8 @@ class ManagedModel:
         if self.adapter.consensus.everyone_ready(complete):
             self.finish(partial=False)
 
-    def mark_discarded(self, preserved: Collection[str] = ()) -> None:
-        """Refuse generation until a complete update: the weights are gone (sleep level 2).
+    def mark_discarded(self, preserved: Collection[str] = (), by: str = "sleep level 2") -> None:
+        """Refuse generation until a complete update: the weights are gone.
 
         Args:
             preserved: names of live parameters that the engine keeps; layers that it keeps whole need not come.
@@ -202,7 +205,7 @@ class ManagedModel:
         named = self._model.named_parameters() if preserved else ()
         self._update.preserve(tensor for name, tensor in named if name in preserved)
         self.state = "broken"
-        self.error = "the weights were discarded (sleep level 2) and no complete update has come since"
+        self.error = f"the weights were discarded ({by}) and no complete update has come since"
 
     def parameters(self) -> list[torch.Tensor]:
         """Return the live parameters."""
@@ -361,14 +364,12 @@ class ManagedModel:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        if not self._lock.acquire(blocking=False):
+        if self.turns.updating:
             raise self._error("another update is loading into this model", "Send one update at a time.")
-        try:
+        with self.turns.update():
             if self.asleep and self.state == "open":  # it stays so
                 raise self._error(*ASLEEP)
             yield
-        finally:
-            self._lock.release()
 
     @contextmanager
     def _failing(self, names: NamedWeights | None = None) -> Iterator[None]:

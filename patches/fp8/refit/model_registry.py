@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from flashpatch import ledger
@@ -59,9 +59,23 @@ def all_models(runner: Any = None) -> list[ManagedModel]:
     return found
 
 
-def change_count() -> int:
-    """Return another number after every change of state of any model, though models come and go."""
-    return max((model.changes for model in all_models()), default=0)
+def change_count(runner: Any) -> int:
+    """Return another number after every change of state of any model of ``runner``; 0 if it is None."""
+    return max((model.changes for model in all_models(runner)), default=0) if runner is not None else 0
+
+
+def version(runner: Any) -> int:
+    """Return the version of the policy that a model runner holds, 0 before the first update."""
+    return max((m.version for m in all_models(runner) if m.adapter.role == "target"), default=0)
+
+
+@contextmanager
+def in_use(runner: Any) -> Iterator[None]:
+    """Within, no update of a model of ``runner`` goes on in another thread; nothing if it is None."""
+    with ExitStack() as stack:
+        for managed in all_models(runner) if runner is not None else ():
+            stack.enter_context(managed.turns.step())
+        yield
 
 
 def restore_load_weights() -> None:

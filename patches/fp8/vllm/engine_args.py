@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from flashpatch import engine, ledger
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.precision import fleet
-from flashpatch.patches.fp8.vllm import int8_config, logprobs, unsupported
+from flashpatch.patches.fp8.vllm import int8_config, late_engines, logprobs, unsupported
 from flashpatch.record import Contract, Patch
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def on_engine_config(original, self, *args: Any, **kwargs: Any):
     if problem := unsupported.at_start(config):
         raise PatchError(problem, patch=PATCH.id, advice="Or open this engine without FlashPatch.")
     ledger.note(quantization=config.model_config.quantization)
+    late_engines.opened_with(config)
     return config
 
 

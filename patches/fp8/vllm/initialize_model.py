@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from typing import Any
 
 from flashpatch import engine
@@ -15,8 +16,24 @@ MODULE = "vllm.model_executor.model_loader.utils"
 _NO_EXPERTS = re.compile(r"\b(int8|fp8) (fused )?moe\b", re.IGNORECASE)  # in vLLM's errors
 
 
+_under_construction = threading.local()
+
+
 def on_initialize(original, vllm_config: Any, *, model_config: Any = None, **kwargs: Any):
-    """Around ``initialize_model``: the model exists, nothing is loaded."""
+    """Around ``initialize_model``: the model exists, nothing is loaded.
+
+    A multimodal model constructs its language model by the same function; it is a part of the whole.
+    """
+    if getattr(_under_construction, "outer", False):
+        return original(vllm_config, model_config=model_config, **kwargs)
+    _under_construction.outer = True
+    try:
+        return _construct(original, vllm_config, model_config=model_config, **kwargs)
+    finally:
+        _under_construction.outer = False
+
+
+def _construct(original, vllm_config: Any, *, model_config: Any, **kwargs: Any):
     from flashpatch.patches.fp8.precision import quantize_on_load
     from flashpatch.patches.fp8.refit.managed_model import ManagedModel
     from flashpatch.patches.fp8.vllm import amx_mla, int8_config, loader_adapter

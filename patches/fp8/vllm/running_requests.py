@@ -28,6 +28,12 @@ def running(runner: Any) -> bool:
     )
 
 
+def begun(core: Any) -> list[str]:
+    """Return the requests that hold tokens or KV of the policy so far; one that was preempted waits with its tokens."""
+    requests = core.scheduler.requests.values()
+    return [one.request_id for one in requests if one.num_computed_tokens or one.num_output_tokens]
+
+
 def report(worker: Any, value: bool) -> None:
     """Store what the engine core reports; run on each worker by the engine core."""
     _reported[worker.model_runner] = value

@@ -3,37 +3,55 @@
 A refusal must come before scheduling, because an exception inside a step ends the engine core. So before each
 step the gate checks what the workers report; if they cannot generate, every request is finished with an error
 that says why, and the engine keeps running for the update that repairs it.
+
+`executor_door` notes every call that may have changed the workers, and stamps each step with the version that the gate
+believes; a worker that holds another one refuses the step.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import weakref
 from collections import defaultdict
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flashpatch import api, engine, ledger
+from flashpatch.arming.site import Site
 from flashpatch.errors import PatchError
-from flashpatch.patches._shared import all_ranks
 from flashpatch.patches._shared.tally import count
 from flashpatch.patches.fp8.refit import model_registry
-from flashpatch.patches.fp8.vllm import kv_connector, running_requests, unsupported, worker
+from flashpatch.patches.fp8.vllm import (
+    kv_connector,
+    late_engines,
+    running_requests,
+    unsupported,
+    worker,
+    worker_reports,
+)
+from flashpatch.patches.fp8.vllm.executor_door import ExecutorDoor
 from flashpatch.record import Contract, Patch
-
-if TYPE_CHECKING:
-    from flashpatch.patches.fp8.refit.policy import Policy
 
 logger = logging.getLogger("flashpatch.fp8")
 
 CORE = "vllm.v1.engine.core:EngineCore"
 MARK = "[flashpatch: fp8.vllm.engine_core_step]"
+_SAME_EVERYWHERE = (
+    "FLASHPATCH must have the same value in the engine core and in every worker process; Ray workers get it by "
+    "runtime_env or from the driver's environment."
+)
 
 
 class SchedulerGate:
     """Check one engine core's workers before it schedules.
 
+    Args:
+        core: the engine core, just constructed.
+
     Attributes:
+        door: everything that reaches the workers passes here.
+        turn: held during a step and during a call to the workers, which may come from another thread.
         version: version of the target's weights that the caches belong to.
         drafter_version: version of the drafter's weights, 0 before its first update and without one.
         drafter_problem: why the drafter may not be used, empty where it may.
@@ -41,15 +59,17 @@ class SchedulerGate:
         stepped: whether the engine core has stepped.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, core: Any) -> None:
         self.version = self.drafter_version = 0
         self.drafter_problem = ""
         self.weight_version: str | None = None
         self.stepped = False
+        self.turn = threading.RLock()
         self._stale = True  # workers may have changed since their last report
         self._seen_changes = 0  # of models in this process, which can be loaded into without a call
         self._reported_busy = False
         self._pending_outputs: dict[int, Any] = {}  # outputs of requests that were aborted between two steps
+        self.door = ExecutorDoor(core, self)
 
     def workers_changed(self) -> None:
         """Note that the workers may have changed since their last report."""
@@ -60,12 +80,12 @@ class SchedulerGate:
         self.workers_changed()
         running = core.scheduler.has_unfinished_requests()
         if running != self._reported_busy:
-            core.model_executor.collective_rpc(running_requests.report, args=(running,))
+            self.door.ask(running_requests.report, (running,))
             self._reported_busy = running
 
     def replacement_outputs(self, core: Any) -> dict[int, Any] | None:
         """Return the outputs of requests that were ended, in place of a step; None when the step may run."""
-        stale = self._stale or model_registry.change_count() != self._seen_changes
+        stale = self._stale or model_registry.change_count(self.door.runner) != self._seen_changes
         if core.scheduler.has_unfinished_requests() and stale:
             reason = self.check_workers(core)
             if reason is not None:
@@ -88,21 +108,37 @@ class SchedulerGate:
         core.execute_dummy_batch()
         return True
 
+    def check_followed(self) -> None:
+        """Check that FlashPatch follows the weights of every rank.
+
+        Raises:
+            PatchError: names the ranks where it does not.
+        """
+        try:
+            reports = self.door.ask(worker.report)
+        except RuntimeError as error:  # FlashPatch cannot even be imported there
+            raise _unfollowed(f"a worker cannot report: {error}") from error
+        if unknown := worker_reports.without_target(reports):
+            raise _unfollowed(unknown)
+
     def check_workers(self, core: Any) -> str | None:
         """Ask all workers for their policies, adopt a new version; return why nothing may be generated, or None.
 
         Each model is followed by itself. A rank may hold the target, the drafter, or both.
         """
-        reports = core.model_executor.collective_rpc(worker.report)
-        self._follow_drafter(*_agreed(reports, "drafter"))
-        version, problem = _agreed(reports, "target")
+        reports = self.door.ask(worker.report)
+        if unknown := worker_reports.without_target(reports):
+            return f"{unknown}. {_SAME_EVERYWHERE}"
+        self._follow_drafter(*worker_reports.agreed(reports, "drafter"))
+        version, problem = worker_reports.agreed(reports, "target")
         if problem:
             return f"{problem}. Send a complete update."
-        self._stale, self._seen_changes = False, model_registry.change_count()
+        self._stale, self._seen_changes = False, model_registry.change_count(self.door.runner)
         if version == self.version:
             return None
         try:
-            self._adopt(core, version)
+            with self.door.held_open():
+                self._adopt(core, version)
         except (PatchError, RuntimeError) as error:
             self._stale = True
             return str(error)
@@ -121,8 +157,8 @@ class SchedulerGate:
     def _adopt(self, core: Any, version: int) -> None:
         """Adopt a new policy version: reset what was cached under the old one."""
         mode = engine.options("fp8")["in_flight"]
-        if core.scheduler.running and mode == "abort":
-            self._abort(core, [request.request_id for request in core.scheduler.running])
+        if mode == "abort":
+            self._abort(core, running_requests.begun(core))
         if core.scheduler.running and mode == "keep":
             cache = kv_connector.keeping(core.scheduler.connector)
             if core.vllm_config.cache_config.enable_prefix_caching:
@@ -165,7 +201,7 @@ class SchedulerGate:
 
     def _abort(self, core: Any, requests: list[str]) -> None:
         """Abort ``requests`` and notify their clients: at once, or with the next step where there is no queue."""
-        outputs = _finish(core, requests, "ABORT")
+        outputs = _finish(core, requests, "ABORT") if requests else {}
         queue = getattr(core, "output_queue", None)
         if queue is None:
             self._pending_outputs.update(outputs)
@@ -174,25 +210,8 @@ class SchedulerGate:
             queue.put_nowait(item)
 
 
-def _agreed(reports: list[list[Policy]], role: str) -> tuple[int, str]:
-    """Return the version that all ranks hold of one model, 0 where none has it, and why it may not be used."""
-    held = [
-        (rank, policy) for rank, policies in enumerate(reports) for policy in policies if policy.role == role
-    ]
-    broken = [
-        f"rank {rank} cannot serve: {policy.why_refused()}" for rank, policy in held if not _serves(policy)
-    ]
-    versions = sorted({policy.version for _, policy in held})
-    if broken:
-        return max(versions), "; ".join(broken)
-    if len(versions) > 1:
-        return max(versions), f"ranks hold different versions of the {role}, {versions}"
-    return max(versions, default=0), ""
-
-
-def _serves(policy: Policy) -> bool:
-    atomic = engine.options("fp8")["atomic"]
-    return policy.state == "ready" or (policy.state == "open" and atomic == "model")
+def _unfollowed(problem: str) -> PatchError:
+    return PatchError(problem, patch=INIT.id, advice=_SAME_EVERYWHERE)
 
 
 def _finish(core: Any, requests: list[str] | None, how: str, message: str | None = None) -> dict[int, Any]:
@@ -224,36 +243,42 @@ def on_init(original, self, *args: Any, **kwargs: Any):
     engine.require("fp8")
     ledger.role("engine-core")
     original(self, *args, **kwargs)
-    gates[self] = SchedulerGate()
+    gate = SchedulerGate(self)
+    try:
+        gate.check_followed()
+    except PatchError:
+        self.shutdown()
+        raise
+    gates[self] = gate
     running_requests.track(self)
 
 
 def on_step(original, self):
     """Around both step functions."""
     gate = gates.get(self)
-    if gate is not None and not gate.stepped:
+    if gate is None:
+        return original(self)
+    if not gate.stepped:
         gate.stepped = True
         ledger.note(steps=1)  # from here on reports expect steps of this engine core's workers
-    outputs = gate.replacement_outputs(self) if gate is not None else None
-    if outputs is None:
-        return original(self)
-    return outputs, gate.keep_lock_step(self)
+    with gate.turn, model_registry.in_use(gate.door.runner):
+        outputs = gate.replacement_outputs(self)
+        if outputs is None:
+            return original(self)
+        return outputs, gate.keep_lock_step(self)
 
 
 def on_collective_rpc(original, self, method: Any, timeout: Any = None, args: tuple = (), kwargs: Any = None):
     """Around ``EngineCore.collective_rpc``: any such call may have updated weights."""
     gate = gates.get(self)
     if gate is None:
+        late_engines.check(method)
         return original(self, method, timeout, args, kwargs)
     if method == api.CHECKSUM:
         return original(self, worker.checksums, timeout)
-    gate.before_call(self)
-    if model_registry.all_models():  # the worker is in this process: exceptions arrive as they are
+    with gate.turn:
         result = original(self, method, timeout, args, kwargs)
-    else:
-        guarded, its_args = all_ranks.wrap(method, args, kwargs)
-        result = all_ranks.unwrap(original(self, guarded, timeout, its_args))
-    gate.check_workers(self)
+        gate.check_workers(self)
     return result
 
 
@@ -267,6 +292,14 @@ def on_sleep(original, self, *args: Any, **kwargs: Any):
             gate.workers_changed()
 
 
+def _undo(site: Site) -> None:
+    for core, gate in list(gates.items()):
+        gate.door.remove()
+        late_engines.lost(core)
+    gates.clear()
+    site.unwrap()
+
+
 _patch = partial(
     Patch,
     requires="vllm>=0.24",
@@ -278,14 +311,22 @@ INIT = _patch(
     id="fp8.vllm.engine_core_init",
     targets=(f"{CORE}.__init__",),
     wrapper=on_init,
+    undo=_undo,
     contract=Contract(
         params=("vllm_config", "executor_class"),
         mentions=("self.scheduler", "self.model_executor"),
+        exists=(
+            f"{CORE}.shutdown",
+            "vllm.v1.executor.abstract:Executor.collective_rpc",
+            "vllm.v1.executor.abstract:Executor.execute_model",
+            "vllm.v1.serial_utils:run_method",
+        ),
         since={"0.27": (f"{CORE}.set_weight_version", f"{CORE}.get_weight_version")},
     ),
     evidence="install",
     why="The scheduler must know which policy its workers hold.",
-    how="Attaches a gate to each engine core.",
+    how="Attaches a gate to each engine core and to its executor, through which every call reaches the workers; "
+    "refuses an engine of which a rank is not followed.",
 )
 
 STEP = _patch(
@@ -330,17 +371,13 @@ RPC = _patch(
     id="fp8.vllm.collective_rpc",
     targets=(f"{CORE}.collective_rpc",),
     wrapper=on_collective_rpc,
-    contract=Contract(
-        params=("method", "timeout", "args", "kwargs"),
-        mentions=("self.model_executor",),
-        exists=("vllm.v1.serial_utils:run_method",),
-    ),
+    contract=Contract(params=("method", "timeout", "args", "kwargs"), mentions=("self.model_executor",)),
     evidence="optional",
     when="anywhere=fp8.verl_vllm.collective_rpc",
     needs=("fp8.vllm.engine_core_init",),
     why="Updates reach workers as calls through the engine core, which must notice the outcome.",
-    how="Reports to workers whether requests run, collects the answers of all ranks even when one fails (vLLM "
-    "stops at the first and takes the others' answers for those of the next call), and checks their policy after it.",
+    how="Checks the workers' policy after each call; an engine that was opened before FlashPatch was on takes none "
+    "that may write weights.",
 )
 
 _sleep = partial(

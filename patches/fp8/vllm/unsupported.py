@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-#: Backends of ``weight_transfer_config`` that write into the engine's own tensors, past ``load_weights``.
+#: Backends of ``weight_transfer_config`` that load through the model's ``load_weights``, where an update is followed.
+_LOAD = frozenset({"nccl", "ipc"})
+
+#: What others are known to do instead.
 _WRITES_LIVE = {
     "nccl_m2n": "reshards into the parameters in use",
     "sparse_nccl": "writes single values into the parameters in use",
     "sharded_rdt": "replays recorded copies into the parameters in use",
+    "modelexpress": "receives into the parameters in use",
 }
 
 
@@ -20,11 +24,11 @@ _HANDS_ON = frozenset({"NixlConnector", "MooncakeConnector", "MoRIIOConnector", 
 def at_start(vllm_config: Any) -> str | None:
     """Return why an engine of this configuration must not be opened, or None: it would be written to unseen."""
     transfer = getattr(vllm_config, "weight_transfer_config", None)
-    how = _WRITES_LIVE.get(getattr(transfer, "backend", ""))
-    if how is not None:
+    if transfer is not None and transfer.backend not in _LOAD:
+        how = _WRITES_LIVE.get(transfer.backend, "is not known to load by load_weights alone")
         return (
             f"the weight transfer backend {transfer.backend!r} {how}, so nobody could tell a whole policy from a "
-            "mixed one; use nccl or ipc"
+            "mixed one; use nccl or ipc, or load in a worker extension, by the model's load_weights"
         )
     if vllm_config.load_config.load_format == "ipc_cache":
         return (

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
     from flashpatch.patches.fp8.refit.policy import Policy
 
 logger = logging.getLogger("flashpatch.fp8")
+
+_kept: weakref.WeakKeyDictionary[Any, list[tuple[Any, Any]]] = weakref.WeakKeyDictionary()  # by model runner
 
 WORKER = "vllm.v1.worker.gpu_worker:Worker"
 
@@ -33,30 +38,49 @@ def on_load_model(original, self, *args: Any, **kwargs: Any):
 
 def on_execute_model(original, self, scheduler_output: Any, *args: Any, **kwargs: Any):
     """Around ``Worker.execute_model``: stop a worker that is driven past the engine core's own refusal."""
-    _refuse_unservable(self.model_runner, scheduler_output)
-    return original(self, scheduler_output, *args, **kwargs)
+    with _one_whole_policy(self.model_runner, scheduler_output):
+        return original(self, scheduler_output, *args, **kwargs)
 
 
 def on_runner_execute_model(original, self, scheduler_output: Any, *args: Any, **kwargs: Any):
     """Around ``GPUModelRunner.execute_model``, which some executors call past the worker."""
-    _refuse_unservable(self, scheduler_output)
-    return original(self, scheduler_output, *args, **kwargs)
+    with _one_whole_policy(self, scheduler_output):
+        return original(self, scheduler_output, *args, **kwargs)
 
 
-def _refuse_unservable(runner: Any, scheduler_output: Any) -> None:
-    """Raise if a step would compute on weights that are not one whole policy.
+def stamp(scheduler_output: Any, version: int) -> None:
+    """Let a step take along the version of the policy that its engine core believes its workers hold."""
+    scheduler_output.flashpatch_version = version
 
-    A step without tokens only names the requests that have ended; it computes nothing.
+
+@contextmanager
+def _one_whole_policy(runner: Any, scheduler_output: Any) -> Iterator[None]:
+    """Keep updates out of a step; raise if it would compute on weights other than the whole policy it was scheduled for.
+
+    A step without tokens only names the requests that have ended; it computes nothing. One without a stamp is of an
+    engine core that has no gate, and so knows of no update.
     """
     if not scheduler_output.total_num_scheduled_tokens:
+        yield
         return
-    broken = model_registry.first_unservable(runner)
-    if broken is not None:
-        raise PatchError(
-            f"the weights are not one whole policy: {broken.policy().why_refused()}",
-            patch=STEP.id,
-            advice="Send a complete update.",
-        )
+    with model_registry.in_use(runner):
+        broken = model_registry.first_unservable(runner)
+        if broken is not None:
+            raise PatchError(
+                f"the weights are not one whole policy: {broken.policy().why_refused()}",
+                patch=STEP.id,
+                advice="Send a complete update.",
+            )
+        believed, held = getattr(scheduler_output, "flashpatch_version", 0), model_registry.version(runner)
+        if held != believed:
+            raise PatchError(
+                f"this rank holds version {held} of the policy, and the engine core schedules for version {believed}, "
+                "with what it has cached of it",
+                patch=STEP.id,
+                advice="Update weights in a call of collective_rpc, not in a thread of the worker, with FlashPatch on in "
+                "the engine core too.",
+            )
+        yield
 
 
 def report(worker: Any) -> list[Policy]:
@@ -68,6 +92,21 @@ def report(worker: Any) -> list[Policy]:
         except Exception:
             logger.exception("an update could not be committed")  # the model's policy carries the error
     return [model.policy() for model in models]
+
+
+def discard(worker: Any, by: str) -> None:
+    """Note that all parameters are about to be overwritten, and keep those that no update brings; run on each worker."""
+    for model in model_registry.all_models(worker.model_runner):
+        if model.adapter.role == "target":
+            model.mark_discarded(by=by)
+            kept = [(tensor, tensor.detach().clone()) for tensor in model.never_loaded()]
+            _kept.setdefault(worker.model_runner, kept)
+
+
+def restore_kept(worker: Any) -> None:
+    """Write back what `discard` has kept; run on each worker."""
+    for tensor, copy in _kept.pop(worker.model_runner, ()):
+        tensor.data.copy_(copy)
 
 
 def checksums(worker: Any) -> dict[str, str]:
@@ -109,8 +148,9 @@ STEP = _patch(
     ),
     evidence="step",
     needs=("fp8.vllm.initialize_model",),
-    why="A model that holds layers of two policies must not produce a token, whoever drives the worker.",
-    how="Checks one flag per model before each step.",
+    why="A model that holds layers of two policies must not produce a token, whoever drives the worker; nor one whose "
+    "update the engine core has not noticed, since its prefix cache is of the policy before.",
+    how="Checks one flag per model and compares versions before each step, and keeps updates out of it.",
     remove_when="vLLM refuses steps while an update is open or has failed.",
 )
 
@@ -121,7 +161,7 @@ _runner = partial(
     evidence="optional",  # an engine has one of the two model runners
     needs=("fp8.vllm.initialize_model",),
     why="Ray's executor up to vLLM 0.32 calls the model runner directly, past Worker.execute_model.",
-    how="Checks one flag per model before each step.",
+    how="The same check, before the model runner's step.",
     remove_when=STEP.remove_when,
 )
 

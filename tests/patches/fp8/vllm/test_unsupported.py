@@ -14,12 +14,16 @@ STARTS = {
     "nccl_m2n": "reshards into the parameters in use",
     "sparse_nccl": "writes single values into the parameters in use",
     "sharded_rdt": "replays recorded copies into the parameters in use",
+    "modelexpress": "receives into the parameters in use",
+    "lab-own": "is not known to load by load_weights alone",
     "ipc_cache": "shares the memory of weights with other engines",
 }
 
 
 def refused(a: str, b: str) -> dict[str, Any]:
     from vllm.config import WeightTransferConfig
+    from vllm.distributed.weight_transfer.base import WeightTransferEngine
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
     from vllm.engine.arg_utils import EngineArgs
 
     from flashpatch.patches.fp8.vllm import unsupported
@@ -28,6 +32,7 @@ def refused(a: str, b: str) -> dict[str, Any]:
         return EngineArgs(model=a, **kw).create_engine_config()
 
     found: dict[str, Any] = {}
+    WeightTransferEngineFactory.register_engine("lab-own", WeightTransferEngine)
     for name in STARTS:
         if name == "ipc_cache":
             kw = dict(load_format=name)
@@ -43,6 +48,8 @@ def refused(a: str, b: str) -> dict[str, Any]:
                 "reload_weights", kwargs=dict(weights_iterator=weights, is_checkpoint_format=False)
             )
         )
+        found["discard"] = updates.error(lambda: llm.collective_rpc("discard", args=(("weights",),)))
+        found["session"] = updates.error(lambda: llm.collective_rpc("start_weight_update", args=(False,)))
         found["refusal"] = updates.refusal(llm)
     return found
 
@@ -100,4 +107,6 @@ def test_what_writes_past_an_update_is_refused_by_name() -> None:
     assert found["nccl"] is None
     assert "offload_group_size" in found["prefetch"]
     assert "past load_weights" in found["kernel format"]
+    for call in ("discard", "session"):
+        assert found[call].startswith("PatchError"), found[call]
     assert found["refusal"] is None, "nothing has changed"

@@ -1,0 +1,64 @@
+"""Follow ``load_weights`` of a model's parts, as worker extensions call it for a tower or the inner model alone.
+
+Within ``load_weights`` of the whole model a part's is an ordinary piece of it. Called by itself it is a bucket of an update
+of the whole model, which is complete when every other weight has come too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from flashpatch import ledger
+
+if TYPE_CHECKING:
+    from flashpatch.patches.fp8.refit.managed_model import ManagedModel
+
+NAME = "load_weights"
+
+
+class PartLoad:
+    """Stand in for ``load_weights`` of one part of a managed model.
+
+    It is no function: a walk over a layer's containers stops at FlashPatch's own objects.
+    """
+
+    def __init__(self, managed: ManagedModel, original: Callable[..., Any]) -> None:
+        self._managed, self._original = managed, original
+
+    def __call__(self, weights: Any, *args: Any, **kwargs: Any) -> Any:
+        """Load weights, named as the part names them: as a piece of a load under way, or as a bucket of an update."""
+        managed = self._managed
+        if managed.inside_load:
+            return self._original(weights, *args, **kwargs)
+
+        def load(weights: Any, **kwargs: Any) -> Any:
+            result = self._original(weights, *args, **kwargs)
+            return (
+                list(result) if isinstance(result, Iterator) else result
+            )  # a generator loads when it is read
+
+        result = managed.load(load, weights, **kwargs)
+        ledger.note(policy_version=managed.version, updates=managed.version, policy_state=managed.state)
+        return result
+
+
+def install(model: torch.nn.Module, managed: ManagedModel) -> None:
+    """Let every part of ``model`` that has ``load_weights`` load through ``managed``."""
+    for module in _parts(model):
+        module.load_weights = PartLoad(managed, module.load_weights)
+
+
+def remove(model: torch.nn.Module) -> None:
+    """Give the parts their own ``load_weights`` back."""
+    for module in _parts(model):
+        if isinstance(vars(module).get(NAME), PartLoad):
+            del vars(module)[NAME]
+
+
+def _parts(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    return (
+        module for module in model.modules() if module is not model and callable(getattr(module, NAME, None))
+    )

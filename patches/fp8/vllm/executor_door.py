@@ -1,0 +1,118 @@
+"""Stand before an engine core's executor: every call that reaches the workers passes here.
+
+Calls come from ``EngineCore.collective_rpc``, from ``EngineCore.sleep`` and its like, or straight to the executor, which
+whoever holds an engine core in its own process can reach. Any of them may change weights, so the gate asks the workers
+before the next step. Weights may also change without a call, in a thread of a worker: so each step takes along the
+version that the gate believes, and every rank compares it with its own.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from flashpatch.errors import PatchError
+from flashpatch.patches._shared import all_ranks
+from flashpatch.patches.fp8.vllm import worker
+
+if TYPE_CHECKING:
+    from flashpatch.patches.fp8.vllm.scheduler_gate import SchedulerGate
+
+#: Calls of a step, and others as frequent, none of which writes a weight.
+_OF_A_STEP = frozenset(
+    {"execute_model", "sample_tokens", "execute_dummy_batch", "take_draft_token_ids", "check_health"}
+)
+#: Calls that set all parameters to zero, by which vLLM's ``/weight_checker`` shows that an update brings every one.
+_ZEROES = ("reset_weights",)
+
+
+class ExecutorDoor:
+    """Stand before one executor.
+
+    Args:
+        core: the engine core that has the executor.
+        gate: hears of every call.
+
+    Attributes:
+        runner: the model runner, if the worker is in this process; else None.
+    """
+
+    def __init__(self, core: Any, gate: SchedulerGate) -> None:
+        self._core, self._gate = weakref.ref(core), gate
+        self._executor = core.model_executor
+        self._rpc, self._execute = self._executor.collective_rpc, self._executor.execute_model
+        driver = getattr(self._executor, "driver_worker", None)
+        self.runner = None if driver is None else driver.model_runner
+        self._open = False
+        self._executor.collective_rpc, self._executor.execute_model = self._on_call, self._on_execute
+
+    def ask(self, function: Callable[..., Any], args: tuple = ()) -> list[Any]:
+        """Return what ``function(worker, *args)`` gives on every rank; it changes nothing that the gate follows."""
+        return self._rpc(function, args=args)
+
+    def remove(self) -> None:
+        """Leave the executor as it was."""
+        for name in ("collective_rpc", "execute_model"):
+            vars(self._executor).pop(name, None)
+
+    @contextmanager
+    def held_open(self) -> Iterator[None]:
+        """Within, calls are the gate's own."""
+        before, self._open = self._open, True
+        try:
+            yield
+        finally:
+            self._open = before
+
+    def _on_call(
+        self, method: Any, timeout: Any = None, args: tuple = (), kwargs: Any = None, **how: Any
+    ) -> Any:
+        """Stand in for ``Executor.collective_rpc``.
+
+        All ranks answer even when one fails: vLLM stops at the first failure, and takes the other ranks' answers for
+        those of the next call.
+        """
+        core = self._core()
+        if self._open or core is None or (isinstance(method, str) and method in _OF_A_STEP):
+            return self._rpc(method, timeout, args, kwargs, **how)
+        with self._gate.turn:
+            _refuse(method, args, kwargs or {})
+            self._gate.before_call(core)
+            if method not in _ZEROES:
+                return self._pass_on(method, timeout, args, kwargs, how)
+            self.ask(worker.discard, (method,))
+            try:
+                return self._pass_on(method, timeout, args, kwargs, how)
+            finally:
+                self.ask(worker.restore_kept)
+
+    def _pass_on(self, method: Any, timeout: Any, args: tuple, kwargs: Any, how: dict) -> Any:
+        if self.runner is not None or how:  # the worker is here: exceptions arrive as they are
+            return self._rpc(method, timeout, args, kwargs, **how)
+        guarded, its_args = all_ranks.wrap(method, args, kwargs)
+        return all_ranks.unwrap(self._rpc(guarded, timeout, its_args))
+
+    def _on_execute(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        """Stand in for ``Executor.execute_model``."""
+        worker.stamp(scheduler_output, self._gate.version)
+        return self._execute(scheduler_output, *args, **kwargs)
+
+
+def _refuse(method: Any, args: tuple, kwargs: dict) -> None:
+    """Refuse the calls of vLLM's own that write past ``load_weights``."""
+    if method == "discard" and "weights" in (args[0] if args else kwargs.get("tags", ())):
+        raise PatchError(
+            "discard of the weights' memory also loses what no update brings back",
+            patch="fp8.vllm.collective_rpc",
+            target="vllm.v1.worker.gpu_worker:Worker.discard",
+            advice="Call sleep(level=2), which keeps that on the host.",
+        )
+    if method == "start_weight_update" and False in (*args[:1], kwargs.get("is_checkpoint_format")):
+        raise PatchError(
+            "start_weight_update(is_checkpoint_format=False) copies into the parameters in use, past load_weights",
+            patch="fp8.vllm.collective_rpc",
+            target="vllm.v1.worker.gpu_worker:Worker.start_weight_update",
+            advice="Send weights in the checkpoint's format.",
+        )
