@@ -101,7 +101,7 @@ def _change(value: dict | list, choose: random.Random) -> None:
         inner = value[choose.choice(keys)]
         if isinstance(inner, (dict, list)) and inner:
             return _change(inner, choose)
-    what = choose.choice(VALUES)
+    what = copy.deepcopy(choose.choice(VALUES))
     if isinstance(value, list):
         value.append(what)
     elif keys and choose.random() < 0.8:
