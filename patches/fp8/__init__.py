@@ -63,6 +63,7 @@ FAMILY = Family(
         scaled_fp8_quant.PATCH,
         int8_inputs.PATCH,
         reload.RELOAD_WEIGHTS,
+        reload.START,
         reload.BEGIN,
         reload.END,
         reload.FINISH,

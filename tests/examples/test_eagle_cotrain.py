@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tree import TREE
 
-pytestmark = [pytest.mark.vllm(least="0.31"), pytest.mark.full]
+pytestmark = [pytest.mark.vllm, pytest.mark.full]
 
 
 def test_the_quick_form_ends_with_three_pictures(tmp_path: Path) -> None:

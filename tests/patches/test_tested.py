@@ -25,14 +25,16 @@ def lanes(target: str) -> set[tuple[str, str, str]]:
     """What a Makefile target runs tests on: mark, framework, and that framework's version in the same environment."""
     vllm = dict(re.findall(r"^\$\((\w+)\)/\.vllm: VLLM := (\S+)$", MAKEFILE, re.M))
     [torch] = re.findall(r"^TORCH := torch==(\S+)$", MAKEFILE, re.M)
+    torches = dict(re.findall(r"^\$\((\w+)\)/\.vllm: TORCH := torch==(\S+)$", MAKEFILE, re.M))
     [verl] = set(re.findall(r"install .* verl==(\S+)", MAKEFILE))
     sglang = dict(re.findall(r"^\$\((\w+)\)/\.sglang: PACKAGES := sglang==(\S+)", MAKEFILE, re.M))
     trainers = {name: re.findall(rf"install .* {dist}==(\S+)", MAKEFILE) for name, dist in TRAINERS.items()}
     [recipe] = re.findall(rf"^{target}:.*\n((?:\t.*\n)+)", MAKEFILE, re.M)
     found = set()
     for environment, quoted, word in re.findall(r"\$\((\w+)\)/bin/pytest -m (?:\"(.+?)\"|(\w+))", recipe):
-        there = {"torch": torch, "vllm": vllm.get(environment)}
-        there |= {"verl": verl, "verl_vllm": verl} if environment == "PAIRED" else {}
+        there = {"torch": torches.get(environment, torch), "vllm": vllm.get(environment)}
+        has_verl = f"$({environment})/.ready: $({environment})/.verl" in MAKEFILE
+        there |= {"verl": verl, "verl_vllm": verl} if has_verl else {}
         if environment in sglang:
             version = sglang[environment]
             there |= {"verl": verl, "sglang": version}
@@ -66,7 +68,9 @@ def test_the_lanes_are_understood():
     }
     assert ("sglang", "sglang", "0.5.23") in lanes("test-sglang")
     assert {mark for mark, _, _ in lanes("test-full")} == set(MARKED)
-    assert ("vllm", "vllm", "0.28.0") in lanes("test-full")
+    every = {version for mark, name, version in lanes("test-full") if mark == name == "vllm"}
+    assert every == {"0.24.0", "0.27.1", "0.29.0", "0.31.0", "0.32.0"}
+    assert ("verl", "verl_vllm", "0.9.1") in lanes("test-full")
     assert ("sglang", "sglang", "0.5.21") in lanes("test-full")
     assert ("sglang", "sglang_0_5_12", "0.5.12") in lanes("test-full")
 

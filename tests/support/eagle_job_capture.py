@@ -123,6 +123,21 @@ def many(llm: Any) -> list[list[int]]:
     return [list(one.outputs[0].token_ids) for one in found]
 
 
+def parallel(at: Path) -> None:
+    """The schedules that engines of one and of two data-parallel ranks are configured with; none is opened."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    from flashpatch.verify.probes.eagle import tiny
+
+    speculative = dict(method="ngram", num_speculative_tokens=3, prompt_lookup_max=3)
+    seen = {}
+    for ranks in (1, 2):
+        arguments = tiny.engine_arguments(at / "target", speculative_config=speculative)
+        config = EngineArgs(**arguments, data_parallel_size=ranks).create_engine_config()
+        seen[str(ranks)] = config.speculative_config.num_speculative_tokens_per_batch_size
+    leave(at, seen)
+
+
 def stock(at: Path) -> None:
     """Run vLLM without patches, with a fixed number of tokens."""
     from vllm import LLM

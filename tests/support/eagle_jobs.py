@@ -16,7 +16,7 @@ from vllm_lab import imported
 JOBS = {
     **{
         name: getattr(eagle_job_capture, name)
-        for name in ("capture", "stock", "ranks", "layers", "plain", "acceptance")
+        for name in ("capture", "stock", "ranks", "layers", "plain", "acceptance", "parallel")
     },
     **{name: getattr(eagle_job_history, name) for name in ("history", "history_beside")},
     **{name: getattr(eagle_job_refit, name) for name in ("refit", "adapt")},

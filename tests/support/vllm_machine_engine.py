@@ -194,7 +194,7 @@ class Engine:
         assert fits, f"the answer is of no policy that was committed: {found}; {vars(self.spec)}"
         self.spec.served = fits[:1]
         assert self.gate.version == self.managed.version
-        assert self.core.get_weight_version() == f"flashpatch-{self.managed.version}"
+        assert engines.weight_version(self.core) == f"flashpatch-{self.managed.version}"
         known = self.policies.setdefault(self.managed.version, key(fits[0]))
         assert known == key(fits[0]), "one version stands for two policies"
 

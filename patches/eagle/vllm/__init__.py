@@ -19,5 +19,5 @@ PATCHES = (
     *spec_controller.PATCHES,
     history_drafts.PATCH,
     *drafter_refit.PATCHES,
-    cpu_expand_kernel.PATCH,
+    *cpu_expand_kernel.PATCHES,
 )

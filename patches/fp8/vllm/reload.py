@@ -20,14 +20,25 @@ UTILS = "vllm.model_executor.model_loader.utils"
 
 def on_reload(original, self, *args: Any, **kwargs: Any):
     """Around ``Worker.reload_weights``: refuse weights in the format of kernels."""
-    in_kernel_format = kwargs.get("is_checkpoint_format", True) is False or args[2:3] == (False,)
-    if in_kernel_format and model_registry.all_models(self.model_runner):
+    _refuse_kernel_format(self, RELOAD_WEIGHTS, kwargs.get("is_checkpoint_format", args[2:3]))
+    return original(self, *args, **kwargs)
+
+
+def on_start(original, self, *args: Any, **kwargs: Any):
+    """Around ``Worker.start_weight_update``: the same for a weight-transfer session, which vLLM 0.24 alone opens so."""
+    _refuse_kernel_format(self, START, kwargs.get("is_checkpoint_format", args[:1]))
+    return original(self, *args, **kwargs)
+
+
+def _refuse_kernel_format(worker: Any, patch: Patch, is_checkpoint_format: Any) -> None:
+    """Raise if ``is_checkpoint_format``, as a keyword or the tuple of a positional argument, says False."""
+    if is_checkpoint_format in (False, (False,)) and model_registry.all_models(worker.model_runner):
         raise PatchError(
-            "reload_weights(is_checkpoint_format=False) copies into the parameters in use, past load_weights",
-            patch=RELOAD_WEIGHTS.id,
+            f"{patch.targets[0].rpartition('.')[2]}(is_checkpoint_format=False) copies into the parameters in use, past "
+            "load_weights",
+            patch=patch.id,
             advice="Send weights in the checkpoint's format.",
         )
-    return original(self, *args, **kwargs)
 
 
 def on_begin(original, model: torch.nn.Module):
@@ -87,6 +98,16 @@ RELOAD_WEIGHTS = _patch(
     contract=Contract(mentions=("self.model_runner.reload_weights",)),
     why="Weights in the format of kernels are written into the live parameters, so a failure leaves two policies.",
     how="Refuses them; weights in the checkpoint's format go on.",
+    needs=("fp8.vllm.initialize_model",),
+    evidence="optional",
+)
+
+START = _patch(
+    id="fp8.vllm.worker_start_weight_update",
+    targets=("vllm.v1.worker.gpu_worker:Worker.start_weight_update",),
+    wrapper=on_start,
+    why="vLLM 0.24 copies the weights of a session in the format of kernels, or sparse patches, into the live parameters.",
+    how="Refuses such a session; one in the checkpoint's format goes on.",
     needs=("fp8.vllm.initialize_model",),
     evidence="optional",
 )

@@ -155,7 +155,8 @@ def test_stock_verl_knows_no_cpu(scenario):
             fully_shard(torch.nn.Linear(2, 2), offload_policy=CPUOffloadPolicy(pin_memory=True),
                         mesh=torch.distributed.init_device_mesh("cpu", (1,)))
         except RuntimeError as error:
-            assert "accelerator" in str(error) or "pin" in str(error).lower(), error
+            words = ("accelerator", "pin", "nvidia driver")  # the last of torch built for CUDA
+                assert any(word in str(error).lower() for word in words), error
         else:
             raise AssertionError("memory was pinned without an accelerator")
     """,

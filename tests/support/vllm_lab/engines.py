@@ -168,6 +168,15 @@ def inner_model(llm: Any) -> Any:
     return inner_runner(llm).model
 
 
+def weight_version(core: Any) -> str:
+    """Return what an engine core calls its weights: vLLM's own word, before 0.27 the one that FlashPatch keeps."""
+    if hasattr(core, "get_weight_version"):
+        return core.get_weight_version()
+    from flashpatch.patches.fp8.vllm import scheduler_gate
+
+    return scheduler_gate.gates[core].weight_version or "default"
+
+
 def addresses(model: Any) -> dict[str, tuple[int, int]]:
     """name -> (id of the object, address of its data), for every parameter and buffer, aliases included."""
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]

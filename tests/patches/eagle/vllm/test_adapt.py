@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 
-pytestmark = [pytest.mark.vllm(least="0.31"), pytest.mark.full]
+pytestmark = [pytest.mark.vllm, pytest.mark.full]
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from flashpatch.patches.eagle.vllm.cpu_expand_kernel import on_expand
+from flashpatch.patches.eagle.vllm.cpu_expand_kernel import EXPAND, RECOVERED, on_expand, on_recovered
 
 
 def _stock(output, input_val, cu_num_tokens, replace_from, replace_to, **kwargs):
@@ -40,3 +40,36 @@ def test_what_the_kernel_can_do_is_left_to_it():
     output = torch.zeros(1, dtype=torch.int64)
     on_expand(_stock, output, torch.ones(1, dtype=torch.int64), torch.ones(1), 0, 1)
     assert output.tolist() == [-1]
+
+
+def test_an_argument_that_the_stand_in_does_not_take_is_left_out():
+    took = {}
+
+    def newer(inv_q, USE_FP64_GUMBEL=False):
+        took["newer"] = USE_FP64_GUMBEL
+
+    def of_0_24(inv_q, NO_DRAFT_PROBS=False):
+        took["0.24"] = NO_DRAFT_PROBS
+
+    on_recovered(newer, None, USE_FP64_GUMBEL=True)
+    on_recovered(of_0_24, None, NO_DRAFT_PROBS=True, USE_FP64_GUMBEL=True)
+    assert took == {"newer": True, "0.24": True}
+
+
+@pytest.mark.vllm
+def test_the_kernels_that_vllm_calls_are_the_corrected_ones():
+    """Stock's own object keeps the function before vLLM 0.31; afterwards it is found in the module."""
+    import flashpatch
+
+    stand_ins = pytest.importorskip("vllm.utils.cpu_triton_utils")
+    names = [patch.targets[0].partition(":")[2] for patch in (EXPAND, RECOVERED)]
+    kernels = [getattr(stand_ins, name.strip("_").removesuffix("_impl"), None) for name in names]
+    before = [getattr(kernel, "func", None) for kernel in kernels]
+    flashpatch.enable("eagle")
+    try:
+        held = [getattr(stand_ins, name) for name in names]
+        assert [getattr(kernel, "func", one) for kernel, one in zip(kernels, held)] == held
+        assert all(one is not old for one, old in zip(held, before))
+    finally:
+        flashpatch.disable("eagle")
+    assert [getattr(kernel, "func", None) for kernel in kernels] == before

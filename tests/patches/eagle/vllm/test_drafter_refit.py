@@ -11,7 +11,7 @@ from eagle_job_common import prompts
 from eagle_reference import model
 from private_modes import loose
 
-pytestmark = pytest.mark.vllm(least="0.31")
+pytestmark = pytest.mark.vllm
 
 
 @pytest.fixture(

@@ -17,7 +17,7 @@ from eagle_reference import probabilities, states
 
 from flashpatch.patches.eagle.capture.sample import Sample
 
-pytestmark = pytest.mark.vllm(least="0.31")
+pytestmark = pytest.mark.vllm
 
 #: Largest difference to Hugging Face in float32. Values are of order 1; the kernels add up in another order.
 CLOSE = 2e-4

@@ -17,7 +17,7 @@ from vllm_lab import engines, environment, scenario
 
 from flashpatch.patches.eagle.capture.sample import Sample
 
-pytestmark = pytest.mark.vllm(least="0.31")
+pytestmark = pytest.mark.vllm
 
 #: Largest difference to Hugging Face in float32, and between runners. Values are of order 1.
 CLOSE = 2e-4

@@ -261,7 +261,7 @@ def test_what_fails_when_idle_too_is_given_up():
     assert given_up == [None] and controller.pending is None
 
 
-@pytest.mark.vllm(least="0.31")
+@pytest.mark.vllm
 @pytest.mark.parametrize("most", [16, 256, 1000, 4096])
 def test_the_schedule_has_vllm_record_graphs_for_every_arm_up_to_large_batches(most):
     from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
@@ -271,3 +271,11 @@ def test_the_schedule_has_vllm_record_graphs_for_every_arm_up_to_large_batches(m
     widest = {drafts: size for size, drafts in enumerate(lookup) if size}
     assert set(widest) == {arm.steps for arm in arms} == {0, 1, 2, 3, 4, 6, 8}
     assert min(widest.values()) > min(most, 1024) - len(arms)
+
+
+@pytest.mark.vllm
+def test_data_parallel_ranks_keep_one_number_of_drafts(job):
+    """vLLM turns a schedule off for them from 0.26 on; 0.24 and 0.25 would take it, and the ranks' steps could differ."""
+    seen, _ = job("parallel")
+    assert seen["1"] == [list(row) for row in arms_schedule(make_policy(OPTIONS, 3).arms)]
+    assert seen["2"] is None

@@ -64,7 +64,7 @@ def test_wrong_usage_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.vllm(least="0.31")
+@pytest.mark.vllm
 def test_a_first_drafter_is_accepted_more_often_than_one_from_scratch(
     tmp_path: Path, models: Path, job
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 import vllm_updates as updates
 from vllm_lab import engines, environment, scenario
 
-pytestmark = pytest.mark.vllm(least="0.31")
+pytestmark = pytest.mark.vllm
 
 METHODS = [pytest.param(m, marks=[pytest.mark.full] if m == "draft_model" else []) for m in drafted.METHODS]
 
@@ -35,7 +35,7 @@ def follow(at: dict[str, str], method: str) -> dict[str, Any]:
             if path:
                 llm.collective_rpc(drafted.send, args=(path, to))
             found[name] = drafted.spoken(llm)
-            versions.append(core.get_weight_version())
+            versions.append(engines.weight_version(core))
     return found
 
 
@@ -143,7 +143,7 @@ def no_model(at: dict[str, str], method: str) -> dict[str, Any]:
     with drafted.opened(at["a"], None, "", {}, **speculative) as llm:
         found: dict[str, Any] = dict(first=drafted.spoken(llm), again=drafted.spoken(llm))
         llm.collective_rpc(drafted.send, args=(at["b"], "target"))
-        found |= dict(target=drafted.spoken(llm), version=drafted.core_of(llm).get_weight_version())
+        found |= dict(target=drafted.spoken(llm), version=engines.weight_version(drafted.core_of(llm)))
     if method == "history":
         flashpatch.disable("eagle")
     return found

@@ -10,7 +10,7 @@ import pytest
 import vllm_updates as updates
 from vllm_lab import engines, environment, models, oracle, scenario
 
-pytestmark = pytest.mark.vllm(least="0.31")
+pytestmark = pytest.mark.vllm
 
 #: Between logprobs of both runners, which normalize in kernels of their own. Hidden states and tokens are equal.
 CLOSE = 4e-6

@@ -8,7 +8,7 @@ import pytest
 import vllm_updates as updates
 from vllm_lab import engines, models, scenario
 
-pytestmark = pytest.mark.vllm(least="0.31")
+pytestmark = pytest.mark.vllm
 
 STARTS = {
     "nccl_m2n": "reshards into the parameters in use",

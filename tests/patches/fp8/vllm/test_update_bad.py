@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import vllm_updates as updates
+from installed import version_of
+from packaging.version import Version
 from vllm_lab import engines, models, oracle, scenario
 
 pytestmark = pytest.mark.vllm
@@ -90,6 +92,9 @@ BAD: dict[str, tuple[Callable[[Any, list[updates.Named]], None], str]] = {
     "reload raises": (_reload_raises, "OSError: the sender's connection broke"),
     "killed sender": (_killed, "did not come"),
 }
+
+#: What is no fault before vLLM 0.25: its loaders pass over a name that the model has not. All others came.
+PASSED_OVER = {"unknown name"} if version_of("vllm") < Version("0.25") else set()
 
 
 def bad_updates(a: str, b: str, kw: dict[str, Any], **options: Any) -> dict[str, Any]:
@@ -215,15 +220,16 @@ def prefixes(a: str, b: str) -> dict[str, Any]:
     """With the prefix cache on, greedy tokens before and after; and the weight version at each point."""
     with engines.open_llm(a, enable_prefix_caching=True, block_size=32) as llm:
         core = llm.llm_engine.engine_core.engine_core
-        found: dict[str, Any] = dict(versions=[core.get_weight_version()])
+        found: dict[str, Any] = dict(versions=[engines.weight_version(core)])
         engines.greedy(llm)
         updates.send(llm, [list(models.weights(b))])
         found["b"] = engines.greedy(llm)
-        found["versions"].append(core.get_weight_version())
-        core.set_weight_version("mine")
+        found["versions"].append(engines.weight_version(core))
+        if hasattr(core, "set_weight_version"):
+            core.set_weight_version("mine")
         updates.send(llm, [list(models.weights(a))])
         found["a"] = engines.greedy(llm)
-        found["versions"].append(core.get_weight_version())
+        found["versions"].append(engines.weight_version(core))
     return found
 
 
@@ -254,11 +260,15 @@ def test_by_layer_nothing_is_generated_until_a_complete_update(
     got = chosen(bad_updates, a, b, kw)
     for how, (_, named) in BAD.items():
         found = got[how]
+        assert engines.difference(found["mended"], oracle.answers(a, **kw)).exact, how
+        if how in PASSED_OVER:
+            assert found["error"] is found["refusal"] is None
+            assert engines.difference(found["kept"], oracle.answers(b, **kw)).exact
+            continue
         assert named in (found["error"] or found["refusal"] or ""), how
         assert found["refusal"] is not None, f"{how}: it generates on a broken policy"
         assert "PatchError" in found["refusal"] and "complete update" in found["refusal"], how
         assert found["again"] is not None, f"{how}: the second request was served"
-        assert engines.difference(found["mended"], oracle.answers(a, **kw)).exact, how
     assert engines.difference(got["b"], oracle.answers(b, **kw)).exact
 
 
@@ -268,10 +278,13 @@ def test_by_model_the_old_policy_stays(chosen: scenario.Runner, kw: dict[str, An
     got = chosen(bad_updates, a, b, kw, atomic="model")
     for how, (_, named) in BAD.items():
         found = got[how]
-        if how != "killed sender":
+        if how in PASSED_OVER:
+            assert found["error"] is None
+        elif how != "killed sender":
             assert named in found["error"], how
         assert found["refusal"] is None, how
-        assert engines.difference(found["kept"], oracle.answers(a, **kw)).exact, how
+        kept = b if how in PASSED_OVER else a
+        assert engines.difference(found["kept"], oracle.answers(kept, **kw)).exact, how
         assert engines.difference(found["mended"], oracle.answers(a, **kw)).exact, how
     assert engines.difference(got["b"], oracle.answers(b, **kw)).exact
 
@@ -343,4 +356,6 @@ def test_cached_prefixes_do_not_outlive_the_weights(runner: scenario.Runner) -> 
     got = runner(prefixes, a, b)
     assert got["b"] == oracle.answers(b)["tokens"] and got["a"] == oracle.answers(a)["tokens"]
     before, updated, own = got["versions"]
-    assert updated != before and own == "mine"
+    vllm_has_one = version_of("vllm") >= Version("0.27")
+    assert (before, updated) == ("default", "flashpatch-1")
+    assert own == ("mine" if vllm_has_one else "flashpatch-2")

@@ -31,7 +31,8 @@ def register_backend() -> None:
 
     class Disk(WeightTransferEngine):
         init_info_cls = dataclasses.make_dataclass("Start", [])
-        update_info_cls = dataclasses.make_dataclass("Part", ["path", "part", "parts"])
+        kind = ("update_kind", str, "dense")  # asked for by vLLM 0.24
+        update_info_cls = dataclasses.make_dataclass("Part", ["path", "part", "parts", kind])
 
         def init_transfer_engine(self, init_info: Any) -> None:
             """There is no connection to open."""
@@ -39,7 +40,7 @@ def register_backend() -> None:
         def start_weight_update(self) -> None:
             initialize_layerwise_reload(self.model)
 
-        def receive_weights(self, update_info: Any) -> None:
+        def receive_weights(self, update_info: Any, load_weights: Any = None) -> None:
             items = list(models.weights(update_info.path))
             start, end = (
                 len(items) * p // update_info.parts for p in (update_info.part, update_info.part + 1)
@@ -51,6 +52,10 @@ def register_backend() -> None:
 
         def shutdown(self) -> None:
             """There is no connection to close."""
+
+        @staticmethod
+        def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
+            """There is no trainer. Before vLLM 0.28 an engine must have this method."""
 
     WeightTransferEngineFactory._registry["ipc"] = lambda: Disk  # names that are not vLLM's are refused
 
@@ -297,7 +302,10 @@ def test_who_gets_which_precision(
     assert engines.array(got["answers"]["prompt_logprobs"]).tobytes() == same.tobytes()
 
 
-@pytest.mark.parametrize("scheme", ["int8_per_channel_weight_only", "nvfp4_per_token"])
+NVFP4 = pytest.param("nvfp4_per_token", marks=pytest.mark.vllm(least="0.27"))
+
+
+@pytest.mark.parametrize("scheme", ["int8_per_channel_weight_only", NVFP4])
 def test_a_scheme_that_quantizes_nothing_is_refused(runner: scenario.Runner, scheme: str) -> None:
     error = runner(unquantized, updates.checkpoint(*A), scheme)
     assert error is not None and "PatchError" in error and scheme in error and "unquantized" in error
