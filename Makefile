@@ -9,6 +9,7 @@
 # make test       the same on this Python alone, then slow tests and those on real engines: the newest vLLM, verl with a
 #                 vLLM that it runs on, SGLang
 # make test-full  all tests, also the long ones and those on older versions of vLLM
+# make test-cuda  vLLM's CUDA wheel on a fake CUDA device: storage after an update against a fresh load (9 GB on disk, gcc)
 # make dist       sdist and wheel in dist/, built twice and compared, checked by twine and check-wheel-contents
 # make docs       the documentation site in build/site: guides, API reference, commands; strict, and shown without a network
 # make resolve    after make dist: asks pip, without installing anything, whether each extra resolves
@@ -32,6 +33,7 @@ OLD    := $(VENV)-0.27
 SGLANG := $(VENV)-sglang
 OLDEST_SGLANG := $(VENV)-sglang-0.5.21
 PAIRED_SGLANG := $(VENV)-sglang-0.5.12
+CUDA   := $(VENV)-cuda
 DIST   := $(VENV)-dist
 DOCS   := $(VENV)-docs
 TRAINERS := $(VENV)-trainers
@@ -67,11 +69,11 @@ unexport PYTHONDONTWRITEBYTECODE
 OTHER_PYTHONS := 3.12 3.13
 find_python = $(shell for python in python$(1) $(HOME)/.pyenv/versions/$(1)*/bin/python; do \
 	"$$python" -c '' >/dev/null 2>&1 && echo "$$python" && break; done)
-NO_ENGINE := not vllm and not verl and not sglang and not full
+NO_ENGINE := not vllm and not verl and not sglang and not cuda and not full
 
 .PHONY: demo demo-verl world demo-world pictures docs dist resolve check lint check-own parts $(OTHER_PYTHONS:%=check-%) \
 	test test-newest test-newest-fp8 test-newest-rest test-paired test-paired-jobs test-paired-rest test-pinned test-sglang \
-	trainers test-trainers test-full clean \
+	trainers test-trainers test-cuda test-full clean \
 	$(NEWEST) $(PINNED) $(PAIRED) $(OLDER) $(OLD) $(SGLANG) $(OLDEST_SGLANG) $(PAIRED_SGLANG) $(TRAINERS)
 # A stamp is the last thing a recipe writes: an interrupted set-up is taken up again.
 .PRECIOUS: %/.vllm %/.verl %/.sglang %/.trainers %/.ready
@@ -182,6 +184,10 @@ test-pinned: $(PINNED)
 test-sglang: $(SGLANG)
 	$(SGLANG)/bin/pytest -m "sglang and not full"
 
+# vLLM's CUDA branch, see tests/support/fake_cuda/README.md.
+test-cuda: $(CUDA)/.ready
+	$(CUDA)/bin/pytest -m cuda
+
 trainers: $(TRAINERS)
 
 # Trainers other than verl, on the vLLM that they run on. All of their tests are long ones.
@@ -198,6 +204,7 @@ test-full: $(NEWEST) $(PINNED) $(PAIRED) $(OLDER) $(OLD) $(SGLANG) $(OLDEST_SGLA
 	$(OLDEST_SGLANG)/bin/pytest -m sglang --timeout 3600
 	$(PAIRED_SGLANG)/bin/pytest -m sglang --timeout 3600
 	$(TRAINERS)/bin/pytest -m trainer --timeout 3600
+	$(MAKE) test-cuda
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .hypothesis .demo .ruff_cache .mypy_cache
@@ -216,6 +223,17 @@ $(CHECK)/.torch: tests/requirements/check.txt
 
 $(CHECK)/.ready: $(CHECK)/.torch $(SOURCES)
 	@$(PIP) $(CHECK) install -e '.[dev,plot]'
+	@touch $@
+
+# The stock CUDA wheel, and a device for it that is built from what the wheel brings.
+$(CUDA)/.cuda:
+	@echo "[$(CUDA)] new environment from $(PYTHON): vllm==0.33.0 with CUDA, 9 GB on disk"
+	@$(PIP) $(CUDA) install vllm==0.33.0
+	@touch $@
+
+$(CUDA)/.ready: $(CUDA)/.cuda $(SOURCES) $(wildcard tests/support/fake_cuda/device/*) tests/support/fake_cuda/build.py
+	@$(PIP) $(CUDA) install -e '.[dev]'
+	@$(CUDA)/bin/python tests/support/fake_cuda/build.py
 	@touch $@
 
 $(DIST)/.ready: tests/requirements/dist.txt

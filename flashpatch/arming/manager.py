@@ -225,8 +225,8 @@ class Machine:
                 patch=first.patch.id,
                 target=first.target or first.patch.targets[0],
                 version=str(first.installed) if first.installed else None,
-                advice=f"No patch of {group.family.name!r} acts on {group.framework} until that is resolved; "
-                f"switch {group.family.name!r} off to go on without.",
+                advice=f"No patch of {group.family.name!r} acts on {group.framework} until that is resolved: "
+                f"`flashpatch doctor` names the command. To go on without, switch {group.family.name!r} off.",
             )
         self._undo(group, _taken_along(group.refusal))
         for member, own in culprits:

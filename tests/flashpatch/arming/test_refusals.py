@@ -299,7 +299,7 @@ def test_strict_raises_where_the_refused_capability_is_first_needed(world):
                 use()
             except flashpatch.PatchError as error:
                 assert error.patch == "toy.fakefw.plain" and "does not meet fakefw>=9" in str(error)
-                assert error.target == "fakefw.core:plain" and error.advice
+                assert error.target == "fakefw.core:plain" and "`flashpatch doctor`" in error.advice
             else:
                 raise AssertionError
         flashpatch.disable()

@@ -1,0 +1,83 @@
+"""The storage cases: a model, how it is quantized, what its engine is told, and the kernel that its layers must have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Case:
+    """One engine to load and to update.
+
+    Attributes:
+        family: of `vllm_lab.models.FAMILIES`.
+        kernels: by compute capability, part of a class name that the layers must show; "" if no kernel object does.
+        scheme: how the checkpoint is quantized; "" for bf16.
+        engine: further arguments of the engine.
+        config: changes of the model's config.
+        changed: least number of tensors that an update changes.
+    """
+
+    family: str
+    kernels: dict[int, str]
+    scheme: str = ""
+    engine: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    changed: int = 10
+
+
+def online(scheme: str, **more: Any) -> dict[str, Any]:
+    return {"quantization": scheme, **more}
+
+
+def backend(kind: str, name: str) -> dict[str, Any]:
+    return {"kernel_config": {f"{kind}_backend": name}}
+
+
+# The dimensions that MLA's kernels on CUDA know.
+MLA = dict(qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, kv_lora_rank=512)
+
+CASES: dict[str, Case] = {
+    "bf16": Case("llama", {80: "", 89: "", 90: "", 100: ""}),
+    "fp8": Case("llama", {80: "Marlin", 89: "Cutlass", 90: "Cutlass", 100: "FP8"}, engine=online("fp8")),
+    "fp8_channel": Case("llama", {89: "Cutlass", 90: "Cutlass"}, engine=online("fp8_per_channel")),
+    "fp8_block": Case("llama", {80: "Marlin", 90: "DeepGemm"}, engine=online("fp8_per_block")),
+    "fp8_marlin": Case("llama", {90: "Marlin"}, engine=online("fp8", **backend("linear", "marlin"))),
+    "ct_channel": Case("llama", {89: "Cutlass", 90: "Cutlass"}, "fp8-channel"),
+    "ct_tensor": Case("llama", {90: "Cutlass"}, "fp8-tensor"),
+    "w4a16": Case("llama", {80: "Marlin", 90: "Machete", 100: "Marlin"}, "w4a16"),
+    "int8": Case("llama", {80: "CutlassInt8", 90: "CutlassInt8"}, "int8"),
+    "block": Case("llama", {80: "Marlin", 90: "DeepGemm", 100: "DeepGemm"}, "block"),
+    "block_cutlass": Case("llama", {90: "CutlassFp8Block"}, "block", backend("linear", "cutlass")),
+    "block_triton": Case("llama", {90: "TritonFp8Block"}, "block", backend("linear", "triton")),
+    "static_kv": Case(
+        "llama", {80: "Marlin", 89: "", 90: "Cutlass", 100: ""}, "static-kv", {"kv_cache_dtype": "fp8"}
+    ),
+    "moe_bf16": Case("qwen3-moe", {80: "TritonExperts", 90: "TritonExperts", 100: "Experts"}),
+    "moe_fp8": Case("qwen3-moe", {80: "Marlin", 90: "TritonExperts", 100: "Experts"}, engine=online("fp8")),
+    "moe_block": Case("qwen3-moe", {80: "Marlin", 90: "TritonExperts"}, "block"),
+    "moe_fp8_triton": Case(
+        "qwen3-moe", {100: "TritonExperts"}, engine=online("fp8", **backend("moe", "triton"))
+    ),
+    "moe_fp8_marlin": Case(
+        "qwen3-moe", {90: "MarlinExperts"}, engine=online("fp8", **backend("moe", "marlin"))
+    ),
+    "moe_block_deep_gemm": Case(
+        "qwen3-moe", {90: "DeepGemmExperts", 100: "DeepGemmExperts"}, "block", backend("moe", "deep_gemm")
+    ),
+    "mla_bf16": Case("deepseek-v2", {80: "", 90: ""}, config=MLA),
+    "mla_fp8": Case(
+        "deepseek-v2", {80: "Marlin", 90: "Cutlass", 100: "FP8"}, engine=online("fp8"), config=MLA
+    ),
+    "mla_block": Case("deepseek-v2", {80: "Marlin", 90: "DeepGemm"}, "block", config=MLA),
+    "gpt_oss": Case("gpt-oss", {90: "Experts"}),
+    "qwen3_next": Case("qwen3-next", {90: "Experts"}),
+    "falcon_h1": Case("falcon-h1", {90: ""}),
+}
+SMOKE = {80: ("fp8",), 90: ("static_kv", "moe_fp8")}
+
+
+def of(capability: int) -> list[str]:
+    """Return the names of the cases that a device of this capability has."""
+    return [name for name, case in CASES.items() if capability in case.kernels]

@@ -1,0 +1,118 @@
+"""Pairs of checkpoints, A and B, in the formats of the cases. B's scales differ from A's in magnitude, not only in noise.
+
+Two random models of equal spread have nearly equal scales: an update that forgot some of them could hide.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from vllm_lab import models, quantized
+from vllm_lab.models import making
+
+BLOCK = 128
+Tensors = Iterator[tuple[str, Any]]
+
+
+def pair(root: Path, family: str, scheme: str = "", **config: Any) -> tuple[Path, Path]:
+    """Return the directories of A and B; made when missing.
+
+    Args:
+        root: folder for checkpoints.
+        family: of `vllm_lab.models.FAMILIES`.
+        scheme: "" for bf16, one of `SCHEMES`, or one of `vllm_lab.quantized.SCHEMES`.
+        config: changes the model's config.
+    """
+    plain = [models.checkpoint(root, family, 0, **config)]
+    plain.append(_spread(models.checkpoint(root, family, 1, **config)))
+    if not scheme:
+        return plain[0], plain[1]
+    if scheme in SCHEMES:
+        first, second = (_converted(path, scheme) for path in plain)
+    else:
+        first, second = (quantized.quantize(path, scheme) for path in plain)
+    return first, second
+
+
+def _spread(source: Path) -> Path:
+    """The same model with each block of rows and columns of its projections at another magnitude."""
+    import torch
+
+    def convert(name: str, weight: Any) -> Tensors:
+        if name.endswith("proj.weight") or "with_mqa.weight" in name:
+            rows = 2.0 ** (torch.arange(weight.shape[0]) // BLOCK % 3 * 2 + 1)
+            columns = 2.0 ** (torch.arange(weight.shape[1]) // BLOCK % 2 * 3)
+            weight = (0.37 * weight.float() * rows[:, None] * columns[None]).to(weight.dtype)
+        yield name, weight
+
+    return _written(source, "spread", convert, None)
+
+
+def _converted(source: Path, scheme: str) -> Path:
+    convert, config = SCHEMES[scheme]
+    return _written(source, scheme, convert, config)
+
+
+def _written(source: Path, suffix: str, convert: Callable[[str, Any], Tensors], config: dict | None) -> Path:
+    from safetensors.torch import save_file
+
+    with making(source.with_name(f"{source.name}-{suffix}")) as (target, work):
+        if work is None:
+            return target
+        for file in source.iterdir():
+            if file.suffix != ".safetensors":
+                shutil.copy(file, work)
+        tensors = {n: t.contiguous() for name, w in models.weights(source) for n, t in convert(name, w)}
+        save_file(tensors, str(work / "model.safetensors"), metadata={"format": "pt"})
+        if config is not None:
+            whole = json.loads((work / "config.json").read_text()) | {"quantization_config": config}
+            (work / "config.json").write_text(json.dumps(whole))
+    return target
+
+
+def _block_fp8(name: str, weight: Any) -> Tensors:
+    """DeepSeek's format: a scale per block of 128 by 128."""
+    import torch
+
+    if not quantized.is_linear(name) and "with_mqa.weight" not in name:
+        yield name, weight
+        return
+    rows, columns = weight.shape
+    down, across = -(-rows // BLOCK), -(-columns // BLOCK)
+    padded = torch.zeros(down * BLOCK, across * BLOCK)
+    padded[:rows, :columns] = weight.float()
+    blocks = padded.view(down, BLOCK, across, BLOCK)
+    scale = blocks.abs().amax((1, 3)).clamp(min=1e-8) / 448
+    rounded = (blocks / scale[:, None, :, None]).view(down * BLOCK, across * BLOCK)[:rows, :columns]
+    yield name, rounded.to(torch.float8_e4m3fn)
+    yield f"{name}_scale_inv", scale
+
+
+def _static_fp8(name: str, weight: Any) -> Tensors:
+    """A scale per tensor, of activations and of the KV cache too."""
+    import torch
+
+    if not quantized.is_linear(name):
+        yield name, weight
+        return
+    scale = weight.float().abs().amax() / 448
+    yield name, (weight.float() / scale).to(torch.float8_e4m3fn)
+    yield f"{name}_scale", scale.reshape(())
+    yield name.replace(".weight", ".input_scale"), (0.02 + scale).reshape(())
+    for part, factor in (("k", 3), ("v", 5)):
+        if name.endswith(f"{part}_proj.weight"):
+            yield name.replace(".weight", f".{part}_scale"), (scale * factor).reshape(())
+
+
+_FP8 = {"quant_method": "fp8", "modules_to_not_convert": ["lm_head", "mlp.gate"]}
+SCHEMES: dict[str, tuple[Callable[[str, Any], Tensors], dict[str, Any]]] = {
+    "block": (
+        _block_fp8,
+        {**_FP8, "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [BLOCK, BLOCK]},
+    ),
+    "static-kv": (_static_fp8, {**_FP8, "activation_scheme": "static"}),
+}

@@ -1,0 +1,53 @@
+"""Compare an updated model's storage with a fresh load's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from cuda_lab.state import kernels
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Say how storage after an update differs from a fresh load's.
+
+    Attributes:
+        differing: paths whose content is another.
+        only_fresh, only_updated: paths that one of both has.
+        moved, lost: tensors that are at another address than before the update, or gone.
+        changed: tensors that the update changed.
+        values: paths compared.
+        kernels: class names of kernels and expert backends, the same for both.
+    """
+
+    differing: list[str]
+    only_fresh: list[str]
+    only_updated: list[str]
+    moved: list[str]
+    lost: list[str]
+    changed: int
+    values: int
+    kernels: frozenset[str]
+
+    @property
+    def faults(self) -> dict[str, list[str]]:
+        """What is wrong, by kind, each with its first paths; empty if nothing is."""
+        kinds = ("differing", "only_fresh", "only_updated", "moved", "lost")
+        return {kind: getattr(self, kind)[:5] for kind in kinds if getattr(self, kind)}
+
+
+def compare(fresh: dict[str, Any], updated: dict[str, Any]) -> Comparison:
+    """Compare two results of `cuda_lab.storage`, neither of which holds an error."""
+    a, b, start = fresh["found"], updated["found"], updated["start"]
+    before, after = updated["before"], updated["addresses"]
+    return Comparison(
+        differing=[path for path in a if path in b and a[path] != b[path]],
+        only_fresh=[path for path in a if path not in b],
+        only_updated=[path for path in b if path not in a],
+        moved=[path for path in before if path in after and before[path] != after[path]],
+        lost=[path for path in before if path not in after],
+        changed=sum(start[path] != b[path] for path in b if path in start and b[path][0] == "tensor"),
+        values=len(a),
+        kernels=frozenset(kernels(a)),
+    )

@@ -1,0 +1,37 @@
+/* libnvidia-ml.so.1: vLLM asks it for name and capability before CUDA is initialised. */
+#include <stdio.h>
+#include "settings.h"
+
+enum { OK, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6 };
+static void *const the_device = (void *)0x20;
+struct memory {
+  unsigned long long total, free, used;
+};
+
+int nvmlInit_v2(void) { return OK; }
+int nvmlInitWithFlags(unsigned flags) { return OK; }
+int nvmlShutdown(void) { return OK; }
+const char *nvmlErrorString(int error) { return "fake NVML error"; }
+int nvmlDeviceGetCount_v2(unsigned *out) { return *out = 1, OK; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **out) { return *out = the_device, index ? INVALID_ARGUMENT : OK; }
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **out) { return *out = the_device, OK; }
+int nvmlDeviceGetName(void *device, char *out, unsigned room) { return snprintf(out, room, "%s", device_name()), OK; }
+int nvmlDeviceGetUUID(void *device, char *out, unsigned room) {
+  return snprintf(out, room, "GPU-66616b65-2d63-7564-612d-646576696365"), OK;
+}
+int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor) {
+  *major = capability() / 10;
+  *minor = capability() % 10;
+  return OK;
+}
+int nvmlDeviceGetMemoryInfo(void *device, struct memory *out) {
+  out->total = out->free = device_bytes();
+  out->used = 0;
+  return OK;
+}
+int nvmlDeviceGetIndex(void *device, unsigned *out) { return *out = 0, OK; }
+int nvmlDeviceGetNumaNodeId(void *device, unsigned *out) { return NOT_SUPPORTED; }
+int nvmlDeviceGetP2PStatus(void *a, void *b, int which, int *out) { return *out = 1, OK; }
+int nvmlSystemGetDriverVersion(char *out, unsigned room) { return snprintf(out, room, "580.00"), OK; }
+int nvmlSystemGetCudaDriverVersion(int *out) { return *out = CUDA_VERSION_REPORTED, OK; }
+int nvmlSystemGetCudaDriverVersion_v2(int *out) { return *out = CUDA_VERSION_REPORTED, OK; }

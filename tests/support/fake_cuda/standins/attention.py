@@ -1,0 +1,49 @@
+"""FlashAttention and the sampler's kernel in torch, for whole engines."""
+
+from __future__ import annotations
+
+import torch
+
+from fake_cuda.standins import CALLS
+
+
+def use() -> None:
+    """Let vLLM's FlashAttention backend and its sampler call the functions below."""
+    from vllm.v1.attention.backends import flash_attn
+    from vllm.v1.sample.ops import topk_topp_sampler as sampler
+
+    flash_attn.flash_attn_varlen_func = flash_attn_varlen_func
+    flash_attn.get_scheduler_metadata = lambda *_, **__: None
+    if hasattr(sampler, "apply_top_k_top_p_triton"):
+        sampler.apply_top_k_top_p_triton = lambda logits, k, p, *_, **__: sampler.apply_top_k_top_p_pytorch(
+            logits, k, p
+        )
+
+
+def flash_attn_varlen_func(
+    q, k, v, max_seqlen_q=None, cu_seqlens_q=None, max_seqlen_k=None, cu_seqlens_k=None, seqused_k=None,
+    softmax_scale=None, causal=False, block_table=None, out=None, k_descale=None, v_descale=None, **_,
+):  # fmt: skip
+    """Attend from ragged queries [tokens, heads, size] to keys and values in pages, or beside them."""
+    CALLS["flash_attn_varlen_func"] += 1
+    bounds = cu_seqlens_q.tolist()
+    out = torch.zeros_like(q) if out is None else out
+    for i, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        length = int(seqused_k[i]) if seqused_k is not None else end - start
+        if end <= start or length <= 0:
+            continue
+        if block_table is None:
+            keys, values = k[start:end].float(), v[start:end].float()
+        else:
+            pages = block_table[i, : -(-length // k.shape[1])].long()
+            keys, values = (cache[pages].flatten(0, 1)[:length].float() for cache in (k, v))
+        if k_descale is not None:
+            keys, values = keys * k_descale.flatten()[0], values * v_descale.flatten()[0]
+        groups = q.shape[1] // keys.shape[1]
+        keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
+        scores = torch.einsum("qhd,khd->hqk", q[start:end].float(), keys) * softmax_scale
+        if causal:
+            last = torch.arange(length - (end - start), length, device=q.device)[:, None]
+            scores = scores.masked_fill(torch.arange(length, device=q.device)[None] > last, float("-inf"))
+        out[start:end] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values).to(out.dtype)
+    return out

@@ -1,0 +1,33 @@
+"""Redirect torch's CUDA operators, and replace vLLM's, in a process that was started with FAKE_CUDA=1.
+
+The environment's `fake_cuda.pth` imports this at start, before torch is there.
+"""
+
+from __future__ import annotations
+
+import wrapt
+
+REDIRECTED: dict[str, object] = {}
+"""After the import of torch: `operators`, how many run on the CPU, and `cuda_only`, the names of those that cannot."""
+
+
+@wrapt.when_imported("torch")
+def redirect(torch: object) -> None:
+    import fake_cuda_redirect
+
+    REDIRECTED["operators"], REDIRECTED["cuda_only"] = fake_cuda_redirect.install()
+
+
+@wrapt.when_imported("vllm._custom_ops")
+def replace_operators(custom_ops: object) -> None:
+    from fake_cuda import standins
+
+    standins.register()
+
+
+@wrapt.when_imported("vllm.distributed.device_communicators.cuda_wrapper")
+def find_our_runtime(wrapper) -> None:
+    """vLLM takes the first mapped library called libcudart, which may be a copy inside another package."""
+    import os
+
+    wrapper.find_loaded_library = lambda name: os.environ["LD_PRELOAD"].partition(":")[0]
