@@ -108,4 +108,5 @@ name_only(
     "flash_attn_varlen_func",
     "fused_sigmoid_mul_cpu",
     "fused_moe_router_cpu",
+    "shm_allgather",
 )
