@@ -84,7 +84,9 @@ def load_from_disk(owner: Any, config: Any, do: Callable[[], tuple[bool, str]]) 
     reload.note(owner)
     if not done:
         config.model_path = path
-        message = owner.error or message
+        message = (
+            message if owner.asleep else owner.error or message
+        )  # asleep: an error of before says nothing of this call
     return done, message
 
 
