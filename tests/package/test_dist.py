@@ -104,10 +104,10 @@ def test_an_extra_asks_for_what_its_patches_need(metadata: Message) -> None:
     asked = [Requirement(text) for text in metadata.get_all("Requires-Dist")]
     extras = {one.name: str(one.specifier) for one in asked if one.name in ("vllm", "sglang", "verl")}
     oldest = dict.fromkeys(extras, Version("9999"))
-    for patch in registry.families()["fp8"].patches:
-        least = Version(patch.requires.partition(">=")[2])
-        if patch.framework in oldest:
-            oldest[patch.framework] = min(least, oldest[patch.framework])
+    for requirement in (Requirement(patch.requires) for patch in registry.families()["fp8"].patches):
+        least = min(Version(one.version) for one in requirement.specifier if one.operator == ">=")
+        if requirement.name in oldest:
+            oldest[requirement.name] = min(least, oldest[requirement.name])
     assert extras == {name: f">={least}" for name, least in oldest.items()}
 
 

@@ -14,16 +14,16 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from installed import version_of
 from machine import limit
 
 HERE = Path(__file__).resolve().parent
 STANDINS = HERE / "sglang_standins"
 
-OLD = metadata.version("sglang").startswith("0.5.12")
+OLD = version_of("sglang").release[:3] == (0, 5, 12)
 """Whether the installed SGLang is of the generation without update sessions."""
 FRAMEWORK = "sglang_0_5_12" if OLD else "sglang"
 """As in the ids of the patches for it."""

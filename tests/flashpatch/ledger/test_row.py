@@ -103,12 +103,12 @@ def test_calls_do_not_each_write(finish):
         written = []
         real = ledger_files.write
         ledger_files.write = lambda *a: (written.append(1), real(*a))
-        began = time.monotonic()
+        row._INTERVAL = 3600.0
         ledger.boot()
         call(50_000)
-        print(len(written) <= 3 + (time.monotonic() - began))
+        print(len(written))
     """)
-    assert out == "True\n"
+    assert int(out) <= 3  # at boot, at the first call, and one more for a timer that ran out in between
 
 
 def test_the_last_calls_are_written_at_exit(home, finish):
