@@ -99,7 +99,7 @@ def test_an_idle_process_loses_no_call(home, start):
 
 def test_calls_do_not_each_write(finish):
     out = finish("""
-        from flashpatch.ledger import files as ledger_files
+        from flashpatch.ledger import files as ledger_files, row
         written = []
         real = ledger_files.write
         ledger_files.write = lambda *a: (written.append(1), real(*a))
