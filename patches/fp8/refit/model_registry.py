@@ -64,6 +64,13 @@ def change_count(runner: Any) -> int:
     return max((model.changes for model in all_models(runner)), default=0) if runner is not None else 0
 
 
+def changed_since(runner: Any, count: int) -> bool:
+    """Whether a model of ``runner`` changed since `change_count` gave ``count``, or has an update open that may end with
+    the next step: a tensor of it that came since does not change the state."""
+    models = all_models(runner) if runner is not None else ()
+    return change_count(runner) != count or any(model.state == "open" for model in models)
+
+
 def version(runner: Any) -> int:
     """Return the version of the policy that a model runner holds, 0 before the first update."""
     return max((m.version for m in all_models(runner) if m.adapter.role == "target"), default=0)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from flashpatch import ledger
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.refit import model_registry
+from flashpatch.patches.fp8.refit.errors import ASLEEP
 from flashpatch.patches.fp8.sglang import initialize_model
 from flashpatch.record import Contract, Patch
 
@@ -38,6 +39,8 @@ def begin(managed: model_registry.ManagedModel, patch: str) -> None:
     Raises:
         PatchError: it is the second; it names ``patch``.
     """
+    if managed in _attempted and managed.asleep:
+        raise PatchError(ASLEEP[0], patch=patch, advice=ASLEEP[1])
     if managed in _attempted:
         raise PatchError(managed.error or "the update failed", patch=patch, advice="Send a complete update.")
     if managed in _single:

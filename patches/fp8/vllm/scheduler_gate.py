@@ -85,7 +85,7 @@ class SchedulerGate:
 
     def replacement_outputs(self, core: Any) -> dict[int, Any] | None:
         """Return the outputs of requests that were ended, in place of a step; None when the step may run."""
-        stale = self._stale or model_registry.change_count(self.door.runner) != self._seen_changes
+        stale = self._stale or model_registry.changed_since(self.door.runner, self._seen_changes)
         if core.scheduler.has_unfinished_requests() and stale:
             reason = self.check_workers(core)
             if reason is not None:

@@ -156,7 +156,7 @@ def test_stock_verl_knows_no_cpu(scenario):
                         mesh=torch.distributed.init_device_mesh("cpu", (1,)))
         except RuntimeError as error:
             words = ("accelerator", "pin", "nvidia driver")  # the last of torch built for CUDA
-                assert any(word in str(error).lower() for word in words), error
+            assert any(word in str(error).lower() for word in words), error
         else:
             raise AssertionError("memory was pinned without an accelerator")
     """,

@@ -28,7 +28,7 @@ def test_contracts_undo_and_who_is_native(scenario):
         from flashpatch.patches.fsdp import FAMILY, hybrid_sharding as mesh
         from flashpatch.arming.preflight import examine
         for patch in FAMILY.patches:
-            if patch.framework == "sglang":  # test_sglang.py
+            if patch.framework.startswith("sglang"):  # test_sglang.py
                 continue
             found = examine(patch)
             assert found.problem is None, (patch.id, found.problem)
@@ -105,9 +105,8 @@ def test_a_recipe_that_the_audit_cannot_follow_is_refused_by_name(scenario):
         registry.patch = {too_new.id: too_new}.__getitem__  # as if the installed verl were older
         with pytest.raises(flashpatch.PatchError, match="does not meet verl>=99"):
             validate_config(OmegaConf.create({"actor_rollout_ref": {}}), False, False)
-        sends = whole("fp8.verl_sglang.update_weights_from_tensor")
-        too_new = dataclasses.replace(sends, requires="verl>=99")
-        registry.patch = {too_new.id: too_new}.__getitem__
+        sends = [whole(f"fp8.{group}.update_weights_from_tensor") for group in ("verl_sglang", "verl_sglang_0_5_12")]
+        registry.patch = {one.id: dataclasses.replace(one, requires="verl>=99") for one in sends}.__getitem__
         sglang = {"actor_rollout_ref": {"rollout": {"name": "sglang", "quantization": "fp8"}}}
         with pytest.raises(flashpatch.PatchError, match="does not meet verl>=99") as error:
             validate_config(OmegaConf.create(sglang), False, False)

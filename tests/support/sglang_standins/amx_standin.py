@@ -1,16 +1,18 @@
 """Prepare torch for SGLang on a CPU. Import it before SGLang; what it changes waits for SGLang's imports.
 
 - With STANDIN_AMX=1 SGLang believes that the processor has AMX tiles.
-- ``torch.tensor(..., pin_memory=True)``, by which SGLang 0.5.12 returns a prompt's log-probabilities, gives pageable memory:
+- 0.5.12: ``torch.tensor(..., pin_memory=True)``, by which SGLang 0.5.12 returns a prompt's log-probabilities, gives pageable memory:
   a machine without an accelerator has no other, and torch would raise.
-- ``apply_fp8_linear``, which SGLang 0.5.12 calls on a CPU too and which is in Triton, is replaced by plain PyTorch.
+- 0.5.12: ``apply_fp8_linear``, which SGLang 0.5.12 calls on a CPU too and which is in Triton, is replaced by plain PyTorch.
 """
 
 import functools
 import importlib.util
 import os
 import sys
+from importlib import metadata
 
+OLD = metadata.version("sglang").startswith("0.5.12")
 FP8 = "sglang.srt.layers.quantization.fp8_utils"
 
 
@@ -20,7 +22,9 @@ class _BeforeSGLang:
     def find_spec(self, name, path=None, target=None):
         if name == "sglang":
             _prepare_torch()
-        if name != FP8:
+        if name == "sglang" and not OLD:
+            sys.meta_path.remove(self)
+        if name != FP8 or not OLD:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -38,9 +42,9 @@ def _prepare_torch():
     import torch
 
     if os.environ.get("STANDIN_AMX") == "1":
-        for module in (torch.cpu, torch._C._cpu):  # from 0.5.21 on SGLang asks the first, before the second
-            module._is_amx_tile_supported = lambda: True
-    if not hasattr(torch.tensor, "__wrapped__"):
+        # 0.5.12 asks the second, newer versions the first. Newer ones must not find the second: torch would believe it too.
+        (torch._C._cpu if OLD else torch.cpu)._is_amx_tile_supported = lambda: True
+    if OLD and not hasattr(torch.tensor, "__wrapped__"):
         torch.tensor = _pageable(torch.tensor)
 
 
@@ -60,4 +64,5 @@ def fp8_linear(input, weight, weight_scale, input_scale=None, input_scale_ub=Non
     return (output if bias is None else output + bias.float()).to(input.dtype)
 
 
-sys.meta_path.insert(0, _BeforeSGLang())
+if OLD or os.environ.get("STANDIN_AMX") == "1":
+    sys.meta_path.insert(0, _BeforeSGLang())

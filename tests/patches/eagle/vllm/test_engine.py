@@ -132,8 +132,9 @@ def test_sampled_tokens_have_the_targets_distribution(run):
 
 def test_steps_that_teach_belong_to_one_arm(run):
     seen, _ = run
-    # The cycle never orders the same number twice in a row, so no step may count.
-    assert seen["steps"] > 100 and seen["updates"] == []
+    # The cycle never orders the same number twice in a row, so no step may count, but for what the bandit learns beside
+    # prompts after 32 steps that taught nothing: of requests whose drafts are those that the step's arm asks for.
+    assert seen["steps"] > 100 and len(seen["updates"]) <= seen["steps"] // 32
 
 
 def test_the_ring_is_where_the_option_says(run):
