@@ -149,10 +149,10 @@ $(OTHER_PYTHONS:%=check-%): check-%: $(CHECK)-%/.ready
 	@if [ ! -x $(CHECK)-$*/bin/pytest ]; then echo "Python $* is not at hand: no tests on it"; else \
 		$(MAKE) -k -j5 --output-sync=target parts ENVIRONMENT=$(CHECK)-$* MARKS="$(NO_ENGINE)"; fi
 
-# Four at a time, set-up included: those on verl wait for half of their time. Two lanes come in halves, so that none is left
-# alone at the end. Together they take 15 GB.
+# All at a time, set-up included: those on verl wait for half of their time. Two lanes come in halves, so that none is left
+# alone at the end. Together they take some 18 GB.
 test: lint check-own
-	$(MAKE) -j4 --output-sync=none test-paired-jobs test-newest-fp8 test-paired-rest test-sglang test-newest-rest
+	$(MAKE) -j5 --output-sync=none test-paired-jobs test-newest-fp8 test-paired-rest test-sglang test-newest-rest
 
 FP8 := tests/patches/fp8
 JOBS := tests/patches/cpu tests/patches/fsdp tests/patches/flowrl
