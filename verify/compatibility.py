@@ -1,6 +1,6 @@
 """Write the compatibility page.
 
-``python -m flashpatch.verify.compatibility PATH... > docs/compatibility.md``, where each path is a wheel, an
+``python -m flashpatch.verify.compatibility PATH... > docs/reference/compatibility.md``, where each path is a wheel, an
 sdist, an unpacked source or a site-packages. Nothing of them is imported.
 """
 

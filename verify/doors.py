@@ -1,6 +1,6 @@
 """Find every door in vLLM's source by which weights can be written, and write the page of them.
 
-    python -m flashpatch.verify.doors /path/to/site-packages/vllm > docs/doors.md
+    python -m flashpatch.verify.doors /path/to/site-packages/vllm > docs/reference/doors.md
 
 The source is read, not run.
 """

@@ -1,4 +1,4 @@
-"""Build hooks of the documentation site: pages from the top of the tree, links, help texts, mermaid.js."""
+"""Build hooks of the documentation site: pages from the top of the tree, links, help texts, tables, mermaid.js."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from pymdownx.slugs import slugify
 from pymdownx.superfences import fence_code_format
+from tables import table
 
 TOP = {
     "README.md": "index.md",
@@ -28,6 +29,7 @@ TOP = {
 
 LINK = re.compile(r"(?<![!`])\[([^\]\n]+)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 HELP = re.compile(r"^<!-- help: (.*) -->$", re.M)
+TABLE = re.compile(r"^<!-- (names|options: \w+|patches|environment) -->$", re.M)
 TABLE_BELOW_COMMENT = re.compile(r"^(<!-- .* -->\n)(?=\|)", re.M)
 MERMAID = "assets/mermaid.js"
 
@@ -54,9 +56,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Make links to files of the tree links of the site, and put in what commands print for ``--help``."""
+    """Make links to files of the tree links of the site, and put in help texts and tables of records."""
     above = {uri: name for name, uri in TOP.items()}
     source = above.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+    folder = posixpath.dirname(page.file.src_uri)
 
     def link(match: re.Match[str]) -> str:
         text, target, anchor = match[1], match[2], match[3] or ""
@@ -64,13 +67,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         if not (_root(config) / path).exists():
             return match[0]  # mkdocs reports it
         if path in TOP:
-            return f"[{text}]({TOP[path]}{anchor})"
+            return f"[{text}]({posixpath.relpath(TOP[path], folder)}{anchor})"
         if path.startswith("docs/"):
-            return f"[{text}]({path.removeprefix('docs/')}{anchor})"
+            return f"[{text}]({posixpath.relpath(path.removeprefix('docs/'), folder)}{anchor})"
         return f"[{text}]({config.repo_url.rstrip('/')}/blob/HEAD/{path})" if config.repo_url else text
 
     linked = TABLE_BELOW_COMMENT.sub(r"\1\n", LINK.sub(link, markdown))
-    return HELP.sub(lambda match: _help(match[1]), linked)
+    filled = TABLE.sub(lambda match: table(*match[1].split(": ")), linked)
+    return HELP.sub(lambda match: _help(match[1]), filled)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:

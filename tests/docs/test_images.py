@@ -12,7 +12,11 @@ from tree import TREE
 IMAGES = TREE / "docs" / "images"
 SCREENSHOTS = {"perfetto", "report"}
 SHOWN = sorted(
-    {name for page in TREE.glob("docs/*.md") for name in re.findall(r"images/(\w+)\.png", page.read_text())}
+    {
+        name
+        for page in TREE.glob("docs/**/*.md")
+        for name in re.findall(r"images/(\w+)\.png", page.read_text())
+    }
     - SCREENSHOTS
 )
 NUMBER = re.compile(r"[\N{MINUS SIGN}-]?[0-9.]+")

@@ -1,4 +1,4 @@
-"""docs/migrate.md names each setting that ``flashpatch migrate`` knows, and shows what it prints."""
+"""docs/reference/forks.md names each setting that ``flashpatch migrate`` knows, and docs/how-to/from-a-fork.md shows what it prints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tree import TREE
 
 from flashpatch.commands import migrate
 
-PAGE = (TREE / "docs" / "migrate.md").read_text()
+PAGE = (TREE / "docs" / "reference" / "forks.md").read_text()
 TITLES = {
     "flashrl": "FlashRL",
     "fastrl": "FastRL",
@@ -44,7 +44,7 @@ def test_a_known_setting_is_on_the_page(name: str) -> None:
 
 
 def test_what_it_prints_is_what_the_page_shows() -> None:
-    shown = [block for block in blocks() if block.page == "docs/migrate.md"]
+    shown = [block for block in blocks() if block.page == "docs/how-to/from-a-fork.md"]
     [command] = [block for block in shown if not block.note and block.language == ""]
     [output] = [block for block in shown if block.note == "output"]
     words = shlex.split(command.text)

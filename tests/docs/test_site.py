@@ -1,5 +1,6 @@
 """The documentation site has every page, every public name and every command. `make docs` builds it."""
 
+import importlib.util
 import re
 
 import pytest
@@ -7,10 +8,14 @@ from tree import TREE
 
 import flashpatch
 from flashpatch import registry
+from flashpatch.commands import env
 
 yaml = pytest.importorskip("yaml")
 
 CONFIG = yaml.safe_load((TREE / "mkdocs.yml").read_text())
+_SPEC = importlib.util.spec_from_file_location("tables", TREE / "docs" / "site" / "tables.py")
+tables = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(tables)
 HOOKS = (TREE / "docs" / "site" / "hooks.py").read_text()
 
 
@@ -25,7 +30,7 @@ def _pages(nav) -> list[str]:
 def test_every_page_is_in_the_navigation_once():
     top = dict(re.findall(r'"([A-Z]+\.md)": "(\w+\.md)"', HOOKS))
     assert top.keys() == {page.name for page in TREE.glob("*.md")}
-    below = {page.name for page in (TREE / "docs").glob("*.md")}
+    below = {str(page.relative_to(TREE / "docs")) for page in (TREE / "docs").rglob("*.md")}
     assert sorted(_pages(CONFIG["nav"])) == sorted(below | set(top.values()))
 
 
@@ -41,7 +46,7 @@ def test_no_kind_of_broken_link_is_passed_over():
 
 
 def test_every_public_name_is_in_the_reference():
-    page = (TREE / "docs" / "api.md").read_text()
+    page = (TREE / "docs" / "reference" / "python-api.md").read_text()
     described = re.findall(r"^::: flashpatch\.(\w+)$", page, re.M)
     assert sorted(described) == sorted(set(flashpatch.__all__) - {"__version__"})
     listed = set(re.findall(r"`(\w+)`", page.partition("## ")[0]))
@@ -49,7 +54,7 @@ def test_every_public_name_is_in_the_reference():
 
 
 def test_every_command_is_on_its_page():
-    page = (TREE / "docs" / "commands.md").read_text()
+    page = (TREE / "docs" / "reference" / "commands.md").read_text()
     shown = re.findall(r"^<!-- help: (.*) -->$", page, re.M)
     ours = {
         f"flashpatch {name}"
@@ -57,3 +62,22 @@ def test_every_command_is_on_its_page():
         if module.startswith("flashpatch.")
     }
     assert sorted(shown) == sorted({"flashpatch", "flashpatch-verify", *ours})
+
+
+@pytest.mark.parametrize("family", registry.built_in())
+def test_every_option_is_in_the_reference(family):
+    page = (TREE / "docs" / "reference" / "names-and-options.md").read_text()
+    assert f"<!-- options: {family} -->" in page
+    shown = tables.table("options", family)
+    for name, option in registry.family(family).options.items():
+        assert f"| `{name}` |" in shown and option.help.replace("|", "\\|") in shown
+
+
+def test_every_name_patch_and_variable_is_in_the_reference():
+    pages = {
+        name: (TREE / "docs" / "reference" / f"{name}.md").read_text() for name in ("patches", "environment")
+    }
+    assert all(f"<!-- {name} -->" in page for name, page in pages.items())
+    assert all(f"| `{name}` |" in tables.table("names") for name in registry.names())
+    assert all(f"| `{id}` |" in tables.table("patches") for id in registry.patches())
+    assert all(f"| `{name}` |" in tables.table("environment") for name in env.MEANINGS)

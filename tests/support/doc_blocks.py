@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tree import TREE
 
-PAGES = sorted([*TREE.glob("*.md"), *(TREE / "docs").glob("*.md")])
+PAGES = sorted([*TREE.glob("*.md"), *(TREE / "docs").rglob("*.md")])
 
 _BLOCK = re.compile(
     r"(?:^<!-- (?P<note>(?:not run|needs|output)[^>]*?) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$",

@@ -1,0 +1,80 @@
+"""Tables of the reference, made from the records: names, options, patches, environment variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from flashpatch import evidence, registry
+from flashpatch.commands import env
+from flashpatch.record import Option, Patch
+
+
+def table(of: str, which: str = "") -> str:
+    """Return a Markdown table: ``names``, ``options`` of a family, ``patches`` (a table per family) or ``environment``."""
+    return {
+        "names": _names,
+        "options": lambda: _options(which),
+        "patches": _patches,
+        "environment": _environment,
+    }[of]()
+
+
+def _names() -> str:
+    rows = [
+        (f"`{name}`", family.summary, ", ".join(f"`{key} = {value!r}`" for key, value in preset.items()))
+        for family in registry.built_in().values()
+        for name, preset in registry.family_names(family).items()
+    ]
+    return _table(("name", "what its family does", "options that the name sets"), rows)
+
+
+def _options(family: str) -> str:
+    options = registry.family(family).options
+    rows = [(f"`{name}`", _default(option), _values(option), option.help) for name, option in options.items()]
+    return _table(("option", "default", "values", "meaning"), rows) if rows else "No options."
+
+
+def _default(option: Option) -> str:
+    return f"`{str(option.default).lower() if isinstance(option.default, bool) else option.default!r}`"
+
+
+def _values(option: Option) -> str:
+    if option.choices:
+        return ", ".join(f"`{choice or repr(choice)}`" for choice in option.choices)
+    return option.range or {list: "a list", bool: "`true`, `false`"}.get(option.kind, option.kind.__name__)
+
+
+def _patches() -> str:
+    return "\n\n".join(
+        f"## {family.name}\n\n"
+        + _table(("patch", "acts in", "why and how", "live"), map(_patch, family.patches))
+        for family in registry.built_in().values()
+    )
+
+
+def _patch(patch: Patch) -> Sequence[str]:
+    why = " ".join(
+        filter(None, (patch.why, patch.how, patch.remove_when and f"Goes when {patch.remove_when}"))
+    )
+    target = f"`{patch.targets[0]}`" if patch.targets else ""
+    where = f"{target}<br>{patch.requires}<br>{', '.join(sorted(patch.scope))}"
+    return f"`{patch.id}`", where, why, evidence.explain(patch)
+
+
+def _environment() -> str:
+    return _table(("variable", "meaning"), [(f"`{name}`", meaning) for name, meaning in env.MEANINGS.items()])
+
+
+def _table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    return "\n".join(_line(cells) for cells in _with_rule(titles, rows))
+
+
+def _with_rule(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
+    yield titles
+    yield ["---"] * len(titles)
+    yield from rows
+
+
+def _line(cells: Sequence[Any]) -> str:
+    return "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
