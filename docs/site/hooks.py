@@ -69,6 +69,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         if path in TOP:
             return f"[{text}]({posixpath.relpath(TOP[path], folder)}{anchor})"
         if path.startswith("docs/"):
+            if (_root(config) / path).is_dir():
+                return text  # the navigation shows what is in it
             return f"[{text}]({posixpath.relpath(path.removeprefix('docs/'), folder)}{anchor})"
         return f"[{text}]({config.repo_url.rstrip('/')}/blob/HEAD/{path})" if config.repo_url else text
 

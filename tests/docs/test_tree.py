@@ -1,0 +1,60 @@
+"""The documentation keeps its shape: short how-tos, measurements and limits in one place each, a README of a page."""
+
+import re
+
+import pytest
+from doc_blocks import blocks
+from tree import TREE
+
+DOCS = TREE / "docs"
+HOW_TO = sorted((DOCS / "how-to").glob("*.md"))
+MEASURED = sorted((DOCS / "measured").glob("*.md"))
+PAGES = sorted(DOCS.rglob("*.md"))
+WHEN = re.compile(r"\*20\d\d-\d\d-\d\d, `[0-9a-f]{7,}`")
+NEVER_RUN = re.compile(
+    r"(?i)\b(?:never run|not on a GPU|was not run|were not run|not seen to run|has not run)\b(?!.*limits)"
+)
+
+
+def test_readme_is_a_page():
+    lines = (TREE / "README.md").read_text().splitlines()
+    assert len(lines) <= 80
+    assert "not run on a GPU" in lines[4]
+
+
+def test_each_page_is_of_one_kind():
+    kinds = {"tutorial", "how-to", "reference", "explain", "measured", "develop"}
+    assert {page.relative_to(DOCS).parts[0] for page in PAGES} == kinds
+
+
+@pytest.mark.parametrize("page", HOW_TO, ids=lambda page: page.stem)
+def test_a_how_to_is_short_and_has_a_command(page):
+    assert len(page.read_text().splitlines()) <= 120
+    commands = [
+        block
+        for block in blocks()
+        if block.page == f"docs/how-to/{page.name}"
+        and block.language in ("", "python")
+        and block.note != "output"
+    ]
+    assert commands
+
+
+@pytest.mark.parametrize("page", MEASURED, ids=lambda page: page.stem)
+def test_each_measurement_says_when_and_at_which_commit(page):
+    first, *sections = re.split(r"^## ", page.read_text(), flags=re.M)
+    for section in sections or [first]:
+        assert WHEN.search(section), section.partition("\n")[0]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_never_ran_is_said_among_the_limits_alone(page):
+    if page.name == "limits.md":
+        return
+    said = [line for line in page.read_text().splitlines() if NEVER_RUN.search(line)]
+    assert not said
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_block_is_closed(page):
+    assert len(re.findall(r"^```", page.read_text(), re.M)) % 2 == 0
