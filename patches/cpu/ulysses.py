@@ -64,13 +64,10 @@ def attention(
     copies = max(ranks // key.shape[1], 1)  # so that every rank has a head of the keys
     if copies > 1:
         key, value = key.repeat_interleave(copies, 1), value.repeat_interleave(copies, 1)
-    query, key, value = (
-        ulysses.gather_seq_scatter_heads(part, seq_dim=2, head_dim=1) for part in (query, key, value)
-    )
+    group = ulysses.get_ulysses_sequence_parallel_group()
+    query, key, value = (exchange(part, 1, 2, group) for part in (query, key, value))
     everyone = [torch.empty_like(positions) for _ in range(ranks)]
-    torch.distributed.all_gather(
-        everyone, positions.contiguous(), group=ulysses.get_ulysses_sequence_parallel_group()
-    )
+    torch.distributed.all_gather(everyone, positions.contiguous(), group=group)
     out = torch.nn.functional.scaled_dot_product_attention(
         query,
         key,
@@ -80,7 +77,19 @@ def attention(
         scale=scaling,
         enable_gqa=True,
     )
-    return ulysses.gather_heads_scatter_seq(out, head_dim=1, seq_dim=2).transpose(1, 2).contiguous(), None
+    return exchange(out, 2, 1, group).transpose(1, 2).contiguous(), None
+
+
+def exchange(part: Any, scatter: int, gather: int, group: Any) -> Any:
+    """Return a tensor cut along ``scatter`` over the ranks, and joined along ``gather``; differentiable.
+
+    verl's own ``SeqAllToAll`` calls ``all_to_all`` on lists, which gloo has in torch 2.13 and not in 2.11.
+    """
+    import torch
+    from torch.distributed.nn.functional import all_to_all_single
+
+    pieces = torch.stack(part.tensor_split(torch.distributed.get_world_size(group), scatter))
+    return torch.cat(tuple(all_to_all_single(torch.empty_like(pieces), pieces, group=group)), gather)
 
 
 def causal_mask(positions: Any, window: int | None = None) -> Any:
@@ -134,7 +143,6 @@ PATCH = Patch(
             "torch.distributed.all_gather",
         ),
         exists=(
-            f"{ULYSSES}:SeqAllToAll",
             f"{ULYSSES}:get_ulysses_sequence_parallel_group",
             "transformers.modeling_utils:ALL_ATTENTION_FUNCTIONS",
             "transformers.integrations.sdpa_attention:sdpa_attention_forward",
