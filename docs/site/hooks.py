@@ -29,7 +29,7 @@ TOP = {
 
 LINK = re.compile(r"(?<![!`])\[([^\]\n]+)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 HELP = re.compile(r"^<!-- help: (.*) -->$", re.M)
-TABLE = re.compile(r"^<!-- (names|options: \w+|patches|environment) -->$", re.M)
+TABLE = re.compile(r"^<!-- (names|options: \w+|patches|environment|messages) -->$", re.M)
 TABLE_BELOW_COMMENT = re.compile(r"^(<!-- .* -->\n)(?=\|)", re.M)
 MERMAID = "assets/mermaid.js"
 

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
+
+import messages
 
 from flashpatch import evidence, registry
 from flashpatch.commands import env
 from flashpatch.record import Option, Patch
 
+TREE = Path(__file__).parents[2]
+
 
 def table(of: str, which: str = "") -> str:
-    """Return a Markdown table: ``names``, ``options`` of a family, ``patches`` (a table per family) or ``environment``."""
+    """Return a Markdown table.
+
+    Args:
+        of: ``names``, ``options`` (of a family), ``environment``; ``patches`` and ``messages`` are a table per family.
+        which: the family.
+    """
     return {
         "names": _names,
         "options": lambda: _options(which),
         "patches": _patches,
         "environment": _environment,
+        "messages": lambda: messages.table(messages.messages(TREE)),
     }[of]()
 
 

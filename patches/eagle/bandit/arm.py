@@ -83,7 +83,12 @@ def parse_arms(arms: Iterable[str | Arm]) -> tuple[Arm, ...]:
         )
     twice = sorted({str(arm) for arm in found if found.count(arm) > 1})
     if twice:
-        raise PatchError(f"arms are given twice: {', '.join(twice)}.", patch="eagle", target="arms")
+        raise PatchError(
+            f"arms are given twice: {', '.join(twice)}.",
+            patch="eagle",
+            target="arms",
+            advice="Name each arm once.",
+        )
     return found
 
 

@@ -65,7 +65,10 @@ class Coordinator:
         self.settings = settings if isinstance(settings, WorkerSettings) else WorkerSettings.of(settings)
         if min(start_limit, stop_limit, silence_limit) <= 0 or restarts < 0:
             raise PatchError(
-                "time limits of a trainer must be positive.", patch="eagle", target="coordinator"
+                "time limits of a trainer must be positive.",
+                patch="eagle",
+                target="coordinator",
+                advice="Give seconds above 0.",
             )
         self.state: State = "down"
         self.drafter: Path | None = None
@@ -136,7 +139,10 @@ class Coordinator:
         """
         if not 0.0 < seconds < float("inf"):
             raise PatchError(
-                f"a slice of {seconds} seconds makes no sense.", patch="eagle", target="coordinator"
+                f"a slice of {seconds} seconds makes no sense.",
+                patch="eagle",
+                target="coordinator",
+                advice="Give a finite number above 0.",
             )
         command = {"command": "train", "seconds": seconds, "steps": steps, "group": group}
         with self._lock:

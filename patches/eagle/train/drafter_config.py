@@ -49,7 +49,10 @@ def drafter_config(target: PretrainedConfig, kind: str = "eagle", auxiliary: int
         )
     if kind not in ("eagle", "eagle3"):
         raise PatchError(
-            f"a drafter is of kind eagle or eagle3, not {kind!r}.", patch="eagle", target="drafter"
+            f"a drafter is of kind eagle or eagle3, not {kind!r}.",
+            patch="eagle",
+            target="drafter",
+            advice="Choose one of the two.",
         )
     layer = LAYER_TYPES[target.model_type] if kind == "eagle" else "llama"
     fields: dict[str, Any] = {name: getattr(target, name) for name in _COPIED_FIELDS if hasattr(target, name)}

@@ -50,7 +50,10 @@ def engine_weights(
     if config.eagle_kind == "eagle3":
         if target_embeddings is None:
             raise PatchError(
-                "an EAGLE-3 drafter is written with the target's head.", patch="eagle", target="drafter"
+                "an EAGLE-3 drafter is written with the target's head.",
+                patch="eagle",
+                target="drafter",
+                advice="Give target_embeddings.",
             )
         found["lm_head.weight"] = target_embeddings.head.to("cpu", dtype)
     elif engine == "sglang":
@@ -135,7 +138,12 @@ def load_weights(drafter: Drafter | Drafter3, folder: str | os.PathLike[str]) ->
     try:
         found = load_file(path)
     except (OSError, SafetensorError) as error:
-        raise PatchError(f"{path} cannot be read: {error}", patch="eagle", target="drafter") from error
+        raise PatchError(
+            f"{path} cannot be read: {error}.",
+            patch="eagle",
+            target="drafter",
+            advice="Give the folder of a drafter in safetensors.",
+        ) from error
     shared = ("lm_head.weight", "embed_tokens.weight", "d2t", "t2d")
     found = {name.removeprefix("model."): tensor for name, tensor in found.items()}
     bias = found.pop("fc.bias", None) if "fc.bias" not in drafter.state_dict() else None

@@ -84,7 +84,9 @@ def windows(sample: Sample, longest: int, auxiliary: bool = False, prompts: bool
         PatchError: the sample lacks the layers, or a window would be empty.
     """
     if longest < 1:
-        raise PatchError(f"a window has {longest} positions.", patch="eagle", target="window")
+        raise PatchError(
+            f"a window has {longest} positions.", patch="eagle", target="window", advice="Give one or more."
+        )
     if auxiliary and sample.auxiliary is None:
         raise PatchError(
             f"sample {sample.request} has no auxiliary states, which an EAGLE-3 drafter reads.",

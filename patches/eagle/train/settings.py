@@ -84,7 +84,10 @@ class WorkerSettings:
             given = json.loads(text)
         except ValueError as error:
             raise PatchError(
-                f"worker settings are no JSON: {error}.", patch="eagle", target="trainer"
+                f"worker settings are no JSON: {error}.",
+                patch="eagle",
+                target="trainer",
+                advice="Give a JSON object of settings.",
             ) from error
         return cls.of(given)
 

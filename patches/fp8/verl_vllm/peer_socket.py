@@ -92,7 +92,9 @@ class PeerSocket:
         if data.startswith(FAILURE):
             self.over = True
             text = data[len(FAILURE) :].decode(errors="replace").rstrip()
-            raise self._problem(f"{self._peer} failed:\n{text}\n")
+            raise self._problem(
+                f"{self._peer} failed:\n{text}\n", "Mend what its traceback says; nothing was committed."
+            )
         self.complete = self.last
         return data
 
@@ -144,7 +146,8 @@ class PeerSocket:
         if lost is not None and lost > _GRACE:
             self.over = True
             raise self._problem(
-                f"{self._peer} is gone: its connection ended in the middle of a weight transfer."
+                f"{self._peer} is gone: its connection ended in the middle of a weight transfer.",
+                "Look for its end in the job's log: it may have been killed, for memory for example.",
             )
         if 0 < self._timeout < silence:
             raise self._problem(
@@ -161,5 +164,5 @@ class PeerSocket:
                 time.monotonic() if event == zmq.EVENT_DISCONNECTED and self._connected <= 0 else None
             )
 
-    def _problem(self, problem: str, advice: str | None = None) -> PatchError:
+    def _problem(self, problem: str, advice: str) -> PatchError:
         return PatchError(problem, patch=self._patch, advice=advice)

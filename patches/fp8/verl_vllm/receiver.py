@@ -112,7 +112,11 @@ class _SenderCheck:
         self._next = time.monotonic() + self._EVERY
         if self._receiving.sender_gone():
             pid = self._receiving.ticket["pid"]
-            raise PatchError(f"the trainer that sends the weights has ended (process {pid}).", patch=ID)
+            raise PatchError(
+                f"the trainer that sends the weights has ended (process {pid}).",
+                patch=ID,
+                advice="Look for its end in the job's log.",
+            )
 
 
 _patch = partial(

@@ -43,6 +43,7 @@ def on_update(original, self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         raise PatchError(
             f"rollout worker {self.rank} (process {os.getpid()}) failed in a weight update:\n{traceback_text(error)}\n",
             patch=ID,
+            advice="Mend what its traceback says; nothing was committed.",
         ) from error
     seconds = time.perf_counter() - began
     retry, WEIGHT_SYNC.failed = WEIGHT_SYNC.failed, False

@@ -86,11 +86,17 @@ class _CallCheck:
         error = future.exception()
         if error is not None:
             raise PatchError(
-                f"the rollout engine could not take the weights:\n{error}\n", patch=ID
+                f"the rollout engine could not take the weights:\n{error}\n",
+                patch=ID,
+                advice="Mend what the error says; nothing was committed.",
             ) from error
         self._ended = self._ended or time.monotonic()
         if time.monotonic() - self._ended > _EARLY:
-            raise PatchError("the rollout engine's call ended before all weights were taken.", patch=ID)
+            raise PatchError(
+                "the rollout engine's call ended before all weights were taken.",
+                patch=ID,
+                advice="Look at the log of the rollout server.",
+            )
 
 
 def _unlink(name: str) -> None:
