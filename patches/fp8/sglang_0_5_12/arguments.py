@@ -25,6 +25,7 @@ PATCH = for_old_sglang(
         exists=("sglang.srt.utils.hf_transformers_utils:get_config",),
     ),
     evidence="optional",  # imported where an engine starts; verl's driver has others start it
+    when=f"called={FRAMEWORK}.launch_scheduler_processes",
     scope=frozenset({"driver"}),
     needs=(f"{FRAMEWORK}.initialize_model",),
     why=engine_args.PATCH.why,

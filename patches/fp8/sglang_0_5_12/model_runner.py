@@ -73,9 +73,14 @@ LOAD = for_old_sglang(
     how="The first call is the first load; a later one, an update from disk, opens an update and commits it.",
 )
 
+_UPDATES = tuple(
+    f"{FRAMEWORK}.runner_update_weights_from_{way}" for way in ("tensor", "distributed", "disk", "ipc")
+)
+
 _patch = partial(
     for_old_sglang,
-    evidence="optional",  # an engine is updated through one of these functions
+    evidence="update",
+    one_of=_UPDATES,  # an engine is updated through one of these functions
     scope=frozenset({"worker"}),
     needs=(f"{FRAMEWORK}.initialize_model",),
 )

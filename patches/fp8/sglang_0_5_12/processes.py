@@ -82,6 +82,7 @@ LAUNCH = for_old_sglang(
     wrapper=expected_processes.on_launch,
     contract=expected_processes.PATCH.contract,
     evidence="optional",
+    when="child=engine-core",
     scope=frozenset({"driver"}),
     why=expected_processes.PATCH.why,
     how=expected_processes.PATCH.how,

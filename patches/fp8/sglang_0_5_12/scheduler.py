@@ -166,6 +166,7 @@ _once = partial(
 TENSOR = _once(
     id=f"{FRAMEWORK}.update_weights_from_tensor",
     targets=(f"{MIXIN}.update_weights_from_tensor",),
+    when=f"called={FRAMEWORK}.runner_update_weights_from_tensor",
     wrapper=on_tensor,
     contract=Contract(
         params=("recv_req",),
@@ -180,6 +181,7 @@ TENSOR = _once(
 DISTRIBUTED = _once(
     id=f"{FRAMEWORK}.update_weights_from_distributed",
     targets=(f"{MIXIN}.update_weights_from_distributed",),
+    when=f"called={FRAMEWORK}.runner_update_weights_from_distributed",
     wrapper=on_distributed,
     contract=Contract(params=("recv_req",), mentions=("self.flush_cache_after_weight_update",)),
 )
@@ -187,6 +189,7 @@ DISTRIBUTED = _once(
 DISK = _once(
     id=f"{FRAMEWORK}.update_weights_from_disk",
     targets=(f"{MIXIN}.update_weights_from_disk",),
+    when=f"called={FRAMEWORK}.runner_update_weights_from_disk",
     wrapper=on_disk,
     contract=Contract(params=("recv_req",), mentions=("self.flush_cache_after_weight_update",)),
 )

@@ -51,11 +51,13 @@ _patch = partial(
 TENSOR = _patch(
     id=f"{FRAMEWORK}.tokenizer_update_weights_from_tensor",
     targets=(f"{TOKENIZER}.update_weights_from_tensor",),
+    when=f"anywhere={FRAMEWORK}.update_weights_from_tensor",
     needs=(f"{FRAMEWORK}.update_weights_from_tensor",),
 )
 
 DISTRIBUTED = _patch(
     id=f"{FRAMEWORK}.tokenizer_update_weights_from_distributed",
     targets=(f"{TOKENIZER}.update_weights_from_distributed",),
+    when=f"anywhere={FRAMEWORK}.update_weights_from_distributed",
     needs=(f"{FRAMEWORK}.update_weights_from_distributed",),
 )

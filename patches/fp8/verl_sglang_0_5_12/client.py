@@ -52,6 +52,8 @@ async def on_flush(original, self) -> Any:
     )
 
 
+_SENT = f"anywhere=fp8.verl.validate_config_rollout anywhere={FRAMEWORK}.server_adapter_update_weights"
+
 UPDATE = for_verl(
     id=f"{FRAMEWORK}.server_adapter_update_weights",
     targets=server_adapter.PATCH.targets,
@@ -59,7 +61,8 @@ UPDATE = for_verl(
     contract=Contract(
         params=server_adapter.PATCH.contract.params, mentions=server_adapter.PATCH.contract.mentions
     ),
-    evidence="optional",  # some trainers send nothing, such as a critic; the driver asks all that should
+    evidence="update",
+    when=f"anywhere=fp8.verl.validate_config_rollout anywhere={FRAMEWORK}.launch_servers",
     scope=frozenset({"trainer"}),
     needs=(f"{FRAMEWORK}.update_weights_from_tensor", f"{FRAMEWORK}.flush_cache"),
     why="SGLang takes each bucket for an update of its own, and verl does not know which policy a replica holds after a sync.",
@@ -77,7 +80,8 @@ TENSOR = for_verl(
         mentions=http_engine.TENSOR.contract.mentions,
         exists=("sglang.srt.managers.io_struct:UpdateWeightsFromTensorReqInput.disable_draft_model",),
     ),
-    evidence="optional",  # ranks that are not the first of a server send nothing
+    evidence="update",
+    when=_SENT,
     scope=frozenset({"trainer"}),
     needs=(f"{FRAMEWORK}.server_adapter_update_weights",),
     why=http_engine.TENSOR.why,
@@ -90,7 +94,8 @@ FLUSH = for_verl(
     targets=http_engine.FLUSH.targets,
     wrapper=on_flush,
     contract=Contract(mentions=("self.max_attempts",)),
-    evidence="optional",  # ranks that are not the first of a server send nothing
+    evidence="update",
+    when=_SENT,
     scope=frozenset({"trainer"}),
     needs=(f"{FRAMEWORK}.server_adapter_update_weights",),
     why="The end of a sync is known in verl's client alone; and a flush that fails is only logged.",

@@ -30,7 +30,8 @@ LAUNCH = for_verl(
     targets=http_server.LAUNCH.targets,
     wrapper=on_launch,
     contract=Contract(mentions=("ServerArgs", "Engine._launch_subprocesses")),
-    evidence="optional",  # who drives SGLang without verl never imports it
+    evidence="optional",
+    when=f"anywhere=fp8.verl.validate_config_rollout anywhere={FRAMEWORK}.generate",
     scope=frozenset({"driver"}),
     why="A server that FlashPatch cannot act in must not start, and an engine of a mixed fleet must know its number.",
     how="Raises if the family was refused; numbers the replica in the environment of its engine.",
@@ -42,7 +43,8 @@ GENERATE = for_verl(
     targets=http_server.GENERATE.targets,
     wrapper=http_server.on_generate,
     contract=http_server.GENERATE.contract,
-    evidence="optional",  # a server may only score
+    evidence="step",
+    when=f"anywhere=fp8.verl.validate_config_rollout anywhere={FRAMEWORK}.launch_servers",
     scope=frozenset({"driver"}),
     why=http_server.GENERATE.why,
     how=http_server.GENERATE.how,
@@ -55,6 +57,7 @@ LAUNCHED = for_verl(
     wrapper=expected_processes.PATCH.wrapper,
     contract=expected_processes.PATCH.contract,
     evidence="optional",
+    when=f"anywhere=fp8.verl.validate_config_rollout anywhere={FRAMEWORK}.generate",
     scope=expected_processes.PATCH.scope,
     why=expected_processes.PATCH.why,
     how=expected_processes.PATCH.how,
