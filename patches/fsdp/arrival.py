@@ -31,6 +31,9 @@ _history = _History()
 class Arrival:
     """Audit one sync. Large tensors are read on a second thread while the engine loads the same bucket.
 
+    Attributes:
+        patch_id, target: see the arguments.
+
     Args:
         mode: the option ``audit``.
         patch_id, target: of the patch that receives; errors name them.
@@ -46,7 +49,7 @@ class Arrival:
         self.expected = expected and mode != "off"
         self._fingerprint = fingerprint.of
         self._mode = mode
-        self._patch_id, self._target = patch_id, target
+        self.patch_id, self.target = patch_id, target
         self._wire = messages
         self._open, self._close = messages.Message(), messages.Message()
         self._header: dict[str, Any] | None = None
@@ -157,8 +160,8 @@ class Arrival:
         if self._mode == "off":
             raise PatchError(
                 "the trainer sends fingerprints, but here the audit is off.",
-                patch=self._patch_id,
-                target=self._target,
+                patch=self.patch_id,
+                target=self.target,
                 advice="Give all processes of a job the same option audit of fsdp.",
             )
         try:
@@ -207,7 +210,7 @@ class Arrival:
         self._notes(problem=problem)
         if self._mode == "refuse":
             raise self._refusal(problem)
-        logger.error("[flashpatch: %s] %s", self._patch_id, problem)
+        logger.error("[flashpatch: %s] %s", self.patch_id, problem)
 
     def _notes(self, **facts: Any) -> None:
         audit = {
@@ -224,8 +227,8 @@ class Arrival:
         sync = self._header["sync"] if self._header else "of unknown number"
         return PatchError(
             f"sync {sync} is refused: {problem}",
-            patch=self._patch_id,
-            target=self._target,
+            patch=self.patch_id,
+            target=self.target,
             advice="The update is not committed. To load such weights anyway, set audit=report.",
         )
 
@@ -233,7 +236,7 @@ class Arrival:
         return PatchError(
             "weights arrive without fingerprints: the process that sends them, the trainer's, does not carry "
             "the family fsdp, or has its audit off.",
-            patch=self._patch_id,
-            target=self._target,
+            patch=self.patch_id,
+            target=self.target,
             advice="flashpatch-verify --live shows the processes of the job. Or set the option audit to off.",
         )

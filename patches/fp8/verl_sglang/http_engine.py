@@ -104,12 +104,14 @@ async def begin_weight_update(self, selector: str = "all", sync: str = "") -> di
     return await post_patiently(self, "begin_weight_update", {"selector": selector, "rid": sync or None})
 
 
-async def post_patiently(adapter: Any, endpoint: str, payload: dict[str, Any]) -> dict[str, Any]:
+async def post_patiently(
+    adapter: Any, endpoint: str, payload: dict[str, Any], patch: str = ""
+) -> dict[str, Any]:
     """Do as `post`, asking again for `PATIENCE` seconds while the server still has requests."""
     end = time.monotonic() + PATIENCE
     while True:
         try:
-            return await post(adapter, endpoint, payload)
+            return await post(adapter, endpoint, payload, patch)
         except PatchError as error:
             if REQUESTS_RUN not in str(error) or time.monotonic() > end:
                 raise
@@ -128,8 +130,13 @@ async def end_weight_update(self) -> dict[str, Any]:
 _METHODS = {"begin_weight_update": begin_weight_update, "end_weight_update": end_weight_update}
 
 
-async def post(adapter: Any, endpoint: str, payload: dict[str, Any]) -> dict[str, Any]:
+async def post(adapter: Any, endpoint: str, payload: dict[str, Any], patch: str = "") -> dict[str, Any]:
     """Post one request and return the JSON answer. verl's own client sends it again after 60 s.
+
+    Args:
+        adapter: verl's ``AsyncHttpServerAdapter``.
+        endpoint, payload: the request.
+        patch: id that errors name, if not that of `TENSOR`.
 
     Raises:
         PatchError: the server refused, is gone, or did not answer within ``transfer_timeout`` seconds.
@@ -152,7 +159,7 @@ async def post(adapter: Any, endpoint: str, payload: dict[str, Any]) -> dict[str
         problem = f"is gone: {endpoint} ended with {type(error).__name__}: {error}."
     raise PatchError(
         f"the rollout server at {url.rpartition('/')[0]} {problem}",
-        patch=TENSOR.id,
+        patch=patch or TENSOR.id,
         advice="The trainer stops; the rollout server's log has the reason.",
     )
 

@@ -71,10 +71,25 @@ def _scheduler_info() -> Iterator[list[dict[str, Any]]]:
         Engine._launch_subprocesses = launch
 
 
-async def on_generate(
-    original, self, prompt_ids: Any, sampling_params: dict[str, Any], *args: Any, **kwargs: Any
-):
-    """Around ``generate``: raise where verl drops a sample, and add the replica's precision in a mixed fleet.
+async def on_generate(original, self, *args: Any, **kwargs: Any) -> Any:
+    """Around ``generate``; see `complete`."""
+    return await complete(GENERATE, original, self, *args, **kwargs)
+
+
+async def complete(
+    patch: Patch,
+    original,
+    self,
+    prompt_ids: Any,
+    sampling_params: dict[str, Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Raise where verl drops a sample, and add the replica's precision in a mixed fleet.
+
+    Args:
+        patch: named by errors.
+        original: verl's ``generate``, which gets the rest.
 
     Raises:
         PatchError: SGLang refused the request, whose own exception Ray cannot pass on; or it returned tokens and
@@ -88,16 +103,16 @@ async def on_generate(
     except HTTPException as error:
         raise PatchError(
             f"SGLang refused a request (status {error.status_code}): {error.detail}.",
-            patch=GENERATE.id,
-            target=GENERATE.targets[0],
+            patch=patch.id,
+            target=patch.targets[0],
             advice="The server's log has the reason.",
         ) from error
     empty = asked and not output.token_ids and not output.log_probs
     if empty and output.stop_reason != "abort" and sampling_params.get("max_new_tokens", 1) > 0:
         raise PatchError(
             "SGLang returned a sample without tokens, or with another number of log-probabilities than tokens.",
-            patch=GENERATE.id,
-            target=GENERATE.targets[0],
+            patch=patch.id,
+            target=patch.targets[0],
             advice="verl would train on an empty answer. The server's log has both lengths.",
         )
     sample_precision.note(output, self.replica_rank)

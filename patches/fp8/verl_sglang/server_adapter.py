@@ -29,11 +29,17 @@ def on_update(original, self, weights: Any, *args: Any, **kwargs: Any) -> Corout
     def begin(sync: str) -> Awaitable[Any]:
         return http_engine.begin_weight_update(self._engine, http_engine.SELECTOR, sync)
 
-    return update(original, self, weights, args, kwargs, begin)
+    return update(original, self, weights, args, kwargs, begin, PATCH)
 
 
 def update(
-    original, self, weights: Any, args: tuple, kwargs: dict, begin: Callable[[str], Awaitable[Any]]
+    original,
+    self,
+    weights: Any,
+    args: tuple,
+    kwargs: dict,
+    begin: Callable[[str], Awaitable[Any]],
+    patch: Patch,
 ) -> Coroutine:
     """Send the weights within a session, and keep its receipt.
 
@@ -42,9 +48,10 @@ def update(
         self: verl's ``ServerAdapter``.
         weights, args, kwargs: of the call.
         begin: opens a session on the server, given the id of the sync.
+        patch: named by refusals.
     """
     step = kwargs.get("global_steps", args[0] if args else None)
-    return _update(original, self, weights, args, kwargs, begin, WEIGHT_SYNC.begin(step))
+    return _update(original, self, weights, args, kwargs, begin, patch, WEIGHT_SYNC.begin(step))
 
 
 async def _update(
@@ -54,9 +61,10 @@ async def _update(
     args: tuple,
     kwargs: dict,
     begin: Callable[[str], Awaitable[Any]],
+    patch: Patch,
     sending: Sending,
 ) -> Any:
-    _refuse(kwargs)
+    _refuse(kwargs, patch)
     began = time.perf_counter()
     await self._init_server_adapter()
     with WEIGHT_SYNC.in_sending(sending):
@@ -84,15 +92,15 @@ def receipts_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
     return json.loads(text) if mark else []
 
 
-def _refuse(kwargs: dict[str, Any]) -> None:
+def _refuse(kwargs: dict[str, Any], patch: Patch) -> None:
     wire = kwargs.get("wire_format", "named_tensors")
     adapters = kwargs.get("peft_config") and kwargs.get("base_sync_done")
     if wire != "named_tensors" or adapters:
         what = "LoRA adapters" if adapters else f"wire_format={wire!r}"
         raise PatchError(
             f"{what} on SGLang write past the model's loader, so that an update cannot be followed.",
-            patch=PATCH.id,
-            target=PATCH.targets[0],
+            patch=patch.id,
+            target=patch.targets[0],
             advice="Send whole weights: rollout.checkpoint_engine.backend=naive, without LoRA or with merged LoRA.",
         )
 

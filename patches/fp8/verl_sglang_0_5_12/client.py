@@ -25,9 +25,9 @@ def on_update(original, self, weights: Any, *args: Any, **kwargs: Any) -> Corout
     """
 
     def begin(sync: str) -> Awaitable[Any]:
-        return http_engine.post_patiently(self._engine, ENDPOINT, sglang_sessions.begin(sync))
+        return http_engine.post_patiently(self._engine, ENDPOINT, sglang_sessions.begin(sync), UPDATE.id)
 
-    return server_adapter.update(original, self, weights, args, kwargs, begin)
+    return server_adapter.update(original, self, weights, args, kwargs, begin, UPDATE)
 
 
 async def on_tensor(original, self, req: Any) -> Any:
@@ -38,7 +38,8 @@ async def on_tensor(original, self, req: Any) -> Any:
     """
     if WEIGHT_SYNC.sending is None:
         return await original(self, req)
-    return await http_engine.post(self, ENDPOINT, {**http_engine.bucket(req), "disable_draft_model": True})
+    fields = {**http_engine.bucket(req), "disable_draft_model": True}
+    return await http_engine.post(self, ENDPOINT, fields, TENSOR.id)
 
 
 async def on_flush(original, self) -> Any:
@@ -48,7 +49,7 @@ async def on_flush(original, self) -> Any:
         PatchError: see `http_engine.post`.
     """
     return await http_engine.flush_or_end(
-        lambda: original(self), lambda: http_engine.post(self, ENDPOINT, sglang_sessions.end())
+        lambda: original(self), lambda: http_engine.post(self, ENDPOINT, sglang_sessions.end(), FLUSH.id)
     )
 
 

@@ -25,6 +25,11 @@ async def on_launch(original, self, *args: Any, **kwargs: Any) -> None:
     await original(self, *args, **kwargs)
 
 
+async def on_generate(original, self, *args: Any, **kwargs: Any) -> Any:
+    """Around ``generate``; see `http_server.complete`."""
+    return await http_server.complete(GENERATE, original, self, *args, **kwargs)
+
+
 LAUNCH = for_verl(
     id=f"{FRAMEWORK}.launch_server",
     targets=http_server.LAUNCH.targets,
@@ -41,7 +46,7 @@ LAUNCH = for_verl(
 GENERATE = for_verl(
     id=f"{FRAMEWORK}.generate",
     targets=http_server.GENERATE.targets,
-    wrapper=http_server.on_generate,
+    wrapper=on_generate,
     contract=http_server.GENERATE.contract,
     evidence="step",
     when=f"anywhere=fp8.verl.validate_config_rollout anywhere={FRAMEWORK}.launch_servers",

@@ -30,7 +30,7 @@ def on_begin(original, self, recv_req: Any) -> Any:
     if output.success:
         forget()
         if recv_req.selector != "draft":
-            open_audit(recv_req.rid or "")
+            open_audit(recv_req.rid or "", ID, TARGET)
     return output
 
 
@@ -55,10 +55,15 @@ def on_end(original, self, recv_req: Any) -> Any:
     return output
 
 
-def open_audit(sync: str) -> None:
-    """Audit the session that is open; one whose sender named its sync must bring fingerprints."""
+def open_audit(sync: str, patch: str, target: str) -> None:
+    """Audit the session that is open; one whose sender named its sync must bring fingerprints.
+
+    Args:
+        sync: the sender's name of it, or empty.
+        patch, target: of the patch that receives; errors name them.
+    """
     forget()
-    Session.arrival = Arrival(engine.options("fsdp")["audit"], ID, TARGET, bool(sync))
+    Session.arrival = Arrival(engine.options("fsdp")["audit"], patch, target, bool(sync))
 
 
 def problem_found() -> str:

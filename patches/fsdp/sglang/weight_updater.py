@@ -69,8 +69,8 @@ def load_audited(
         return False, str(
             PatchError(
                 f"load_format={load_format!r} cannot be audited.",
-                patch=ID,
-                target=TARGET,
+                patch=arrival.patch_id,
+                target=arrival.target,
                 advice="Send named tensors (checkpoint_engine.backend=naive), or set the audit to off.",
             )
         )
@@ -127,7 +127,7 @@ def _audited(arrival: Arrival, items: Iterator[tuple[str, Any]]) -> tuple[list[t
     except PatchError as error:
         return [], str(error)
     except Exception as error:
-        return [], f"[flashpatch: {ID}] {type(error).__name__}: {error}"
+        return [], f"[flashpatch: {arrival.patch_id}] {type(error).__name__}: {error}"
 
 
 _patch = partial(

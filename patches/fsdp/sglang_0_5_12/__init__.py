@@ -19,7 +19,7 @@ class Audit:
     """Audit each session; see `sglang_sessions.Observer`."""
 
     def begin(self, sync: str) -> None:
-        update_session.open_audit(sync)
+        update_session.open_audit(sync, TENSOR.id, TENSOR.targets[0])
 
     def end(self) -> str:
         problem = weight_updater.of_all_ranks(update_session.problem_found())

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.sglang
 
 VICTIM = "model.layers.1.mlp.down_proj.weight"
 WENT = [True, "Success"]
-SESSION = "fsdp.sglang.update_weights_from_tensor"
+SESSION = f"fsdp.{lab.FRAMEWORK}.update_weights_from_tensor"
 FAMILIES = (
     ["bf16,fsdp", "fsdp,bf16"] if lab.OLD else ["bf16,fsdp", "fsdp,bf16", "fsdp"]
 )  # sessions of 0.5.12 are fp8's

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from cpu_lab import environment
 from machine import limit
+from sglang_lab import FRAMEWORK
 
 pytest.importorskip("torch")
 
@@ -72,4 +73,4 @@ def test_the_probe_proves_the_family(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     said = json.loads(done.stdout)
-    assert "fsdp.sglang.update_weights_from_tensor" in json.dumps(said)
+    assert f"fsdp.{FRAMEWORK}.update_weights_from_tensor" in json.dumps(said)

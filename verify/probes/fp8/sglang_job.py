@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -79,15 +80,18 @@ def _run(name: str, workdir: Path, seen: dict[str, Any]) -> None:
 def _update(engine: Any, checkpoint: str) -> None:
     from safetensors import safe_open
 
-    _when_idle(engine.begin_weight_update)
+    sessions = hasattr(engine, "begin_weight_update")  # 0.5.12: an update ends with its last tensor
+    if sessions:
+        _when_idle(engine.begin_weight_update)
     with safe_open(f"{checkpoint}/model.safetensors", framework="pt") as tensors:
         names = sorted(tensors.keys())
         for bucket in range(
             _BUCKETS
         ):  # neighbours, as shards of a fused layer are, come in different buckets
             pairs = [(name, tensors.get_tensor(name)) for name in names[bucket::_BUCKETS]]
-            _check(*engine.update_weights_from_tensor(pairs, flush_cache=False))
-    _check(*engine.end_weight_update())
+            _when_idle(functools.partial(engine.update_weights_from_tensor, pairs, flush_cache=False))
+    if sessions:
+        _check(*engine.end_weight_update())
 
 
 def _when_idle(update: Callable[[], tuple[bool, str]]) -> None:

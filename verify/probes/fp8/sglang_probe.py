@@ -14,7 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from flashpatch import ledger
+from flashpatch import ledger, registry
+from flashpatch.arming.preflight import other_generation
 from flashpatch.proof import Proof
 from flashpatch.settings import selections
 from flashpatch.verify import due, processes, verl_sglang_server
@@ -35,17 +36,30 @@ _VERL_STEPS = {
     "perturbation": ("weights that verl sends equal a fresh server of verl's on them", "fresh"),
     "return": ("weights that verl sends back equal the answers before", "before"),
 }
-#: Patches that the job must have called beside those that are due by their records, by role.
-_MORE = {
-    "driver": ("run_resolution_pipeline", "launch_scheduler_processes"),
-    "engine-core": ("scheduler_init", "begin_weight_update", "end_weight_update"),
-    "worker": (
-        "initialize_model",
-        "load_model",
-        "postprocess_weights",
-        "update_weights_from_tensor",
-        "runner_update_weights_from_disk",
-    ),
+#: Patches that the job must have called beside those that are due by their records, by generation and role.
+_MORE: dict[str, dict[str, tuple[str, ...]]] = {
+    "sglang": {
+        "driver": ("run_resolution_pipeline", "launch_scheduler_processes"),
+        "engine-core": ("scheduler_init", "begin_weight_update", "end_weight_update"),
+        "worker": (
+            "initialize_model",
+            "load_model",
+            "postprocess_weights",
+            "update_weights_from_tensor",
+            "runner_update_weights_from_disk",
+        ),
+    },
+    "sglang_0_5_12": {
+        "driver": ("server_args_post_init", "launch_scheduler_processes"),
+        "engine-core": ("scheduler_init", "update_weights_from_tensor", "update_weights_from_disk"),
+        "worker": (
+            "initialize_model",
+            "load_model",
+            "load_weights_and_postprocess",
+            "runner_update_weights_from_tensor",
+            "runner_update_weights_from_disk",
+        ),
+    },
 }
 
 
@@ -143,13 +157,14 @@ def _written(nonce: str) -> Proof:
     """The patches were called, in processes that know what they are."""
     rows = [row for run in ledger.read() if run.id == nonce for row in run.rows]
     options = selections.from_environment(selections.NOTHING).choices["fp8"].options
+    framework = other_generation(registry.family("fp8").patches, "sglang") or "sglang"
     problems, evidence = [], []
-    for role, more in _MORE.items():
+    for role, more in _MORE[framework].items():
         of_role = [row for row in rows if role in row.roles]
         if not of_role:
             problems.append(f"no {role} wrote a row under the nonce")
             continue
-        idle = due.not_called(of_role, rows, "fp8.sglang", role, options, more)
+        idle = due.not_called(of_role, rows, f"fp8.{framework}", role, options, more)
         problems += [f"{names} was never called in the {role}" for names in idle]
         calls = sum(entry["calls"] for row in of_role for entry in row.patches.values())
         evidence.append(f"{role} {of_role[0].pid}: {calls} calls")

@@ -19,6 +19,8 @@ from verl_sglang_lab import PROMPTS
 pytestmark = [pytest.mark.verl, pytest.mark.sglang]
 
 LAB = SUPPORT / "verl_sglang_lab.py"
+GENERATE = f"fp8.verl_{sglang_lab.FRAMEWORK}.generate"
+END = "update_weights_from_tensor" if sglang_lab.OLD else "end_weight_update"  # what ends a session
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +109,7 @@ def test_the_receipt_has_what_was_committed(seen) -> None:
 def test_a_loader_that_raises_reaches_the_trainer_with_its_traceback(seen) -> None:
     for word in ("LookupError: cannot place this tensor", "in load_weights", "update_weights_from_tensor"):
         assert word in seen["raised"]
-    assert "fp8.verl_sglang.generate" in seen["refused"] and "cannot place this tensor" in seen["refused"]
+    assert GENERATE in seen["refused"] and "cannot place this tensor" in seen["refused"]
 
 
 def test_a_complete_update_after_a_failed_one_is_exact(seen) -> None:
@@ -117,8 +119,8 @@ def test_a_complete_update_after_a_failed_one_is_exact(seen) -> None:
 
 
 def test_a_generator_that_raises_leaves_nothing_to_serve(seen, fresh) -> None:
-    assert "no weights today" in seen["generator"] and "fp8.verl_sglang.generate" in seen["refused too"]
-    assert "refused end_weight_update" in seen["incomplete"] and "did not come" in seen["incomplete"]
+    assert "no weights today" in seen["generator"] and GENERATE in seen["refused too"]
+    assert f"refused {END}" in seen["incomplete"] and "did not come" in seen["incomplete"]
     assert seen["healed"] == "" and seen["a as b again"] == fresh[1]
 
 
@@ -130,6 +132,7 @@ def test_a_server_that_stops_or_dies_is_named_in_seconds(seen) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.skipif(sglang_lab.OLD, reason="this version is verl's own choice, which it starts")
 def test_stock_verl_cannot_start_this_sglang(models, tmp_path) -> None:
     seen = lab(models, tmp_path)
     assert "must be called with a dataclass type or instance" in seen["launched"]
