@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas
@@ -84,18 +85,19 @@ def rows(number: int, draw: random.Random, largest: int) -> pandas.DataFrame:
 def supervise(
     pupil: Qwen2ForCausalLM,
     words: PreTrainedTokenizerFast,
+    ask: Callable[[random.Random, int], tuple[str, str]],
     steps: int,
     draw: random.Random,
     largest: int,
     stop_at: float,
 ) -> None:
-    """Teach the model sums for ``steps`` batches of 64, or until its loss per token is ``stop_at``."""
+    """Teach the model what ``ask`` asks, for ``steps`` batches of 64, or until its loss per token is ``stop_at``."""
     optimizer = torch.optim.AdamW(pupil.parameters(), lr=2e-3)
     started, mean = time.monotonic(), 0.0
     for step in range(1, steps + 1):
         texts, prompts = [], []
         for _ in range(64):
-            question, answer = problem(draw, largest)
+            question, answer = ask(draw, largest)
             prompt = words.apply_chat_template(
                 [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
             )
@@ -135,7 +137,7 @@ def main() -> None:
     words = tokenizer()
     pupil = model(len(words), chosen.hidden, chosen.layers)
     if chosen.supervise:
-        supervise(pupil, words, chosen.supervise, draw, chosen.largest, chosen.stop_at)
+        supervise(pupil, words, problem, chosen.supervise, draw, chosen.largest, chosen.stop_at)
     chosen.directory.mkdir(parents=True, exist_ok=True)
     pupil.save_pretrained(chosen.directory / "model")
     words.save_pretrained(chosen.directory / "model")

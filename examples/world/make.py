@@ -95,7 +95,7 @@ def tiny(directory: Path, train: int, test: int, seed: int) -> None:
     draw = random.Random(seed)
     words = sums.tokenizer()
     pupil = sums.model(len(words))
-    sums.supervise(pupil, words, 200, draw, 5, 0.65)
+    sums.supervise(pupil, words, sums.problem, 200, draw, 5, 0.65)
     pupil.save_pretrained(directory / "model")
     words.save_pretrained(directory / "model")
     sums.rows(train, draw, 5).to_parquet(directory / "train.parquet")
