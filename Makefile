@@ -8,7 +8,8 @@
 #                 one without the slow ones
 # make test       the same on this Python alone, then slow tests and those on real engines: the newest vLLM, verl with a
 #                 vLLM that it runs on, SGLang
-# make test-full  all tests, also the long ones and those on older versions of vLLM
+# make test-full  all tests, also the long ones and those on other versions of vLLM
+# make first-hour FlashPatch's wheel in a new environment as verl's documentation makes it, and verl's GRPO there; 8 GB on disk
 # make test-cuda  vLLM's CUDA wheel on a fake CUDA device: storage after an update against a fresh load (9 GB on disk, gcc)
 # make dist       sdist and wheel in dist/, built twice and compared, checked by twine and check-wheel-contents
 # make docs       the documentation site in build/site: guides, API reference, commands; strict, and shown without a network
@@ -72,7 +73,7 @@ find_python = $(shell for python in python$(1) $(HOME)/.pyenv/versions/$(1)*/bin
 NO_ENGINE := not vllm and not verl and not sglang and not cuda and not full
 
 .PHONY: demo demo-verl world demo-world pictures docs dist resolve check lint check-own parts $(OTHER_PYTHONS:%=check-%) \
-	test test-newest test-newest-fp8 test-newest-rest test-paired test-paired-jobs test-paired-rest test-pinned test-sglang \
+	test test-newest test-newest-fp8 test-newest-rest test-paired test-paired-jobs test-paired-rest test-sglang first-hour test-pinned \
 	trainers test-trainers test-cuda test-full clean \
 	$(NEWEST) $(PINNED) $(PAIRED) $(OLDER) $(OLD) $(SGLANG) $(OLDEST_SGLANG) $(PAIRED_SGLANG) $(TRAINERS)
 # A stamp is the last thing a recipe writes: an interrupted set-up is taken up again.
@@ -113,6 +114,10 @@ dist: $(DIST)/.ready
 	$(DIST)/bin/twine check --strict dist/*
 	$(DIST)/bin/check-wheel-contents dist/*.whl
 	cd dist && sha256sum *
+
+# Needs a network, as a user would.
+first-hour: dist
+	UV=$(abspath $(UV_HOME))/bin/uv PYTHON=$(or $(call find_python,3.12),$(PYTHON)) bash examples/first_hour/run.sh .demo/first_hour
 
 EXTRAS := plot verl vllm sglang
 # In an environment that has nothing but pip, so that nothing there helps or hinders.

@@ -66,6 +66,8 @@ FAMILIES = {
             "eagle.vllm.collective_rpc": ("vllm.v1.engine.core",),
             "eagle.vllm.expand_kernel_impl": ("vllm.utils.cpu_triton_utils",),
             "eagle.vllm.sample_recovered_tokens_kernel_impl": ("vllm.utils.cpu_triton_utils",),
+            "eagle.vllm_0_24.copy_draft_token_ids_to_cpu": ("vllm.v1.worker.cpu_model_runner",),
+            "eagle.vllm_0_24.get_draft_token_ids_cpu": ("vllm.v1.worker.cpu_model_runner",),
             "eagle.sglang.eagle_worker_v2_init": ("sglang.srt.speculative.eagle_worker_v2",),
             "eagle.sglang.verify": ("sglang.srt.speculative.eagle_worker_v2",),
             "eagle.sglang.forward_prefill_batch": ("sglang.srt.speculative.eagle_worker_v2",),

@@ -8,6 +8,7 @@ from flashpatch.patches.eagle.verl import PATCHES as VERL
 from flashpatch.patches.eagle.verl_sglang import PATCHES as VERL_SGLANG
 from flashpatch.patches.eagle.verl_vllm import PATCHES as VERL_VLLM
 from flashpatch.patches.eagle.vllm import PATCHES as VLLM
+from flashpatch.patches.eagle.vllm_0_24 import PATCHES as VLLM_0_24
 from flashpatch.record import Family, Option, Patch
 
 
@@ -22,7 +23,7 @@ def _sglang() -> tuple[Patch, ...]:
 FAMILY = Family(
     name="eagle",
     summary="adaptive speculative rollouts: hidden-state capture, tokens per step by a bandit, drafter co-training",
-    patches=(*VLLM, *_sglang(), *VERL, *VERL_VLLM, *VERL_SGLANG),
+    patches=(*VLLM, *VLLM_0_24, *_sglang(), *VERL, *VERL_VLLM, *VERL_SGLANG),
     options={
         "capture_rate": Option(
             1.0,

@@ -10,9 +10,13 @@ from unittest import mock
 import compressed_tensors.compressors  # noqa: F401  whose module constants would be allocated in the pool
 import torch
 from sleep_pool import SleepPool
-from vllm.device_allocator.sleep_mode_backend import SleepModeBackend
 from vllm.v1.worker import gpu_worker
 from vllm.v1.worker.cpu_worker import CPUWorker
+
+try:
+    from vllm.device_allocator.sleep_mode_backend import SleepModeBackend
+except ImportError:  # vLLM 0.24, whose worker asks the allocator itself
+    SleepModeBackend = object
 
 
 class PooledBackend(SleepModeBackend):
@@ -35,6 +39,18 @@ class PooledBackend(SleepModeBackend):
         self._pool.discard(tags)
 
 
+class PooledAllocator:
+    """What vLLM 0.24's worker asks in place of a backend."""
+
+    def __init__(self, pool: SleepPool) -> None:
+        self._pool = pool
+        self.wake_up = pool.wake_up
+
+    def sleep(self, offload_tags: tuple[str, ...]) -> None:
+        """Give memory back; the tags named are kept."""
+        self._pool.sleep(("runtime", "cudagraph", *offload_tags))
+
+
 class PooledWorker(CPUWorker):
     """A worker on a CPU whose memory goes away as an accelerator's does.
 
@@ -51,11 +67,11 @@ class PooledWorker(CPUWorker):
         return self.pool.use_memory_pool(tag) if tag in ("weights", "kv_cache") else nullcontext()
 
     def sleep(self, level: int = 1) -> None:
-        with _accelerator():
+        with _accelerator(self.pool):
             gpu_worker.Worker.sleep(self, level)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        with _accelerator():
+        with _accelerator(self.pool):
             gpu_worker.Worker.wake_up(self, tags)
 
     def _save_sleep_parameters(self, model: torch.nn.Module) -> None:
@@ -70,9 +86,12 @@ class PooledWorker(CPUWorker):
 
 
 @contextmanager
-def _accelerator() -> Iterator[None]:
+def _accelerator(pool: SleepPool) -> Iterator[None]:
     """Let the calls about an accelerator's memory return where there is none."""
+    allocator = PooledAllocator(pool)
     with (
+        mock.patch.object(gpu_worker, "get_mem_allocator_instance", lambda: allocator, create=True),
+        mock.patch.object(torch.cuda, "mem_get_info", lambda *args: (0, 1)),
         mock.patch.object(torch.accelerator, "synchronize", lambda *args: None),
         mock.patch.object(torch.accelerator, "get_memory_info", lambda *args: (0, 1)),
     ):

