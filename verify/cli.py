@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
         "1 drift, 2 wrong use or a path that cannot be read.",
     )
     parser.add_argument(
-        "names", nargs="*", help="names to verify, such as fp8 or eagle (default: those in FLASHPATCH)"
+        "names", nargs="*", help="names to verify, such as fp8, eagle or lora (default: those in FLASHPATCH)"
     )
     style = parser.add_mutually_exclusive_group()
     style.add_argument("--json", action="store_true", help="print JSON, as --format json does")
@@ -93,7 +93,10 @@ def _probes(options: argparse.Namespace) -> int:
     selections = run.selected(options.names)
     if not selections:
         raise ValueError("nothing is switched on: set FLASHPATCH or name a family (see flashpatch list)")
-    reports = [run.verify(one, lambda line: print(line, file=sys.stderr, flush=True)) for one in selections]
+    reports = [
+        run.verify(one, lambda line: print(line, file=sys.stderr, flush=True), part)
+        for one, part in selections
+    ]
     bad = (False, None) if options.names else (False,)
     ok = not any(report.ok in bad for report in reports)
     patches = [

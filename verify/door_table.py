@@ -107,14 +107,15 @@ VLLM: tuple[Door, ...] = (
         "they close and open communicators; a process that is restored has the weights that it had",
     ),
     Door(
-        (
-            "rpc add_lora",
-            "rpc remove_lora",
-            "rpc pin_lora",
-            "lora.layers.base:BaseLayerWithLoRA.load_weights",
-        ),
-        "refused",
-        "updates of an engine with `enable_lora` are; adapters have tensors of their own",
+        ("rpc add_lora", "rpc remove_lora", "rpc pin_lora"),
+        "followed",
+        "an adapter is staged, checked and put in place on all ranks or on none (`fp8.vllm_lora.add_adapter`); an engine that has "
+        "what was never run beside adapters refuses updates of its base",
+    ),
+    Door(
+        ("lora.layers.base:BaseLayerWithLoRA.load_weights",),
+        "followed",
+        "within `load_weights` of the whole model: a base is updated beside its adapters",
     ),
     Door(
         (

@@ -30,6 +30,9 @@ from flashpatch.verify.due import called as called_in
 
 Probe = Callable[[str, Path], list[Proof]]
 
+PARTS = {"lora": ("bf16", "flashpatch.verify.probes.fp8.lora_probe")}
+"""By the name of a part of a family that has a probe of its own: the name that switches it on, and the probe's module."""
+
 _GOOD = frozenset({"live", "installed", "superseded"})
 _FURTHEST = ("failed", "displaced", "skipped", "live", "installed", "superseded", "waiting", "disabled")
 
@@ -66,40 +69,42 @@ class FamilyReport:
         return asdict(self)
 
 
-def selected(names: Sequence[str]) -> list[selections.Selection]:
-    """Return one selection per family to verify: those named, else those that the environment switches on.
+def selected(names: Sequence[str]) -> list[tuple[selections.Selection, str]]:
+    """Return one selection per family to verify, and the name of the part of it, empty for all: those named, else those that
+    the environment switches on.
 
     Raises:
         PatchError: an unknown name, or settings that cannot be read.
     """
     if names:
-        return [selections.extend(selections.NOTHING, [name], None, {}) for name in names]
+        typed = [(PARTS[name][0], name) if name in PARTS else (name, "") for name in names]
+        return [(selections.extend(selections.NOTHING, [name], None, {}), part) for name, part in typed]
     on = selections.from_environment(selections.NOTHING)
-    return [selections.Selection({family: choice}, on.strict) for family, choice in on.choices.items()]
+    return [(selections.Selection({family: choice}, on.strict), "") for family, choice in on.choices.items()]
 
 
-def verify(selection: selections.Selection, progress: Callable[[str], None]) -> FamilyReport:
-    """Probe the one family of ``selection`` and report.
+def verify(selection: selections.Selection, progress: Callable[[str], None], part: str = "") -> FamilyReport:
+    """Probe the one family of ``selection``, or a part of it that `PARTS` names, and report.
 
     Proofs and problems call the family by the name the user typed. The working directory is kept if anything
     failed.
     """
     [(family_name, choice)] = selection.choices.items()
-    family = registry.family(family_name)
+    family, name = registry.family(family_name), part or choice.name
     found = {patch.id: _owner(patch) for patch in family.patches}
     if not any(found.values()):
-        progress(f"{choice.name}: no framework it patches is installed")
-        return FamilyReport(family.name, choice.name, None, (), tuple(map(_not_installed, family.patches)))
+        progress(f"{name}: no framework it patches is installed")
+        return FamilyReport(family.name, name, None, (), tuple(map(_not_installed, family.patches)))
     workdir = Path(tempfile.mkdtemp(prefix="flashpatch-verify-"))
-    proofs, run = _probe(family, selection, workdir, progress)
+    proofs, run = _probe(family, selection, workdir, progress, part)
     rows = [row for row in run.rows if row.pid != os.getpid()]
     reports = tuple(
         _not_installed(patch) if (owner := found[patch.id]) is None else _report(patch, owner, rows)
         for patch in family.patches
     )
     known = {patch.id: patch for patch in family.patches if found[patch.id] is not None}
-    judged = live.judge(run, known, {family.name: choice.name})
-    proofs.append(_ledger_proof(choice.name, judged, rows))
+    judged = live.judge(run, known, {family.name: name})
+    proofs.append(_ledger_proof(name, judged, rows))
     idle = _unused(family, rows) | _paths_not_taken(family)
     states = [
         r.state.word for r in reports if r.framework and not (r.state.word == "waiting" and r.id in idle)
@@ -107,17 +112,17 @@ def verify(selection: selections.Selection, progress: Callable[[str], None]) -> 
     ok = all(proof.ok for proof in proofs) and all(word in _GOOD for word in states)
     if ok:
         shutil.rmtree(workdir)
-    return FamilyReport(family.name, choice.name, ok, tuple(proofs), reports, "" if ok else str(workdir))
+    return FamilyReport(family.name, name, ok, tuple(proofs), reports, "" if ok else str(workdir))
 
 
 def _probe(
-    family: Family, selection: selections.Selection, workdir: Path, progress: Callable[[str], None]
+    family: Family, selection: selections.Selection, workdir: Path, progress: Callable[[str], None], part: str
 ) -> tuple[list[Proof], Run]:
     """Return what the probes observed, and the run that their processes wrote under a new nonce."""
     [choice] = selection.choices.values()
     nonce = f"verify-{secrets.token_hex(8)}"
     with _environment(selection, nonce, workdir / "ledger"):
-        proofs = list(_observe(family, choice.name, nonce, workdir, progress))
+        proofs = list(_observe(family, part or choice.name, nonce, workdir, progress))
         written = {run.id: run for run in ledger.read(workdir / "ledger")}
     return proofs, written.get(nonce, Run(nonce))
 
@@ -134,7 +139,7 @@ def _observe(
     family: Family, name: str, nonce: str, workdir: Path, progress: Callable[[str], None]
 ) -> Iterator[Proof]:
     """Run the family's probe; ``name`` stands for the family in what is reported."""
-    probe = find_probe(family)
+    probe = import_module(PARTS[name][1]).probe if name in PARTS else find_probe(family)
     if probe is None:
         yield Proof(name, "the family has a probe", False, "it has none: nothing can be observed")
         return

@@ -68,8 +68,8 @@ def refusals(get: Get) -> Iterator[str]:
     """Yield the settings that cannot run without an accelerator, each with the reason."""
     for name in ADAPTERS:
         path = f"{MODEL}.{name}"
-        if get(path) and not get(f"{MODEL}.lora.merge"):
-            yield f"{path}={get(path)} (rollouts get whole weights here: add {MODEL}.lora.merge=True)"
+        if get(path) and not get(f"{MODEL}.lora.merge") and get(f"{ROLLOUT}.name") == "sglang":
+            yield f"{path}={get(path)} (SGLang's rollouts get whole weights here: add {MODEL}.lora.merge=True)"
         path = f"critic.model.{name}"
         if get(path):
             yield f"{path}={get(path)} (a critic with adapters was never run without an accelerator)"
@@ -198,7 +198,7 @@ PATCH = validate_config_patch(
     evidence="install",
     needs=("cpu.verl.register_platform",),
     why="Some settings fail minutes later in another process, or hang: sleep mode, flash attention and one "
-    "Ray GPU per rank are verl's defaults; LoRA needs lora.merge=True, and verl's own quantization does not run.",
+    "Ray GPU per rank are verl's defaults; LoRA on SGLang needs lora.merge=True, and verl's own quantization does not run.",
     how="Before anything starts, refuses by name what does not run, and replaces defaults that need an "
     "accelerator, which it logs: device, sleep mode, attention, and Ray's counts of CPUs and GPUs, which are "
     "slots, not hardware. Separate rollouts get the checkpoint engine gloo. With few cores it lowers verl's numbers of agent-loop workers, reward workers and "

@@ -31,6 +31,7 @@ from flashpatch.patches.fp8.vllm import (
     tied_weights,
     worker,
 )
+from flashpatch.patches.fp8.vllm_lora import PATCHES as VLLM_LORA
 from flashpatch.record import Family, Option
 
 
@@ -85,6 +86,7 @@ FAMILY = Family(
         client_errors.STEP,
         expected_processes.CORES,
         expected_processes.WORKERS,
+        *VLLM_LORA,
         *VERL,
         *VERL_VLLM,
         *SGLANG,

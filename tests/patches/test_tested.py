@@ -34,6 +34,7 @@ def lanes(target: str) -> set[tuple[str, str, str]]:
     for environment, quoted, word in re.findall(r"\$\((\w+)\)/bin/pytest -m (?:\"(.+?)\"|(\w+))", recipe):
         there = {"torch": torches.get(environment, torch), "vllm": vllm.get(environment)}
         there |= {"vllm_0_24": "0.24.0"} if there["vllm"] == "0.24.0" else {}
+        there["vllm_lora"] = there["vllm"]
         has_verl = f"$({environment})/.ready: $({environment})/.verl" in MAKEFILE
         there |= {"verl": verl, "verl_vllm": verl} if has_verl else {}
         if environment in sglang:

@@ -13,6 +13,7 @@ _SEGMENTS = 400
 """The most segments of one lane; shorter ones are joined into one of several versions."""
 
 _LANE_EVENTS = ("update", "adopted")
+_APART = ("drafter", "lora")  # roles of updates whose versions are counted apart
 
 
 def ended(row: Row, events: Iterable[dict[str, Any]]) -> float:
@@ -67,10 +68,10 @@ def _label(row: Row) -> str:
 
 
 def _changes(events: Iterable[dict[str, Any]]) -> list[tuple[float, int]]:
-    """Times and versions of what this process took as its policy; a drafter is none."""
+    """Times and versions of what this process took as its policy; a drafter and a LoRA adapter are none."""
     taken: dict[int, float] = {}
     for event in events:
-        if event["event"] not in _LANE_EVENTS or event.get("role") == "drafter":
+        if event["event"] not in _LANE_EVENTS or event.get("role") in _APART:
             continue
         version = event.get("version")
         if isinstance(version, int) and event.get("outcome", "committed") == "committed":

@@ -22,6 +22,7 @@ class LoaderAdapter:
         context: entered around post-processing (default dtype, engine configuration).
         role: of the model in its engine, ``target`` or ``drafter``.
         consensus: agreement among the ranks that hold parts of this model and process it together.
+        another_consensus: makes an agreement of the same ranks about something else, which has this name.
         refusal: why this engine cannot be updated at all, or None.
         busy: whether requests are running.
         rounding_error: relative error with which post-processing will round a module that holds fresh values;
@@ -39,6 +40,7 @@ class LoaderAdapter:
     context: Callable[[], AbstractContextManager]
     role: str = "target"
     consensus: Consensus = field(default_factory=SingleRank)
+    another_consensus: Callable[[str], Consensus] = lambda name: SingleRank()
     refusal: Callable[[], str | None] = lambda: None
     busy: Callable[[], bool] = lambda: False
     rounding_error: Callable[[torch.nn.Module], float | None] = lambda module: None

@@ -59,6 +59,11 @@ def all_models(runner: Any = None) -> list[ManagedModel]:
     return found
 
 
+def owner(model: torch.nn.Module) -> Any:
+    """Return the model runner that ``model`` belongs to, None where it is not known."""
+    return _owners.get(model, lambda: None)()
+
+
 def change_count(runner: Any) -> int:
     """Return another number after every change of state of any model of ``runner``; 0 if it is None."""
     return max((model.changes for model in all_models(runner)), default=0) if runner is not None else 0

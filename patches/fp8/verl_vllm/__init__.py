@@ -9,6 +9,7 @@ from __future__ import annotations
 from flashpatch.patches.fp8.verl_vllm import (
     expected_processes,
     generate,
+    hijack,
     http_server,
     receiver,
     rollout_worker,
@@ -30,4 +31,5 @@ PATCHES = (
     server_adapter.EXECUTE,
     expected_processes.PATCH,
     generate.PATCH,
+    hijack.PATCH,
 )

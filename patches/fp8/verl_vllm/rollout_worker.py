@@ -12,6 +12,7 @@ from flashpatch.ledger import files
 from flashpatch.patches.fp8.refit import model_registry
 from flashpatch.patches.fp8.verl.transfer.sync_calls import TICKET, Receiving, traceback_text
 from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
+from flashpatch.patches.fp8.vllm_lora import worker_manager
 from flashpatch.record import Contract, Patch
 
 EXTENSION = "verl.workers.rollout.vllm_rollout.utils:vLLMColocateWorkerExtension"
@@ -27,7 +28,8 @@ def on_update(original, self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         whether only LoRA adapters came; ``retry``, whether the update before failed; seconds ``receive``,
         ``load`` (part of it) and ``process`` (before and after it); ``bytes`` and ``tensors``; ``checksums`` of
         the weights per model, where the option verify_commit asks for them; ``errors``, the
-        relative error with which each quantized layer was rounded.
+        relative error with which each quantized layer was rounded; ``adapters``, name to digest of the LoRA adapters
+        that the worker holds, None if they are not followed.
 
     Raises:
         PatchError: the update failed; the message holds the whole traceback, as vLLM passes on nothing else.
@@ -36,7 +38,10 @@ def on_update(original, self, *args: Any, **kwargs: Any) -> dict[str, Any]:
     models = _updated(self)
     before, began = [model.version for model in models], time.perf_counter()
     try:
-        with WEIGHT_SYNC.in_receiving(receiving):
+        with (
+            WEIGHT_SYNC.in_receiving(receiving),
+            worker_manager.kept_until_replaced(self.model_runner) as adapters,
+        ):
             original(self, *args, **kwargs)
     except Exception as error:
         WEIGHT_SYNC.failed = True
@@ -62,6 +67,7 @@ def on_update(original, self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         "after": [model.version for model in models],
         "states": [model.state for model in models],
         "adapter": bool(kwargs.get("peft_config") and kwargs.get("base_sync_done")),
+        "adapters": None if adapters is None else adapters.digests(),
         "retry": retry,
         "receive": receiving.receive,
         "load": receiving.load,

@@ -3,35 +3,82 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
 from flashpatch import ledger
-from flashpatch.patches.fp8.verl.transfer import receipts
-from flashpatch.patches.fp8.verl.transfer.sync_calls import TICKET, Sending, relayed
+from flashpatch.errors import PatchError
+from flashpatch.patches.fp8.verl import adapters
+from flashpatch.patches.fp8.verl.transfer import adapter_stream, receipts
+from flashpatch.patches.fp8.verl.transfer.sync_calls import TICKET, relayed
 from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
 from flashpatch.record import Contract, Patch
 
 ADAPTER = "verl.workers.rollout.vllm_rollout.vllm_rollout:ServerAdapter"
 RECEIVE = "update_weights_from_ipc"
 """verl's name of the workers' end of a sync."""
+_based: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Clients whose engine has got the base that its adapters belong to."""
 
 
 def on_update(original, self, weights: Any, *args: Any, **kwargs: Any) -> Coroutine:
-    """Around ``update_weights``, whose decorator hides that it is a coroutine function."""
+    """Around ``update_weights``, whose decorator hides that it is a coroutine function.
+
+    Raises:
+        PatchError: the trainer has LoRA adapters, and none comes, or no base for an engine without one.
+    """
+    if relayed(weights) and kwargs.get("wire_format", "named_tensors") == "named_tensors":
+        return _update_parts(original, self, weights, args, kwargs)
+    _check_adapters(self, kwargs)
+    return _update(original, self, weights, args, kwargs)
+
+
+async def _update_parts(original, self, weights: Any, args: tuple, kwargs: dict) -> Any:
+    """Update once, or with a stream of a base and an adapter once for each."""
+    result = None
+    async for part, told in adapter_stream.Parts(weights):
+        _check_adapters(self, {**kwargs, **told})
+        result = await _update(original, self, part, args, {**kwargs, **told})
+    return result
+
+
+def _check_adapters(client: Any, told: dict[str, Any]) -> None:
+    """Raise unless a trainer with adapters sends them, and to an engine that has the base."""
+    setting = adapters.asked(client.model_config)
+    if not setting:
+        return
+    if told.get("peft_config") is None:
+        raise PatchError(
+            f"the trainer has LoRA adapters ({setting}) and this sync brings none: the engine of replica "
+            f"{client.replica_rank}, which lists no adapter, would draw from the first policy for ever",
+            patch=UPDATE.id,
+            target=ADAPTER,
+            advice="Set actor_rollout_ref.model.lora.merge=True, or see why fp8.verl.actor_update_weights is not live in "
+            "the trainer: flashpatch-verify --live.",
+        )
+    if not told.get("base_sync_done"):
+        _based.add(client)
+    elif "dummy" in client.config.load_format and client not in _based:
+        raise PatchError(
+            f"the engine of replica {client.replica_rank} was opened on dummy weights (load_format="
+            f"{client.config.load_format}), and an adapter comes before any base",
+            patch=UPDATE.id,
+            target=ADAPTER,
+            advice="Set actor_rollout_ref.rollout.load_format=auto: replicas that join later read the base from disk.",
+        )
+
+
+async def _update(original, self, weights: Any, args: tuple, kwargs: dict) -> Any:
     step = kwargs.get("global_steps", args[0] if args else None)
     sending = WEIGHT_SYNC.begin(step)
     sending.ticketed = kwargs.get("wire_format", "named_tensors") == "named_tensors"
-    return _update(original, self, weights, args, kwargs, sending)
-
-
-async def _update(original, self, weights: Any, args: tuple, kwargs: dict, sending: Sending) -> Any:
     began = time.perf_counter()
     with WEIGHT_SYNC.in_sending(sending):
         result = await original(self, weights, *args, **kwargs)
         workers = await sending.call if sending.call is not None else None
-    if kwargs.get("wire_format", "named_tensors") == "named_tensors":  # others leave no receipts
+    if sending.ticketed:  # others leave no receipts
         seconds = time.perf_counter() - began
         called = sending.call is not None
         receipt = receipts.receipt(sending, self.replica_rank, self.rollout_rank, workers, seconds, called)

@@ -81,6 +81,7 @@ def for_model(vllm_config: Any, model_config: Any) -> LoaderAdapter:
         context=context,
         role=role,
         consensus=_consensus(vllm_config.parallel_config, role),
+        another_consensus=lambda name: _consensus(vllm_config.parallel_config, name),
         refusal=lambda: unsupported.at_update(vllm_config),
         busy=lambda: running_requests.running(runner()),
         rounding_error=rounding_error,

@@ -23,7 +23,7 @@ from flashpatch.errors import PatchError
 from flashpatch.patches._shared.tally import count
 from flashpatch.patches.fp8.refit import model_registry
 from flashpatch.patches.fp8.vllm import (
-    kv_connector,
+    caches,
     late_engines,
     running_requests,
     unsupported,
@@ -53,6 +53,7 @@ class SchedulerGate:
         door: everything that reaches the workers passes here.
         turn: held during a step and during a call to the workers, which may come from another thread.
         version: version of the target's weights that the caches belong to.
+        adapters: how often the name of a LoRA adapter has come to mean something else.
         drafter_version: version of the drafter's weights, 0 before its first update and without one.
         drafter_problem: why the drafter may not be used, empty where it may.
         weight_version: what was set as vLLM's ``weight_version``, None before the first update.
@@ -60,7 +61,7 @@ class SchedulerGate:
     """
 
     def __init__(self, core: Any) -> None:
-        self.version = self.drafter_version = 0
+        self.version = self.drafter_version = self.adapters = 0
         self.drafter_problem = ""
         self.weight_version: str | None = None
         self.stepped = False
@@ -133,12 +134,15 @@ class SchedulerGate:
         version, problem = worker_reports.agreed(reports, "target")
         if problem:
             return f"{problem}. Send a complete update."
+        adapters, problem = worker_reports.agreed(reports, "lora")
+        if problem:
+            return f"{problem}. Send the adapter again."
         self._stale, self._seen_changes = False, model_registry.change_count(self.door.runner)
-        if version == self.version:
+        if (version, adapters) == (self.version, self.adapters):
             return None
         try:
             with self.door.held_open():
-                self._adopt(core, version)
+                self._adopt(core, version, adapters)
         except (PatchError, RuntimeError) as error:
             self._stale = True
             return str(error)
@@ -154,34 +158,14 @@ class SchedulerGate:
             ledger.note(drafter_version=version, speculation="off" if problem else "on")
         self.drafter_version, self.drafter_problem = version, problem
 
-    def _adopt(self, core: Any, version: int) -> None:
-        """Adopt a new policy version: reset what was cached under the old one."""
-        mode = engine.options("fp8")["in_flight"]
-        if mode == "abort":
+    def _adopt(self, core: Any, version: int, adapters: int) -> None:
+        """Adopt a new policy version, or adapters under known names: reset what was cached before."""
+        if engine.options("fp8")["in_flight"] == "abort":
             self._abort(core, running_requests.begun(core))
-        if core.scheduler.running and mode == "keep":
-            cache = kv_connector.keeping(core.scheduler.connector)
-            if core.vllm_config.cache_config.enable_prefix_caching:
-                cache = "prefix caching"
-            if cache:
-                raise PatchError(
-                    f"in_flight='keep' cannot be combined with {cache}: cached prefixes are of the old policy",
-                    patch=STEP.id,
-                    advice="Use in_flight='recompute', or open the engine without it.",
-                )
-            reset = core.scheduler.reset_connector_cache()
-        else:
-            reset = core.scheduler.reset_prefix_cache(
-                reset_running_requests=bool(core.scheduler.running), reset_connector=True
-            )
-        if not reset:
-            raise PatchError(
-                "the prefix cache of the old policy, or what its KV connector holds, could not be reset",
-                patch=STEP.id,
-                advice="Finish all requests; a KV connector that cannot be reset cannot be used with weight updates.",
-            )
-        kv_connector.check_reset(core.scheduler.connector)
-        core.reset_encoder_cache() if core.vllm_config.model_config.is_multimodal_model else None
+        caches.reset(core, STEP.id)
+        self.adapters = adapters
+        if version == self.version:
+            return
         self.version = version
         self._tell(core, version)
         ledger.note(policy_version=version, updates=version)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from flashpatch import engine
+
 #: Backends of ``weight_transfer_config`` that load through the model's ``load_weights``, where an update is followed.
 _LOAD = frozenset({"nccl", "ipc"})
 
@@ -40,8 +42,8 @@ def at_start(vllm_config: Any) -> str | None:
 
 def at_update(vllm_config: Any) -> str | None:
     """Return why an engine of this configuration cannot be updated, or None."""
-    if vllm_config.lora_config is not None:
-        return "LoRA adapters are enabled (enable_lora)"
+    if problem := adapters(vllm_config):
+        return problem
     if vllm_config.parallel_config.enable_eplb:
         return "expert rebalancing is enabled (enable_eplb)"
     if problem := spans_engines(vllm_config):
@@ -69,6 +71,27 @@ def at_update(vllm_config: Any) -> str | None:
         return "weights are offloaded to the host (cpu_offload_gb)"
     if getattr(getattr(offload, "prefetch", None), "offload_group_size", 0):
         return "weights are offloaded to the host and prefetched (offload_group_size)"
+    return None
+
+
+def adapters(vllm_config: Any) -> str | None:
+    """Return why an engine with LoRA adapters cannot be followed, or None."""
+    lora = vllm_config.lora_config
+    if lora is None:
+        return None
+    state = engine.statuses()["fp8.vllm_lora.add_adapter"].state
+    if state.word not in ("installed", "live"):
+        return f"LoRA adapters are enabled (enable_lora) and cannot be followed: fp8.vllm_lora.add_adapter is {state}"
+    parallel = vllm_config.parallel_config
+    untested = {
+        "experts": vllm_config.model_config.is_moe,
+        f"pipeline_parallel_size={parallel.pipeline_parallel_size}": parallel.pipeline_parallel_size > 1,
+        "fully_sharded_loras": lora.fully_sharded_loras,
+        "speculation": vllm_config.speculative_config is not None,
+    }
+    found = [name for name, there in untested.items() if there]
+    if found:
+        return f"LoRA adapters (enable_lora) were never run beside {', '.join(found)}"
     return None
 
 

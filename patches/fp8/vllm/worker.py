@@ -13,6 +13,7 @@ from flashpatch import ledger
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared import all_ranks
 from flashpatch.patches.fp8.refit import model_registry
+from flashpatch.patches.fp8.vllm_lora import worker_manager
 from flashpatch.record import Contract, Patch
 
 if TYPE_CHECKING:
@@ -84,14 +85,16 @@ def _one_whole_policy(runner: Any, scheduler_output: Any) -> Iterator[None]:
 
 
 def report(worker: Any) -> list[Policy]:
-    """Commit what is complete, then return the policy of each model; run on each worker by the engine core."""
+    """Commit what is complete, then return the policy of each model and of LoRA adapters; run on each worker by the engine core."""
     models = model_registry.all_models(worker.model_runner)
+    adapters = worker_manager.of(worker.model_runner)
     for model in models:
         try:
             model.commit_if_complete()
         except Exception:
             logger.exception("an update could not be committed")  # the model's policy carries the error
-    return [model.policy() for model in models]
+    policies = [model.policy() for model in models]
+    return policies if adapters is None else [*policies, adapters.policy()]
 
 
 def discard(worker: Any, by: str) -> None:

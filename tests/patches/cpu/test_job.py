@@ -131,7 +131,7 @@ def test_a_recipe_that_cannot_run_ends_before_anything_starts(world, tmp_path):
     done = train(
         world,
         tmp_path,
-        "actor_rollout_ref.model.lora_rank=8",
+        "critic.model.lora_rank=8",
         "actor_rollout_ref.actor.strategy=megatron",
         FLASHPATCH="cpu",
     )

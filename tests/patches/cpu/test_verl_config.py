@@ -31,9 +31,6 @@ def reader(**changes):
 @pytest.mark.parametrize(
     "path, value",
     [
-        ("actor_rollout_ref.model.lora_rank", 8),
-        ("actor_rollout_ref.model.lora.rank", 8),
-        ("actor_rollout_ref.model.lora_adapter_path", "adapters"),
         ("critic.model.lora_rank", 8),
         ("critic.model.lora.rank", 8),
         ("critic.model.lora_adapter_path", "adapters"),
@@ -51,7 +48,11 @@ def test_what_does_not_run_is_refused_by_name(path, value):
 
 
 @pytest.mark.parametrize("name", verl_config.ADAPTERS)
-def test_only_merged_adapters_of_the_actor_run(name):
+def test_adapters_of_the_actor_run_on_vllm_and_merged_on_sglang(name):
+    asked, sglang = {f"{verl_config.MODEL}.{name}": 8}, {f"{ROLLOUT}.name": "sglang"}
+    assert not list(verl_config.refusals(reader(**asked)))
+    (refusal,) = verl_config.refusals(reader(**asked, **sglang))
+    assert refusal.startswith(f"{verl_config.MODEL}.{name}=8 (SGLang's rollouts get whole weights here")
     merged = {f"{model}.lora.merge": True for model in (verl_config.MODEL, "critic.model")}
     assert not list(verl_config.refusals(reader(**merged, **{f"{verl_config.MODEL}.{name}": 8})))
     (refusal,) = verl_config.refusals(reader(**merged, **{f"critic.model.{name}": 8}))

@@ -73,6 +73,25 @@ def worker_without_environment():
     _start_without("VllmWorker")
 
 
+def adapters_dropped():
+    """The trainer sends the base alone, as stock verl does through every checkpoint engine but naive."""
+
+    @after("verl.workers.engine_workers")
+    def restore(module):
+        worker = module.ActorRolloutRefWorker
+        worker.update_weights = worker.update_weights.__wrapped__
+
+
+def adapters_not_missed():
+    """The rollout's client takes a sync without the adapters that its trainer has."""
+
+    @after("verl.workers.rollout.vllm_rollout.vllm_rollout")
+    def accept(module):
+        from flashpatch.patches.fp8.verl_vllm import server_adapter
+
+        server_adapter._check_adapters = lambda client, told: None
+
+
 def _start_without(name):
     original = multiprocessing.process.BaseProcess.start
 

@@ -65,6 +65,7 @@ class WorkerVersions:
         problems = [problem for rank, syncs in enumerate(given) for problem in self._rank(rank, step, syncs)]
         problems += _several_versions(_judged(given))
         problems += _several_checksums(_judged(given))
+        problems += _several_adapters(_judged(given))
         if problems:
             raise PatchError(
                 f"the rollouts do not hold one policy after the sync of step {step}: {'; '.join(problems)}.",
@@ -101,6 +102,8 @@ class WorkerVersions:
         if last is not None and last != before:
             yield f"it held version {_text(before)}, though the sync before left it at {_text(last)}"
         if worker["adapter"]:
+            if worker.get("adapters") == {}:
+                yield "it was sent a LoRA adapter and lists none"
             return
         if not after:
             yield "it has no model that can be updated"
@@ -143,6 +146,21 @@ def _several_checksums(given: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator
         if len(set(found.values())) > 1:
             texts = ", ".join(f"replica {replica} {checksum}" for replica, checksum in sorted(found.items()))
             yield f"rank {rank} does not hold the same weights everywhere: {texts}"
+
+
+def _several_adapters(given: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[str]:
+    """Name workers whose LoRA adapters differ from others' after the last sync."""
+    last: dict[tuple[int, int], Mapping[str, str]] = {}
+    for sync in (sync for syncs in given for sync in syncs):
+        last.update(
+            {(sync["replica"], one["rank"]): one.get("adapters") or {} for one in sync["workers"] or ()}
+        )
+    if len({tuple(sorted(adapters.items())) for adapters in last.values()}) > 1:
+        texts = (
+            f"replica {replica}, rank {rank} {held or 'none'}"
+            for (replica, rank), held in sorted(last.items())
+        )
+        yield f"LoRA adapters differ: {'; '.join(map(str, texts))}"
 
 
 def _successive(given: Sequence[Sequence[Mapping[str, Any]] | None], replica: int) -> bool:

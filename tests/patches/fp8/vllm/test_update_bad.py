@@ -181,8 +181,9 @@ def partial_updates(a: str, b: str) -> dict[str, Any]:
     return found
 
 
-def lora(a: str, b: str) -> dict[str, Any]:
-    with engines.open_llm(a, enable_lora=True, max_loras=1, max_lora_rank=8) as llm:
+def sharded_lora(a: str, b: str) -> dict[str, Any]:
+    kw = dict(enable_lora=True, max_loras=1, max_lora_rank=8, fully_sharded_loras=True)
+    with engines.open_llm(a, **kw) as llm:
         return dict(error=updates.error(lambda: updates.send(llm, [list(models.weights(b))])))
 
 
@@ -315,9 +316,9 @@ def test_partial_updates_are_whole_layers(runner: scenario.Runner) -> None:
     assert engines.difference(got["ignored"], oracle.answers(b)).exact
 
 
-def test_lora_is_refused_by_name(runner: scenario.Runner) -> None:
-    got = runner(lora, updates.checkpoint(*A), updates.checkpoint(*B))
-    assert "enable_lora" in got["error"]
+def test_what_never_ran_beside_lora_is_refused_by_name(runner: scenario.Runner) -> None:
+    got = runner(sharded_lora, updates.checkpoint(*A), updates.checkpoint(*B))
+    assert "enable_lora" in got["error"] and "fully_sharded_loras" in got["error"]
 
 
 @pytest.mark.parametrize("mode", ["refuse", "abort", "recompute", "keep"])

@@ -1,0 +1,1 @@
+"""Update LoRA adapters as transactions, whichever engine holds them."""

@@ -1,0 +1,170 @@
+"""Hold the LoRA adapters of one engine's rank, and replace one as a transaction of all ranks.
+
+An adapter is staged and checked on every rank, then put in place on every rank. If either fails on one, all keep the
+adapter they had. Its identity is its content: a name that means something else than before is noticed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+from flashpatch import ledger
+from flashpatch.errors import PatchError
+from flashpatch.patches._shared.tally import count
+from flashpatch.patches.fp8.refit.policy import Policy
+from flashpatch.patches.fp8.refit.rank_consensus import Consensus
+
+ID = "fp8.lora"
+ROLE = "lora"
+"""Role of the policy that a rank reports for its adapters."""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """One adapter in place.
+
+    Attributes:
+        name, number: what requests call it.
+        version: of the adapters of this rank when it was put in place.
+        digest: of its content, see `check.digest`.
+    """
+
+    name: str
+    number: int
+    version: int
+    digest: str
+
+
+class Adapters:
+    """The adapters of one rank.
+
+    Args:
+        consensus: agreement of the ranks that hold the model.
+
+    Attributes:
+        version: number of the last adapter that was put in place, the same on all ranks.
+        meanings: how often a known name came to mean something else, by which what was cached under it is stale.
+        held: by number.
+        error: why the adapters in place are not whole, empty if they are.
+        asked: whether an adapter is being sent, not only named by a request.
+        kept: numbers whose removal waits for their successor; None where removals are carried out.
+    """
+
+    def __init__(self, consensus: Consensus) -> None:
+        self.consensus = consensus
+        self.version = self.meanings = 0
+        self.held: dict[int, Adapter] = {}
+        self.error = ""
+        self.asked = False
+        self.kept: set[int] | None = None
+        self._contents: dict[
+            str, str
+        ] = {}  # what caches know an adapter by -> its last digest, also after its removal
+
+    def policy(self) -> Policy:
+        """Return what the scheduler must know: the state, and a version that changes as ``meanings`` does."""
+        return Policy(ROLE, "broken" if self.error else "ready", self.meanings, error=self.error)
+
+    def check_meaning(self, key: str, digest: str) -> None:
+        """Raise if ``key`` has stood for another content, of which the engine may have cached prefixes."""
+        if self._contents.get(key, digest) != digest:
+            raise PatchError(
+                f"the content of a LoRA adapter that the engine knows as {key} has changed, and a request brought it",
+                patch=ID,
+                advice="Send it by add_lora before any request names it, or give it another name and number.",
+            )
+
+    def replace(
+        self,
+        names: tuple[str, int, str],
+        stage: Callable[[], str],
+        place: Callable[[], Any],
+        restore: Callable[[], None],
+    ) -> Any:
+        """Stage an adapter, agree, put it in place, agree again; return what ``place`` gives.
+
+        Args:
+            names: name and number by which requests call it, and what the engine's caches know it by.
+            stage: loads and checks it beside the one in place; returns its digest.
+            place: puts it in place.
+            restore: puts what was in place before back.
+
+        Raises:
+            PatchError: another rank could not take it. What ``stage`` and ``place`` raise is raised on.
+        """
+        name, number, key = names
+        began = time.perf_counter()
+        try:
+            digest = self._agreed(stage)
+            result = self._placed(place, restore)
+        except Exception as error:
+            problem = error.problem if isinstance(error, PatchError) else f"{type(error).__name__}: {error}"
+            self._tell(began, "abandoned", name, problem=problem, state=self.policy().state)
+            count("updates_refused")
+            raise
+        self.version += 1
+        self.error = ""
+        if self._contents.get(key, digest) != digest:
+            self.meanings += 1
+        self._contents[key] = digest
+        self.held[number] = Adapter(name, number, self.version, digest)
+        self._tell(began, "committed", name, version=self.version, digest=digest)
+        ledger.note(adapter_version=self.version, adapters=self.digests())
+        return result
+
+    def keep_only(self, numbers: Collection[int]) -> None:
+        """Note that adapters with other numbers are no longer held."""
+        self.held = {number: one for number, one in self.held.items() if number in numbers}
+        ledger.note(adapters=self.digests())
+
+    def digests(self) -> dict[str, str]:
+        """Return the digest of each adapter that is held, by name."""
+        return {one.name: one.digest for one in self.held.values()}
+
+    def _tell(self, began: float, outcome: str, name: str, **facts: object) -> None:
+        seconds = round(time.perf_counter() - began, 6)
+        ledger.event("update", role=ROLE, outcome=outcome, adapter=name, seconds=seconds, **facts)
+
+    def _agreed(self, stage: Callable[[], str]) -> str:
+        self.consensus.begin()
+        try:
+            digest = stage()
+        except Exception as error:
+            self.consensus.agree_on_commit(f"{type(error).__name__}: {error}")
+            raise
+        self._raise(self.consensus.agree_on_commit(None))
+        return digest
+
+    def _placed(self, place: Callable[[], Any], restore: Callable[[], None]) -> Any:
+        self.consensus.begin()
+        try:
+            result = place()
+        except Exception as error:
+            self._restore(restore)
+            self.consensus.agree_on_commit(f"{type(error).__name__}: {error}")
+            raise
+        verdict = self.consensus.agree_on_commit(None)
+        if verdict is not None:
+            self._restore(restore)
+        self._raise(verdict)
+        return result
+
+    def _restore(self, restore: Callable[[], None]) -> None:
+        try:
+            restore()
+        except Exception as error:
+            self.error = (
+                f"an adapter could be neither put in place nor taken back: {type(error).__name__}: {error}"
+            )
+
+    @staticmethod
+    def _raise(verdict: str | None) -> None:
+        if verdict is not None:
+            raise PatchError(
+                f"an adapter was not put in place, {verdict}",
+                patch=ID,
+                advice="The adapters from before are in place on all ranks; send it again.",
+            )

@@ -1,0 +1,105 @@
+"""Check the tensors of a LoRA adapter against the layers of the engine that is to hold it, and name their content."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from flashpatch.patches._shared import fingerprint
+from flashpatch.patches.fp8.refit.policy import listed
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One module's part of an adapter, which adds ``scaling * b @ a`` to its weight.
+
+    Attributes:
+        a: ``(rank, inputs)``, None if it did not come.
+        b: ``(outputs, rank)``, None if it did not come.
+        scaling: the factor that the engine will apply.
+    """
+
+    a: torch.Tensor | None
+    b: torch.Tensor | None
+    scaling: float
+
+
+@dataclass(frozen=True)
+class Place:
+    """Size of the weight, whole, that a pair belongs to."""
+
+    inputs: int
+    outputs: int
+
+
+def problems(
+    pairs: Mapping[str, Pair], places: Mapping[str, Place | None], config: Mapping[str, Any]
+) -> list[str]:
+    """Return what is wrong with an adapter, empty if nothing is.
+
+    Args:
+        pairs: by the engine's name of the module.
+        places: modules of the engine that take an adapter; None for one whose size is not known.
+        config: as PEFT writes it: ``r``, ``lora_alpha``, and what else changes what the tensors mean.
+    """
+    found = list(_unread(config))
+    if not pairs:
+        found.append("it has no tensors")
+    ignored = [name for name in pairs if name not in places]
+    if ignored:
+        found.append(f"the engine has no place for {listed(ignored)}")
+    wanted = _scaling(config)
+    for name, pair in pairs.items():
+        found += (f"{name}: {problem}" for problem in _of_pair(pair, places.get(name), config["r"], wanted))
+    return found
+
+
+def _scaling(config: Mapping[str, Any]) -> float:
+    rank = config["r"]
+    return config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def _unread(config: Mapping[str, Any]) -> Iterator[str]:
+    """Name settings of PEFT that change what an adapter does and that engines do not read."""
+    for name in ("rank_pattern", "alpha_pattern", "use_dora", "lora_bias", "modules_to_save"):
+        if config.get(name):
+            yield f"{name}={config[name]} is not read by the engine"
+
+
+def _of_pair(pair: Pair, place: Place | None, rank: int, scaling: float) -> Iterator[str]:
+    if pair.a is None or pair.b is None:
+        yield f"lora_{'A' if pair.a is None else 'B'} did not come"
+        return
+    if pair.a.dim() != 2 or pair.b.dim() != 2:
+        yield f"lora_A is {list(pair.a.shape)} and lora_B {list(pair.b.shape)}, not two matrices"
+        return
+    if (pair.a.shape[0], pair.b.shape[1]) != (rank, rank):
+        yield f"lora_A is {list(pair.a.shape)} and lora_B {list(pair.b.shape)}, but r={rank}"
+    elif place is not None and (pair.a.shape[1], pair.b.shape[0]) != (place.inputs, place.outputs):
+        yield (
+            f"lora_A is {list(pair.a.shape)} and lora_B {list(pair.b.shape)}, but the weight is "
+            f"[{place.outputs}, {place.inputs}]"
+        )
+    if not math.isclose(pair.scaling, scaling, rel_tol=1e-6):
+        yield f"the engine scales by {pair.scaling:g}, lora_alpha and r say {scaling:g}"
+    if not (_finite(pair.a) and _finite(pair.b)):
+        yield "holds NaN or infinity"
+
+
+def _finite(tensor: torch.Tensor) -> bool:
+    return bool(torch.isfinite(tensor.sum(dtype=torch.float64))) or bool(torch.isfinite(tensor).all())
+
+
+def digest(pairs: Mapping[str, Pair]) -> str:
+    """Return a digest of what an adapter does, 16 hexadecimal digits: names, shapes, types, bits and scalings."""
+    found = hashlib.sha256()
+    for name, pair in sorted(pairs.items()):
+        for tensor in (pair.a, pair.b):
+            what = None if tensor is None else (tuple(tensor.shape), tensor.dtype, fingerprint.of(tensor))
+            found.update(f"{name} {pair.scaling!r} {what}\n".encode())
+    return found.hexdigest()[:16]

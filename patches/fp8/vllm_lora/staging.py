@@ -1,0 +1,103 @@
+"""Read what a LoRA adapter holds, and where it goes, from vLLM's objects."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from flashpatch.errors import PatchError
+from flashpatch.patches.fp8.lora.check import Pair, Place, digest, problems
+
+
+def checked(manager: Any, adapter: Any, request: Any, patch: str) -> str:
+    """Check a loaded adapter, and give it memory of its own; return its digest.
+
+    Args:
+        manager: vLLM's ``LoRAModelManager``.
+        adapter: ``LoRAModel``, before its parts are packed.
+        request: ``LoRARequest`` that it came with.
+        patch: id of the patch that asks.
+
+    Raises:
+        PatchError: the engine would not do with it what the trainer does; all reasons are named.
+    """
+    pairs = {
+        name: Pair(layer.lora_a, layer.lora_b, layer.scaling)
+        for name, layer in adapter.loras.items()
+        if not layer.is_packed
+    }
+    found = problems(pairs, _consumed(manager, adapter), config(request))
+    if found:
+        more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        raise PatchError(
+            f"the LoRA adapter {request.lora_name!r} is refused: {'; '.join(found[:_SHOWN])}{more}",
+            patch=patch,
+            advice="The adapter from before stays in place. Mend what the trainer sends, or the engine's lora settings.",
+        )
+    name = digest(pairs)
+    _own(adapter)
+    return name
+
+
+_SHOWN = 6
+
+
+def _own(adapter: Any) -> None:
+    """Copy every lora_B: vLLM multiplies it by the scaling where it lies, twice where a sender gives it again."""
+    for layer in adapter.loras.values():
+        if not layer.is_packed:
+            layer.lora_b = layer.lora_b.clone()
+
+
+def cached_under(request: Any) -> str:
+    """Return what vLLM's prefix cache knows the adapter of a request by: its name, from some version on its path too."""
+    from vllm.v1.core.kv_cache_utils import _gen_lora_extra_hash_keys
+
+    return repr(_gen_lora_extra_hash_keys(SimpleNamespace(lora_request=request)))
+
+
+def config(request: Any) -> dict[str, Any]:
+    """Return PEFT's configuration of the adapter that a request brings, from its tensors' or the folder it names."""
+    given = getattr(request, "peft_config", None)
+    if given is not None:
+        return dict(given)
+    from vllm.lora.utils import get_adapter_absolute_path
+
+    folder = Path(get_adapter_absolute_path(request.lora_path))
+    return json.loads((folder / "adapter_config.json").read_text())
+
+
+def _consumed(manager: Any, adapter: Any) -> dict[str, Place | None]:
+    """Return the places of the adapter's parts, by the names that the parts have: a model may know them by others."""
+    by_part = {id(part): name for name, part in adapter.loras.items()}
+    found = {}
+    for name, place in _places(manager):
+        part = manager._get_lora_layer_weights(adapter, name)
+        if part is not None:
+            found[by_part[id(part)]] = place
+    return found
+
+
+def _places(manager: Any) -> Iterator[tuple[str, Place | None]]:
+    """Yield the engine's modules that take an adapter: fused ones by the names of their parts."""
+    for name, module in manager.modules.items():
+        base = getattr(module, "base_layer", None)
+        parts = manager.packed_modules.get(name) or [name]
+        outputs = list(_outputs(base)) if len(parts) > 1 else [getattr(base, "output_size", None)]
+        inputs = getattr(base, "input_size", None)
+        for at, part in enumerate(parts):
+            known = inputs is not None and len(outputs) == len(parts) and outputs[at] is not None
+            yield part, Place(inputs, outputs[at]) if known else None
+
+
+def _outputs(base: Any) -> Iterator[int]:
+    """Yield the whole sizes of a fused layer's parts."""
+    if hasattr(base, "total_num_kv_heads"):
+        yield base.total_num_heads * base.head_size
+        yield base.total_num_kv_heads * base.head_size
+        yield base.total_num_kv_heads * getattr(base, "v_head_size", base.head_size)
+    else:
+        yield from getattr(base, "output_sizes", ())

@@ -1,0 +1,274 @@
+"""Put a LoRA adapter in place on all ranks of a vLLM engine, or on none."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from flashpatch import engine
+from flashpatch.errors import PatchError
+from flashpatch.patches._shared import all_ranks
+from flashpatch.patches.fp8.refit import model_registry
+from flashpatch.patches.fp8.refit.errors import REQUESTS_RUN
+from flashpatch.patches.fp8.vllm import unsupported
+from flashpatch.record import Contract, Patch
+
+if TYPE_CHECKING:
+    from flashpatch.patches.fp8.lora.adapters import Adapters
+
+MODULE = "vllm.lora.worker_manager"
+MANAGER = f"{MODULE}:LRUCacheWorkerLoRAManager"
+BASE = f"{MODULE}:WorkerLoRAManager"
+MODELS = "vllm.lora.model_manager:LoRAModelManager"
+
+_followed: weakref.WeakKeyDictionary[Any, Adapters] = weakref.WeakKeyDictionary()
+
+
+def of(runner: Any) -> Adapters | None:
+    """Return the adapters of a model runner; None if it has none, or none that are followed."""
+    manager = getattr(runner, "lora_manager", None)
+    return None if manager is None else _followed.get(manager)
+
+
+def on_create(original, self, model: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around ``create_lora_manager``: follow the adapters of a model whose weights are followed beside adapters."""
+    result = original(self, model, vllm_config, *args, **kwargs)
+    managed = model_registry.get(model)
+    if managed is not None and self not in _followed and unsupported.adapters(vllm_config) is None:
+        from flashpatch.patches.fp8.lora.adapters import Adapters
+
+        _followed[self] = Adapters(managed.adapter.another_consensus("lora"))
+        if _report_failed_call not in all_ranks.on_failure:
+            all_ranks.on_failure.append(_report_failed_call)
+    return result
+
+
+def on_add(original, self, lora_request: Any) -> bool:
+    """Around ``add_adapter``: stage, check, agree and place an adapter that is new or replaces one.
+
+    Every step passes here with the adapters of its requests; one that is held is only touched.
+
+    Raises:
+        PatchError: the adapter is refused, on this rank or on another; the adapters from before are in place.
+    """
+    adapters = _followed.get(self)
+    if adapters is None:
+        return original(self, lora_request)
+    from flashpatch.patches.fp8.vllm_lora import staging
+
+    number, staged = lora_request.lora_int_id, []
+    held = number in self.list_adapters()
+
+    def stage() -> str:
+        if held:
+            _check_idle(self, number)
+        staged.append(self._load_adapter(lora_request))
+        digest = staging.checked(self._adapter_manager, staged[0], lora_request, ADD.id)
+        if not adapters.asked:
+            adapters.check_meaning(staging.cached_under(lora_request), digest)
+        return digest
+
+    def place() -> bool:
+        with _loaded(self, staged[0]), _in_place(lora_request, True):
+            return original(self, lora_request)
+
+    if held and not adapters.asked:  # vLLM's server asks each request to load anew what it has sent once
+        with _in_place(lora_request, False):
+            return original(self, lora_request)
+    if held and not _replaces(adapters, lora_request):
+        return original(self, lora_request)
+    names = lora_request.lora_name, number, staging.cached_under(lora_request)
+    result = adapters.replace(names, stage, place, _snapshot(self._adapter_manager))
+    adapters.keep_only(self.list_adapters())
+    if adapters.kept is not None:
+        adapters.kept.discard(number)
+    return result
+
+
+def on_add_lora(original, self, lora_request: Any) -> bool:
+    """Around ``add_lora``, by which an adapter is sent; a step only names those of its requests."""
+    adapters = of(self)
+    if adapters is None:
+        return original(self, lora_request)
+    adapters.asked = True
+    try:
+        return original(self, lora_request)
+    finally:
+        adapters.asked = False
+
+
+def on_remove(original, self, adapter_id: int) -> bool:
+    """Around ``remove_adapter``: keep an adapter whose successor is on its way."""
+    adapters = _followed.get(self)
+    if adapters is None:
+        return original(self, adapter_id)
+    if adapters.kept is not None:
+        adapters.kept.add(adapter_id)
+        return adapter_id in self.list_adapters()
+    result = original(self, adapter_id)
+    adapters.keep_only(self.list_adapters())
+    return result
+
+
+def on_remove_all(original, self, *args: Any, **kwargs: Any) -> Any:
+    """Around ``remove_all_adapters``, by which vLLM forgets adapters when it replaces the base."""
+    result = original(self, *args, **kwargs)
+    adapters = _followed.get(self)
+    if adapters is not None:
+        adapters.keep_only(())
+    return result
+
+
+@contextmanager
+def kept_until_replaced(runner: Any) -> Iterator[Adapters | None]:
+    """Within, the removal of an adapter waits for its successor: a sender may remove the old one first."""
+    adapters = of(runner)
+    if adapters is None:
+        yield None
+        return
+    adapters.kept = set()
+    try:
+        yield adapters
+    finally:
+        adapters.kept = None
+
+
+def _replaces(adapters: Adapters, request: Any) -> bool:
+    """Whether a sent adapter replaces the one that has its number; vLLM would keep that one if only tensors say so."""
+    sent = getattr(request, "lora_tensors", None) is not None
+    return sent or request.load_inplace or request.lora_int_id in (adapters.kept or ())
+
+
+def _check_idle(manager: Any, number: int) -> None:
+    """Raise if requests run under the adapter that is to be replaced, unless the option in_flight allows it."""
+    if engine.options("fp8")["in_flight"] != "refuse":
+        return
+    model = manager._adapter_manager.model
+    managed, runner = model_registry.get(model), model_registry.owner(model)
+    if managed is None or not managed.adapter.busy():
+        return
+    states = getattr(runner, "requests", None)
+    if states is not None:
+        under = (getattr(state, "lora_request", None) for state in states.values())
+        if all(request is None or request.lora_int_id != number for request in under):
+            return
+    raise PatchError(
+        f"{REQUESTS_RUN} under the LoRA adapter {number}, so its replacement is refused",
+        patch=ADD.id,
+        advice="Wait for them, give the new adapter a name and number of its own, or set the option in_flight to abort, "
+        "recompute or keep.",
+    )
+
+
+@contextmanager
+def _loaded(manager: Any, adapter: Any) -> Iterator[None]:
+    """Within, the manager takes ``adapter`` for what it would load."""
+    manager._load_adapter = lambda request: adapter
+    try:
+        yield
+    finally:
+        del manager._load_adapter
+
+
+@contextmanager
+def _in_place(request: Any, value: bool) -> Iterator[None]:
+    """Within, ``request`` asks for a replacement of the adapter that has its number, or does not."""
+    before, request.load_inplace = request.load_inplace, value
+    try:
+        yield
+    finally:
+        request.load_inplace = before
+
+
+def _snapshot(models: Any) -> Callable[[], None]:
+    """Return a function that gives vLLM's ``LoRAModelManager`` the adapters back that it has now."""
+    registered = dict(models.list_adapters())
+    active = list(models._active_adapters)
+
+    def restore() -> None:
+        models.remove_all_adapters()
+        for adapter in registered.values():
+            models.add_adapter(adapter)
+        for number in active:
+            models.activate_adapter(number)
+
+    return restore
+
+
+def _report_failed_call(call: int, error: str) -> None:
+    """Report to the other ranks that a call failed here, perhaps before an adapter came to be staged."""
+    for adapters in list(_followed.values()):
+        adapters.consensus.announce_failed_call(call, error)
+
+
+_patch = partial(
+    Patch,
+    requires="vllm>=0.24",
+    scope=frozenset({"worker"}),
+    evidence="optional",  # an engine may have no adapters
+    remove_when="vLLM stages an adapter, checks it, and puts it in place on all ranks or on none.",
+)
+
+CREATE = _patch(
+    id="fp8.vllm_lora.create_lora_manager",
+    targets=(f"{MANAGER}.create_lora_manager",),
+    wrapper=on_create,
+    contract=Contract(params=("model", "vllm_config")),
+    why="The ranks of an engine must agree on an adapter, as on weights.",
+    how="Gives each rank's manager an account of its adapters.",
+)
+
+ADD = _patch(
+    id="fp8.vllm_lora.add_adapter",
+    targets=(f"{MANAGER}.add_adapter",),
+    wrapper=on_add,
+    contract=Contract(
+        params=("lora_request",),
+        mentions=("self._load_adapter", "self._adapter_manager.remove_adapter", "lora_request.load_inplace"),
+        exists=(
+            "vllm.lora.request:LoRARequest.load_inplace",
+            "vllm.lora.utils:get_adapter_absolute_path",
+            f"{MODELS}._get_lora_layer_weights",
+            f"{MODELS}.remove_all_adapters",
+            f"{MODELS}.activate_adapter",
+            "vllm.v1.core.kv_cache_utils:_gen_lora_extra_hash_keys",
+        ),
+    ),
+    needs=("fp8.vllm_lora.create_lora_manager", "fp8.vllm_lora.remove_adapter"),
+    why="vLLM fills a smaller adapter into a larger place, leaves out modules that it does not know, takes NaN, scales the "
+    "sender's own tensors, and keeps what a name meant before in its prefix cache; a rank that fails is left behind.",
+    how="Loads the adapter beside the one in place, checks it against the engine's layers, agrees over the ranks, replaces it, "
+    "agrees again, and else puts the one from before back.",
+    upstream="vLLM RFC #48297",
+)
+
+ADD_LORA = _patch(
+    id="fp8.vllm_lora.add_lora",
+    targets=("vllm.v1.worker.lora_model_runner_mixin:LoRAModelRunnerMixin.add_lora",),
+    wrapper=on_add_lora,
+    contract=Contract(params=("lora_request",), mentions=("self.lora_manager.add_adapter",)),
+    needs=("fp8.vllm_lora.add_adapter",),
+    why="A step passes the adapters of its requests to the same function as a sender does; what changes in a step comes after "
+    "the prefix cache was asked.",
+    how="Tells the two apart: in a step a name never comes to mean something else.",
+)
+
+REMOVE = _patch(
+    id="fp8.vllm_lora.remove_adapter",
+    targets=(f"{BASE}.remove_adapter",),
+    wrapper=on_remove,
+    contract=Contract(params=("adapter_id",)),
+    why="verl removes an adapter before its successor has come; if it never does, requests draw from the base.",
+    how="Within verl's update keeps it until the successor is in place.",
+)
+
+REMOVE_ALL = _patch(
+    id="fp8.vllm_lora.remove_all_adapters",
+    targets=(f"{BASE}.remove_all_adapters",),
+    wrapper=on_remove_all,
+    why="vLLM forgets all adapters when its own session replaced the base.",
+    how="Notes it in the account.",
+)

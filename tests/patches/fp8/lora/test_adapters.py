@@ -1,0 +1,101 @@
+"""The transaction of one rank, and its agreement with others, without an engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flashpatch.errors import PatchError
+from flashpatch.patches.fp8.lora.adapters import Adapters
+from flashpatch.patches.fp8.refit.rank_consensus import SingleRank
+
+
+class OtherRank(SingleRank):
+    """A second rank that says so in each agreement."""
+
+    def __init__(self, *said: str | None) -> None:
+        self.said, self.heard = list(said), []
+
+    def agree_on_commit(self, error: str | None) -> str | None:
+        self.heard.append(error)
+        return error or self.said.pop(0)
+
+
+def replace(adapters: Adapters, digest: str, key: str = "policy", place: Any = None) -> list[str]:
+    """Replace adapter 1; return what was done."""
+    done = []
+
+    def put() -> None:
+        done.append("place")
+        if place is not None:
+            place()
+
+    def stage() -> str:
+        done.append("stage")
+        return digest
+
+    try:
+        adapters.replace((key, 1, key), stage, put, lambda: done.append("restore"))
+    except Exception as error:
+        done.append(type(error).__name__)
+    return done
+
+
+def fail() -> None:
+    raise OSError("gone")
+
+
+def test_versions_count_commits_and_meanings_changes_of_content():
+    adapters = Adapters(SingleRank())
+    seen = []
+    for digest, key in (("a", "policy"), ("a", "policy"), ("b", "policy"), ("b", "other"), ("a", "policy")):
+        assert replace(adapters, digest, key) == ["stage", "place"]
+        seen.append((adapters.version, adapters.policy().version))
+    assert seen == [(1, 0), (2, 0), (3, 1), (4, 1), (5, 2)]
+
+
+def test_content_is_remembered_when_the_adapter_is_gone():
+    adapters = Adapters(SingleRank())
+    replace(adapters, "a")
+    adapters.keep_only(())
+    assert not adapters.held
+    replace(adapters, "b")
+    assert adapters.meanings == 1 and adapters.held[1].digest == "b"
+
+
+def test_a_rank_that_cannot_stage_keeps_all_others_from_placing():
+    adapters = Adapters(OtherRank("rank 1: OSError: gone"))
+    assert replace(adapters, "a") == ["stage", "PatchError"]
+    assert adapters.version == 0 and not adapters.held
+
+
+def test_a_rank_that_cannot_place_makes_all_others_restore():
+    adapters = Adapters(OtherRank(None, "rank 1: OSError: gone"))
+    assert replace(adapters, "a") == ["stage", "place", "restore", "PatchError"]
+    assert adapters.version == 0 and adapters.policy().state == "ready"
+
+
+def test_a_rank_that_fails_tells_the_others():
+    other = OtherRank(None, None)
+    adapters = Adapters(other)
+    assert replace(adapters, "a", place=fail) == ["stage", "place", "restore", "OSError"]
+    assert other.heard == [None, "OSError: gone"]
+
+
+def test_what_cannot_be_taken_back_stops_the_engine_until_an_adapter_is_whole():
+    adapters = Adapters(SingleRank())
+    with pytest.raises(OSError):
+        adapters.replace(("policy", 1, "policy"), lambda: "a", fail, fail)
+    assert adapters.policy().state == "broken" and "taken back" in adapters.policy().why_refused()
+    replace(adapters, "a")
+    assert adapters.policy().state == "ready"
+
+
+def test_a_request_never_changes_what_a_name_means():
+    adapters = Adapters(SingleRank())
+    replace(adapters, "a")
+    adapters.check_meaning("policy", "a")
+    adapters.check_meaning("new", "b")
+    with pytest.raises(PatchError, match="Send it by add_lora"):
+        adapters.check_meaning("policy", "b")

@@ -1,0 +1,64 @@
+"""A base and an adapter in one stream, cut again where they were joined."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import itertools
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import torch
+
+from flashpatch.patches.fp8.verl.transfer import adapter_stream
+
+
+class Kind(enum.Enum):
+    LORA = "CAUSAL_LM"
+
+
+BASE = [("embed", torch.arange(6.0)), ("q_proj.base_layer.weight", torch.ones(2, 2))]
+ADAPTER = [("q_proj.lora_A.weight", torch.zeros(1, 2))]
+CONFIG = {"r": 1, "target_modules": {"q_proj", "k_proj"}, "task_type": Kind.LORA, "lora_alpha": 2}
+READ = {"r": 1, "target_modules": ["k_proj", "q_proj"], "task_type": "CAUSAL_LM", "lora_alpha": 2}
+
+
+async def relayed(items: Iterable[Any]) -> AsyncIterator[Any]:
+    for item in items:
+        yield item
+
+
+def cut(items: Iterable[Any]) -> list[Any]:
+    async def parts() -> list[Any]:
+        found = []
+        async for part, told in adapter_stream.Parts(relayed(items)):
+            found.append(([item async for item in part], told))
+        return found
+
+    return asyncio.run(parts())
+
+
+def test_base_and_adapter_come_out_as_they_went_in():
+    stream = itertools.chain(
+        adapter_stream.marked(BASE, CONFIG, False), adapter_stream.marked(ADAPTER, CONFIG, True)
+    )
+    assert cut(stream) == [
+        (BASE, {"peft_config": READ, "base_sync_done": False}),
+        (ADAPTER, {"peft_config": READ, "base_sync_done": True}),
+    ]
+
+
+def test_an_adapter_alone():
+    assert cut(adapter_stream.marked(ADAPTER, CONFIG, True)) == [
+        (ADAPTER, {"peft_config": READ, "base_sync_done": True})
+    ]
+
+
+def test_a_stream_without_marks_is_one_part():
+    assert cut(BASE) == [(BASE, {})]
+    assert cut([]) == [([], {})]
+
+
+def test_marks_keep_what_is_packed_behind_them_aligned():
+    (name, mark), *_ = adapter_stream.marked(ADAPTER, CONFIG, True)
+    assert name.startswith(adapter_stream.MARK) and mark.numel() % 512 == 0 and mark.dtype == torch.uint8

@@ -1,0 +1,284 @@
+"""LoRA adapters of a running engine: replaced exactly over any base, or refused by name with the old one in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import lora_lab
+import pytest
+import vllm_updates as updates
+from vllm_lab import engines, models, oracle, scenario
+from vllm_precisions import opened
+
+pytestmark = pytest.mark.vllm
+
+A, B = ("qwen2", 0), ("qwen2", 1)
+DOWN = "base_model.model.model.layers.1.mlp.down_proj"
+
+
+# --- what runs in the engine's process
+
+
+def over_a_base(name: str, a: str, b: str, folders: list[str]) -> dict[str, Any]:
+    """Three adapters in turn, the base alone, another base, the last adapter on it."""
+    from flashpatch import ledger
+
+    with opened(name, a, **lora_lab.ENGINE) as llm:
+        inner = engines.inner_model(llm)
+        before, found = engines.addresses(inner), dict(adapters=[])
+        for folder in folders:
+            lora_lab.send(llm, folder)
+            found["adapters"].append(lora_lab.ask(llm, folder))
+        found["base"] = engines.answers(llm)
+        updates.send(llm, [list(models.weights(b))])
+        updates.finish(llm)
+        found["other base"] = engines.answers(llm)
+        found["adapter on it"] = lora_lab.ask(llm, folders[-1])
+        lora_lab.send(llm, folders[0])
+        found["first on it"] = lora_lab.ask(llm, folders[0])
+        found["moved"] = sorted(k for k, at in engines.addresses(inner).items() if before.get(k) != at)
+        found["notes"] = {
+            key: ledger.notes()[key] for key in ("adapter_version", "adapters", "policy_version")
+        }
+    return found
+
+
+def bad_adapters(a: str, good: str, where: str, names: str) -> dict[str, Any]:
+    """Each bad adapter sent over a good one: the error, and what the engine says under it then."""
+    found = {}
+    with opened(names, a, **lora_lab.ENGINE) as llm:
+        for how, (spoiled, changed) in spoiled_adapters(a).items():
+            lora_lab.send(llm, good)
+            folder = lora_lab.write(f"{where}/{how}", spoiled, **changed)
+            error = updates.error(lambda folder=folder: lora_lab.send(llm, folder))
+            found[how] = dict(error=error, answers=lora_lab.ask(llm, good))
+    return found
+
+
+def stock_takes(a: str, good: str, where: str) -> dict[str, Any]:
+    found = {}
+    with engines.open_llm(a, **lora_lab.ENGINE) as llm:
+        for how, (spoiled, changed) in spoiled_adapters(a).items():
+            lora_lab.send(llm, good)
+            folder = lora_lab.write(f"{where}/{how}", spoiled, **changed)
+            error = updates.error(lambda folder=folder: lora_lab.send(llm, folder))
+            found[how] = dict(error=error, answers=None if error else lora_lab.ask(llm, good))
+    return found
+
+
+def spoiled_adapters(a: str) -> dict[str, tuple[lora_lab.Tensors, dict[str, Any]]]:
+    """How an adapter is spoiled -> its tensors and what its configuration says otherwise."""
+    good = lora_lab.tensors(a, 9)
+
+    def changed(name: str, value: Any) -> lora_lab.Tensors:
+        return {**good, name: value}
+
+    first, second = f"{DOWN}.lora_A.weight", f"{DOWN}.lora_B.weight"
+    elsewhere = {name.replace(".layers.1.", ".layers.7."): tensor for name, tensor in good.items()}
+    nan = good[first].clone()
+    nan[1, 3] = float("nan")
+    return {
+        "narrow": (changed(first, good[first][:, :-8]), {}),
+        "short": (changed(second, good[second][:-8]), {}),
+        "elsewhere": (elsewhere, {}),
+        "nan": (changed(first, nan), {}),
+        "rank": ({k: v[:2] if ".lora_A." in k else v[:, :2] for k, v in good.items()}, {}),
+        "pattern": (good, dict(alpha_pattern={"down_proj": 64})),
+    }
+
+
+#: What the refusal of each names.
+NAMED = {
+    "narrow": "layers.1.mlp.down_proj: lora_A is",
+    "short": "layers.1.mlp.down_proj: lora_A is",
+    "elsewhere": "the engine has no place for model.layers.7",
+    "nan": "layers.1.mlp.down_proj: holds NaN",
+    "rank": "but r=4",
+    "pattern": "alpha_pattern={'down_proj': 64}",
+}
+
+
+def failing_place(a: str, folders: list[str]) -> dict[str, Any]:
+    """The second adapter fails while it is put in place, in the middle of the layers; then it does not."""
+    with opened("bf16", a, **lora_lab.ENGINE) as llm:
+        lora_lab.send(llm, folders[0])
+        manager = engines.inner_runner(llm).lora_manager._adapter_manager
+        module = list(manager.modules.values())[len(manager.modules) // 2]
+        plain, calls = module.set_lora, []
+
+        def broken(*args: Any) -> None:
+            calls.append(args)
+            if len(calls) == 1:
+                raise OSError("the device is gone")
+            plain(*args)
+
+        module.set_lora = broken
+        found: dict[str, Any] = dict(error=updates.error(lambda: lora_lab.send(llm, folders[1])))
+        del module.set_lora
+        found["kept"] = lora_lab.ask(llm, folders[0])
+        lora_lab.send(llm, folders[1])
+        found["mended"] = lora_lab.ask(llm, folders[1])
+    return found
+
+
+def cached(a: str, where: str, names: str) -> dict[str, Any]:
+    """Greedy tokens with the prefix cache on, under one path whose content changes."""
+    with opened(names, a, enable_prefix_caching=True, block_size=32, **lora_lab.ENGINE) as llm:
+        return _cached(llm, a, where)
+
+
+def cached_by_stock(a: str, where: str) -> dict[str, Any]:
+    with engines.open_llm(a, enable_prefix_caching=True, block_size=32, **lora_lab.ENGINE) as llm:
+        return _cached(llm, a, where)
+
+
+def _cached(llm: Any, a: str, where: str) -> dict[str, Any]:
+    found = {}
+    for seed in (1, 2):
+        folder = lora_lab.write(where, lora_lab.tensors(a, seed))
+        lora_lab.send(llm, folder)
+        found[str(seed)] = lora_lab.ask(llm, folder, engines.greedy)
+    return found
+
+
+def in_flight(a: str, folders: list[str]) -> dict[str, Any]:
+    """A replacement while a request runs under the adapter, and one under a number of its own."""
+    from vllm import SamplingParams
+
+    with opened("bf16", a, **{**lora_lab.ENGINE, "max_loras": 2}) as llm:
+        engine, sampling = (
+            llm.llm_engine,
+            SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False),
+        )
+        lora_lab.send(llm, folders[0])
+        prompt = {"prompt_token_ids": list(engines.PROMPTS[0])}
+        engine.add_request("running", prompt, sampling, lora_request=lora_lab.request(folders[0]))
+        for _ in range(4):
+            engine.step()
+        found: dict[str, Any] = dict(replaced=updates.error(lambda: lora_lab.send(llm, folders[1])))
+        beside = dict(name="next", number=2)
+        found["beside"] = updates.error(lambda: lora_lab.send(llm, folders[1], **beside))
+        ended = []
+        while engine.has_unfinished_requests():
+            ended += [output for output in engine.step() if output.finished]
+        found["tokens"] = list(ended[0].outputs[0].token_ids)
+        found["next"] = lora_lab.ask(llm, folders[1], **beside)
+    return found
+
+
+def undone() -> bool:
+    """Whether disabling puts vLLM's own functions back."""
+    import importlib
+
+    import flashpatch
+    from flashpatch.patches.fp8 import vllm_lora
+
+    def now() -> list[Any]:
+        found = []
+        for patch in vllm_lora.PATCHES:
+            module, _, path = patch.targets[0].partition(":")
+            holder, _, name = path.rpartition(".")
+            owner = importlib.import_module(module)
+            found.append(vars(getattr(owner, holder) if holder else owner)[name])
+        return found
+
+    before = now()
+    flashpatch.enable("bf16")
+    during = now()
+    flashpatch.disable("bf16")
+    after = now()
+    return all(a is not b for a, b in zip(before, during)) and all(a is b for a, b in zip(before, after))
+
+
+# --- the tests
+
+
+@pytest.fixture(scope="module")
+def stock() -> Iterator[scenario.Runner]:
+    with scenario.Runner() as interpreter:
+        yield interpreter
+
+
+_FULL = pytest.mark.full
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme", "kw"),
+    [
+        ("bf16", None, {}),
+        ("int8", "int8", {}),
+        pytest.param("fp8_channel", None, dict(quantization="fp8_per_channel"), marks=_FULL),
+        pytest.param("fp8_tensor", None, dict(quantization="fp8_per_tensor"), marks=_FULL),
+    ],
+    ids=["bf16", "int8", "fp8_channel", "fp8_tensor"],
+)
+def test_adapters_come_and_go_over_a_base(
+    runner: scenario.Runner, name: str, scheme: str | None, kw: dict[str, Any]
+) -> None:
+    a, b = updates.checkpoint(*A), updates.checkpoint(*B)
+    folders = [lora_lab.adapter(a, seed) for seed in (1, 2, 3)]
+    got = runner(over_a_base, name, a, b, folders)
+    stock_a, stock_b = (updates.checkpoint(*which, scheme) for which in (A, B))
+    want = {
+        **{f"adapter {at}": lora_lab.fresh(stock_a, folder, **kw) for at, folder in enumerate(folders)},
+        "base": lora_lab.fresh(stock_a, **kw),
+        "other base": lora_lab.fresh(stock_b, **kw),
+        "adapter on it": lora_lab.fresh(stock_b, folders[-1], **kw),
+        "first on it": lora_lab.fresh(stock_b, folders[0], **kw),
+    }
+    got.update({f"adapter {at}": found for at, found in enumerate(got.pop("adapters"))})
+    gaps = {key: engines.difference(got[key], fresh) for key, fresh in want.items()}
+    assert all(gap.exact for gap in gaps.values()), gaps
+    apart = engines.difference(want["adapter 0"], want["adapter 1"])
+    assert apart.mean > 0.05  # else exactness would say little
+    assert not got["moved"]
+    assert got["notes"]["adapter_version"] == 4 and got["notes"]["policy_version"] == 1
+    if name == "bf16":
+        one = engines.difference(got["adapter 0"], oracle.answers(lora_lab.merged(a, 1)))
+        assert one.mean < apart.mean / 20 and not one.nan, one
+
+
+def test_a_bad_adapter_is_refused_by_name(
+    runner: scenario.Runner, stock: scenario.Runner, tmp_path: Any
+) -> None:
+    a = updates.checkpoint(*A)
+    good = lora_lab.adapter(a, 1)
+    got = runner(bad_adapters, a, good, str(tmp_path / "bad"), "bf16")
+    kept = lora_lab.fresh(a, good)
+    for how, named in NAMED.items():
+        assert got[how]["error"] is not None and named in got[how]["error"], (how, got[how]["error"])
+        assert engines.difference(got[how]["answers"], kept).exact, how
+    taken = stock(stock_takes, a, good, str(tmp_path / "stock"))
+    assert [how for how, found in taken.items() if found["error"] is None] == list(NAMED)
+
+
+def test_an_adapter_that_cannot_be_put_in_place_is_taken_back(runner: scenario.Runner) -> None:
+    a = updates.checkpoint(*A)
+    folders = [lora_lab.adapter(a, seed) for seed in (1, 2)]
+    got = runner(failing_place, a, folders)
+    assert "the device is gone" in got["error"]
+    assert engines.difference(got["kept"], lora_lab.fresh(a, folders[0])).exact
+    assert engines.difference(got["mended"], lora_lab.fresh(a, folders[1])).exact
+
+
+def test_prefixes_under_a_name_that_means_something_else_are_not_used(
+    runner: scenario.Runner, stock: scenario.Runner, tmp_path: Any
+) -> None:
+    a = updates.checkpoint(*A)
+    want = {str(seed): lora_lab.fresh(a, lora_lab.adapter(a, seed))["tokens"] for seed in (1, 2)}
+    assert runner(cached, a, str(tmp_path / "one"), "bf16") == want
+    assert stock(cached_by_stock, a, str(tmp_path / "two")) != want
+
+
+def test_running_requests_keep_their_adapter(runner: scenario.Runner) -> None:
+    a = updates.checkpoint(*A)
+    folders = [lora_lab.adapter(a, seed) for seed in (1, 2)]
+    got = runner(in_flight, a, folders)
+    assert "requests are running under the LoRA adapter 1" in got["replaced"] and got["beside"] is None
+    assert got["tokens"] == lora_lab.fresh(a, folders[0])["tokens"][0]
+    assert engines.difference(got["next"], lora_lab.fresh(a, folders[1])).exact
+
+
+def test_disabling_puts_the_original_functions_back(stock: scenario.Runner) -> None:
+    assert stock(undone)
