@@ -110,7 +110,7 @@ VLLM: tuple[Door, ...] = (
         ("rpc add_lora", "rpc remove_lora", "rpc pin_lora"),
         "followed",
         "an adapter is staged, checked and put in place on all ranks or on none (`fp8.vllm_lora.add_adapter`); an engine that has "
-        "what was never run beside adapters refuses updates of its base",
+        "what is not tested beside adapters refuses updates of its base",
     ),
     Door(
         ("lora.layers.base:BaseLayerWithLoRA.load_weights",),
