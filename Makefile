@@ -74,7 +74,7 @@ NO_ENGINE := not vllm and not verl and not sglang and not cuda and not full
 
 .PHONY: demo demo-verl world demo-world pictures docs dist resolve check lint check-own parts $(OTHER_PYTHONS:%=check-%) \
 	test test-newest test-newest-fp8 test-newest-rest test-paired test-paired-jobs test-paired-rest test-sglang first-hour test-pinned \
-	trainers test-trainers test-cuda test-full clean \
+	test-sglang-paired trainers test-trainers test-cuda test-full clean \
 	$(NEWEST) $(PINNED) $(PAIRED) $(OLDER) $(OLD) $(SGLANG) $(OLDEST_SGLANG) $(PAIRED_SGLANG) $(TRAINERS)
 # A stamp is the last thing a recipe writes: an interrupted set-up is taken up again.
 .PRECIOUS: %/.vllm %/.verl %/.sglang %/.trainers %/.ready
@@ -157,7 +157,7 @@ $(OTHER_PYTHONS:%=check-%): check-%: $(CHECK)-%/.ready
 # All at a time, set-up included: those on verl wait for half of their time. Two lanes come in halves, so that none is left
 # alone at the end. Together they take some 18 GB.
 test: lint check-own
-	$(MAKE) -j5 --output-sync=none test-paired-jobs test-newest-fp8 test-paired-rest test-sglang test-newest-rest
+	$(MAKE) -j6 --output-sync=none test-paired-jobs test-newest-fp8 test-paired-rest test-sglang-paired test-sglang test-newest-rest
 
 FP8 := tests/patches/fp8
 JOBS := tests/patches/cpu tests/patches/fsdp tests/patches/flowrl
@@ -187,7 +187,11 @@ test-pinned: $(PINNED)
 	$(PINNED)/bin/pytest -m "verl and not full" $(PATHS)
 
 test-sglang: $(SGLANG)
-	$(SGLANG)/bin/pytest -m "sglang and not full"
+	$(SGLANG)/bin/pytest -m "sglang and not verl and not full"
+
+# verl with the SGLang that it pins, and starts by itself. Engines of this SGLang alone are tested in test-full.
+test-sglang-paired: $(PAIRED_SGLANG)
+	$(PAIRED_SGLANG)/bin/pytest -m "sglang and verl and not full"
 
 # vLLM's CUDA branch, see tests/support/fake_cuda/README.md.
 test-cuda: $(CUDA)/.ready

@@ -78,6 +78,11 @@ class Group:
     hooked: set[str] = field(default_factory=set)
     guards: list[Site] = field(default_factory=list)
 
+    @property
+    def generations(self) -> str:
+        """The framework without a version, see `Patch.generations`."""
+        return self.members[0].patch.generations
+
     def modules(self) -> Iterator[str]:
         """Yield the modules whose import may arm a member."""
         for member in self.members:

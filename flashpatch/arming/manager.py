@@ -119,7 +119,9 @@ class Machine:
         """
         if not self._wanted(group) or contract.installed_root(module.__name__.partition(".")[0]) is None:
             return
-        self._check(group)
+        for one in self.groups[group.family.name]:  # of another generation none may ever be imported
+            if one.generations == group.generations:
+                self._check(one)
         self._hook(group)
         for member in group.members:
             if member.target and module_of(member.target) == module.__name__:

@@ -44,11 +44,15 @@ def lanes(target: str) -> set[tuple[str, str, str]]:
             there |= {f"verl_sglang{old}": verl, f"sglang{old}": version}
         there |= {name: version for name, [version] in trainers.items()} if environment == "TRAINERS" else {}
         here = {m for m in MARKED if there.get(m)} | ({"trainer"} if environment == "TRAINERS" else set())
-        selected = (
-            MARKED if "full or" in quoted else [m for m in MARKED if re.search(rf"\b{m}\b", quoted or word)]
-        )
+        asked = quoted or word
+        selected = MARKED if "full or" in asked else [m for m in MARKED if _selects(asked, m)]
         found |= {(m, f, v) for m in selected if m in here for f, v in there.items() if v}
     return found
+
+
+def _selects(expression: str, mark: str) -> bool:
+    """Whether an expression asks for a mark, as ``"sglang and not verl"`` does for sglang."""
+    return bool(re.search(rf"(?<!not )\b{mark}\b", expression))
 
 
 def marks(family: str) -> dict[str, bool]:
@@ -68,7 +72,12 @@ def test_the_lanes_are_understood():
     assert {(mark, version) for mark, name, version in lanes("test-paired") if name == "vllm"} == {
         ("verl", "0.31.0")
     }
-    assert ("sglang", "sglang", "0.5.23") in lanes("test-sglang")
+    assert {(mark, version) for mark, name, version in lanes("test-sglang") if name == "sglang"} == {
+        ("sglang", "0.5.23")
+    }
+    assert {(mark, name) for mark, name, version in lanes("test-sglang-paired") if version == "0.5.12"} == {
+        (mark, name) for mark in ("sglang", "verl") for name in ("sglang", "sglang_0_5_12")
+    }
     assert {mark for mark, _, _ in lanes("test-full")} == set(MARKED)
     every = {version for mark, name, version in lanes("test-full") if mark == name == "vllm"}
     assert every == {"0.24.0", "0.27.1", "0.29.0", "0.31.0", "0.32.0"}
@@ -94,7 +103,7 @@ def test_no_version_is_claimed_that_no_lane_runs(family):
 @pytest.mark.parametrize("family", TESTED)
 def test_no_version_is_missing_that_make_test_runs(family):
     """Where no test has the framework's own mark, those of another run its patches, as verl's do torch's."""
-    run = lanes("test-newest") | lanes("test-paired") | lanes("test-sglang")
+    run = lanes("test-newest") | lanes("test-paired") | lanes("test-sglang") | lanes("test-sglang-paired")
     short = {mark for mark, is_short in marks(family).items() if is_short}
     for framework, versions in TESTED[family].items():
         relevant = {framework} & short or short

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import sglang_lab
 import warm
 from cpu_lab import environment, tail
 from machine import limit
@@ -18,9 +19,14 @@ SCRIPT = SUPPORT / "verl_groups.py"
 
 @pytest.mark.parametrize(
     "number, engine, imported",
-    [
+    [  # SGLang 0.5.12 takes no methods that verl's client has not, so that one patch is not needed there
         pytest.param(22, "verl_vllm", warm.VERL_VLLM, marks=pytest.mark.verl),
-        pytest.param(17, "verl_sglang", warm.VERL_SGLANG, marks=[pytest.mark.verl, pytest.mark.sglang]),
+        pytest.param(
+            16 if sglang_lab.OLD else 17,
+            f"verl_{sglang_lab.FRAMEWORK}",
+            warm.VERL_SGLANG,
+            marks=[pytest.mark.verl, pytest.mark.sglang],
+        ),
     ],
 )
 def test_armed_and_undone(tmp_path: Path, number: int, engine: str, imported: Sequence[str]) -> None:
