@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from flashpatch import engine, user_directories
+from flashpatch import engine, registry, user_directories
+from flashpatch.arming.preflight import examine
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared.verl_config import TARGET, Get, JobConfig
 from flashpatch.patches.eagle.bandit.arm import Arm
@@ -23,6 +24,8 @@ logger = logging.getLogger("flashpatch.eagle")
 MODEL = "actor_rollout_ref.model.path"
 OURS = "flashpatch"
 """Key of ``engine_kwargs`` under which the job's other processes find the settings."""
+IN_SGLANG = "eagle.sglang.verify"
+"""A patch of the group for SGLang, which acts as a whole or not at all."""
 NEW = {"new": "eagle", "new-eagle3": "eagle3"}
 """Values of the option ``drafter`` for one from scratch, and the method that it drafts with."""
 SCHEDULE: dict[str, Any] = {"on": "process", "rest": 0.0, "steps": 0}
@@ -57,7 +60,7 @@ def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> Any:
         return original(config, *args, **kwargs)
     dialect = speculation.of(job.get)
     job.refuse(
-        refusals(job.get, options, dialect),
+        [*refusals(job.get, options, dialect), *_engine_refusals(job.get)],
         "cannot run with",
         "Change these settings, or take eagle out of FLASHPATCH.",
     )
@@ -102,6 +105,12 @@ def refusals(get: Get, options: Mapping[str, Any], dialect: Dialect | None) -> I
         yield "actor_rollout_ref.model.mtp.enable=True (verl's own drafter)"
     if options["drafter"] not in NEW and not (Path(options["drafter"]) / "config.json").exists():
         yield f"eagle's option drafter={options['drafter']} (no config.json there)"
+
+
+def _engine_refusals(get: Get) -> Iterator[str]:
+    """Yield why the family cannot act in the rollout engine, which would end when it is opened."""
+    if get(f"{ROLLOUT}.name") == "sglang" and (problem := examine(registry.patch(IN_SGLANG)).problem):
+        yield f"{ROLLOUT}.name=sglang ({problem})"
 
 
 def remarks(

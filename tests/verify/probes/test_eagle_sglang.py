@@ -16,7 +16,7 @@ from flashpatch.patches.eagle.drafter_refit.commands import ACCEPT_LENGTH
 from flashpatch.verify.probes.eagle import verl_sglang_probe
 from flashpatch.verify.probes.eagle.verl_sglang_job import VERSION
 
-pytestmark = pytest.mark.sglang
+pytestmark = pytest.mark.sglang(least="0.5.21")
 
 COMMAND = "import sys; from flashpatch.verify.cli import main; sys.exit(main(sys.argv[1:]))"
 

@@ -10,7 +10,7 @@ import pytest
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.drafter_refit.commands import FLUSH, SAVE_EMBEDDINGS, UPDATE
 
-pytestmark = pytest.mark.sglang
+pytestmark = pytest.mark.sglang(least="0.5.21")
 
 lab = eagles.lab
 

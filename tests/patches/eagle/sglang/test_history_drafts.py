@@ -8,7 +8,7 @@ from typing import Any
 import eagle_engines as eagles
 import pytest
 
-pytestmark = pytest.mark.sglang
+pytestmark = pytest.mark.sglang(least="0.5.21")
 
 lab = eagles.lab
 

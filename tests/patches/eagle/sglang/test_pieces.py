@@ -16,7 +16,7 @@ from flashpatch.patches.eagle.bandit.policy import Policy
 from flashpatch.patches.eagle.sglang import capture
 from flashpatch.patches.eagle.sglang.spec_controller import BanditStepsPolicy, SpecController, engine_arms
 
-pytestmark = pytest.mark.sglang
+pytestmark = pytest.mark.sglang(least="0.5.21")
 
 HOME = Arm(3, 2, 6)
 

@@ -20,7 +20,7 @@ import torch  # noqa: E402
 from chi_square import chance_of_next  # noqa: E402
 from eagle_reference import filtered, probabilities, states  # noqa: E402
 
-pytestmark = pytest.mark.sglang
+pytestmark = pytest.mark.sglang(least="0.5.21")
 
 lab = eagles.lab
 

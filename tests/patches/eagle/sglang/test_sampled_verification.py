@@ -19,7 +19,7 @@ from eagle_reference import filtered  # noqa: E402
 sampling = pytest.importorskip("sgl_kernel.sampling")
 tree = pytest.importorskip("sgl_kernel.tree")
 
-pytestmark = pytest.mark.sglang
+pytestmark = pytest.mark.sglang(least="0.5.21")
 
 ALARM = 1e-4
 TIMES, VOCABULARY = 10_000, 7

@@ -16,7 +16,7 @@ from eagle_cotraining import (
 )
 from verl_job import live, metrics, train
 
-pytestmark = [pytest.mark.verl, pytest.mark.sglang, pytest.mark.full]
+pytestmark = [pytest.mark.verl, pytest.mark.sglang(least="0.5.21"), pytest.mark.full]
 
 BACKENDS = ("prefill", "decode", "speculative_draft")
 SETTINGS = (
