@@ -72,7 +72,7 @@ find_python = $(shell for python in python$(1) $(HOME)/.pyenv/versions/$(1)*/bin
 	"$$python" -c '' >/dev/null 2>&1 && echo "$$python" && break; done)
 NO_ENGINE := not vllm and not verl and not sglang and not cuda and not full
 
-.PHONY: demo demo-verl world demo-world pictures docs dist resolve check lint check-own parts $(OTHER_PYTHONS:%=check-%) \
+.PHONY: demo demo-verl world demo-world pictures docs dist resolve check lint check-own test-for parts $(OTHER_PYTHONS:%=check-%) \
 	test test-newest test-newest-fp8 test-newest-rest test-paired test-paired-jobs test-paired-rest test-sglang first-hour test-pinned \
 	test-sglang-paired trainers test-trainers test-cuda test-full clean \
 	$(NEWEST) $(PINNED) $(PAIRED) $(OLDER) $(OLD) $(SGLANG) $(OLDEST_SGLANG) $(PAIRED_SGLANG) $(TRAINERS)
@@ -153,6 +153,12 @@ check-own: $(CHECK)/.ready
 $(OTHER_PYTHONS:%=check-%): check-%: $(CHECK)-%/.ready
 	@if [ ! -x $(CHECK)-$*/bin/pytest ]; then echo "Python $* is not at hand: no tests on it"; else \
 		$(MAKE) -k -j5 --output-sync=target parts ENVIRONMENT=$(CHECK)-$* MARKS="$(NO_ENGINE)"; fi
+
+# The tests that a change of one patch needs, each environment's in turn: make test-for PATCH=grpo.verl.tracking_log
+test-for: $(CHECK)/.ready
+	@$(CHECK)/bin/python tests/support/tests_for.py "$(PATCH)" $(VENV) > .tests-for && while read -r environment arguments; do \
+		$(MAKE) --no-print-directory $$environment/.ready && eval $$environment/bin/pytest -q $$arguments || exit 1; \
+	done < .tests-for; rm -f .tests-for
 
 # All at a time, set-up included: those on verl wait for half of their time. Two lanes come in halves, so that none is left
 # alone at the end. Together they take some 18 GB.

@@ -30,6 +30,7 @@ BUILT_IN_COMMANDS = {
     **{
         name: f"flashpatch.commands.{name}" for name in ("list", "show", "doctor", "env", "status", "migrate")
     },
+    "new-patch": "flashpatch.commands.new_patch",
     **{name: f"flashpatch.verify.job.commands.{name}" for name in ("report", "trace", "metrics", "watch")},
 }
 """Name of every subcommand that no family brings, to its module."""

@@ -6,6 +6,7 @@ sdist, an unpacked source or a site-packages. Nothing of them is imported.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -80,11 +81,19 @@ def order(version: str) -> tuple[bool, Version | str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the page; 2 without paths."""
-    if not arguments:
-        print(__doc__, file=sys.stderr)
-        return 2
-    print(page(against(map(Path, arguments), list(registry.patches().values()))), end="")
+    """Print the page, or the usage for ``--help``; return 2 without paths, or if one is not there."""
+    parser = argparse.ArgumentParser("python -m flashpatch.verify.compatibility", description=__doc__)
+    parser.add_argument(
+        "paths", metavar="PATH", nargs="+", type=Path, help="wheel, sdist, source or site-packages"
+    )
+    try:
+        paths = parser.parse_args(arguments).paths
+        for path in paths:
+            if not path.exists():
+                parser.error(f"there is no {path}")
+    except SystemExit as error:
+        return int(error.code or 0)
+    print(page(against(paths, list(registry.patches().values()))), end="")
     return 0
 
 

@@ -8,7 +8,7 @@ import pytest
 from toy_sources import DRIFTED, HOLDS, PATCH, sdist, site, wheel
 
 from flashpatch.verify.against import against
-from flashpatch.verify.compatibility import page
+from flashpatch.verify.compatibility import main, page
 
 
 def test_wheels(tmp_path):
@@ -111,3 +111,11 @@ def test_the_page(tmp_path):
     assert "| patch | 0.9 | 1.0 | 1.9 | 1.10 |" in text
     assert "| `fam.toyfw.load` | – | tested | holds | drifted |" in text
     assert "- `fam.toyfw.load` on 1.10: toyfw.engine:Engine.load no longer takes 'weights'" in text
+
+
+def test_the_compatibility_page_explains_itself_and_names_a_path_that_is_not_there(capsys):
+    assert main(["--help"]) == 0
+    assert "PATH" in capsys.readouterr().out
+    assert main([]) == 2
+    assert main(["/nowhere/vllm.whl"]) == 2
+    assert "there is no /nowhere/vllm.whl" in capsys.readouterr().err

@@ -1,0 +1,30 @@
+"""`make test-for` knows tests for every patch."""
+
+from __future__ import annotations
+
+import pytest
+import tests_for
+from tree import TREE
+
+from flashpatch import registry
+
+
+@pytest.mark.parametrize("id", registry.patches())
+def test_each_patch_has_tests_that_exist(id):
+    lines = tests_for.tests_for(registry.patches()[id])
+    for arguments in lines.values():
+        paths = [one.partition("::")[0] for one in arguments if one.startswith("tests/")]
+        assert paths and all((TREE / path).exists() for path in paths)
+    assert len(lines) == 2 or id.split(".")[1] in ("trl", "swift", "prime_rl")
+
+
+def test_what_names_a_patch_belongs_to_it():
+    _, arguments = tests_for.tests_for(registry.patches()["grpo.verl.generate"]).values()
+    assert "tests/patches/grpo/routing/test_resubmit.py" in arguments
+    assert "tests/patches/test_undo.py::test_nothing_is_left_behind[grpo-verl]" in arguments
+    assert "tests/verify/probes/test_grpo.py" in arguments
+
+
+def test_an_unknown_id_is_named(capsys):
+    assert tests_for.main(["grpo.verl.generat"]) == 2
+    assert "Did you mean 'grpo.verl.generate'?" in capsys.readouterr().err

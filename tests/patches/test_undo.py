@@ -1,0 +1,72 @@
+"""Every patch of every family is armed on the installed frameworks and leaves nothing behind; new records join by themselves."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+
+import cpu_lab
+import pytest
+import undo_lab
+import warm
+from tree import SUPPORT
+
+from flashpatch import registry
+
+MODULES = {"vllm": warm.VLLM, "verl": warm.VERL_VLLM, "sglang": warm.VERL_SGLANG}
+WITHOUT = ("cpu",)
+"""Switched on before other families of verl, whose engines else cannot be imported on a machine without an accelerator."""
+
+
+def of(framework: str) -> list[str]:
+    """Families that have patches for a framework, alone or under verl."""
+    return sorted(
+        {patch.family for patch in registry.patches().values() if framework in patch.framework.split("_")}
+    )
+
+
+def needed(id: str) -> list[str]:
+    """Return the frameworks that a patch needs."""
+    return [part for part in registry.patches()[id].framework.split("_") if part in MODULES]
+
+
+def check(family: str, framework: str, folder) -> dict:
+    first = WITHOUT if framework == "verl" and family != "cpu" else ()
+    arguments = [str(SUPPORT / "undo_lab.py"), family, *first]
+    done = warm.run(MODULES[framework], arguments, env=cpu_lab.environment(folder), cwd=folder, timeout=600)
+    assert done.returncode == 0, cpu_lab.tail(done)
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("family", "framework"),
+    [
+        pytest.param(family, framework, marks=getattr(pytest.mark, framework))
+        for framework in MODULES
+        for family in of(framework)
+    ],
+)
+def test_nothing_is_left_behind(family, framework, tmp_path):
+    said = check(family, framework, tmp_path)
+    assert not said["problems"]
+    ours = {id: word for id, word in said["states"].items() if framework in needed(id)}
+    assert {word for id, word in ours.items() if all(map(find_spec, needed(id)))} <= {
+        "installed",
+        "superseded",
+        "skipped",
+    }
+    assert "installed" in ours.values()
+
+
+def test_what_is_not_undone_is_found(monkeypatch):
+    import json as module
+
+    targets = ("json:dumps",)
+    monkeypatch.setattr(module, "REGISTRY", {}, raising=False)
+    before = undo_lab.trace(targets)
+    assert not undo_lab.differences(before, undo_lab.trace(targets))
+    module.REGISTRY["mine"] = 1
+    assert undo_lab.differences(before, undo_lab.trace(targets)) == ["json:dumps beside REGISTRY"]
+    module.REGISTRY.clear()
+    monkeypatch.setattr(module, "dumps", lambda *a: "")
+    assert undo_lab.differences(before, undo_lab.trace(targets)) == ["json:dumps"]

@@ -1,0 +1,100 @@
+"""Print the tests that a change of one patch needs: ``python tests_for.py ID [PREFIX]``, a line per environment.
+
+Each line is an environment and pytest's arguments: the patch's own tests, those that name it or its module, its family's
+undo, its family's proof, and what is checked of every record without an engine. `make test-for PATCH=ID` runs them.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from flashpatch import registry
+from flashpatch.record import Patch
+from flashpatch.suggest import nearest
+
+TREE = Path(__file__).parents[2]
+OF_EVERY_RECORD = (
+    "tests/package/test_house.py",
+    "tests/package/test_index.py",
+    "tests/patches/test_layers.py",
+    "tests/patches/test_tested.py",
+    "tests/docs/test_names.py",
+    "tests/docs/test_site.py",
+    "tests/docs/test_messages.py",
+)
+ENVIRONMENTS = {"sglang": "-sglang", "verl": "-0.31", "vllm": "", "torch": "-0.31"}
+"""What follows the prefix of an environment's folder, by the framework that a patch needs."""
+OLDER = "-0.5.12"
+"""What follows that, for patches of this generation of SGLang."""
+
+
+def tests_for(patch: Patch) -> dict[str, list[str]]:
+    """Return pytest's arguments by what follows the prefix of the environment's folder."""
+    needs = patch.framework.split("_")
+    framework = next((name for name in ("sglang", "verl", "vllm", "torch") if name in needs), "")
+    found = {"-check": list(OF_EVERY_RECORD)}
+    if framework:
+        undo = f"tests/patches/test_undo.py::test_nothing_is_left_behind[{patch.family}-{_mark(framework)}]"
+        own = [str(path.relative_to(TREE)) for path in sorted(set(_own(patch)))]
+        probe = [str(path.relative_to(TREE)) for path in _probes(patch.family, framework)]
+        suffix = ENVIRONMENTS[framework] + OLDER * patch.framework.endswith(OLDER.replace(".", "_")[1:])
+        found[suffix] = ["-m", f"{_mark(framework)} and not full", *own, *probe, undo]
+    return found
+
+
+def _mark(framework: str) -> str:
+    return "verl" if framework == "torch" else framework
+
+
+def _own(patch: Patch) -> Iterator[Path]:
+    """Yield the test files of a patch's module, and those that name the patch or the module; else the folder's."""
+    function = patch.wrapper or patch.apply
+    inside = function.__module__.removeprefix("flashpatch.patches.").split(".")
+    beside = TREE / "tests" / "patches" / Path(*inside[:-1]) / f"test_{inside[-1]}.py"
+    found = [beside] if beside.exists() else []
+    named = re.compile(
+        rf"\b{re.escape(patch.id)}\b|from {re.escape(function.__module__.rpartition('.')[0])} import .*\b{inside[-1]}\b|{re.escape(function.__module__)}\b"
+    )
+    for path in (TREE / "tests" / "patches" / patch.family).rglob("test_*.py"):
+        if named.search(path.read_text(encoding="utf-8")):
+            found.append(path)
+    yield from found or [_nearest(beside.parent)]
+
+
+def _nearest(folder: Path) -> Path:
+    """Return the nearest folder that has tests: of another generation of the framework, else of the family."""
+    other = folder.with_name(folder.name.rstrip("_0123456789"))
+    return next(
+        one for one in (folder, other, *folder.parents) if one.is_dir() and any(one.rglob("test_*.py"))
+    )
+
+
+def _probes(family: str, framework: str) -> list[Path]:
+    """Return the tests of a family's proof on a framework."""
+    folder = TREE / "tests" / "verify" / "probes"
+    mine = [folder / f"test_{family}.py", folder / f"test_{family}_{framework}.py"]
+    return [path for path in mine if path.exists()]
+
+
+def main(words: list[str]) -> int:
+    """Print the lines; 2 for an unknown id."""
+    known = registry.patches()
+    if not words or words[0] not in known:
+        print(
+            f"no patch {words[0]!r}. {nearest(words[0], known).partition(' Known: ')[0]}"
+            if words
+            else __doc__,
+            file=sys.stderr,
+        )
+        return 2
+    prefix = words[1] if len(words) > 1 else ".venv"
+    for suffix, arguments in tests_for(known[words[0]]).items():
+        print(prefix + suffix, *(f"'{one}'" if " " in one or "[" in one else one for one in arguments))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
