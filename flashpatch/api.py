@@ -36,7 +36,7 @@ def enable(*names: str, strict: bool | None = None, **options: Any) -> Status:
         options: options of the families named; each goes to every one of them that has it.
 
     Returns:
-        The status, with a warning where objects that a family must see at birth exist already.
+        The status, with a warning if objects that a family must see at birth exist already.
 
     Raises:
         PatchError: an unknown name or option, or two names of one family. In strict mode also when it is too
@@ -84,7 +84,7 @@ def checksum(llm: Any) -> Any:
 def disable(*names: str) -> Status:
     """Switch patches off, all without names: restore what was patched, and withdraw it from the environment.
 
-    Where somebody wrapped our wrapper in turn, ours stays as a mere pass-through and its state is
+    If other code wrapped our wrapper in turn, ours stays as a mere pass-through and its state is
     ``displaced``.
 
     Raises:

@@ -95,7 +95,7 @@ class Patch:
         needs: ids of patches that must be armed too.
         conflicts: ids of patches, names of distributions, or names of modules (excluding once they have been
             imported), that exclude this one.
-        tested: exact framework versions the patch's tests ran on; where the record says nothing, those that
+        tested: exact framework versions the patch's tests ran on; if the record says nothing, those that
             ``patches/tested.toml`` has for its family and framework.
         why, how, upstream, remove_when: the documentation, as data.
         apply, undo: install and restore.
@@ -157,7 +157,7 @@ class Option(Bounded):
     """Describe one option of a family.
 
     Attributes:
-        default: value when nobody set it.
+        default: value if it is not set.
         help: one sentence.
         choices: allowed values, or empty for any value of the default's type.
         kind: type the value must have (``str``, ``bool``, ``int``, ``float``, ``list``).

@@ -4,7 +4,7 @@ A package joins through the entry-point group ``flashpatch.patches``; the entry 
 that has one as ``FAMILY``. Code comes from installed packages only, never from the environment or a config.
 
 A built-in family that is asked for by name is imported alone, one of another package with all that packages bring;
-all families are imported for lists of records, and to say what may have been meant by a name that nobody has.
+all families are imported for lists of records, and to say what may have been meant by an unknown name.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def built_in() -> Mapping[str, Family]:
 
 
 def family(name: str) -> Family:
-    """One family by its own name, imported alone where that is possible. KeyError when there is none."""
+    """One family by its own name, imported alone if that is possible. KeyError when there is none."""
     found = _load_alone(name) if name in index.families() else _joined()[0].get(name)
     return found if found is not None else families()[name]
 
@@ -104,7 +104,7 @@ def family_of(name: str) -> Family:
     """The family a user's name stands for.
 
     Raises:
-        PatchError: nobody knows the name; the message lists the known ones and the nearest.
+        PatchError: the name is unknown; the message lists the known ones and the nearest.
     """
     built_in_family = index.family_of(name)
     if built_in_family is None:

@@ -1,4 +1,4 @@
-"""What to say about a name nobody knows."""
+"""Suggest known names for an unknown one."""
 
 from __future__ import annotations
 

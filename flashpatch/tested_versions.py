@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def tested_versions(family: str, framework: str) -> tuple[str, ...]:
-    """Return the versions on which patches of ``family`` for ``framework`` were tested; empty where none is known.
+    """Return the versions on which patches of ``family`` for ``framework`` were tested; empty if none is known.
 
     Args:
         family: first part of a patch id.

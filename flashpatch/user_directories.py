@@ -1,4 +1,4 @@
-"""Find directories for this user's files, also where the user has no home directory.
+"""Find directories for this user's files, also if the user has no home directory.
 
 Containers run processes under a uid that the system does not know: ``HOME`` is unset or leads to a directory that
 they may not write to. Then one private directory per uid beside other temporary files takes its place. Processes
@@ -39,7 +39,7 @@ def expand(path: str) -> str:
 
 def fallback() -> str:
     """The directory ``flashpatch-<uid>`` for temporary files, made private if missing; a warning names it once
-    per job. `check` refuses to write below one that is somebody else's."""
+    per job. `check` refuses to write below another user's."""
     folder = _fallback()
     try:
         os.mkdir(folder, 0o700)

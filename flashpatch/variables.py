@@ -6,7 +6,7 @@ OFF = ("", "0")
 """Values of ``FLASHPATCH`` that switch nothing on."""
 
 DEFAULT_NAMES = ("fp8",)
-"""What ``FLASHPATCH=1`` and ``enable()`` stand for where no config says otherwise."""
+"""What ``FLASHPATCH=1`` and ``enable()`` stand for if no config says otherwise."""
 
 _YES = frozenset({"1", "true", "yes", "on"})
 _NO = frozenset({"", "0", "false", "no", "off"})

@@ -38,7 +38,7 @@ def page(cells: Iterable[Cell]) -> str:
 
 
 def matrix(cells: Sequence[Cell]) -> list[str]:
-    """Lines of a Markdown table of one distribution: patches by version, ``drifted`` where any cell did."""
+    """Lines of a Markdown table of one distribution: patches by version, ``drifted`` if any cell did."""
     verdicts = {(cell.patch, cell.version): cell for cell in sorted(cells, key=_drifted)}
     versions = sorted({cell.version for cell in cells}, key=order)
     lines = [_row("patch", *versions), _row("---", *("---" for _ in versions))]

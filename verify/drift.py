@@ -34,7 +34,7 @@ class DriftReport:
 
     @property
     def exit_status(self) -> int:
-        """2 where a path could not be read, 1 where a contract drifted, else 0."""
+        """2 if a path could not be read, 1 if a contract drifted, else 0."""
         if self.unreadable:
             return UNREADABLE
         return DRIFT if self.drifted else NO_DRIFT

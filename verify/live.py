@@ -130,7 +130,7 @@ def _typed(family: str, rows: Collection[Row]) -> str:
 
 
 def _is_about(problem: str, family: str, name: str) -> bool:
-    """Whether a problem names a patch of a family, or the family where it says that it is missing."""
+    """Whether a problem names a patch of a family, or the family if it says that it is missing."""
     words = (f" {family}.", f"[flashpatch: {family}", f" no {name} patch", f"carries {name}")
     missing = problem.partition(" expected one with ")[2].partition(":")[0].split(", ")
     return family in missing or any(word in problem for word in words)

@@ -41,7 +41,7 @@ _FURTHEST = ("failed", "displaced", "skipped", "live", "installed", "superseded"
 class PatchReport:
     """The state of one patch while its family's probe ran.
 
-    ``framework`` is distribution and version, empty where it is not installed.
+    ``framework`` is distribution and version, empty if it is not installed.
     """
 
     id: str

@@ -28,7 +28,7 @@ class Member:
         state: as far as the engine's own actions determine it; see `observed`.
         target: the target chosen for the installed version, or empty.
         installed: the distribution the target belongs to, if known.
-        site: where it is applied; kept after an undo for as long as somebody's wrapper sits on top.
+        site: where it is applied; kept after an undo for as long as a wrapper of other code sits on top.
         busy: one thread is applying it.
         error: its last error.
     """

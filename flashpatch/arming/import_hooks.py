@@ -160,7 +160,7 @@ def _await_import(module: ModuleType, callback: Callback) -> bool:
     spec.__class__ = _WatchedSpec
     if getattr(spec, "_initializing", False):
         return True
-    # Another thread ended the import in between: whoever takes the callback out of the list calls it.
+    # Another thread ended the import in between: the thread that takes the callback out of the list calls it.
     spec.__class__ = ModuleSpec
     return not _remove(waiting, callback)
 
@@ -174,7 +174,7 @@ def _remove(waiting: list[Callback], callback: Callback) -> bool:
 
 
 class _WatchedSpec(ModuleSpec):
-    """The spec of a module whose import began before anybody waited for it. The import system ends an import
+    """The spec of a module whose import began before a callback waited for it. The import system ends an import
     by clearing ``_initializing``."""
 
     @property

@@ -35,7 +35,7 @@ def describe(raw: Any) -> str:
 
 
 def foreign(raw: Any, module: str) -> str | None:
-    """Return who else owns ``raw``, found where ``module`` should have defined it; None when nobody does.
+    """Return the other owner of ``raw``, which ``module`` should have defined; None if it has none.
 
     A decorator of another package is the framework's own doing when the source shows it above the
     definition, as ``@torch.inference_mode()`` is in vLLM.

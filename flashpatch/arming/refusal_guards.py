@@ -16,7 +16,7 @@ from flashpatch.record import Patch
 def install(group: Group, target: str, module: ModuleType) -> None:
     """Make ``target`` raise the group's refusal when called; the site is added to ``group.guards``.
 
-    A target that is not there, or that somebody else owns, stays as it is, which is logged.
+    A target that is not there, or that other code owns, stays as it is, which is logged.
     """
 
     def refuse(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -79,7 +79,7 @@ class Site:
         every name bound to it in loaded modules.
 
         Raises:
-            Owned: somebody else wrapped or replaced the attribute before.
+            Owned: other code wrapped or replaced the attribute before.
             PatchError: the attribute is nothing that can be called.
         """
         if self.wrapped:
@@ -110,7 +110,7 @@ class Site:
     def unwrap(self) -> None:
         """Restore the original under every name bound to the replacement, if the replacement is outermost.
 
-        Where somebody wrapped the replacement in turn it stays, passes every call through from now on, and
+        If other code wrapped the replacement in turn it stays, passes every call through from now on, and
         `displaced_by` names them. Does nothing when nothing is wrapped.
         """
         if not self.wrapped:
@@ -199,9 +199,9 @@ _sites: dict[int, Site] = {}
 
 @functools.cache
 def _references_of_ours() -> int:
-    """References to a function that `Site._install` has just replaced, when nobody else has any.
+    """Baseline reference count of a function that `Site._install` has just replaced and no other module refers to.
 
-    With no more than these, no other module can have a name for the function, and none is searched. Zero where
+    With no more than these, no other module can have a name for the function, and none is searched. Zero if
     references are not counted like that.
     """
     if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():

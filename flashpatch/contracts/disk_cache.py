@@ -83,7 +83,7 @@ def _drop_old(folder: Path) -> None:
 
 
 def _own(path: Path) -> bytes:
-    """Content of a plain file that belongs to this user and that nobody else may write; else OSError."""
+    """Content of a plain file that belongs to this user and that no other user may write; else OSError."""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         found = os.fstat(file.fileno())
         private = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
@@ -94,7 +94,7 @@ def _own(path: Path) -> bytes:
 
 def _is_fresh(found: Stamp) -> bool:
     """Whether a file is so new that one more change might leave the stamp as it is: clocks of file systems go
-    in steps, of some ms, or of 1 to 2 s where no fraction is kept."""
+    in steps, of some ms, or of 1 to 2 s if no fraction is kept."""
     _, modified, changed, _ = found
     latest = max(modified, changed)
     step = 2_000_000_000 if latest % 1_000_000_000 == 0 else 50_000_000

@@ -22,7 +22,7 @@ _CODE = (contract, source, sys.modules[__name__])
 
 
 def check(patch: Patch, source_root_for: RootFor, version: str) -> ContractResult:
-    """`flashpatch.contracts.contract.check`, from the cache where that is sound.
+    """`flashpatch.contracts.contract.check`, from the cache if that is sound.
 
     Args:
         patch: the patch to check.

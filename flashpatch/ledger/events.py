@@ -7,7 +7,7 @@ from 1, ``t``, seconds since 1970 when it ended, ``event``, its name, and what t
 is measured over and over have ``sample``: true.
 
 A file that exceeds ``FLASHPATCH_EVENT_BYTES`` is rewritten in half of that: without every second sample, as often as it
-takes, and without the oldest events where few samples are left. Its first line then counts what is gone, under the names of `kind_of`. An event equal to the one before
+takes, and without the oldest events if few samples are left. Its first line then counts what is gone, under the names of `kind_of`. An event equal to the one before
 it within a second is only counted, in ``repeats`` of the next.
 """
 
@@ -186,7 +186,7 @@ def count_dropped(gone: dict[str, Any], line: bytes) -> None:
 
 
 def kind_of(event: dict[str, Any]) -> str:
-    """Return the name under which dropped events are counted: the event's, with its outcome where it has one."""
+    """Return the name under which dropped events are counted: the event's, with its outcome if it has one."""
     return f"{event['event']}/{event['outcome']}" if "outcome" in event else event["event"]
 
 

@@ -25,7 +25,7 @@ def directory() -> Path:
     """The ledger: ``FLASHPATCH_LEDGER``, else ``flashpatch/ledger`` in the user's cache directory.
 
     A Ray worker has ``FLASHPATCH_JOB_LEDGER`` too, the directory of the process that started the job: it comes before
-    the cache directory where this user may write to it, and ``FLASHPATCH_LEDGER`` is not used where it is the same
+    the cache directory if this user may write to it, and ``FLASHPATCH_LEDGER`` is not used if it is the same
     directory and they may not, as on another node or in a container.
     """
     from pathlib import Path
@@ -50,7 +50,7 @@ def row_path() -> str:
 
 
 def identity() -> tuple[int, str]:
-    """Pid and start of this process; where the platform does not say when it began, the time now stands in,
+    """Pid and start of this process; if the platform does not say when it began, the time now stands in,
     once per process."""
     global _identity
     pid = os.getpid()
@@ -221,7 +221,7 @@ def load_bytes(path: str, largest: int) -> tuple[bytes, float]:
 
 
 def make_private(folder: str) -> bool:
-    """Make a directory with mode 0700 where it is missing; return whether it was made.
+    """Make a directory with mode 0700 if it is missing; return whether it was made.
 
     Raises:
         OSError: it is another user's, or a link.

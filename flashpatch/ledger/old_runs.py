@@ -32,7 +32,7 @@ _FILE = re.compile(
 )
 _DAY = 86400.0
 _RECENT = 3600.0  # seconds
-_LEFT = 60.0  # seconds from a renaming until whoever did it counts as killed
+_LEFT = 60.0  # seconds from a renaming until the process that renamed counts as killed
 _FILES = 500  # looked at in one go; the rest is left to the next run
 _done = False
 

@@ -187,7 +187,7 @@ def event(name: str, /, **facts: Any) -> None:
 
 
 def sample(name: str, /, **facts: Any) -> None:
-    """Record values that are measured over and over; where room ends, every second sample goes."""
+    """Record values that are measured over and over; when the file is full, every second sample is dropped."""
     _record(name, facts, sample=True)
 
 

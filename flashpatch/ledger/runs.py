@@ -21,7 +21,7 @@ class Row:
     ``title`` is the class of an actor of Ray. ``on`` has for each family that is on ``name``, as the user typed it, and
     ``options``, those that are not at their default.
 
-    ``node`` is the node of Ray that its row was published on, None where it was not. ``fetched`` says that the row
+    ``node`` is the node of Ray that its row was published on, None if it was not. ``fetched`` says that the row
     is a copy from there.
     """
 
@@ -222,7 +222,7 @@ def _shown(of: node.Node) -> node.Node:
 
 
 def entries(folder: str | os.PathLike[str]) -> list[os.DirEntry[str]]:
-    """Return what is in a directory; nothing where it cannot be read."""
+    """Return what is in a directory; nothing if it cannot be read."""
     try:
         with os.scandir(folder) as found:
             return list(found)

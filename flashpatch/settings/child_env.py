@@ -72,7 +72,7 @@ def export(asked: str, resolved: str) -> None:
     """Set ``FLASHPATCH`` and ``FLASHPATCH_RESOLVED`` for children, put our variables on vLLM's list and our
     hook into Ray's.
 
-    Relative directories become absolute, since workers run in other ones. A hook of somebody else's stays:
+    Relative directories become absolute, since workers run in other ones. A hook of other code stays:
     code is never taken from a variable of ours, so it could not be called in turn.
     """
     _set("FLASHPATCH", asked)

@@ -15,7 +15,7 @@ are pseudo-random. Therefore
 - other changes go unseen with a probability of about 2**-64;
 - both sums are linear in the bits, so that parts add up, wherever the tensor is cut, even inside a word.
 
-It is no defence against somebody who wants to deceive: the weights are public.
+It is no defence against forgery: the weights are public.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def apply(site: Any) -> None:
 
 
 def undo(site: Any) -> None:
-    """Put transformers' own back, unless somebody exchanged it since."""
+    """Put transformers' own back, unless other code exchanged it since."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     found = ALL_ATTENTION_FUNCTIONS[IMPLEMENTATION]

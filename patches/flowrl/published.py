@@ -37,7 +37,7 @@ names it."""
 
 
 def accept(job: JobConfig, chosen: Choices) -> None:
-    """Set what `SETTINGS` has and nobody chose, with ``paper``; drop the published code's own settings.
+    """Set what `SETTINGS` has and the user did not choose, with ``paper``; drop the published code's own settings.
 
     verl refuses settings that its dataclasses do not know; `refusals` has checked them.
     """

@@ -82,7 +82,7 @@ class Arrival:
 
         Raises:
             PatchError: by option, something else arrived than the trainer's shards say, in this bucket or
-                before. Always: no fingerprints come with the weights, or some that nobody here asked for.
+                before. Always: no fingerprints come with the weights, or some that this side did not ask for.
         """
         kept = []
         with self._failing():

@@ -31,7 +31,7 @@ def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) 
     Args:
         source: its rows and events.
         patches: known patches by id, for evidence that is due and what a patch is for.
-        now: seconds since 1970; the time now where it is left out.
+        now: seconds since 1970; the time now if it is left out.
 
     Returns:
         ``run``, ``version``, ``generated``, ``began``, ``ended``, ``alive`` (how many processes run), ``verdict`` (whether

@@ -17,7 +17,7 @@ _APART = ("drafter", "lora")  # roles of updates whose versions are counted apar
 
 
 def ended(row: Row, events: Iterable[dict[str, Any]]) -> float:
-    """Return when a process was last heard of, seconds since 1970; 0 where nothing says."""
+    """Return when a process was last heard of, seconds since 1970; 0 if nothing says."""
     return max([_written(row), row.first_written, *(event["t"] for event in events)])
 
 
@@ -32,7 +32,7 @@ def lanes(source: Source, names: dict[tuple[str, int, str], str], until: float) 
     Returns:
         ``process``; ``label``, which tells it from the others in little room; ``replica``, counted from 1; ``segments``, lists of begin, end (seconds since 1970), first
         version and last version; ``marks``, lists of time and text of updates refused or abandoned; ``timed``, False
-        where a version is known and its time is not.
+        if a version is known and its time is not.
     """
     found = []
     for row in source.run.rows:
@@ -106,7 +106,7 @@ def _marks(events: Iterable[dict[str, Any]]) -> list[list[Any]]:
 
 
 def _core(row: Row, source: Source) -> tuple[str, int]:
-    """Host and pid of the engine core that a process belongs to: itself, its parent, or nobody else."""
+    """Host and pid of the engine core that a process belongs to: itself or its parent."""
     if "engine-core" in row.roles:
         return row.host, row.pid
     parents = (other for other in source.run.rows if (other.host, other.pid) == (row.host, row.ppid))

@@ -20,7 +20,7 @@ _STYLES = {
 
 
 _FLEXIBLE = frozenset({"acted in", "process", "text", "line", "measurement"})
-"""Columns that are cut where the terminal is narrow."""
+"""Columns that are cut if the terminal is narrow."""
 
 
 def view(found: dict[str, Any], height: int) -> Group:
@@ -116,7 +116,7 @@ def _incidents(found: dict[str, Any], rows: int) -> Panel:
 
 
 def _measured(found: dict[str, Any]) -> Panel | None:
-    """Return the last value of each measurement, None where there is none."""
+    """Return the last value of each measurement, None if there is none."""
     if not found["charts"]:
         return None
     table = _table("measurement", "line", "last", "unit")

@@ -42,7 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "run_id",
         nargs="?",
         metavar="RUN",
-        help="id of a run, or its directory; the newest run where it is left out",
+        help="id of a run, or its directory; the newest run if it is left out",
     )
     parser.add_argument(
         "--ledger", metavar="DIR", type=Path, help="look in this ledger instead of the user's"
@@ -51,7 +51,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen(args: argparse.Namespace) -> Path:
-    """Return the directory of the run that the arguments name, brought up to date where they name a Ray cluster.
+    """Return the directory of the run that the arguments name, brought up to date if they name a Ray cluster.
 
     Raises:
         PatchError: there is none, or the cluster cannot be reached.
@@ -75,7 +75,7 @@ def chosen(args: argparse.Namespace) -> Path:
 
 
 def renew(args: argparse.Namespace) -> None:
-    """Bring the directory up to date that `chosen` returned; only where the arguments name a Ray cluster.
+    """Bring the directory up to date that `chosen` returned; only if the arguments name a Ray cluster.
 
     Raises:
         PatchError: the cluster cannot be reached.

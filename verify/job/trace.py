@@ -96,7 +96,7 @@ def _event(number: int, event: dict[str, Any], zero: float) -> Iterator[dict[str
 
 
 def _seconds(event: dict[str, Any]) -> float:
-    """Duration of what ended at the event's time; 0 where none was recorded."""
+    """Duration of what ended at the event's time; 0 if none was recorded."""
     if event["event"] == "sync":
         return float(event.get("timing_s/sync/total") or 0)
     if event["event"] == "metrics":

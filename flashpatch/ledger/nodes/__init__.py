@@ -23,7 +23,7 @@ _watching = False
 
 
 def watch() -> None:
-    """Begin to gather where Ray is imported, unless `VARIABLE` is 0; later calls do nothing."""
+    """Begin to gather if Ray is imported, unless `VARIABLE` is 0; later calls do nothing."""
     global _watching
     if _watching or os.environ.get(VARIABLE, "").strip() == "0":
         return

@@ -1,6 +1,6 @@
 """Publish this node's run directory while this process is connected to Ray, if no other process of the node does.
 
-A daemon thread begins where Ray is imported and asks once in half a second whether this process is connected. Of the
+A daemon thread begins when Ray is imported and asks once in half a second whether this process is connected. Of the
 processes that are, one publishes: the one that holds the lock on a file in the run directory, which ends with the
 process, so another takes over. Files of processes that are not connected are published by it too. The job's driver also
 copies what the other nodes published into its own run directory, so that it stays there when the cluster is gone. A
@@ -63,7 +63,7 @@ class Agent:
                 with self._busy:
                     connected = self._turn()
                 failures = 0
-            except Exception as error:  # whatever it is, it must not end here: nobody would hear of it
+            except Exception as error:  # whatever it is, it must not end here: nothing would report it
                 connected, failures = True, failures + 1
                 self._publisher = self._store = None
                 self._warn(error)

@@ -34,7 +34,7 @@ def fetch(store: Store, run: str, folder: Path, here: str = "") -> int:
     Args:
         store: where from.
         run: id of the run.
-        folder: its directory here; it is made where it is missing.
+        folder: its directory here; it is made if it is missing.
         here: the place that this directory is, of which no file is copied.
 
     Returns:
@@ -99,7 +99,7 @@ class _Place:
         return index, not problems
 
     def _write_rows(self, index: dict[str, Any]) -> list[str]:
-        """Write the rows where they changed, and remove older ones; return sentences that say what is missing."""
+        """Write the rows if they changed, and remove older ones; return sentences that say what is missing."""
         path = self._folder / node.rows_name(index["rows"])
         if self._before.get("rows") == index["rows"] and path.exists():
             return []
@@ -131,7 +131,7 @@ class _Place:
         return problems
 
     def _content(self, name: str, entry: dict[str, Any]) -> bytes | None:
-        """Return a file of events as far as it is stored; None where a chunk is missing."""
+        """Return a file of events as far as it is stored; None if a chunk is missing."""
         first, size, generation = (int(entry[field]) for field in ("first", "size", "generation"))
         last = -(-size // keys.CHUNK)
         if last - first > keys.CHUNKS + 1:
@@ -156,7 +156,7 @@ def _is_events_file(name: str) -> bool:
 
 
 def _before(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return what was fetched the last time; nothing where it cannot be read."""
+    """Return what was fetched the last time; nothing if it cannot be read."""
     try:
         return node.indexes(folder)
     except (OSError, ValueError):

@@ -2,7 +2,7 @@
 
 A *place* is one run directory on one node. Keys, in the namespace `NAMESPACE`:
 
-- ``v1/runs/<run>``: when somebody last published for the run;
+- ``v1/runs/<run>``: when a node last published for the run;
 - ``v1/index/<run>/<place>``: what the place holds, and which of its processes are alive;
 - ``v1/rows/<run>/<place>``: its row files, name to text;
 - ``v1/events/<run>/<place>/<file>/<generation>/<number>``: `CHUNK` bytes of a file of events, the last chunk fewer.

@@ -30,7 +30,7 @@ class Node:
 
     Attributes:
         id: Ray's id, hexadecimal.
-        name: Ray's name for it; its address where none was given.
+        name: Ray's name for it; its address if none was given.
         address: its IP address.
         host: the name of the host.
         state: ``alive``, ``dead`` or ``unknown``, as Ray said.
@@ -61,7 +61,7 @@ class Node:
         return f"{self.title}, dead" if self.state == DEAD else self.title
 
     def is_alive(self, pid: int, start: str) -> bool | None:
-        """Whether a process of it runs; None where nobody said so in the last seconds."""
+        """Whether a process of it runs; None if no report of the last seconds says so."""
         if self.state == DEAD or (pid, start) not in self.running:
             return False
         is_recent = self.fetched - self.written < _STALE and time.time() - self.fetched < _OLD
@@ -69,7 +69,7 @@ class Node:
 
 
 def of(index: dict[str, Any]) -> Node:
-    """Return the node of a place's index. Raises KeyError, TypeError or ValueError where it is none."""
+    """Return the node of a place's index. Raises KeyError, TypeError or ValueError if it is no node."""
     return Node(
         id=str(index["node"]),
         name=str(index["name"]),
@@ -87,7 +87,7 @@ def indexes(folder: Path) -> dict[str, dict[str, Any]]:
     """Return what was fetched into a run directory: the name of each place to its index.
 
     Raises:
-        OSError: the file cannot be read; FileNotFoundError where nothing was fetched.
+        OSError: the file cannot be read; FileNotFoundError if nothing was fetched.
         ValueError: it is not what `flashpatch.ledger.nodes.fetch` writes.
     """
     found = json.loads(files.load_bytes(str(folder / FOLDER / FILE), _LARGEST)[0])
@@ -108,7 +108,7 @@ class Place:
     Attributes:
         folder: its directory here, with its files of events.
         rows: the file with its rows.
-        node: its node; None where it is not known.
+        node: its node; None if it is not known.
         problems: sentences that say what of it is missing.
     """
 

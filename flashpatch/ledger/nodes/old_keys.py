@@ -43,7 +43,7 @@ def prune(store: Store, present: str, days: float, runs: int) -> list[str]:
 
 
 def published(store: Store) -> dict[str, float]:
-    """Return the runs in the store, each with when somebody last published for it, seconds since 1970.
+    """Return the runs in the store, each with when a node last published for it, seconds since 1970.
 
     Raises:
         StoreError: Ray does not answer.

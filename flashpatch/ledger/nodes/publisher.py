@@ -108,7 +108,7 @@ class Publisher:
         return found
 
     def _publish_rows(self, entries: dict[str, os.stat_result]) -> int:
-        """Store the rows where one has changed; return how many had no room."""
+        """Store the rows if one has changed; return how many had no room."""
         changed, size, left_out, texts = False, 0, 0, {}
         for name, status in sorted(entries.items()):
             if name.startswith("events-"):
@@ -162,7 +162,7 @@ def _alive(entries: dict[str, os.stat_result]) -> list[list[Any]]:
 
 
 def _text(path: str) -> str | None:
-    """Return a file's text; None where it was replaced or removed meanwhile, or cannot be read."""
+    """Return a file's text; None if it was replaced or removed meanwhile, or cannot be read."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), encoding="utf-8", errors="replace") as file:
             return file.read()

@@ -84,11 +84,11 @@ class Store:
         try:
             from ray._raylet import GcsClient
 
-            # Ray itself tries for half a minute where nobody listens
+            # Ray itself tries for half a minute if no server listens
             socket.create_connection((host.strip("[]"), int(port)), timeout=timeout).close()
             self._client = GcsClient(address=address)
         except OSError as error:
-            raise StoreError(f"nobody answers at {address}: {error}") from error
+            raise StoreError(f"no cluster answers at {address}: {error}") from error
         except Exception as error:  # RpcError is no subclass of anything narrower
             raise _explained(error) from error
 

@@ -122,7 +122,7 @@ class Profile:
 
 
 def save(profile: Profile, path: Path, overwrite: bool = False) -> None:
-    """Write a profile; whoever reads meanwhile sees the old file or the new one.
+    """Write a profile; a reader sees meanwhile the old file or the new one.
 
     Raises:
         PatchError: the file exists and may not be overwritten, or cannot be written.

@@ -191,7 +191,7 @@ def relative_error(w: torch.Tensor, q: torch.Tensor, scale: torch.Tensor) -> flo
 
 
 def expected_error(w: torch.Tensor, form: str, granularity: str) -> float:
-    """`relative_error` of a weight that somebody else will round.
+    """`relative_error` of a weight that the engine will round.
 
     Args:
         w: [out, in], any floating dtype.

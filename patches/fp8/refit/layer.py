@@ -109,7 +109,7 @@ class Layer:
             param.forget()
 
     def release(self, needed: frozenset[int] = frozenset()) -> None:
-        """Free the staged tensors; whoever still uses their memory keeps it.
+        """Free the staged tensors; a tensor that still uses their memory keeps it.
 
         A loader in the middle of a call holds the staged tensors, and uses them no more.
 

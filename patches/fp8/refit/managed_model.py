@@ -184,7 +184,7 @@ class ManagedModel:
             return self._close_if_empty()
 
     def commit_if_complete(self) -> None:
-        """Before a step: commit an update that nobody opened by name, once everything has come.
+        """Before a step: commit an update that was not opened by name, once everything has come.
 
         Who opens an update ends it. Where nobody does, only the last tensor says that the sender is done: an update
         that leaves layers out has no such sign and waits for its end.

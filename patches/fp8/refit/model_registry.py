@@ -108,7 +108,7 @@ def end_first_loads(runner: Any = None) -> None:
 
 
 def first_unservable(runner: Any) -> ManagedModel | None:
-    """Commit complete updates that nobody ended; return a target of ``runner`` that may not generate, or None.
+    """Commit complete updates that have no end of their own; return a target of ``runner`` that may not generate, or None.
 
     A drafter's weights decide how many tokens a step yields, never which.
     """

@@ -34,7 +34,7 @@ class Consensus(Protocol):
 
     Attributes:
         ranks: how many process layers together.
-        update: number of the update that this rank has begun last, the same on all ranks; None where nobody counts.
+        update: number of the update that this rank has begun last, the same on all ranks; None if updates are not counted.
         stages: whether the model is spread over pipeline stages, which process layers apart.
     """
 
@@ -52,7 +52,7 @@ class Consensus(Protocol):
         """Block until every rank that holds a part of the model has called this; return the first error of any."""
 
     def everyone_ready(self, ready: bool) -> bool:
-        """Whether all ranks hold a complete update that nobody has ended; every rank of the engine asks at once."""
+        """Whether all ranks hold a complete update that has not ended; every rank of the engine asks at once."""
 
     def failure(self) -> tuple[str, bool] | None:
         """Return why another rank has ended the update that this one has begun, and whether in this very call; or None."""
@@ -101,7 +101,7 @@ class RankConsensus:
         everyone: global ranks that hold a part of the model (pipeline stages too); None: the same.
         rank: this process's global rank; None: asks the process group.
         name: of the model, the same on all ranks. Objects of one name are counted, in the order of construction.
-        call: returns the number of the call from the engine core that is under way, None where nobody counts.
+        call: returns the number of the call from the engine core that is under way, None if calls are not counted.
     """
 
     _constructed: Counter[str] = Counter()

@@ -80,7 +80,7 @@ def on_update(original, self, *args: Any, **kwargs: Any) -> dict[str, Any]:
 
 
 def _checksums(worker: Any, models: list[model_registry.ManagedModel]) -> list[str]:
-    """Checksums of the live weights, and how they are stored; empty where nobody asked."""
+    """Checksums of the live weights, and how they are stored; empty if none were asked for."""
     if not engine.options("fp8")["verify_commit"]:
         return []
     began = time.perf_counter()

@@ -53,7 +53,7 @@ def check_quantized(model: torch.nn.Module, model_config: Any) -> None:
 
 
 def _choose(args: Any, options: Any) -> None:
-    """Set the quantization of this engine where nobody has; in a mixed fleet, that of its replica.
+    """Set the quantization of this engine if the caller has not; in a mixed fleet, that of its replica.
 
     Raises:
         PatchError: the fleet cannot be read or applied, or this engine is already set to something else.

@@ -83,7 +83,7 @@ class TokenBalancer:
             request_id: the conversation.
             prompt_ids: the prompt, if there is no ``prompt_digest`` of it.
             sampling_params: its limit of tokens bounds what is expected.
-            client: whoever holds the place, see `forget_client`.
+            client: the client that holds the place, see `forget_client`.
 
         Raises:
             RuntimeError: there is no server at all, with verl's message; or the client has died meanwhile.

@@ -28,7 +28,7 @@ from flashpatch.verify.processes import Command
 _TIMEOUT = 300.0  # seconds
 _CLOSE = 2e-4  # between float32 kernels that add up in another order; values are of order 1
 _ARMS = ["1_1_2", "2_1_3", "3_1_4"]
-"""Arms of the bandit. With ``disable`` it would seldom speculate where a draft costs more than a token, and no drafter
+"""Arms of the bandit. With ``disable`` it would seldom speculate if a draft costs more than a token, and no drafter
 could be judged."""
 _ADDS = 0.02  # what the target's layers add, for states to depend on the context and drafts to be right
 

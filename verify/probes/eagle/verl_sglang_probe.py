@@ -1,4 +1,4 @@
-"""Prove family eagle through verl, where its rollouts are SGLang's and there is no accelerator: verl's own server drafts."""
+"""Prove family eagle through verl if its rollouts are SGLang's and there is no accelerator: verl's own server drafts."""
 
 from __future__ import annotations
 

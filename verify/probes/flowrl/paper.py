@@ -45,7 +45,7 @@ def group_log_z(alone: Sequence[float], lengths: Sequence[int]) -> float:
 
     Args:
         alone: what each response alone would take log Z for: ``beta r + (log p_ref - log p) / length``.
-        lengths: tokens of each response; 1 for all where the loss takes sums.
+        lengths: tokens of each response; 1 for all if the loss takes sums.
     """
     low, high = min(alone), max(alone)
     for _ in range(200):

@@ -146,7 +146,7 @@ def _ask(llm: Any, prompt: list[int], sampling: Any) -> Any:
 
 
 def _dense(flat: Any) -> numpy.ndarray:
-    """vLLM's ``FlatLogprobs`` as float32 [positions, VOCAB]; NaN where there is no logprob."""
+    """vLLM's ``FlatLogprobs`` as float32 [positions, VOCAB]; NaN if there is no logprob."""
     import numpy
 
     rows = numpy.full((len(flat.start_indices), VOCAB), numpy.nan, dtype=numpy.float32)
@@ -182,7 +182,7 @@ def _main(model: Path, keywords: Path, saved: Path) -> None:
     deadline = time.monotonic() + _TIMEOUT
     while not keywords.exists():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"nobody wrote {keywords}")
+            raise TimeoutError(f"no process wrote {keywords}")
         time.sleep(0.1)
     if current_platform.is_cpu():
         from flashpatch.patches.fp8.vllm import cpu_kernels

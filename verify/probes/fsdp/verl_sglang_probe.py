@@ -1,4 +1,4 @@
-"""Probe family fsdp where verl's rollouts are SGLang's: verl's server answers with what two ranks sent it."""
+"""Probe family fsdp if verl's rollouts are SGLang's: verl's server answers with what two ranks sent it."""
 
 from __future__ import annotations
 
