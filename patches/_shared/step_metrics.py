@@ -40,7 +40,7 @@ def record(data: Mapping[str, Any], step: Any) -> None:
 
     Args:
         data: name to value, what the trainer logs; other values than numbers are left out.
-        step: the trainer's step; None where it names none.
+        step: the trainer's step; None if it names none.
     """
     kept = {name: value for name, value in sorted(data.items()) if name.startswith(KEPT)}
     finite = {name: _number(value) for name, value in kept.items()}

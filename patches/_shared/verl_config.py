@@ -79,7 +79,7 @@ class JobConfig:
             )
 
     def set(self, path: str, value: Any, reason: str = "") -> None:
-        """Set one setting and log it as a warning, with the reason; nothing where it has that value already.
+        """Set one setting and log it as a warning, with the reason; nothing if it has that value already.
 
         Settings that verl's structure does not know are added.
         """

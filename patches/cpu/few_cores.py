@@ -42,5 +42,5 @@ def cores() -> int:
 
 
 def overridden() -> Collection[str] | None:
-    """Paths of the settings that were given on the command line; None where Hydra did not read one."""
+    """Paths of the settings that were given on the command line; None if Hydra did not read one."""
     return verl_config.overrides() if verl_config.is_hydra_application() else None

@@ -53,7 +53,7 @@ class Prompts:
         lengths: tokens of each prompt, ``(batch,)``.
         starts: where each sequence starts in one packed row, ``(batch,)``; None for one padded row each,
             which starts with the prompt.
-        sharers: the ranks that hold equal parts of one packed row, in order (Ulysses); None where each has all.
+        sharers: the ranks that hold equal parts of one packed row, in order (Ulysses); None if each has all.
     """
 
     lengths: torch.Tensor

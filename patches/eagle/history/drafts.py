@@ -96,7 +96,7 @@ class HistoryDrafts:
     def propose(
         self, texts: Sequence[Text], room: Sequence[int], rivals: Sequence[int] = ()
     ) -> list[list[int] | None]:
-        """Return the draft tokens of each request of the next step; None where the drafts it has are better.
+        """Return the draft tokens of each request of the next step; None if the drafts it has are better.
 
         Args:
             texts: the requests that decode in that step.
@@ -165,7 +165,7 @@ class HistoryDrafts:
             outcomes: accepted tokens of the requests that verified what `propose` returned.
             batch_size: requests in the step.
             draft_tokens: tokens verified in all, those of other drafters included.
-            seconds: time of the step; None where it did more than decode.
+            seconds: time of the step; None if it did more than decode.
         """
         for text, accepted in outcomes.items():
             if text.draft is not None:

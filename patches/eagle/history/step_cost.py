@@ -25,7 +25,7 @@ class StepCost:
         fit.observe(draft_tokens, seconds)
 
     def estimate(self, batch_size: int) -> tuple[float, float] | None:
-        """Return (base, slope) in seconds for a batch size; None where no step of any was seen."""
+        """Return (base, slope) in seconds for a batch size; None if no step of any was seen."""
         fit = self._fits.get(batch_size.bit_length())
         if fit is None:
             near = min(self._fits, key=lambda other: abs(other - batch_size.bit_length()), default=None)

@@ -65,7 +65,7 @@ class TokenIndex:
         self._indexed += len(text) - start
 
     def predict(self, text: list[int], most: int) -> list[Guess]:
-        """Return up to ``most`` tokens that may follow ``text``; none where its last tokens never occurred."""
+        """Return up to ``most`` tokens that may follow ``text``; none if its last tokens never occurred."""
         alive, match = self._longest_matches(text)
         guesses: list[Guess] = []
         while len(guesses) < most:

@@ -36,7 +36,7 @@ _keeping: list[weakref.ref[Any]] = []  # logits processors that were told to kee
 
 
 def recorder_of(worker: Any) -> Recorder | None:
-    """Return this process's recorder, made for the first ``worker``; None where another rank captures."""
+    """Return this process's recorder, made for the first ``worker``; None if another rank captures."""
     global _recorder, _made
     if not _made:
         _made = True
@@ -95,7 +95,7 @@ def on_init(original, self, *args: Any, **kwargs: Any):
 
 
 def captured_states(worker: Any, output: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Return the last hidden states of a target's output, and under EAGLE-3 the inner layers; None where there are
+    """Return the last hidden states of a target's output, and under EAGLE-3 the inner layers; None if there are
     none.
 
     Args:

@@ -136,7 +136,7 @@ _policy_version = 0
 
 
 def refit_of(manager: Any) -> DrafterRefit | None:
-    """Return the `DrafterRefit` behind a weight updater; None where no model of its own drafts."""
+    """Return the `DrafterRefit` behind a weight updater; None if no model of its own drafts."""
     worker = manager.draft_worker
     if worker is None or getattr(worker, "_draft_worker", None) is None:
         return None

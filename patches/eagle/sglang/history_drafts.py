@@ -50,7 +50,7 @@ class WorkerHistory:
             room: draft tokens per request.
 
         Returns:
-            At most ``room`` tokens per request; None where the worker's own drafts are better.
+            At most ``room`` tokens per request; None if the worker's own drafts are better.
         """
         outcomes: dict[Text, int] = {}
         for row, request in enumerate(self._last):
@@ -86,7 +86,7 @@ _histories: weakref.WeakKeyDictionary[Any, WorkerHistory | None] = weakref.WeakK
 
 
 def _history_of(drafter: Any, reason: str) -> WorkerHistory | None:
-    """Return the history of a worker, made at its first batch; None where the option is off or for this reason."""
+    """Return the history of a worker, made at its first batch; None if the option is off or for this reason."""
     if drafter not in _histories:
         options = engine.options("eagle")
         if options["history"] and reason:

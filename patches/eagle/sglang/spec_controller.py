@@ -91,7 +91,7 @@ _controllers: weakref.WeakKeyDictionary[Any, SpecController] = weakref.WeakKeyDi
 
 
 def controller_of(worker: Any) -> SpecController | None:
-    """Return the worker's controller; None where its speculation is not adapted."""
+    """Return the worker's controller; None if its speculation is not adapted."""
     return _controllers.get(worker)
 
 

@@ -45,7 +45,7 @@ class Checkpoints:
         self.join_ranks()
 
     def join_ranks(self) -> None:
-        """Write with the ranks of torch's present process group, alone where there is none."""
+        """Write with the ranks of torch's present process group, alone if there is none."""
         self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
         self._is_leader = not dist.is_initialized() or dist.get_rank() == 0
         if self._is_leader:

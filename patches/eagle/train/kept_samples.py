@@ -41,7 +41,7 @@ class KeptSamples:
         self._own = self.folder / f"{self._job}-{rank}"
 
     def move(self, file: Path, name: str) -> Path | None:
-        """Move a sample's file here; return where it is, or None where that failed. Never raises."""
+        """Move a sample's file here; return where it is, or None if that failed. Never raises."""
         target = self._own / name
         try:
             make_private(str(self._own))

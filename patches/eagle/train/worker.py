@@ -172,7 +172,7 @@ class Worker:
         return bounded or not self._commands.empty()
 
     def _step(self, trainer: Trainer, rows: list[Pack]) -> dict[str, float]:
-        """Make a step and return its figures; empty where there was nothing to learn from."""
+        """Make a step and return its figures; empty if there was nothing to learn from."""
         return trainer.step(rows) if rows else {}
 
     def _read_samples(self) -> None:

@@ -67,7 +67,7 @@ _refits: weakref.WeakKeyDictionary[Any, DrafterRefit] = weakref.WeakKeyDictionar
 
 
 def refit_of(core: Any) -> DrafterRefit | None:
-    """Return the engine core's `DrafterRefit`; None where speculation is not adapted, so that acceptance is
+    """Return the engine core's `DrafterRefit`; None if speculation is not adapted, so that acceptance is
     not followed."""
     if core not in _refits:
         controller = spec_controller.controller_of(core.scheduler)

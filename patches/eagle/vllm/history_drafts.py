@@ -142,7 +142,7 @@ _histories: weakref.WeakKeyDictionary[Any, SchedulerHistory] = weakref.WeakKeyDi
 
 
 def history_of(scheduler: Any) -> SchedulerHistory | None:
-    """Return the scheduler's history; None where it drafts nothing from it."""
+    """Return the scheduler's history; None if it drafts nothing from it."""
     return _histories.get(scheduler)
 
 

@@ -217,7 +217,7 @@ _controllers: weakref.WeakKeyDictionary[Any, SpecController] = weakref.WeakKeyDi
 
 
 def controller_of(scheduler: Any) -> SpecController | None:
-    """Return the scheduler's controller; None where its speculation is not adapted."""
+    """Return the scheduler's controller; None if its speculation is not adapted."""
     return _controllers.get(scheduler)
 
 

@@ -27,13 +27,13 @@ class LoaderCall:
         self._kwargs = kwargs
 
     def at(self, index: int) -> Any:
-        """Return the argument at this position, however it was given; None where it was not."""
+        """Return the argument at this position, however it was given; None if it was not."""
         if index < len(self._args):
             return self._args[index]
         return self._kwargs.get(self._names[index]) if index < len(self._names) else None
 
     def get(self, name: str) -> Any:
-        """Return the argument of this name, however it was given; None where it was not."""
+        """Return the argument of this name, however it was given; None if it was not."""
         return self.at(self._names.index(name)) if name in self._names else self._kwargs.get(name)
 
     def place(self) -> Iterator[tuple[str, Any]]:

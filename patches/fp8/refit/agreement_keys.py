@@ -73,7 +73,7 @@ class AgreementKeys:
         store.set(key, error)
 
     def read(self, store: dist.Store, key: str) -> str | None:
-        """Return a key's value, None where it does not exist."""
+        """Return a key's value, None if it does not exist."""
         return store.get(key).decode() if store.check([key]) else None
 
     def delete_old(self, store: dist.Store, update: int) -> None:

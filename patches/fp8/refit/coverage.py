@@ -132,7 +132,7 @@ class Coverage:
         return None if rest else tuple(box)
 
     def _lay_out(self, shape: Sequence[int], stride: Sequence[int]) -> list[int] | None:
-        """How far a view extends along each dimension of the tensor; None where it is no rectangle in it."""
+        """How far a view extends along each dimension of the tensor; None if it is no rectangle in it."""
         long = [(step, size) for size, step in zip(shape, stride) if size > 1]
         sizes = dict(long)
         if len(sizes) != len(long):

@@ -57,7 +57,7 @@ def release_removed(model: torch.nn.Module, layers: list[Layer]) -> list[torch.n
     """Remove, in place, the layers whose modules have left the model: engines share a target's with its drafter.
 
     Returns:
-        The modules that no layer owns now, or None where nothing has left.
+        The modules that no layer owns now, or None if nothing has left.
     """
     present = {id(module) for module in model.modules()}
     kept = [layer for layer in layers if any(id(module) in present for module in layer.modules)]

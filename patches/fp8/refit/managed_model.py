@@ -46,7 +46,7 @@ class ManagedModel:
         model: the model, just constructed, nothing loaded.
         adapter: the engine around it.
         options: the family's options: ``atomic``, ``partial``, ``in_flight``.
-        rounding: rounds what comes into 8-bit parameters; None where nothing is.
+        rounding: rounds what comes into 8-bit parameters; None if nothing is.
 
     Attributes:
         state: see above.

@@ -30,7 +30,7 @@ def add(model: torch.nn.Module, managed: ManagedModel) -> None:
 
 
 def get(model: torch.nn.Module) -> ManagedModel | None:
-    """Return the managed model of ``model``, None where it is not registered."""
+    """Return the managed model of ``model``, None if it is not registered."""
     return _models.get(model, lambda: None)()
 
 
@@ -45,7 +45,7 @@ def owned_by(runner: Any) -> Iterator[None]:
 
 
 def constructing_runner() -> Callable[[], Any]:
-    """Return a reference to the model runner that is loading now; it gives None where there is none."""
+    """Return a reference to the model runner that is loading now; it gives None if there is none."""
     return _constructing[-1] if _constructing else lambda: None
 
 

@@ -155,7 +155,7 @@ class PristineParam:
         tensor.copy_(source)
 
     def copy_small(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
-        """Return a copy on the host of what was loaded, None where it is large or nothing was."""
+        """Return a copy on the host of what was loaded, None if it is large or nothing was."""
         if tensor is None or tensor.numel() > SMALL or tensor.is_meta:
             return None
         return tensor.detach().to("cpu", copy=True)

@@ -23,7 +23,7 @@ class SessionReceipt:
     """Follow one session in one scheduler process.
 
     Args:
-        sync: the sender's id of it; empty where it gave none and wants no receipts.
+        sync: the sender's id of it; empty if it gave none and wants no receipts.
         owners: the models it updates.
         retry: the session before was not committed, so that its version number is missing.
     """

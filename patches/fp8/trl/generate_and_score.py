@@ -41,7 +41,7 @@ def _add_callback(trainer: Any) -> None:
 
 
 def _measured(trainer: Any, batch: dict[str, Any], jump: float) -> dict[str, float]:
-    """Return ``mismatch/*`` of this rank's samples; empty where TRL has not computed the trainer's logprobs."""
+    """Return ``mismatch/*`` of this rank's samples; empty if TRL has not computed the trainer's logprobs."""
     rollout, own = batch.get("sampling_per_token_logps"), batch.get("old_per_token_logps")
     if rollout is None or own is None:
         return {}

@@ -34,7 +34,7 @@ def on_sync_weights(original, self, *args: Any, **kwargs: Any) -> Any:
 
 
 def _models(generation: Any) -> list[ManagedModel]:
-    """Return the policies of the engine in this process; none where TRL sends to a server."""
+    """Return the policies of the engine in this process; none if TRL sends to a server."""
     if generation.mode != "colocate":
         return []
     runner = generation.llm.llm_engine.model_executor.driver_worker.model_runner

@@ -87,7 +87,7 @@ async def _update(
 
 
 def receipts_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the receipts in SGLang's answer to ``end_weight_update``; empty where its processes carry no FlashPatch."""
+    """Return the receipts in SGLang's answer to ``end_weight_update``; empty if its processes carry no FlashPatch."""
     _, mark, text = str(answer.get("message", "")).partition(MARK)
     return json.loads(text) if mark else []
 

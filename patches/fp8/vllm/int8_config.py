@@ -67,7 +67,7 @@ def mark(profile: str = "", at_load: bool = True) -> dict[str, Any]:
 
 
 def read_mark(model_config: Any) -> Mapping[str, Any] | None:
-    """Return the mark in ``vllm.config.ModelConfig``, in any process; None where there is none."""
+    """Return the mark in ``vllm.config.ModelConfig``, in any process; None if there is none."""
     written = getattr(model_config.hf_config, "quantization_config", None)
     return written.get(MARK) if isinstance(written, Mapping) else None
 

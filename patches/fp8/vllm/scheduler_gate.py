@@ -55,7 +55,7 @@ class SchedulerGate:
         version: version of the target's weights that the caches belong to.
         adapters: how often the name of a LoRA adapter has come to mean something else.
         drafter_version: version of the drafter's weights, 0 before its first update and without one.
-        drafter_problem: why the drafter may not be used, empty where it may.
+        drafter_problem: why the drafter may not be used, empty if it may.
         weight_version: what was set as vLLM's ``weight_version``, None before the first update.
         stepped: whether the engine core has stepped.
     """

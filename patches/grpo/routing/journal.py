@@ -45,7 +45,7 @@ class Journal:
             start: how many tokens came before these; what does not follow the tokens held is dropped, and what comes
                 of a request that was taken or forgotten.
             tokens: token ids.
-            logprobs: their log-probabilities, or None where the request asks for none.
+            logprobs: their log-probabilities, or None if the request asks for none.
             version: of the policy that generated them.
             stop_reason: why the response ends with them, in verl's words; None: it goes on.
         """
@@ -97,7 +97,7 @@ def start() -> Any:
 
 
 def find() -> Any | None:
-    """Return the handle of the job's journal, or None where there is none."""
+    """Return the handle of the job's journal, or None if there is none."""
     import ray
 
     try:
@@ -186,7 +186,7 @@ class Beginning:
 
 
 def _limit(arguments: Mapping[str, Any], rollout: Any) -> int | None:
-    """Return how many tokens the response may have, as verl's server works it out; None where that is not known."""
+    """Return how many tokens the response may have, as verl's server works it out; None if that is not known."""
     asked = arguments.get("sampling_params") or {}
     for name in ("max_tokens", "max_new_tokens"):
         if asked.get(name) is not None:

@@ -176,7 +176,7 @@ def _journaled(client: Any, options: Any, arguments: dict[str, Any]) -> tuple[Be
 
 
 async def _taken(kept: Any, sent_as: str | None) -> dict[str, Any] | None:
-    """Return what the journal has of an attempt; None where the journal was lost too."""
+    """Return what the journal has of an attempt; None if the journal was lost too."""
     from ray.exceptions import RayError
 
     try:

@@ -25,7 +25,7 @@ def ages(tag: Mapping[str, Any], extra: Mapping[str, Any] | None, step: int) -> 
         step: number of the training step.
 
     Returns:
-        empty where no version is known.
+        empty if no version is known.
     """
     parts = (extra or {}).get(KEY) or [[tag.get("min_global_steps"), tag.get("response_len", 1)]]
     found: Counter[int] = Counter()

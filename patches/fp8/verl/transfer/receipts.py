@@ -19,7 +19,7 @@ def receipt(
     Args:
         sending: what was sent.
         replica: number of the rollout replica; rank: of this process within it.
-        workers: the receipts of the replica's workers; None where another rank has them.
+        workers: the receipts of the replica's workers; None if another rank has them.
         seconds: duration of the whole sync.
         called: whether this process called the server, so that it must have the workers' receipts.
     """
@@ -57,7 +57,7 @@ class WorkerVersions:
 
         Args:
             step: the driver's ``global_steps``.
-            given: per sending rank its syncs since the last check, None where FlashPatch is missing.
+            given: per sending rank its syncs since the last check, None if FlashPatch is missing.
 
         Raises:
             PatchError: names each replica and rank that differs, with its versions.

@@ -23,11 +23,11 @@ class Sending:
     """One call of verl's ``ServerAdapter.update_weights``.
 
     Attributes:
-        step: verl's ``global_steps``, None where it gives none.
+        step: verl's ``global_steps``, None if it gives none.
         ticketed: whether the call that makes the workers receive carries `ticket`.
         id: identifies this call; workers return it in their receipts.
         future: of the call that makes the workers receive; None on ranks that do not make it.
-        call: the same as what can be awaited for the workers' receipts; None where they give none.
+        call: the same as what can be awaited for the workers' receipts; None if they give none.
         committed: SGLang's answer to the end of the session; None until then.
         began: time.perf_counter() when SGLang's session was open.
         export: seconds in which the training engine prepared, before the sync.
@@ -105,7 +105,7 @@ class Receiving:
     """One call of verl's ``vLLMColocateWorkerExtension.update_weights_from_ipc``.
 
     Attributes:
-        ticket: of the sender, empty where it sent none.
+        ticket: of the sender, empty if it sent none.
         receive: seconds in ``receive_weights``; load: of them, in the engine's loading.
         bytes, tensors: what was received.
     """
