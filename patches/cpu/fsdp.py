@@ -73,7 +73,7 @@ PIN = _patch(
     why="Under FSDP2 verl offloads the reference policy with pinned memory, which torch can only pin for an "
     "accelerator.",
     how="Passes the same policy with pin_memory=False.",
-    remove_when="verl pins memory only where there is a device to copy it to.",
+    remove_when="verl pins memory only if there is a device to copy it to.",
 )
 
 OFFLOAD = _patch(
@@ -87,5 +87,5 @@ OFFLOAD = _patch(
     why="Under FSDP1 verl offloads the reference policy to the CPU, for which torch pins memory; it can only "
     "for an accelerator.",
     how="Skips the offload: the parameters are on the CPU already.",
-    remove_when="torch pins memory only where there is a device to copy it to.",
+    remove_when="torch pins memory only if there is a device to copy it to.",
 )

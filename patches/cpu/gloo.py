@@ -57,7 +57,7 @@ RAY = _patch(
     wrapper=on_ray,
     contract=Contract(params=("timeout_second", "backend"), mentions=("get_nccl_backend",)),
     evidence="install",
-    how='Passes "cpu:gloo" where no backend is given, and notes that the process is a trainer.',
+    how='Passes "cpu:gloo" if no backend is given, and notes that the process is a trainer.',
 )
 
 LAUNCHER = _patch(

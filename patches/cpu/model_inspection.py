@@ -30,5 +30,5 @@ PATCH = Patch(
     why="vLLM imports itself in one more process to look at a model's class, lest the class initializes CUDA in this "
     "one: on two cores some ten seconds of every first start, and of each after another version's.",
     how="Looks at it in the process that asks, which has vLLM imported.",
-    remove_when="vLLM does so where there is no accelerator.",
+    remove_when="vLLM does so if there is no accelerator.",
 )

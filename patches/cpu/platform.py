@@ -65,7 +65,7 @@ PATCH = Patch(
     ),
     evidence="install",
     scope=frozenset({"driver", "trainer", "worker"}),
-    why="verl knows the platforms nvidia, huawei and amd; where it finds none it assumes nvidia and fails "
+    why="verl knows the platforms nvidia, huawei and amd; if it finds none it assumes nvidia and fails "
     "on the first torch.cuda call.",
     how="Registers a CPU platform with verl's registry, which detects it after those of accelerators: gloo, "
     'weights through shared memory, Ray\'s resource "GPU" as a slot for one training rank.',

@@ -75,7 +75,7 @@ SHARE = _patch(
     ),
     why="Tensors on a CPU are pickled as file descriptors, which the server, no child of the trainer, refuses with an "
     "AuthenticationError; and the trainer's own parameters would become shared memory.",
-    how="Pickles copies that are shared by name, and asks again where torch's manager of shared memory was late.",
+    how="Pickles copies that are shared by name, and asks again if torch's manager of shared memory was late.",
     remove_when="SGLang's update_weights shares CPU tensors by name.",
 )
 

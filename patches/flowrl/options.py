@@ -52,7 +52,7 @@ OPTIONS = {
     ),
     "paper": Option(
         False,
-        "take the paper's settings, of this family and of verl where the command line names no others",
+        "take the paper's settings, of this family and of verl if the command line names no others",
         kind=bool,
     ),
 }

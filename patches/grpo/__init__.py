@@ -30,7 +30,7 @@ FAMILY = Family(
     ),
     options={
         "loss": Option(
-            True, "set the loss mode grpo_exact where the configuration has verl's default", kind=bool
+            True, "set the loss mode grpo_exact if the configuration has verl's default", kind=bool
         ),
         "logprobs": Option(
             False,
@@ -41,24 +41,23 @@ FAMILY = Family(
             True, "route by outstanding tokens, unless the configuration has a router of its own", kind=bool
         ),
         "worker_tokens": Option(
-            0, "outstanding tokens above which a server gets no request; 0: no limit", kind=int, least=0
+            0, "send a server no request above this many outstanding tokens; 0: no limit", kind=int, least=0
         ),
         "worker_requests": Option(
             0,
-            "outstanding requests at which a server gets no more; 0: a sixteenth above its max_num_seqs with "
-            "longest_first, else no limit",
+            "send a server no more outstanding requests than this; 0: a sixteenth above its max_num_seqs with longest_first, else no limit",
             kind=int,
             least=0,
         ),
         "affinity_slack": Option(
             0,
-            "outstanding tokens that a conversation's server may have above the emptiest one's; 0: no limit",
+            "let a conversation's server have this many more outstanding tokens than the emptiest one; 0: no limit",
             kind=int,
             least=0,
         ),
         "response_tokens": Option(
             1024,
-            "expected tokens of a response while nothing is known, at most its own limit",
+            "expect this many tokens of a response while nothing is known, at most its own limit",
             kind=int,
             least=0,
         ),
@@ -69,60 +68,55 @@ FAMILY = Family(
         ),
         "longest_first": Option(
             True,
-            "of the requests that wait for a server, the longest predicted one is next, after one per new prompt; "
-            "false: first come, first served",
+            "serve the waiting request with the longest predicted response first, after one probe per unseen prompt; false: first come, first served",
             kind=bool,
         ),
         "engine_metrics": Option(
             0.0,
-            "seconds between two looks of the router at the engines' own metrics; 0: it does not look",
+            "ask the engines for their own metrics every so many seconds; 0: never",
             kind=float,
             least=0,
         ),
-        "router_trace": Option(
-            "", "file in which the router records the lengths of responses; empty: none", kind=str
-        ),
+        "router_trace": Option("", "record the lengths of responses in this file; empty: nowhere", kind=str),
         "resubmit": Option(True, "repeat requests of a dead or slow server on another one, once", kind=bool),
         "journal": Option(
             0,
-            "tokens of a response after which its vLLM server reports them to an actor outside; a request of a lost "
-            "server goes on after them. 0: it begins again from its prompt",
+            "save a response every N tokens, so that it resumes there if its vLLM server dies; 0: restart from the prompt",
             kind=int,
             least=0,
         ),
         "patience": Option(
             0.0,
-            "seconds without an answer after which a server counts as slow; 0: never",
+            "count a server as slow after this many seconds without an answer; 0: never",
             kind=float,
             least=0,
         ),
         "stream_eager": Option(
             0.5,
-            "trainer mode stream_async: an idle trainer gets a round filled to this share of its token budget",
+            "stream_async: give an idle trainer a round once it is filled to this share of its token budget; 1: full rounds only",
             kind=float,
             least=0,
             most=1,
         ),
         "reference_every": Option(
             0,
-            "trainer mode stream_async: steps after which the reference becomes the current policy; 0: never",
+            "stream_async: make the current policy the reference every N steps; 0: never",
             kind=int,
             least=0,
         ),
         "max_staleness": Option(
             0,
-            "trainer mode stream_async: versions after which a token's group is dropped and replaced; 0: no bound",
+            "stream_async: drop and replace a group with tokens older than this many policy versions; 0: no bound",
             kind=int,
             least=0,
         ),
         "replace_lost": Option(
             4,
-            "trainer mode stream_async: rollout servers, and agent loop workers, that are started again in a row while "
-            "nothing gets done; 0: none",
+            "stream_async: start at most this many lost servers and agent loop workers again in a row while nothing gets done; 0: none",
             kind=int,
             least=0,
         ),
-        "rest": Option(30.0, "seconds for which a slow server gets no new requests", kind=float, least=0),
+        "rest": Option(30.0, "send a slow server no new requests for this many seconds", kind=float, least=0),
     },
     refuses=("verl.utils.config:validate_config",),
 )

@@ -108,8 +108,8 @@ PATCH = validate_config_patch(
     ),
     evidence="install",
     needs=("grpo.verl.register_policy_loss",),
-    why="verl uses a registered loss only where the configuration names it.",
-    how="Before anything starts, sets the loss mode where the configuration has verl's default, sets a "
-    "constant divisor where verl would take a micro-batch's width, and refuses another loss mode.",
+    why="verl uses a registered loss only if the configuration names it.",
+    how="Before anything starts, sets the loss mode if the configuration has verl's default, sets a "
+    "constant divisor if verl would take a micro-batch's width, and refuses another loss mode.",
     remove_when="never: it states what the family changes in a configuration.",
 )

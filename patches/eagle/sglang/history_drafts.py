@@ -220,7 +220,7 @@ OPEN = WorkerPatch(
     ),
     evidence="optional",
     why=_WHY,
-    how="Opens SGLang's n-gram speculation where the option history is on and nothing else speculates.",
+    how="Opens SGLang's n-gram speculation if the option history is on and nothing else speculates.",
 )
 
 PREPARE = WorkerPatch(
@@ -240,7 +240,7 @@ PREPARE = WorkerPatch(
     evidence="optional",
     needs=("eagle.sglang.run_resolution_pipeline",),
     why=_WHY,
-    how="Drafts continuations of earlier answers, those to the same prompt first, where more of them are accepted.",
+    how="Drafts continuations of earlier answers, those to the same prompt first, if more of them are accepted.",
     upstream="The n-gram worker's trie: matches over all texts alike, without the prompt they belong to.",
 )
 

@@ -114,7 +114,7 @@ PATCH = Patch(
     scope=frozenset({"driver"}),
     needs=("fp8.sglang.initialize_model",),
     why="Rollout scripts open their engine in bf16; asking for online fp8 means editing each of them.",
-    how="Declares quantization, as SGLang's own resolvers do, where it is unset, the checkpoint is not quantized "
+    how="Declares quantization, as SGLang's own resolvers do, if it is unset, the checkpoint is not quantized "
     "and the model is not excluded.",
     remove_when="never: this is the switch itself.",
 )

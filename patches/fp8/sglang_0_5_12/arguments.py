@@ -29,5 +29,5 @@ PATCH = for_old_sglang(
     scope=frozenset({"driver"}),
     needs=(f"{FRAMEWORK}.initialize_model",),
     why=engine_args.PATCH.why,
-    how="Sets quantization where it is unset, the checkpoint is not quantized and the model is not excluded.",
+    how="Sets quantization if it is unset, the checkpoint is not quantized and the model is not excluded.",
 )

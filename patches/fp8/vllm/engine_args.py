@@ -157,8 +157,8 @@ PATCH = Patch(
     needs=("fp8.vllm.initialize_model",),
     why="Rollout scripts open their engine in bf16 and ask for logprobs before temperature; vLLM has int8 kernels, "
     "but only for checkpoints that are int8 already.",
-    how="Sets quantization where it is unset, the checkpoint is not quantized and the model is not excluded; for int8 "
-    "describes a compressed-tensors checkpoint over the model's config. Asks for processed logprobs where nobody "
-    "asked for others.",
+    how="Sets quantization if it is unset, the checkpoint is not quantized and the model is not excluded; for int8 "
+    "describes a compressed-tensors checkpoint over the model's config. Asks for processed logprobs if no others "
+    "are asked for.",
     remove_when="never: this is the switch itself.",
 )

@@ -48,6 +48,6 @@ PATCH = Patch(
     scope=frozenset({"worker"}),
     why="On a CPU, fp8 with one scale per tensor ends while weights are loaded: the operator that rounds them "
     "exists for GPUs only.",
-    how="Quantizes tensors on a CPU in torch, where vLLM has no kernel for it.",
+    how="Quantizes tensors on a CPU in torch, if vLLM has no kernel for it.",
     remove_when="vLLM's static_scaled_fp8_quant has a kernel for CPUs.",
 )

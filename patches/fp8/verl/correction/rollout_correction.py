@@ -129,8 +129,8 @@ PATCH = validate_config_patch(
     when="anywhere=fp8.verl.compute_old_log_prob",
     why="Tokens sampled from a quantized policy are trained on as if sampled from the trainer's; verl's "
     "correction for that is off by default.",
-    how="Sets rollout_correction.rollout_is=token with cap 2 where rollouts are quantized and the config sets "
-    "no correction, logs it, and writes it into the ledger. Warns where ratios meet truncated sampling.",
+    how="Sets rollout_correction.rollout_is=token with cap 2 if rollouts are quantized and the config sets "
+    "no correction, logs it, and writes it into the ledger. Warns if ratios meet truncated sampling.",
     remove_when="verl switches it on by itself for quantized rollouts.",
 )
 
@@ -144,6 +144,6 @@ LOGPROBS = validate_config_patch(
     evidence="optional",
     native=_natively,
     why="Logprobs before temperature, top-k and top-p are not those that tokens were sampled with.",
-    how="Asks for processed logprobs where verl's defaults do not.",
+    how="Asks for processed logprobs if verl's defaults do not.",
     remove_when="no supported verl has other defaults.",
 )
