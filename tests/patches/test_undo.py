@@ -19,10 +19,9 @@ WITHOUT = ("cpu",)
 
 
 def of(framework: str) -> list[str]:
-    """Families that have patches for a framework, alone or under verl."""
-    return sorted(
-        {patch.family for patch in registry.patches().values() if framework in patch.framework.split("_")}
-    )
+    """Return the families that act on a framework alone, or on verl; `WITHOUT` acts on others under verl only."""
+    found = {patch.family for patch in registry.patches().values() if patch.generations == framework}
+    return sorted(found if framework == "verl" else found - set(WITHOUT))
 
 
 def needed(id: str) -> list[str]:
