@@ -53,6 +53,7 @@ async def on_update(
             target=WORKER,
             advice="Choose another backend, or set actor_rollout_ref.model.lora.merge=True.",
         )
+    ledger.role("trainer")
     metrics = await self.checkpoint_engine.send_weights(_stream(self), global_steps=global_steps)
     _based.add(self)
     return metrics or {}
@@ -72,9 +73,7 @@ def _stream(worker: Any) -> Iterator[tuple[str, Any]]:
             target=WORKER,
             advice="Set actor_rollout_ref.model.lora.merge=True, or use a training engine that exports adapters.",
         )
-    tensors = list(adapter)
-    ledger.note(adapter_tensors=len(tensors))
-    parts = adapter_stream.marked(tensors, peft_config, base_sync_done=True)
+    parts = adapter_stream.marked(adapter, peft_config, base_sync_done=True)
     if "dummy" not in worker.config.rollout.load_format or worker in _based:
         return parts
     base, peft_config = export(layered_summon=summon, base_sync_done=False)
