@@ -217,3 +217,26 @@ def test_replicas_with_other_weights_are_named():
         PatchError, match="rank 0 does not hold the same weights everywhere: replica 0 a0, replica 1 c0"
     ):
         WorkerVersions().check(3, given("fp8 a", "fp8 c"))
+
+
+def with_adapters(*digests: str | None) -> list:
+    """One replica per digest, each sent an adapter; None: its workers list none."""
+    rows = []
+    for replica, digest in enumerate(digests):
+        held = {} if digest is None else {"123": digest}
+        receipts = [
+            worker(rank, 10 * replica + rank, 4, adapter=True, before=[4], adapters=held) for rank in (0, 1)
+        ]
+        rows += [[sync(2 * replica, receipts)], [sync(2 * replica + 1, None)]]
+    return rows
+
+
+def test_replicas_with_other_adapters_are_named():
+    WorkerVersions().check(3, with_adapters("aa", "aa"))
+    said = problem(with_adapters("aa", "bb"))
+    assert "LoRA adapters differ: replica 0, rank 0 {'123': 'aa'}" in said
+    assert "replica 1, rank 1 {'123': 'bb'}" in said
+
+
+def test_a_worker_that_was_sent_an_adapter_and_lists_none_is_named():
+    assert "replica 0, rank 0: it was sent a LoRA adapter and lists none" in problem(with_adapters(None))
