@@ -94,6 +94,10 @@ def for_model(vllm_config: Any, model_config: Any) -> LoaderAdapter:
     )
 
 
+_DEFERRED = ("AttentionLayerBase", "Attention", "MLAAttention", "MMEncoderAttention")
+"""Types of such layers; vLLM 0.27 names the first and the last, older ones the last three."""
+
+
 def _deferred_layers() -> Callable[[torch.nn.Module], bool]:
     """Return the test for layers that vLLM post-processes after all others, with the type of activations."""
     try:
@@ -101,14 +105,11 @@ def _deferred_layers() -> Callable[[torch.nn.Module], bool]:
     except ImportError:  # before vLLM 0.28, whose own loop over the layers names their types
         from vllm.model_executor.model_loader import utils
 
-        attention = getattr(
-            utils, "AttentionLayerBase", (utils.MMEncoderAttention, utils.MLAAttention, utils.Attention)
-        )
+        kinds = tuple(getattr(utils, name) for name in _DEFERRED if hasattr(utils, name))
     else:
         return is_deferred_attention_layer
 
     def is_deferred(module: torch.nn.Module) -> bool:
-        kinds = (attention, utils.MMEncoderAttention)
         return isinstance(module, kinds) and hasattr(module, "process_weights_after_loading")
 
     return is_deferred

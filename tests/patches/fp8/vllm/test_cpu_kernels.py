@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import vllm_updates as updates
+from installed import version_of
+from packaging.version import Version
 from vllm_lab import environment, scenario
 
 pytestmark = pytest.mark.vllm
@@ -264,7 +266,7 @@ def test_int8_takes_inputs_of_three_dimensions(runner: scenario.Runner, packed: 
         pytest.skip("this CPU's build of vLLM has no packed int8 kernel")
     found = runner(int8_inputs, packed)
     assert found["same"] and found["shape"] == [2, 3, 64] and found["undone"]
-    if packed:
+    if packed and version_of("vllm") >= Version("0.31"):  # the operator of 0.24 takes them
         assert found["stock"] is not None and "2D" in found["stock"], (
             "upstream has been fixed: see remove_when"
         )

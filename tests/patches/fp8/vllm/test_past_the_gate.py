@@ -61,7 +61,7 @@ def through_the_executor(a: str, b: str) -> dict[str, Any]:
         found["a"] = engines.greedy(llm)
         core.model_executor.collective_rpc(load, args=(b,))
         found["b"] = engines.greedy(llm)
-        found["version"] = core.get_weight_version()
+        found["version"] = engines.weight_version(core)
         llm.reset_prefix_cache()
         found["b afresh"] = engines.greedy(llm)
         found["error"] = updates.error(lambda: llm.collective_rpc(fail_on_first))
@@ -95,7 +95,7 @@ def parts(a: str, b: str) -> dict[str, Any]:
             [(name, tensor) for name, tensor in weights.items() if not name.startswith("model.")]
         )
         found["b"] = engines.answers(llm)
-        found["version"] = llm.llm_engine.engine_core.engine_core.get_weight_version()
+        found["version"] = engines.weight_version(llm.llm_engine.engine_core.engine_core)
     return found
 
 

@@ -7,9 +7,14 @@ from typing import Any
 
 import pytest
 import vllm_updates as updates
+from installed import version_of
+from packaging.version import Version
 from vllm_lab import engines, models, oracle
 
 pytestmark = pytest.mark.vllm
+
+#: Whether vLLM's models take a head that is tied. Older ones pass over it, so a head alone changes nothing.
+TAKEN = version_of("vllm") >= Version("0.31")
 
 
 def with_head(directory: str) -> str:
@@ -59,7 +64,7 @@ def synced(start: str, tied: str, full: str, options: dict[str, Any]) -> dict[st
                     llm.collective_rpc(rank)  # after any call the engine core asks what workers hold
                 found[how] = updates.refusal(llm) or engines.answers(llm)
             updates.send(llm, [[("lm_head.weight", dict(models.weights(start))["lm_head.weight"])]])
-            found["a head of another policy alone"] = updates.refusal(llm)
+            found["a head of another policy alone"] = updates.refusal(llm) or engines.answers(llm)
     finally:
         flashpatch.disable("bf16")
     return found
@@ -74,4 +79,7 @@ def test_what_is_tied_again_comes_with_what_it_is_tied_to(runner, atomic: str) -
     for how, answers in got.items():
         assert not isinstance(answers, str), f"{how}: {answers}"
         assert engines.difference(answers, want).exact, how
-    assert (alone is None) == (atomic == "model")  # the old policy stays, or nothing is generated
+    if atomic == "model" or not TAKEN:  # the old policy stays
+        assert not isinstance(alone, str) and engines.difference(alone, want).exact, alone
+    else:
+        assert isinstance(alone, str), "nothing is generated"
