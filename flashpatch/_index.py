@@ -277,6 +277,7 @@ FAMILIES = {
             "fp8.verl_sglang_0_5_12.generate": ("verl.workers.rollout.sglang_rollout.async_sglang_server",),
             "fp8.verl_sglang_0_5_12.launch_servers": ("verl.workers.rollout.sglang_rollout.async_sglang_server",),
             "fp8.verl_sglang_0_5_12.check_processes": ("sglang.srt.utils.watchdog",),
+            "fp8.verl_sglang_0_5_12.http_server_adapter_init": ("verl.workers.rollout.sglang_rollout.http_server_engine",),
             "fp8.verl_sglang_0_5_12.update_weights_from_tensor": ("verl.workers.rollout.sglang_rollout.http_server_engine",),
             "fp8.verl_sglang_0_5_12.flush_cache": ("verl.workers.rollout.sglang_rollout.http_server_engine",),
             "fp8.verl_sglang_0_5_12.server_adapter_update_weights": ("verl.workers.rollout.sglang_rollout.sglang_rollout",),

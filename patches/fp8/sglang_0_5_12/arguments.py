@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from flashpatch.patches.fp8.sglang import engine_args
 from flashpatch.patches.fp8.sglang_0_5_12.record import FRAMEWORK, for_old_sglang
 from flashpatch.record import Contract
 
+_elsewhere = False
+
+
+@contextmanager
+def of_another_server() -> Iterator[None]:
+    """Within, arguments describe a server that another process has opened, and stay as they are."""
+    global _elsewhere
+    before, _elsewhere = _elsewhere, True
+    try:
+        yield
+    finally:
+        _elsewhere = before
+
 
 def on_post_init(original, self, *args: Any, **kwargs: Any) -> None:
     """Around ``ServerArgs.__post_init__``, which derives everything else from the arguments."""
-    for name, value in engine_args.fields_for(self, PATCH).items():
+    fields = {} if _elsewhere else engine_args.fields_for(self, PATCH)
+    for name, value in fields.items():
         setattr(self, name, value)
     original(self, *args, **kwargs)
 

@@ -12,6 +12,7 @@ PATCHES = (
     server.GENERATE,
     server.LAUNCHED,
     server.DEAD,
+    client.CLIENT,
     client.TENSOR,
     client.FLUSH,
     client.UPDATE,

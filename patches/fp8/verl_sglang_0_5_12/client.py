@@ -6,15 +6,24 @@ SGLang has no sessions there. FlashPatch's part of the server takes them in requ
 from __future__ import annotations
 
 from collections.abc import Awaitable, Coroutine
+from contextlib import nullcontext
 from typing import Any
 
 from flashpatch.patches._shared import sglang_sessions
+from flashpatch.patches.fp8.sglang_0_5_12 import arguments
 from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
 from flashpatch.patches.fp8.verl_sglang import http_engine, server_adapter
 from flashpatch.patches.fp8.verl_sglang_0_5_12.server import FRAMEWORK, for_verl
 from flashpatch.record import Contract
 
 ENDPOINT = "update_weights_from_tensor"
+MODULE = "verl.workers.rollout.sglang_rollout.http_server_engine"
+
+
+def on_client(original, self, *args: Any, launch_server: bool = True, **kwargs: Any) -> None:
+    """Around ``HttpServerAdapter.__init__``, which makes arguments of a server in the trainer's process too."""
+    with nullcontext() if launch_server else arguments.of_another_server():
+        original(self, *args, launch_server=launch_server, **kwargs)
 
 
 def on_update(original, self, weights: Any, *args: Any, **kwargs: Any) -> Coroutine:
@@ -70,6 +79,20 @@ UPDATE = for_verl(
     how="Opens a session for the policy before the first bucket, and keeps the receipts of the server's ranks until the "
     "driver asks. After a failure the session stays open, so that nothing half-updated is served.",
     remove_when="verl tells SGLang where an update begins and ends, and returns what each rank committed.",
+)
+
+CLIENT = for_verl(
+    id=f"{FRAMEWORK}.http_server_adapter_init",
+    targets=(f"{MODULE}:HttpServerAdapter.__init__",),
+    wrapper=on_client,
+    contract=Contract(params=("launch_server",), mentions=("ServerArgs",)),
+    evidence="update",
+    when=_SENT,
+    scope=frozenset({"trainer"}),
+    why="verl's client describes its server by arguments of an engine, which the trainer never opens: in a mixed fleet they "
+    "have no replica's number, and the trainer would end.",
+    how="Leaves the arguments of a client that launches no server as they are.",
+    remove_when="verl's client keeps host and port alone.",
 )
 
 TENSOR = for_verl(

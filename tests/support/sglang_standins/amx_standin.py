@@ -17,22 +17,31 @@ FP8 = "sglang.srt.layers.quantization.fp8_utils"
 
 
 class _BeforeSGLang:
-    """A finder that finds nothing but the module with the fp8 function, whose loader it extends."""
+    """A finder that finds SGLang's package, and its module with the fp8 function, and extends how they are loaded.
+
+    To look for SGLang, as FlashPatch does without importing it, imports no torch.
+    """
+
+    looking = False
 
     def find_spec(self, name, path=None, target=None):
-        if name == "sglang":
-            _prepare_torch()
-        if name == "sglang" and not OLD:
-            sys.meta_path.remove(self)
-        if name != FP8 or not OLD:
+        if self.looking or name not in ("sglang", FP8 if OLD else ""):
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self.looking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.looking = False
+        if spec is None:
+            return None
         execute = spec.loader.exec_module
 
         def exec_module(module):
+            if name == "sglang":
+                _prepare_torch()
             execute(module)
-            module.apply_fp8_linear = fp8_linear
+            if name == FP8:
+                module.apply_fp8_linear = fp8_linear
 
         spec.loader.exec_module = exec_module
         return spec

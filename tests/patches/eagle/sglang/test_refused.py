@@ -1,4 +1,4 @@
-"""SGLang 0.5.12, for which the family has no adapter: refused by name."""
+"""Engines of SGLang 0.5.12, for which the family has no adapter: refused by name, and nothing half applied."""
 
 from __future__ import annotations
 
@@ -26,6 +26,21 @@ with pytest.raises(flashpatch.PatchError) as error:
     validate_config(OmegaConf.create(job), False, False)
 print(error.value)
 """
+
+
+@only_old
+@pytest.mark.parametrize("families", ["eagle", pytest.param("bf16,eagle", marks=pytest.mark.full)])
+def test_an_engine_does_not_open(families: str, models: Path, tmp_path: Path) -> None:
+    job = dict(model=lab.checkpoint(models, "llama", 0), steps=["answers"])
+    refused, without = lab.together(
+        tmp_path,
+        dict(job, flashpatch=families),
+        dict(job, flashpatch=families.removesuffix("eagle").strip(",")),
+    )
+    assert not refused.done and not refused.steps, str(refused)
+    assert "[flashpatch: eagle.sglang." in refused.log and SAID in refused.log
+    assert "flashpatch doctor" in refused.log, "it does not say what to do"
+    assert without.done, str(without)
 
 
 @only_old

@@ -19,10 +19,10 @@ SCRIPT = SUPPORT / "verl_groups.py"
 
 @pytest.mark.parametrize(
     "number, engine, imported",
-    [  # SGLang 0.5.12 takes no methods that verl's client has not, so that one patch is not needed there
-        pytest.param(22, "verl_vllm", warm.VERL_VLLM, marks=pytest.mark.verl),
+    [
+        pytest.param(24, "verl_vllm", warm.VERL_VLLM, marks=pytest.mark.verl),
         pytest.param(
-            16 if sglang_lab.OLD else 17,
+            18,
             f"verl_{sglang_lab.FRAMEWORK}",
             warm.VERL_SGLANG,
             marks=[pytest.mark.verl, pytest.mark.sglang],
