@@ -21,7 +21,7 @@ _LOADER = f"{initialize_model.LOADER}:DefaultModelLoader"
 
 
 _single: set[model_registry.ManagedModel] = set()
-_attempted: set[model_registry.ManagedModel] = set()
+_attempted: dict[model_registry.ManagedModel, str] = {}  # why the attempt could not begin; empty: it could
 
 
 def on_restore(original, model: torch.nn.Module, target_device: Any):
@@ -37,15 +37,21 @@ def begin(managed: model_registry.ManagedModel, patch: str) -> None:
     """Open an update, within `one_attempt` only once.
 
     Raises:
-        PatchError: it is the second; it names ``patch``.
+        PatchError: it cannot begin; or it is the second, which says why the first failed and names ``patch``.
     """
     if managed in _attempted and managed.asleep:
         raise PatchError(ASLEEP[0], patch=patch, advice=ASLEEP[1])
     if managed in _attempted:
-        raise PatchError(managed.error or "the update failed", patch=patch, advice="Send a complete update.")
+        why = _attempted[managed] or managed.error or "the update failed"
+        raise PatchError(why, patch=patch, advice="Send a complete update.")
     if managed in _single:
-        _attempted.add(managed)
-    managed.begin()
+        _attempted[managed] = ""
+    try:
+        managed.begin()
+    except PatchError as error:
+        if managed in _attempted:
+            _attempted[managed] = error.problem
+        raise
 
 
 @contextmanager
@@ -56,7 +62,7 @@ def one_attempt(managed: model_registry.ManagedModel) -> Iterator[None]:
         yield
     finally:
         _single.discard(managed)
-        _attempted.discard(managed)
+        _attempted.pop(managed, None)
 
 
 def on_postprocess(original, model: torch.nn.Module, target_device: Any):
