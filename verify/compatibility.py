@@ -86,14 +86,21 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "paths", metavar="PATH", nargs="+", type=Path, help="wheel, sdist, source or site-packages"
     )
+    parser.add_argument(
+        "--only", metavar="ID", help="print the row of one patch, to be put into the page by hand"
+    )
     try:
-        paths = parser.parse_args(arguments).paths
-        for path in paths:
+        args = parser.parse_args(arguments)
+        for path in args.paths:
             if not path.exists():
                 parser.error(f"there is no {path}")
+        if args.only not in (None, *registry.patches()):
+            parser.error(f"there is no patch {args.only}")
     except SystemExit as error:
         return int(error.code or 0)
-    print(page(against(paths, list(registry.patches().values()))), end="")
+    patches = [patch for id, patch in registry.patches().items() if args.only in (None, id)]
+    cells = list(against(args.paths, patches))
+    print("\n".join(matrix(cells)) + "\n" if args.only else page(cells), end="")
     return 0
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from toy_sources import DRIFTED, HOLDS, PATCH, sdist, site, wheel
 
+from flashpatch.verify import compatibility
 from flashpatch.verify.against import against
 from flashpatch.verify.compatibility import main, page
 
@@ -119,3 +120,12 @@ def test_the_compatibility_page_explains_itself_and_names_a_path_that_is_not_the
     assert main([]) == 2
     assert main(["/nowhere/vllm.whl"]) == 2
     assert "there is no /nowhere/vllm.whl" in capsys.readouterr().err
+    assert main(["--only", "fp8.verl.nothing", "/"]) == 2
+    assert "there is no patch fp8.verl.nothing" in capsys.readouterr().err
+
+
+def test_the_row_of_one_patch(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(compatibility.registry, "patches", lambda: {PATCH.id: PATCH, "other": PATCH})
+    paths = [wheel(tmp_path, "1.0", HOLDS), wheel(tmp_path, "1.9", DRIFTED)]
+    assert main(["--only", PATCH.id, *map(str, paths)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"| `{PATCH.id}` | tested | drifted |"
