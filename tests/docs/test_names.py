@@ -35,6 +35,27 @@ def test_a_path_exists(page: Path, path: str) -> None:
     assert (TREE / path).exists() or (TREE / "tests" / path).exists()
 
 
+def _files_of_tables() -> list[pytest.param]:
+    """Folder and path of each file that a table names under the heading "file in `FOLDER`"."""
+    found = []
+    for page in CURRENT:
+        folder = ""
+        for line in page.read_text().splitlines():
+            heading = re.search(r"\| file in `([\w/]+)` \|$", line)
+            folder = heading[1] if heading else folder if line.startswith("|") else ""
+            if folder:
+                found += [
+                    (page, folder, path)
+                    for path in re.findall(r"`([\w/]+(?:\.py|/))`", line.rpartition(" | ")[2])
+                ]
+    return [pytest.param(folder, path, id=f"{page.name}-{path}") for page, folder, path in found]
+
+
+@pytest.mark.parametrize(("folder", "path"), _files_of_tables())
+def test_a_file_of_a_table_exists(folder: str, path: str) -> None:
+    assert (TREE / folder / path).exists() or (TREE / path).exists()
+
+
 @pytest.mark.parametrize(("page", "link"), _named(r"\]\(([^)#:]+)(?:#[^)]*)?\)"))
 def test_a_link_leads_somewhere(page: Path, link: str) -> None:
     assert (page.parent / link).exists()
