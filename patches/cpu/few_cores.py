@@ -1,4 +1,4 @@
-"""Lower verl's numbers of helper processes on a machine with few cores, where the configuration gives none."""
+"""Lower verl's numbers of helper processes on a machine with few cores, if the configuration gives none."""
 
 from __future__ import annotations
 

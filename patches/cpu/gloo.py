@@ -1,4 +1,4 @@
-"""Initialize the process group with one gloo backend, where verl names it twice."""
+"""Initialize the process group with one gloo backend; verl names it twice."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def separates(get: Get) -> bool:
 
 
 def transfer(get: Get) -> Iterator[tuple[str, Any]]:
-    """Yield the settings that send weights to separate rollouts over gloo, where the user chose no other way."""
+    """Yield the settings that send weights to separate rollouts over gloo, if the user chose no other way."""
     chosen, module = get(f"{ENGINE}.backend", "naive"), get(f"{ENGINE}.custom_backend_module")
     if module or not (chosen == GLOO or (separates(get) and chosen in (None, "naive"))):
         return
@@ -145,7 +145,7 @@ def adaptations(get: Get) -> Iterator[tuple[str, Any]]:
 
 
 def sglang_arguments(get: Get) -> Iterator[tuple[str, Any]]:
-    """Yield SGLang's server arguments for a CPU, where the user chose none."""
+    """Yield SGLang's server arguments for a CPU, if the user chose none."""
     length = get(f"{ROLLOUT}.max_model_len") or get(f"{ROLLOUT}.prompt_length", 0) + get(
         f"{ROLLOUT}.response_length", 0
     )

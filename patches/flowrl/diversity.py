@@ -59,7 +59,7 @@ def measure(groups: Mapping[str, Sequence[tuple[str, bool]]]) -> dict[str, float
         ``flowrl/diversity/solutions``, different solutions per prompt, and of those prompts that have a right
         response ``flowrl/diversity/right_solutions``, different ones among the right, and
         ``flowrl/diversity/effective_right_solutions``, their `effective` number. Means over prompts; the last two
-        are missing where no prompt has a right response.
+        are missing if no prompt has a right response.
     """
     every = [len(solutions(text for text, _ in group)) for group in groups.values() if group]
     right = [solutions(text for text, ok in group if ok) for group in groups.values()]

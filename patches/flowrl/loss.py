@@ -27,7 +27,7 @@ class _Given:
     """Hold the registered loss's inputs and outputs that verl does not pass.
 
     Attributes:
-        log_z: ``(batch,)``; 0 where the advantages have it already.
+        log_z: ``(batch,)``; 0 if the advantages have it already.
         ref_log_prob: ``(batch, tokens)``.
         metrics: verl's `Metric` by name; verl would average those that a loss function returns over
             micro-batches of different sizes.

@@ -17,7 +17,7 @@ import torch
 
 @dataclass(frozen=True)
 class Balance:
-    """Hold the terms of the loss, each ``(batch,)``, with gradient where the loss needs it.
+    """Hold the terms of the loss, each ``(batch,)``, with gradient if the loss needs it.
 
     Attributes:
         residual: by how much the trajectory balance is violated.

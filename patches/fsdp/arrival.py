@@ -72,7 +72,7 @@ class Arrival:
         self._pending.clear()
 
     def takes(self, weights: Iterable[tuple[str, Any]], last: bool = False) -> list[tuple[str, Any]]:
-        """Read a bucket; ``last`` where verl says so.
+        """Read a bucket; ``last`` if verl says so.
 
         Args:
             weights: names and tensors of any shape and dtype, messages among them.

@@ -1,4 +1,4 @@
-"""Average gradients over replicas in hybrid sharding where a shard group has one rank.
+"""Average gradients over replicas in hybrid sharding if a shard group has one rank.
 
 torch's FSDP1 turns any strategy into ``NO_SHARD`` when its shard group has one rank
 (``torch/distributed/fsdp/_init_utils.py: _init_core_state``), and ``NO_SHARD`` averages gradients over that

@@ -157,7 +157,7 @@ def _unflattened(root: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for module in root.modules():
         handle = getattr(module, "_handle", None)
         if handle is not None:
-            for kept in ("_params", "_shared_params"):  # the original ones, where they are kept
+            for kept in ("_params", "_shared_params"):  # the original ones, if they are kept
                 flattened.update(map(id, getattr(handle.flat_param, kept, None) or ()))
     for path, module in root.named_modules(remove_duplicate=False):
         prefix = f"{path}." if path else ""

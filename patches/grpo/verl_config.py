@@ -1,4 +1,4 @@
-"""Set the loss mode in verl's configuration where the user chose none, and refuse contradicting settings."""
+"""Set the loss mode in verl's configuration if the user chose none, and refuse contradicting settings."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class Bucket:
 
 
 def cut(name: str, tensor: torch.Tensor, bucket_size: int) -> Iterator[tuple[Piece, torch.Tensor]]:
-    """Yield a tensor's pieces, each with its bytes: one where it fits in a bucket.
+    """Yield a tensor's pieces, each with its bytes: one if it fits in a bucket.
 
     Args:
         tensor: any shape, dtype, strides and device.

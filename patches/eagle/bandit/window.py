@@ -14,7 +14,7 @@ class Window:
 
     Attributes:
         pulls: steps of each arm in the window.
-        rate: tokens per second of each arm, the last known where it has left the window, 0 if never seen.
+        rate: tokens per second of each arm, the last known if it has left the window, 0 if never seen.
         spread: relative variance of a step's rate, over all arms.
     """
 

@@ -128,7 +128,7 @@ class Sample:
 
 
 def _raw(tensor: torch.Tensor) -> memoryview:
-    """Return the tensor's memory as bytes, without a copy where it is contiguous."""
+    """Return the tensor's memory as bytes, without a copy if it is contiguous."""
     import torch
 
     return memoryview(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())

@@ -31,7 +31,7 @@ class DrafterRefit(DrafterVersions):
 
     Attributes:
         own: the checkpoint that the engine was opened with.
-        incoming: version and path of the weights that the open session brings, where the sender named them.
+        incoming: version and path of the weights that the open session brings, if the sender named them.
     """
 
     def __init__(self, manager: Any, options: Any) -> None:

@@ -137,7 +137,7 @@ def replace_chains(drafter: Any, batch: Any, verify_input: Any) -> None:
 
 
 def _unsuited(drafter: Any, verify_input: Any) -> str:
-    """Say why an EAGLE drafter's drafts cannot be replaced; "" where they can."""
+    """Say why an EAGLE drafter's drafts cannot be replaced; "" if they can."""
     from sglang.srt.runtime_context import get_schedule
 
     if isinstance(verify_input, tuple):

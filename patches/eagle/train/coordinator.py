@@ -219,7 +219,7 @@ class Coordinator:
         return self._wait(lambda: not self.on_device, limit)
 
     def _wait(self, is_done: Callable[[], bool], limit: float) -> bool:
-        """Stop the slice, and wait until something is done; kill the worker where that takes too long."""
+        """Stop the slice, and wait until something is done; kill the worker if that takes too long."""
         self.stop()
         end, killed = self._clock() + limit, self.counts["killed"]
         while True:

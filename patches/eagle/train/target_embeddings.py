@@ -17,7 +17,7 @@ HEAD = ("lm_head.weight",)
 
 
 class TargetEmbeddings:
-    """Hold embeddings and head of the target, both [vocabulary, hidden]; one tensor where the target ties
+    """Hold embeddings and head of the target, both [vocabulary, hidden]; one tensor if the target ties
     them."""
 
     def __init__(self, embedding: Tensor, head: Tensor | None = None) -> None:

@@ -54,7 +54,7 @@ class Recipe:
     compute: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
-        """Raise PatchError where no unroll is described."""
+        """Raise PatchError if no unroll is described."""
         if self.ttt_steps < 1 or not 0 < self.ttt_decay <= 1:
             raise PatchError(
                 f"ttt_steps={self.ttt_steps} and ttt_decay={self.ttt_decay} describe no training.",
@@ -194,7 +194,7 @@ class Trainer:
         self.optimizer.state.clear()
 
     def state(self) -> dict[str, Any]:
-        """Return all that a resumed run needs, for a distributed checkpoint; sharded where the drafter is."""
+        """Return all that a resumed run needs, for a distributed checkpoint; sharded if the drafter is."""
         model, optimizer = get_state_dict(self.drafter, self.optimizer)
         return {"model": model, "optimizer": optimizer, "count": torch.tensor([self.count, self.skipped])}
 

@@ -121,7 +121,7 @@ class Job:
         return Coordinator(settings, environment=environment)
 
     def _propagate_rollback(self, call: Call, counts: list[Mapping[str, Any]]) -> None:
-        """Roll the other replicas and the trainer back too where a replica has rolled back."""
+        """Roll the other replicas and the trainer back too if a replica has rolled back."""
         back = [one["drafter_path"] for one in counts if one.get("drafter", self.version) < self.version]
         if back and self._sent is not None:
             self._warn(f"drafter {self.version} was rolled back by {len(back)} of {len(counts)} replicas")

@@ -33,7 +33,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def configured(self, get: Get) -> Speculation:
-        """Return what the configuration says; raises PatchError where that cannot be read."""
+        """Return what the configuration says; raises PatchError if that cannot be read."""
 
     @abstractmethod
     def conflicts(self, get: Get, drafter: str) -> Iterator[str]:

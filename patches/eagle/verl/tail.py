@@ -123,7 +123,7 @@ class Tail:
         if self._done or not drained or not others_work or left <= 0:
             return
         self._drained = len(drained)
-        self._since = time.monotonic()  # before the call: where it fails, some ranks may train
+        self._since = time.monotonic()  # before the call: if it fails, some ranks may train
         if self.trainers.train(left, sorted(drained), steps):
             self.slices += 1
         else:

@@ -22,7 +22,7 @@ class WorkerJob(Job):
     Args:
         manager: verl's ``CheckpointEngineManager`` (verl/checkpoint_engine/base.py).
         balancer: handle of verl's request balancer; None if verl made none.
-        rest: most seconds by which verl's own training waits for a slice on all ranks, where the tail gave less; 0: none.
+        rest: most seconds by which verl's own training waits for a slice on all ranks, if the tail gave less; 0: none.
         others: of `Job`; ``slice`` and ``steps`` bound the tail's training.
 
     Raises:

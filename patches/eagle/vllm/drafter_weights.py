@@ -50,7 +50,7 @@ def update(runner: Any, path: str | os.PathLike[str]) -> int:
 
 
 def _load(runner: Any, drafter: Any, config: Any, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Load through the fp8 family where it is on and wraps ``load_weights``; else as vLLM reloads a model."""
+    """Load through the fp8 family if it is on and wraps ``load_weights``; else as vLLM reloads a model."""
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
     from vllm.utils.torch_utils import set_default_torch_dtype

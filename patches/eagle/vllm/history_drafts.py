@@ -179,7 +179,7 @@ def attach(scheduler: Any) -> None:
 
 
 def _unsuited(config: Any) -> str:
-    """Say why an engine cannot verify drafts from its scheduler; "" where it can."""
+    """Say why an engine cannot verify drafts from its scheduler; "" if it can."""
     speculative = config.speculative_config
     if speculative is None:
         return "the engine was opened without speculation"

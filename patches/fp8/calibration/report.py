@@ -57,7 +57,7 @@ def as_data(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Any]:
-    """Show a progress bar on standard error, where that is a terminal; yields a function that makes one step."""
+    """Show a progress bar on standard error, if that is a terminal; yields a function that makes one step."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

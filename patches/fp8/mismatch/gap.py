@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import torch
 
 CAP = 2.0
-"""Largest importance weight of a token where a trainer names no other: verl's default."""
+"""Largest importance weight of a token if a trainer names no other: verl's default."""
 
 _BOUND = 20.0  # of a log ratio, as in verl
 

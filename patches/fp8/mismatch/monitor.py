@@ -72,7 +72,7 @@ MONITOR = Monitor()
 def observe(
     monitor: Monitor, rollout: Any, trainer: Any, mask: Any, batch: Batch, factor: float
 ) -> dict[str, float]:
-    """Measure a batch: return ``mismatch/*``, write the ledger, warn where the last update is suspect."""
+    """Measure a batch: return ``mismatch/*``, write the ledger, warn if the last update is suspect."""
     known = batch.precisions if batch.precisions is not None and len(batch.precisions) == len(mask) else None
     if known is not None:
         mask = mask * mask.new_tensor([precision is not None for precision in known])[:, None]

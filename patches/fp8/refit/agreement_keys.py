@@ -46,7 +46,7 @@ class AgreementKeys:
         return key
 
     def outcome(self, update: int) -> str:
-        """Name how an update ended: its error, null where it was committed, and the call; absent while it is open."""
+        """Name how an update ended: its error, null if it was committed, and the call; absent while it is open."""
         return f"{self._base}/{update}/outcome"
 
     def failed_call(self, call: int, rank: int) -> str:

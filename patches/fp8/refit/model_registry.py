@@ -60,7 +60,7 @@ def all_models(runner: Any = None) -> list[ManagedModel]:
 
 
 def owner(model: torch.nn.Module) -> Any:
-    """Return the model runner that ``model`` belongs to, None where it is not known."""
+    """Return the model runner that ``model`` belongs to, None if it is not known."""
     return _owners.get(model, lambda: None)()
 
 

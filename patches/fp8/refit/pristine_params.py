@@ -34,7 +34,7 @@ class PristineParam:
         name: dotted name in the model.
         tensor_class, attributes, shape, stride, offset, dtype: of the tensor that the constructor made.
         storage: the memory it shares with others.
-        initial: its values, where it is small, on the host: an engine may take the device's memory away.
+        initial: its values on the host, if it is small: an engine may take the device's memory away.
         loaded: what was loaded into it last, likewise; kept for layers that are processed last.
         optional: a checkpoint may leave it out.
         alias: a buffer that shares the memory of a parameter.
@@ -130,7 +130,7 @@ class PristineParam:
         return not storage.unset
 
     def fill(self, running: torch.Tensor | None, left_out: bool = False) -> None:
-        """Give the staged tensor values where the checkpoint brings none.
+        """Give the staged tensor values if the checkpoint brings none.
 
         Args:
             running: the tensor of this name in the live layer, used where initial values are not kept.
@@ -192,7 +192,7 @@ class PristineParam:
         return self.coverage.covered > 0
 
     def missing(self) -> list[str]:
-        """Return what is still missing, by checkpoint name where the first load showed it."""
+        """Return what is still missing, by checkpoint name if the first load showed it."""
         if self.complete:
             return []
         known = self.coverage.missing(self.expected)

@@ -165,7 +165,7 @@ class RankConsensus:
         return verdict
 
     def everyone_ready(self, ready: bool) -> bool:
-        """Whether every rank of the engine is ready; blocks where the model is spread over pipeline stages.
+        """Whether every rank of the engine is ready; blocks if the model is spread over pipeline stages.
 
         Ranks of one stage know already: they process a layer only when it has come on all of them.
         """

@@ -61,7 +61,7 @@ def _measured(trainer: Any, batch: dict[str, Any], jump: float) -> dict[str, flo
 
 
 def _weights(trainer: Any, ratio: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
-    """Measure what TRL's importance ratios leave of a batch; warn once where that is little.
+    """Measure what TRL's importance ratios leave of a batch; warn once if that is little.
 
     Args:
         ratio: [samples, 1] or [samples, tokens], what TRL multiplies the loss with.

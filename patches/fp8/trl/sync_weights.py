@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from flashpatch.patches.fp8.refit.managed_model import ManagedModel
 
 STEP: ContextVar[int | None] = ContextVar("step", default=None)
-"""The step of the trainer that generates now, where that is known."""
+"""The step of the trainer that generates now, if that is known."""
 
 
 def on_sync_weights(original, self, *args: Any, **kwargs: Any) -> Any:

@@ -85,7 +85,7 @@ async def complete(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Raise where verl drops a sample, and add the replica's precision in a mixed fleet.
+    """Raise if verl drops a sample, and add the replica's precision in a mixed fleet.
 
     Args:
         patch: named by errors.

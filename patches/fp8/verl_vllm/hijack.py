@@ -1,4 +1,4 @@
-"""Let verl load an adapter's tensors where vLLM has renamed what verl calls for it."""
+"""Let verl load an adapter's tensors if vLLM has renamed what verl calls for it."""
 
 from __future__ import annotations
 

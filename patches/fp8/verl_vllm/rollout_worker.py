@@ -27,7 +27,7 @@ def on_update(original, self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         ``before`` and ``after``, the policy version of each model that verl updates; ``states``; ``adapter``,
         whether only LoRA adapters came; ``retry``, whether the update before failed; seconds ``receive``,
         ``load`` (part of it) and ``process`` (before and after it); ``bytes`` and ``tensors``; ``checksums`` of
-        the weights per model, where the option verify_commit asks for them; ``errors``, the
+        the weights per model, if the option verify_commit asks for them; ``errors``, the
         relative error with which each quantized layer was rounded; ``adapters``, name to digest of the LoRA adapters
         that the worker holds, None if they are not followed.
 
@@ -90,7 +90,7 @@ def _checksums(worker: Any, models: list[model_registry.ManagedModel]) -> list[s
 
 
 def _updated(worker: Any) -> list[model_registry.ManagedModel]:
-    """The models that verl's update is for: the policy, and a drafter only where verl brings its weights too."""
+    """The models that verl's update is for: the policy, and a drafter only if verl brings its weights too."""
     found = [model_registry.get(model) for model in worker._iter_all_models()]
     return [model for model in found if model is not None]
 

@@ -1,4 +1,4 @@
-"""Load a pretrained drafter from its checkpoint where the policy's own weights are dummies.
+"""Load a pretrained drafter from its checkpoint if the policy's own weights are dummies.
 
 Trainers open engines with ``load_format="dummy"``, since their first update brings the policy. vLLM uses the same
 format for the drafter, whose weights no update brings: it would stay random.

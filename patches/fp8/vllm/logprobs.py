@@ -13,7 +13,7 @@ _PATCH = "fp8.vllm.create_engine_config"
 
 
 def configure(args: Any, options: Mapping[str, Any]) -> None:
-    """Set ``logprobs_mode`` where it is at vLLM's default, and the head's dtype where requested.
+    """Set ``logprobs_mode`` if it is at vLLM's default, and the head's dtype if requested.
 
     An importance ratio needs the probability with which a token was sampled: after temperature, top-k and
     top-p. vLLM's default are logprobs before them.

@@ -46,7 +46,7 @@ _SHOWN = 6
 
 
 def _own(adapter: Any) -> None:
-    """Copy every lora_B: vLLM multiplies it by the scaling where it lies, twice where a sender gives it again."""
+    """Copy every lora_B: vLLM multiplies it by the scaling where it lies, twice if a sender gives it again."""
     for layer in adapter.loras.values():
         if not layer.is_packed:
             layer.lora_b = layer.lora_b.clone()

@@ -96,7 +96,7 @@ def on_end(original, self, *args: Any, **kwargs: Any) -> Any:
 
 
 def unwrapped(named_tensors: Any, serialized: type) -> Iterator[tuple[str, Any]]:
-    """Yield names and tensors, those for this rank where a tensor came serialized for each."""
+    """Yield names and tensors, those for this rank if a tensor came serialized for each."""
     from sglang.srt.distributed.parallel_state import get_tp_group
 
     rank = get_tp_group().rank_in_group

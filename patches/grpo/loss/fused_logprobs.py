@@ -1,4 +1,4 @@
-"""Replace verl's fused log-probabilities on request, or where they are wrong."""
+"""Replace verl's fused log-probabilities on request, or if they are wrong."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ policy_loss.divides_by = "aggregation"  # type: ignore[attr-defined]  # read by 
 
 
 def native(site: Any) -> str | None:
-    """Name verl's own losses where the option loss is off: then the mode is not registered, and no step calls it."""
+    """Name verl's own losses if the option loss is off: then the mode is not registered, and no step calls it."""
     return None if site.options.get("loss", True) else "the loss that verl's configuration names"
 
 

@@ -165,7 +165,7 @@ async def on_generate(original, self, request_id: str, **arguments: Any) -> Any:
 
 
 def _journaled(client: Any, options: Any, arguments: dict[str, Any]) -> tuple[Beginning, Any]:
-    """Return the response's beginning, and the journal where it may be asked for this request; else None."""
+    """Return the response's beginning, and the journal if it may be asked for this request; else None."""
     rollout = getattr(getattr(client.config, "actor_rollout_ref", None), "rollout", None)
     beginning = Beginning(arguments, rollout)
     if not options["journal"] or not options["resubmit"] or not beginning.resumable:

@@ -73,7 +73,7 @@ def _shards(module: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _copy(sources: dict[str, Any], module: Any) -> str:
-    """Copy shards into those of ``module``, or say how the two sets differ and copy nothing; "" where they fit."""
+    """Copy shards into those of ``module``, or say how the two sets differ and copy nothing; "" if they fit."""
     import torch
 
     targets = dict(_shards(module))
@@ -86,7 +86,7 @@ def _copy(sources: dict[str, Any], module: Any) -> str:
 
 
 def _difference(sources: dict[str, Any], targets: dict[str, Any]) -> str:
-    """Say how two sets of shards differ; "" where they fit."""
+    """Say how two sets of shards differ; "" if they fit."""
     if sources.keys() != targets.keys():
         names = sorted(sources.keys() ^ targets.keys())
         return f"{len(names)} parameters are on one side only, {names[0]} first"

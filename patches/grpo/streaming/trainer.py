@@ -147,7 +147,7 @@ class PPOTrainerStreamAsync(PPOTrainer):
             with marked_timer("adv", timing_raw, color="brown"), self._without_correction():
                 self._compute_advantage(batch, metrics)
             rounds.add(batch)
-            rounds.idle()  # raises where a rank has failed
+            rounds.idle()  # raises if a rank has failed
         last = time.perf_counter()
         found = rounds.finish()
         end = time.perf_counter()
@@ -263,7 +263,7 @@ class PPOTrainerStreamAsync(PPOTrainer):
             metrics.update(compute_rollout_correction_and_add_to_batch(data, correction)[1])
 
     def _save_checkpoint(self) -> None:
-        """Save what verl saves, and the reference where it is refreshed."""
+        """Save what verl saves, and the reference if it is refreshed."""
         if self._refreshes():
             folder = Path(
                 self.config.trainer.default_local_dir, f"global_step_{self.global_steps}", "reference"
@@ -272,7 +272,7 @@ class PPOTrainerStreamAsync(PPOTrainer):
         super()._save_checkpoint()
 
     def _load_checkpoint(self) -> None:
-        """Load what verl loads, and the reference where it is refreshed."""
+        """Load what verl loads, and the reference if it is refreshed."""
         super()._load_checkpoint()
         if self.global_steps and self._refreshes():
             trainer = self.config.trainer

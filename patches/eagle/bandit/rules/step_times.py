@@ -13,7 +13,7 @@ class StepTimes:
     """Keep discounted means.
 
     Attributes:
-        mean: seconds per arm, 0 where the arm never ran.
+        mean: seconds per arm, 0 if the arm never ran.
         weight: steps seen per arm, in units of `newest`.
         newest: weight of the newest step.
         borrowed: means taken from another bucket, until this one has seen a whole step; None then.
