@@ -1,0 +1,21 @@
+"""What compares a probe's proofs with its source finds one that was not given."""
+
+from __future__ import annotations
+
+import probe_proofs
+import pytest
+
+from flashpatch.verify.probes.cpu import verl_probe as cpu
+from flashpatch.verify.probes.grpo import verl_probe as grpo
+
+
+@pytest.mark.parametrize("module", [cpu, grpo], ids=["cpu", "grpo"])
+def test_a_proof_that_is_missing_is_found(module):
+    given = [
+        {"what": one.pattern.replace("\\", "").replace(".+", "fsdp2")}
+        for one in probe_proofs.patterns(module)
+    ]
+    assert len(given) >= 3
+    assert not probe_proofs.missing(module, given)
+    whole = [one for one in given if one["what"] != "fsdp2"]
+    assert probe_proofs.missing(module, whole[1:])
