@@ -108,9 +108,15 @@ def refusals(get: Get, options: Mapping[str, Any], dialect: Dialect | None) -> I
 
 
 def _engine_refusals(get: Get) -> Iterator[str]:
-    """Yield why the family cannot act in the rollout engine, which would end when it is opened."""
-    if get(f"{ROLLOUT}.name") == "sglang" and (problem := examine(registry.patch(IN_SGLANG)).problem):
-        yield f"{ROLLOUT}.name=sglang ({problem})"
+    """Yield why the family cannot act in the rollout engine, which would end when it is opened.
+
+    A driver need not have the engine: it may be on a node of its own.
+    """
+    if get(f"{ROLLOUT}.name") != "sglang":
+        return
+    found = examine(registry.patch(IN_SGLANG))
+    if found.installed is not None and found.problem:
+        yield f"{ROLLOUT}.name=sglang ({found.problem})"
 
 
 def remarks(

@@ -103,14 +103,14 @@ def rollout_engine() -> str:
 
 
 def refused() -> str:
-    """Return the error with which verl's config validation refuses LoRA; empty if it does not."""
+    """Return the error with which verl's config validation refuses a critic with LoRA; empty if it does not."""
     from omegaconf import OmegaConf
     from verl.utils.config import validate_config
 
     from flashpatch.errors import PatchError
 
     try:
-        validate_config(OmegaConf.create({"actor_rollout_ref": {"model": {"lora_rank": 8}}}), False, False)
+        validate_config(OmegaConf.create({"critic": {"model": {"lora_rank": 8}}}), False, False)
     except PatchError as error:
         return str(error)
     return ""

@@ -52,8 +52,8 @@ def _weigh(seen: list[Mapping[str, Any]], seconds: float) -> list[Proof]:
         ),
         Proof(
             "cpu",
-            "a recipe with LoRA is refused by name",
-            "lora_rank=8" in first["refused"],
+            "a critic with LoRA is refused by name",
+            "critic.model.lora_rank=8" in first["refused"],
             "PatchError before anything started" if first["refused"] else "it was accepted",
         ),
     ]
