@@ -10,6 +10,7 @@ from pathlib import Path
 import cpu_lab
 import pytest
 from machine import limit
+from private_modes import loose
 from tree import SUPPORT
 from verl_job import live, metrics, train
 
@@ -37,6 +38,12 @@ def test_two_steps_with_updated_rollouts(world, tmp_path, precision, bound):
 
 def test_two_steps_with_updated_fp8_rollouts_on_two_replicas(fp8_job):
     check_two_steps(fp8_job.output, fp8_job.processes, 0.05, corrected=True, replicas=2)
+
+
+def test_what_every_process_of_the_job_recorded_is_private(fp8_job):
+    written = fp8_job.folder / "ledger"
+    assert len(list(written.rglob("*.json"))) > 5
+    assert loose(written) == []
 
 
 def check_two_steps(
