@@ -14,6 +14,9 @@ import pytest
 from tree import SUPPORT
 
 pytest.importorskip("torch")
+
+from flashpatch.verify.probes.grpo.job import ROWS
+
 pytestmark = pytest.mark.verl
 
 CODE = """
@@ -95,7 +98,8 @@ def run(folder: Path, world: int, strategies: dict[str, list[str]], every: bool)
         streamed = {name.split()[1] for name in right}
         assert REFUSED <= refused and not REFUSED & streamed and streamed | REFUSED == {*modes}
         assert {"flowrl", "grpo_exact", "sapo"} <= streamed and not unknown
-        assert max(got["rounds"] for got in right.values()) > 3
+        most = -(-ROWS // world)  # rounds, if each brings a row to each rank
+        assert max(got["rounds"] for got in right.values()) >= min(4, most)
         assert wrong > 0.1, wrong
     assert world == 1 or any(
         got["fillers"]
