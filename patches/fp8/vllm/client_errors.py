@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -37,7 +38,17 @@ def on_step(original, self):
         return original(self)
     except PatchError:
         self.abort_request(list(self.output_processor.request_states), internal=True)
+        _step_with_others(original, self)
         raise
+
+
+def _step_with_others(step: Callable[[Any], Any], client: Any) -> None:
+    """Go on with empty batches while clients of other engines have requests that meet this engine in their forward.
+
+    Such clients ask each other before each step ("offline" data parallelism); one that left would leave them waiting.
+    """
+    while getattr(client, "dp_group", None) is not None and client.has_unfinished_requests():
+        step(client)
 
 
 _patch = partial(
@@ -54,11 +65,14 @@ STEP = _patch(
     wrapper=on_step,
     contract=Contract(
         mentions=("self.output_processor.process_outputs",),
-        exists=("vllm.v1.engine.llm_engine:LLMEngine.abort_request",),
+        exists=(
+            "vllm.v1.engine.llm_engine:LLMEngine.abort_request",
+            "vllm.v1.engine.llm_engine:LLMEngine.has_unfinished_requests",
+        ),
     ),
     needs=("fp8.vllm.process_outputs",),
     why="An exception out of step leaves the client's other requests in the engine; a later call gets them.",
-    how="Aborts them before the refusal is raised.",
+    how="Aborts them before the refusal is raised, and first steps on with clients of other engines that share experts.",
 )
 
 PATCH = _patch(

@@ -9,13 +9,13 @@ version that the gate believes, and every rank compares it with its own.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared import all_ranks
-from flashpatch.patches.fp8.vllm import worker
+from flashpatch.patches.fp8.vllm import unsupported, worker
 
 if TYPE_CHECKING:
     from flashpatch.patches.fp8.vllm.scheduler_gate import SchedulerGate
@@ -78,7 +78,7 @@ class ExecutorDoor:
         if self._open or core is None or (isinstance(method, str) and method in _OF_A_STEP):
             return self._rpc(method, timeout, args, kwargs, **how)
         with self._gate.turn:
-            _refuse(method, args, kwargs or {})
+            refuse(core.vllm_config, method, args, kwargs or {})
             self._gate.before_call(core)
             if method not in _ZEROES:
                 return self._pass_on(method, timeout, args, kwargs, how)
@@ -100,8 +100,20 @@ class ExecutorDoor:
         return self._execute(scheduler_output, *args, **kwargs)
 
 
-def _refuse(method: Any, args: tuple, kwargs: dict) -> None:
-    """Refuse the calls of vLLM's own that write past ``load_weights``."""
+def refuse(vllm_config: Any, method: Any, args: tuple, kwargs: Mapping[str, Any]) -> None:
+    """Refuse the calls of vLLM's own that write past ``load_weights``, or discard what no update brings back.
+
+    Raises:
+        PatchError: names the call, and what to call instead.
+    """
+    if problem := unsupported.at_discard(vllm_config, method, args, kwargs):
+        raise PatchError(
+            f"{method} discards weights that no update could bring back: {problem.partition('; ')[0]}",
+            patch="fp8.vllm.collective_rpc",
+            target=f"vllm.v1.worker.gpu_worker:Worker.{method}",
+            advice="Call sleep(level=1), which keeps the weights on the host; or open engines of their own "
+            "(data_parallel_size=1).",
+        )
     if method == "discard" and "weights" in (args[0] if args else kwargs.get("tags", ())):
         raise PatchError(
             "discard of the weights' memory also loses what no update brings back",

@@ -266,16 +266,6 @@ def on_collective_rpc(original, self, method: Any, timeout: Any = None, args: tu
     return result
 
 
-def on_sleep(original, self, *args: Any, **kwargs: Any):
-    """Around ``EngineCore.sleep`` and ``wake_up``, which reach the workers past ``collective_rpc``."""
-    gate = gates.get(self)
-    try:
-        return original(self, *args, **kwargs)
-    finally:
-        if gate is not None:
-            gate.workers_changed()
-
-
 def _undo(site: Site) -> None:
     for core, gate in list(gates.items()):
         gate.door.remove()
@@ -362,23 +352,4 @@ RPC = _patch(
     why="Updates reach workers as calls through the engine core, which must notice the outcome.",
     how="Checks the workers' policy after each call; an engine that was opened before FlashPatch was on takes none "
     "that may write weights.",
-)
-
-_sleep = partial(
-    _patch,
-    wrapper=on_sleep,
-    contract=Contract(mentions=("self.model_executor",)),
-    evidence="optional",
-    needs=("fp8.vllm.engine_core_init",),
-    why="Sleep level 2 discards weights in the workers; an engine core that is not told would schedule on them, and "
-    "the worker's own refusal would end it.",
-    how="Asks the workers for their policy before the next step.",
-)
-
-SLEEP = _sleep(
-    id="fp8.vllm.engine_core_sleep", when="anywhere=fp8.vllm.worker_sleep", targets=(f"{CORE}.sleep",)
-)
-
-WAKE_UP = _sleep(
-    id="fp8.vllm.engine_core_wake_up", when="anywhere=fp8.vllm.worker_wake_up", targets=(f"{CORE}.wake_up",)
 )

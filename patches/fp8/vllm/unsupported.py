@@ -95,6 +95,19 @@ def adapters(vllm_config: Any) -> str | None:
     return None
 
 
+def at_discard(vllm_config: Any, method: Any, args: tuple, kwargs: Mapping[str, Any]) -> str | None:
+    """Return why a call that discards weights cannot be made on an engine of this configuration, or None.
+
+    Args:
+        method: a method of vLLM's workers, by name.
+        args, kwargs: what it is called with.
+    """
+    level = args[0] if args else kwargs.get("level", 1)
+    if method != "reset_weights" and not (method == "sleep" and level >= 2):
+        return None
+    return spans_engines(vllm_config)
+
+
 def spans_engines(vllm_config: Any) -> str | None:
     """Return why a model shares its layers with other engines of its data-parallel group, or None."""
     size = vllm_config.parallel_config.data_parallel_size
