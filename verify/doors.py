@@ -1,6 +1,6 @@
-"""Find every door in vLLM's source by which weights can be written, and write the page of them.
+"""Find every door in an engine's source by which weights can be written, and write the page of them.
 
-    python -m flashpatch.verify.doors /path/to/site-packages/vllm > docs/reference/doors.md
+    python -m flashpatch.verify.doors /path/to/site-packages > docs/reference/doors.md
 
 The source is read, not run.
 """
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from flashpatch.verify import door_table
+from flashpatch.verify import door_table, door_table_sglang
 from flashpatch.verify.door_table import Door
 
 #: Where vLLM may write weights, but for models and layers, which it calls through their ``load_weights``.
@@ -40,6 +40,22 @@ _LOADS = frozenset(
         "rearrange_expert_weights_inplace",
     }
 )
+#: Where SGLang loads through models and layers, or processes what was loaded: reached from the other folders alone.
+_SGLANG_INNER = frozenset({"models", "layers", "multimodal", "configs", "hardware_backend"})
+_SGLANG_LOADS = _LOADS | {
+    "_import_static_state",
+    "_update_expert_weights",
+    "load_lora_adapter",
+    "load_weights_and_postprocess",
+    "load_weights_only",
+    "post_load_weights",
+    "postprocess_weights",
+    "restore_weights_before_loading",
+    "set_embed",
+    "set_embed_and_head",
+    "update_expert_weights_single_layer",
+    "update_weights_from_ipc",
+}
 _BACKEND = re.compile(r'WeightTransferEngineFactory\.register_engine\(\s*"([^"]+)"')
 
 
@@ -58,29 +74,66 @@ def of_vllm(root: Path) -> set[str]:
     return found
 
 
+def of_sglang(root: Path) -> set[str]:
+    """Return the doors of an SGLang, named as in `door_table_sglang`; ``root`` is its package's folder."""
+    srt = root / "srt"
+    requests = _requests(ast.parse((srt / "managers/scheduler.py").read_text()))
+    found = {f"request {name}" for name in requests if name not in door_table_sglang.HARMLESS}
+    for file in sorted(srt.rglob("*.py")):
+        place = file.relative_to(srt)
+        if place.parts[0] not in _SGLANG_INNER:
+            module = ".".join(place.with_suffix("").parts)
+            found.update(f"{module}:{name}" for name in _writers(ast.parse(file.read_text()), _SGLANG_LOADS))
+    return found
+
+
 def unnamed(found: set[str], table: Sequence[Door] = door_table.VLLM) -> set[str]:
     """Return the doors of which a table does not say what becomes of them."""
     return found - {name for door in table for name in door.doors}
 
 
-def page(table: Sequence[Door] = door_table.VLLM) -> str:
-    """Return the page of a table."""
+def page() -> str:
+    """Return the page of both tables."""
     lines = [
         "# Doors",
         "",
-        "Every function of vLLM that can write weights after they were loaded, and what becomes of it while `fp8`, `int8` or",
-        "`bf16` is on. Written by `python -m flashpatch.verify.doors` from `verify/door_table.py`; a test reads the installed",
-        "vLLM's source and fails when it has one that is not listed. Models and layers are left out: they are loaded through",
-        "`load_weights`. Checked on the sources of vLLM 0.24, 0.28, 0.30, 0.32 and 0.33.",
+        "Every function of an engine that can write weights after they were loaded, and what becomes of it while `fp8`, `int8` or",
+        "`bf16` is on. Written by `python -m flashpatch.verify.doors` from `verify/door_table.py` and `verify/door_table_sglang.py`;",
+        "a test reads the installed engine's source and fails when it has one that is not listed. Models and layers are left out:",
+        "they are loaded through `load_weights`.",
         "",
-        "| door | | how, or why |",
-        "| --- | --- | --- |",
+        "## vLLM",
+        "",
+        "Checked on the sources of vLLM 0.24, 0.28, 0.30, 0.32 and 0.33.",
+        "",
+        *_rows(door_table.VLLM),
+        "",
+        "## SGLang",
+        "",
+        "Checked on the sources of SGLang 0.5.12, 0.5.16, 0.5.19, 0.5.21, 0.5.22 and 0.5.23, names below `sglang.srt`. Those between",
+        "0.5.12 and 0.5.21 are no target of FlashPatch: what is said holds for 0.5.12 and from 0.5.21 on.",
+        "",
+        *_rows(door_table_sglang.SGLANG),
     ]
+    return "\n".join(lines) + "\n"
+
+
+def _rows(table: Sequence[Door]) -> Iterator[str]:
+    yield "| door | | how, or why |"
+    yield "| --- | --- | --- |"
     for door in sorted(table, key=lambda one: ("followed", "refused", "cannot", "unseen").index(one.fate)):
         names = "<br>".join(f"`{name}`" for name in door.doors)
         fate = "cannot happen" if door.fate == "cannot" else door.fate
-        lines.append(f"| {names} | {fate} | {door.why} |")
-    return "\n".join(lines) + "\n"
+        yield f"| {names} | {fate} | {door.why} |"
+
+
+def _requests(tree: ast.Module) -> Iterator[str]:
+    """Yield the requests that SGLang's scheduler dispatches, by the names of their classes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and "Dispatcher" in ast.unparse(node.func):
+            for pair in ast.walk(node):
+                if isinstance(pair, ast.Tuple) and len(pair.elts) == 2 and isinstance(pair.elts[0], ast.Name):
+                    yield pair.elts[0].id
 
 
 def _worker_methods(tree: ast.Module) -> Iterator[str]:
@@ -93,25 +146,25 @@ def _worker_methods(tree: ast.Module) -> Iterator[str]:
                     yield member.name
 
 
-def _writers(node: ast.AST, path: tuple[str, ...] = ()) -> Iterator[str]:
+def _writers(node: ast.AST, loads: frozenset[str] = _LOADS, path: tuple[str, ...] = ()) -> Iterator[str]:
     """Yield the functions in which a parameter is written, as ``Class.method`` or the outer function's name and its own."""
     for child in ast.iter_child_nodes(node):
         inner = path
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             inner = (*path, child.name)
-        elif _writes(child):
+        elif _writes(child, loads):
             yield ".".join(path[:2])
-        yield from _writers(child, inner)
+        yield from _writers(child, loads, inner)
 
 
-def _writes(node: ast.AST) -> bool:
+def _writes(node: ast.AST, loads: frozenset[str]) -> bool:
     if isinstance(node, ast.Assign):
         return any(isinstance(target, ast.Attribute) and target.attr == "data" for target in node.targets)
     if not isinstance(node, ast.Call):
         return False
     called = node.func
     if isinstance(called, ast.Name):
-        return called.id in _LOADS
+        return called.id in loads
     if not isinstance(called, ast.Attribute):
         return False
     if called.attr in ("copy_", "zero_", "fill_"):
@@ -119,13 +172,19 @@ def _writes(node: ast.AST) -> bool:
         return (isinstance(owner, ast.Attribute) and owner.attr == "data") or (
             isinstance(owner, ast.Name) and owner.id in ("param", "parameter", "weight")
         )
-    return called.attr in _LOADS
+    return called.attr in loads
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the page; return 1 if the vLLM in the folder that is given has doors that no row names."""
+    """Print the page; return 1 if an engine below the folders that are given has doors that no row names."""
     print(page(), end="")
-    for name in sorted(missing := unnamed(of_vllm(Path(arguments[0])))):
+    missing: set[str] = set()
+    for folder in map(Path, arguments):
+        if (folder / "vllm").is_dir():
+            missing |= unnamed(of_vllm(folder / "vllm"))
+        if (folder / "sglang").is_dir():
+            missing |= unnamed(of_sglang(folder / "sglang"), door_table_sglang.SGLANG)
+    for name in sorted(missing):
         print(f"not in the table: {name}", file=sys.stderr)
     return 1 if missing else 0
 

@@ -273,6 +273,15 @@ def resume(engine: Any, tags: list[str]) -> None:
     engine.resume_memory_occupation(tags)
 
 
+def reset(engine: Any, selector: str = "all") -> list[Any]:
+    """Overwrite the weights with random values, as SGLang's ``/weights_checker`` does."""
+    from sglang.srt.managers.io_struct import CheckWeightsReqInput
+
+    more = {} if selector == "all" else dict(selector=selector)  # SGLang 0.5.12 knows no other
+    asked = CheckWeightsReqInput(action="reset_tensors", **more)
+    return list(engine.loop.run_until_complete(engine.tokenizer_manager.check_weights(asked, None))[:2])
+
+
 def versions(engine: Any) -> list[Any]:
     """The version that answers are stamped with: at their end, and token by token."""
     info = engine.generate(input_ids=PROMPTS[2], sampling_params=dict(temperature=0, max_new_tokens=2))[
@@ -337,6 +346,7 @@ STEPS = {
         bucket,
         release,
         resume,
+        reset,
         versions,
         audited,
         sync,

@@ -1,4 +1,4 @@
-"""Every function of vLLM by which weights can be written is in the table; a new one fails here."""
+"""Every function of an engine by which weights can be written is in its table; a new one fails here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from tree import TREE
 
 from flashpatch.verify import doors
-from flashpatch.verify.door_table import VLLM, VLLM_HARMLESS
+from flashpatch.verify.door_table import VLLM, VLLM_HARMLESS, Door
+from flashpatch.verify.door_table_sglang import HARMLESS, SGLANG
 
 
 @pytest.mark.vllm
@@ -20,16 +21,28 @@ def test_the_installed_vllm_has_no_door_that_is_not_in_the_table() -> None:
     assert not doors.unnamed(found), "decide what becomes of it, in verify/door_table.py"
 
 
+@pytest.mark.sglang
+def test_the_installed_sglang_has_no_door_that_is_not_in_the_table() -> None:
+    root = Path(importlib.util.find_spec("sglang").submodule_search_locations[0])
+    found = doors.of_sglang(root)
+    assert {
+        "request UpdateWeightsFromTensorReqInput",
+        "utils.weight_checker:WeightChecker._reset_tensors",
+    } <= found
+    assert not doors.unnamed(found, SGLANG), "decide what becomes of it, in verify/door_table_sglang.py"
+
+
 def test_the_page_is_the_table() -> None:
     written = (TREE / "docs" / "reference" / "doors.md").read_text()
     assert written == doors.page(), "python -m flashpatch.verify.doors writes it"
 
 
-def test_no_door_is_named_twice() -> None:
-    names = [name for door in VLLM for name in door.doors]
+@pytest.mark.parametrize(("table", "harmless"), [(VLLM, VLLM_HARMLESS), (SGLANG, HARMLESS)])
+def test_no_door_is_named_twice(table: tuple[Door, ...], harmless: frozenset[str]) -> None:
+    names = [name for door in table for name in door.doors]
     assert len(names) == len(set(names))
-    assert not {name.removeprefix("rpc ") for name in names} & VLLM_HARMLESS
-    assert {door.fate for door in VLLM} == {"followed", "refused", "cannot", "unseen"}
+    assert not {name.partition(" ")[2] for name in names} & harmless
+    assert {door.fate for door in table} == {"followed", "refused", "cannot", "unseen"}
 
 
 def test_what_a_version_grows_is_found(tmp_path: Path) -> None:
@@ -49,3 +62,16 @@ def test_what_a_version_grows_is_found(tmp_path: Path) -> None:
         "v1.worker.gpu_worker:Worker._own",
         "distributed.weight_transfer.tape:T.receive",
     }
+
+
+def test_what_a_version_of_sglang_grows_is_found(tmp_path: Path) -> None:
+    sources = {
+        "managers/scheduler.py": "class Scheduler:\n    def a(self):\n        self.d = TypeBasedDispatcher([\n"
+        "            (AbortReq, self.abort_request),\n            (GraftReq, self.graft),\n        ])\n",
+        "grafts/tree.py": "def graft(param):\n    param.copy_(1)\n",
+        "models/tree.py": "class Tree:\n    def load_weights(self):\n        default.weight_loader(1)\n",
+    }
+    for name, text in sources.items():
+        (tmp_path / "srt" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "srt" / name).write_text(text)
+    assert doors.unnamed(doors.of_sglang(tmp_path), SGLANG) == {"request GraftReq", "grafts.tree:graft"}

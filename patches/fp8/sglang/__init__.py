@@ -10,6 +10,7 @@ from flashpatch.patches.fp8.sglang import (
     reload,
     scheduler_gate,
     update_session,
+    weight_checker,
     weight_updater,
     weight_version,
 )
@@ -29,6 +30,7 @@ PATCHES = (
     update_session.DISK,
     memory.RELEASE,
     memory.RESUME,
+    weight_checker.PATCH,
     weight_version.RECORD,
     weight_version.PROVIDED,
     weight_version.BEGIN,

@@ -78,6 +78,7 @@ def _settings() -> dict[str, Any]:
         enable_lora=get_lora().enable_lora,
         enable_eplb=get_exec().moe.enable_eplb,
         cpu_offload_gb=get_exec().offload.cpu_offload_gb,
+        offload_group_size=get_exec().offload.offload_group_size,
         pp_size=get_parallel().pp_size,
     )
 
@@ -92,6 +93,8 @@ def refusal(model: torch.nn.Module, settings: Mapping[str, Any]) -> str | None:
         return "expert rebalancing is enabled (enable_eplb)"
     if settings["cpu_offload_gb"]:
         return "weights are offloaded to the host (cpu_offload_gb)"
+    if settings["offload_group_size"] > 0:
+        return "weights are offloaded to the host and prefetched (offload_group_size)"
     if settings["pp_size"] > 1:
         return "pipeline stages cannot agree on an update (pp_size)"
     mode = engine.options("fp8")["in_flight"]

@@ -54,14 +54,18 @@ def has_weights(tags: Sequence[str] | None) -> bool:
 
 
 def release(
-    owners: Mapping[str, Sequence[ManagedModel]], kept: Mapping[str, bool], do: Callable[[], Any]
+    owners: Mapping[str, Sequence[ManagedModel]],
+    kept: Mapping[str, bool],
+    do: Callable[[], Any],
+    by: str = "release_memory_occupation",
 ) -> Any:
     """Release the memory by ``do`` and return its result; note which models are away, and which are gone.
 
     Args:
         owners: the managed models by role, target or draft.
         kept: whether SGLang itself keeps the weights of a role.
-        do: releases the memory.
+        do: releases the memory, or overwrites it.
+        by: what the user called, for refusals.
     """
     from flashpatch.patches.fp8.refit.host_copies import HostCopies
 
@@ -79,7 +83,7 @@ def release(
         for owner in owners[role]:
             owner.asleep = True
             if role == "target" and not kept[role]:
-                owner.mark_discarded()
+                owner.mark_discarded(by=by)
     return output
 
 

@@ -29,6 +29,7 @@ PATCHES = (
     scheduler.DISK,
     scheduler.RELEASE,
     scheduler.RESUME,
+    scheduler.CHECK,
     tokenizer.TENSOR,
     tokenizer.DISTRIBUTED,
     processes.INIT,

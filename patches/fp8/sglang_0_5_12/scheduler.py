@@ -8,8 +8,16 @@ from typing import Any
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared import sglang_sessions
 from flashpatch.patches.fp8.refit import model_registry
-from flashpatch.patches.fp8.sglang import memory, receipts, reload, schedulers, session, weight_updater
-from flashpatch.patches.fp8.sglang_0_5_12.record import FRAMEWORK, for_old_sglang
+from flashpatch.patches.fp8.sglang import (
+    memory,
+    receipts,
+    reload,
+    schedulers,
+    session,
+    weight_checker,
+    weight_updater,
+)
+from flashpatch.patches.fp8.sglang_0_5_12.record import FRAMEWORK, REQUIRES, for_old_sglang
 from flashpatch.record import Contract
 
 MIXIN = "sglang.srt.managers.scheduler_update_weights_mixin:SchedulerUpdateWeightsMixin"
@@ -56,6 +64,15 @@ def on_resume(original, self, recv_req: Any):
     if memory.has_weights(recv_req.tags):
         memory.resume([owner for role in memory.ROLES for owner in owners_of(self, role)])
     return output
+
+
+def on_check(original, self, recv_req: Any):
+    """Around ``check_weights``, which resets the policy alone."""
+    return weight_checker.check(
+        recv_req,
+        lambda role: owners_of(self, role) if role == "target" else [],
+        lambda: original(self, recv_req),
+    )
 
 
 def owners_of(scheduler: Any, role: str) -> list[model_registry.ManagedModel]:
@@ -210,4 +227,12 @@ RESUME = _patch(
     contract=memory.RESUME.contract,
     why=memory.RESUME.why,
     how=memory.RESUME.how,
+)
+
+CHECK = weight_checker.record(
+    id=f"{FRAMEWORK}.check_weights",
+    targets=(f"{MIXIN}.check_weights",),
+    requires=REQUIRES,
+    needs=(f"{FRAMEWORK}.initialize_model",),
+    wrapper=on_check,
 )
