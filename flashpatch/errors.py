@@ -37,7 +37,9 @@ class PatchError(RuntimeError):
         self.advice = advice
         where = ", ".join(part for part in (patch, target, version) if part)
         text = f"[flashpatch{': ' + where if where else ''}] {problem}"
-        super().__init__(f"{text} {advice}" if advice else text)
+        if advice:
+            text += f"{'' if problem.endswith(tuple('.!?:;,')) else '.'} {advice}"
+        super().__init__(text)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Survive pickling, so that the error crosses process boundaries whole."""

@@ -50,11 +50,12 @@ def constructing_runner() -> Callable[[], Any]:
 
 
 def all_models(runner: Any = None) -> list[ManagedModel]:
-    """Return the managed models that are alive; ``runner``: without those of another model runner."""
+    """Return the managed models that are alive; ``runner``: without those of another model runner, closed ones included."""
     found = []
     for model, reference in list(_models.items()):
-        managed, owner = reference(), _owners[model]()
-        if managed is not None and (runner is None or owner is None or owner is runner):
+        managed, owner = reference(), _owners[model]
+        has_owner = isinstance(owner, weakref.ref)
+        if managed is not None and (runner is None or not has_owner or owner() is runner):
             found.append(managed)
     return found
 

@@ -111,6 +111,19 @@ def test_nothing_is_committed_while_the_memory_is_away(level, atomic):
     assert toys.same_answers(engine.model, toys.fresh("quantized", B))
 
 
+def test_a_closed_engine_s_version_is_not_the_next_one_s():
+    """Its model may live on: a caller or a captured graph may hold it."""
+    closed, runner = Runner(), Runner()
+    with model_registry.owned_by(closed):
+        engine = toys.engine("quantized")
+        model_registry.add(engine.model, engine.managed)
+    engine.model.load_weights(B)
+    engine.managed.finish()
+    assert model_registry.version(closed) == 1
+    del closed
+    assert model_registry.version(runner) == 0 and model_registry.first_unservable(runner) is None
+
+
 def in_the_middle(engine, weights, act):
     """Load ``weights``, and call ``act`` in another thread half-way; what it raised, or None."""
     raised = []
