@@ -240,10 +240,11 @@ $(CHECK)/.ready: $(CHECK)/.torch $(SOURCES)
 	@$(PIP) $(CHECK) install -e '.[dev,plot]'
 	@touch $@
 
-# The stock CUDA wheel, and a device for it that is built from what the wheel brings.
+# The stock CUDA wheel, and a device for it that is built from what the wheel brings. An older cuda-python would overwrite
+# files of cuda-bindings.
 $(CUDA)/.cuda:
 	@echo "[$(CUDA)] new environment from $(PYTHON): vllm==0.33.0 with CUDA, 9 GB on disk"
-	@$(PIP) $(CUDA) install vllm==0.33.0
+	@$(PIP) $(CUDA) install vllm==0.33.0 'cuda-python>=13'
 	@touch $@
 
 $(CUDA)/.ready: $(CUDA)/.cuda $(SOURCES) $(wildcard tests/support/fake_cuda/device/*) tests/support/fake_cuda/build.py

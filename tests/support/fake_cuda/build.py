@@ -45,7 +45,7 @@ def runtime(nvidia: Path) -> None:
     (real,) = nvidia.glob("lib/libcudart.so.[0-9]*")
     major = real.name.rpartition(".")[2]
     objects = []
-    for name in ("memory", "properties", "streams", "kernels"):
+    for name in ("memory", "properties", "streams", "graphs", "kernels"):
         objects.append(OUT / f"{name}.o")
         source = HERE / "device" / f"{name}.c"
         run(

@@ -25,6 +25,30 @@ def replace_operators(custom_ops: object) -> None:
     standins.register()
 
 
+@wrapt.when_imported("vllm.v1.attention.backends.flash_attn")
+def replace_attention(flash_attn: object) -> None:
+    from fake_cuda.standins import attention
+
+    attention.use(flash_attn)
+
+
+@wrapt.when_imported("vllm.v1.sample.ops.topk_topp_sampler")
+def sample_in_torch(sampler) -> None:
+    """Triton's kernel would run for minutes in its interpreter."""
+    if hasattr(sampler, "apply_top_k_top_p_triton"):
+        sampler.apply_top_k_top_p_triton = lambda logits, k, p, *_, **__: sampler.apply_top_k_top_p_pytorch(
+            logits, k, p
+        )
+
+
+@wrapt.when_imported("triton.runtime.interpreter")
+def capture_kernels(interpreter) -> None:
+    """Let a graph keep a kernel in Triton's interpreter as one call."""
+    from fake_cuda.graphs import whole
+
+    interpreter.GridExecutor.__call__ = whole(interpreter.GridExecutor.__call__)
+
+
 @wrapt.when_imported("vllm.distributed.device_communicators.cuda_wrapper")
 def find_our_runtime(wrapper) -> None:
     """vLLM takes the first mapped library called libcudart, which may be a copy inside another package."""

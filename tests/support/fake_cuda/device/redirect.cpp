@@ -1,7 +1,8 @@
 // Runs operators on CUDA tensors by the CPU's kernel, on the same memory: that of the fake device is the host's.
 //
 // For each call, a CUDA tensor gets an alias: a CPU tensor over the same bytes. Results that are aliases, or views of them,
-// become the CUDA tensors again; new results are copied into new CUDA memory.
+// become the CUDA tensors again; new results are copied into new CUDA memory. While a graph is captured, calls are kept with
+// their tensors; a launch of the graph makes them again, and results go where the first ones are.
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -11,6 +12,7 @@
 #include <torch/library.h>
 
 #include <cstring>
+#include <map>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -119,7 +121,8 @@ class Call {
   std::vector<std::pair<at::Tensor, at::Tensor>> pairs_;          // CUDA tensors and their aliases
 };
 
-void redirect(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+// On the stack: arguments before, results after.
+void run(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   const size_t arguments = schema.arguments().size(), returns = schema.returns().size();
   Call call;
@@ -136,6 +139,66 @@ void redirect(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::St
     IValue& value = (*stack)[stack->size() - returns + i];
     value = call.to_cuda(value);
   }
+}
+
+extern "C" unsigned long long fake_cuda_capturing();
+extern "C" void fake_cuda_on_graph(void (*on_launch)(unsigned long long), void (*on_destroy)(unsigned long long));
+
+// One call of a captured graph: of an operator, or of Python (a stand-in, a kernel in Triton's interpreter).
+struct Node {
+  std::optional<c10::OperatorHandle> op;
+  std::vector<IValue> arguments, results;
+  PyObject* python = nullptr;
+};
+std::map<unsigned long long, std::vector<Node>> graphs;
+thread_local int suspended = 0;  // inside a call that is kept as a whole, or a replay
+
+std::vector<Node>* recording() {
+  auto id = suspended ? 0 : fake_cuda_capturing();
+  return id ? &graphs[id] : nullptr;
+}
+
+void copy_result(const c10::OperatorHandle& op, const IValue& from, const IValue& to) {
+  if (to.isTensorList()) {
+    auto fresh = from.toTensorVector(), kept = to.toTensorVector();
+    for (size_t i = 0; i < kept.size(); i++) copy_result(op, fresh[i], kept[i]);
+  }
+  if (!to.isTensor() || !to.toTensor().defined()) return;
+  at::Tensor fresh = from.toTensor(), kept = to.toTensor();
+  TORCH_CHECK(fresh.sizes() == kept.sizes(), "fake cuda: ", op.schema().name(), " of a graph gave another shape");
+  if (fresh.numel() && fresh.const_data_ptr() != kept.const_data_ptr()) kept.copy_(fresh);
+}
+
+void replay(unsigned long long id) {
+  suspended++;
+  for (Node& node : graphs[id]) {
+    if (node.python) {
+      auto gil = PyGILState_Ensure();
+      PyObject* result = PyObject_CallNoArgs(node.python);
+      if (!result) PyErr_Print(), std::abort();
+      Py_DECREF(result);
+      PyGILState_Release(gil);
+      continue;
+    }
+    torch::jit::Stack stack(node.arguments);
+    run(*node.op, &stack);
+    for (size_t i = 0; i < stack.size(); i++) copy_result(*node.op, stack[i], node.results[i]);
+  }
+  suspended--;
+}
+
+void forget(unsigned long long id) { graphs.erase(id); }
+
+void redirect(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  auto* nodes = recording();
+  if (!nodes) return run(op, stack);
+  const std::string& name = op.schema().name();
+  TORCH_CHECK(name != "aten::_local_scalar_dense" && name != "aten::nonzero",
+              "fake cuda: ", name, " waits for the device, which is not permitted while a graph is captured");
+  Node node{op, torch::jit::last(*stack, op.schema().arguments().size()).vec()};
+  run(op, stack);
+  node.results = torch::jit::last(*stack, op.schema().returns().size()).vec();
+  nodes->push_back(std::move(node));
 }
 
 // These need no kernel: torch's own work on the device's memory as it is.
@@ -168,10 +231,29 @@ PyObject* install(PyObject*, PyObject*) {
     redirected++;
   }
   libraries.push_back(std::move(library));
+  fake_cuda_on_graph(&replay, &forget);
   return Py_BuildValue("lN", redirected, cuda_only);
 }
 
-PyMethodDef methods[] = {{"install", install, METH_NOARGS, ""}, {nullptr, nullptr, 0, nullptr}};
+// begin(): whether a graph is captured; then nothing is kept until end(again), which keeps `again` for replays unless it is None.
+PyObject* begin(PyObject*, PyObject*) {
+  if (!recording()) Py_RETURN_FALSE;
+  suspended++;
+  Py_RETURN_TRUE;
+}
+PyObject* end(PyObject*, PyObject* again) {
+  suspended--;
+  if (again != Py_None) {
+    Py_INCREF(again);
+    recording()->push_back(Node{std::nullopt, {}, {}, again});
+  }
+  Py_RETURN_NONE;
+}
+
+PyMethodDef methods[] = {{"install", install, METH_NOARGS, ""},
+                         {"begin", begin, METH_NOARGS, ""},
+                         {"end", end, METH_O, ""},
+                         {nullptr, nullptr, 0, nullptr}};
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "fake_cuda_redirect", "", -1, methods};
 
 }  // namespace

@@ -31,17 +31,3 @@ API cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { return
 API cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) { return cudaSuccess; }
 API cudaError_t cudaEventSynchronize(cudaEvent_t event) { return cudaSuccess; }
 API cudaError_t cudaEventElapsedTime(float *out, cudaEvent_t start, cudaEvent_t end) { return *out = 0.01f, cudaSuccess; }
-
-/* No graph is captured: a caller that asks is told so. */
-API cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode) { return cudaSuccess; }
-API cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *out) {
-  *out = cudaStreamCaptureStatusNone;
-  return cudaSuccess;
-}
-API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *out, unsigned long long *id,
-                                         cudaGraph_t *graph, const cudaGraphNode_t **nodes,
-                                         const cudaGraphEdgeData **edges, size_t *count) {
-  *out = cudaStreamCaptureStatusNone;
-  if (id) *id = 0;
-  return cudaSuccess;
-}

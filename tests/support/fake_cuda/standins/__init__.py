@@ -7,6 +7,8 @@ from importlib import import_module
 
 import torch
 
+from fake_cuda.graphs import whole
+
 CALLS: Counter[str] = Counter()
 """Calls of each stand-in in this process, by operator."""
 
@@ -35,7 +37,7 @@ def register() -> None:
         library = _libraries.get(namespace)
         if library is None:
             library = _libraries[namespace] = torch.library.Library(namespace, "IMPL")
-        library.impl(operator_name, _counted(name, function), "CUDA", allow_override=True)
+        library.impl(operator_name, whole(_counted(name, function)), "CUDA", allow_override=True)
     _pending.clear()
 
 

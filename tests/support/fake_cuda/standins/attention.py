@@ -1,23 +1,17 @@
-"""FlashAttention and the sampler's kernel in torch, for whole engines."""
+"""FlashAttention in torch, for whole engines."""
 
 from __future__ import annotations
 
 import torch
 
+from fake_cuda.graphs import whole
 from fake_cuda.standins import CALLS
 
 
-def use() -> None:
-    """Let vLLM's FlashAttention backend and its sampler call the functions below."""
-    from vllm.v1.attention.backends import flash_attn
-    from vllm.v1.sample.ops import topk_topp_sampler as sampler
-
-    flash_attn.flash_attn_varlen_func = flash_attn_varlen_func
+def use(flash_attn) -> None:
+    """Let vLLM's FlashAttention backend call the function below."""
+    flash_attn.flash_attn_varlen_func = whole(flash_attn_varlen_func)
     flash_attn.get_scheduler_metadata = lambda *_, **__: None
-    if hasattr(sampler, "apply_top_k_top_p_triton"):
-        sampler.apply_top_k_top_p_triton = lambda logits, k, p, *_, **__: sampler.apply_top_k_top_p_pytorch(
-            logits, k, p
-        )
 
 
 def flash_attn_varlen_func(

@@ -26,7 +26,7 @@ def results(tmp_path_factory):
 
     @functools.cache
     def run(mode: str, capability: int, names: tuple[str, ...] = (), **more: str):
-        return runs.run(folder, mode, capability, list(names) or cases.of(capability), **more)
+        return runs.run(folder, "storage", mode, capability, list(names) or cases.of(capability), **more)
 
     return run
 

@@ -1,0 +1,71 @@
+"""Whole engines on vLLM's CUDA branch: after an update, captured graphs included, an engine answers as a fresh one does.
+
+What the fake device shows and what not: tests/support/fake_cuda/README.md.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+from cuda_lab import runs
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not runs.is_built(), reason="the fake CUDA device is not built here"),
+]
+
+# By the process that runs them: capability, variables, scenarios. Sleep mode takes one engine a process.
+PLAIN = ("bf16:graphs:reload", "bf16:graphs:buckets", "fp8:graphs:buckets", "static_kv:graphs:reload")
+DISCARD = "graphs:sleep2:wake-weights:buckets:wake"
+PROCESSES: list[tuple[int, dict[str, str], tuple[str, ...]]] = [
+    (90, {}, (*PLAIN, "bf16:graphs:out-of-place")),
+    (80, {}, ("fp8:graphs:reload", "w4a16:graphs:buckets")),
+    (90, {"VLLM_USE_V2_MODEL_RUNNER": "0"}, ("fp8:graphs:reload", "bf16:buckets")),
+    (90, {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}, ("fp8:graphs:reload",)),
+    (90, {"FAKE_CUDA_FILL": "127"}, (f"fp8:{DISCARD}",)),  # memory comes back full of finite garbage
+    (90, {"FAKE_CUDA_FILL": "255"}, (f"static_kv:{DISCARD}",)),  # full of NaN
+    (90, {"FAKE_CUDA_FILL": "255", "SLEEP": "1"}, ("bf16:graphs:sleep1:wake:reload",)),
+]
+RUNS = [
+    pytest.param(
+        index, name, id=f"{name}-{capability}" + "".join(f"-{key}={value}" for key, value in more.items())
+    )
+    for index, (capability, more, names) in enumerate(PROCESSES)
+    for name in names
+]
+
+
+@pytest.fixture(scope="session")
+def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("engines")
+
+    @functools.cache
+    def fresh(capability: int):
+        names = {name.partition(":")[0] for at, _, names in PROCESSES for name in names if at == capability}
+        return runs.run(folder, "engine", "fresh", capability, sorted(names))
+
+    @functools.cache
+    def updated(index: int):
+        capability, more, names = PROCESSES[index]
+        return runs.run(folder, "engine", "update", capability, list(names), **more)
+
+    return fresh, updated
+
+
+@pytest.mark.parametrize(("index", "name"), RUNS)
+def test_an_updated_engine_answers_as_a_fresh_one(results, index: int, name: str) -> None:
+    fresh, updated = (source for source in results)
+    capability, more, _ = PROCESSES[index]
+    wanted, got = fresh(capability)[name.partition(":")[0]], updated(index)[name]
+    assert "error" not in wanted and "error" not in got, (wanted.get("error"), got.get("error"))
+    assert got["before"] != wanted["answers"]
+    if "multiprocessing" not in str(more).lower():  # else they are counted in the worker's process
+        assert (wanted["launches"], got["launches"]) == (0, 0) and (got["graphs"] > 0) == ("graphs" in name)
+    assert ("gpu_model_runner" in got["runner"]) == ("VLLM_USE_V2_MODEL_RUNNER" in more)
+    if name.endswith(
+        "out-of-place"
+    ):  # and a captured graph is seen to read the addresses that it was captured with
+        assert got["moved"] and got["answers"] != wanted["answers"]
+    else:
+        assert not got["moved"] and got["answers"] == wanted["answers"]

@@ -1,0 +1,161 @@
+"""Open a whole engine on the fake device, update it from A to B, and write down its answers.
+
+    python -m cuda_lab.engine fresh|update CHECKPOINTS OUT CASE[:STEP...]...
+
+`fresh` opens B on stock vLLM and asks it. `update` runs with FLASHPATCH set: it opens A, asks it, goes through the steps,
+each of `STEPS`, and asks again. `graphs` lets the engine capture CUDA graphs; without it, all is eager.
+`CUDA_LAB_MUTANT` is a fault of `cuda_lab.mutants`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+import vllm
+from fake_cuda import graphs
+from fake_cuda.standins import deep_gemm
+from vllm.distributed import cleanup_dist_env_and_memory
+from vllm.model_executor.model_loader import base_loader
+from vllm.platforms import current_platform
+from vllm_lab import models
+
+from cuda_lab import cases, checkpoints, mutants, state
+
+ENGINE = dict(
+    dtype="bfloat16",
+    max_model_len=128,
+    max_num_seqs=4,
+    max_num_batched_tokens=128,
+    kv_cache_memory_bytes=16 << 20,
+    gpu_memory_utilization=0.5,
+    enable_prefix_caching=False,
+    skip_tokenizer_init=True,
+    max_logprobs=-1,
+)
+GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4]}
+PROMPTS = [[3 + 7 * i % 200 for i in range(length)] for length in (12, 33)]
+refused_launches = ctypes.CDLL(None).fake_cuda_refused_launches
+refused_launches.restype = ctypes.c_long
+
+
+def main(mode: str, root: str, out: str, *scenarios: str) -> None:
+    deep_gemm.use()
+    mutants.use(os.environ.get("CUDA_LAB_MUTANT", ""))
+    results = {}
+    for scenario in scenarios:
+        start, refused, launched = time.perf_counter(), refused_launches(), graphs.launches()
+        try:
+            result = run(mode, Path(root), *scenario.split(":"))
+        except Exception as error:
+            traceback.print_exc()
+            result = {"error": f"{type(error).__name__}: {error}"[:500]}
+        cleanup_dist_env_and_memory()
+        type(current_platform)._global_graph_pool = None  # it ended with the engine's graphs
+        result |= {"launches": refused_launches() - refused, "graphs": graphs.launches() - launched}
+        results[scenario] = result
+        print(
+            f"{mode} {scenario}: {result.get('error', 'ok')} {time.perf_counter() - start:.1f} s", flush=True
+        )
+    Path(out).write_bytes(pickle.dumps(results))
+    sys.stdout.flush()
+    os._exit(0)  # destructors of CUDA libraries find no device
+
+
+def run(mode: str, root: Path, name: str, *steps: str) -> dict[str, Any]:
+    case = cases.CASES[name]
+    first, second = checkpoints.pair(root, case.family, case.scheme, **case.config)
+    if mode == "fresh":
+        return {"answers": ask(opened(case, second, steps))}
+    return updated(opened(case, first, steps), second, steps)
+
+
+def opened(case: cases.Case, path: Path, steps: tuple[str, ...]) -> vllm.LLM:
+    sleeps = any(step.startswith("sleep") for step in steps)
+    how = {"compilation_config": GRAPHS} if "graphs" in steps else {"enforce_eager": True}
+    return vllm.LLM(str(path), **{**ENGINE, **how, **case.engine}, enable_sleep_mode=sleeps)
+
+
+def updated(llm: vllm.LLM, second: Path, steps: tuple[str, ...]) -> dict[str, Any]:
+    before = ask(llm)
+    runner, addresses = llm.collective_rpc(addresses_of)[0]
+    for step in steps:
+        STEPS[step](llm, second)
+    _, after = llm.collective_rpc(addresses_of)[0]
+    moved = [path for path, address in addresses.items() if after.get(path) != address]
+    return {"before": before, "answers": ask(llm), "moved": moved, "runner": runner}
+
+
+def addresses_of(worker: Any) -> tuple[str, dict[str, int]]:
+    """Return the module of a worker's model runner, and the address of each tensor of its model."""
+    return type(worker.model_runner).__module__, state.snapshot(worker.model_runner.model)[1]
+
+
+def worker(llm: vllm.LLM) -> Any:
+    """Return the worker of an engine in this process."""
+    driver = llm.llm_engine.model_executor.driver_worker
+    return getattr(driver, "worker", driver)
+
+
+def tensors(second: Path) -> list[tuple[str, torch.Tensor]]:
+    return [(name, tensor.cuda()) for name, tensor in models.weights(second)]
+
+
+def reload(llm: vllm.LLM, second: Path) -> None:
+    llm.collective_rpc("reload_weights", kwargs={"weights_iterator": tensors(second)})
+
+
+def buckets(llm: vllm.LLM, second: Path) -> None:
+    """Load as verl does: some tensors a call, then post-processing."""
+    runner, weights = worker(llm).model_runner, tensors(second)
+    for index in range(0, len(weights), 5):
+        runner.model.load_weights(weights[index : index + 5])
+    base_loader.process_weights_after_loading(runner.model, runner.model_config, torch.device("cuda:0"))
+
+
+def out_of_place(llm: vllm.LLM, second: Path) -> None:
+    """Update as nobody should: the values are B's, at new addresses; a captured graph goes on reading A's."""
+    live = [
+        (parameter, parameter.data, parameter.data.clone())
+        for parameter in worker(llm).model_runner.model.parameters()
+    ]
+    reload(llm, second)
+    for parameter, memory, old in live:
+        parameter.data = memory.clone()
+        memory.copy_(old)
+
+
+STEPS = {
+    "reload": reload,
+    "buckets": buckets,
+    "out-of-place": out_of_place,
+    "sleep1": lambda llm, _: llm.sleep(level=1),
+    "sleep2": lambda llm, _: llm.sleep(level=2),
+    "wake-weights": lambda llm, _: llm.wake_up(tags=["weights"]),
+    "wake": lambda llm, _: llm.wake_up(),
+    "graphs": lambda llm, _: None,
+}
+
+
+def ask(llm: vllm.LLM) -> list[tuple[list[int], list[float]]]:
+    """Return by prompt the greedy tokens and the sum of every log-probability at each."""
+    sampling = vllm.SamplingParams(
+        temperature=0, max_tokens=4, ignore_eos=True, detokenize=False, logprobs=-1
+    )
+    prompts = [{"prompt_token_ids": ids} for ids in PROMPTS]
+    answers = [answer.outputs[0] for answer in llm.generate(prompts, sampling, use_tqdm=False)]
+    return [
+        (list(answer.token_ids), [[at[token].logprob for token in sorted(at)] for at in answer.logprobs])
+        for answer in answers
+    ]
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
