@@ -10,7 +10,10 @@
 #                 vLLM that it runs on, SGLang
 # make test-full  all tests, also the long ones and those on other versions of vLLM
 # make first-hour FlashPatch's wheel in a new environment as verl's documentation makes it, and verl's GRPO there; 8 GB on disk
-# make test-cuda  vLLM's CUDA wheel on a fake CUDA device: storage after an update against a fresh load (9 GB on disk, gcc)
+# make test-cuda  vLLM's CUDA wheel on a fake CUDA device: storage after an update against a fresh load, engines with captured
+#                 graphs (9 GB on disk, gcc)
+# make test-gpu   on a machine with a GPU, PYTHON=the interpreter that has vLLM and FlashPatch: the same on it, and what an
+#                 update costs; prints a table and writes gpu.json
 # make dist       sdist and wheel in dist/, built twice and compared, checked by twine and check-wheel-contents
 # make docs       the documentation site in build/site: guides, API reference, commands; strict, and shown without a network
 # make resolve    after make dist: asks pip, without installing anything, whether each extra resolves
@@ -74,7 +77,7 @@ NO_ENGINE := not vllm and not verl and not sglang and not cuda and not full
 
 .PHONY: demo demo-verl world demo-world pictures docs dist resolve check lint check-own test-for parts $(OTHER_PYTHONS:%=check-%) \
 	test test-newest test-newest-fp8 test-newest-rest test-paired test-paired-jobs test-paired-rest test-sglang first-hour test-pinned \
-	test-sglang-paired trainers test-trainers test-cuda test-full clean \
+	test-sglang-paired trainers test-trainers test-cuda test-gpu test-full clean \
 	$(NEWEST) $(PINNED) $(PAIRED) $(OLDER) $(OLD) $(SGLANG) $(OLDEST_SGLANG) $(PAIRED_SGLANG) $(TRAINERS)
 # A stamp is the last thing a recipe writes: an interrupted set-up is taken up again.
 .PRECIOUS: %/.vllm %/.verl %/.sglang %/.trainers %/.ready
@@ -202,6 +205,9 @@ test-sglang-paired: $(PAIRED_SGLANG)
 # vLLM's CUDA branch, see tests/support/fake_cuda/README.md.
 test-cuda: $(CUDA)/.ready
 	$(CUDA)/bin/pytest -m cuda
+
+test-gpu:
+	PYTHONPATH=tests/support $(PYTHON) -m cuda_lab.gpu
 
 trainers: $(TRAINERS)
 

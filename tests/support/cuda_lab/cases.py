@@ -75,6 +75,10 @@ CASES: dict[str, Case] = {
     "qwen3_next": Case("qwen3-next", {90: "Experts"}),
     "falcon_h1": Case("falcon-h1", {90: ""}),
 }
+LARGE = dict(
+    hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16, vocab_size=32000
+)
+CASES["large"] = Case("llama", {}, config=LARGE)  # 400 million weights, for the cost of an update
 SMOKE = {80: ("fp8",), 90: ("static_kv", "moe_fp8")}
 
 

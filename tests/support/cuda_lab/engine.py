@@ -1,4 +1,4 @@
-"""Open a whole engine on the fake device, update it from A to B, and write down its answers.
+"""Open a whole engine on a CUDA device, fake or real, update it from A to B, and write down its answers.
 
     python -m cuda_lab.engine fresh|update CHECKPOINTS OUT CASE[:STEP...]...
 
@@ -9,25 +9,24 @@ each of `STEPS`, and asks again. `graphs` lets the engine capture CUDA graphs; w
 
 from __future__ import annotations
 
-import ctypes
+import functools
 import os
 import pickle
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import vllm
-from fake_cuda import graphs
-from fake_cuda.standins import deep_gemm
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.model_executor.model_loader import base_loader
 from vllm.platforms import current_platform
 from vllm_lab import models
 
-from cuda_lab import cases, checkpoints, mutants, state
+from cuda_lab import cases, checkpoints, device, mutants, state
 
 ENGINE = dict(
     dtype="bfloat16",
@@ -42,16 +41,14 @@ ENGINE = dict(
 )
 GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4]}
 PROMPTS = [[3 + 7 * i % 200 for i in range(length)] for length in (12, 33)]
-refused_launches = ctypes.CDLL(None).fake_cuda_refused_launches
-refused_launches.restype = ctypes.c_long
 
 
 def main(mode: str, root: str, out: str, *scenarios: str) -> None:
-    deep_gemm.use()
+    device.prepare()
     mutants.use(os.environ.get("CUDA_LAB_MUTANT", ""))
     results = {}
     for scenario in scenarios:
-        start, refused, launched = time.perf_counter(), refused_launches(), graphs.launches()
+        start, refused, launched = time.perf_counter(), device.refused_launches(), device.graph_launches()
         try:
             result = run(mode, Path(root), *scenario.split(":"))
         except Exception as error:
@@ -59,7 +56,8 @@ def main(mode: str, root: str, out: str, *scenarios: str) -> None:
             result = {"error": f"{type(error).__name__}: {error}"[:500]}
         cleanup_dist_env_and_memory()
         type(current_platform)._global_graph_pool = None  # it ended with the engine's graphs
-        result |= {"launches": refused_launches() - refused, "graphs": graphs.launches() - launched}
+        result["launches"] = device.refused_launches() - refused
+        result["graphs"] = device.graph_launches() - launched
         results[scenario] = result
         print(
             f"{mode} {scenario}: {result.get('error', 'ok')} {time.perf_counter() - start:.1f} s", flush=True
@@ -73,7 +71,8 @@ def run(mode: str, root: Path, name: str, *steps: str) -> dict[str, Any]:
     case = cases.CASES[name]
     first, second = checkpoints.pair(root, case.family, case.scheme, **case.config)
     if mode == "fresh":
-        return {"answers": ask(opened(case, second, steps))}
+        llm = opened(case, second, steps)
+        return {"answers": ask(llm), "again": ask(llm)}
     return updated(opened(case, first, steps), second, steps)
 
 
@@ -86,11 +85,20 @@ def opened(case: cases.Case, path: Path, steps: tuple[str, ...]) -> vllm.LLM:
 def updated(llm: vllm.LLM, second: Path, steps: tuple[str, ...]) -> dict[str, Any]:
     before = ask(llm)
     runner, addresses = llm.collective_rpc(addresses_of)[0]
-    for step in steps:
-        STEPS[step](llm, second)
+    costs = {step: cost(functools.partial(STEPS[step], llm, second)) for step in steps}
     _, after = llm.collective_rpc(addresses_of)[0]
     moved = [path for path, address in addresses.items() if after.get(path) != address]
-    return {"before": before, "answers": ask(llm), "moved": moved, "runner": runner}
+    return {"before": before, "answers": ask(llm), "moved": moved, "runner": runner, "costs": costs}
+
+
+def cost(step: Callable[[], None]) -> tuple[float, int]:
+    """Return the seconds that a step takes, and by how many bytes the device's memory grew at most, in this process."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    start, held = time.perf_counter(), torch.cuda.memory_allocated()
+    step()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start, torch.cuda.max_memory_allocated() - held
 
 
 def addresses_of(worker: Any) -> tuple[str, dict[str, int]]:

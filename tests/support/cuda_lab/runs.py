@@ -1,7 +1,8 @@
-"""Run `cuda_lab.storage` and `cuda_lab.engine` on the fake device in processes of their own; read what they wrote down."""
+"""Run the labs of this package in processes of their own, on the fake device or a GPU; read what they wrote down."""
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -19,25 +20,35 @@ def is_built() -> bool:
     return (ENVIRONMENT / "fake_cuda" / "fake_cuda_redirect.so").exists()
 
 
+def environment(capability: int, **more: str) -> dict[str, str]:
+    """Return variables for a process on the fake device of this capability, or on the GPU if it is 0."""
+    more = {"VLLM_LOGGING_LEVEL": "ERROR", **more}
+    if capability:
+        return variables(ENVIRONMENT, capability, **more)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("FLASHPATCH")}
+    return {**kept, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", **more}
+
+
 def run(
     folder: Path, what: str, mode: str, capability: int, names: list[str], **more: str
 ) -> dict[str, dict[str, Any]]:
     """Return the result of each case.
 
     Args:
-        what: `storage` or `engine`, the module of this package to run.
         folder: for checkpoints, which later runs share, and for what this run writes.
-        mode: `fresh`, or `update`: then FlashPatch is on, unless `more` says FLASHPATCH="0".
-        capability: ten times the compute capability.
+        what: `storage`, `engine` or `losses`, the module of this package to run.
+        mode: `fresh`, or `update`: then FlashPatch is on, unless `more` says FLASHPATCH="0"; of losses "".
+        capability: ten times the fake device's compute capability; 0: the GPU.
         names: of `cuda_lab.cases.CASES`; for engines with their steps.
         more: further variables.
     """
     patches = {"FLASHPATCH": "bf16", "FLASHPATCH_LEDGER": str(folder / "ledger")} if mode == "update" else {}
-    env = variables(ENVIRONMENT, capability, VLLM_LOGGING_LEVEL="ERROR", **{**patches, **more})
-    out = folder / f"{what}-{mode}-{capability}-{'-'.join(more.values())}.pickle"
-    command = [sys.executable, "-m", f"cuda_lab.{what}", mode, str(folder / "checkpoints"), str(out), *names]
+    env = environment(capability, **{**patches, **more})
+    out = folder / f"{what}-{mode}-{capability}-{'-'.join(more.values()).replace(':', '-')}.pickle"
+    command = [sys.executable, "-m", f"cuda_lab.{what}"]
+    command += [mode, str(folder / "checkpoints"), str(out), *names] if mode else [str(out)]
     done = subprocess.run(
-        command, env=env, capture_output=True, text=True, timeout=limit(120 + 20 * len(names))
+        command, env=env, capture_output=True, text=True, timeout=limit(240 + 30 * len(names))
     )
     if not out.exists():
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-4000:]}")

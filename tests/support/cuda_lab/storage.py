@@ -1,4 +1,4 @@
-"""Load models on the fake device and write down their storage: B loaded afresh, or A updated to B.
+"""Load models on a CUDA device, fake or real, and write down their storage: B loaded afresh, or A updated to B.
 
     python -m cuda_lab.storage fresh|update CHECKPOINTS OUT CASE...
 
@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import pickle
@@ -20,35 +19,31 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import vllm  # noqa: F401  # before the stand-ins of DeepGEMM
-from fake_cuda.standins import CALLS, deep_gemm
 from vllm.config import set_current_vllm_config
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader import base_loader, get_model_loader
 from vllm_lab import models
 
-from cuda_lab import cases, checkpoints, mutants, state
+from cuda_lab import cases, checkpoints, device, mutants, state
 
 ENGINE = dict(
     dtype="bfloat16", enforce_eager=True, max_model_len=256, max_num_seqs=8, skip_tokenizer_init=True
 )
-refused_launches = ctypes.CDLL(None).fake_cuda_refused_launches
-refused_launches.restype = ctypes.c_long
 
 
 def main(mode: str, root: str, out: str, *names: str) -> None:
-    deep_gemm.use()
+    calls = device.prepare()
     mutants.use(os.environ.get("CUDA_LAB_MUTANT", ""))
     results = {}
     for name in names:
-        start, before, began = time.perf_counter(), refused_launches(), CALLS.copy()
+        start, before, began = time.perf_counter(), device.refused_launches(), calls.copy()
         try:
             result = _fresh(Path(root), name) if mode == "fresh" else _update(Path(root), name)
         except Exception as error:
             traceback.print_exc()
             result = {"error": f"{type(error).__name__}: {error}"[:500]}
-        result["launches"] = refused_launches() - before
-        result["calls"] = dict(CALLS - began)
+        result["launches"] = device.refused_launches() - before
+        result["calls"] = dict(calls - began)
         results[name] = result
         print(f"{mode} {name}: {result.get('error', 'ok')} {time.perf_counter() - start:.1f} s", flush=True)
         gc.collect()

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
-
-
-def launches() -> int:
-    """Return how many graphs this process has launched."""
-    count = ctypes.CDLL(None).fake_cuda_graph_launches
-    count.restype = ctypes.c_long
-    return count()
 
 
 def whole(function: Callable) -> Callable:

@@ -1,7 +1,7 @@
 """Updates under a snapshot CUDA graph, over real fp8 layers.
 
 Needs only torch, pytest and flashpatch on the path (``pip install -e . --no-deps``), and a GPU with fp8
-(capability 8.9 or newer). Written without one at hand: IT HAS NOT RUN YET.
+(capability 8.9 or newer) or, started by `vllm/cuda/test_graph.py`, the fake device.
 """
 
 import gc
@@ -207,6 +207,17 @@ def test_a_failed_update_under_atomic_model_leaves_the_graph_as_it_was(x):
     with pytest.raises(ConnectionError):
         follower.load(model.load_weights, broken_off())
     assert torch.equal(engine.answer(), answer) and follower.may_generate
+
+
+def test_an_update_within_a_capture_fails(x):
+    """It waits for the device, which no capture permits; the policy in use stays."""
+    model, follower = managed(checkpoint(0), "model")
+    engine = Snapshot(model, x)
+    answer = engine.answer()
+    with pytest.raises(Exception, match="captur"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        follower.load(model.load_weights, checkpoint(1))
+        follower.finish()
+    assert torch.equal(engine.answer(), answer)
 
 
 def test_no_growth(x):

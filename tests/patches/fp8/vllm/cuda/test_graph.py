@@ -1,0 +1,41 @@
+"""Run the tests that need a GPU's graphs, and the checks of `make test-gpu`, on the fake device: see its README."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from cuda_lab import gpu, runs
+from fake_cuda.variables import variables
+from tree import TREE
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not runs.is_built(), reason="the fake CUDA device is not built here"),
+]
+
+
+def test_updates_under_a_captured_graph() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "tests/patches/fp8/refit/test_cuda_graph.py",
+    ]
+    done = subprocess.run(
+        command, cwd=TREE, env=variables(runs.ENVIRONMENT, 90), capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "passed" in done.stdout and "skipped" not in done.stdout, done.stdout[
+        -3000:
+    ]
+
+
+def test_what_is_checked_on_a_gpu_runs_here_but_for_speed(tmp_path) -> None:
+    check = gpu.Check(tmp_path, fake=90)
+    losses, cost = list(check.rows("losses")), list(check.rows("cost"))
+    assert [(row.case, row.verdict) for row in losses] == [("logprobs", "equal"), ("gradient", "equal")]
+    assert [(row.case, row.verdict) for row in cost] == [("bf16", "measured")], cost

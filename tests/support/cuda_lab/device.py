@@ -1,0 +1,38 @@
+"""What the labs ask of the device that they run on, fake or real."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections import Counter
+
+IS_FAKE = bool(os.environ.get("FAKE_CUDA"))
+
+
+def prepare() -> Counter[str]:
+    """Put the stand-ins that vLLM must be imported for in their places; return the counter of their calls."""
+    if not IS_FAKE:
+        return Counter()
+    import vllm  # noqa: F401  # before the stand-ins of DeepGEMM
+    from fake_cuda.standins import CALLS, deep_gemm
+
+    deep_gemm.use()
+    return CALLS
+
+
+def refused_launches() -> int:
+    """Return how many kernels this process could not launch: what they were to compute is missing without an error."""
+    return _count("fake_cuda_refused_launches")
+
+
+def graph_launches() -> int:
+    """Return how many captured graphs this process has run; 0 on a real device, where nobody counts."""
+    return _count("fake_cuda_graph_launches")
+
+
+def _count(name: str) -> int:
+    if not IS_FAKE:
+        return 0
+    function = getattr(ctypes.CDLL(None), name)
+    function.restype = ctypes.c_long
+    return function()
