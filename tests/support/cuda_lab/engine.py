@@ -79,7 +79,9 @@ def run(mode: str, root: Path, name: str, *steps: str) -> dict[str, Any]:
 def opened(case: cases.Case, path: Path, steps: tuple[str, ...]) -> vllm.LLM:
     sleeps = any(step.startswith("sleep") for step in steps)
     how = {"compilation_config": GRAPHS} if "graphs" in steps else {"enforce_eager": True}
-    return vllm.LLM(str(path), **{**ENGINE, **how, **case.engine}, enable_sleep_mode=sleeps)
+    kernels = {"enable_jit_warmup": False, **case.engine.get("kernel_config", {})}
+    arguments = {**ENGINE, **how, **case.engine, "kernel_config": kernels}
+    return vllm.LLM(str(path), **arguments, enable_sleep_mode=sleeps)
 
 
 def updated(llm: vllm.LLM, second: Path, steps: tuple[str, ...]) -> dict[str, Any]:

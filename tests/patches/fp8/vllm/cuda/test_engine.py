@@ -18,10 +18,11 @@ pytestmark = [
 # By the process that runs them: capability, variables, scenarios. Sleep mode takes one engine a process.
 PLAIN = ("bf16:graphs:reload", "bf16:graphs:buckets", "fp8:graphs:buckets", "static_kv:graphs:reload")
 DISCARD = "graphs:sleep2:wake-weights:buckets:wake"
+RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 PROCESSES: list[tuple[int, dict[str, str], tuple[str, ...]]] = [
     (90, {}, (*PLAIN, "bf16:graphs:out-of-place")),
     (80, {}, ("fp8:graphs:reload", "w4a16:graphs:buckets")),
-    (90, {"VLLM_USE_V2_MODEL_RUNNER": "0"}, ("fp8:graphs:reload", "bf16:buckets")),
+    (90, {RUNNER: "0"}, ("fp8:graphs:reload", "bf16:buckets")),
     (90, {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}, ("fp8:graphs:reload",)),
     (90, {"FAKE_CUDA_FILL": "127"}, (f"fp8:{DISCARD}",)),  # memory comes back full of finite garbage
     (90, {"FAKE_CUDA_FILL": "255"}, (f"static_kv:{DISCARD}",)),  # full of NaN
@@ -41,9 +42,10 @@ def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("engines")
 
     @functools.cache
-    def fresh(capability: int):
-        names = {name.partition(":")[0] for at, _, names in PROCESSES for name in names if at == capability}
-        return runs.run(folder, "engine", "fresh", capability, sorted(names))
+    def fresh(capability: int, runner: frozenset):
+        same = [names for at, more, names in PROCESSES if (at, RUNNER in more) == (capability, bool(runner))]
+        cases = {name.partition(":")[0] for names in same for name in names}
+        return runs.run(folder, "engine", "fresh", capability, sorted(cases), **dict(runner))
 
     @functools.cache
     def updated(index: int):
@@ -55,17 +57,16 @@ def results(tmp_path_factory):
 
 @pytest.mark.parametrize(("index", "name"), RUNS)
 def test_an_updated_engine_answers_as_a_fresh_one(results, index: int, name: str) -> None:
-    fresh, updated = (source for source in results)
+    fresh, updated = results
     capability, more, _ = PROCESSES[index]
-    wanted, got = fresh(capability)[name.partition(":")[0]], updated(index)[name]
+    runner = frozenset((key, value) for key, value in more.items() if key == RUNNER)
+    wanted, got = fresh(capability, runner)[name.partition(":")[0]], updated(index)[name]
     assert "error" not in wanted and "error" not in got, (wanted.get("error"), got.get("error"))
     assert got["before"] != wanted["answers"]
     if "multiprocessing" not in str(more).lower():  # else they are counted in the worker's process
         assert (wanted["launches"], got["launches"]) == (0, 0) and (got["graphs"] > 0) == ("graphs" in name)
-    assert ("gpu_model_runner" in got["runner"]) == ("VLLM_USE_V2_MODEL_RUNNER" in more)
-    if name.endswith(
-        "out-of-place"
-    ):  # and a captured graph is seen to read the addresses that it was captured with
+    assert ("gpu_model_runner" in got["runner"]) == (RUNNER in more)
+    if name.endswith("out-of-place"):  # a captured graph is seen to read the addresses of its capture
         assert got["moved"] and got["answers"] != wanted["answers"]
     else:
         assert not got["moved"] and got["answers"] == wanted["answers"]
