@@ -114,17 +114,14 @@ def worker(llm: vllm.LLM) -> Any:
     return getattr(driver, "worker", driver)
 
 
-def tensors(second: Path) -> list[tuple[str, torch.Tensor]]:
-    return [(name, tensor.cuda()) for name, tensor in models.weights(second)]
-
-
 def reload(llm: vllm.LLM, second: Path) -> None:
-    llm.collective_rpc("reload_weights", kwargs={"weights_iterator": tensors(second)})
+    llm.collective_rpc("reload_weights", kwargs={"weights_iterator": list(models.weights(second))})
 
 
 def buckets(llm: vllm.LLM, second: Path) -> None:
     """Load as verl does: some tensors a call, then post-processing."""
-    runner, weights = worker(llm).model_runner, tensors(second)
+    runner = worker(llm).model_runner
+    weights = [(name, tensor.cuda()) for name, tensor in models.weights(second)]
     for index in range(0, len(weights), 5):
         runner.model.load_weights(weights[index : index + 5])
     base_loader.process_weights_after_loading(runner.model, runner.model_config, torch.device("cuda:0"))
