@@ -115,7 +115,7 @@ def worker(llm: vllm.LLM) -> Any:
 
 
 def reload(llm: vllm.LLM, second: Path) -> None:
-    llm.collective_rpc("reload_weights", kwargs={"weights_iterator": list(models.weights(second))})
+    llm.collective_rpc("reload_weights", kwargs={"weights_path": str(second)})
 
 
 def buckets(llm: vllm.LLM, second: Path) -> None:
