@@ -6,8 +6,8 @@
 #                 installs what that needs
 # make check      formatter, linter, types, and every test that opens no engine, on each Python that is at hand; on this
 #                 one without the slow ones
-# make test       the same on this Python alone, then slow tests and those on real engines: the newest vLLM, verl with a
-#                 vLLM that it runs on, SGLang
+# make test       the same on this Python alone, then slow tests and those on real engines: the newest vLLM, verl with the
+#                 vLLM that it pins, SGLang
 # make test-full  all tests, also the long ones and those on other versions of vLLM
 # make first-hour FlashPatch's wheel in a new environment as verl's documentation makes it, and verl's GRPO there; 8 GB on disk
 # make test-cuda  vLLM's CUDA wheel on a fake CUDA device: storage after an update against a fresh load, engines with captured
@@ -76,7 +76,7 @@ find_python = $(shell for python in python$(1) $(HOME)/.pyenv/versions/$(1)*/bin
 NO_ENGINE := not vllm and not verl and not sglang and not cuda and not full
 
 .PHONY: demo demo-verl world demo-world pictures docs dist resolve check lint check-own test-for parts $(OTHER_PYTHONS:%=check-%) \
-	test test-newest test-newest-fp8 test-newest-rest test-paired test-paired-jobs test-paired-rest test-sglang first-hour test-pinned \
+	test test-newest test-newest-fp8 test-newest-rest test-paired test-paired-jobs test-paired-rest test-sglang first-hour \
 	test-sglang-paired trainers test-trainers test-cuda test-gpu test-full clean \
 	$(NEWEST) $(PINNED) $(PAIRED) $(OLDER) $(OLD) $(SGLANG) $(OLDEST_SGLANG) $(PAIRED_SGLANG) $(TRAINERS)
 # A stamp is the last thing a recipe writes: an interrupted set-up is taken up again.
@@ -86,7 +86,7 @@ demo: $(if $(REAL),$(PAIRED)/.world,$(NEWEST))
 	$(if $(REAL),$(PAIRED)/bin/python examples/demo_server.py,$(NEWEST)/bin/python examples/demo.py)
 
 ROLLOUT ?= vllm
-DEMO_VERL := $(if $(filter sglang,$(ROLLOUT)),$(SGLANG),$(PAIRED))
+DEMO_VERL := $(if $(filter sglang,$(ROLLOUT)),$(SGLANG),$(PINNED))
 
 demo-verl: export STANDIN_AMX := $(if $(filter sglang,$(ROLLOUT)),1,)
 demo-verl: $(DEMO_VERL)
@@ -181,19 +181,15 @@ test-newest-fp8: $(NEWEST)
 test-newest-rest: $(NEWEST)
 	$(MAKE) test-newest PATHS="tests $(FP8:%=--ignore=%)"
 
-# All that needs verl, whose jobs open this vLLM. What needs vLLM alone runs on the newest, and here in test-full.
-test-paired: $(PAIRED)
-	$(PAIRED)/bin/pytest -m "verl and not full" $(PATHS)
+# All that needs verl, on its own pins, whose vLLM its jobs open. What needs vLLM alone runs on the newest, and here in test-full.
+test-paired: $(PINNED)
+	$(PINNED)/bin/pytest -m "verl and not full" $(PATHS)
 
-test-paired-jobs: $(PAIRED)
+test-paired-jobs: $(PINNED)
 	$(MAKE) test-paired PATHS="$(JOBS)"
 
-test-paired-rest: $(PAIRED)
+test-paired-rest: $(PINNED)
 	$(MAKE) test-paired PATHS="tests $(JOBS:%=--ignore=%)"
-
-# The same on verl's own pins.
-test-pinned: $(PINNED)
-	$(PINNED)/bin/pytest -m "verl and not full" $(PATHS)
 
 test-sglang: $(SGLANG)
 	$(SGLANG)/bin/pytest -m "sglang and not verl and not full"
