@@ -28,8 +28,13 @@ OK, NOT_LIVE, USAGE = 0, 1, 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["exact"]:
+        from flashpatch.verify.exact import command
+
+        return command.main(given[1:])
     parser = _parser()
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(given)
     options.format = "json" if options.json else options.format
     if options.format == "markdown" and not options.against:
         parser.error("--format markdown goes with --against")
@@ -52,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="flashpatch-verify",
         description="Prove by observed behaviour that patches are live.",
-        epilog="Exit status: 0 every required patch is live, 1 some are not, 2 wrong use. With --against: 0 no drift, "
+        epilog="exact MODEL compares an engine with the trainer's model: see exact --help. Exit status: 0 every required patch is live, 1 some are not, 2 wrong use. With --against: 0 no drift, "
         "1 drift, 2 wrong use or a path that cannot be read.",
     )
     parser.add_argument(

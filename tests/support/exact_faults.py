@@ -1,0 +1,90 @@
+"""Checkpoints with one fault each, for an engine that is to be compared with the model as it should be."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Tensors = dict[str, Any]
+LAYER = "model.layers.1"
+
+
+def _swap_q_and_k(tensors: Tensors) -> None:
+    """Heads of one size: the keys' take the place of the first queries'."""
+    q, k = (tensors[f"{LAYER}.self_attn.{part}_proj.weight"] for part in "qk")
+    first = q[: k.shape[0]].clone()
+    q[: k.shape[0]] = k
+    k.copy_(first)
+
+
+def _scale_one_channel(tensors: Tensors) -> None:
+    tensors[f"{LAYER}.mlp.down_proj.weight"][7] *= 2
+
+
+def _keep_one_layer(tensors: Tensors) -> None:
+    """The layer of an older policy."""
+    for name, tensor in tensors.items():
+        if name.startswith(f"{LAYER}.") and "norm" not in name:
+            tensor.copy_(tensor.roll(1, 0))
+
+
+def _keep_head(tensors: Tensors) -> None:
+    tensors["lm_head.weight"].copy_(tensors["lm_head.weight"].roll(1, 0))
+
+
+def _permute_experts(tensors: Tensors) -> None:
+    """Experts 0 and 1 exchanged; the router is not."""
+    for name in [name for name in tensors if f"{LAYER}.mlp.experts.0." in name]:
+        other = name.replace("experts.0.", "experts.1.")
+        first = tensors[name].clone()
+        tensors[name].copy_(tensors[other])
+        tensors[other].copy_(first)
+
+
+def _rope(config: dict) -> None:
+    for scope in (config, config.get("rope_parameters") or {}):
+        if "rope_theta" in scope:
+            scope["rope_theta"] = 500.0
+
+
+def _epsilon(config: dict) -> None:
+    config["rms_norm_eps"] = 0.1
+
+
+def _window(config: dict) -> None:
+    config["sliding_window"] = config["sliding_window"] - 32
+
+
+FAULTS: dict[str, tuple[str, Callable[[Any], None], str, str]] = {
+    "q and k swapped": ("llama", _swap_q_and_k, "tensors", f"{LAYER}.self_attn.qkv_proj"),
+    "one channel's scale": ("llama", _scale_one_channel, "tensors", f"{LAYER}.mlp.down_proj"),
+    "a layer not updated": ("llama", _keep_one_layer, "tensors", f"{LAYER}.self_attn.qkv_proj"),
+    "head stale": ("llama", _keep_head, "tensors", "logits"),
+    "rope theta": ("llama", _rope, "config", "into model.layers.0.self_attn.o_proj"),
+    "rms eps": ("llama", _epsilon, "config", "model.layers.0.input_layernorm"),
+    "experts exchanged": ("qwen3-moe", _permute_experts, "tensors", f"{LAYER}.mlp"),
+    "sliding window": ("gemma3", _window, "config", "into model.layers.0.self_attn.o_proj"),
+}
+"""By name: family of the model, what plants the fault, where, and the place that must be named."""
+
+
+def plant(source: Path, fault: str, folder: Path) -> Path:
+    """Return a copy of the checkpoint ``source`` in ``folder`` with the fault in it."""
+    from safetensors.torch import load_file, save_file
+
+    _, act, where, _ = FAULTS[fault]
+    copy = folder / fault.replace(" ", "-")
+    shutil.copytree(source, copy)
+    if where == "config":
+        config = json.loads((copy / "config.json").read_text())
+        act(config)
+        (copy / "config.json").write_text(json.dumps(config))
+        return copy
+    (file,) = copy.glob("*.safetensors")
+    tensors = load_file(file)
+    act(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+    return copy

@@ -1,0 +1,68 @@
+"""Honest engines agree with the trainer's model; a planted fault is named by the module where it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from exact_faults import FAULTS, plant
+from machine import limit
+from vllm_lab import models
+
+pytestmark = [pytest.mark.vllm]
+
+SOON = ("q and k swapped", "rope theta", "head stale")
+HONEST = ("llama", "qwen3-moe", "gemma3")
+MORE = ("qwen2-tied", "qwen3", "mixtral", "phi3", "glm4-moe", "olmoe", "deepseek-v2")
+SMALL = {"kv_cache_memory_bytes": 16 << 20}
+
+
+def _some_full(names, soon):
+    return [
+        pytest.param(name, marks=() if name in soon else pytest.mark.full, id=str(name)) for name in names
+    ]
+
+
+@pytest.fixture
+def certify(monkeypatch):
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    from flashpatch.verify.exact import command
+
+    return lambda path, **engine: command.certify(str(path), engine={**SMALL, **engine})
+
+
+@pytest.mark.parametrize("family", _some_full((*HONEST, *MORE), HONEST))
+def test_an_honest_engine_agrees(certify, tmp_path, family: str) -> None:
+    found = certify(models.checkpoint(tmp_path, family))
+    assert found.ok and len(found.places) > 15, (found.first, found.problem)
+
+
+@pytest.mark.parametrize("precision", _some_full(("int8", "fp8"), ("int8",)))
+def test_rounding_to_eight_bits_is_no_fault(tmp_path, precision: str) -> None:
+    """As a command, with the engine in the precision that FLASHPATCH gives it."""
+    model = models.checkpoint(tmp_path, "llama")
+    command = [
+        Path(sys.executable).with_name("flashpatch-verify"),
+        "exact",
+        str(model),
+        "--json",
+        "--engine",
+        json.dumps(SMALL),
+    ]
+    variables = {**os.environ, "FLASHPATCH": precision, "FLASHPATCH_LEDGER": str(tmp_path / "ledger")}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=limit(300))
+    assert done.returncode == 0, (done.stdout[-2000:], done.stderr[-2000:])
+    found = json.loads(done.stdout[done.stdout.index("{\n") :])
+    assert found["ok"] and found["kl_rounding"] > 1e-4
+
+
+@pytest.mark.parametrize("fault", _some_full(FAULTS, SOON))
+def test_a_planted_fault_is_named(certify, tmp_path, fault: str) -> None:
+    family, _, _, place = FAULTS[fault]
+    source = models.checkpoint(tmp_path, family)
+    found = certify(source, model=str(plant(source, fault, tmp_path)))
+    assert not found.ok and found.first.name == place

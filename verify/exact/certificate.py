@@ -1,0 +1,114 @@
+"""Compare an engine with the model that a trainer trains: distributions at every position, then module by module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from flashpatch.verify.exact.calls import recorded
+from flashpatch.verify.exact.engine import Pass
+from flashpatch.verify.exact.forced import gaps
+from flashpatch.verify.exact.names import FUSED
+from flashpatch.verify.exact.noise import rounded
+
+FACTOR = 4.0
+FLOOR = 1e-3
+"""A place differs if its gap is more than `FACTOR` times what rounding alone gives there, and more than `FLOOR`."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One place's gap, see `forced.Gap`, and the largest that rounding explains."""
+
+    name: str
+    gap: float
+    bound: float
+
+    @property
+    def differs(self) -> bool:
+        return not self.gap <= self.bound
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What the comparison found.
+
+    Attributes:
+        places: in the order of the forward pass.
+        kl, kl_rounding: mean over positions of KL(model || engine), nats; and of the model rounded as the engine is.
+        largest, largest_rounding: largest difference of a log-probability of the likeliest token, nats; likewise.
+        problem: why nothing could be compared, "" if it could.
+    """
+
+    places: list[Place]
+    kl: float = 0.0
+    kl_rounding: float = 0.0
+    largest: float = 0.0
+    largest_rounding: float = 0.0
+    problem: str = ""
+
+    @property
+    def first(self) -> Place | None:
+        """The first place that differs by more than rounding."""
+        return next((place for place in self.places if place.differs), None)
+
+    @property
+    def ok(self) -> bool:
+        return not self.problem and self.first is None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        first = self.first
+        return {**asdict(self), "ok": self.ok, "first": first.name if first else None}
+
+
+def compare(load: Callable[[torch.dtype], torch.nn.Module], ids: list[int], engine: Pass) -> Certificate:
+    """Compare one prefill of an engine with the trainer's model.
+
+    Args:
+        load: returns the Hugging Face model in a dtype, on any device, in evaluation mode.
+        ids: the tokens that the engine was given.
+        engine: what it did.
+    """
+    if not engine.logits.numel():
+        return Certificate([], problem="cannot compare: the engine gave no logits of the prompt")
+    exact = load(torch.float32)
+    found = gaps(exact, ids, engine.calls, engine.logits)
+    if len(found) < 2:
+        return Certificate([], problem="cannot compare: no module of both models has the same name")
+    wanted = logits(exact, ids)
+    small = load(torch.bfloat16)
+    with rounded(small, engine.quantization), recorded(small) as calls:
+        near = logits(small, ids)
+    rounding = {gap.place: gap.size for gap in gaps(exact, ids, calls, near)}
+    places = [Place(gap.place, gap.size, max(FACTOR * _noise(gap.place, rounding), FLOOR)) for gap in found]
+    kl, largest = _apart(wanted, engine.logits)
+    return Certificate(places, kl, _apart(wanted, near)[0], largest, _apart(wanted, near)[1])
+
+
+def logits(model: torch.nn.Module, ids: list[int]) -> torch.Tensor:
+    """Return the model's logits at each position but the last, [T - 1, V], float32 on the host."""
+    device = next(model.parameters()).device
+    with torch.no_grad():
+        found = model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits
+    return found[0, :-1].float().cpu()
+
+
+def _noise(place: str, rounding: dict[str, float]) -> float:
+    """The largest rounding of the modules that make up a place; that of the worst place if none of its name is known."""
+    head, _, last = place.rpartition(".")
+    if place == "logits":
+        last = "lm_head"  # which engines apply without calling it
+    names = [place, last, *(f"{head}.{part}" for part in FUSED.get(last, ()))]
+    known = [rounding[name] for name in names if name in rounding]
+    return max(known or rounding.values())
+
+
+def _apart(wanted: torch.Tensor, got: torch.Tensor) -> tuple[float, float]:
+    """Mean KL and the largest difference of the likeliest token's log-probability."""
+    a, b = wanted.log_softmax(-1), got[:, : wanted.shape[1]].log_softmax(-1)
+    top = a.argmax(-1, keepdim=True)
+    return (a.exp() * (a - b)).sum(-1).mean().item(), (a - b).gather(-1, top).abs().max().item()

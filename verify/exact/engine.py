@@ -1,0 +1,59 @@
+"""Ask a vLLM engine of this process for one sequence, and record its forward pass."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from flashpatch.verify.exact.calls import Call, recorded
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One prefill of an engine.
+
+    Attributes:
+        calls: of the modules of its model.
+        logits: [T - 1, V], float32, at each position but the last.
+        quantization: how the engine's weights are quantized, "" if they are not.
+    """
+
+    calls: list[Call]
+    logits: torch.Tensor
+    quantization: str
+
+
+@contextmanager
+def opened(**arguments: Any) -> Iterator[Any]:
+    """Yield a `vllm.LLM` whose worker is in this process, eager, so that hooks see every module; it ends with the block."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    from vllm import LLM
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    settings = {"enforce_eager": True, "enable_prefix_caching": False, "disable_log_stats": True, **arguments}
+    llm = LLM(**settings)
+    try:
+        yield llm
+    finally:
+        del llm
+        cleanup_dist_env_and_memory()
+
+
+def prefill(llm: Any, ids: list[int]) -> Pass:
+    """Let the engine read the tokens ``ids`` in one step, and return what its modules did."""
+    from vllm import SamplingParams
+
+    driver = llm.llm_engine.model_executor.driver_worker
+    model = getattr(driver, "worker", driver).model_runner.get_model()
+    sampling = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+    with recorded(model) as calls:
+        llm.generate([{"prompt_token_ids": ids}], sampling, use_tqdm=False)
+    heads = [call.returned for call in calls if call.name == "logits_processor"]
+    logits = next((rows for rows in heads if rows.dim() == 2 and len(rows) >= len(ids) - 1), torch.empty(0))
+    config = llm.llm_engine.vllm_config.model_config
+    return Pass(calls, logits[: len(ids) - 1], config.quantization or "")

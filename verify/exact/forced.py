@@ -1,0 +1,143 @@
+"""Run the trainer's model along an engine's forward pass, module by module.
+
+Each module that both models have is given what the engine's module was given, and what the engine's returned goes on to the
+next. So a difference shows where it arises and is carried no further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from flashpatch.verify.exact.calls import Call, first_tensor, tensors_in
+from flashpatch.verify.exact.names import counterparts
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A difference at one place.
+
+    Attributes:
+        place: "into NAME": between what the model's earlier modules returned and what the module was given; or "NAME": of
+            what it returned.
+        size: norm of the difference as a part of the reference's norm.
+    """
+
+    place: str
+    size: float
+
+
+def gaps(model: torch.nn.Module, ids: list[int], engine: list[Call], logits: torch.Tensor) -> list[Gap]:
+    """Return the difference at each place that both models have, in the order of the engine's calls.
+
+    Args:
+        model: the Hugging Face model; its dtype decides how exact the reference is.
+        ids: the tokens of the one sequence that the engine was given.
+        engine: its calls.
+        logits: what it gave at each position but the last, [T - 1, V]; their place is "logits".
+    """
+    known = {name for name, _ in model.named_modules()}
+    leading: dict[
+        str, tuple[Call, int]
+    ] = {}  # by module of the reference: the engine's call, and its first column there
+    found: dict[str, Gap] = {}
+    order: list[str] = []
+    for call in engine:
+        names = counterparts(call.name, known)
+        if (
+            not names
+            or not call.returned.numel()
+            or call.returned.shape[0] != len(ids)
+            or names[0] in leading
+        ):
+            continue
+        order += [f"into {call.name}", call.name]
+        for name in names:
+            leading[name] = (call, names.index(name))
+    state = _State(leading, found)
+    hooks = [
+        hook
+        for name, module in model.named_modules()
+        if name in leading
+        for hook in state.attach(name, module)
+    ]
+    try:
+        with torch.no_grad():
+            device = next(model.parameters()).device
+            ours = model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits[0, :-1]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    state.note("logits", ours, logits[:, : ours.shape[1]])
+    return [found[place] for place in (*order, "logits") if place in found]
+
+
+class _State:
+    def __init__(self, leading: Mapping[str, tuple[Call, int]], found: dict[str, Gap]) -> None:
+        self.leading, self.found = leading, found
+        self.columns: dict[str, int] = {}  # how many of a fused module's columns are taken
+        self.unlike: set[str] = (
+            set()
+        )  # modules of the engine that are given something else than their namesakes
+
+    def attach(self, name: str, module: torch.nn.Module) -> list[Any]:
+        call, part = self.leading[name]
+
+        def before(module: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+            incoming = first_tensor(tensors_in((*args, *kwargs.values())))
+            in_rows = (
+                incoming.dim() < 2 or incoming.shape[1] == call.given.shape[0]
+            )  # some norms are given heads first
+            if incoming.numel() != call.given.numel() or not in_rows or "Scaled" in type(module).__name__:
+                self.unlike.add(call.name)
+                return args, kwargs
+            if part == 0:
+                self.note(f"into {call.name}", incoming, call.given)
+            return _with(args, kwargs, call.given)
+
+        def after(module: torch.nn.Module, args: tuple, kwargs: dict, returned: Any) -> Any:
+            if call.name in self.unlike:
+                return None
+            ours = first_tensor(returned)
+            rows = call.returned.reshape(call.returned.shape[0], -1)
+            width = ours.numel() // rows.shape[0]
+            start = self.columns.get(call.name, 0)
+            theirs = rows[:, start : start + width]
+            if theirs.numel() != ours.numel():
+                return None
+            self.columns[call.name] = start + width
+            self.note(call.name, ours, theirs)
+            return theirs.reshape(ours.shape).to(ours) if isinstance(returned, torch.Tensor) else None
+
+        return [
+            module.register_forward_pre_hook(before, with_kwargs=True),
+            module.register_forward_hook(after, with_kwargs=True),
+        ]
+
+    def note(self, place: str, ours: torch.Tensor, theirs: torch.Tensor) -> None:
+        """Keep the difference at a place: the larger one, if modules of one name take part."""
+        if ours.numel() != theirs.numel() or not ours.is_floating_point():
+            return
+        mine, other = ours.detach().float().cpu().flatten(), theirs.flatten()
+        size = ((mine - other).norm() / mine.norm().clamp(min=1e-30)).item()
+        self.found[place] = Gap(place, max(size, self.found[place].size if place in self.found else 0.0))
+
+
+def _with(args: tuple, kwargs: dict, given: torch.Tensor) -> tuple[tuple, dict]:
+    """Replace the first floating tensor of the arguments by what the engine's module was given, if it fits."""
+    replaced = False
+
+    def swap(value: Any) -> Any:
+        nonlocal replaced
+        fits = (
+            isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel() == given.numel()
+        )
+        if replaced or not fits or not given.is_floating_point():
+            return value
+        replaced = True
+        return given.reshape(value.shape).to(value)
+
+    return tuple(map(swap, args)), {key: swap(value) for key, value in kwargs.items()}
