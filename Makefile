@@ -169,7 +169,7 @@ test: lint check-own
 	$(MAKE) -j6 --output-sync=none test-paired-jobs test-newest-fp8 test-paired-rest test-sglang-paired test-sglang test-newest-rest
 
 FP8 := tests/patches/fp8
-JOBS := tests/patches/cpu tests/patches/fsdp tests/patches/flowrl
+JOBS := tests/patches/cpu tests/patches/fsdp tests/patches/flowrl tests/patches/grpo
 
 # And the slow tests, of which all but a few need torch.
 test-newest: $(NEWEST)

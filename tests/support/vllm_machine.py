@@ -16,12 +16,16 @@ from fp8_update_spec import FAILS
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from installed import version_of
+from packaging.version import Version
 from vllm_lab import engines
 from vllm_machine_engine import LAYER, Engine
 
 which, seeds, sizes = st.integers(0, 1), st.integers(0, 1), st.integers(1, 12)
 orders = st.one_of(st.none(), st.integers(0, 99))
 ways = st.sampled_from(["direct", "rpc"])
+# Models of vLLM before 0.27 pass over a tensor that they have no place for, with a warning.
+misfits = st.sampled_from(["shape", "dtype"] + ["unknown"] * (version_of("vllm") >= Version("0.27")))
 
 
 def shuffled(items: list, order: int | None) -> list:
@@ -79,7 +83,7 @@ class Updates(RuleBasedStateMachine):
         engine = self.engine(index)
         engine.load(engine.sender[:size], door, end=ConnectionError("the sender died"))
 
-    @rule(index=which, how=st.sampled_from(["unknown", "shape", "dtype"]), size=st.integers(0, 9))
+    @rule(index=which, how=misfits, size=st.integers(0, 9))
     def bucket_that_does_not_fit(self, index: int, how: str, size: int) -> None:
         engine = self.engine(index)
         items = engine.tensors([(name, 1) for name in engine.names[:size]])
