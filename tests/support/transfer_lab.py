@@ -169,6 +169,7 @@ def trainer(case: str, handle: str, calls, report) -> None:
     adapter.use_shm, adapter.zmq_handle = True, handle
     bucket = types.SimpleNamespace(update_weights_bucket_megabytes=1)
     adapter.config = types.SimpleNamespace(checkpoint_engine=bucket)
+    adapter.model_config = {}  # no adapters
     adapter.server_handle = server_of(calls)
     adapter._has_server = not case.endswith("alone")
     if not adapter._has_server:  # another rank has made the call
