@@ -15,8 +15,8 @@ from flashpatch.verify.exact.names import FUSED
 from flashpatch.verify.exact.noise import rounded
 
 FACTOR = 4.0
-FLOOR = 1e-3
-"""A place differs if its gap is more than `FACTOR` times what rounding alone gives there, and more than `FLOOR`."""
+FLOOR = 2.0**-8
+"""A place differs if its gap is more than `FACTOR` times what rounding alone gives there, and more than `FLOOR`, bf16's spacing."""
 
 
 @dataclass(frozen=True)

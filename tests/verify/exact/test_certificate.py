@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.vllm]
 
 SOON = ("q and k swapped", "rope theta", "head stale")
 HONEST = ("llama", "qwen3-moe", "gemma3")
-MORE = ("qwen2-tied", "qwen3", "mixtral", "phi3", "glm4-moe", "olmoe", "deepseek-v3")
+MORE = ("qwen2-tied", "qwen3", "mixtral", "phi3", "glm4-moe", "olmoe")
 SMALL = {"kv_cache_memory_bytes": 16 << 20}
 
 
