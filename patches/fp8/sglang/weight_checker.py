@@ -59,6 +59,7 @@ record = partial(
 PATCH = record(
     id="fp8.sglang.check_weights",
     targets=(f"{MANAGER}.check_weights",),
+    tested=("0.5.23",),
     requires="sglang>=0.5.21",
     needs=("fp8.sglang.initialize_model",),
     wrapper=on_check,

@@ -232,6 +232,7 @@ RESUME = _patch(
 CHECK = weight_checker.record(
     id=f"{FRAMEWORK}.check_weights",
     targets=(f"{MIXIN}.check_weights",),
+    tested=(),
     requires=REQUIRES,
     needs=(f"{FRAMEWORK}.initialize_model",),
     wrapper=on_check,

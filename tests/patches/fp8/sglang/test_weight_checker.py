@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import sglang_lab as lab
 
-pytestmark = pytest.mark.sglang
+pytestmark = [pytest.mark.sglang, pytest.mark.full]
 
 
 def test_random_weights_are_not_answered_from(models: Path, tmp_path: Path) -> None:
