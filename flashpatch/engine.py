@@ -143,7 +143,7 @@ def _status(group: Group, member: Member) -> PatchStatus:
         calls=member.meter.calls(),
         target=member.target,
         version=str(member.installed) if member.installed else "",
-        tested=member.installed.version in member.patch.tested if member.installed else None,
+        tested=member.patch.tested_on(member.installed.version) if member.installed else None,
         error=member.error,
     )
 

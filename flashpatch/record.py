@@ -95,7 +95,7 @@ class Patch:
         needs: ids of patches that must be armed too.
         conflicts: ids of patches, names of distributions, or names of modules (excluding once they have been
             imported), that exclude this one.
-        tested: exact framework versions the patch's tests ran on; if the record says nothing, those that
+        tested: exact framework versions the patch's tests ran on, without local labels (``+cpu``); if the record says nothing, those that
             ``patches/tested.toml`` has for its family and framework.
         why, how, upstream, remove_when: the documentation, as data.
         apply, undo: install and restore.
@@ -136,6 +136,10 @@ class Patch:
     def generations(self) -> str:
         """The framework without a version: ``sglang`` and ``sglang_0_5_12`` are for the same one, of two generations."""
         return self.framework.rstrip("_0123456789")
+
+    def tested_on(self, version: str) -> bool:
+        """Whether the tests ran on ``version``; a local label such as ``+cpu`` is another build of the same version."""
+        return version.partition("+")[0] in self.tested
 
     def __post_init__(self) -> None:
         if self.id.count(".") < 2:

@@ -59,7 +59,7 @@ def against(paths: Iterable[Path], patches: Sequence[Patch]) -> list[Cell]:
 
 
 def _cell(patch: Patch, tree: Tree) -> Cell:
-    tested = tree.version in patch.tested
+    tested = patch.tested_on(tree.version)
     if tree.version != "unknown" and not versions.satisfies(patch.requires, tree.version):
         return Cell(patch.id, tree.distribution, tree.version, "outside", tested)
     result = check(patch, {tree.package: tree.root}.get, tree.version)

@@ -188,7 +188,7 @@ def _report(patch: Patch, owner: versions.Installed, rows: list[Row]) -> PatchRe
     evidence = ", ".join(f"{calls} calls in {'+'.join(row.roles)} {row.pid}" for row, calls in called)
     if not evidence:
         evidence = f"due {explain(patch)}" if _is_of_a_path(patch) else "none"
-    return PatchReport(patch.id, state, evidence, str(owner), owner.version in patch.tested)
+    return PatchReport(patch.id, state, evidence, str(owner), patch.tested_on(owner.version))
 
 
 def _unused(family: Family, rows: list[Row]) -> set[str]:

@@ -34,7 +34,7 @@ class Entry:
     def tested(self) -> bool | None:
         """Whether the patch's tests ran on the installed version; None if none is installed."""
         installed = self.findings.installed
-        return None if installed is None else installed.version in self.patch.tested
+        return None if installed is None else self.patch.tested_on(installed.version)
 
     @property
     def contract(self) -> str:

@@ -148,14 +148,14 @@ def _remedy(patch: Patch, found: preflight.Findings) -> str:
         return f"pip uninstall {rival}"
     if found.installed is None:
         return f"pip install '{patch.requires}'"
-    # A version that the tests ran on, the nearest to the installed one; a local part is the index's own.
+    # A version that the tests ran on, the nearest to the installed one.
     tested = [Version(version) for version in patch.tested if versions.satisfies(patch.requires, version)]
     if not tested:
         return f"pip install '{patch.requires}'"
     installed = Version(found.installed.version)
     newer = [version for version in tested if version > installed]
     best = min(newer) if newer else max(tested)
-    return f"pip install {found.installed.distribution}=={best.public}"
+    return f"pip install {found.installed.distribution}=={best}"
 
 
 def _to_install(family: Family) -> str:
