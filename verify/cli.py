@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from flashpatch.verify.live import LiveReport, Process
 
 OK, NOT_LIVE, USAGE = 0, 1, 2
+_BETWEEN_LOOKS = 5.0  # seconds, for the ranks of an engine to commit
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -135,19 +137,12 @@ def _live(options: argparse.Namespace) -> int:
     directory = Path(options.live) if options.live else files.directory()
     if options.live and not directory.is_dir():
         raise ValueError(f"{directory} is not a directory")
-    if options.ray is not None:
-        try:
-            folder = gather.Gathered(directory, options.ray, options.run).folder
-        except LookupError as error:
-            print(f"flashpatch-verify: {error}", file=sys.stderr)
-            return NOT_LIVE
-        options.run = folder.name
-    found = runs.read(directory)
-    if not found:
-        print(f"flashpatch-verify: no process has written to the ledger {directory}", file=sys.stderr)
-        return NOT_LIVE
     required = {registry.family_of(name).name: name for name in options.names}
-    chosen = live.choose(found, options.run)
+    try:
+        chosen = _at_rest(lambda: _read(directory, options))
+    except _NothingWritten as error:
+        print(f"flashpatch-verify: {error}", file=sys.stderr)
+        return NOT_LIVE
     report = live.judge(chosen, registry.patches(), required)
     names = typed_names.typed_names(chosen.rows, report, registry.patches())
     rows = [name.cells() for name in names]
@@ -158,6 +153,36 @@ def _live(options: argparse.Namespace) -> int:
         tables.append(_processes(report))
     emit(report.as_json() | {"names": [name.as_json() for name in names]}, tables, options.format == "json")
     return OK if report.ok else NOT_LIVE
+
+
+class _NothingWritten(Exception):
+    """There is no job to judge."""
+
+
+def _read(directory: Path, options: argparse.Namespace) -> runs.Run:
+    """Return the run that is asked for. Raises LookupError for a run that there is not among others."""
+    from flashpatch.verify import live
+
+    if options.ray is not None:
+        try:
+            options.run = gather.Gathered(directory, options.ray, options.run).folder.name
+        except LookupError as error:
+            raise _NothingWritten(str(error)) from None
+    if not (found := runs.read(directory)):
+        raise _NothingWritten(f"no process has written to the ledger {directory}")
+    return live.choose(found, options.run)
+
+
+def _at_rest(read: Callable[[], runs.Run]) -> runs.Run:
+    """Return a run, read again while it lives and is split into policy versions in another way than before: between the
+    commits of two ranks every engine is."""
+    from flashpatch.verify.policy_versions import splits
+
+    run, before = read(), list[str]()
+    while (now := splits(run.rows)) not in ([], before) and any(row.alive for row in run.rows):
+        time.sleep(_BETWEEN_LOOKS)
+        run, before = read(), now
+    return run
 
 
 def _about(report: LiveReport, all: bool) -> list[str]:

@@ -31,7 +31,7 @@ def situations(rows: Sequence[Row], patches: Mapping[str, Patch]) -> list[Situat
     some or had a patch called that is called on steps; another replica of the job may be idle.
     """
     common = {"install"}
-    if any(row.notes.get("updates") for row in rows):
+    if any(row.notes.get("updates") or row.notes.get("drafter_version") for row in rows):
         common.add("update")
     stepped = [row for row in rows if _stepped(row, patches)]
     theirs = {(row.host, row.pid) for row in stepped}

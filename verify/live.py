@@ -9,7 +9,7 @@ from typing import Any
 from flashpatch.ledger.runs import Expected, Row, Run
 from flashpatch.patch_status import is_absent
 from flashpatch.record import Patch
-from flashpatch.verify import due
+from flashpatch.verify import due, policy_versions
 from flashpatch.verify.due import Situation
 
 
@@ -110,6 +110,8 @@ def judge(run: Run, patches: Mapping[str, Patch], required: Mapping[str, str] | 
     problems = [f"{process.name}: {problem}" for process in processes for problem in process.problems]
     problems += [f"no process carries {named[family]}" for family in sorted(set(named) - carried)]
     problems += due.not_seen_anywhere(run.rows, situations, chosen, patches)
+    split = policy_versions.splits(run.rows)
+    problems += split
     problems += run.problems
     typed = {
         family: named.get(family) or _typed(family, run.rows)
@@ -117,7 +119,10 @@ def judge(run: Run, patches: Mapping[str, Patch], required: Mapping[str, str] | 
     }
     by_family = {
         family: tuple(
-            problem for problem in problems if _is_about(problem, family, named.get(family, family))
+            problem
+            for problem in problems
+            if _is_about(problem, family, named.get(family, family))
+            or (problem in split and family == policy_versions.FAMILY)
         )
         for family in typed
     }

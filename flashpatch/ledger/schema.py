@@ -49,7 +49,7 @@ def row(value: Any) -> dict[str, Any]:
     """
     value = _mapping(value, "the row")
     notes = {text(name): clean(note) for name, note in _field(value, "notes", dict).items()}
-    for name in ("policy_version", "updates", "steps"):
+    for name in ("policy_version", "drafter_version", "updates", "steps"):
         if name in notes:
             _count(notes[name], f"notes.{name}")
     return {

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from flashpatch import ledger
+from flashpatch.patches.fp8.refit import update_events
 
 if TYPE_CHECKING:
     import torch
@@ -116,6 +116,7 @@ def first_unservable(runner: Any) -> ManagedModel | None:
     for managed in all_models(runner):
         if managed.state != "ready" and not managed.adapter.consensus.stages:
             managed.commit_if_complete()
+            update_events.note(managed)
         if managed.adapter.role == "target" and not managed.may_generate:
             return managed
     return None
@@ -135,7 +136,7 @@ def _managed_load(managed: ManagedModel, original: Callable) -> Callable:
     def load_weights(weights, *args, **kwargs):
         """Load a bucket of weights as part of an update; ``partial=True`` also commits it."""
         result = managed.load(functools.partial(_with_positional, original, args), weights, **kwargs)
-        ledger.note(policy_version=managed.version, updates=managed.version, policy_state=managed.state)
+        update_events.note(managed)
         return result
 
     return load_weights

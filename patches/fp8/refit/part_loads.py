@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from flashpatch import ledger
+from flashpatch.patches.fp8.refit import update_events
 
 if TYPE_CHECKING:
     from flashpatch.patches.fp8.refit.managed_model import ManagedModel
@@ -41,7 +41,7 @@ class PartLoad:
             )  # a generator loads when it is read
 
         result = managed.load(load, weights, **kwargs)
-        ledger.note(policy_version=managed.version, updates=managed.version, policy_state=managed.state)
+        update_events.note(managed)
         return result
 
 

@@ -6,10 +6,14 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from flashpatch import ledger
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared.tally import count
+
+if TYPE_CHECKING:
+    from flashpatch.patches.fp8.refit.managed_model import ManagedModel
 
 
 class UpdateEvents:
@@ -89,6 +93,14 @@ class UpdateEvents:
             rss_bytes=_resident_bytes(),
             **facts,
         )
+
+
+def note(managed: ManagedModel) -> None:
+    """Write a model's version and state to the ledger, a drafter's under names of its own."""
+    if managed.adapter.role == "drafter":
+        ledger.note(drafter_version=managed.version, drafter_state=managed.state)
+    else:
+        ledger.note(policy_version=managed.version, updates=managed.version, policy_state=managed.state)
 
 
 def _resident_bytes() -> int | None:

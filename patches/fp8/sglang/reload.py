@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashpatch import ledger
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8.refit import model_registry
+from flashpatch.patches.fp8.refit import model_registry, update_events
 from flashpatch.patches.fp8.refit.errors import ASLEEP
 from flashpatch.patches.fp8.sglang import initialize_model
 from flashpatch.record import Contract, Patch
@@ -83,13 +83,8 @@ def commit(managed: model_registry.ManagedModel) -> None:
     try:
         managed.finish()
     finally:
-        note(managed)
+        update_events.note(managed)
         ledger.flush()  # SGLang ends its processes by SIGKILL
-
-
-def note(managed: model_registry.ManagedModel) -> None:
-    """Write this model's version and state to the ledger."""
-    ledger.note(policy_version=managed.version, updates=managed.version, policy_state=managed.state)
 
 
 _patch = partial(

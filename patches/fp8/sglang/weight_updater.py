@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8.refit import model_registry
+from flashpatch.patches.fp8.refit import model_registry, update_events
 from flashpatch.patches.fp8.sglang import initialize_model, receipts, reload
 from flashpatch.record import Contract, Patch
 
@@ -81,7 +81,7 @@ def load_from_disk(owner: Any, config: Any, do: Callable[[], tuple[bool, str]]) 
     path = config.model_path
     with reload.one_attempt(owner):
         done, message = exception_as_answer(do)
-    reload.note(owner)
+    update_events.note(owner)
     if not done:
         config.model_path = path
         message = (

@@ -7,7 +7,7 @@ from typing import Any
 
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared import sglang_sessions
-from flashpatch.patches.fp8.refit import model_registry
+from flashpatch.patches.fp8.refit import model_registry, update_events
 from flashpatch.patches.fp8.sglang import (
     memory,
     receipts,
@@ -147,7 +147,7 @@ def _bucket(original, scheduler: Any, recv_req: Any) -> Any:
         def commit() -> tuple[bool, str]:
             for owner in owners:
                 owner.commit_if_complete()
-                reload.note(owner)
+                update_events.note(owner)
             return True, output.message
 
         output.success, output.message = weight_updater.exception_as_answer(commit)

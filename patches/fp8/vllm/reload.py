@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashpatch import ledger
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8.refit import model_registry
+from flashpatch.patches.fp8.refit import model_registry, update_events
 from flashpatch.patches.fp8.vllm import engine_args
 from flashpatch.record import Contract, Patch
 
@@ -81,7 +81,7 @@ def _finish(managed: model_registry.ManagedModel) -> None:
     try:
         managed.finish()
     finally:
-        ledger.note(policy_version=managed.version, updates=managed.version, policy_state=managed.state)
+        update_events.note(managed)
 
 
 _patch = partial(

@@ -28,7 +28,10 @@ WORKER = "vllm.v1.worker.gpu_worker:Worker"
 
 def on_load_model(original, self, *args: Any, **kwargs: Any):
     """Around ``Worker.load_model``: record the worker's role, and end the first load."""
-    ledger.role("worker", rank=self.rank, local_rank=self.local_rank)
+    at = {"rank": self.rank, "local_rank": self.local_rank}
+    if index := self.parallel_config.data_parallel_index:
+        at["dp"] = index
+    ledger.role("worker", **at)
     if model_registry.report_failed_call not in all_ranks.on_failure:
         all_ranks.on_failure.append(model_registry.report_failed_call)
     with model_registry.owned_by(self.model_runner):

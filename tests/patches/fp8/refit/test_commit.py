@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 import fp8_toys as toys
 from machine import limit
 
+from flashpatch import ledger
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.refit import model_registry
 from flashpatch.patches.fp8.vllm import sleep
@@ -122,6 +123,29 @@ def test_a_closed_engine_s_version_is_not_the_next_one_s():
     assert model_registry.version(closed) == 1
     del closed
     assert model_registry.version(runner) == 0 and model_registry.first_unservable(runner) is None
+
+
+def test_a_drafter_s_version_is_noted_under_its_own_name(monkeypatch):
+    """Else the one of two models that commits last gives the process its policy version."""
+    noted = {}
+    monkeypatch.setattr(ledger, "note", noted.update)
+    runner = Runner()
+    with model_registry.owned_by(runner):
+        policy, drafter = toys.engine("quantized"), toys.engine("quantized", role="drafter")
+        for engine in (policy, drafter):
+            model_registry.add(engine.model, engine.managed)
+    for _ in range(2):
+        policy.model.load_weights(B)
+        assert model_registry.first_unservable(runner) is None
+    drafter.model.load_weights(B)
+    assert model_registry.first_unservable(runner) is None
+    assert noted == {
+        "policy_version": 2,
+        "policy_state": "ready",
+        "updates": 2,
+        "drafter_version": 1,
+        "drafter_state": "ready",
+    }
 
 
 def in_the_middle(engine, weights, act):

@@ -1,0 +1,60 @@
+"""Find engines and fleets at rest whose processes hold different versions of the policy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+from flashpatch.ledger.runs import Row
+
+FAMILY = "fp8"
+"""The family that updates weights and notes their version."""
+
+
+def splits(rows: Sequence[Row]) -> list[str]:
+    """Return a sentence per engine, and one for the fleet, that holds several policies, with its ranks.
+
+    The ranks of an engine are workers of one front end, or of one core, whose ranks differ (``dp`` is among them); their
+    versions, which count updates, must be equal. Engines are compared by the step of verl's trainer that was sent last, and only those that live: one that was
+    started later has counted fewer updates, and one that was killed was sent fewer steps. Where an update is open, nothing is said.
+    """
+    workers = [row for row in rows if "worker" in row.roles and "policy_version" in row.notes]
+    cores = {(row.host, row.pid): row.ppid for row in rows if "engine-core" in row.roles}
+    found = []
+    for front in _groups(workers, lambda row: cores.get((row.host, row.ppid), row.ppid)):
+        for ranks in [front] if _is_one_engine(front) else _groups(front, lambda row: row.ppid):
+            if _is_one_engine(ranks):
+                found += _split(
+                    ranks, "policy_version", "the ranks of one engine hold several policy versions"
+                )
+    living = [row for row in workers if row.alive is not False and row.notes.get("sync_step") is not None]
+    found += _split(living, "sync_step", "engines of one job hold the policies of several steps")
+    return found
+
+
+def _groups(rows: Sequence[Row], parent: Callable[[Row], int]) -> list[list[Row]]:
+    found: dict[tuple[str, int], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row.host, parent(row)), []).append(row)
+    return list(found.values())
+
+
+def _is_one_engine(rows: Sequence[Row]) -> bool:
+    """Whether no two processes have the same rank."""
+    return len({str(sorted(row.rank.items())) for row in rows}) == len(rows)
+
+
+def _split(rows: Sequence[Row], name: str, what: str) -> Iterator[str]:
+    held = Counter(row.notes[name] for row in rows)
+    if len(held) < 2 or any(row.notes.get("policy_state", "ready") != "ready" for row in rows):
+        return
+    texts = (
+        f"{value} in {', '.join(_who(row) for row in rows if row.notes[name] == value)}"
+        for value in sorted(held)
+    )
+    yield f"{what}: {'; '.join(texts)}. Send a complete update to all of them"
+
+
+def _who(row: Row) -> str:
+    ranks = ", ".join(f"{key} {value}" for key, value in row.rank.items() if key != "local_rank")
+    return f"{ranks or 'worker'} ({row.host}:{row.pid})"
