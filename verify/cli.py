@@ -37,9 +37,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return command.main(given[1:])
     parser = _parser()
     options = parser.parse_args(given)
-    options.format = "json" if options.json else options.format
-    if options.format == "markdown" and not options.against:
-        parser.error("--format markdown goes with --against")
     try:
         if options.against:
             return _against(options)
@@ -65,14 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "names", nargs="*", help="names to verify, such as fp8, eagle or lora (default: those in FLASHPATCH)"
     )
-    style = parser.add_mutually_exclusive_group()
-    style.add_argument("--json", action="store_true", help="print JSON, as --format json does")
-    style.add_argument(
-        "--format",
-        choices=("text", "json", "markdown"),
-        default="text",
-        help="how to print (default: text); markdown: a drift report for GitHub, with --against only",
-    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument(
         "--live",
@@ -124,7 +114,7 @@ def _probes(options: argparse.Namespace) -> int:
         Table("Patches", ("patch", "state", "evidence", "framework", "tested"), patches, notes=absent),
         Table("Observed", ("about", "behaviour", "seen", "evidence", "seconds"), proofs, "nothing"),
     ]
-    emit({"ok": ok, "families": [report.as_json() for report in reports]}, tables, options.format == "json")
+    emit({"ok": ok, "families": [report.as_json() for report in reports]}, tables, options.json)
     for report in reports:
         if report.workdir:
             print(f"{report.name}: logs and files of the probe are in {report.workdir}", file=sys.stderr)
@@ -151,7 +141,7 @@ def _live(options: argparse.Namespace) -> int:
         tables.append(Table("Not proven", ("problem",), [(problem,) for problem in report.problems]))
     if options.all:
         tables.append(_processes(report))
-    emit(report.as_json() | {"names": [name.as_json() for name in names]}, tables, options.format == "json")
+    emit(report.as_json() | {"names": [name.as_json() for name in names]}, tables, options.json)
     return OK if report.ok else NOT_LIVE
 
 
@@ -234,15 +224,12 @@ def _against(options: argparse.Namespace) -> int:
     report = survey(options.against, patches)
     for path, reason in report.unreadable:
         print(f"flashpatch-verify: {path} {reason}", file=sys.stderr)
-    if options.format == "markdown":
-        print(report.markdown(), end="")
-        return report.exit_status
     rows = [
         (cell.patch, cell.of, cell.text, "yes" if cell.tested else "untested", cell.drift)
-        for cell in report.cells
+        for cell in sorted(report.cells, key=lambda cell: cell.verdict != "drifted")
     ]
     table = Table("Contracts", ("patch", "version", "contract", "tested", "drift"), rows)
-    emit(report.as_json(), [table], options.format == "json")
+    emit(report.as_json(), [table], options.json)
     return report.exit_status
 
 

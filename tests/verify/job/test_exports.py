@@ -1,4 +1,4 @@
-"""The trace, the metrics with their dashboard, and the view in a terminal, of a job of real processes."""
+"""The trace, the metrics, and the view in a terminal, of a job of real processes."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from machine import limit
 
-from flashpatch.verify.job import page, prometheus
+from flashpatch.verify.job import prometheus
 
 
 def test_the_trace_has_updates_phases_steps_and_refusals(flashpatch, tmp_path: Path) -> None:
@@ -85,46 +85,6 @@ def test_labels_are_escaped() -> None:
     assert line == 'flashpatch_process_proven{role="a\\"b\\\\c\\nd"} 1'
     [sample] = families(line + "\n")["flashpatch_process_proven"].samples
     assert sample.labels == {"role": 'a"b\\c\nd'}
-
-
-def test_the_dashboard_names_exactly_the_metrics(flashpatch) -> None:
-    dashboard = json.loads(flashpatch("metrics", "--dashboard").stdout)
-    shown = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    assert set(re.findall(r"flashpatch_\w+", "\n".join(shown))) == set(prometheus.METRICS)
-    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
-    ends = [(panel["gridPos"]["x"] + panel["gridPos"]["w"]) for panel in dashboard["panels"]]
-    assert max(ends) == 24 and dashboard["title"]
-    assert dashboard == json.loads(page.asset("grafana.json"))
-
-
-def lost(given: object, kept: object, where: str = "") -> list[str]:
-    """Where a JSON value differs from what is left of it."""
-    if isinstance(given, dict) and isinstance(kept, dict):
-        return [w for k, v in given.items() for w in lost(v, kept.get(k), f"{where}/{k}")]
-    if isinstance(given, list) and isinstance(kept, list) and len(given) == len(kept):
-        return [w for k, (v, other) in enumerate(zip(given, kept)) for w in lost(v, other, f"{where}/{k}")]
-    return [where] if given != kept else []
-
-
-def test_grafanas_own_schema_knows_every_field_of_the_dashboard() -> None:
-    """Read and written again by Grafana's SDK; what its schema does not know is not written."""
-    models = pytest.importorskip("grafana_foundation_sdk.models.dashboard")
-    from grafana_foundation_sdk.cog.encoder import JSONEncoder
-    from grafana_foundation_sdk.cog.plugins import register_default_plugins
-
-    register_default_plugins()
-    dashboard = json.loads(page.asset("grafana.json"))
-
-    def again(text: str) -> object:
-        return json.loads(JSONEncoder().encode(models.Dashboard.from_json(json.loads(text))))
-
-    assert lost(dashboard, again(json.dumps(dashboard))) == []
-    panel = dashboard["panels"][1]
-    panel["colour"], panel["targets"][0]["expression"] = "red", "up"
-    assert lost(dashboard, again(json.dumps(dashboard))) == [
-        "/panels/1/targets/0/expression",
-        "/panels/1/colour",
-    ]
 
 
 def test_names_of_metrics_follow_the_conventions() -> None:

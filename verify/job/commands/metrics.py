@@ -1,4 +1,4 @@
-"""Run ``flashpatch metrics``: write a job's state in Prometheus's text format, or the dashboard that shows it."""
+"""Run ``flashpatch metrics``: write a job's state in Prometheus's text format."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-HELP = "a job's state in Prometheus's text format; --dashboard: the Grafana dashboard for it"
+HELP = "a job's state in Prometheus's text format"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,9 +19,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         type=Path,
         help="replace this file atomically; unset: standard output",
-    )
-    parser.add_argument(
-        "--dashboard", action="store_true", help="print a Grafana dashboard for these metrics; no run is read"
     )
 
 
@@ -36,14 +33,11 @@ def run(args: argparse.Namespace) -> int:
     from flashpatch import registry
     from flashpatch.atomic_file import replacing
     from flashpatch.errors import PatchError
-    from flashpatch.verify.job import collect, page, prometheus, source
+    from flashpatch.verify.job import collect, prometheus, source
 
-    if args.dashboard:
-        text = page.asset("grafana.json")
-    else:
-        found = source.load(source.chosen(args))
-        job = collect.job(found, registry.patches())
-        text = json.dumps(collect.finite(job), indent=2) + "\n" if args.json else prometheus.text(found, job)
+    found = source.load(source.chosen(args))
+    job = collect.job(found, registry.patches())
+    text = json.dumps(collect.finite(job), indent=2) + "\n" if args.json else prometheus.text(found, job)
     if args.output is None:
         sys.stdout.write(text)
         return 0
