@@ -2,8 +2,8 @@
 
 `start` reads the environment, exports what it means to children, writes the ledger row, and watches the target
 modules of the chosen families. When the first of them has been imported, or code calls a function of the
-engine, `wake` lets the engine take over, by the function that `start` was given. What takes more than the index to decide (a config file, a
-third party's family, an error to report, a framework that is loaded already) is left to the engine at once.
+engine, `wake` lets the engine take over, by the function that `start` was given. What takes more than the index (a third
+party's family, an error to report, a framework that is loaded already) is left to the engine at once.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import _thread
 import os
 import sys
 
-from flashpatch import index, variables
+from flashpatch import index
 from flashpatch.arming import import_hooks
 from flashpatch.errors import PatchError
 from flashpatch.ledger import files, nodes
-from flashpatch.settings import child_env, options
+from flashpatch.settings import options, selections
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,31 +24,16 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
+    from flashpatch.settings.selections import Selection
+
 _LEVELS = ("", "DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-_CONFIG = "flashpatch.toml"
 
 
-class Resolved:
-    """What the environment means.
-
-    Attributes:
-        names: the chosen name of each family.
-        options: every option of each family.
-        strict: whether strict mode is on.
-        families: what the index says about each.
-        environment: the exported values of ``FLASHPATCH`` and ``FLASHPATCH_RESOLVED``.
-    """
-
-    def __init__(self, names: dict[str, str], options: dict[str, dict[str, Any]], strict: bool) -> None:
-        self.names = names
-        self.options = options
-        self.strict = strict
-        self.families = {name: index.family(name) for name in names}
-        self.environment: tuple[str | None, str | None] = (None, None)
-
-
-_pending: Resolved | None = None
+_pending: Selection | None = None
 """What `wake` will switch on; None before `start` and after `wake`."""
+
+_exported: tuple[str | None, str | None] = (None, None)
+"""The values of ``FLASHPATCH`` and ``FLASHPATCH_RESOLVED`` that say so."""
 
 _take_over: Callable[[tuple[str | None, str | None]], Callable[[], None]] | None = None
 """What `start` was given."""
@@ -68,22 +53,21 @@ def start(take_over: Callable[[tuple[str | None, str | None]], Callable[[], None
     Returns:
         False when the engine has to decide: it is loaded, or the index is not enough.
     """
-    global _pending, _take_over
+    global _pending, _exported, _take_over
     if _pending is not None:
-        if _environment() != _pending.environment:
+        if _environment() != _exported:
             return False
         if any(import_hooks.is_ready(name) for name in _watched(_pending)):  # imported past our finder
             wake()
         return True
     if "flashpatch.api" in sys.modules or "flashpatch.engine" in sys.modules:
         return False
-    resolved = _resolve(os.environ.get("FLASHPATCH", ""))
-    if resolved is None or any(module.partition(".")[0] in sys.modules for module in _watched(resolved)):
+    selection = _resolved()
+    if selection is None or any(module.partition(".")[0] in sys.modules for module in _watched(selection)):
         return False
-    child_env.publish(resolved.names.values(), resolved.options, resolved.strict)
-    resolved.environment = _environment()
-    _pending, _take_over = resolved, take_over
-    for name in sorted(_watched(resolved)):
+    selections.export(selection)
+    _pending, _exported, _take_over = selection, _environment(), take_over
+    for name in sorted(_watched(selection)):
         import_hooks.when_ready(name, _on_module)
     write_row()
     nodes.watch()
@@ -105,7 +89,7 @@ def wake() -> None:
         _waking = True
         try:
             assert _take_over is not None, "start was given it"
-            sweep = _take_over(_pending.environment)
+            sweep = _take_over(_exported)
         finally:
             _pending, _waking = None, False
     sweep()
@@ -115,9 +99,9 @@ def snapshot() -> dict[str, Any]:
     """What `flashpatch.engine.snapshot` would give: patches that wait, or whose framework is not installed."""
     patches, on = {}, {}
     found: dict[str, bool] = {}
-    pending = _pending if _pending is not None else Resolved({}, {}, False)
-    for key, family in pending.families.items():
-        on[key] = {"name": pending.names[key], "options": options.changed(family, pending.options[key])}
+    for key, choice in (_pending or selections.NOTHING).choices.items():
+        family = index.family(key)
+        on[key] = {"name": choice.name, "options": options.changed(family, choice.options)}
         for patch_id, modules in family.patches.items():
             packages = sorted({module.partition(".")[0] for module in modules})
             found.update((package, _is_installed(package)) for package in packages if package not in found)
@@ -150,77 +134,23 @@ def _on_module(module: ModuleType) -> None:
     wake()
 
 
-def _watched(resolved: Resolved) -> set[str]:
-    return set().union(*(family.modules() for family in resolved.families.values()))
+def _watched(selection: Selection) -> set[str]:
+    return set().union(*(index.family(name).modules() for name in selection.choices))
 
 
 def _environment() -> tuple[str | None, str | None]:
     return os.environ.get("FLASHPATCH"), os.environ.get("FLASHPATCH_RESOLVED")
 
 
-def _resolve(asked: str) -> Resolved | None:
+def _resolved() -> Selection | None:
     """What the environment means; None when the engine has to say, such as that it is wrong."""
     if os.environ.get("FLASHPATCH_LOG", "").strip().upper() not in _LEVELS:
         return None
     try:
-        text = os.environ.get("FLASHPATCH_RESOLVED")
-        return (_inherited(text, asked) if text else None) or _asked(asked)
-    except (PatchError, ValueError, TypeError, KeyError, AttributeError):
+        selection = selections.from_environment(selections.NOTHING)
+    except PatchError:
         return None
-
-
-def _inherited(text: str, asked: str) -> Resolved | None:
-    """What a parent resolved; None when that was for another value of ``FLASHPATCH``."""
-    for strict in (False, True):  # defaults, most often: no need to parse
-        if f'"from": "{asked}"' in text and text == _text(resolved := _of_names(asked, strict), asked):
-            return resolved
-    import json
-
-    data = json.loads(text)
-    if data["from"] != asked:
-        return None
-    names = _one_per_family(data["names"])
-    given = {family: dict(table) for family, table in data["options"].items()}
-    resolved = Resolved(names, {}, bool(data["strict"]))
-    for name, family in resolved.families.items():
-        checked = options.checked(family, given.get(name, {}), "")
-        resolved.options[name] = {**options.defaults(family), **checked}
-    return resolved
-
-
-def _asked(asked: str) -> Resolved | None:
-    if os.environ.get("FLASHPATCH_CONFIG") or os.path.isfile(_CONFIG):
-        return None
-    strict = variables.flag(os.environ.get("FLASHPATCH_STRICT", ""))
-    return _of_names(asked, strict) if strict is not None else None
-
-
-def _of_names(asked: str, strict: bool) -> Resolved:
-    """Return the names in ``asked``, with their options if no config says otherwise."""
-    names = variables.DEFAULT_NAMES if asked == "1" else variables.names(asked)
-    if not names:
-        raise ValueError(asked)
-    resolved = Resolved(_one_per_family(names), {}, strict)
-    for family, name in resolved.names.items():
-        record = resolved.families[family]
-        resolved.options[family] = {**options.defaults(record), **record.names[name]}
-    return resolved
-
-
-def _text(resolved: Resolved, asked: str) -> str:
-    return child_env.resolved(asked, resolved.names.values(), resolved.options, resolved.strict)
-
-
-def _one_per_family(names: Any) -> dict[str, str]:
-    """Family to name. Raises KeyError for a name that the index has not, ValueError for two of a family."""
-    chosen: dict[str, str] = {}
-    for name in names:
-        family = index.family_of(name)
-        if family is None:
-            raise KeyError(name)
-        if chosen.setdefault(family, name) != name:
-            raise ValueError(name)
-    return chosen
+    return selection if selection.choices and selection.choices.keys() <= {*index.families()} else None
 
 
 def _is_installed(package: str) -> bool:

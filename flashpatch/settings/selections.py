@@ -3,23 +3,31 @@
 Precedence: ``enable()`` in this process, then the resolved data a parent process exported, then
 ``FLASHPATCH`` with the config, then defaults. Of the options: ``enable(**options)``, then what the chosen
 name presets, then the config, then defaults.
+
+Of built-in families the index is asked: no family and next to no module is imported, since most processes of a job
+do no more than this. Only what the index does not know takes the registry: families of other packages, and what an
+error has to say.
 """
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
 
-from flashpatch import registry, variables
+from flashpatch import index, variables
 from flashpatch.errors import PatchError
-from flashpatch.settings import child_env, config_file, options
-from flashpatch.suggest import nearest
+from flashpatch.settings import child_env, options
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
+
+    from flashpatch.index import IndexedFamily
+    from flashpatch.record import Family
+
+_CONFIG = "flashpatch.toml"
 
 
-@dataclass(frozen=True)
 class Choice:
     """Hold one family that is on, with its options.
 
@@ -29,21 +37,31 @@ class Choice:
         explicit: whether ``enable()`` in this process chose it.
     """
 
-    name: str
-    options: Mapping[str, Any]
-    explicit: bool = False
+    __slots__ = ("explicit", "name", "options")
+
+    def __init__(self, name: str, options: Mapping[str, Any], explicit: bool = False) -> None:
+        self.name, self.options, self.explicit = name, options, explicit
 
 
-@dataclass(frozen=True)
 class Selection:
     """Hold all families that are on: family name to `Choice`."""
 
-    choices: Mapping[str, Choice]
-    strict: bool = False
+    __slots__ = ("choices", "strict")
+
+    def __init__(self, choices: Mapping[str, Choice], strict: bool = False) -> None:
+        self.choices, self.strict = choices, strict
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(choice.name for choice in self.choices.values())
+
+
+class _Config:
+    """Stand for a config file that is not there, as `flashpatch.settings.config_file.Config`."""
+
+    enable: tuple[str, ...] = ()
+    strict: bool | None = None
+    tables: Mapping[str, Mapping[str, Any]] = {}
 
 
 NOTHING = Selection({})
@@ -56,7 +74,7 @@ def from_environment(current: Selection) -> Selection:
         PatchError: an unknown name or option, a value of the wrong type, an unreadable config.
     """
     asked = os.environ.get("FLASHPATCH", "")
-    if asked in ("", "0"):
+    if asked in variables.OFF:
         return current
     base = inherited(asked, os.environ.get("FLASHPATCH_RESOLVED", "")) or _resolve(asked)
     explicit = {family: choice for family, choice in current.choices.items() if choice.explicit}
@@ -74,19 +92,18 @@ def extend(
     Raises:
         PatchError: an unknown name or option, or two names of one family.
     """
-    settings = config_file.load()
+    settings = _config()
     chosen = _one_per_family(tuple(names) or settings.enable or variables.DEFAULT_NAMES)
     _known_somewhere(values, chosen)
     choices = dict(current.choices)
     for family, name in chosen.items():
-        record = registry.family(family)
         before = choices.get(family)
         if before is not None and before.name != name and before.explicit:
             raise _two_names(family, before.name, name, f"Call disable({before.name!r}) first.")
         same = before is not None and before.name == name
         base = before.options if before is not None and same else _base_options(family, name, settings)
-        own = {key: value for key, value in values.items() if key in record.options}
-        choices[family] = Choice(name, {**base, **options.checked(record, own, "enable()")}, explicit=True)
+        own = {key: value for key, value in values.items() if key in _record(family).options}
+        choices[family] = Choice(name, {**base, **_checked(family, own, "enable()")}, explicit=True)
     if strict is None:
         strict = current.strict if current.choices else _strict(settings)
     return Selection(choices, strict)
@@ -98,8 +115,8 @@ def reduce(current: Selection, names: Iterable[str]) -> Selection:
     Raises:
         PatchError: an unknown name.
     """
-    gone = {registry.family_of(name).name for name in names} or set(current.choices)
-    return replace(current, choices={f: choice for f, choice in current.choices.items() if f not in gone})
+    gone = {_family_of(name) for name in names} or set(current.choices)
+    return Selection({f: choice for f, choice in current.choices.items() if f not in gone}, current.strict)
 
 
 def export(selection: Selection) -> None:
@@ -124,12 +141,20 @@ def inherited(asked: str, text: str) -> Selection | None:
     """
     if not text:
         return None
+    if f'"from": "{asked}"' in text:  # defaults, most often: no need to parse
+        for strict in (False, True):
+            found = _of_names(asked, _Config(), strict)
+            values = {family: choice.options for family, choice in found.choices.items()}
+            if text == child_env.resolved(asked, found.names, values, strict):
+                return found
+    import json
+
     try:
         data = json.loads(text)
         if data["from"] != asked:
             return None
         chosen, strict = _one_per_family(data["names"]), bool(data["strict"])
-        values = {family: dict(table) for family, table in data["options"].items()}
+        given = {family: dict(table) for family, table in data["options"].items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise PatchError(
             f"FLASHPATCH_RESOLVED is not what FlashPatch writes ({type(error).__name__}: {error}).",
@@ -137,33 +162,71 @@ def inherited(asked: str, text: str) -> Selection | None:
         ) from error
     choices = {}
     for family, name in chosen.items():
-        record = registry.family(family)
-        given = options.checked(record, values.get(family, {}), "FLASHPATCH_RESOLVED")
-        choices[family] = Choice(name, {**options.defaults(record), **given})
+        own = _checked(family, given.get(family, {}), "FLASHPATCH_RESOLVED")
+        choices[family] = Choice(name, {**options.defaults(_record(family)), **own})
     return Selection(choices, strict)
 
 
 def _resolve(asked: str) -> Selection:
-    settings = config_file.load()
-    if asked == "1":
-        names: tuple[str, ...] = settings.enable or variables.DEFAULT_NAMES
-    else:
-        names = variables.names(asked)
+    settings = _config()
+    return _of_names(asked, settings, _strict(settings))
+
+
+def _of_names(asked: str, settings: Any, strict: bool) -> Selection:
+    names = (settings.enable or variables.DEFAULT_NAMES) if asked == "1" else variables.names(asked)
     chosen = _one_per_family(names)
-    choices = {f: Choice(name, _base_options(f, name, settings)) for f, name in chosen.items()}
-    return Selection(choices, _strict(settings))
+    return Selection(
+        {f: Choice(name, _base_options(f, name, settings)) for f, name in chosen.items()}, strict
+    )
 
 
-def _base_options(family: str, name: str, settings: config_file.Config) -> dict[str, Any]:
-    record = registry.family(family)
-    preset = options.checked(record, registry.family_names(record)[name], f"the preset of {name!r}")
+def _config() -> Any:
+    """Return what the config file says, or a `_Config`."""
+    if not os.environ.get("FLASHPATCH_CONFIG") and not os.path.isfile(_CONFIG):
+        return _Config()
+    from flashpatch.settings import config_file
+
+    return config_file.load()
+
+
+def _record(family: str) -> Family | IndexedFamily:
+    """Return what the index says about a family, or the family itself if the index does not know it."""
+    if family in index.families():
+        return index.family(family)
+    from flashpatch import registry
+
+    return registry.family(family)
+
+
+def _family_of(name: str) -> str:
+    """Return the name of the family that a user's name stands for. Raises PatchError for an unknown name."""
+    found = index.family_of(name)
+    if found is not None:
+        return found
+    from flashpatch import registry
+
+    return registry.family_of(name).name
+
+
+def _checked(family: str, values: Mapping[str, Any], source: str) -> dict[str, Any]:
+    try:
+        return options.checked(_record(family), values, source)
+    except PatchError:
+        from flashpatch import registry
+
+        return options.checked(registry.family(family), values, source)  # its record knows the advice
+
+
+def _base_options(family: str, name: str, settings: Any) -> dict[str, Any]:
+    record = _record(family)
+    preset = _checked(family, record.names.get(name, {}), f"the preset of {name!r}")
     return {**options.defaults(record), **settings.tables.get(family, {}), **preset}
 
 
 def _one_per_family(names: Iterable[str]) -> dict[str, str]:
     chosen: dict[str, str] = {}
     for name in names:
-        family = registry.family_of(name).name
+        family = _family_of(name)
         if chosen.setdefault(family, name) != name:
             raise _two_names(family, chosen[family], name, "Choose one of them.")
     return chosen
@@ -175,9 +238,11 @@ def _two_names(family: str, first: str, second: str, advice: str) -> PatchError:
 
 def _known_somewhere(values: Mapping[str, Any], chosen: Mapping[str, str]) -> None:
     """Each option given to ``enable()`` must belong to at least one of the families it names."""
-    known = {option for family in chosen for option in registry.family(family).options}
+    known = {option for family in chosen for option in _record(family).options}
     for option in values:
         if option not in known:
+            from flashpatch.suggest import nearest
+
             raise PatchError(
                 f"unknown option {option!r} in enable().",
                 patch=", ".join(chosen.values()),
@@ -185,7 +250,7 @@ def _known_somewhere(values: Mapping[str, Any], chosen: Mapping[str, str]) -> No
             )
 
 
-def _strict(settings: config_file.Config) -> bool:
+def _strict(settings: Any) -> bool:
     text = os.environ.get("FLASHPATCH_STRICT")
     if text is None:
         return bool(settings.strict)
