@@ -48,6 +48,9 @@ class GlooCheckpointEngine(CheckpointEngine):
         timeout_seconds: longest silence of a peer that is waited for: until processes have connected, the trainer
             has its next bucket, a rollout has loaded its last one. Processes that end are noticed at once.
 
+    Attributes:
+        rank: of this process in the transfer, -1 if it takes no part; None before `init_process_group`.
+
     Raises:
         ValueError: a size or time that is not positive.
     """
@@ -62,7 +65,7 @@ class GlooCheckpointEngine(CheckpointEngine):
         self._receiver: control.Receiver | None = None
         self._group: GlooGroup | None = None
         self._store: dist.Store | None = None
-        self._rank: int | None = None
+        self.rank: int | None = None
 
     def prepare(self) -> dict[str, Any]:
         """Clear away what a failed transfer left, and open a new one.
@@ -114,7 +117,7 @@ class GlooCheckpointEngine(CheckpointEngine):
         Raises:
             PatchError: a process did not come, or belongs to another transfer.
         """
-        self._rank = rank
+        self.rank = rank
         if rank < 0 or not peers:
             return
         try:
@@ -143,7 +146,7 @@ class GlooCheckpointEngine(CheckpointEngine):
         for part in (self._sender, self._receiver, self._group):
             if part is not None:
                 part.close()
-        self._sender = self._receiver = self._group = self._store = self._rank = None
+        self._sender = self._receiver = self._group = self._store = self.rank = None
 
     @torch.no_grad()
     async def send_weights(self, weights: Any, global_steps: int | None = None) -> dict[str, float]:
@@ -163,11 +166,11 @@ class GlooCheckpointEngine(CheckpointEngine):
         """
         weights = ensure_async_iterator(weights)
         try:
-            if self._rank is None:
+            if self.rank is None:
                 raise transfer_error(
                     "weights are to be sent before init_process_group.", "Report this as a bug."
                 )
-            return await self._send(weights, global_steps) if self._rank == 0 and self._group else {}
+            return await self._send(weights, global_steps) if self.rank == 0 and self._group else {}
         except BaseException as error:
             if self._sender is not None:
                 self._sender.fail(as_text(error))

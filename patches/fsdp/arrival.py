@@ -43,6 +43,7 @@ class Arrival:
 
     def __init__(self, mode: str, patch_id: str, target: str, expected: bool = True) -> None:
         from flashpatch.patches._shared import fingerprint
+        from flashpatch.patches._shared.tensor_message import Message
         from flashpatch.patches.fsdp import messages
         from flashpatch.patches.fsdp.background import Background
 
@@ -51,7 +52,7 @@ class Arrival:
         self._mode = mode
         self.patch_id, self.target = patch_id, target
         self._wire = messages
-        self._open, self._close = messages.Message(), messages.Message()
+        self._open, self._close = Message(), Message()
         self._header: dict[str, Any] | None = None
         self._done = False
         self._failure: PatchError | None = None

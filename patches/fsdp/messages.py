@@ -1,72 +1,28 @@
-"""The two messages that travel with the weights, as tensors of bytes: one before the first, one after the
-last.
-
-Their names are no parameter's. Their sizes are multiples of 512 bytes, so that whatever is packed behind them
-stays aligned, also in versions of verl that do not align.
-"""
+"""Name the two messages that travel with the weights: one before the first, one after the last."""
 
 from __future__ import annotations
 
-import json
-import struct
-import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+
+from flashpatch.patches._shared import tensor_message
 
 if TYPE_CHECKING:
     import torch
 
 OPEN = "__flashpatch_audit_open__"
 CLOSE = "__flashpatch_audit_close__"
-_ALIGN = 512
-_PIECE = 64 << 10  # bytes; a table larger than that travels in several tensors, for the smallest of buckets
 
 
 def opening(content: dict[str, Any], device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
     """Encode the message before the weights."""
-    yield from _tensors(OPEN, content, device)
+    yield from tensor_message.encode(OPEN, content, device)
 
 
 def closing(content: dict[str, Any], device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
     """Encode the message after the weights."""
-    yield from _tensors(CLOSE, content, device)
+    yield from tensor_message.encode(CLOSE, content, device)
 
 
 def ours(name: str) -> bool:
     return name.startswith((OPEN, CLOSE))
-
-
-class Message:
-    """Join the pieces of one message."""
-
-    def __init__(self) -> None:
-        self._pieces: dict[int, bytes] = {}
-
-    def add(self, name: str, tensor: torch.Tensor) -> dict[str, Any] | None:
-        """Add one piece; return the content once all have arrived.
-
-        Raises:
-            ValueError: the bytes are not what was sent.
-        """
-        index, number = map(int, name.rpartition("__")[2].split("-"))
-        self._pieces[index] = tensor.detach().cpu().contiguous().view(-1).numpy().tobytes()
-        if len(self._pieces) < number:
-            return None
-        data = b"".join(self._pieces[i] for i in range(number))
-        length, check = struct.unpack_from("<QI", data)
-        packed = data[12 : 12 + length]
-        if len(packed) != length or zlib.crc32(packed) != check:
-            raise ValueError("the audit's own message arrived damaged")
-        return json.loads(zlib.decompress(packed))
-
-
-def _tensors(name: str, content: dict[str, Any], device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
-    import torch
-
-    packed = zlib.compress(json.dumps(content).encode(), 1)
-    data = struct.pack("<QI", len(packed), zlib.crc32(packed)) + packed
-    data += bytes(-len(data) % _ALIGN)
-    number = -(-len(data) // _PIECE)
-    for i in range(number):
-        piece = bytearray(data[i * _PIECE : (i + 1) * _PIECE])
-        yield f"{name}{i}-{number}", torch.frombuffer(piece, dtype=torch.uint8).to(device)

@@ -8,6 +8,7 @@ pytest.importorskip("torch")
 
 import torch
 
+from flashpatch.patches._shared import tensor_message
 from flashpatch.patches.fsdp import messages
 from flashpatch.patches.fsdp.compare import Seen, differences, shortened
 
@@ -21,7 +22,7 @@ def test_a_message_arrives_in_pieces_that_fit_any_bucket(number):
     assert all(messages.ours(name) and tensor.dtype == torch.uint8 for name, tensor in pieces)
     assert len({name for name, _ in pieces}) == len(pieces)
     assert all(tensor.numel() % 512 == 0 and tensor.numel() <= 1 << 16 for _, tensor in pieces)
-    message = messages.Message()
+    message = tensor_message.Message()
     answers = [message.add(name, tensor) for name, tensor in reversed(pieces)]
     assert answers[:-1] == [None] * (len(pieces) - 1) and answers[-1] == content
 
@@ -30,7 +31,7 @@ def test_a_damaged_message_is_no_message():
     ((name, tensor),) = messages.opening({"sync": 1}, CPU)
     tensor[14] ^= 1
     with pytest.raises(ValueError, match="damaged"):
-        messages.Message().add(name, tensor)
+        tensor_message.Message().add(name, tensor)
 
 
 def seen(first: int, shape: tuple[int, ...] = (2,), dtype: str = "torch.float32") -> Seen:
@@ -67,4 +68,4 @@ def test_what_differs_is_named():
 def test_a_table_survives_json():
     one = Seen((3, 4), "torch.bfloat16", ((1 << 64) - 1, 12345678901234567890))
     (piece,) = messages.closing({"sent": {"x": one.as_json()}}, CPU)
-    assert Seen.of_json(messages.Message().add(*piece)["sent"]["x"]) == one
+    assert Seen.of_json(tensor_message.Message().add(*piece)["sent"]["x"]) == one

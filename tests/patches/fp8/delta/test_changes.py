@@ -1,0 +1,122 @@
+"""What a patch costs, and that it makes the old tensor the new one, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from flashpatch.patches.fp8.delta import changes  # noqa: E402
+
+KINDS = (
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.float8_e4m3fn,
+    torch.int8,
+    torch.bool,
+    torch.complex128,
+)
+
+
+def pair(size: int, number: int, dtype=torch.bfloat16, seed: int = 0):
+    """Two tensors, of which so many values differ."""
+    random = torch.Generator().manual_seed(seed)
+    old = torch.randn(size, generator=random).to(dtype)
+    new = old.clone()
+    at = torch.randperm(size, generator=random)[:number]
+    changes.bits(new)[at] ^= 1
+    return old, new
+
+
+def patched(old, new):
+    a, b = changes.bits(old.clone()), changes.bits(new)
+    encoded = changes.encode(b, changes.differing(a, b))
+    if encoded is None:
+        return None, new.nbytes
+    changes.apply(a, *encoded)
+    return a, encoded[2].nbytes
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("number", [1, 7, 50])
+def test_values_of_any_kind_become_the_new_ones(dtype, number):
+    if dtype is torch.complex128:
+        old, new = (one.to(dtype) for one in pair(5000, number, torch.float64))
+    else:
+        old, new = pair(5000, number, dtype)
+    found, _ = patched(old, new)
+    assert torch.equal(found, changes.bits(new)) and not torch.equal(found, changes.bits(old))
+
+
+@pytest.mark.parametrize("share, most", [(0.001, 0.004), (0.01, 0.017), (0.03, 0.046), (0.1, 0.151)])
+def test_a_patch_is_some_three_bytes_per_changed_value(share, most):
+    size = 400_000
+    old, new = pair(size, int(share * size))
+    found, cost = patched(old, new)
+    assert torch.equal(found, changes.bits(new))
+    assert cost / new.nbytes < most
+
+
+def test_many_changes_are_no_patch():
+    assert patched(*pair(10_000, 7_000))[0] is None
+    assert patched(*pair(4, 1))[0] is None  # smaller whole
+
+
+def test_zeros_of_two_signs_differ_and_a_nan_equals_itself():
+    old = torch.tensor([0.0, float("nan"), 1.0] + [2.0] * 100, dtype=torch.bfloat16)
+    new = old.clone()
+    new[0] = -0.0
+    assert changes.differing(changes.bits(old), changes.bits(new)).tolist() == [0]
+    found, _ = patched(old, new)
+    assert torch.equal(found, changes.bits(new))
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [
+        [0],
+        [255],
+        [256],
+        [257],
+        [511, 512],
+        [65_534],
+        [65_535],
+        [65_536],
+        [65_537, 199_999],
+        [0, 256, 131_072],
+    ],
+)
+def test_gaps_at_the_limits_of_their_bytes(positions):
+    old = torch.zeros(200_000, dtype=torch.bfloat16)
+    new = old.clone()
+    new[positions] = 1.0
+    found, _ = patched(old, new)
+    assert torch.equal(found, changes.bits(new))
+
+
+def test_chunks_meet(monkeypatch):
+    monkeypatch.setattr(changes, "_CHUNK", 100)
+    old, new = pair(1050, 300)
+    a, b = changes.bits(old), changes.bits(new)
+    assert torch.equal(changes.differing(a, b), (a != b).nonzero().view(-1))
+
+
+@pytest.mark.parametrize("cut", ["short", "count", "width", "tensor"])
+def test_a_patch_that_does_not_fit_writes_nothing(cut):
+    old, new = pair(5000, 40)
+    a, b = changes.bits(old), changes.bits(new)
+    width, count, data = changes.encode(b, changes.differing(a, b))
+    before = a.clone()
+    if cut == "short":
+        data = data[:-16]
+    if cut == "count":
+        count += 40
+    if cut == "width":
+        width = 3
+    if cut == "tensor":
+        a = a[:3]
+    with pytest.raises(ValueError, match="patch"):
+        changes.apply(a, width, count, data)
+    assert torch.equal(a, before[: a.numel()])
