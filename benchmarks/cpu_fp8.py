@@ -5,7 +5,7 @@
 A square weight in e4m3 with a scale per channel, bf16 activations that are quantized per token; both kernels
 are called as vLLM calls them, quantization of activations included. Times are minima over rounds in which the
 three take turns. "/ bf16" is ours over ``torch.nn.functional.linear`` in bf16, "stock / ours" how many times
-longer vLLM's own kernel takes. A stock product of more than ``--patience`` seconds is timed once, and no
+longer vLLM's own kernel takes. A stock product of more than ``--once-above`` seconds is timed once, and no
 larger one is started.
 """
 
@@ -32,8 +32,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--patience", type=float, default=2.0)
-    args = quick.parse(parser, sizes=[256], rows=[1], rounds=2, patience=0.1)
+    parser.add_argument("--once-above", type=float, default=2.0)
+    args = quick.parse(parser, sizes=[256], rows=[1], rounds=2, once_above=0.1)
     torch.set_num_threads(args.threads)
     print(f"{_cpu()}; torch {torch.__version__}, {args.threads} thread{'s' * (args.threads > 1)}\n")
     print("| size | rows | bf16 ms | ours ms | stock ms | ours / bf16 | stock / ours |")
@@ -44,8 +44,8 @@ def main() -> None:
             ways = _ways(size, rows)
             if rows in hopeless:
                 del ways["stock"]
-            times = _minima(ways, args.rounds, args.patience)
-            if times.get("stock", 0.0) > args.patience:
+            times = _minima(ways, args.rounds, args.once_above)
+            if times.get("stock", 0.0) > args.once_above:
                 hopeless.add(rows)
             print(_row(size, rows, times), flush=True)
 
@@ -90,13 +90,13 @@ def _kernels(size: int) -> tuple:
         linear_kernels.take_out(linear._POSSIBLE_FP8_KERNELS)
 
 
-def _minima(ways: dict[str, Callable[[], torch.Tensor]], rounds: int, patience: float) -> dict[str, float]:
-    """Seconds of the fastest call of each; one that takes longer than ``patience`` is called once."""
+def _minima(ways: dict[str, Callable[[], torch.Tensor]], rounds: int, once_above: float) -> dict[str, float]:
+    """Seconds of the fastest call of each; one that takes longer than ``once_above`` is called once."""
     best: dict[str, float] = {}
     with torch.inference_mode():
         for turn in range(rounds + 1):  # the first warms up
             for name, way in ways.items():
-                if best.get(name, 0.0) > patience:
+                if best.get(name, 0.0) > once_above:
                     continue
                 began = time.perf_counter()
                 way()

@@ -45,7 +45,7 @@ def path(name: str):
 def worker(given: argparse.Namespace) -> None:
     """Measure on request, one JSON line per round: ms, MB; and how far the numbers are from float64."""
     import torch
-    from reloading.meter import measure
+    from reloading.counter import measure
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)

@@ -45,7 +45,7 @@ def enable(*names: str, strict: bool | None = None, **options: Any) -> Status:
     standby.wake()
     with engine.switching:
         start()
-        current = engine.machine.selection
+        current = engine.manager.selection
         selection = selections.extend(current, names, strict, options)
         late = _too_late(selection)
         if late and selection.strict:
@@ -92,7 +92,7 @@ def disable(*names: str) -> Status:
     """
     standby.wake()
     with engine.switching:
-        _activate(selections.reduce(engine.machine.selection, names))
+        _activate(selections.reduce(engine.manager.selection, names))
     return status()
 
 
@@ -116,11 +116,11 @@ def start() -> None:
         if _environment() == _obeyed:
             if _refused is not None:
                 raise _refused
-            engine.machine.sweep()
+            engine.manager.sweep()
             return
         try:
             log.configure()
-            selection = selections.from_environment(engine.machine.selection)
+            selection = selections.from_environment(engine.manager.selection)
         except PatchError as error:
             _refuse(error)
             return
@@ -146,20 +146,20 @@ def adopt(environment: tuple[str | None, str | None]) -> None:
         _refused = error if os.environ.get("FLASHPATCH_STRICT", "") not in ("", "0") else None
         log.log.error("%s", error)
     else:
-        engine.machine.activate(selection or selections.NOTHING, arm=False)
+        engine.manager.activate(selection or selections.NOTHING, arm=False)
 
 
 def _status(late: tuple[str, ...] = ()) -> Status:
     with engine.switching:
-        engine.machine.sweep()
-        selection = engine.machine.selection
+        engine.manager.sweep()
+        selection = engine.manager.selection
         return Status(engine.statuses(), selection.names, selection.strict, late, engine.problem)
 
 
 def _activate(selection: selections.Selection) -> None:
     global _obeyed, _refused
     engine.problem = _refused = None
-    engine.machine.activate(selection)
+    engine.manager.activate(selection)
     selections.export(selection)
     _obeyed = _environment()
 
@@ -177,7 +177,7 @@ def _refuse(error: PatchError) -> None:
 
 def _too_late(selection: selections.Selection) -> tuple[str, ...]:
     """What families that are switched on only now, or under another name, have missed."""
-    on = {family: choice.name for family, choice in engine.machine.selection.choices.items()}
+    on = {family: choice.name for family, choice in engine.manager.selection.choices.items()}
     joining = [registry.family(f) for f, choice in selection.choices.items() if on.get(f) != choice.name]
     answers = [family.too_late() for family in joining if family.too_late is not None]
     return tuple(answer for answer in answers if answer)

@@ -35,4 +35,4 @@ def _take_over(environment: tuple[str | None, str | None]) -> "Callable[[], None
     from flashpatch import api, engine
 
     api.adopt(environment)
-    return engine.machine.sweep
+    return engine.manager.sweep

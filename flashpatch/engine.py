@@ -11,7 +11,7 @@ from typing import Any
 from flashpatch import ledger, registry
 from flashpatch.arming import call_counter, standby
 from flashpatch.arming.group import Group, Member
-from flashpatch.arming.manager import Machine
+from flashpatch.arming.manager import Manager
 from flashpatch.arming.preflight import packages, present
 from flashpatch.errors import PatchError
 from flashpatch.patch_status import PatchStatus
@@ -19,7 +19,7 @@ from flashpatch.record import State
 from flashpatch.settings import options as options_of
 from flashpatch.settings.selections import Choice
 
-machine = Machine()
+manager = Manager()
 switching = threading.RLock()
 """Held while a selection is read, changed and activated; never by an import hook."""
 
@@ -30,7 +30,7 @@ problem: str | None = None
 def enabled(family: str) -> bool:
     """Whether a family is on in this process."""
     standby.wake()
-    return family in machine.selection.choices
+    return family in manager.selection.choices
 
 
 def options(family: str) -> Mapping[str, Any]:
@@ -40,9 +40,9 @@ def options(family: str) -> Mapping[str, Any]:
         PatchError: the family was never on in this process.
     """
     standby.wake()
-    if family not in machine.options:
+    if family not in manager.options:
         raise PatchError("is not enabled.", patch=family, advice=f"Call flashpatch.enable({family!r}) first.")
-    return MappingProxyType(machine.options[family])
+    return MappingProxyType(manager.options[family])
 
 
 def require(name: str) -> None:
@@ -64,9 +64,9 @@ def require(name: str) -> None:
             patch=name,
             advice=problem or f"Set FLASHPATCH={name} or call flashpatch.enable({name!r}).",
         )
-    for group in machine.groups[family]:
+    for group in manager.groups[family]:
         group.check()
-        for member in group.members if machine.selection.strict else ():
+        for member in group.members if manager.selection.strict else ():
             state = member.observed()
             if state.word == "displaced":
                 raise PatchError(
@@ -85,16 +85,16 @@ def record_call(patch_id: str) -> None:
         PatchError: no such patch was ever on in this process.
     """
     standby.wake()
-    if patch_id not in machine.members:
+    if patch_id not in manager.members:
         raise PatchError("was called and is not enabled.", patch=patch_id, advice="Enable its family first.")
-    machine.members[patch_id][1].meter.hit()
+    manager.members[patch_id][1].counter.hit()
 
 
 def statuses() -> dict[str, PatchStatus]:
     """Every known patch by id, those of families that are off included."""
     standby.wake()
     known = {patch_id: PatchStatus(patch_id, State("disabled")) for patch_id in registry.patch_ids()}
-    return {**known, **{i: _status(group, member) for i, (group, member) in machine.members.items()}}
+    return {**known, **{i: _status(group, member) for i, (group, member) in manager.members.items()}}
 
 
 def snapshot() -> dict[str, Any]:
@@ -106,9 +106,9 @@ def snapshot() -> dict[str, Any]:
         ``name``, as the user typed it, and ``options``, those that differ from their defaults; ``error``: the last
         error, or None.
     """
-    call_counter.pulse.settle()
-    rows = [_status(group, member) for group, member in list(machine.members.values())]
-    seen = (member.installed for _, member in list(machine.members.values()))
+    call_counter.changes.settle()
+    rows = [_status(group, member) for group, member in list(manager.members.values())]
+    seen = (member.installed for _, member in list(manager.members.values()))
     errors = [row.error for row in rows if row.error]
     return {
         "patches": {
@@ -123,7 +123,7 @@ def snapshot() -> dict[str, Any]:
             if row.state.word != "disabled"
         },
         "versions": {found.distribution: found.version for found in seen if found is not None},
-        "on": {family: _choice(family, choice) for family, choice in machine.selection.choices.items()},
+        "on": {family: _choice(family, choice) for family, choice in manager.selection.choices.items()},
         "error": errors[-1] if errors else problem,
     }
 
@@ -140,7 +140,7 @@ def _status(group: Group, member: Member) -> PatchStatus:
     return PatchStatus(
         id=member.patch.id,
         state=state,
-        calls=member.meter.calls(),
+        calls=member.counter.calls(),
         target=member.target,
         version=str(member.installed) if member.installed else "",
         tested=member.patch.tested_on(member.installed.version) if member.installed else None,
@@ -151,9 +151,9 @@ def _status(group: Group, member: Member) -> PatchStatus:
 def _after_fork() -> None:
     global switching
     switching = threading.RLock()
-    machine.after_fork()
+    manager.after_fork()
     call_counter.after_fork()
 
 
-call_counter.pulse.listener = ledger.touch
+call_counter.changes.listener = ledger.touch
 os.register_at_fork(after_in_child=_after_fork)

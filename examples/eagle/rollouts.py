@@ -43,10 +43,10 @@ class Engine:
         from flashpatch.patches.eagle.vllm import spec_controller
         from flashpatch.verify.probes.eagle import tiny
 
-        self.ring = out / f"ring-{arm}"
-        shutil.rmtree(self.ring, ignore_errors=True)
+        self.queue = out / f"queue-{arm}"
+        shutil.rmtree(self.queue, ignore_errors=True)
         flashpatch.enable(
-            "eagle", strict=True, capture_rate=float(arm == "co-trained"), samples=str(self.ring)
+            "eagle", strict=True, capture_rate=float(arm == "co-trained"), samples=str(self.queue)
         )
         from vllm import LLM
 
@@ -216,7 +216,7 @@ class Trainer:
         self.coordinator = Coordinator(
             dict(
                 target=str(policy),
-                ring=str(out / "ring-co-trained"),
+                queue=str(out / "queue-co-trained"),
                 folder=str(out / "trainer"),
                 dtype="float32",
                 rate=3e-3,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Pulse:
+class Changes:
     """Notify a listener that some count changed, once until the listener has read the counts.
 
     Attributes:
@@ -24,7 +24,7 @@ class Pulse:
         self.dirty = False
         self.listener: Callable[[bool], None] | None = None
 
-    def beat(self, first: bool = False) -> None:
+    def report(self, first: bool = False) -> None:
         """Report a change: a patch's first call always, any other unless one is reported already."""
         if first or not self.dirty:
             self.dirty = True
@@ -36,10 +36,10 @@ class Pulse:
         self.dirty = False
 
 
-pulse = Pulse()
+changes = Changes()
 
 
-class Meter:
+class CallCounter:
     """Count the calls of one patch, and enable or disable its wrapper.
 
     ``next()`` on an `itertools.count` is atomic, so concurrent calls are counted exactly. Reading takes a
@@ -59,16 +59,16 @@ class Meter:
         self._reads = 0
         self._baseline = 0
         self._called = False
-        _meters.add(self)
+        _counters.add(self)
 
     def hit(self) -> None:
         """Count one call."""
         self._tick()
         if not self._called:
             self._called = True
-            pulse.beat(first=True)
-        elif not pulse.dirty:
-            pulse.beat()
+            changes.report(first=True)
+        elif not changes.dirty:
+            changes.report()
 
     def calls(self) -> int:
         """Return the calls counted in this process."""
@@ -87,11 +87,11 @@ class Meter:
         return value
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as a new meter: counts belong to one process."""
-        return Meter, (self.patch_id,)
+        """Pickle as a new counter: counts belong to one process."""
+        return CallCounter, (self.patch_id,)
 
 
-_meters: weakref.WeakSet[Meter] = weakref.WeakSet()
+_counters: weakref.WeakSet[CallCounter] = weakref.WeakSet()
 _reading = threading.Lock()
 
 
@@ -99,6 +99,6 @@ def after_fork() -> None:
     """Reset every count in a forked child, whatever other threads held in the parent."""
     global _reading
     _reading = threading.Lock()
-    pulse.settle()
-    for meter in list(_meters):
-        meter.reset()
+    changes.settle()
+    for counter in list(_counters):
+        counter.reset()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from flashpatch import ledger
-from flashpatch.arming.call_counter import Meter
+from flashpatch.arming.call_counter import CallCounter
 from flashpatch.arming.preflight import module_of, packages
 from flashpatch.arming.site import Site
 from flashpatch.contracts.versions import Installed
@@ -24,7 +24,7 @@ class Member:
 
     Attributes:
         patch: the record.
-        meter: its calls, over all its sites.
+        counter: its calls, over all its sites.
         state: as far as the engine's own actions determine it; see `observed`.
         target: the target chosen for the installed version, or empty.
         installed: the distribution the target belongs to, if known.
@@ -34,7 +34,7 @@ class Member:
     """
 
     patch: Patch
-    meter: Meter
+    counter: CallCounter
     state: State = DISABLED
     target: str = ""
     installed: Installed | None = None
@@ -48,7 +48,7 @@ class Member:
             by = self.site.displaced_by()
             if by is not None:
                 return State("displaced", by)
-        if self.state.word == "installed" and (calls := self.meter.calls()):
+        if self.state.word == "installed" and (calls := self.counter.calls()):
             return State("live", f"{calls} call{'' if calls == 1 else 's'}")
         return self.state
 
@@ -63,7 +63,7 @@ class Group:
 
     Attributes:
         checked: versions and contracts of all members were checked since the family was switched on.
-        checking: that check is under way, in the thread that holds the machine's lock.
+        checking: that check is under way, in the thread that holds the manager's lock.
         refusal: why none of the members may act, once one of them cannot.
         hooked: modules with a hook of this group on them; a hook outlives a disable and is then inert.
         guards: sites that raise the refusal when the refused capability is used.
@@ -118,7 +118,7 @@ def groups_of(family: Family) -> list[Group]:
         Group(
             family,
             framework,
-            tuple(Member(p, Meter(p.id)) for p in family.patches if p.framework == framework),
+            tuple(Member(p, CallCounter(p.id)) for p in family.patches if p.framework == framework),
         )
         for framework in frameworks
     ]

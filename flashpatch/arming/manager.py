@@ -20,7 +20,7 @@ from typing import Any
 
 from flashpatch import ledger, registry
 from flashpatch.arming import refusal_guards
-from flashpatch.arming.call_counter import pulse
+from flashpatch.arming.call_counter import changes
 from flashpatch.arming.group import DISABLED, WAITING, Group, Member, groups_of
 from flashpatch.arming.import_hooks import is_ready, when_ready
 from flashpatch.arming.preflight import examine, module_of, other_generation
@@ -33,7 +33,7 @@ from flashpatch.record import State
 from flashpatch.settings.selections import NOTHING, Selection
 
 
-class Machine:
+class Manager:
     """Hold all groups ever switched on in this process; `flashpatch.engine` has the one instance.
 
     Attributes:
@@ -73,7 +73,7 @@ class Machine:
             self._hook(group, loaded_too=True, arm=arm)
         if selection.choices:
             ledger.boot()
-        pulse.beat()
+        changes.report()
 
     def sweep(self) -> None:
         """Arm members that are due and were missed, such as in a module that another thread was importing."""
@@ -95,7 +95,7 @@ class Machine:
         group.checked, group.refusal = False, None
         for member in group.members:
             member.state, member.error = WAITING, None
-            member.meter.reset()
+            member.counter.reset()
 
     def _hook(self, group: Group, loaded_too: bool = False, arm: bool = True) -> None:
         """Have the group looked at when one of its modules is ready, and now, unless ``arm`` is False, for
@@ -194,14 +194,14 @@ class Machine:
             self._refuse(group, [(member, state)])
         else:
             log.info("%s %s on %s (%s)", member.patch.id, state.word, member.target, member.installed)
-            pulse.beat()
+            changes.report()
 
     def _apply(self, member: Member, module: ModuleType) -> State:
         patch = member.patch
         options = MappingProxyType(self.options[patch.family])
         try:
             if member.site is None or not member.site.lingers():
-                member.site = Site(patch, member.target, module, options, member.meter)
+                member.site = Site(patch, member.target, module, options, member.counter)
             by = patch.native(member.site)
             if by is not None:
                 return State("superseded", by)
@@ -237,7 +237,7 @@ class Machine:
         for target in group.guarded(self.selection.strict):
             when_ready(module_of(target), partial(self._guard, group, target))
         self._refuse_dependants(group)
-        pulse.beat()
+        changes.report()
 
     def _refuse_dependants(self, group: Group) -> None:
         ids = {member.patch.id for member in group.members}

@@ -10,7 +10,7 @@ from types import FunctionType, MappingProxyType, ModuleType
 from typing import Any, Literal
 
 from flashpatch.arming import bindings, owners
-from flashpatch.arming.call_counter import Meter
+from flashpatch.arming.call_counter import CallCounter
 from flashpatch.arming.owners import is_a
 from flashpatch.errors import PatchError
 from flashpatch.record import Patch
@@ -50,13 +50,13 @@ class Site:
         target: str,
         module: ModuleType,
         options: Mapping[str, Any] = MappingProxyType({}),
-        meter: Meter | None = None,
+        counter: CallCounter | None = None,
     ) -> None:
         self.patch = patch
         self.target = target
         self.module = module
         self.options = options
-        self.meter = meter or Meter(patch.id)
+        self.counter = counter or CallCounter(patch.id)
         self.owner, self.name = _find_owner(module, target)
         self.original, self._home = _find(self.owner, self.name)
         if self.original is _ABSENT:
@@ -83,9 +83,9 @@ class Site:
             PatchError: the attribute is nothing that can be called.
         """
         if self.wrapped:
-            if self.meter.open:
+            if self.counter.open:
                 raise self._error("is wrapped already.", "Call wrap() once per site.")
-            self.meter.open = True
+            self.counter.open = True
             return
         if self.kind in ("class", "value"):
             raise self._error(
@@ -101,10 +101,10 @@ class Site:
             bindings.swap(self.original, self._installed)
 
     def _install(self, wrapper: Wrapper) -> None:
-        replacement = _counted(owners.underlying(self.original), wrapper, self.meter)
+        replacement = _counted(owners.underlying(self.original), wrapper, self.counter)
         self._installed = _dress(replacement, self.original, self.owner, self.name)
         _sites[id(self._installed)] = self
-        self.meter.open = True
+        self.counter.open = True
         setattr(self.owner, self.name, self._installed)
 
     def unwrap(self) -> None:
@@ -115,7 +115,7 @@ class Site:
         """
         if not self.wrapped:
             return
-        self.meter.open = False
+        self.counter.open = False
         installed, bottom = self._installed, self._bottom()
         if vars(self.owner).get(self.name) is installed:
             if bottom.inherited:
@@ -131,7 +131,7 @@ class Site:
 
         `wrap` then lets that one act again instead of adding a second.
         """
-        if not self.wrapped or self.meter.open:
+        if not self.wrapped or self.counter.open:
             return False
         if _find(self.owner, self.name)[0] is not self._bottom().original:
             return True
@@ -143,7 +143,7 @@ class Site:
         if not self.wrapped:
             return None
         if self._reloaded():
-            return f"a reload of {self.module.__name__}" if self.meter.open else None
+            return f"a reload of {self.module.__name__}" if self.counter.open else None
         current, _ = _find(self.owner, self.name)
         while current is not self._installed:
             above = _sites.get(id(current))
@@ -153,7 +153,7 @@ class Site:
         else:
             return None
         if current is self._bottom().original:
-            return "nobody: the original was put back" if self.meter.open else None
+            return "nobody: the original was put back" if self.counter.open else None
         return owners.describe(current) if current is not _ABSENT else "nobody: the attribute was deleted"
 
     def _reloaded(self) -> bool:
@@ -173,7 +173,7 @@ class Site:
     def _bottom(self) -> Site:
         """Return the bottom of the chain of undone wrappers beneath this one, or this one."""
         site = self
-        while (below := _sites.get(id(site.original))) is not None and not below.meter.open:
+        while (below := _sites.get(id(site.original))) is not None and not below.counter.open:
             site = below
         return site
 
@@ -248,14 +248,14 @@ def _kind(owner: Any, raw: Any) -> Kind:
     return "method" if isinstance(owner, type) else "function"
 
 
-def _counted(original: Callable[..., Any], wrapper: Wrapper, meter: Meter) -> Callable[..., Any]:
+def _counted(original: Callable[..., Any], wrapper: Wrapper, counter: CallCounter) -> Callable[..., Any]:
     """Make a plain function (picklable by reference, unlike a proxy) that replaces ``original``."""
     if inspect.iscoroutinefunction(original):
 
         @functools.wraps(original)
         async def replacement(*args: Any, **kwargs: Any) -> Any:
-            if meter.open:
-                meter.hit()
+            if counter.open:
+                counter.hit()
                 return await wrapper(original, *args, **kwargs)
             return await original(*args, **kwargs)
 
@@ -263,12 +263,12 @@ def _counted(original: Callable[..., Any], wrapper: Wrapper, meter: Meter) -> Ca
 
         @functools.wraps(original)
         def replacement(*args: Any, **kwargs: Any) -> Any:
-            if meter.open:
-                meter.hit()
+            if counter.open:
+                counter.hit()
                 return wrapper(original, *args, **kwargs)
             return original(*args, **kwargs)
 
-    replacement.__flashpatch__ = meter.patch_id  # type: ignore[attr-defined]
+    replacement.__flashpatch__ = counter.patch_id  # type: ignore[attr-defined]
     return replacement
 
 

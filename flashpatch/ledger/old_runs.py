@@ -24,7 +24,7 @@ DEFAULT_DAYS, DEFAULT_RUNS = 30.0, 500
 REMOVED = ".removed-"
 """How the name of a directory begins that is being removed."""
 
-_FOLDERS = frozenset({"ring", "nodes"})
+_FOLDERS = frozenset({"samples", "nodes"})
 """What is kept beside the rows: eagle's queue of samples, and what was fetched from other nodes."""
 
 _FILE = re.compile(

@@ -71,12 +71,6 @@ FAMILY = Family(
             "serve the waiting request with the longest predicted response first, after one probe per unseen prompt; false: first come, first served",
             kind=bool,
         ),
-        "engine_metrics": Option(
-            0.0,
-            "ask the engines for their own metrics every so many seconds; 0: never",
-            kind=float,
-            least=0,
-        ),
         "router_trace": Option("", "record the lengths of responses in this file; empty: nowhere", kind=str),
         "resubmit": Option(True, "repeat requests of a dead or slow server on another one, once", kind=bool),
         "journal": Option(
@@ -85,7 +79,7 @@ FAMILY = Family(
             kind=int,
             least=0,
         ),
-        "patience": Option(
+        "slow_after": Option(
             0.0,
             "count a server as slow after this many seconds without an answer; 0: never",
             kind=float,

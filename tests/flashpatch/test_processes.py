@@ -72,11 +72,11 @@ def test_forked_child_counts_from_zero_and_writes_its_own_row(toys):
 def test_fork_while_other_threads_hold_every_lock(toys):
     toys.run("""
         import os, threading, time, flashpatch, fakefw.core as core
-        from flashpatch import engine; from flashpatch.arming import call_counter as meter
+        from flashpatch import engine; from flashpatch.arming import call_counter as counter
         flashpatch.enable("toy")
         held = threading.Event()
         def hold():
-            with engine.switching, engine.machine._lock, meter._reading:
+            with engine.switching, engine.manager._lock, counter._reading:
                 held.set()
                 time.sleep(1)
         threading.Thread(target=hold).start()

@@ -34,7 +34,13 @@ def test_a_record_may_say_that_it_was_tested_on_none() -> None:
 
 @pytest.mark.parametrize(
     ("version", "is_tested"),
-    [("2.11.0", True), ("2.11.0+cpu", True), ("2.11.0+cu130", True), ("2.11.0.dev1+cpu", False), ("2.11", False)],
+    [
+        ("2.11.0", True),
+        ("2.11.0+cpu", True),
+        ("2.11.0+cu130", True),
+        ("2.11.0.dev1+cpu", False),
+        ("2.11", False),
+    ],
 )
 def test_a_local_label_is_a_build_of_the_same_version(version: str, is_tested: bool) -> None:
     assert record(tested=("2.11.0",)).tested_on(version) is is_tested

@@ -102,8 +102,8 @@ def capture(at: Path) -> None:
     controller.policy = Cycle([0])
     ask("plain", texts, temperature=0, max_tokens=40, logprobs=0)
     [seen["flush"]] = llm.collective_rpc("eagle_flush")
-    settle(at / "ring", seen["flush"])
-    samples = SampleReader(at / "ring").read_samples(10_000)
+    settle(at / "queue", seen["flush"])
+    samples = SampleReader(at / "queue").read_samples(10_000)
     for number, sample in enumerate(samples):
         sample.save(at / f"sample-{number}.safetensors")
     controller.policy = Cycle([3, 1, 4, 0])
@@ -207,7 +207,7 @@ def layers(at: Path) -> None:
             use_tqdm=False,
         )
     [counts] = llm.collective_rpc("eagle_flush")
-    settle(at / "ring", counts)
+    settle(at / "queue", counts)
     runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
     leave(at, {"layers": list(runner.model.model.aux_hidden_state_layers)})
 
@@ -226,7 +226,7 @@ def plain(at: Path) -> None:
             use_tqdm=False,
         )
     [counts] = llm.collective_rpc("eagle_flush")
-    settle(at / "ring", counts)
+    settle(at / "queue", counts)
     leave(at, {"refused": refusal(lambda: llm.collective_rpc("eagle_update_drafter", args=("x", 1)))})
 
 

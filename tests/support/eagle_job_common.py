@@ -50,13 +50,13 @@ def refusal(call: Any) -> str:
     return ""
 
 
-def settle(ring: Path, counts: dict[str, Any]) -> None:
+def settle(queue: Path, counts: dict[str, Any]) -> None:
     import time
 
     from flashpatch.patches.eagle.capture.sample_queue import SampleReader
 
     deadline = time.monotonic() + 200  # reached only where samples were lost
-    while len(SampleReader(ring)) < counts["requests"] and time.monotonic() < deadline:
+    while len(SampleReader(queue)) < counts["requests"] and time.monotonic() < deadline:
         time.sleep(0.05)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from flashpatch.patches.grpo.routing.balancer import TokenBalancer
 
 OPTIONS = {"cap": 0, "most": 0, "slack": None, "response_tokens": 100}
-OPTIONS |= {"predict": True, "longest_first": True, "trace": "", "engine_metrics": 0.0}
+OPTIONS |= {"predict": True, "longest_first": True, "trace": ""}
 
 
 def balancer(servers: str = "ab", **options: Any) -> TokenBalancer:

@@ -357,7 +357,7 @@ class Recorder:
 def make_recorder(options: Mapping[str, Any]) -> Recorder:
     """Make the recorder that the family's options describe; it reports to the ledger."""
     directory = queue_directory(options["samples"])
-    ledger.note(eagle_ring=str(directory))
+    ledger.note(eagle_samples=str(directory))
     return Recorder(
         SampleWriter(directory),
         options["capture_rate"],

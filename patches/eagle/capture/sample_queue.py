@@ -256,4 +256,4 @@ def queue_directory(option: str = "") -> Path:
     ledger."""
     from flashpatch.ledger import files
 
-    return Path(user_directories.expand(option)) if option else files.directory() / files.run_id() / "ring"
+    return Path(user_directories.expand(option)) if option else files.directory() / files.run_id() / "samples"

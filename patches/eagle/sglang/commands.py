@@ -156,7 +156,7 @@ def flush(manager: Any) -> dict[str, Any]:
     """Wait until the captured states of finished requests are stored.
 
     Returns:
-        Counts, and ``ring``, the directory of the samples, unless this rank captures nothing; ``drafter`` (version),
+        Counts, and ``queue``, the directory of the samples, unless this rank captures nothing; ``drafter`` (version),
         ``drafter_path`` and ``acceptance`` (tokens per step) where a model of its own drafts.
     """
     refit = drafter_refit.refit_of(manager)
@@ -166,7 +166,7 @@ def flush(manager: Any) -> dict[str, Any]:
     if recorder is None:
         return refit.state()
     recorder.flush()
-    return {**recorder.counts, "ring": str(recorder.writer.directory), **refit.state()}
+    return {**recorder.counts, "queue": str(recorder.writer.directory), **refit.state()}
 
 
 def save_embeddings(manager: Any, folder: str) -> int:

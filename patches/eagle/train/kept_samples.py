@@ -26,18 +26,18 @@ class KeptSamples:
 
     Args:
         folder: beside the trainer's checkpoints.
-        ring: directory of the job's queue, by which its subfolders are named.
+        queue: directory of the job's queue, by which its subfolders are named.
         rank, ranks: of the trainer; what other jobs left is divided among the ranks.
 
     Attributes:
         failed: files that could not be moved here, as when the disk is full; their samples are held in memory alone.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], ring: str, rank: int = 0, ranks: int = 1) -> None:
+    def __init__(self, folder: str | os.PathLike[str], queue: str, rank: int = 0, ranks: int = 1) -> None:
         self.folder = Path(folder)
         self.failed = 0
         self._rank, self._ranks = rank, ranks
-        self._job = f"{zlib.crc32(os.fsencode(ring)):08x}"
+        self._job = f"{zlib.crc32(os.fsencode(queue)):08x}"
         self._own = self.folder / f"{self._job}-{rank}"
 
     def move(self, file: Path, name: str) -> Path | None:

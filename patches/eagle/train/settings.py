@@ -16,7 +16,7 @@ class WorkerSettings:
 
     Attributes:
         target: folder of the target's checkpoint (config and safetensors), for embeddings and head.
-        ring: directory of captured samples.
+        queue: directory of captured samples.
         folder: where checkpoints, drafters and the samples of the buffer are written.
         engine: ``vllm`` or ``sglang``, whose format drafters get.
         drafter: folder of a drafter to continue from; "" for one from scratch.
@@ -39,7 +39,7 @@ class WorkerSettings:
     """
 
     target: str
-    ring: str
+    queue: str
     folder: str
     engine: str = "vllm"
     drafter: str = ""
@@ -96,7 +96,7 @@ class WorkerSettings:
         """Make settings from a mapping; raises as `parse` does."""
         known = {field.name for field in fields(cls)}
         unknown = sorted(set(given) - known) if isinstance(given, Mapping) else [repr(given)]
-        missing = [name for name in ("target", "ring", "folder") if name not in given]
+        missing = [name for name in ("target", "queue", "folder") if name not in given]
         if unknown or missing:
             raise PatchError(
                 f"worker settings: {', '.join(unknown)} unknown, {', '.join(missing) or 'none'} missing.",

@@ -69,8 +69,8 @@ class Worker:
             AutoConfig.from_pretrained(settings.target), settings.kind, settings.auxiliary
         )
         self.checkpoints = Checkpoints(Path(settings.folder) / "checkpoints")
-        self.kept = KeptSamples(Path(settings.folder) / FOLDER, settings.ring, settings.rank, settings.ranks)
-        self.reader = SampleReader(settings.ring, self.kept.move)
+        self.kept = KeptSamples(Path(settings.folder) / FOLDER, settings.queue, settings.rank, settings.ranks)
+        self.reader = SampleReader(settings.queue, self.kept.move)
         self.buffer = Buffer(
             settings.samples, settings.bytes, settings.keep, settings.versions, settings.seed
         )

@@ -38,7 +38,7 @@ class Job:
     """Train a drafter in the pauses of one job's rollouts.
 
     Args:
-        settings: of the training process, without ``ring``, which the replicas report.
+        settings: of the training process, without ``queue``, which the replicas report.
         slice: most seconds of training between two rollouts.
         timeout: seconds to wait for the trainer when rollouts are about to go on.
         steps: most optimizer steps between two rollouts; 0: any.
@@ -109,11 +109,11 @@ class Job:
         """Start the trainer once the replicas report where samples are; return whether it runs."""
         if self.coordinator is not None:
             return True
-        rings = sorted({str(one["ring"]) for one in counts if "ring" in one})
-        if len(rings) != 1:
-            self._warn(f"no drafter is trained: replicas capture to {', '.join(rings) or 'nowhere'}")
+        queues = sorted({str(one["queue"]) for one in counts if "queue" in one})
+        if len(queues) != 1:
+            self._warn(f"no drafter is trained: replicas capture to {', '.join(queues) or 'nowhere'}")
             return False
-        self.coordinator = self._make_trainer(WorkerSettings.of({**self.settings, "ring": rings[0]}))
+        self.coordinator = self._make_trainer(WorkerSettings.of({**self.settings, "queue": queues[0]}))
         return self.coordinator.start()
 
     def _make_trainer(self, settings: WorkerSettings) -> Coordinator | RankTrainers:

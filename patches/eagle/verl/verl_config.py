@@ -202,9 +202,9 @@ def training(get: Get, options: Mapping[str, Any], dialect: Dialect, found: Spec
     """
     target = str(_path(get(MODEL)))
     given, schedule = _trainer_settings(options, target, str(_folder(get)), found.model)
-    made = WorkerSettings.of({**given, "engine": dialect.engine, "kind": found.method, "ring": ""})
+    made = WorkerSettings.of({**given, "engine": dialect.engine, "kind": found.method, "queue": ""})
     found_settings = {
-        "settings": {name: value for name, value in vars(made).items() if name != "ring"},
+        "settings": {name: value for name, value in vars(made).items() if name != "queue"},
         "slice": options["train_seconds"],
         "timeout": WAIT_SECONDS,
         "steps": schedule["steps"],
@@ -226,7 +226,7 @@ def _trainer_settings(
     Raises:
         PatchError: one of them is not NAME=VALUE, unknown, or of another type.
     """
-    given: dict[str, Any] = {"target": target, "ring": "", "folder": folder, "drafter": drafter}
+    given: dict[str, Any] = {"target": target, "queue": "", "folder": folder, "drafter": drafter}
     fixed, schedule = set(given), dict(SCHEDULE)
     plain = {**vars(WorkerSettings("", "", "")), **SCHEDULE}
     for text in options["trainer"]:

@@ -139,7 +139,7 @@ def flush(self) -> dict[str, Any]:
     """Worker method: wait until the captured states of finished requests are stored.
 
     Returns:
-        Counts, and ``ring``, the directory of the samples; empty from a rank that does not capture. To the
+        Counts, and ``queue``, the directory of the samples; empty from a rank that does not capture. To the
         first rank's answer the engine core adds ``drafter`` (version), ``drafter_path`` and ``acceptance``
         where speculation is adapted.
     """
@@ -147,7 +147,7 @@ def flush(self) -> dict[str, Any]:
     if found is None or found.recorder is None:
         return {}
     found.recorder.flush()
-    return {**found.recorder.counts, "ring": str(found.recorder.writer.directory)}
+    return {**found.recorder.counts, "queue": str(found.recorder.writer.directory)}
 
 
 def save_embeddings(self, folder: str) -> int:

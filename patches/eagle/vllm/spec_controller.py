@@ -6,7 +6,7 @@ batch size in a list; here an object in the list's place asks the bandit.
 
 The number scheduled with step t is that of the drafts that step t+1 verifies. A step's tokens and seconds belong to one
 arm if the step verified as many drafts as it schedules, for every request, with no prompt among them. Choices are held for a
-few steps, so most steps count. Other steps teach nothing, unless prompts come with each step: after `PATIENCE` steps that
+few steps, so most steps count. Other steps teach nothing, unless prompts come with each step: after `UNTAUGHT_STEPS` steps that
 taught nothing the bandit learns from the requests that decode beside a prompt.
 """
 
@@ -36,7 +36,7 @@ STARTED = "flashpatch_started"
 """Attribute of a ``SchedulerOutput``: when scheduling of the step started."""
 
 _MOST_REQUESTS = 1024  # batch sizes that the schedule names; larger ones have the arm of the last
-PATIENCE = 32  # steps in a row that teach nothing, after which a step with a prompt in it does
+UNTAUGHT_STEPS = 32  # steps in a row that teach nothing, after which a step with a prompt in it does
 HOLD = 4  # steps for which a choice is kept at least: the first of them verifies the drafts of the one before
 _DEFAULT_DRAFTS = (1, 2, 3, 4, 6, 8, 12, 16)  # numbers of tokens offered as arms where none are named
 
@@ -187,7 +187,7 @@ class SpecController(Controller):
         ]
         self._taught_nothing += 1
         whole = len(gained) == len(lengths) == len(sampled)
-        if gained and all(gained) and not from_history and (whole or self._taught_nothing > PATIENCE):
+        if gained and all(gained) and not from_history and (whole or self._taught_nothing > UNTAUGHT_STEPS):
             self.counted += 1
             self._taught_nothing = 0
             arm = self._arms[count]

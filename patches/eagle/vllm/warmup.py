@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     answered = time.monotonic()
     settings = WorkerSettings(
         target=str(args.model),
-        ring=str(args.out / _SAMPLES),
+        queue=str(args.out / _SAMPLES),
         folder=str(training),
         engine=args.engine,
         rate=args.rate,
@@ -125,23 +125,23 @@ def read_prompts(data: Path, key: str) -> list[Any]:
 
 
 def answer(
-    model: Path, prompts: list[Any], ring: Path, training: Path, tokens: int, arguments: Mapping[str, Any]
+    model: Path, prompts: list[Any], queue: Path, training: Path, tokens: int, arguments: Mapping[str, Any]
 ) -> int:
     """Let vLLM answer prompts while the family captures; return the number of samples.
 
-    The queue ``ring`` is bounded, so samples move on to the folder ``training``, where a trainer looks for them first.
+    The queue ``queue`` is bounded, so samples move on to the folder ``training``, where a trainer looks for them first.
     """
     import flashpatch
     from flashpatch.patches.eagle.capture.sample_queue import SampleReader
     from flashpatch.patches.eagle.train.kept_samples import FOLDER, KeptSamples
 
-    flashpatch.enable("eagle", strict=True, samples=str(ring.absolute()), history=False)
+    flashpatch.enable("eagle", strict=True, samples=str(queue.absolute()), history=False)
     from vllm import LLM, SamplingParams
 
     # a prompt from the cache would leave no states
     llm = LLM(str(model), **{"enable_prefix_caching": False, **arguments})
     sampling = SamplingParams(temperature=1.0, max_tokens=tokens, detokenize=False)
-    reader = SampleReader(ring, KeptSamples(training / FOLDER, str(ring)).move)
+    reader = SampleReader(queue, KeptSamples(training / FOLDER, str(queue)).move)
     done = threading.Event()
 
     def empty() -> None:

@@ -31,7 +31,7 @@ async def on_servers(original, self, *args: Any, **kwargs: Any) -> Any:
 
 def _expect(identities: Iterable[tuple[str, int]], roles: tuple[str, ...]) -> None:
     for host, pid in identities:
-        ledger.expect(pid, roles=roles, families=tuple(engine.machine.selection.choices), host=host)
+        ledger.expect(pid, roles=roles, families=tuple(engine.manager.selection.choices), host=host)
 
 
 def _identity() -> Any:

@@ -20,7 +20,7 @@ from flashpatch.record import Contract, Patch
 ENGINE = "verl.workers.rollout.sglang_rollout.http_server_engine:AsyncHttpServerAdapter"
 SELECTOR = "target"
 """The policy alone: SGLang's default would load it into a drafter as well."""
-PATIENCE = 10.0
+BUSY_SECONDS = 10.0
 """Seconds in which a server's requests may end. It answers before it removes what has ended from its batch."""
 
 
@@ -91,7 +91,7 @@ def _client(site: Any) -> type:
 
 
 async def begin_weight_update(self, selector: str = "all", sync: str = "") -> dict[str, Any]:
-    """Open an update session on the server, asking again for `PATIENCE` seconds while it still has requests.
+    """Open an update session on the server, asking again for `BUSY_SECONDS` while it still has requests.
 
     Args:
         self: verl's ``AsyncHttpServerAdapter``.
@@ -107,8 +107,8 @@ async def begin_weight_update(self, selector: str = "all", sync: str = "") -> di
 async def post_patiently(
     adapter: Any, endpoint: str, payload: dict[str, Any], patch: str = ""
 ) -> dict[str, Any]:
-    """Do as `post`, asking again for `PATIENCE` seconds while the server still has requests."""
-    end = time.monotonic() + PATIENCE
+    """Do as `post`, asking again for `BUSY_SECONDS` while the server still has requests."""
+    end = time.monotonic() + BUSY_SECONDS
     while True:
         try:
             return await post(adapter, endpoint, payload, patch)

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashpatch.patches.grpo.routing.conversations import Conversation, Conversations, Digest, digest
-from flashpatch.patches.grpo.routing.engine_load import EngineLoad, ask
 from flashpatch.patches.grpo.routing.lengths import Lengths
 from flashpatch.patches.grpo.routing.order import LongestFirst
-from flashpatch.patches.grpo.routing.pool import Pool, threshold
+from flashpatch.patches.grpo.routing.pool import Pool
 from flashpatch.patches.grpo.routing.trace import Trace
 from flashpatch.patches.grpo.routing.wait_queue import Places, RequestLost
 
@@ -47,7 +46,7 @@ class TokenBalancer:
             None for any; ``response_tokens``: what a response is expected to have while nothing is known;
             ``predict``: learn lengths from those that ended, else ``response_tokens`` is a bound;
             ``longest_first``: of those that wait, the longest predicted one is next; ``trace``: file for
-            `Trace`, or empty; ``engine_metrics``: seconds between two looks at the engines' metrics, 0 for none.
+            `Trace`, or empty.
     """
 
     def __init__(self, servers: Mapping[str, Any], options: Mapping[str, Any]) -> None:
@@ -65,8 +64,6 @@ class TokenBalancer:
         self._held: dict[tuple[str, str], deque[_Held]] = {}
         self._rests: dict[str, int] = {}
         self._dead: set[str] = set()
-        self._every = options["engine_metrics"]
-        self._watch: asyncio.Task[None] | None = None
         self._add(servers)
 
     async def acquire_server(
@@ -88,8 +85,6 @@ class TokenBalancer:
         Raises:
             RuntimeError: there is no server at all, with verl's message; or the client has died meanwhile.
         """
-        if self._every and self._watch is None:
-            self._watch = asyncio.create_task(self._look())
         asked = prompt_digest or digest(prompt_ids)
         tokens, conversation = asked[1], self._conversations.begin(request_id, asked)
         ticket, name = next(self._tickets), None
@@ -169,24 +164,6 @@ class TokenBalancer:
                 del self._held[key]
         self._places.serve()
         return released
-
-    async def _look(self) -> None:
-        """Correct the servers' loads by their engines' metrics, for ever."""
-        while True:
-            names = list(self._handles)
-            for name, load in zip(names, await asyncio.gather(*map(ask, names)), strict=True):
-                if load is not None:
-                    self._correct(name, load)
-            self._places.serve()
-            await asyncio.sleep(self._every)
-
-    def _correct(self, name: str, load: EngineLoad) -> None:
-        """Count requests that came another way, and give no more to a server than it can generate at once: when some
-        wait inside it, its cache is full."""
-        others = max(0, load.running + load.waiting - self.get_inflight_count(name))
-        expected = self._response if self._lengths is None else int(self._lengths.expect(None, 0.0))
-        room = threshold(load.running) if load.waiting and load.running else 0
-        self._pool.observe(name, others * expected, room)
 
     def _learn(self, held: _Held, server_id: str, tokens: int | None, complete: bool) -> None:
         """Take in what a generation that has left its server tells about its prompt."""

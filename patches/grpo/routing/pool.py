@@ -30,8 +30,6 @@ class Worker:
         tokens: outstanding tokens.
         requests: request to its tokens, of those outstanding here.
         resting: it gets no new requests, see `Pool.suspend`.
-        others: tokens among those outstanding that are not of this pool's requests, see `Pool.observe`.
-        room: as ``most``, as the engine shows it; 0 for none.
     """
 
     name: str
@@ -41,14 +39,11 @@ class Worker:
     requests: dict[Hashable, int] = field(default_factory=dict)
     resting: bool = False
     mark: int = 0
-    others: int = 0
-    room: int = 0
 
     @property
     def shut(self) -> bool:
         """Whether it takes no request at all, until one is released or it is resumed."""
-        number = len(self.requests)
-        return self.resting or 0 < self.most <= number or 0 < self.room <= number
+        return self.resting or 0 < self.most <= len(self.requests)
 
     def takes(self, tokens: int) -> bool:
         """Whether a request fits under the thresholds; one with more tokens than that fits an idle worker."""
@@ -63,9 +58,8 @@ class Pool:
     Args:
         cap: default threshold of a worker in tokens; 0 for none.
         most: threshold of a worker in requests; 0 for none. As many as it serves at once, and some to follow.
-        affinity: requests with the same ``prefix`` go to the same worker, where their prefix is cached,
-            unless it is more than ``slack`` tokens fuller than the emptiest.
-        slack: see ``affinity``; None for any difference.
+        slack: requests with the same ``prefix`` go to the same worker, where their prefix is cached, unless it is
+            so many tokens fuller than the emptiest; None for any difference.
         remembered: number of prefixes remembered.
 
     Raises:
@@ -77,7 +71,6 @@ class Pool:
         *,
         cap: int = 0,
         most: int = 0,
-        affinity: bool = True,
         slack: int | None = None,
         remembered: int = 10_000,
     ) -> None:
@@ -85,7 +78,7 @@ class Pool:
             problem = f"are {cap}, {most}, {slack} and {remembered}."
             refuse("registry", "cap, most, slack, remembered", problem, "Give numbers of at least 0.")
         self.most = most
-        self.cap, self.affinity, self.slack, self.remembered = cap, affinity, slack, remembered
+        self.cap, self.slack, self.remembered = cap, slack, remembered
         self.workers: dict[str, Worker] = {}
         self._holder: dict[Hashable, str] = {}
         self._heap: list[tuple[int, int, str]] = []  # stale entries are dropped when met
@@ -122,20 +115,6 @@ class Pool:
         if name in self.workers and self.workers[name].resting:
             self.workers[name].resting = False
             self._touch(self.workers[name])
-
-    def observe(self, name: str, others: int = 0, room: int = 0) -> None:
-        """Correct what is known of a worker by what its engine says.
-
-        Args:
-            name: the worker.
-            others: expected tokens of requests on it that came another way.
-            room: number of requests that it can serve at once, and some to follow; 0 for no such limit.
-        """
-        worker = self.workers.get(name)
-        if worker is not None and (worker.others, worker.room) != (others, room):
-            worker.tokens += others - worker.others
-            worker.others, worker.room = others, room
-            self._touch(worker)
 
     def acquire(
         self,
@@ -180,7 +159,7 @@ class Pool:
         chosen.tokens += tokens
         self._holder[request] = chosen.name
         self._touch(chosen)
-        if prefix is not None and self.affinity and self.remembered:
+        if prefix is not None and self.remembered:
             self._prefixes[prefix] = chosen.name
             self._prefixes.move_to_end(prefix)
             if len(self._prefixes) > self.remembered:
@@ -219,7 +198,7 @@ class Pool:
 
     def _known(self, tokens: int, prefix: Hashable, avoid: Collection[str]) -> Worker | None:
         """Return the worker that has the prefix, if it may take the request and is not too full."""
-        name = self._prefixes.get(prefix) if self.affinity and prefix is not None else None
+        name = self._prefixes.get(prefix) if prefix is not None else None
         worker = self.workers.get(name) if name is not None and name not in avoid else None
         if worker is None or not worker.takes(tokens):
             return None

@@ -113,7 +113,7 @@ async def on_generate(original, self, request_id: str, **arguments: Any) -> Any:
         Exception: whatever else a server answers.
     """
     options = engine.options("grpo")
-    patience = options["patience"] if options["resubmit"] else 0.0
+    slow_after = options["slow_after"] if options["resubmit"] else 0.0
     servers: list[str | None] = []
     first: Exception | None = None
     beginning, kept = _journaled(self, options, arguments)
@@ -122,7 +122,7 @@ async def on_generate(original, self, request_id: str, **arguments: Any) -> Any:
         reset = _attempt.set(attempt)
         output = None
         try:
-            output = await _within(patience, attempt, original(self, request_id, **beginning.rest()))
+            output = await _within(slow_after, attempt, original(self, request_id, **beginning.rest()))
             if kept is not None:
                 kept.forget.remote(attempt.sent_as)
             output = beginning.joined(output)
@@ -139,7 +139,7 @@ async def on_generate(original, self, request_id: str, **arguments: Any) -> Any:
                     f"request {request_id} got no answer from two servers: {', '.join(map(str, servers))}.",
                     patch=ID,
                     target=f"{CLIENT}:LLMServerClient.generate",
-                    advice="Look at the servers' logs; patience = 0 waits for ever.",
+                    advice="Look at the servers' logs; slow_after = 0 waits for ever.",
                 ) from first
             first = error
             if kept is not None:
@@ -286,7 +286,7 @@ GENERATE = _patch(
         ),
     ),
     how="Removes the server from the balancer and repeats the request once on another; with the option "
-    "patience, also when it does not answer in time; with the option journal, from the last token that the journal "
+    "slow_after, also when it does not answer in time; with the option journal, from the last token that the journal "
     "has. A result is delivered once.",
 )
 

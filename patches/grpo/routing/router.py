@@ -78,7 +78,6 @@ def on_handle(
         "predict": options["predict"],
         "longest_first": ordered,
         "trace": options["router_trace"],
-        "engine_metrics": options["engine_metrics"],
     }
     return ray.remote(TokenBalancer).options(max_concurrency=_MANY).remote(servers, given)
 

@@ -44,7 +44,7 @@ class Replicas:
         self._slowest: float | None = None
 
     @property
-    def patience(self) -> float:
+    def stop_seconds(self) -> float:
         """Seconds after which a server that has not stopped its requests is lost."""
         return max(ANSWER, SLOWER * (ANSWER if self._slowest is None else self._slowest))
 
@@ -110,7 +110,7 @@ class Replicas:
 
         replicas = list(self.sync.replicas)
         began = time.monotonic()
-        problems = asyncio.run(_stop_all(replicas, self.patience))
+        problems = asyncio.run(_stop_all(replicas, self.stop_seconds))
         if not any(problems):
             self.answered(time.monotonic() - began)
         dead = [one for one, problem in zip(replicas, problems, strict=True) if problem is not None]
@@ -197,10 +197,10 @@ def _kill(replica: Any) -> None:
         ray.kill(actor)
 
 
-async def _stop_all(replicas: list[Any], patience: float) -> list[str | None]:
+async def _stop_all(replicas: list[Any], stop_seconds: float) -> list[str | None]:
     """Stop the requests of each replica, as an update does first; return why it is lost, or None for one that lives.
 
-    One that Ray cannot reach is asked again for ``patience`` seconds.
+    One that Ray cannot reach is asked again for ``stop_seconds`` seconds.
 
     Raises:
         Exception: whatever else a server answers.
@@ -218,7 +218,7 @@ async def _stop_all(replicas: list[Any], patience: float) -> list[str | None]:
 
     async def stop(replica: Any) -> str | None:
         try:
-            await asyncio.wait_for(ask(replica), patience)
+            await asyncio.wait_for(ask(replica), stop_seconds)
         except Exception as error:
             why = resubmit.lost(error)
             if why is None:

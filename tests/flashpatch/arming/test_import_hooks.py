@@ -88,10 +88,10 @@ def test_hook_never_breaks_the_import(toys):
         import flashpatch
         from flashpatch.arming import preflight
         flashpatch.enable("toy")
-        import flashpatch.arming.manager as machine
+        from flashpatch.arming import manager
         def boom(*args):
             raise RuntimeError("boom")
-        machine.Machine._check = boom
+        manager.Manager._check = boom
         import fakefw.core
         assert fakefw.core.plain(1) == 2
     """)

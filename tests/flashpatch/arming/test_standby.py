@@ -125,7 +125,7 @@ def test_a_family_is_loaded_alone(world, family):
         assert engine.enabled({family!r})
         loaded = {{name.split(".")[2] for name in sys.modules if name.startswith("flashpatch.patches.")}}
         assert loaded - {{"_shared"}} == {{{family!r}}}, loaded
-        assert engine.machine.selection.names == ({family!r},)
+        assert engine.manager.selection.names == ({family!r},)
     """,
         FLASHPATCH=family,
     )
@@ -173,7 +173,7 @@ def test_any_question_wakes_the_engine(toys, call):
 import flashpatch
 from flashpatch import engine, ledger
 {call}
-assert engine.machine.selection.choices["toy"].options["bits"] == 16
+assert engine.manager.selection.choices["toy"].options["bits"] == 16
 import fakefw.core as core
 assert core.plain(1) == ("patched", 2)
 """

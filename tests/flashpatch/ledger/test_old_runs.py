@@ -104,8 +104,8 @@ def test_a_row_that_cannot_be_read_may_be_of_a_living_process(tmp_path):
 def test_unfinished_files_and_captured_samples_go_with_their_run(tmp_path):
     folder = put(tmp_path, "r", 0)
     (folder / ".row-h-1-5.json.77").write_text("{")
-    (folder / "ring").mkdir()
-    (folder / "ring" / "1.safetensors").write_bytes(b"0" * 100)
+    (folder / "samples").mkdir()
+    (folder / "samples" / "1.safetensors").write_bytes(b"0" * 100)
     age(folder, 31)
     assert prune(tmp_path) == ["r"] and names(tmp_path) == []
 

@@ -145,7 +145,7 @@ _models: dict[Path, Any] = {}
 
 
 def _ring(notes: Mapping[str, Any]) -> Path:
-    return Path(notes["eagle_ring"]) if "eagle_ring" in notes else sample_queue.queue_directory()
+    return Path(notes["eagle_samples"]) if "eagle_samples" in notes else sample_queue.queue_directory()
 
 
 def _notes(nonce: str) -> dict[str, Any]:

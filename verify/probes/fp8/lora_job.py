@@ -97,7 +97,7 @@ def _fresh(workdir: Path) -> None:
     with _opened(workdir / MERGED) as llm:
         _save(workdir / f"{MERGED}.npy", llm, None)
     engine = sys.modules.get("flashpatch.engine")
-    if engine is not None and engine.machine.selection.choices:
+    if engine is not None and engine.manager.selection.choices:
         raise RuntimeError("these engines are not independent: FlashPatch is in their process")
     os._exit(0)
 

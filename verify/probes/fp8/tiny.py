@@ -192,7 +192,7 @@ def _main(model: Path, keywords: Path, saved: Path) -> None:
     llm = LLM(**engine_arguments(str(model), **json.loads(keywords.read_text())))
     found = answers(llm)
     engine = sys.modules.get("flashpatch.engine")
-    if engine is not None and engine.machine.selection.choices:
+    if engine is not None and engine.manager.selection.choices:
         raise RuntimeError("this engine is not independent: FlashPatch is in its process")
     with saved.open("wb") as file:
         numpy.save(file, found)

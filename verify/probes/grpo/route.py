@@ -62,7 +62,7 @@ async def _routed() -> dict[str, Any]:
     servers = {name: _Server(name != "dead") for name in ("one", "two", "dead")}
     handles = {name: _Remote(server) for name, server in servers.items()}
     thresholds = {"cap": 0, "most": 0, "slack": None, "response_tokens": 64}
-    others = {"predict": True, "longest_first": True, "trace": "", "engine_metrics": 0.0}
+    others = {"predict": True, "longest_first": True, "trace": ""}
     balancer = TokenBalancer(handles, thresholds | others)
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": "vllm"}}})
     client = LLMServerClient(config, _Remote(balancer))

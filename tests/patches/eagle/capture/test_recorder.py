@@ -110,7 +110,7 @@ def check(engine: Engine, samples, layers: int = 0) -> None:
 @settings(max_examples=40)
 @given(seed=some.integers(0, 10**6), layers=some.sampled_from([0, 0, 2]))
 def test_every_known_row_belongs_to_the_tokens_that_were_kept(tmp_path_factory, seed, layers):
-    recorder = new_recorder(tmp_path_factory.mktemp("ring") / "r")
+    recorder = new_recorder(tmp_path_factory.mktemp("queue") / "r")
     engine = Engine(recorder, seed, layers)
     for number in range(4):
         engine.add(f"r{number}", engine.noise.randrange(1, 20), engine.noise.randrange(1, 30))

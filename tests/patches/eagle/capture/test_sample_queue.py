@@ -33,7 +33,7 @@ def _python(code: str, folder: Path) -> warm.Process:
 
 
 def test_samples_come_out_as_they_went_in_and_in_order(tmp_path):
-    writer, reader = SampleWriter(tmp_path / "ring"), SampleReader(tmp_path / "ring")
+    writer, reader = SampleWriter(tmp_path / "queue"), SampleReader(tmp_path / "queue")
     assert reader.read_samples(3) == []
     sent = [sample(seed=seed) for seed in range(5)]
     assert all(writer.offer(one) for one in sent)
@@ -41,8 +41,8 @@ def test_samples_come_out_as_they_went_in_and_in_order(tmp_path):
     assert len(reader) == 5
     got = reader.read_samples(2) + reader.read_samples(9)
     assert all(map(equal, got, sent)) and len(got) == 5
-    assert os.listdir(tmp_path / "ring") == []
-    assert (tmp_path / "ring").stat().st_mode & 0o777 == 0o700
+    assert os.listdir(tmp_path / "queue") == []
+    assert (tmp_path / "queue").stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("bound", [dict(slots=3), dict(bytes=4 * sample(n=2000).bytes)])
@@ -79,7 +79,7 @@ def test_a_writer_that_cannot_keep_up_drops_and_gives_the_memory_back(tmp_path, 
             super().save(tmp_path / "stuck")
 
     released = []
-    writer = SampleWriter(tmp_path / "ring", waiting=2)
+    writer = SampleWriter(tmp_path / "queue", waiting=2)
     stuck = Stuck(**vars(sample()))
     assert writer.offer(stuck)
     _eventually(lambda: writer._queue.empty())
@@ -131,8 +131,8 @@ print(dict(writer.counts), writer.problem)
 
 
 def test_a_directory_that_cannot_be_used_costs_samples_only(tmp_path):
-    (tmp_path / "ring").write_text("a file, where the ring should be")
-    writer = SampleWriter(tmp_path / "ring")
+    (tmp_path / "queue").write_text("a file, where the queue should be")
+    writer = SampleWriter(tmp_path / "queue")
     assert writer.offer(sample())
     writer.close()
     assert writer.counts["failed"] == 1 and "is not a directory of this user" in writer.problem
@@ -148,11 +148,11 @@ def test_a_sample_larger_than_the_queue_is_lost_alone(tmp_path):
 
 
 def test_the_directory_may_vanish_while_writing(tmp_path):
-    writer = SampleWriter(tmp_path / "ring")
+    writer = SampleWriter(tmp_path / "queue")
     for seed in range(200):
         writer.offer(sample(seed=seed))
-        if seed % 20 == 0 and (tmp_path / "ring").exists():
-            os.rename(tmp_path / "ring", tmp_path / f"gone-{seed}")
+        if seed % 20 == 0 and (tmp_path / "queue").exists():
+            os.rename(tmp_path / "queue", tmp_path / f"gone-{seed}")
     writer.close()
     assert writer.offer(sample()) is False  # closed
     assert writer.counts["offered"] == 201
@@ -266,11 +266,11 @@ def _open(folder: Path) -> Path:
 
 @pytest.mark.parametrize("made", [_others, _open])
 def test_a_directory_that_is_not_private_is_neither_written_nor_read(tmp_path, caplog, made):
-    given = made(tmp_path / "ring")
+    given = made(tmp_path / "queue")
     writer = SampleWriter(given)
     writer.offer(sample())
     writer.close()
     assert writer.counts["failed"] == 1 and "captured samples are lost" in caplog.text
-    assert str(given) in writer.problem and not list((tmp_path / "ring").iterdir())
-    sample().save(tmp_path / "ring" / f"{1:020d}-1-0.safetensors")
+    assert str(given) in writer.problem and not list((tmp_path / "queue").iterdir())
+    sample().save(tmp_path / "queue" / f"{1:020d}-1-0.safetensors")
     assert SampleReader(given).read_samples(1) == [] and "no samples are read" in caplog.text

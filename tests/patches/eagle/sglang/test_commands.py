@@ -61,7 +61,7 @@ def test_drafters_by_path_and_what_is_refused(families: str, models: Path, tmp_p
     )
     assert seen.done, str(seen)
     first, before, second, unread, shared, _, overlapping, _, _, same, _, taken, during, *after = seen.steps
-    assert first[0]["ring"] == second[0]["ring"] and second[0]["requests"] == len(before)
+    assert first[0]["queue"] == second[0]["queue"] and second[0]["requests"] == len(before)
     assert second[0]["drafter"] == 0 and second[0]["drafter_path"] == right and second[0]["acceptance"] > 3
     assert "cannot be read" in unread and "embed_tokens.weight, which this drafter shares" in shared
     assert 'an update session with selector="target" is open' in overlapping

@@ -40,7 +40,7 @@ def seen(models: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, .
         steps=[*asked, *then],
         chunked_prefill_size=16,
         flashpatch="eagle",
-        options={"eagle": dict(samples="{where}/ring", adapt=False, rollback=1.0)},
+        options={"eagle": dict(samples="{where}/queue", adapt=False, rollback=1.0)},
     )
     found = lab.together(
         tmp_path_factory.mktemp("eagle3"),
@@ -62,7 +62,7 @@ def test_inner_layers_and_last_states_are_those_of_a_forward(shape: int, models:
     target, one = eagles.target3(models), seen[shape]
     first, again, *_ = one.steps
     answers = {tuple(p): a for p, a in zip(PROMPTS + AGAIN, ids(first) + ids(again))}
-    samples = SampleReader(one.where / "ring").read_samples(10)[: len(answers)]
+    samples = SampleReader(one.where / "queue").read_samples(10)[: len(answers)]
     assert len(samples) == len(answers)
     masked = 0
     for sample in samples:
@@ -118,11 +118,11 @@ def test_a_drafter_trained_over_three_steps_on_what_was_captured_is_accepted_fur
     captured = lab.run(
         tmp_path / "capture",
         steps=[["tokens", dict(count=24, prompts=prompts)], ["pause", dict(seconds=1.5)]],
-        options={"eagle": dict(samples="{where}/ring", adapt=False)},
+        options={"eagle": dict(samples="{where}/queue", adapt=False)},
         **common,
     )
     assert captured.done, str(captured)
-    samples = SampleReader(captured.where / "ring").read_samples(100)
+    samples = SampleReader(captured.where / "queue").read_samples(100)
     assert len(samples) == len(prompts)
     trained = {n: train3(target, samples, tmp_path / f"trained{n}", n) for n in (1, 3)}
     unseen = [[source.randrange(32) for _ in range(4)] for _ in range(12)]

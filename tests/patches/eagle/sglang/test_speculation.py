@@ -113,7 +113,7 @@ def test_captured_states_are_those_of_a_forward(shape: str, half: tuple[str, str
         steps=[*steps, ["pause", dict(seconds=1.5)]],
         chunked_prefill_size=16,
         flashpatch="eagle",
-        options={"eagle": dict(samples="{where}/ring", adapt=False)},
+        options={"eagle": dict(samples="{where}/queue", adapt=False)},
         **shaped,
     )
     assert seen.done, str(seen)
@@ -123,7 +123,7 @@ def test_captured_states_are_those_of_a_forward(shape: str, half: tuple[str, str
         for step, asked in zip(seen.steps, steps)
         for p, a in zip(asked[1]["prompts"], step)
     }
-    samples = SampleReader(seen.where / "ring").read_samples(10)
+    samples = SampleReader(seen.where / "queue").read_samples(10)
     assert len(samples) == len(answers)
     masked = 0
     for sample in samples:

@@ -23,7 +23,7 @@ def run(tmp_path, monkeypatch):
     made = []
 
     def make(faults="", **limits):
-        settings = {"target": "t", "ring": "r", "folder": str(tmp_path / "out")}
+        settings = {"target": "t", "queue": "r", "folder": str(tmp_path / "out")}
         environment = {"PYTHONPATH": str(SUPPORT), "FAKE": faults}
         made.append(Coordinator(settings, environment=environment, **limits))
         return made[-1]
@@ -175,6 +175,6 @@ def test_a_folder_that_cannot_be_made_is_a_problem_and_no_exception(run, tmp_pat
 
 def test_settings_that_make_no_sense_are_refused():
     with pytest.raises(PatchError, match="speed unknown, folder missing.*window"):
-        Coordinator({"target": "t", "ring": "r", "speed": 3})
+        Coordinator({"target": "t", "queue": "r", "speed": 3})
     with pytest.raises(PatchError, match="time limits"):
-        Coordinator({"target": "t", "ring": "r", "folder": "f"}, start_limit=0)
+        Coordinator({"target": "t", "queue": "r", "folder": "f"}, start_limit=0)

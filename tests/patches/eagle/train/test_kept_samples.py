@@ -25,10 +25,10 @@ def samples() -> list[Sample]:
     return capture(make_target(), 6)
 
 
-def write(ring, samples, first: int = 1) -> None:
-    ring.mkdir(exist_ok=True)
+def write(queue, samples, first: int = 1) -> None:
+    queue.mkdir(exist_ok=True)
     for number, sample in enumerate(samples, first):
-        sample.save(ring / f"{number:020d}-1-1.safetensors")
+        sample.save(queue / f"{number:020d}-1-1.safetensors")
 
 
 def requests(samples) -> list[str]:
@@ -36,43 +36,43 @@ def requests(samples) -> list[str]:
 
 
 def test_what_was_read_is_there_again(tmp_path, samples):
-    ring = tmp_path / "ring"
-    write(ring, samples)
-    kept = KeptSamples(tmp_path / "kept", str(ring))
-    read = SampleReader(ring, kept.move).read_samples(100)
-    assert not list(ring.glob("*.safetensors"))
-    again = KeptSamples(tmp_path / "kept", str(ring)).read()
+    queue = tmp_path / "queue"
+    write(queue, samples)
+    kept = KeptSamples(tmp_path / "kept", str(queue))
+    read = SampleReader(queue, kept.move).read_samples(100)
+    assert not list(queue.glob("*.safetensors"))
+    again = KeptSamples(tmp_path / "kept", str(queue)).read()
     assert requests(again) == requests(read) == requests(samples)
     assert all(one.file.exists() and one.version == 1 for one in again)
     assert all((one.hidden == two.hidden).all() for one, two in zip(again, samples, strict=True))
-    assert not SampleReader(ring).read_samples(100), "none is in both places"
+    assert not SampleReader(queue).read_samples(100), "none is in both places"
 
 
 def test_without_it_a_reader_deletes_what_it_read(tmp_path, samples):
-    write(tmp_path / "ring", samples)
-    read = SampleReader(tmp_path / "ring").read_samples(100)
+    write(tmp_path / "queue", samples)
+    read = SampleReader(tmp_path / "queue").read_samples(100)
     assert len(read) == 6 and all(one.file is None for one in read)
     assert not list(tmp_path.glob("**/*.safetensors"))
 
 
 @pytest.mark.parametrize("keep", ["recency", "reservoir"])
 def test_files_follow_the_buffer(keep, tmp_path, samples):
-    ring = tmp_path / "ring"
-    write(ring, samples)
-    kept = KeptSamples(tmp_path / "kept", str(ring))
+    queue = tmp_path / "queue"
+    write(queue, samples)
+    kept = KeptSamples(tmp_path / "kept", str(queue))
     buffer = Buffer(samples=3, keep=keep)
-    for sample in SampleReader(ring, kept.move).read_samples(100):
+    for sample in SampleReader(queue, kept.move).read_samples(100):
         buffer.add(sample)
     held = {sample.file for sample in buffer.draw(100)}
     assert len(held) == 3 and set((tmp_path / "kept").glob("*/*")) == held
 
 
 def test_files_of_old_policies_go(tmp_path, samples):
-    ring = tmp_path / "ring"
-    write(ring, samples[:2])
-    write(ring, capture(make_target(), 1, version=5), first=9)
+    queue = tmp_path / "queue"
+    write(queue, samples[:2])
+    write(queue, capture(make_target(), 1, version=5), first=9)
     buffer = Buffer(versions=2)
-    for sample in SampleReader(ring, KeptSamples(tmp_path / "kept", str(ring)).move).read_samples(100):
+    for sample in SampleReader(queue, KeptSamples(tmp_path / "kept", str(queue)).move).read_samples(100):
         buffer.add(sample)
     assert buffer.counts["stale"] == 2 and len(list((tmp_path / "kept").glob("*/*"))) == 1
 
@@ -99,30 +99,30 @@ def test_samples_of_several_jobs_come_oldest_first(tmp_path, samples):
 
 
 def test_ranks_share_what_other_jobs_left(tmp_path, samples):
-    ring = tmp_path / "ring"
+    queue = tmp_path / "queue"
     for rank in range(3):
-        write(ring, samples[2 * rank : 2 * rank + 2])
-        SampleReader(ring, KeptSamples(tmp_path / "kept", str(ring), rank, 3).move).read_samples(9)
-    own = [KeptSamples(tmp_path / "kept", str(ring), rank, 3).read() for rank in range(3)]
+        write(queue, samples[2 * rank : 2 * rank + 2])
+        SampleReader(queue, KeptSamples(tmp_path / "kept", str(queue), rank, 3).move).read_samples(9)
+    own = [KeptSamples(tmp_path / "kept", str(queue), rank, 3).read() for rank in range(3)]
     assert [requests(one) for one in own] == [["r0", "r1"], ["r2", "r3"], ["r4", "r5"]]
     others = [KeptSamples(tmp_path / "kept", "another", rank, 2).read() for rank in range(2)]
     assert sorted(requests(others[0] + others[1])) == [f"r{number}" for number in range(6)]
 
 
 def test_a_damaged_file_is_deleted(tmp_path, samples):
-    ring = tmp_path / "ring"
-    write(ring, samples)
-    kept = KeptSamples(tmp_path / "kept", str(ring))
-    SampleReader(ring, kept.move).read_samples(100)
+    queue = tmp_path / "queue"
+    write(queue, samples)
+    kept = KeptSamples(tmp_path / "kept", str(queue))
+    SampleReader(queue, kept.move).read_samples(100)
     damaged = sorted((tmp_path / "kept").glob("*/*"))[2]
     damaged.write_bytes(damaged.read_bytes()[:90])
     assert requests(kept.read()) == ["r0", "r1", "r3", "r4", "r5"] and not damaged.exists()
 
 
 def test_a_full_disk_costs_the_files_alone(tmp_path, samples, monkeypatch):
-    ring = tmp_path / "ring"
-    write(ring, samples)
-    kept = KeptSamples(tmp_path / "kept", str(ring))
+    queue = tmp_path / "queue"
+    write(queue, samples)
+    kept = KeptSamples(tmp_path / "kept", str(queue))
 
     def full(source, target):
         target.write_bytes(b"half of it")
@@ -130,14 +130,14 @@ def test_a_full_disk_costs_the_files_alone(tmp_path, samples, monkeypatch):
 
     with monkeypatch.context() as inside:
         inside.setattr(kept_samples.shutil, "move", full)
-        read = SampleReader(ring, kept.move).read_samples(100)
+        read = SampleReader(queue, kept.move).read_samples(100)
     assert requests(read) == requests(samples) and all(one.file is None for one in read)
-    assert kept.failed == 6 and kept.read() == [] and not list(ring.glob("*"))
+    assert kept.failed == 6 and kept.read() == [] and not list(queue.glob("*"))
 
 
 def test_a_worker_goes_on_with_the_samples_of_the_one_before(target, tmp_path):
-    write(tmp_path / "ring", capture(AutoModelForCausalLM.from_pretrained(target), 6))
-    settings = WorkerSettings(str(target), str(tmp_path / "ring"), str(tmp_path / "out"), samples=4)
+    write(tmp_path / "queue", capture(AutoModelForCausalLM.from_pretrained(target), 6))
+    settings = WorkerSettings(str(target), str(tmp_path / "queue"), str(tmp_path / "out"), samples=4)
     first = Worker(settings, lambda event: None, queue.Queue())
     first._read_samples()
     second = Worker(settings, lambda event: None, queue.Queue())

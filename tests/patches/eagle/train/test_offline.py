@@ -35,7 +35,7 @@ def train(tmp_path, monkeypatch):
     def run(faults: str, seconds: float, meanwhile=lambda one: None):
         monkeypatch.setenv("FAKE", faults)
         threading.Thread(target=lambda: meanwhile(_first(made)), daemon=True).start()
-        settings = WorkerSettings(target="t", ring="r", folder=str(tmp_path / "out"))
+        settings = WorkerSettings(target="t", queue="r", folder=str(tmp_path / "out"))
         return offline.train_for(settings, seconds, lambda event: None), made[0]
 
     return run

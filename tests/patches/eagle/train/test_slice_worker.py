@@ -43,8 +43,8 @@ def until(ranks: list[Coordinator], condition, seconds: float = 240.0) -> list[l
     return events
 
 
-def fill(ring: Path, samples) -> None:
-    writer = SampleWriter(ring, waiting=len(samples))
+def fill(queue: Path, samples) -> None:
+    writer = SampleWriter(queue, waiting=len(samples))
     for sample in samples:
         assert writer.offer(sample)
     writer.close(limit(60))
@@ -56,10 +56,10 @@ def trainers(target: Path, folder: Path, ranks: int) -> Iterator[list[Coordinato
     model = AutoModelForCausalLM.from_pretrained(target)
     made = []
     for rank in range(ranks):
-        fill(folder / f"ring{rank}", capture(model, 6, seed=rank))
+        fill(folder / f"queue{rank}", capture(model, 6, seed=rank))
         settings = {
             "target": str(target),
-            "ring": str(folder / f"ring{rank}"),
+            "queue": str(folder / f"queue{rank}"),
             "folder": str(folder / "out"),
             "dtype": "float32",
             "rate": 5e-3,

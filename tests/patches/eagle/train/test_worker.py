@@ -1,4 +1,4 @@
-"""The real worker, in a process of its own, between a ring and a coordinator."""
+"""The real worker, in a process of its own, between a queue and a coordinator."""
 
 import json
 import os
@@ -39,8 +39,8 @@ def until(one: Coordinator, condition, seconds: float = 240.0) -> list[dict]:
     return events
 
 
-def fill(ring: Path, samples) -> None:
-    writer = SampleWriter(ring, waiting=len(samples))
+def fill(queue: Path, samples) -> None:
+    writer = SampleWriter(queue, waiting=len(samples))
     for sample in samples:
         assert writer.offer(sample)
     writer.close(limit(60))
@@ -49,14 +49,14 @@ def fill(ring: Path, samples) -> None:
 @pytest.mark.slow
 def test_training_survives_what_happens_to_a_trainer(target, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(target)
-    ring, folder = tmp_path / "ring", tmp_path / "out"
-    fill(ring, capture(model, 10))
-    damaged = sorted(ring.glob("*.safetensors"))[3]
+    queue, folder = tmp_path / "queue", tmp_path / "out"
+    fill(queue, capture(model, 10))
+    damaged = sorted(queue.glob("*.safetensors"))[3]
     damaged.write_bytes(damaged.read_bytes()[:100])
     one = Coordinator(
         {
             "target": str(target),
-            "ring": str(ring),
+            "queue": str(queue),
             "folder": str(folder),
             "dtype": "float32",
             "rate": 5e-3,
@@ -78,7 +78,7 @@ def test_training_survives_what_happens_to_a_trainer(target, tmp_path):
         # Killed in the middle of a slice: noticed, started again, its checkpoint read up.
         os.kill(one.pid, signal.SIGKILL)
         until(one, lambda: one.counts["died"] == 1)
-        fill(ring, capture(model, 10, seed=1))
+        fill(queue, capture(model, 10, seed=1))
         until(one, lambda: one.train(300.0))
         events = until(one, lambda: one.state == "training" and one.figures.get("event") == "training")
         ready = next(event for event in events if event["event"] == "ready")
@@ -115,7 +115,7 @@ def test_training_survives_what_happens_to_a_trainer(target, tmp_path):
 @pytest.mark.full
 def test_a_worker_without_a_target_says_why(tmp_path):
     one = Coordinator(
-        {"target": str(tmp_path / "none"), "ring": str(tmp_path), "folder": str(tmp_path)}, start_limit=240.0
+        {"target": str(tmp_path / "none"), "queue": str(tmp_path), "folder": str(tmp_path)}, start_limit=240.0
     )
     try:
         one.start()
@@ -127,7 +127,7 @@ def test_a_worker_without_a_target_says_why(tmp_path):
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(target, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(target)
-    settings = WorkerSettings(str(target), str(tmp_path / "ring"), str(tmp_path / "out"))
+    settings = WorkerSettings(str(target), str(tmp_path / "queue"), str(tmp_path / "out"))
     first = Worker(settings, lambda event: None, queue.Queue())
     for _ in range(2):
         first.trainer.step(pack(cut(capture(model, 2)), 100))
@@ -144,7 +144,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(target, tmp_path):
 
 
 def test_a_drafter_that_engines_may_return_to_outlives_newer_ones(target, tmp_path):
-    settings = WorkerSettings(str(target), str(tmp_path / "ring"), str(tmp_path / "out"))
+    settings = WorkerSettings(str(target), str(tmp_path / "queue"), str(tmp_path / "out"))
     events: list[dict] = []
     worker = Worker(settings, events.append, queue.Queue())
     for worker.count in range(1, 8):
@@ -157,8 +157,8 @@ def test_a_drafter_that_engines_may_return_to_outlives_newer_ones(target, tmp_pa
 
 def test_samples_of_another_model_are_passed_over(target, tmp_path):
     other = make_target(hidden_size=64)
-    fill(tmp_path / "ring", capture(other, 3))
-    settings = WorkerSettings(str(target), str(tmp_path / "ring"), str(tmp_path / "out"), least=1)
+    fill(tmp_path / "queue", capture(other, 3))
+    settings = WorkerSettings(str(target), str(tmp_path / "queue"), str(tmp_path / "out"), least=1)
     events, commands = [], queue.Queue()
     worker = Worker(settings, events.append, commands)
     worker._read_samples()

@@ -55,7 +55,9 @@ class Replicas:
 
     def __init__(self, count=2):
         self.calls, self.refuses = [], ""
-        self.states = [dict(ring="/ring", requests=3, drafter=0, drafter_path="own", acceptance=2.0)] * count
+        self.states = [
+            dict(queue="/queue", requests=3, drafter=0, drafter_path="own", acceptance=2.0)
+        ] * count
 
     def __call__(self, method, given):
         self.calls.append((method, *given))
@@ -84,7 +86,7 @@ def step(one, replicas, number):
 def test_each_new_drafter_is_sent_once_and_the_trainer_follows_the_policy(one, tmp_path):
     replicas = Replicas()
     one.policy_updated(replicas, 0)  # before the first rollout: there is a trainer now, and nothing to send
-    assert one.coordinator.settings.ring == "/ring" and not replicas.made(UPDATE)
+    assert one.coordinator.settings.queue == "/queue" and not replicas.made(UPDATE)
     step(one, replicas, 1)
     one.policy_updated(replicas, 2)  # no slice in between
     step(one, replicas, 3)
@@ -133,7 +135,7 @@ def test_what_fails_is_said_and_stops_nothing(one, caplog, method):
 
 def test_replicas_that_capture_to_different_places_are_not_trained_on(one, caplog):
     replicas = Replicas()
-    replicas.states[1] = {**replicas.states[1], "ring": "/elsewhere"}
+    replicas.states[1] = {**replicas.states[1], "queue": "/elsewhere"}
     one.policy_updated(replicas, 0)
     assert one.coordinator is None and "/elsewhere" in caplog.text and not replicas.made(UPDATE)
 
@@ -142,7 +144,7 @@ def test_old_embeddings_are_cleared_away(one, tmp_path):
     def call(method, given):
         if method == SAVE_EMBEDDINGS:
             Path(given[0]).mkdir()
-        return [[dict(ring="/ring")]]
+        return [[dict(queue="/queue")]]
 
     for number in range(5):
         one.policy_updated(call, number)
@@ -165,7 +167,7 @@ def test_acceptance_that_servers_count_is_weighed_by_requests(one):
     ]
     one.policy_updated(replicas, 0)
     assert one.metrics[rate] == pytest.approx(0.3) and one.metrics[length] == pytest.approx(1.75)
-    replicas.states = [dict(ring="/ring")]
+    replicas.states = [dict(queue="/queue")]
     one.policy_updated(replicas, 1)
     assert rate not in one.metrics and length not in one.metrics
 

@@ -168,7 +168,7 @@ def test_a_drafter_that_can_be_trained_is(tmp_path, engine, kind):
         ttt_steps=3,
         ttt_decay=0.5,
     )
-    assert asked.items() <= made["settings"].items() and "ring" not in made["settings"]
+    assert asked.items() <= made["settings"].items() and "queue" not in made["settings"]
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
@@ -207,7 +207,7 @@ def test_eagle3_is_refused_for_a_target_without_three_inner_layers(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["rate", "rates=1", "rate=fast", "least=1.5", "ring=/x", "on=gpu", "rest=long"]
+    "text", ["rate", "rates=1", "rate=fast", "least=1.5", "queue=/x", "on=gpu", "rest=long"]
 )
 def test_a_trainers_setting_that_is_none_is_refused(text):
     with pytest.raises(PatchError, match="option trainer has") as raised:

@@ -87,7 +87,7 @@ def test_an_eagle3_drafter_is_made_captured_for_and_trained(verl_world, tmp_path
     assert first_architectures(tmp_path) == ["LlamaForCausalLMEagle3"]
 
 
-def test_two_replicas_fill_one_ring_and_get_the_same_drafter(world, two_ranks, tmp_path):
+def test_two_replicas_fill_one_queue_and_get_the_same_drafter(world, two_ranks, tmp_path):
     done = job(world, tmp_path, *two_ranks)
     assert done.returncode == 0, done.stdout[-8000:]
     last = metrics(done.stdout, "eagle/drafter_version")[-1]
@@ -96,7 +96,7 @@ def test_two_replicas_fill_one_ring_and_get_the_same_drafter(world, two_ranks, t
     assert [noted["eagle_drafter"]["version"] for noted in found if "eagle_drafter" in noted] == [last] * 2
     captured = [noted for noted in found if isinstance(noted.get("eagle_capture"), dict)]
     assert len(captured) == 2 and all(noted["eagle_capture"]["requests"] > 0 for noted in captured)
-    assert len({noted["eagle_ring"] for noted in captured}) == 1
+    assert len({noted["eagle_samples"] for noted in captured}) == 1
 
 
 def test_drained_replicas_train_the_drafter(world, tmp_path):

@@ -111,7 +111,7 @@ def test_an_eagle3_drafter_is_made_captured_for_and_trained(verl_world, tmp_path
 
 
 @pytest.mark.full
-def test_two_replicas_fill_one_ring_and_get_the_same_drafter(world, tmp_path):
+def test_two_replicas_fill_one_queue_and_get_the_same_drafter(world, tmp_path):
     done = job(world, tmp_path, *TWO_RANKS)
     assert done.returncode == 0, done.stdout[-8000:]
     versions = metrics(done.stdout, "eagle/drafter_version")
@@ -122,7 +122,7 @@ def test_two_replicas_fill_one_ring_and_get_the_same_drafter(world, tmp_path):
     ] * 2
     captured = [noted for noted in found if isinstance(noted.get("eagle_capture"), dict)]
     assert len(captured) == 2 and all(noted["eagle_capture"]["requests"] > 0 for noted in captured)
-    assert len({noted["eagle_ring"] for noted in captured}) == 1
+    assert len({noted["eagle_samples"] for noted in captured}) == 1
 
 
 @contextlib.contextmanager

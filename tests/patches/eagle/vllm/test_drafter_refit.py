@@ -105,4 +105,4 @@ def test_what_was_learned_is_saved_when_the_engine_ends(run):
 
 def test_what_the_engine_left_behind_is_private(run):
     _, at, _ = run
-    assert loose(at / "ledger") == loose(at / "ring") == loose(at / "bandit.json") == []
+    assert loose(at / "ledger") == loose(at / "queue") == loose(at / "bandit.json") == []

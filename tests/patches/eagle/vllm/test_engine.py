@@ -139,4 +139,4 @@ def test_steps_that_teach_belong_to_one_arm(run):
 
 def test_the_ring_is_where_the_option_says(run):
     seen, at = run
-    assert Path(seen["flush"]["ring"]) == at / "ring"
+    assert Path(seen["flush"]["queue"]) == at / "queue"

@@ -40,7 +40,7 @@ def test_one_rank_captures(ranks):
     seen, at = ranks
     first, second = sorted(seen["flush"], key=len, reverse=True)
     assert first["requests"] >= len(prompts()) and second == {}
-    samples = SampleReader(at / "ring").read_samples(999)
+    samples = SampleReader(at / "queue").read_samples(999)
     said = [p + t for row in seen["tokens"] for p, t in zip(prompts(), row, strict=True)]
     for one in samples:
         assert one.input_ids.tolist() in said
@@ -57,7 +57,7 @@ def test_all_ranks_take_new_weights_or_none(ranks):
 
 def test_the_layers_of_eagle3_are_captured(job):
     seen, at = job("layers")
-    samples = SampleReader(at / "ring").read_samples(999)
+    samples = SampleReader(at / "queue").read_samples(999)
     assert len(samples) >= len(prompts())
     for one in samples:
         side, _ = states(at / "deep", one.input_ids.tolist(), tuple(seen["layers"]))
@@ -70,7 +70,7 @@ def test_the_layers_of_eagle3_are_captured(job):
 
 def test_an_engine_that_does_not_speculate_is_captured(job):
     seen, at = job("plain")
-    samples = SampleReader(at / "ring").read_samples(999)
+    samples = SampleReader(at / "queue").read_samples(999)
     assert len(samples) >= len(prompts()) and "no drafter with weights" in seen["refused"]
     for one in samples:
         wanted, _ = states(at / "target", one.input_ids.tolist())

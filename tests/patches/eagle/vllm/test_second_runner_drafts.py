@@ -52,7 +52,7 @@ def speculate(at: str, target: str, asynchronous: bool, adapt: bool, **speculati
     if asynchronous:
         _schedule_asynchronously()
     folder = Path(at)
-    flashpatch.enable("eagle", strict=True, samples=f"{at}/ring", rollback=1.0, adapt=adapt)
+    flashpatch.enable("eagle", strict=True, samples=f"{at}/queue", rollback=1.0, adapt=adapt)
     arguments = tiny.engine_arguments(
         folder / target,
         max_num_batched_tokens=48,
@@ -97,7 +97,7 @@ def speculate(at: str, target: str, asynchronous: bool, adapt: bool, **speculati
         ask(1)  # carries the final tokens of the requests before
     [found["counts"]] = llm.collective_rpc("eagle_flush")
     found["calls"] = [flashpatch.status()[f"eagle.vllm.{name}"].calls for name in HOOKS]
-    for number, sample in enumerate(SampleReader(folder / "ring").read_samples(1000)):
+    for number, sample in enumerate(SampleReader(folder / "queue").read_samples(1000)):
         sample.save(folder / f"sample-{number}.safetensors")
     llm.llm_engine.engine_core.shutdown()
     flashpatch.disable("eagle")

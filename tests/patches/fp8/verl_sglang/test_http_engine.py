@@ -19,7 +19,7 @@ RUNNING, BROKEN = PatchError(f"{REQUESTS_RUN}, so the update is refused"), Patch
 def begin(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Open a session on a server that gives these answers; the calls that it got."""
 
-    def with_answers(answers: Iterator[Any], patience: float = 60.0) -> list[Any]:
+    def with_answers(answers: Iterator[Any], seconds: float = 60.0) -> list[Any]:
         calls = []
 
         async def post(
@@ -32,7 +32,7 @@ def begin(monkeypatch: pytest.MonkeyPatch) -> Any:
             return answer
 
         monkeypatch.setattr(http_engine, "post", post)
-        monkeypatch.setattr(http_engine, "PATIENCE", patience)
+        monkeypatch.setattr(http_engine, "BUSY_SECONDS", seconds)
         asyncio.run(http_engine.begin_weight_update(object(), "target", "sync-1"))
         return calls
 
@@ -46,7 +46,7 @@ def test_it_asks_again_while_requests_run(begin: Any) -> None:
 
 def test_requests_that_go_on_are_the_servers_refusal(begin: Any) -> None:
     with pytest.raises(PatchError, match=REQUESTS_RUN):
-        begin(iter(lambda: RUNNING, None), patience=0.3)
+        begin(iter(lambda: RUNNING, None), seconds=0.3)
 
 
 def test_any_other_refusal_is_raised_at_once(begin: Any) -> None:

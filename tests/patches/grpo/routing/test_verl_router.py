@@ -54,7 +54,7 @@ def test_servers_killed_hung_and_replaced(tmp_path):
     (chaos,) = phases(
         tmp_path,
         10_000,
-        ["chaos", {"patience": 3.0, "rest": 1.0, "worker_tokens": 400}],
+        ["chaos", {"slow_after": 3.0, "rest": 1.0, "worker_tokens": 400}],
         timeout=1200,
     )
     assert chaos["happened"]["kill"] and chaos["happened"]["hang"]

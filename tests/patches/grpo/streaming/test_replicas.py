@@ -234,12 +234,12 @@ def test_a_server_that_is_removed_is_ended(monkeypatch):
         ray.get(gone.hang.remote())
 
 
-def test_patience_grows_with_the_slowest_answer():
+def test_the_time_to_stop_grows_with_the_slowest_answer():
     """30 s were too few on a slow machine, and its servers were taken for dead."""
     replicas, _, _ = _made(1)
-    assert replicas.patience == 300, "nothing is known before the first answer"
+    assert replicas.stop_seconds == 300, "nothing is known before the first answer"
     replicas.answered(0.2)
-    assert replicas.patience == 30
+    assert replicas.stop_seconds == 30
     replicas.answered(12.0)
     replicas.answered(0.1)
-    assert replicas.patience == 120
+    assert replicas.stop_seconds == 120
