@@ -1,7 +1,7 @@
 """Read, check and change verl's configuration in ``verl.utils.config.validate_config``.
 
 Every trainer's driver calls that function first, before it starts any worker. Several families hook it: to
-set what they need where the user chose nothing, and to refuse what contradicts them by name.
+set what they need if the user chose nothing, and to refuse what contradicts them by name.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ PLATFORM = "cpu.verl.register_platform"
 
 
 class Ordinal(str):
-    """Give the current device where verl uses one value both as a tensor's device and as an index.
+    """Give the current device if verl uses one value both as a tensor's device and as an index.
 
     ``tensor.to(Ordinal("cpu"))`` is on the CPU, and ``f"cpu:{Ordinal('cpu')}"`` is ``"cpu:0"``, the same
     device; a plain 0 would be the first CUDA device, a plain "cpu" would give "cpu:cpu".

@@ -1,4 +1,4 @@
-"""Inspect a model's class in the process that asks, where there is no accelerator to keep from."""
+"""Inspect a model's class in the process that asks, if there is no accelerator to keep from."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def _shared_by_name() -> Iterator[None]:
 _patch = partial(
     Patch,
     requires="sglang>=0.5.12",
-    evidence="optional",  # only where rollouts are SGLang's
+    evidence="optional",  # only if rollouts are SGLang's
     scope=frozenset({"trainer"}),
     needs=("cpu.verl.register_platform",),
 )

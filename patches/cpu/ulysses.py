@@ -33,7 +33,7 @@ def attention(
     of the heads, after it all heads for its share of the tokens. verl does so around flash-attn only.
 
     Args:
-        original: transformers' attention, called where nothing is shared: without a group, or without
+        original: transformers' attention, called if nothing is shared: without a group, or without
             ``position_ids``, as for a vision tower, which every rank computes whole.
         query, key, value: ``(1, heads, tokens / ranks, head_dim)``; key and value may have fewer heads.
         attention_mask: of the rank's own tokens; not used, since it says nothing of the others.

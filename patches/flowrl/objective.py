@@ -22,7 +22,7 @@ class Balance:
     Attributes:
         residual: by how much the trajectory balance is violated.
         weight: the importance weight, without gradient.
-        clipped: 1.0 where a bound changed the weight.
+        clipped: 1.0 if a bound changed the weight.
     """
 
     residual: torch.Tensor

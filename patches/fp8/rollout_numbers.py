@@ -43,7 +43,7 @@ def of_engines() -> dict[str, float]:
 
     Returns:
         ``sync/policy_version``, the oldest that an engine's worker holds; ``sync/updates_refused``, how many updates were
-        refused or abandoned since the job began; ``sync/requests_refused``, how often requests were refused. Empty where
+        refused or abandoned since the job began; ``sync/requests_refused``, how often requests were refused. Empty if
         no engine of this job is known.
     """
     notes = [note for note in _notes() if "policy_version" in note]

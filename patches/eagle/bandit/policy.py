@@ -41,7 +41,7 @@ class Policy:
         arms: arms or their texts, e.g. ``["3_1_4", "5_1_6", "disable"]``.
         rule: one of `flashpatch.patches.eagle.bandit.rules.RULES`; None for the default.
         buckets: largest batch size of each bucket, see `BatchBuckets`.
-        guard: most tokens that a step may verify over the batch. An arm beyond it is never chosen; where it
+        guard: most tokens that a step may verify over the batch. An arm beyond it is never chosen; if it
             leaves none, the choice is ``disable``.
         window: steps after which an observation weighs little or nothing.
         seed: of the rule's random draws.

@@ -42,7 +42,7 @@ class RequestBuffer:
     Attributes:
         ids: int64 [capacity], the token that was the input at each position.
         hidden: [capacity, H]; auxiliary: [capacity, k*H] or None.
-        versions: int64 [capacity], version of the policy that computed the row, -1 where there is none.
+        versions: int64 [capacity], version of the policy that computed the row, -1 if there is none.
     """
 
     def __init__(self, capacity: int, hidden: torch.Tensor, auxiliary: torch.Tensor | None) -> None:

@@ -36,7 +36,7 @@ from flashpatch.patches.eagle.capture.sample_queue import SampleWriter, queue_di
 
 logger = logging.getLogger("flashpatch.eagle")
 
-_BATCH = 32  # steps that are stored at once where rows need no copying
+_BATCH = 32  # steps that are stored at once if rows need no copying
 _BATCH_SECONDS = 1.0  # that a step may wait for others, unless a request ends
 _LENGTHS = (512, 2048, 8192, 32768)  # positions, by which lost requests are counted
 _MAX_WAITING = 256  # steps; then the requests in the next one are given up

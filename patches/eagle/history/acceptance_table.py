@@ -14,7 +14,7 @@ _PRIOR = 4.0  # outcomes that the first estimate is worth
 class AcceptanceTable:
     """Estimate the chance that the target accepts a guess whose predecessors it accepted.
 
-    Guesses are of one kind where source, length of match, votes and their share are alike. Outcomes are forgotten
+    Guesses are of one kind if source, length of match, votes and their share are alike. Outcomes are forgotten
     exponentially, as the policy changes.
 
     Args:

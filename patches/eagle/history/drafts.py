@@ -212,7 +212,7 @@ class HistoryDrafts:
 
 
 class _Rivals:
-    """Follow the chance that a draft token of another drafter is accepted where those before it were."""
+    """Follow the chance that a draft token of another drafter is accepted if those before it were."""
 
     def __init__(self) -> None:
         self._tried, self._accepted = 2.0, 1.0

@@ -157,7 +157,7 @@ def flush(manager: Any) -> dict[str, Any]:
 
     Returns:
         Counts, and ``queue``, the directory of the samples, unless this rank captures nothing; ``drafter`` (version),
-        ``drafter_path`` and ``acceptance`` (tokens per step) where a model of its own drafts.
+        ``drafter_path`` and ``acceptance`` (tokens per step) if a model of its own drafts.
     """
     refit = drafter_refit.refit_of(manager)
     if refit is None:

@@ -184,7 +184,7 @@ def on_prepare(original, self, batch: Any):
 
 
 def on_resolve(original, server_args: Any):
-    """Around ``run_resolution_pipeline``: open speculation for drafts from history, where nothing else speculates."""
+    """Around ``run_resolution_pipeline``: open speculation for drafts from history, if nothing else speculates."""
     options = engine.options("eagle")
     asked = (server_args.speculative_algorithm or "").upper()
     if options["history"] and (not asked or asked in _BESIDE):

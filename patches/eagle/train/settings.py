@@ -26,7 +26,7 @@ class WorkerSettings:
         device: torch device; "" for the first accelerator, else the CPU.
         rate, clip, states, tokens, ttt_steps, ttt_decay: see `trainer.Recipe`.
         window: longest window of a sample, in positions.
-        batch: positions of a step, over all its windows; on each rank where there are several.
+        batch: positions of a step, over all its windows; on each rank if there are several.
         samples, bytes, keep, versions: see `buffer.Buffer`.
         prompts: learn from prompt tokens too.
         least: samples in the buffer before training starts.

@@ -27,7 +27,7 @@ class SliceWorker(Worker):
     Each slice begins from the last checkpoint and ends with one, so it may have other ranks than the one before;
     ``folder`` must be one that all of them see. Its command ``train`` takes ``group``: ``address`` and ``port`` of the
     ranks' meeting, ``rank`` and ``ranks``; without it the slice has one rank. On several, the drafter is sharded by
-    FSDP2, each rank learns from the samples of its own buffer, and all of them stop where one is told to.
+    FSDP2, each rank learns from the samples of its own buffer, and all of them stop when one is told to.
     """
 
     def _prepare(self) -> None:

@@ -108,7 +108,7 @@ class Trainer:
         The keys are ``loss``, ``states``, ``tokens``, ``agreement`` (positions where drafter and target have
         the same first choice), ``norm`` of the gradient before clipping and ``positions``; nothing happens,
         and positions is 0, when no rank has anything to learn. ``loss`` is over all draft steps, the others are of
-        the first; ``agreement_2`` and so on are those of later steps, where all drafts before were the target's.
+        the first; ``agreement_2`` and so on are those of later steps, if all drafts before were the target's.
         """
         self.optimizer.zero_grad(set_to_none=True)
         found = self.backward(rows)
@@ -213,7 +213,7 @@ class Trainer:
 
 
 def _step_weights(positions: Sequence[float], decay: float) -> list[float]:
-    """Return the weight of each draft step's loss, 0 where it has no position; they sum to 1."""
+    """Return the weight of each draft step's loss, 0 if it has no position; they sum to 1."""
     weights = [decay**step if count else 0.0 for step, count in enumerate(positions)]
     return [weight / sum(weights) for weight in weights]
 

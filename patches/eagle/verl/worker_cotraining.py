@@ -106,7 +106,7 @@ def ranks_by_server(manager: Any) -> dict[str, list[int]]:
     """Return the ranks of each replica by the name of its server.
 
     Raises:
-        PatchError: a replica's workers are not among the trainer's, as where rollouts have devices of their own.
+        PatchError: a replica's workers are not among the trainer's, as if rollouts have devices of their own.
     """
     number = {worker._actor_id: rank for rank, worker in enumerate(manager.actor_wg.workers)}
     try:
@@ -116,7 +116,7 @@ def ranks_by_server(manager: Any) -> dict[str, list[int]]:
         }
     except KeyError:
         raise PatchError(
-            "trainer's on=workers trains where verl's trainer and replicas share devices, and here they do not.",
+            "trainer's on=workers trains only if verl's trainer and replicas share devices, and here they do not.",
             patch="eagle",
             target="verl's workers",
             advice="Leave on=workers out of eagle's option trainer.",

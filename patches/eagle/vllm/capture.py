@@ -26,7 +26,7 @@ class Capture:
     """Record for one runner, and count the policy's versions.
 
     Attributes:
-        recorder: None in ranks where another one records, and when capture is off.
+        recorder: None in ranks for which another one records, and when capture is off.
         version: 0 for the weights the engine was opened with, one more after each update.
     """
 

@@ -141,7 +141,7 @@ def flush(self) -> dict[str, Any]:
     Returns:
         Counts, and ``queue``, the directory of the samples; empty from a rank that does not capture. To the
         first rank's answer the engine core adds ``drafter`` (version), ``drafter_path`` and ``acceptance``
-        where speculation is adapted.
+        if speculation is adapted.
     """
     found = capture.capture_of(self.model_runner)
     if found is None or found.recorder is None:

@@ -38,7 +38,7 @@ STARTED = "flashpatch_started"
 _MOST_REQUESTS = 1024  # batch sizes that the schedule names; larger ones have the arm of the last
 UNTAUGHT_STEPS = 32  # steps in a row that teach nothing, after which a step with a prompt in it does
 HOLD = 4  # steps for which a choice is kept at least: the first of them verifies the drafts of the one before
-_DEFAULT_DRAFTS = (1, 2, 3, 4, 6, 8, 12, 16)  # numbers of tokens offered as arms where none are named
+_DEFAULT_DRAFTS = (1, 2, 3, 4, 6, 8, 12, 16)  # numbers of tokens offered as arms if none are named
 
 
 def arms_schedule(arms: Iterable[Arm]) -> list[tuple[int, int, int]]:
@@ -74,7 +74,7 @@ class SpecController(Controller):
     Attributes:
         steps: steps that ran; counted: those that taught the bandit. Both since the start.
         listeners: called with (batch size, arm, tokens, seconds) of every step that counts.
-        pending: a call to make before the next step is scheduled, or once all requests are over where the
+        pending: a call to make before the next step is scheduled, or once all requests are over if the
             engine refuses it earlier.
         check: follows acceptance from the first step on, or None.
         on_drafts: called with the `DraftCounts` of every step that verified drafts.

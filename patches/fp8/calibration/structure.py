@@ -2,7 +2,7 @@
 
 A producer is a norm or a linear layer. Its output channels are doubled, following a binary code of their
 number, and every linear layer in the block that sees its input channels doubled after the same code is a
-consumer: the code says which producer channel feeds which of its inputs (not one to one where key-value heads
+consumer: the code says which producer channel feeds which of its inputs (not one to one if key-value heads
 are shared). Doubling is exact in floating point, so the test is equality. An exchange is admitted only if the
 block's output stays the same, to the bit, when the producer is divided and all consumers multiplied: a norm
 that also feeds a router or a residual fails that.

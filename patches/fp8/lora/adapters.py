@@ -50,7 +50,7 @@ class Adapters:
         held: by number.
         error: why the adapters in place are not whole, empty if they are.
         asked: whether an adapter is being sent, not only named by a request.
-        kept: numbers whose removal waits for their successor; None where removals are carried out.
+        kept: numbers whose removal waits for their successor; None if removals are carried out.
     """
 
     def __init__(self, consensus: Consensus) -> None:

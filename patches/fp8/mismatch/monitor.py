@@ -26,7 +26,7 @@ class Batch:
 
     Attributes:
         cap: truncation of the importance weights.
-        precisions: per sample; "" where unknown, None for padding. None: unknown for all.
+        precisions: per sample; "" if unknown, None for padding. None: unknown for all.
         truncated: whether the rollout's logprobs are normalized over fewer tokens than the trainer's.
     """
 

@@ -1,7 +1,7 @@
 """Multiply fp8 matrices on a CPU: weights are decoded a block at a time into a buffer that is reused.
 
 Products of two e4m3 values are exact in float32, and so are the values themselves in bfloat16. What is left
-to choose is the matrix product that torch does fast: bfloat16 where the CPU has instructions for it and there
+to choose is the matrix product that torch does fast: bfloat16 if the CPU has instructions for it and there
 are rows enough, which rounds each sum to bfloat16 once more; float32 elsewhere.
 """
 

@@ -90,7 +90,7 @@ def stream(
         form: ``int8`` or ``fp8``.
         granularity: ``channel`` or ``tensor``.
         profile: what to smooth, and which weights to round.
-        chosen: which weights to round, from name and tensor, where there is no profile to say so.
+        chosen: which weights to round, from name and tensor, if there is no profile to say so.
 
     Yields:
         For a rounded weight its ``q`` under its own name and the scale under ``NAME_scale``, as in a

@@ -58,7 +58,7 @@ class Rounding:
     def prepared(
         self, weights: Iterable[tuple[str, torch.Tensor]], first: bool
     ) -> Iterable[tuple[str, torch.Tensor]]:
-        """A load's weights, smoothed where there is a profile, one at a time.
+        """A load's weights, smoothed if there is a profile, one at a time.
 
         Args:
             weights: name and tensor, whole.

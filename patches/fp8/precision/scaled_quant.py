@@ -29,7 +29,7 @@ def scaled_fp8_quant(
         scale: one element, or [m] or [n] as ``group_shape`` says, or one per group [m / rows, n / columns];
             None to find it.
         num_token_padding: least number of rows of the result; those added are zero.
-        scale_ub: upper bound of the largest absolute value of a token, where scales are found.
+        scale_ub: upper bound of the largest absolute value of a token, if scales are found.
         use_per_token_if_dynamic: find a scale per row [m, 1], not one [1].
         output: where to write, float8_e4m3fn.
         group_shape: (-1, 1) for a scale per column, (1, -1) per row, of a one-dimensional ``scale``.

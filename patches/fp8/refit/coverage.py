@@ -1,4 +1,4 @@
-"""Record exactly which elements of a tensor have been written, without a mask where boxes suffice.
+"""Record exactly which elements of a tensor have been written, without a mask if boxes suffice.
 
 Weight loaders write whole tensors or rectangular slices (one shard of a fused layer, one expert). Each write
 is kept as a box in the tensor's own index space; disjoint boxes add up, so completeness is a sum. Writes that

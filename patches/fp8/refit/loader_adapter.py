@@ -26,7 +26,7 @@ class LoaderAdapter:
         refusal: why this engine cannot be updated at all, or None.
         busy: whether requests are running.
         rounding_error: relative error with which post-processing will round a module that holds fresh values;
-            None if it does not round, or where values came rounded.
+            None if it does not round, or if values came rounded.
         borrows: whether a kernel's handle that ``process`` makes may point into tensors of the module, which then stay
             in memory as long as the handle does; asked at the same time.
         processes: whether ``process`` does anything to a module, asked when the model has just been constructed.

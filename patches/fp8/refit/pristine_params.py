@@ -133,7 +133,7 @@ class PristineParam:
         """Give the staged tensor values if the checkpoint brings none.
 
         Args:
-            running: the tensor of this name in the live layer, used where initial values are not kept.
+            running: the tensor of this name in the live layer, used if initial values are not kept.
             left_out: the update leaves tensors out, which stay what was loaded before.
 
         Raises:

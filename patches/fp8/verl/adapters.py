@@ -1,4 +1,4 @@
-"""Send LoRA adapters to rollouts in processes of their own, where verl sends the base alone."""
+"""Send LoRA adapters to rollouts in processes of their own, for which verl sends the base alone."""
 
 from __future__ import annotations
 

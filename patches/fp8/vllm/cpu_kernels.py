@@ -6,7 +6,7 @@ from __future__ import annotations
 def use() -> None:
     """Put the kernels in for good, in this process; does nothing on another platform.
 
-    An updated engine and a fresh one can be compared to the last bit only where both multiply alike.
+    An updated engine and a fresh one can be compared to the last bit only if both multiply alike.
     """
     import vllm._custom_ops as ops
     from vllm.model_executor.kernels import linear

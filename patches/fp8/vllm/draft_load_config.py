@@ -31,7 +31,7 @@ def on_get_model(
 
 
 def _of_drafter(vllm_config: Any, model_config: Any, load_config: Any) -> Any:
-    """Return the drafter's ``LoadConfig``: the user's where one is set, else never dummies for a pretrained one."""
+    """Return the drafter's ``LoadConfig``: the user's if one is set, else never dummies for a pretrained one."""
     speculative = vllm_config.speculative_config
     if speculative.draft_load_config is not None:
         return load_config or speculative.draft_load_config

@@ -1,4 +1,4 @@
-"""Let an engine core ask its workers after it slept, and refuse to sleep where nothing could bring the weights back."""
+"""Let an engine core ask its workers after it slept, and refuse to sleep if nothing could bring the weights back."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _patch = partial(
     needs=("fp8.vllm.engine_core_init",),
     why="Sleep level 2 discards weights in the workers; an engine core that is not told would schedule on them, and "
     "the worker's own refusal would end it.",
-    how="Asks the workers for their policy before the next step; refuses level 2 where experts span engines, as "
+    how="Asks the workers for their policy before the next step; refuses level 2 if experts span engines, as "
     "updates are refused there.",
     remove_when="vLLM refuses to schedule while an update is open or has failed, and resets its caches at commit.",
 )

@@ -105,7 +105,7 @@ PATCH = Patch(
     why="After post-processing, vLLM's parameters have lost their loaders, shapes and names: a second load "
     "fails or writes into the wrong layout.",
     how="Records every parameter and buffer, and the Python state around it, as the constructor made it, and "
-    "routes the model's load_weights through an update; where the precision needs it, rounds bf16 values "
+    "routes the model's load_weights through an update; if the precision needs it, rounds bf16 values "
     "before the loaders of 8-bit parameters.",
     upstream="vllm/model_executor/model_loader/reload records metadata too, but not state outside parameters.",
     remove_when="vLLM's own reload is exact for tied, MoE and int8 models and for buckets that cut a fused layer.",

@@ -47,7 +47,7 @@ PATCH = Patch(
     ),
     evidence="install",
     scope=frozenset({"worker"}),
-    why="torch's fp8 product is slow on CPUs, by a factor of ten, or of thousands where oneDNN takes its "
+    why="torch's fp8 product is slow on CPUs, by a factor of ten, or of thousands if oneDNN takes its "
     "reference kernel (CPUs with AMX); vLLM's own AMX kernel for one scale per tensor fails.",
     how="Puts a kernel for CPUs before vLLM's: weights stay in fp8 and are decoded exactly, by integer shifts, "
     "into a buffer that all layers share. vLLM's register_linear_kernel would put it last.",

@@ -20,7 +20,7 @@ def has_cpu_kernel() -> bool:
 
 
 def on_scaled_fp8_quant(original: Any, input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Around ``scaled_fp8_quant``: torch's arithmetic where there is no kernel."""
+    """Around ``scaled_fp8_quant``: torch's arithmetic if there is no kernel."""
     if not input.is_cpu or has_cpu_kernel():
         return original(input, *args, **kwargs)
     from flashpatch.patches.fp8.precision.scaled_quant import scaled_fp8_quant

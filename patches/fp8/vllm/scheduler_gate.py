@@ -184,7 +184,7 @@ class SchedulerGate:
             core.set_weight_version(self.weight_version)
 
     def _abort(self, core: Any, requests: list[str]) -> None:
-        """Abort ``requests`` and notify their clients: at once, or with the next step where there is no queue."""
+        """Abort ``requests`` and notify their clients: at once, or with the next step if there is no queue."""
         outputs = _finish(core, requests, "ABORT") if requests else {}
         queue = getattr(core, "output_queue", None)
         if queue is None:

@@ -24,7 +24,7 @@ def without_target(reports: list[list[Policy]]) -> str:
 
 
 def agreed(reports: list[list[Policy]], role: str) -> tuple[int, str]:
-    """Return the version that all ranks hold of one model, 0 where none has it, and why it may not be used."""
+    """Return the version that all ranks hold of one model, 0 if none has it, and why it may not be used."""
     held = [
         (rank, policy) for rank, policies in enumerate(reports) for policy in policies if policy.role == role
     ]

@@ -1,6 +1,6 @@
 """Follow the LoRA adapters of vLLM's engines.
 
-A group of its own: where vLLM's code for LoRA has changed, engines without adapters are updated as before.
+A group of its own: if vLLM's code for LoRA has changed, engines without adapters are updated as before.
 """
 
 from __future__ import annotations

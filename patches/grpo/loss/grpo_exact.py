@@ -1,7 +1,7 @@
 r"""Compute a GRPO loss whose gradient does not depend on how the batch was divided.
 
 Per token minus advantage times log-probability (GRPO, Shao et al. 2024, equations 19 and 20; async-grpo's
-``grpo_loss.py``), or the clipped ratio where the batch is off-policy. Tokens are weighted, summed, and
+``grpo_loss.py``), or the clipped ratio if the batch is off-policy. Tokens are weighted, summed, and
 divided by counts of the *whole* batch, over all micro-batches and ranks. Data-parallel wrappers (FSDP, DDP)
 average gradients over ranks, so that the sum is multiplied with their number. What is then accumulated over
 micro-batches and averaged over ranks equals one backward through the whole batch, for any split.
@@ -47,7 +47,7 @@ class Clip:
 
     Attributes:
         low, high: the ratio is clipped to [1 - low, 1 + high] (PPO, Schulman et al. 2017).
-        dual: ratios above this count as this where the advantage is negative (Ye et al. 2019); None for no
+        dual: ratios above this count as this if the advantage is negative (Ye et al. 2019); None for no
             bound.
     """
 
@@ -182,7 +182,7 @@ def aggregate(
 
 
 def _surrogate(new, old, gain, clip: Clip | None, sums: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Return minus advantage times ratio, clipped where that makes it larger (the pessimistic bound)."""
+    """Return minus advantage times ratio, clipped if that makes it larger (the pessimistic bound)."""
     log_ratio = new - old
     sums["log_ratio"] = -log_ratio.detach().sum()
     # exp(20) is far beyond any clip; without a bound a single token could overflow.

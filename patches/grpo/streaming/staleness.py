@@ -19,7 +19,7 @@ def ages(tag: Mapping[str, Any], extra: Mapping[str, Any] | None, step: int) -> 
     """Count a sample's generated tokens by age.
 
     Args:
-        tag: verl's tag of the sample, with the version of its first token; all tokens count as that old where nothing
+        tag: verl's tag of the sample, with the version of its first token; all tokens count as that old if nothing
             more is known.
         extra: the sample's extra fields, with the version of each part under `token_versions.KEY`.
         step: number of the training step.

@@ -60,7 +60,7 @@ class StreamWorker(DetachActorWorker):
 
         Returns:
             ``log_probs`` and ``entropy`` of the policy, jagged [samples, prompt and response], and the reference's
-            ``ref_log_prob``, jagged [samples, response], where it is wanted; None for a filler.
+            ``ref_log_prob``, jagged [samples, response], if it is wanted; None for a filler.
         """
         if self._open is None:
             self._open = _OpenStep(self, tu.get(data, CORRECTION))

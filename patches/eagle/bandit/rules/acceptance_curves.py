@@ -1,6 +1,6 @@
 """Compute the tokens that a request gains under each arm from one number, the drafter's level.
 
-The *level* is the log odds that a draft is accepted where those before it were. It is kept on a grid, so that
+The *level* is the log odds that a draft is accepted if those before it were. It is kept on a grid, so that
 tokens are looked up, not computed.
 """
 

@@ -35,7 +35,7 @@ class Rule(ABC):
     hold = 1
     """Steps for which the policy keeps a choice."""
     best = 0.0
-    """Tokens per second of the best allowed arm as the last `choose` estimated them; 0 where nothing is
+    """Tokens per second of the best allowed arm as the last `choose` estimated them; 0 if nothing is
     known."""
 
     def __init__(self, setting: Setting) -> None:
@@ -52,7 +52,7 @@ class Rule(ABC):
 
     @abstractmethod
     def rates(self, bucket: int) -> Sequence[float]:
-        """Return the estimated tokens per second of each arm in a bucket, 0 where nothing is known."""
+        """Return the estimated tokens per second of each arm in a bucket, 0 if nothing is known."""
 
     def refresh(self) -> None:  # noqa: B027
         """Trust less what was seen of the drafter, which has changed. Does nothing unless a rule can use

@@ -1,4 +1,4 @@
-"""Warn of truncated sampling where importance ratios are used, and measure the probability that it keeps.
+"""Warn of truncated sampling if importance ratios are used, and measure the probability that it keeps.
 
 Under top-p, top-k or min-p a token is drawn from the kept set K of its position, from the rollout's policy
 normalized over K. That is what processed logprobs are of, while the trainer's are over the whole vocabulary. So the

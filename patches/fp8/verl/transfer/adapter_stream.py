@@ -1,8 +1,8 @@
-"""Send a LoRA adapter, and where needed its base, through verl's checkpoint engines in one stream of tensors.
+"""Send a LoRA adapter, and if needed its base, through verl's checkpoint engines in one stream of tensors.
 
 A checkpoint engine carries names and tensors alone, so the adapter's configuration travels as a tensor of bytes whose name
 is no parameter's: one before the base, one before the adapter. They cut the stream into the calls of
-``ServerAdapter.update_weights`` that verl makes itself where trainer and rollout share a process.
+``ServerAdapter.update_weights`` that verl makes itself if trainer and rollout share a process.
 """
 
 from __future__ import annotations
