@@ -9,12 +9,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
+HELPERS = ("_proof", "_equal")
+"""Functions of a probe that make a proof; what it says is their first argument."""
+
 
 def patterns(module: ModuleType) -> Iterator[re.Pattern[str]]:
-    """Yield what each ``Proof(...)`` of a module says, with what varies left open; those that report a failed run not."""
+    """Yield what each ``Proof(...)`` of a module says, or a helper's call that makes one (`HELPERS`), with what varies
+    left open; those that report a failed run not."""
     for node in ast.walk(ast.parse(inspect.getsource(module))):
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Proof":
-            _, what, ok, *_ = node.args
+        name = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
+        if name == "Proof" or name in HELPERS:
+            what, ok, *_ = node.args[name == "Proof" :]
             if not (isinstance(ok, ast.Constant) and ok.value is False):
                 yield re.compile(_pattern(what))
 
@@ -24,6 +29,8 @@ def _pattern(what: ast.expr) -> str:
         return re.escape(what.value)
     if isinstance(what, ast.JoinedStr):
         return "".join(_pattern(part) if isinstance(part, ast.Constant) else ".+" for part in what.values)
+    if isinstance(what, ast.IfExp):
+        return f"(?:{_pattern(what.body)}|{_pattern(what.orelse)})"
     return ".+"
 
 

@@ -56,8 +56,11 @@ def _weigh(seen: Mapping[str, Any], seconds: float) -> list[Proof]:
         _equal("the loss is the paper's, computed in float64 without verl", seen["loss"], seen["paper_loss"]),
     ]
     if learned:
-        what = "log Z is that of the prompts' mean last hidden states"
-        proofs.append(_equal(what, seen["log_z"], seen["paper_log_z"]))
+        proofs.append(
+            _equal(
+                "log Z is that of the prompts' mean last hidden states", seen["log_z"], seen["paper_log_z"]
+            )
+        )
     pairs = list(zip(seen["advantages"], seen["paper_advantages"], strict=True))
     furthest = max(pairs, key=lambda pair: abs(pair[0] - pair[1]))
     proofs.append(_equal("the driver's advantages are what reward and log_z say", *furthest))
