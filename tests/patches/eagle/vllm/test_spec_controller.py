@@ -12,7 +12,7 @@ from flashpatch.patches.eagle import FAMILY
 from flashpatch.patches.eagle.bandit.arm import Arm
 from flashpatch.patches.eagle.vllm.spec_controller import (
     HOLD,
-    PATIENCE,
+    UNTAUGHT_STEPS,
     BanditLookup,
     SpecController,
     arms_schedule,
@@ -135,7 +135,7 @@ def test_prompts_in_every_step_do_not_keep_the_bandit_on_one_arm():
         controller.step_finished(started, scheduled, output)
         verified = count
         seen.add(count)
-    assert len(seen) > 1 and controller.counted >= 2000 // (PATIENCE + 1) // 2
+    assert len(seen) > 1 and controller.counted >= 2000 // (UNTAUGHT_STEPS + 1) // 2
     late = [arm.steps for arm in controller.recent]
     assert sum(count == 4 for count in late) > 0.5 * len(late), "where every draft is accepted"
 
