@@ -80,37 +80,6 @@ def test_the_target_is_the_tilted_reference(exact, world, beta, length):
         assert torch.allclose(target, world.tilted(beta))
 
 
-def test_what_is_right(exact):
-    worlds = exact.worlds
-    assert int(worlds.expressions().right.sum()) == 110
-    strings = worlds.strings()
-    assert len(worlds.STRINGS) == 510 and int(strings.right.sum()) == 60
-    assert [t for t, right in zip(worlds.STRINGS, strings.right[0].tolist()) if right] == [
-        t for t in worlds.STRINGS if t == t[::-1]
-    ]
-
-
-def test_a_policy_starts_as_the_reference(exact, world):
-    with torch.no_grad():
-        log_prob, entropy = policy(exact, world).answers()
-    assert torch.allclose(log_prob.sum(-1), world.reference.sum(-1).expand(2, -1, -1))
-    assert torch.allclose(
-        log_prob.sum(-1).exp().sum(-1), torch.ones(2, len(world.reward), dtype=log_prob.dtype)
-    )
-    assert bool((entropy >= 0).all()) and float(entropy.max()) > 0
-
-
-def test_a_mean_over_tokens_prefers_long_answers(exact):
-    """The targets differ where lengths do: the same reward, and more of the longer answer than the reference."""
-    world = exact.worlds.strings()
-    at = [exact.worlds.STRINGS.index(text) for text in ("aa", "aaaaaaaa")]
-    reference, mean, summed = (
-        p[0, at] for p in (world.reference.sum(-1).exp(), world.target(1.0, "mean"), world.tilted(1.0))
-    )
-    assert summed[1] / summed[0] == pytest.approx(float(reference[1] / reference[0]))
-    assert mean[1] / mean[0] > 2 * reference[1] / reference[0]
-
-
 def picked(exact, world, method, learner, seed=0):
     """Samples of the policy, and its log-probabilities of them with gradient."""
     tokens = learner.answers()[0].detach()
@@ -175,24 +144,6 @@ def test_the_loss_has_the_gradient_of_the_formula(exact, length, log_z):
         assert torch.allclose(learner.log_z_table.grad[0], table, rtol=1e-9)
     else:
         assert learner.log_z_table.grad is None
-
-
-@pytest.mark.parametrize("length", ["mean", "sum"])
-def test_with_the_groups_mean_as_log_z_it_is_reinforce_with_kl_in_the_reward(exact, length):
-    """On samples of the policy itself: the same direction, and 2 beta / |y| times the length."""
-    world = small(exact)
-    tokens = 3 if length == "mean" else 1
-    flowrl = exact.methods.Method("", beta=2.0, length=length, log_z="mean", reward="raw")
-    reinforce = exact.methods.Method("", kind="reinforce", beta=2.0 * tokens)
-    gradients = []
-    for method in (flowrl, reinforce):
-        learner = exact.policies.Table(world, 1)
-        with torch.no_grad():
-            learner.logits += torch.randn(learner.logits.shape, generator=torch.Generator().manual_seed(1))
-        which, samples = picked(exact, world, method, learner)
-        exact.methods.loss(method, samples, *learner.chosen(which), learner.log_z()).sum().backward()
-        gradients.append(learner.logits.grad)
-    assert torch.allclose(gradients[0], 2 * 2.0 / tokens * gradients[1], rtol=1e-9, atol=1e-12)
 
 
 def test_measures_by_hand(exact):
@@ -277,16 +228,3 @@ def test_a_table_and_a_page_are_made_of_results(exact, tmp_path):
     pytest.importorskip("matplotlib")
     compare.finish({tmp_path / "page.png": found})
     assert (tmp_path / "page.png").stat().st_size > 20_000 and (tmp_path / "page.json").exists()
-
-
-def test_a_row_is_told_at_its_best_learning_rate(exact):
-    def result(name, rewards, numbers):
-        return {"method": {"name": name}, "curves": {"reward": [rewards] * 2, "effective": [numbers] * 2}}
-
-    slow = result("a @ 0.01", [0.2, 0.5], [9.0, 8.0])
-    good = result("a @ 0.03", [0.2, 1.0], [9.0, 5.0])
-    fast = result("a @ 0.1", [0.2, 1.0], [9.0, 1.0])
-    assert exact.report.best_rates([slow, good, fast]) == [good]
-    assert exact.report.best_rates([slow]) == [slow]
-    assert exact.report.at_level(good) == pytest.approx([9 - 4 * 0.7 / 0.8] * 2)
-    assert exact.report.interval([1.0, 3.0]) == pytest.approx((2.0, 12.71))

