@@ -1,7 +1,8 @@
 """A throw-away framework and throw-away patch families, each scenario in a process of its own.
 
 The framework is a package ``fakefw`` owned by a distribution ``fakefw-cpu``, so that versions resolve as they
-do for vLLM; families join through the entry-point group, as an installed package's would.
+do for vLLM; families join through the entry-point group, as an installed package's would. A process is forked from an
+interpreter that has imported what FlashPatch takes from the standard library, and nothing of FlashPatch.
 """
 
 from __future__ import annotations
@@ -14,7 +15,36 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import warm
 from machine import limit
+
+IMPORTED = (
+    *(
+        "ast",
+        "csv",
+        "dataclasses",
+        "difflib",
+        "email.message",
+        "hashlib",
+        "inspect",
+        "json",
+        "logging",
+        "platform",
+    ),
+    *(
+        "random",
+        "shutil",
+        "subprocess",
+        "sysconfig",
+        "tempfile",
+        "textwrap",
+        "tomllib",
+        "traceback",
+        "typing",
+        "zipfile",
+    ),
+    *("importlib.metadata", "importlib.resources", "packaging.requirements", "packaging.version"),
+)
 
 CORE = '''
 import functools
@@ -141,25 +171,26 @@ class World:
         lines = "".join(f"{name.lower()} = toys:{name}\n" for name in chosen)
         self.distribution("toys", "1.0", {"entry_points.txt": f"[flashpatch.patches]\n{lines}"})
 
-    def run(self, code: str, *, fails: bool = False, **env: str) -> subprocess.CompletedProcess[str]:
-        """Run ``code`` in a new process, which must succeed unless it ``fails``."""
+    def run(
+        self, code: str, *, fails: bool = False, anew: bool = False, **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run ``code`` in a process of its own, which must succeed unless it ``fails``; ``anew``: in a new interpreter."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("FLASHPATCH", "VLLM_"))}
         path = os.pathsep.join(filter(None, (str(self.site), kept.get("PYTHONPATH"))))
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(code)],
-            env={
-                **kept,
-                "PYTHONPATH": path,
-                "FLASHPATCH_LEDGER": str(self.ledger),
-                "FLASHPATCH_CACHE": str(self.cwd.parent / "cache"),
-                **env,
-            },
-            cwd=self.cwd,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=limit(120),
-        )
+        own = {"FLASHPATCH_LEDGER": str(self.ledger), "FLASHPATCH_CACHE": str(self.cwd.parent / "cache")}
+        env = {**kept, "PYTHONPATH": path, **own, **env}
+        arguments = ["-c", textwrap.dedent(code)]
+        if anew:
+            done = subprocess.run(
+                [sys.executable, *arguments],
+                env=env,
+                cwd=self.cwd,
+                capture_output=True,
+                text=True,
+                timeout=limit(120),
+            )
+        else:
+            done = warm.run(IMPORTED, arguments, env=env, cwd=self.cwd, timeout=limit(120))
         assert (done.returncode != 0) == fails, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 

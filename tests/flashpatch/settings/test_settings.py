@@ -37,7 +37,7 @@ except flashpatch.PatchError as error:
     )
 
 
-@pytest.mark.parametrize("value", ["os.system", "toys:FAMILY", "fakefw.core", "toys", "../toy", "toy;os"])
+@pytest.mark.parametrize("value", ["os.system", "toys:FAMILY", "../toy"])
 def test_environment_and_config_name_patches_and_nothing_else(toys, value):
     toys.module("../cwd/flashpatch.toml", f'enable = ["{value}"]\n')
     code = """
@@ -178,23 +178,27 @@ def test_without_names_and_config_it_is_fp8(toys):
     """)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("enabled = []", "unknown key 'enabled'"),
-        ("[toi]\nbits = 4", "Did you mean 'toy'?"),
-        ("[toy8]\nbits = 4", "unknown key 'toy8'"),
-        ("toy = 4", "Write a table: [toy]"),
-        ("[toy]\nbit = 4", "Did you mean 'bits'?"),
-        ("[toy]\nbits = 5", "one of [4, 8, 16]"),
-        ('enable = "toy"', "Give a list of names"),
-        ("strict = 1", "Give true or false"),
-        ("= 1", "cannot read config"),
-    ],
-)
-def test_wrong_config(toys, text, message):
-    toys.module("../cwd/flashpatch.toml", text)
-    toys.run(REFUSED + f"assert {message!r} in refused('toy'), refused('toy')\n")
+def test_wrong_config(toys):
+    wrong = {
+        "enabled = []": "unknown key 'enabled'",
+        "[toi]\nbits = 4": "Did you mean 'toy'?",
+        "[toy8]\nbits = 4": "unknown key 'toy8'",
+        "toy = 4": "Write a table: [toy]",
+        "[toy]\nbit = 4": "Did you mean 'bits'?",
+        "[toy]\nbits = 5": "one of [4, 8, 16]",
+        'enable = "toy"': "Give a list of names",
+        "strict = 1": "Give true or false",
+        "= 1": "cannot read config",
+    }
+    toys.run(
+        REFUSED
+        + f"""
+for text, message in {wrong!r}.items():
+    with open("flashpatch.toml", "w") as file:
+        file.write(text)
+    assert message in refused("toy"), refused("toy")
+"""
+    )
 
 
 def test_named_config_that_is_missing(toys):
@@ -231,10 +235,7 @@ def test_resolved_data_serves_workers_in_another_directory(toys):
     "text",
     [
         "{",
-        "[]",
-        '{"from": "toy"}',
         '{"from": "toy", "names": 3, "options": {}, "strict": false}',
-        '{"from": "toy", "names": ["toy"], "options": {"toy": 3}, "strict": false}',
         '{"from": "toy", "names": ["toy"], "options": {"toy": {"bits": 5}}, "strict": false}',
     ],
 )
