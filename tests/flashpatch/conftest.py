@@ -18,34 +18,6 @@ import pytest
 import warm
 from machine import limit
 
-IMPORTED = (
-    *(
-        "ast",
-        "csv",
-        "dataclasses",
-        "difflib",
-        "email.message",
-        "hashlib",
-        "inspect",
-        "json",
-        "logging",
-        "platform",
-    ),
-    *(
-        "random",
-        "shutil",
-        "subprocess",
-        "sysconfig",
-        "tempfile",
-        "textwrap",
-        "tomllib",
-        "traceback",
-        "typing",
-        "zipfile",
-    ),
-    *("importlib.metadata", "importlib.resources", "packaging.requirements", "packaging.version"),
-)
-
 CORE = '''
 import functools
 
@@ -190,7 +162,7 @@ class World:
                 timeout=limit(120),
             )
         else:
-            done = warm.run(IMPORTED, arguments, env=env, cwd=self.cwd, timeout=limit(120))
+            done = warm.run(warm.PLAIN, arguments, env=env, cwd=self.cwd, timeout=limit(120))
         assert (done.returncode != 0) == fails, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 

@@ -22,6 +22,40 @@ from json import dumps
 from pathlib import Path
 from typing import IO
 
+#: What FlashPatch and its commands take from elsewhere: for processes without a framework.
+PLAIN = (
+    *(
+        "argparse",
+        "ast",
+        "csv",
+        "dataclasses",
+        "difflib",
+        "email.message",
+        "hashlib",
+        "inspect",
+        "json",
+        "logging",
+    ),
+    *(
+        "platform",
+        "random",
+        "shutil",
+        "subprocess",
+        "sysconfig",
+        "tempfile",
+        "textwrap",
+        "tomllib",
+        "traceback",
+    ),
+    *(
+        "typing",
+        "zipfile",
+        "importlib.metadata",
+        "importlib.resources",
+        "packaging.requirements",
+        "packaging.version",
+    ),
+)
 #: Modules worth importing once, by the framework a process is about.
 VLLM = (
     "vllm",

@@ -2,11 +2,11 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import warm
 from machine import limit
 
 ENGINE = """
@@ -87,14 +87,8 @@ def run(site: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess
     def run(*arguments: str, **env: str) -> subprocess.CompletedProcess:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("FLASHPATCH")}
         given = {"PYTHONPATH": str(site), "FLASHPATCH_LEDGER": str(tmp_path / "ledger"), "NO_COLOR": "1"}
-        return subprocess.run(
-            [sys.executable, *arguments],
-            env={**inherited, **given, "TMPDIR": str(tmp_path), **env},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=limit(120),
-        )
+        env = {**inherited, **given, "TMPDIR": str(tmp_path), **env}
+        return warm.run(warm.PLAIN, arguments, env=env, cwd=tmp_path, timeout=limit(120))
 
     return run
 

@@ -9,7 +9,7 @@ TEXT = "import sys; from flashpatch.cli import main; sys.exit(main(['doctor']))"
 
 
 def diagnosis(world, fails: bool = False, **env: str) -> dict:
-    return json.loads(world.run(DOCTOR, fails=fails, **env).stdout)
+    return json.loads(world.run(DOCTOR, fails=fails, anew=True, **env).stdout)
 
 
 def name(found: dict, wanted: str) -> dict:
@@ -72,12 +72,12 @@ def test_without_the_front_door_workers_may_stay_unpatched(toys, plugins, remedy
         print([(one.what, one.remedy) for one in surroundings.conflicts()])
     """
     env = {} if plugins is None else {"VLLM_PLUGINS": plugins}
-    printed = toys.run(code, **env).stdout
+    printed = toys.run(code, anew=True, **env).stdout
     assert remedy in printed and printed.count("flashpatch.pth") == 1
 
 
 def test_it_fits_one_screen_and_imports_no_framework(toys) -> None:
     code = TEXT.replace("sys.exit(main(['doctor']))", "main(['doctor']); print('fakefw' in sys.modules)")
-    lines = toys.run(code).stdout.splitlines()
+    lines = toys.run(code, anew=True).stdout.splitlines()
     assert lines.pop() == "False"
     assert len(lines) < 30 and lines[0].startswith("FlashPatch ")
