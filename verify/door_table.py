@@ -67,6 +67,7 @@ VLLM: tuple[Door, ...] = (
             f"{_TRANSFER}m2n_engine:M2NWeightTransferEngine.receive_weights",
             f"{_TRANSFER}sharded_rdt_engine:ShardedRDTWeightTransferEngine._bake",
             f"{_TRANSFER}sharded_rdt_engine:ShardedRDTWeightTransferEngine._run_quant",
+            f"{_TRANSFER}sharded_rdt_trainer:_RDTProducerServer._pack_shared",
             f"{_LOADER}checkpoint_weight_patch:_load_nan_masked_weights",
             f"{_LOADER}checkpoint_weight_patch:_load_weight_chunk",
         ),
@@ -111,6 +112,11 @@ VLLM: tuple[Door, ...] = (
         "followed",
         "an adapter is staged, checked and put in place on all ranks or on none (`fp8.vllm_lora.add_adapter`); an engine that has "
         "what is not tested beside adapters refuses updates of its base",
+    ),
+    Door(
+        ("lora.layers.vocal_parallel_embedding:VocabParallelEmbeddingWithLoRA.create_lora_weights",),
+        "cannot",
+        "while a model with adapters is opened: the layer gets room for them",
     ),
     Door(
         ("lora.layers.base:BaseLayerWithLoRA.load_weights",),
@@ -180,6 +186,7 @@ VLLM: tuple[Door, ...] = (
         (
             f"{_LOADER}weight_utils:composed_weight_loader.composed_loader",
             f"{_LOADER}weight_utils:default_weight_loader",
+            f"{_LOADER}weight_utils:load_attention_sink",
         ),
         "followed",
         "loaders of single parameters, which `load_weights` calls; within an update they write into staged tensors",

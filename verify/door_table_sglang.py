@@ -76,6 +76,7 @@ SGLANG: tuple[Door, ...] = (
             "entrypoints.engine:Engine.update_weights_from_ipc",
             "entrypoints.http_server:update_weights_from_ipc",
             "checkpoint_engine.checkpoint_engine_worker:SGLangCheckpointEngineWorkerExtension.update_weights_from_ipc",
+            "checkpoint_engine.checkpoint_engine_worker:SGLangCheckpointEngineWorkerExtensionImpl.get_model_loader",
             "checkpoint_engine.checkpoint_engine_worker:SGLangCheckpointEngineWorkerExtensionImpl.get_post_hook",
         ),
         "refused",
@@ -212,6 +213,16 @@ SGLANG: tuple[Door, ...] = (
         ("managers.cache_controller:CacheOperation.__init__",),
         "cannot",
         "`data` is an attribute of an operation on the KV cache there",
+    ),
+    Door(
+        (
+            "model_executor.cuda_graph_buffer_registry:_grouped_foreach_copy_",
+            "model_executor.cuda_graph_buffer_registry:_grouped_foreach_copy_._foreach_copy",
+            "model_executor.cuda_graph_runner:_grouped_foreach_copy_.foreach_copy",
+            "model_executor.runner_utils.buffers:_grouped_foreach_copy_.foreach_copy",
+        ),
+        "cannot",
+        "they fill the inputs of captured graphs",
     ),
 )
 

@@ -56,6 +56,12 @@ _SGLANG_LOADS = _LOADS | {
     "update_expert_weights_single_layer",
     "update_weights_from_ipc",
 }
+_LOADS_A_MODEL = frozenset({"load_weights", "load_state_dict"})
+"""They may also be handed on and called elsewhere."""
+_BY_NAME = {"getattr": _LOADS_A_MODEL, "setattr": _LOADS_A_MODEL | {"data"}}
+_IN_PLACE = re.compile("(?!__)[a-z_]+[a-z]_")
+_RECEIVES = frozenset({"broadcast", "irecv", "recv"})
+_WRITES_ARGUMENTS = frozenset({"_foreach_copy_", "swap_tensors"})
 _BACKEND = re.compile(r'WeightTransferEngineFactory\.register_engine\(\s*"([^"]+)"')
 
 
@@ -100,18 +106,18 @@ def page() -> str:
         "Every function of an engine that can write weights after they were loaded, and what becomes of it while `fp8`, `int8` or",
         "`bf16` is on. Written by `python -m flashpatch.verify.doors` from `verify/door_table.py` and `verify/door_table_sglang.py`;",
         "a test reads the installed engine's source and fails when it has one that is not listed. Models and layers are left out:",
-        "they are loaded through `load_weights`.",
+        "they are loaded through `load_weights`. A parameter is known by its name (`param`, `parameter`, `weight`) or by `.data`: what",
+        "writes to one under another name alone is not found.",
         "",
         "## vLLM",
         "",
-        "Checked on the sources of vLLM 0.24, 0.28, 0.30, 0.32 and 0.33.",
+        "Checked on the sources of vLLM 0.24, 0.27, 0.31, 0.32 and 0.33.",
         "",
         *_rows(door_table.VLLM),
         "",
         "## SGLang",
         "",
-        "Checked on the sources of SGLang 0.5.12, 0.5.16, 0.5.19, 0.5.21, 0.5.22 and 0.5.23, names below `sglang.srt`. Those between",
-        "0.5.12 and 0.5.21 are no target of FlashPatch: what is said holds for 0.5.12 and from 0.5.21 on.",
+        "Checked on the sources of SGLang 0.5.12, 0.5.21 and 0.5.23, names below `sglang.srt`.",
         "",
         *_rows(door_table_sglang.SGLANG),
     ]
@@ -158,21 +164,37 @@ def _writers(node: ast.AST, loads: frozenset[str] = _LOADS, path: tuple[str, ...
 
 
 def _writes(node: ast.AST, loads: frozenset[str]) -> bool:
-    if isinstance(node, ast.Assign):
-        return any(isinstance(target, ast.Attribute) and target.attr == "data" for target in node.targets)
-    if not isinstance(node, ast.Call):
-        return False
-    called = node.func
+    if isinstance(node, ast.Assign | ast.AugAssign):
+        return any(
+            _is_parameter(target) and not isinstance(target, ast.Name)
+            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        )
+    if isinstance(node, ast.Attribute):
+        return node.attr in _LOADS_A_MODEL and isinstance(node.ctx, ast.Load)
+    return isinstance(node, ast.Call) and _call_writes(node, loads)
+
+
+def _call_writes(node: ast.Call, loads: frozenset[str]) -> bool:
+    called, given = node.func, node.args
     if isinstance(called, ast.Name):
-        return called.id in loads
+        named = given[1].value if len(given) > 1 and isinstance(given[1], ast.Constant) else None
+        return called.id in loads or named in _BY_NAME.get(called.id, ())
     if not isinstance(called, ast.Attribute):
         return False
-    if called.attr in ("copy_", "zero_", "fill_"):
-        owner = called.value
-        return (isinstance(owner, ast.Attribute) and owner.attr == "data") or (
-            isinstance(owner, ast.Name) and owner.id in ("param", "parameter", "weight")
-        )
-    return called.attr in loads
+    if called.attr in _RECEIVES:
+        return any(isinstance(one, ast.Attribute) and one.attr == "data" for one in given)
+    if called.attr in loads or called.attr in _WRITES_ARGUMENTS:
+        return True
+    return bool(_IN_PLACE.fullmatch(called.attr)) and _is_parameter(called.value)
+
+
+def _is_parameter(node: ast.expr) -> bool:
+    """Whether an expression is a parameter, by its name, or its ``data``, or items of these; items of ``self.data`` are those
+    of a table."""
+    whole = node.value if isinstance(node, ast.Subscript) else node
+    if isinstance(whole, ast.Attribute):
+        return whole.attr == "data" and (whole is node or ast.unparse(whole) != "self.data")
+    return isinstance(whole, ast.Name) and whole.id in ("param", "parameter", "weight")
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -64,6 +64,49 @@ def test_what_a_version_grows_is_found(tmp_path: Path) -> None:
     }
 
 
+WRITES = (
+    "param.copy_(x)",
+    "param[:2] = x",
+    "p.data = x",
+    "p.data[:] = x",
+    "p.data += x",
+    "p.data.mul_(x)",
+    "p.data.copy_(x)",
+    "param.set_(x)",
+    "torch.utils.swap_tensors(p, x)",
+    "torch._foreach_copy_([p], [x])",
+    "torch.distributed.broadcast(p.data, 0)",
+    "setattr(p, 'data', x)",
+    "getattr(model, 'load_weights')(x)",
+    "load = model.load_weights",
+    "pool.submit(model.load_weights, x)",
+)
+READS = (
+    "x = param[0]",
+    "x = p.data",
+    "buffer.copy_(param)",
+    "self.data['n'] = x",
+    "self.name = param",
+    "param = x",
+)
+
+
+def test_each_way_to_write_a_parameter_is_found_and_reading_one_is_not(tmp_path: Path) -> None:
+    sources = {
+        f"v1/worker/{name}.py": "\n".join(
+            f"def f{number}(p, param, x, model, pool):\n    {code}" for number, code in enumerate(forms)
+        )
+        for name, forms in (("write", WRITES), ("read", READS))
+    }
+    for name in ("worker_base", "gpu_worker", "cpu_worker"):
+        sources[f"v1/worker/{name}.py"] = ""
+    for name, text in sources.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = doors.unnamed(doors.of_vllm(tmp_path))
+    assert found == {f"v1.worker.write:f{number}" for number in range(len(WRITES))}
+
+
 def test_what_a_version_of_sglang_grows_is_found(tmp_path: Path) -> None:
     sources = {
         "managers/scheduler.py": "class Scheduler:\n    def a(self):\n        self.d = TypeBasedDispatcher([\n"
