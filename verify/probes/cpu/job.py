@@ -72,7 +72,7 @@ def main() -> None:
     seen["platform"], seen["rollout"] = get_platform().device_name, rollout_engine()
     seen["engine"] = EngineRegistry.get_engine_cls("language_model", "fsdp2").__name__
     if rank == 0:
-        seen["refused"] = refused()
+        seen["refused"] = [refused(), refused()]
 
     distributed.initialize_global_process_group_ray(timeout_second=120)
     half = rows().chunk(2)[rank]

@@ -10,11 +10,20 @@ from typing import Any
 
 from flashpatch.proof import Proof
 from flashpatch.verify import processes
+from flashpatch.verify.probes import calls
 from flashpatch.verify.processes import Command
 
 RANKS = 2
 _TIMEOUT = 300.0  # seconds for both ranks together
 _SGLANG = {"SGLANG_USE_CPU_ENGINE": "1"}  # as the family sets it for a job whose rollouts are SGLang's
+_TAKEN = {
+    "cpu.verl": (
+        "validate_config",
+        "initialize_global_process_group_ray",
+        "fsdp2_sharded_save_to_cpu",
+    ),
+    "cpu.torch": ("check_module_states_for_sync_module_states", "fsdp_param_init", "init_core_state"),
+}
 _CLOSE = 1e-6  # largest difference of weights after one step
 
 
@@ -34,7 +43,10 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     if problem:
         return [Proof("cpu", "two ranks start as verl's trainers do", False, problem, seconds)]
     seen = [json.loads((workdir / f"seen-{rank}.json").read_text()) for rank in range(RANKS)]
-    return _weigh(seen, seconds)
+    return [
+        *_weigh(seen, seconds),
+        *(calls.counted(nonce, of, {"trainer": taken}) for of, taken in _TAKEN.items()),
+    ]
 
 
 def _weigh(seen: list[Mapping[str, Any]], seconds: float) -> list[Proof]:
@@ -53,8 +65,8 @@ def _weigh(seen: list[Mapping[str, Any]], seconds: float) -> list[Proof]:
         Proof(
             "cpu",
             "a critic with LoRA is refused by name",
-            "critic.model.lora_rank=8" in first["refused"],
-            "PatchError before anything started" if first["refused"] else "it was accepted",
+            all("critic.model.lora_rank=8" in error for error in first["refused"]),
+            f"{sum(map(bool, first['refused']))} of {len(first['refused'])} times, before anything started",
         ),
     ]
     for kind in ("fsdp", "fsdp2"):

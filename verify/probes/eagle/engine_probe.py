@@ -11,17 +11,16 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from flashpatch import ledger
 from flashpatch.patches.eagle.capture import sample_queue
 from flashpatch.proof import Proof
 from flashpatch.settings import child_env, selections
-from flashpatch.verify import due, processes
+from flashpatch.verify import processes
+from flashpatch.verify.probes import calls
 from flashpatch.verify.probes.eagle.rounds import prompts
 from flashpatch.verify.processes import Command
 
@@ -55,7 +54,7 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     return [
         _proof("an engine opens and generates", "", rounds, seen["seconds"]["opened"]),
         *_judge(workdir, seen, notes),
-        _called(nonce, name, engine.MORE),
+        calls.counted(nonce, f"eagle.{name}", engine.MORE),
         *(verl_sglang_probe.probe(workdir) if verl_sglang_probe.is_due() else ()),
     ]
 
@@ -113,22 +112,6 @@ def _aligned(target: Path, samples: list[Any], seen: Mapping[str, Any], counts: 
     return _proof(what, "" if whole and worst < _CLOSE else f"{evidence}; {counts}", evidence)
 
 
-def _called(nonce: str, engine: str, more: Mapping[str, tuple[str, ...]]) -> Proof:
-    what = "hooks were called in the engine's processes"
-    rows = _rows(nonce)
-    options = selections.from_environment(selections.NOTHING).choices["eagle"].options
-    idle = [
-        names
-        for role, of_role in more.items()
-        for names in due.not_called(rows, rows, f"eagle.{engine}", role, options, of_role)
-    ]
-    calls = Counter()
-    for row in rows:
-        calls.update({id: entry["calls"] for id, entry in row.patches.items()})
-    evidence = f"{calls.total()} calls of {sum(map(bool, calls.values()))} patches"
-    return _proof(what, f"never called: {', '.join(idle)}" if idle else "", evidence)
-
-
 def _forward(target: Path, tokens: list[int]) -> tuple[Any, Any]:
     """Return hidden states [n, H] after the final norm, and the most probable next token at each position [n]."""
     import torch
@@ -150,11 +133,7 @@ def _ring(notes: Mapping[str, Any]) -> Path:
 
 def _notes(nonce: str) -> dict[str, Any]:
     """Return the notes of all the probe's processes, merged."""
-    return {name: value for row in _rows(nonce) for name, value in row.notes.items()}
-
-
-def _rows(nonce: str) -> list[Any]:
-    return [row for run in ledger.read() if run.id == nonce for row in run.rows]
+    return {name: value for row in calls.rows(nonce) for name, value in row.notes.items()}
 
 
 def _proof(what: str, problem: str, evidence: str = "", seconds: float = 0.0) -> Proof:

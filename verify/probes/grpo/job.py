@@ -7,6 +7,7 @@ family's code.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from flashpatch.verify.probes.grpo.verl_probe import OTHER_LOSSES
 
 ROWS, REAL, VOCABULARY = 8, 5, 64
 """Rows of the batch, and how many of them have an output: the others are padding, or were rejected."""
@@ -239,7 +242,7 @@ def compare(strategy: str, model: Path, rank: int, world: int) -> Iterator[tuple
     for configured in (ROWS, REAL, REAL - 2):
         yield f"stock, {configured} configured", away("vanilla", "seq-mean-token-mean", configured, at_once)
     yield "stock, token-mean", away("vanilla", "token-mean", ROWS, at_once)
-    flashpatch.enable("grpo")
+    flashpatch.enable("grpo", journal=1)
     for aggregation in AGGREGATIONS:
         for name, split in SPLITS.items():
             yield f"{aggregation}, {name}", away("grpo_exact", aggregation, ROWS, split)
@@ -248,14 +251,19 @@ def compare(strategy: str, model: Path, rank: int, world: int) -> Iterator[tuple
         yield f"{aggregation}, in {rounds} rounds", float((found - target).norm() / target.norm())
 
 
-def refused() -> str:
-    """Return the error with which verl's config validation refuses another loss; empty if it does not."""
+def refused() -> list[str]:
+    """Return for each of two recipes with another loss the error with which verl's config validation refuses it; empty
+    if it does not."""
+    return [_error(mode) for mode in OTHER_LOSSES]
+
+
+def _error(mode: str) -> str:
     from omegaconf import OmegaConf
     from verl.utils.config import validate_config
 
     from flashpatch.errors import PatchError
 
-    recipe = {"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "gspo"}}}}
+    recipe = {"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": mode}}}}
     try:
         validate_config(OmegaConf.create(recipe), False, False)
     except PatchError as error:
@@ -278,6 +286,7 @@ def main() -> None:
     """Write ``seen-RANK.json`` in the directory ``sys.argv[1]``: for each FSDP, what `compare` yields."""
     workdir, rank, world = Path(sys.argv[1]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     import flashpatch
+    from flashpatch.verify.probes.grpo.resumed import resumed
     from flashpatch.verify.probes.grpo.route import routed
 
     if torch.accelerator.current_accelerator(check_available=True) is None:
@@ -296,6 +305,11 @@ def main() -> None:
     for strategy in ("fsdp", "fsdp2"):
         seen[strategy] = dict(compare(strategy, workdir / "model", rank, world))
     if rank == 0:
-        seen |= {"refused": refused(), "logprobs": logprobs_away(), "routed": routed()}
+        seen |= {
+            "refused": refused(),
+            "logprobs": logprobs_away(),
+            "routed": routed(),
+            "resumed": asyncio.run(resumed()),
+        }
     (workdir / f"seen-{rank}.json").write_text(json.dumps(seen))
     distributed.destroy_global_process_group()

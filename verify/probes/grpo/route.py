@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 REQUESTS = 40
 
 
-class _Remote:
+class Remote:
     """Call methods of an object as those of a Ray actor: ``handle.method.remote(...)``."""
 
     def __init__(self, target: Any) -> None:
@@ -43,12 +44,21 @@ class _Server:
         return SimpleNamespace(token_ids=list(prompt_ids), extra_fields={})
 
 
+def balanced(servers: Mapping[str, Any]) -> Any:
+    """Return grpo's balancer over servers of this process."""
+    from flashpatch.patches.grpo.routing.balancer import TokenBalancer
+
+    thresholds = {"cap": 0, "most": 0, "slack": None, "response_tokens": 64}
+    others = {"predict": True, "longest_first": True, "trace": ""}
+    return TokenBalancer({name: Remote(server) for name, server in servers.items()}, thresholds | others)
+
+
 def routed() -> dict[str, Any]:
     """Send requests to three servers, one of them dead, and return how they were answered.
 
     Returns:
         ``answered``: requests that got their own answer; ``served``: answers by server; ``left``: the
-        balancer's servers and outstanding requests at the end.
+        balancer's servers and outstanding requests at the end; ``learned``: responses whose length the balancer was told.
     """
     return asyncio.run(asyncio.wait_for(_routed(), 60))
 
@@ -57,15 +67,13 @@ async def _routed() -> dict[str, Any]:
     from omegaconf import OmegaConf
     from verl.workers.rollout.llm_server import LLMServerClient
 
-    from flashpatch.patches.grpo.routing.balancer import TokenBalancer
+    from flashpatch.patches.grpo.routing.journal import Journal
 
     servers = {name: _Server(name != "dead") for name in ("one", "two", "dead")}
-    handles = {name: _Remote(server) for name, server in servers.items()}
-    thresholds = {"cap": 0, "most": 0, "slack": None, "response_tokens": 64}
-    others = {"predict": True, "longest_first": True, "trace": ""}
-    balancer = TokenBalancer(handles, thresholds | others)
+    balancer = balanced(servers)
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": "vllm"}}})
-    client = LLMServerClient(config, _Remote(balancer))
+    client = LLMServerClient(config, Remote(balancer))
+    client._flashpatch_grpo_journal = Remote(Journal())
     asked = (
         client.generate(str(number), prompt_ids=[number], sampling_params={"max_tokens": 8})
         for number in range(REQUESTS)
@@ -77,5 +85,6 @@ async def _routed() -> dict[str, Any]:
     return {
         "answered": sum(right),
         "served": {name: server.served for name, server in servers.items()},
+        "learned": status["responses"],
         "left": {"servers": sorted(status["servers"]), "outstanding": status["total_inflight"]},
     }

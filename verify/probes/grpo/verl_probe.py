@@ -10,10 +10,22 @@ from typing import Any
 
 from flashpatch.proof import Proof
 from flashpatch.verify import processes
+from flashpatch.verify.probes import calls
+from flashpatch.verify.probes.grpo.resumed import WANTED
 from flashpatch.verify.processes import Command
 
 RANKS = 2
+OTHER_LOSSES = ("gspo", "clip_cov")
 _TIMEOUT = 400.0  # seconds for all ranks together
+_TAKEN = (
+    "validate_config",
+    "acquire_server",
+    "generate",
+    "release_server",
+    "vllm_request_id",
+    "generate_part",
+    "generate_whole",
+)
 _CLOSE = 1e-5  # of the gradient's norm: float32, summed in another order
 _REQUESTS = 40
 
@@ -25,7 +37,8 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     seconds = time.monotonic() - began
     if problem:
         return [Proof("grpo", "two ranks train with verl's engines", False, problem, seconds)]
-    return _weigh([json.loads((workdir / f"seen-{rank}.json").read_text()) for rank in range(RANKS)], seconds)
+    seen = [json.loads((workdir / f"seen-{rank}.json").read_text()) for rank in range(RANKS)]
+    return [*_weigh(seen, seconds), calls.counted(nonce, "grpo.verl", {"trainer": _TAKEN})]
 
 
 def run(workdir: Path) -> str:
@@ -56,12 +69,13 @@ def _weigh(seen: list[Mapping[str, Any]], seconds: float) -> list[Proof]:
                 seconds,
             )
         )
+    refused = first["refused"]
     proofs.append(
         Proof(
             "grpo.verl.validate_config",
             "a recipe with another loss is refused by name",
-            "loss_mode=gspo" in first["refused"],
-            "PatchError before anything started" if first["refused"] else "it was accepted",
+            all(f"loss_mode={mode}" in said for mode, said in zip(OTHER_LOSSES, refused, strict=True)),
+            f"{sum(map(bool, refused))} of {len(refused)} by PatchError before anything started",
         )
     )
     routed = first["routed"]
@@ -73,6 +87,22 @@ def _weigh(seen: list[Mapping[str, Any]], seconds: float) -> list[Proof]:
             and routed["left"] == {"servers": ["one", "two"], "outstanding": 0}
             and sum(routed["served"].values()) == _REQUESTS,
             f"{routed['answered']} of {_REQUESTS}, by {routed['served']}",
+        )
+    )
+    proofs.append(
+        Proof(
+            "grpo.verl.release_server",
+            "the balancer learns the lengths of all responses",
+            routed["learned"] == _REQUESTS,
+            f"{routed['learned']} of {_REQUESTS}",
+        )
+    )
+    proofs.append(
+        Proof(
+            "grpo.verl.generate_part",
+            "a response goes on from its lost server's last token, and its parts have their versions",
+            bool(first["resumed"]) and all(one == WANTED for one in first["resumed"]),
+            f"{first['resumed']}",
         )
     )
     away = first["logprobs"]
