@@ -13,6 +13,13 @@ from machine import limit
 
 OURS = ("FLASHPATCH", "VERL_", "RAY_", "VLLM_")
 
+#: Settings of Ray for a busy machine; without the last, every worker stands behind all else that runs there.
+BUSY = {
+    "RAY_raylet_start_wait_time_s": "120",
+    "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_worker_niceness": "0",
+}
+
 
 def environment(folder: Path, **extra: str) -> dict[str, str]:
     """This process's environment without anything that could help a scenario along, and with ``extra``."""
@@ -25,9 +32,7 @@ def environment(folder: Path, **extra: str) -> dict[str, str]:
         "TORCH_COMPILE_DISABLE": "1",
         "RAY_AUTH_MODE": "disabled",
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_raylet_start_wait_time_s": "120",  # on a busy machine
-        "RAY_memory_monitor_refresh_ms": "0",
-        "RAY_worker_niceness": "0",  # else every worker stands behind all else that runs here
+        **BUSY,
         **extra,
     }
 
