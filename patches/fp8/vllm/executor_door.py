@@ -9,6 +9,7 @@ version that the gate believes, and every rank compares it with its own.
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,8 @@ class ExecutorDoor:
 
     Attributes:
         runner: the model runner, if the worker is in this process; else None.
+        labels: vLLM's weight version when each step in flight was handed to the workers, the oldest first; empty
+            before vLLM 0.27, which has none.
     """
 
     def __init__(self, core: Any, gate: SchedulerGate) -> None:
@@ -45,6 +48,7 @@ class ExecutorDoor:
         self._rpc, self._execute = self._executor.collective_rpc, self._executor.execute_model
         driver = getattr(self._executor, "driver_worker", None)
         self.runner = None if driver is None else driver.model_runner
+        self.labels: deque[str] = deque()
         self._open = False
         self._executor.collective_rpc, self._executor.execute_model = self._on_call, self._on_execute
 
@@ -97,6 +101,9 @@ class ExecutorDoor:
     def _on_execute(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """Stand in for ``Executor.execute_model``."""
         worker.stamp(scheduler_output, self._gate.version)
+        core = self._core()
+        if hasattr(core, "get_weight_version"):
+            self.labels.append(core.get_weight_version())
         return self._execute(scheduler_output, *args, **kwargs)
 
 

@@ -183,6 +183,23 @@ class SchedulerGate:
         if hasattr(core, "set_weight_version"):
             core.set_weight_version(self.weight_version)
 
+    def label(self, core: Any, outputs: dict[int, Any] | None) -> None:
+        """Give the outputs of a step the weight version that vLLM had when the step was handed to the workers.
+
+        vLLM 0.32 and later give them the newest, as if it never changed while a step is in flight; it does with
+        ``in_flight="keep"``. Its spans per token and FlashPatch's versions then name the same policy.
+
+        Args:
+            core: the engine core, after a call of its step function.
+            outputs: of the step that has ended, by client; None if none has.
+        """
+        version = None
+        while len(self.door.labels) > len(core.batch_queue or ()):
+            version = self.door.labels.popleft()
+        for one in (outputs or {}).values():
+            if version is not None and hasattr(one, "weight_version"):
+                one.weight_version = version
+
     def _abort(self, core: Any, requests: list[str]) -> None:
         """Abort ``requests`` and notify their clients: at once, or with the next step if there is no queue."""
         outputs = _finish(core, requests, "ABORT") if requests else {}
@@ -248,7 +265,9 @@ def on_step(original, self):
     with gate.turn, model_registry.in_use(gate.door.runner):
         outputs = gate.replacement_outputs(self)
         if outputs is None:
-            return original(self)
+            result = original(self)
+            gate.label(self, result[0])
+            return result
         return outputs, gate.keep_lock_step(self)
 
 
@@ -288,7 +307,7 @@ INIT = _patch(
     undo=_undo,
     contract=Contract(
         params=("vllm_config", "executor_class"),
-        mentions=("self.scheduler", "self.model_executor"),
+        mentions=("self.scheduler", "self.model_executor", "self.batch_queue"),
         exists=(
             f"{CORE}.shutdown",
             "vllm.v1.executor.abstract:Executor.collective_rpc",
@@ -318,6 +337,7 @@ STEP = _patch(
             "vllm.v1.request:RequestStatus.FINISHED_ERROR",
             "vllm.v1.request:RequestStatus.FINISHED_ABORTED",
         ),
+        since={"0.32": ("vllm.v1.engine:EngineCoreOutputs.weight_version",)},
     ),
     evidence="step",
     one_of=(

@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from installed import version_of
 from machine import limit
+from packaging.version import Version
 
 from flashpatch.ledger import files
 from flashpatch.verify.probes.fp8 import vllm_probe
@@ -20,6 +22,7 @@ SEEN = {
     "looks": [{"w": {"at": [1, 2], "dtype": "float8_e4m3fn"}, "b": {"at": [3, 4], "dtype": "bfloat16"}}] * 2,
 }
 ENDED = {"job": "", "fresh": ""}
+SPANS = "version spans"
 
 
 @pytest.mark.vllm
@@ -46,7 +49,10 @@ def test_on_a_real_engine(tmp_path, name, dtype):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     [family] = json.loads(done.stdout)["families"]
-    opened, *updates, addresses, written, rows = family["proofs"]
+    opened, *updates, addresses, written, rows = [one for one in family["proofs"] if SPANS not in one["what"]]
+    told = [one["evidence"] for one in family["proofs"] if SPANS in one["what"]]
+    newest = version_of("vllm") >= Version("0.32")
+    assert told == (["default, flashpatch-1, flashpatch-2, flashpatch-3"] if newest else [])
     assert dtype in opened["evidence"]
     assert all("largest difference 0 to" in update["evidence"] for update in updates) and len(updates) == 3
     assert addresses["evidence"].endswith("tensors, 3 updates")
@@ -84,6 +90,21 @@ def test_a_tensor_that_moved_or_went_is_named(other):
     found = vllm_probe._addresses({"looks": looks})
     assert (found.ok, found.evidence) == (False, "1 of 2 moved: w")
     assert vllm_probe._addresses(SEEN).ok
+
+
+@pytest.mark.parametrize(
+    ("second", "ok"),
+    [
+        ([["flashpatch-1", 0, 8]], True),
+        ([["default", 0, 8]], False),
+        ([["default", 0, 3], ["flashpatch-1", 3, 8]], False),
+        (None, False),
+    ],
+)
+def test_vllms_own_spans_are_a_second_witness(second, ok):
+    [found] = vllm_probe._spans({"spans": [[["default", 0, 8]], second]})
+    assert found.ok is ok and (ok or "after 1 updates" in found.evidence)
+    assert not [*vllm_probe._spans({"spans": [None, None]})], "vLLM before 0.32 tells none"
 
 
 @pytest.fixture

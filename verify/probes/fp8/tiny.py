@@ -141,6 +141,17 @@ def answers(llm: Any, prompts: int = len(_PROMPTS)) -> numpy.ndarray:
     return numpy.concatenate(rows)
 
 
+def version_spans(llm: Any) -> list[list[Any]] | None:
+    """Return version, start and end of each span of an answer's tokens as vLLM itself tells them; None before 0.32."""
+    from vllm import SamplingParams
+
+    [answer] = _ask(
+        llm, _PROMPTS[0], SamplingParams(max_tokens=_TOKENS, temperature=0, ignore_eos=True, detokenize=False)
+    )
+    spans = getattr(answer.outputs[0], "weight_versions", None)
+    return None if spans is None else [[span.version, span.start, span.end] for span in spans]
+
+
 def _ask(llm: Any, prompt: list[int], sampling: Any) -> Any:
     return llm.generate({"prompt_token_ids": prompt}, sampling, use_tqdm=False)
 

@@ -77,7 +77,7 @@ class _Job:
 
     def __init__(self, workdir: Path) -> None:
         self._workdir = workdir
-        self._seen: dict[str, Any] = {"seconds": {}, "looks": []}
+        self._seen: dict[str, Any] = {"seconds": {}, "looks": [], "spans": []}
         self._began = time.monotonic()
 
     def run(self) -> None:
@@ -100,6 +100,7 @@ class _Job:
             for step, update in updates.items():
                 update()
                 numpy.save(self._workdir / f"{step}.npy", tiny.answers(llm))
+                self._seen["spans"].append(tiny.version_spans(llm))
                 self._look(llm)
                 self._done(step)
         except Exception as error:

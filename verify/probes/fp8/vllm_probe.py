@@ -61,6 +61,7 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
         _opened(seen, ended, _precision()),
         *_updates(workdir, seen, ended),
         _addresses(seen),
+        *_spans(seen),
         _written(seen, nonce),
     ]
 
@@ -157,6 +158,22 @@ def _addresses(seen: Mapping[str, Any]) -> Proof:
     moved = [name for name, tensor in first.items() if any(_at(look, name) != tensor["at"] for look in later)]
     problem = f"{len(moved)} of {len(first)} moved: {', '.join(moved[:4])}" if moved else ""
     return _proof(what, problem, f"{len(first)} tensors, {len(later)} updates")
+
+
+def _spans(seen: Mapping[str, Any]) -> Iterator[Proof]:
+    """vLLM's own version spans, from 0.32 on: the version of each answer, told by another than FlashPatch."""
+    told = seen.get("spans") or [None]
+    if told[0] is None:
+        return
+    versions = ["default", *(f"flashpatch-{number}" for number in range(1, len(told)))]
+    wrong = [
+        f"{spans} after {number} updates"
+        for number, (spans, version) in enumerate(zip(told, versions, strict=True))
+        if {span[0] for span in spans or ()} != {version}
+    ]
+    yield _proof(
+        "vLLM's own version spans name the policy of each answer", "; ".join(wrong), ", ".join(versions)
+    )
 
 
 def _written(seen: Mapping[str, Any], nonce: str) -> Proof:

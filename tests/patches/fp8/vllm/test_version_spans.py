@@ -1,0 +1,122 @@
+"""vLLM's own version spans per token, from 0.32 on, beside what FlashPatch knows of each step: both name the same policy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import vllm_updates as updates
+from vllm_lab import engines, environment, models, scenario
+
+pytestmark = pytest.mark.vllm(least="0.32")
+
+TOKENS = 12
+BEFORE = 6  # steps until the update comes
+CASES = (("keep", False), ("recompute", False), ("recompute", True))
+
+
+# --- what runs in the engine's process
+
+
+def in_flight(a: str, b: str, mode: str, ahead: bool, labelled: bool = True) -> dict[str, Any]:
+    """An update while a request runs: vLLM's spans of its tokens, and the version that each step was computed with.
+
+    Not ``labelled``: outputs keep the label that vLLM itself gives them.
+    """
+    from vllm import SamplingParams
+
+    import flashpatch
+    from flashpatch.patches.fp8.vllm import scheduler_gate
+
+    if ahead:
+        _schedule_a_step_ahead()
+    if not labelled:
+        scheduler_gate.SchedulerGate.label = lambda *_: None
+    flashpatch.enable("bf16", in_flight=mode)
+    sampling = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, detokenize=False)
+    with engines.open_llm(a) as llm:
+        engine, ends = llm.llm_engine, []
+        core = engine.engine_core.engine_core
+        computed = _note_versions(core)
+        engine.add_request("running", {"prompt_token_ids": list(engines.PROMPTS[0])}, sampling)
+        for _ in range(BEFORE):
+            ends.extend(output for output in engine.step() if output.finished)
+        updates.send(llm, [list(models.weights(b))])
+        while engine.has_unfinished_requests():
+            ends.extend(output for output in engine.step() if output.finished)
+        [answer] = [output.outputs[0] for output in ends]
+        found = dict(asynchronous=core.async_scheduling, computed=computed)
+        found["spans"] = [[span.version, span.start, span.end] for span in answer.weight_versions]
+        found["version"] = scheduler_gate.gates[core].version
+    flashpatch.disable("bf16")
+    return found
+
+
+def _note_versions(core: Any) -> list[int]:
+    """For each token that is kept, the version that the step which drew it was stamped with."""
+    versions: list[int] = []
+    update = core.scheduler.update_from_output
+
+    def noted(step: Any, *rest: Any) -> Any:
+        outputs = update(step, *rest)
+        for one in outputs.values():
+            versions.extend(step.flashpatch_version for output in one.outputs for _ in output.new_token_ids)
+        return outputs
+
+    core.scheduler.update_from_output = noted
+    return versions
+
+
+def _schedule_a_step_ahead() -> None:
+    """As on a GPU; vLLM's platform for CPUs says that this is not required."""
+    from vllm.platforms import current_platform
+
+    platform = type(current_platform)
+    original = platform.check_and_update_config.__func__
+
+    def changed(cls: Any, config: Any) -> None:
+        original(cls, config)
+        config.scheduler_config.async_scheduling = True
+
+    platform.check_and_update_config = classmethod(changed)
+
+
+# --- the tests
+
+
+@pytest.fixture(scope="module")
+def checkpoints() -> tuple[str, str]:
+    return updates.checkpoint("qwen2", 0), updates.checkpoint("qwen2", 1)
+
+
+@pytest.mark.parametrize(
+    ("mode", "ahead"),
+    [
+        ("keep", True),
+        *(pytest.param(*case, marks=pytest.mark.full) for case in CASES),
+    ],
+)
+def test_spans_are_those_of_the_steps(checkpoints: tuple[str, str], mode: str, ahead: bool) -> None:
+    with scenario.Runner(environment.V2 if ahead else None) as runner:
+        got = runner(in_flight, *checkpoints, mode, ahead)
+    assert got["asynchronous"] is ahead and got["version"] == 1
+    assert len(got["computed"]) == TOKENS and set(got["computed"]) == {0, 1}
+    assert said(got) == wanted(got)
+
+
+def test_vllms_own_label_is_the_newest_for_a_step_in_flight(checkpoints: tuple[str, str]) -> None:
+    """Why the gate gives it: one token of the old policy would be told as the new one's."""
+    with scenario.Runner(environment.V2) as runner:
+        got = runner(in_flight, *checkpoints, "keep", True, False)
+    differing = [pair for pair in zip(said(got), wanted(got), strict=True) if len(set(pair)) == 2]
+    assert differing == [("flashpatch-1", "default")], "upstream has been fixed: a step keeps its own label"
+
+
+def said(got: dict[str, Any]) -> list[str]:
+    """vLLM's version of each token."""
+    return [version for version, start, end in got["spans"] for _ in range(start, end)]
+
+
+def wanted(got: dict[str, Any]) -> list[str]:
+    """The version of each token's step, in vLLM's words."""
+    return [f"flashpatch-{number}" if number else "default" for number in got["computed"]]
