@@ -67,11 +67,11 @@ class PooledWorker(CPUWorker):
         return self.pool.use_memory_pool(tag) if tag in ("weights", "kv_cache") else nullcontext()
 
     def sleep(self, level: int = 1) -> None:
-        with _accelerator(self.pool):
+        with accelerator(self.pool):
             gpu_worker.Worker.sleep(self, level)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        with _accelerator(self.pool):
+        with accelerator(self.pool):
             gpu_worker.Worker.wake_up(self, tags)
 
     def _save_sleep_parameters(self, model: torch.nn.Module) -> None:
@@ -86,7 +86,7 @@ class PooledWorker(CPUWorker):
 
 
 @contextmanager
-def _accelerator(pool: SleepPool) -> Iterator[None]:
+def accelerator(pool: SleepPool) -> Iterator[None]:
     """Let the calls about an accelerator's memory return where there is none."""
     allocator = PooledAllocator(pool)
     with (

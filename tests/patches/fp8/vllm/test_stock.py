@@ -7,12 +7,15 @@ test and its message says so: the `remove_when` of the patch has come for that c
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from installed import version_of
+from packaging.version import Version
 from vllm_lab import engines, environment, models, oracle, quantized, scenario
 
 pytestmark = pytest.mark.vllm
@@ -30,21 +33,31 @@ class Case:
     naive: str
     scheme: str | None = None
     kw: dict[str, Any] = field(default_factory=dict)
+    broken: str = ""  # a part of the error with which the installed vLLM fails to run the engine at all
 
     def model(self, seed: int) -> Path:
         directory = models.checkpoint(environment.store() / "models", self.family, seed)
         return quantized.quantize(directory, self.scheme) if self.scheme else directory
 
 
+OLD = version_of("vllm") < Version("0.27")
+SHAPE = "Attempted to load weight"
+LOADER = "has no attribute 'weight_loader'"
+"""A post-processed parameter has lost its loader. In 0.24 it keeps it, which meets the shape of the kernel's weight."""
+
 CASES = {
-    "bf16": Case("qwen2", "exact", "has no attribute 'weight_loader'"),
-    "fp32": Case("llama", "exact", "has no attribute 'weight_loader'", kw=dict(dtype="float32")),
-    "bf16-tied": Case("qwen2-tied", "wrong", "has no attribute 'weight_loader'"),
-    "bf16-moe": Case("qwen3-moe", "wrong", "has no attribute 'weight_loader'"),
-    "fp8-online": Case("qwen2", "exact", "AssertionError", kw=dict(quantization="fp8_per_channel")),
-    "ct-fp8": Case("qwen2", "exact", "has no attribute 'weight_loader'", scheme="fp8-channel"),
+    "bf16": Case("qwen2", "exact", SHAPE if OLD else LOADER),
+    "fp32": Case("llama", "exact", LOADER, kw=dict(dtype="float32")),
+    "bf16-tied": Case("qwen2-tied", "exact" if OLD else "wrong", SHAPE if OLD else LOADER),
+    "bf16-moe": Case("qwen3-moe", "exact" if OLD else "wrong", SHAPE if OLD else LOADER),
+    "fp8-online": Case(
+        *("qwen2", "exact", "AssertionError"),
+        kw=dict(quantization="fp8_per_channel"),
+        broken="dynamic_per_token_scaled_fp8_quant() expected at most 0 argument" if OLD else "",
+    ),
+    "ct-fp8": Case("qwen2", "exact", SHAPE if OLD else LOADER, scheme="fp8-channel"),
     "ct-int8": Case(
-        "qwen2", "exact" if environment.amx() else "nan", "has no attribute 'weight_loader'", scheme="int8"
+        "qwen2", "exact" if environment.amx() else "nan", "KeyError" if OLD else LOADER, scheme="int8"
     ),
     "ct-w4a16": Case("qwen2", "exact", "RuntimeError: start", scheme="w4a16"),
 }
@@ -140,6 +153,10 @@ def outcome(runner: scenario.Runner) -> Callable[[str], dict[str, Any]]:
     @functools.cache
     def of(name: str) -> dict[str, Any]:
         case = CASES[name]
+        if case.broken:
+            with pytest.raises(scenario.ScenarioError, match=re.escape(case.broken)):
+                runner(updates, str(case.model(0)), str(case.model(1)), case.kw)
+            pytest.skip(f"this build of vLLM cannot run {name}: {case.broken}")
         return runner(updates, str(case.model(0)), str(case.model(1)), case.kw)
 
     return of
@@ -171,7 +188,7 @@ def test_native_reload_of_int8_on_either_kind_of_cpu(packed: bool) -> None:
     a, b = (str(CASES["ct-int8"].model(seed)) for seed in (0, 1))
     native, fresh = scenario.run(reload_with, packed, a, b, env={"VLLM_PLUGINS": ""})
     gap = engines.difference(native, fresh)
-    assert gap.exact if packed else gap.nan
+    assert gap.exact if packed else gap.nan, gap
 
 
 @pytest.mark.parametrize("name", cases("bf16", "bf16-tied", "bf16-moe", "ct-w4a16"))
@@ -224,7 +241,10 @@ def test_cached_prefixes_outlive_the_weights(runner: scenario.Runner) -> None:
     assert got["reset"] is True and got["fresh"] == want
 
 
-@pytest.mark.parametrize("quantization", ["int8_per_channel_weight_only", "nvfp4_per_token"])
+@pytest.mark.parametrize(
+    "quantization",
+    ["int8_per_channel_weight_only", pytest.param("nvfp4_per_token", marks=pytest.mark.vllm(least="0.27"))],
+)
 def test_a_scheme_that_leaves_every_linear_unquantized(quantization: str) -> None:
     model = CASES["bf16"].model(0)
     gap = engines.difference(answers_of_stock(model, quantization=quantization), answers_of_stock(model))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import pytest
@@ -59,6 +59,7 @@ def many(sources: list[str], kw: dict[str, Any], seed: int) -> dict[str, Any]:
 
 def slept(a: str, b: str, kw: dict[str, Any], atomic: str) -> dict[str, Any]:
     """Sleep level 2 through vLLM's own worker method; what a memory pool does to storage is done by hand."""
+    import sleep_worker
     import torch
     from vllm.v1.worker.gpu_worker import Worker
 
@@ -70,19 +71,18 @@ def slept(a: str, b: str, kw: dict[str, Any], atomic: str) -> dict[str, Any]:
         model = engines.inner_model(llm)
 
         class Pool:
-            def suspend(self, level: int) -> None:
+            def sleep(self, kept: Collection[str]) -> None:
                 for tensor in (*model.parameters(), *model.buffers()):
                     raw = torch.empty(0, dtype=torch.uint8)
                     raw.set_(tensor.untyped_storage()).fill_(0xFF)
 
-            def resume(self, tags: list[str] | None) -> None:
+            def wake_up(self, tags: Collection[str] | None = None) -> None:
                 """The memory is there again, with nothing in it."""
 
-        worker._sleep_mode_backend = Pool()
-        torch.accelerator.synchronize = lambda *_: None
-        torch.accelerator.get_memory_info = lambda *_: (0, 0)
-        Worker.sleep(worker, 2)
-        Worker.wake_up(worker)  # which puts the buffers back
+        worker._sleep_mode_backend = sleep_worker.PooledBackend(Pool())
+        with sleep_worker.accelerator(Pool()):
+            Worker.sleep(worker, 2)
+            Worker.wake_up(worker)  # which puts the buffers back
         found: dict[str, Any] = dict(asleep=updates.refusal(llm))
         items = list(models.weights(b))
         found["load"] = updates.error(lambda: updates.send(llm, [items[:9]]))
