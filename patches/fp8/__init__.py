@@ -133,6 +133,11 @@ FAMILY = Family(
             "when an update meets running requests: refuse it, or abort, recompute or keep the requests",
             ("refuse", "abort", "recompute", "keep"),
         ),
+        "delta_sync": Option(
+            False,
+            "under verl, with rollouts in processes of their own: send only the values that changed since the last sync",
+            kind=bool,
+        ),
         "tis": Option(
             "auto",
             "auto: truncated importance sampling for quantized rollouts unless a correction is set; off: never",

@@ -185,6 +185,7 @@ def _syncs(events: list[tuple[str, list[dict[str, Any]]]]) -> list[dict[str, Any
             "step": event.get("step"),
             **{name: event.get(f"timing_s/sync/{name}") for name in (*PHASES, "total")},
             "bytes": event.get("sync/bytes"),
+            "share": event.get("sync/wire_share"),
             "version": event.get("sync/policy_version"),
         }
         for process, mine in events

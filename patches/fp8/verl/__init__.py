@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from flashpatch.patches.fp8.verl import adapters, expected_processes, unsupported
+from flashpatch.patches.fp8.verl import adapters, delta_sync, delta_versions, expected_processes, unsupported
 from flashpatch.patches.fp8.verl.correction import mismatch, rollout_correction
 from flashpatch.patches.fp8.verl.transfer import checkpoint_manager, export_time
 
 PATCHES = (
     export_time.PATCH,
+    delta_sync.SEND,
+    delta_sync.RECEIVE,
     adapters.PATCH,
+    delta_versions.PATCH,
     checkpoint_manager.UPDATE,
     checkpoint_manager.LOG,
     expected_processes.PATCH,

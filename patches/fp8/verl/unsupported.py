@@ -1,4 +1,4 @@
-"""Refuse, before anything starts, settings of SGLang rollouts whose weights could not be followed."""
+"""Refuse, before anything starts, settings of rollouts whose weights could not be followed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from flashpatch.patches._shared.verl_config import Get, JobConfig, validate_config_patch
+from flashpatch.patches.fp8.verl import delta_sync
 from flashpatch.record import Contract
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -14,7 +15,7 @@ ID = "fp8.verl.validate_config_rollout"
 
 
 def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> None:
-    """Refuse what the update of an SGLang rollout does not support.
+    """Refuse what the update of an SGLang rollout, or a sync of differences, does not support.
 
     Raises:
         PatchError: settings are not supported; all are named.
@@ -25,7 +26,14 @@ def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> None:
         "rollouts on SGLang cannot be updated with",
         "Change these settings, or take fp8 (int8, bf16) out of FLASHPATCH.",
     )
-    return original(config, *args, **kwargs)
+    result = original(config, *args, **kwargs)
+    if delta_sync.is_on():  # other families may have chosen the backend by now
+        job.refuse(
+            without_differences(job.get),
+            "delta_sync does not go with",
+            "Change these settings, or set delta_sync=False.",
+        )
+    return result
 
 
 def refusals(get: Get) -> Iterator[str]:
@@ -44,6 +52,24 @@ def refusals(get: Get) -> Iterator[str]:
         rank = get(f"{MODEL}.{path}")
         if rank and not get(f"{MODEL}.lora.merge"):
             yield f"{MODEL}.{path}={rank} (adapters are loaded past the model's loader; lora.merge=True is not)"
+
+
+def without_differences(get: Get) -> Iterator[str]:
+    """Yield the settings with which no differences can be sent, each with the reason."""
+    backend = get(f"{ROLLOUT}.checkpoint_engine.backend")
+    reasons = {
+        None: "trainer and rollouts share their processes, and nothing travels",
+        "naive": "trainer and rollouts share their processes, and nothing travels",
+        "delta_sharded": "it sends differences by a wire of its own, past the update's transaction",
+        "mooncake": "it casts whatever it carries",
+        "kimi_ckpt_engine": "it casts whatever it carries",
+    }
+    if backend in reasons:
+        yield f"{ROLLOUT}.checkpoint_engine.backend={backend} ({reasons[backend]})"
+    for path in ("lora_rank", "lora.rank"):
+        rank = get(f"{MODEL}.{path}")
+        if rank and not get(f"{MODEL}.lora.merge"):
+            yield f"{MODEL}.{path}={rank} (adapters are all that travels)"
 
 
 PATCH = validate_config_patch(

@@ -200,7 +200,8 @@ function syncs() {
     ["version", (row) => number(row.version), "number"], ["seconds", (row) => number(row.total), "number"],
     ["gathering", (row) => number(row.gather), "number"], ["transfer", (row) => number(row.transfer), "number"],
     ["loading", (row) => number(row.load), "number"], ["before, after", (row) => number(row.process), "number"],
-    ["bytes", (row) => bytes(row.bytes), "number"]]);
+    ["bytes", (row) => bytes(row.bytes), "number"],
+    ["share sent", (row) => number(row.share), "number"]]);
 }
 
 function incidents() {

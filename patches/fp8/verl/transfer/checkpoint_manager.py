@@ -26,7 +26,7 @@ def on_update(original, self, global_steps: int | None = None, *args: Any, **kwa
     async def awaited() -> Any:
         result = await resolve(original(self, global_steps, *args, **kwargs))
         if judged:
-            _check_and_record(global_steps, [await call for call in _collect_calls(self)])
+            _check_and_record(global_steps, [await call for call in _collect_calls(self)], result)
         return result
 
     if caller_awaits():
@@ -35,7 +35,7 @@ def on_update(original, self, global_steps: int | None = None, *args: Any, **kwa
     if judged:
         import ray
 
-        _check_and_record(global_steps, ray.get(_collect_calls(self)))
+        _check_and_record(global_steps, ray.get(_collect_calls(self)), result)
     return result
 
 
@@ -74,14 +74,15 @@ def _receipt_taker() -> Any:
     return take
 
 
-def _check_and_record(step: int | None, given: list) -> None:
-    """Compare the receipts; keep the sync's numbers for the log and the ledger."""
+def _check_and_record(step: int | None, given: list, result: Any) -> None:
+    """Compare the receipts; keep the sync's numbers, those in verl's result too, for the log and the ledger."""
     try:
         WEIGHT_SYNC.worker_versions.check(step, given)
     except PatchError as error:
         ledger.event("error", what="weight sync", step=step, problem=error.problem)
         raise
-    numbers = receipts.metrics(given)
+    sent = {name: value for name, value in (result or {}).items() if "sync/" in name}
+    numbers = {**receipts.metrics(given), **sent}
     MONITOR.updated(receipts.rounding_errors(given))
     WEIGHT_SYNC.metrics.update(numbers)
     ledger.role("driver")

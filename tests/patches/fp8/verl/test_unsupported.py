@@ -52,3 +52,48 @@ def test_all_are_in_one_error_and_verl_is_not_called(monkeypatch):
     config = dict(PLAIN)
     unsupported.on_validate(asked.append, config)
     assert asked == [config]
+
+
+@pytest.mark.parametrize(
+    "path, value",
+    [
+        (f"{ROLLOUT}.checkpoint_engine.backend", "naive"),
+        (f"{ROLLOUT}.checkpoint_engine.backend", "delta_sharded"),
+        (f"{ROLLOUT}.checkpoint_engine.backend", "mooncake"),
+        (f"{ROLLOUT}.checkpoint_engine.backend", "kimi_ckpt_engine"),
+        (f"{MODEL}.lora_rank", 8),
+        (f"{MODEL}.lora.rank", 8),
+    ],
+)
+def test_what_sends_no_differences_is_refused_by_name(path, value):
+    settings = {f"{ROLLOUT}.checkpoint_engine.backend": "nccl", path: value}
+    (refusal,) = unsupported.without_differences(reader(**settings))
+    assert refusal.startswith(f"{path}={value} (")
+
+
+def test_differences_go_with_what_carries_whole_tensors():
+    for backend in ("nccl", "hccl", "nixl", "gloo"):
+        assert not list(
+            unsupported.without_differences(reader(**{f"{ROLLOUT}.checkpoint_engine.backend": backend}))
+        )
+    merged = {
+        f"{ROLLOUT}.checkpoint_engine.backend": "nccl",
+        f"{MODEL}.lora_rank": 8,
+        f"{MODEL}.lora.merge": True,
+    }
+    assert not list(unsupported.without_differences(reader(**merged)))
+
+
+def test_they_are_refused_after_other_families_have_chosen(monkeypatch):
+    monkeypatch.setattr(unsupported.delta_sync, "is_on", lambda: True)
+    config = {f"{ROLLOUT}.checkpoint_engine.backend": "naive"}
+
+    def chooses(config):
+        config[f"{ROLLOUT}.checkpoint_engine.backend"] = "gloo"
+
+    monkeypatch.setattr(
+        unsupported.JobConfig, "get", lambda self, path, default=None: self.config.get(path, default)
+    )
+    unsupported.on_validate(chooses, config)
+    with pytest.raises(PatchError, match="delta_sync does not go with .*backend=naive"):
+        unsupported.on_validate(lambda config: None, {f"{ROLLOUT}.checkpoint_engine.backend": "naive"})

@@ -20,9 +20,9 @@ SCRIPT = SUPPORT / "verl_groups.py"
 @pytest.mark.parametrize(
     "number, engine, imported",
     [
-        pytest.param(24, "verl_vllm", warm.VERL_VLLM, marks=pytest.mark.verl),
+        pytest.param(27, "verl_vllm", warm.VERL_VLLM, marks=pytest.mark.verl),
         pytest.param(
-            18,
+            21,
             f"verl_{sglang_lab.FRAMEWORK}",
             warm.VERL_SGLANG,
             marks=[pytest.mark.verl, pytest.mark.sglang],

@@ -1,0 +1,145 @@
+"""Send what changed since the last sync through verl's checkpoint engines: the trainer's and the rollouts' ends.
+
+The driver says before each sync which version it makes and which one all rollouts hold (`delta_versions`). A checkpoint
+engine carries names and tensors, so patches travel as tensors; what arrives is brought together before the rollout's client
+sees any of it, so that the engine's update is that of a sync of everything.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from flashpatch import engine, ledger
+from flashpatch.errors import PatchError
+from flashpatch.patches.fp8.delta.receiver import Damaged, Receiver
+from flashpatch.patches.fp8.delta.sender import Sender
+from flashpatch.patches.fp8.verl import adapters
+from flashpatch.record import Contract, Patch
+
+ROLLOUT = "verl.checkpoint_engine.base:CheckpointEngineWorker"
+FAMILY = "fp8"
+APART = ("naive", "delta_sharded")
+"""Backends that take no stream of weights: one within a process, and verl's own differences."""
+
+
+class Ends:
+    """Hold both ends of this process; at most one is in use.
+
+    Attributes:
+        plan: in the trainer: the version that the next sync makes, and the one that all rollouts hold, None if they hold
+            several or none; None before the driver has told.
+    """
+
+    def __init__(self) -> None:
+        self.sender, self.receiver = Sender(), Receiver()
+        self.plan: tuple[str, str | None] | None = None
+
+
+ENDS = Ends()
+
+
+def is_on() -> bool:
+    """Whether this process takes part."""
+    return engine.enabled(FAMILY) and bool(engine.options(FAMILY)["delta_sync"])
+
+
+async def on_send(
+    original, self, global_steps: int | None = None, mode: str = "auto", *args: Any, **kwargs: Any
+) -> Any:
+    """Around ``ActorRolloutRefWorker.update_weights``: send what changed, and return what that took beside verl's numbers."""
+    backend = self.config.rollout.checkpoint_engine.backend if mode == "auto" else mode
+    plan, ENDS.plan = ENDS.plan, None
+    if plan is None or backend in APART or adapters.asked(self.config.model):
+        return await original(self, global_steps, mode, *args, **kwargs)
+    ledger.role("trainer")
+    transfer = self.checkpoint_engine
+    weights, _ = self.actor.engine.get_per_tensor_param()
+    rank = getattr(transfer, "rank", None)
+    if rank is not None and rank < 0:  # it gathers, and sends nothing
+        return await transfer.send_weights(weights, global_steps=global_steps) or {}
+    metrics = await transfer.send_weights(ENDS.sender.stream(weights, *plan), global_steps=global_steps)
+    ENDS.sender.sent()
+    return {**(metrics or {}), **_recorded(global_steps)}
+
+
+def _recorded(step: int | None) -> dict[str, float]:
+    """Write the last sync's numbers into the ledger, and return them under verl's names."""
+    assert ENDS.sender.last is not None
+    facts = ENDS.sender.last.facts()
+    ledger.note(delta=facts)
+    ledger.event("delta", step=step, **facts)
+    changed = facts["changed"] / facts["values"] if facts["base"] and facts["values"] else 1.0
+    return {
+        "sync/wire_bytes": float(facts["bytes"]),
+        "sync/wire_share": facts["share"],
+        "sync/changed_share": changed,
+        "timing_s/sync/compare": facts["seconds"],
+    }
+
+
+async def on_receive(original, self, global_steps: int | None = None, *args: Any, **kwargs: Any) -> Any:
+    """Around ``CheckpointEngineWorker.update_weights``: load whole weights, whatever came; load nothing if they were refused.
+
+    Raises:
+        PatchError: everything came and is not what was sent.
+    """
+    backend = self.rollout_config.checkpoint_engine.backend
+    if backend in APART or not is_on():
+        return await original(self, global_steps, *args, **kwargs)
+    receiver, transfer = ENDS.receiver, self.checkpoint_engine
+    try:
+        weights = await receiver.take(transfer.receive_weights(global_steps=global_steps))
+        if weights is None:
+            return None  # the driver reads why, and has everything sent
+        await self.server_adapter.update_weights(
+            weights,
+            global_steps=global_steps,
+            wire_format=getattr(transfer, "wire_format", "named_tensors"),
+        )
+    except Damaged as damage:
+        raise PatchError(
+            f"the weights of step {global_steps} were damaged on their way: {damage}",
+            patch=RECEIVE.id,
+            target=ROLLOUT,
+            advice="The update was not committed. Send the weights again, or look for the damage in the transfer.",
+        ) from damage
+    receiver.commit()
+    ledger.note(delta=receiver.facts)
+    return None
+
+
+_patch = partial(
+    Patch,
+    requires="verl>=0.9",
+    evidence="update",
+    when="delta_sync=true anywhere=fp8.verl.checkpoint_manager_delta",
+    scope=frozenset({"trainer"}),
+    needs=("fp8.verl.checkpoint_manager_delta",),
+    remove_when="verl sends differences through all checkpoint engines, to quantized engines too.",
+)
+
+SEND = _patch(
+    id="fp8.verl.actor_send_delta",
+    targets=(f"{adapters.WORKER}.update_weights",),
+    wrapper=on_send,
+    contract=Contract(
+        params=("global_steps", "mode"),
+        mentions=("self.actor.engine.get_per_tensor_param", "self.checkpoint_engine.send_weights"),
+    ),
+    why="Between two steps of RL one to three per cent of bf16 weights change, and verl sends all; its own differences "
+    "(delta_sharded) go to bf16 engines on CUDA alone.",
+    how="With delta_sync, keeps what was sent last, and sends patches of what changed, with versions and fingerprints.",
+)
+
+RECEIVE = _patch(
+    id="fp8.verl.rollout_receive_delta",
+    targets=(f"{ROLLOUT}.update_weights",),
+    wrapper=on_receive,
+    contract=Contract(
+        params=("global_steps",),
+        mentions=("self.checkpoint_engine.receive_weights", "self.server_adapter.update_weights"),
+    ),
+    why="A rollout's client takes whole weights.",
+    how="With delta_sync, keeps the weights, brings them up to date, compares fingerprints, and hands all of them on.",
+)

@@ -1,0 +1,161 @@
+"""Number the versions of syncs that send differences, in the driver: who holds which, and what is sent again."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from flashpatch import ledger
+from flashpatch.errors import PatchError
+from flashpatch.patches._shared.awaits import caller_awaits, resolve
+from flashpatch.patches.fp8.verl import delta_sync
+from flashpatch.record import Contract, Patch
+
+MANAGER = "verl.checkpoint_engine.base:CheckpointEngineManager"
+ID = "fp8.verl.checkpoint_manager_delta"
+
+logger = logging.getLogger("flashpatch.fp8")
+_job, _numbers = uuid.uuid4().hex[:8], itertools.count(1)
+
+
+def on_update(original, self, global_steps: int | None = None, *args: Any, **kwargs: Any) -> Any:
+    """Around ``CheckpointEngineManager.update_weights``, which returns its result or a coroutine, as its caller asks.
+
+    Raises:
+        PatchError: a process does not take part, or refused a sync of everything.
+    """
+    if self.backend in delta_sync.APART or not delta_sync.is_on():
+        return original(self, global_steps, *args, **kwargs)
+
+    async def once(held: str | None) -> Any:
+        await _tell(self, f"{_job}-{next(_numbers)}", held)
+        return await resolve(original(self, global_steps, *args, **kwargs))
+
+    async def synced() -> Any:
+        result = await once(await _held(self, global_steps))
+        if problems := await _refusals(self):
+            _report(global_steps, "a rollout refused a difference", problems)
+            result = await once(None)
+            if problems := await _refusals(self):
+                raise PatchError(
+                    f"rollouts refused all weights of step {global_steps}: {'; '.join(problems)}.",
+                    patch=ID,
+                    target=MANAGER,
+                    advice="Set delta_sync=False, and look for what changes weights on their way.",
+                )
+        return result
+
+    if caller_awaits():
+        return synced()
+    with ThreadPoolExecutor(1) as pool:  # the caller's loop, if there is one, runs
+        return pool.submit(asyncio.run, synced()).result()
+
+
+async def _held(manager: Any, step: int | None) -> str | None:
+    """Return the version that all rollouts hold; None if there is none."""
+    states = await _ask(_rollouts(manager), _version())
+    _require("rollout", states)
+    versions = {version for _, version in states}
+    if len(versions) == 1:
+        return versions.pop()
+    held = [f"rollout rank {rank} holds {version or 'none'}" for rank, (_, version) in enumerate(states)]
+    _report(step, "not all rollouts hold one version", held)
+    return None
+
+
+async def _tell(manager: Any, version: str, held: str | None) -> None:
+    _require("trainer", await _ask(manager.actor_wg._workers, _planner(version, held)))
+
+
+async def _refusals(manager: Any) -> list[str]:
+    answers = await _ask(_rollouts(manager), _refusal())
+    return [f"rollout rank {rank}: {answer}" for rank, answer in enumerate(answers) if answer]
+
+
+def _rollouts(manager: Any) -> list[Any]:
+    return [worker for replica in manager.replicas for worker in replica.workers]
+
+
+async def _ask(workers: list[Any], question: Callable[[Any], Any]) -> list[Any]:
+    return [await call for call in [worker.__ray_call__.remote(question) for worker in workers]]
+
+
+def _require(side: str, answers: list[Any]) -> None:
+    without = [rank for rank, answer in enumerate(answers) if answer is None]
+    if without:
+        raise PatchError(
+            f"{side} ranks {without} do not send or take differences: FlashPatch, or its option delta_sync, is missing there",
+            patch=ID,
+            target=MANAGER,
+            advice="Give all processes of a job the same FLASHPATCH; flashpatch-verify --live shows them.",
+        )
+
+
+def _report(step: int | None, what: str, problems: list[str]) -> None:
+    logger.warning(
+        "[flashpatch: %s] step %s: %s, so all weights are sent: %s", ID, step, what, "; ".join(problems)
+    )
+    ledger.event("error", what=f"delta sync: {what}", step=step, problem="; ".join(problems))
+
+
+# What follows returns functions that Ray pickles by value, so that they also run where FlashPatch is not installed.
+
+
+def _version() -> Callable[[Any], Any]:
+    def held(actor: Any) -> tuple[bool, str | None] | None:
+        try:
+            from flashpatch.patches.fp8.verl import delta_sync
+        except ImportError:
+            return None
+        return (True, delta_sync.ENDS.receiver.version) if delta_sync.is_on() else None
+
+    return held
+
+
+def _refusal() -> Callable[[Any], str]:
+    def refused(actor: Any) -> str:
+        from flashpatch.patches.fp8.verl import delta_sync
+
+        return delta_sync.ENDS.receiver.refused
+
+    return refused
+
+
+def _planner(version: str, held: str | None) -> Callable[[Any], Any]:
+    def plan(actor: Any) -> bool | None:
+        try:
+            from flashpatch.patches.fp8.verl import delta_sync
+        except ImportError:
+            return None
+        if not delta_sync.is_on():
+            return None
+        delta_sync.ENDS.plan = (version, held)
+        return True
+
+    return plan
+
+
+PATCH = Patch(
+    id=ID,
+    targets=(f"{MANAGER}.update_weights",),
+    requires="verl>=0.9",
+    wrapper=on_update,
+    contract=Contract(
+        params=("global_steps",),
+        mentions=("self.backend", "self.actor_wg", "self.replicas"),
+        exists=("verl.utils.ray_utils:auto_await",),
+    ),
+    evidence="update",
+    when="delta_sync=true anywhere=fp8.verl.validate_config_rollout",
+    scope=frozenset({"driver"}),
+    needs=("fp8.verl.actor_send_delta", "fp8.verl.rollout_receive_delta"),
+    why="Whoever sends differences must know what all receivers hold: one may be new, restarted, or have failed.",
+    how="With delta_sync, asks all rollouts for their version, tells the trainer, and has everything sent in the same call if "
+    "versions differ or a rollout refused what came.",
+    remove_when="verl sends differences through all checkpoint engines, to quantized engines too.",
+)
