@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 _ALIGN = 16  # bytes: what is packed behind a patch stays aligned
 _CHUNK = 1 << 21  # values compared at once, so that what comes out stays in a core's cache
-_LIMITS = {1: 1 << 8, 2: 1 << 16}
-"""Bytes of a gap to the number of gaps that they can tell apart."""
+_BITS = {1: 8, 2: 16}
+"""Bytes of a gap to their bits."""
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -56,11 +56,11 @@ def encode(new: torch.Tensor, positions: torch.Tensor) -> tuple[int, int, torch.
     import torch
 
     gaps = torch.diff(positions, prepend=positions.new_tensor([-1])) - 1
-    counts = {width: positions.numel() + int((gaps // limit).sum()) for width, limit in _LIMITS.items()}
+    counts = {width: positions.numel() + int((gaps >> bits).sum()) for width, bits in _BITS.items()}
     width = min(counts, key=lambda one: counts[one] * (one + new.itemsize))
     if _size(width, counts[width], new.itemsize) >= new.nbytes:
         return None
-    gaps = _filled(gaps, _LIMITS[width])
+    gaps = _filled(gaps, _BITS[width])
     values = new[(gaps + 1).cumsum(0) - 1]
     data = torch.zeros(_size(width, gaps.numel(), new.itemsize), dtype=torch.uint8, device=new.device)
     end = _padded(values.nbytes)
@@ -77,23 +77,26 @@ def apply(old: torch.Tensor, width: int, count: int, data: torch.Tensor) -> None
     """
     import torch
 
-    if width not in _LIMITS or count < 1 or data.numel() != _size(width, count, old.itemsize):
+    if width not in _BITS or count < 1 or data.numel() != _size(width, count, old.itemsize):
         raise ValueError(f"a patch of {data.numel()} bytes does not hold {count} values")
     data = data.to("cpu", copy=True)  # its own memory, which is aligned
     end = _padded(count * old.itemsize)
     values = data[: count * old.itemsize].view(old.dtype)
-    gaps = data[end : end + count * width].view(_kind(width)).to(torch.int64) & (_LIMITS[width] - 1)
+    gaps = data[end : end + count * width].view(_kind(width)).to(torch.int64) & ((1 << _BITS[width]) - 1)
     positions = (gaps + 1).cumsum(0) - 1
     if int(positions[-1]) >= old.numel():
         raise ValueError(f"a patch for position {int(positions[-1])} of {old.numel()}")
     old.index_copy_(0, positions, values)
 
 
-def _filled(gaps: torch.Tensor, limit: int) -> torch.Tensor:
-    """Return gaps that are below ``limit``, by further positions in between."""
-    ends = (gaps // limit + 1).cumsum(0) - 1
-    filled = gaps.new_full((int(ends[-1]) + 1,), limit - 1)
-    filled[ends] = gaps % limit
+def _filled(gaps: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return gaps that fit into so many bits, by further positions in between."""
+    largest = (1 << bits) - 1
+    ends = ((gaps >> bits) + 1).cumsum(0) - 1
+    if int(ends[-1]) == gaps.numel() - 1:
+        return gaps
+    filled = gaps.new_full((int(ends[-1]) + 1,), largest)
+    filled[ends] = gaps & largest
     return filled
 
 
