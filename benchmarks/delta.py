@@ -18,6 +18,7 @@ import asyncio
 import multiprocessing
 import tempfile
 import time
+from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -42,6 +43,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of each process")
     parser.add_argument("--json", action="store_true")
     args = quick.parse(parser, weights=8, rounds=1)
+    if find_spec("verl") is None:
+        print("verl is not installed")
+        return
     found = measure(args.weights, args.rounds, args.threads)
     rows = [
         [

@@ -17,6 +17,7 @@ LAST = {
     "bandit": rf"thompson +x{NUMBER} +x{NUMBER}",
     "batcher": r"\d+ aims? missed",
     "bookkeeping": rf"8( +{NUMBER}){{5}}",
+    "delta": rf"verl is not installed|10% changed .* {NUMBER}",
     "idle": rf"8 +one ahead( +{NUMBER}%){{2}} +{NUMBER}",
     "job_page": r"not opened: .*|opened .*",
     "logprobs": r"verl fused( left out: verl is not installed| .*)",

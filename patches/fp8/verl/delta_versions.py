@@ -20,7 +20,27 @@ MANAGER = "verl.checkpoint_engine.base:CheckpointEngineManager"
 ID = "fp8.verl.checkpoint_manager_delta"
 
 logger = logging.getLogger("flashpatch.fp8")
-_job, _numbers = uuid.uuid4().hex[:8], itertools.count(1)
+
+
+class Versions:
+    """Name the versions of this job.
+
+    Attributes:
+        last: the version that the last sync made in all processes; None before the first, and after one that failed
+            anywhere: then ranks of the trainer may differ in what they take for sent.
+    """
+
+    def __init__(self) -> None:
+        self._job, self._numbers = uuid.uuid4().hex[:8], itertools.count(1)
+        self.last: str | None = None
+
+    def next(self) -> str:
+        """Return the name of a new version; there is no last one until it has been made."""
+        self.last = None
+        return f"{self._job}-{next(self._numbers)}"
+
+
+VERSIONS = Versions()
 
 
 def on_update(original, self, global_steps: int | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -33,8 +53,12 @@ def on_update(original, self, global_steps: int | None = None, *args: Any, **kwa
         return original(self, global_steps, *args, **kwargs)
 
     async def once(held: str | None) -> Any:
-        await _tell(self, f"{_job}-{next(_numbers)}", held)
-        return await resolve(original(self, global_steps, *args, **kwargs))
+        base = held if held == VERSIONS.last else None
+        version = VERSIONS.next()
+        await _tell(self, version, base)
+        result = await resolve(original(self, global_steps, *args, **kwargs))
+        VERSIONS.last = version
+        return result
 
     async def synced() -> Any:
         result = await once(await _held(self, global_steps))
