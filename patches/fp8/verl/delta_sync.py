@@ -113,14 +113,14 @@ _patch = partial(
     Patch,
     requires="verl>=0.9",
     evidence="update",
-    when="delta_sync=true anywhere=fp8.verl.checkpoint_manager_delta",
+    when="delta_sync=true anywhere=fp8.verl.checkpoint_manager_update_weights_delta",
     scope=frozenset({"trainer"}),
-    needs=("fp8.verl.checkpoint_manager_delta",),
+    needs=("fp8.verl.checkpoint_manager_update_weights_delta",),
     remove_when="verl sends differences through all checkpoint engines, to quantized engines too.",
 )
 
 SEND = _patch(
-    id="fp8.verl.actor_send_delta",
+    id="fp8.verl.actor_update_weights_delta",
     targets=(f"{adapters.WORKER}.update_weights",),
     wrapper=on_send,
     contract=Contract(
@@ -133,7 +133,7 @@ SEND = _patch(
 )
 
 RECEIVE = _patch(
-    id="fp8.verl.rollout_receive_delta",
+    id="fp8.verl.rollout_update_weights_delta",
     targets=(f"{ROLLOUT}.update_weights",),
     wrapper=on_receive,
     contract=Contract(

@@ -17,7 +17,7 @@ from flashpatch.patches.fp8.verl import delta_sync
 from flashpatch.record import Contract, Patch
 
 MANAGER = "verl.checkpoint_engine.base:CheckpointEngineManager"
-ID = "fp8.verl.checkpoint_manager_delta"
+ID = "fp8.verl.checkpoint_manager_update_weights_delta"
 
 logger = logging.getLogger("flashpatch.fp8")
 
@@ -177,7 +177,7 @@ PATCH = Patch(
     evidence="update",
     when="delta_sync=true anywhere=fp8.verl.validate_config_rollout",
     scope=frozenset({"driver"}),
-    needs=("fp8.verl.actor_send_delta", "fp8.verl.rollout_receive_delta"),
+    needs=("fp8.verl.actor_update_weights_delta", "fp8.verl.rollout_update_weights_delta"),
     why="Whoever sends differences must know what all receivers hold: one may be new, restarted, or have failed.",
     how="With delta_sync, asks all rollouts for their version, tells the trainer, and has everything sent in the same call if "
     "versions differ or a rollout refused what came.",

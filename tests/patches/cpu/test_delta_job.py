@@ -32,7 +32,7 @@ def test_a_job_in_which_few_weights_change_sends_few_bytes(wide_world: Path, tmp
     assert max(metrics(done.stdout, "training/rollout_probs_diff_max")) < 0.1
     processes = live(tmp_path)
     (trainer,) = [process for process in processes if "trainer" in process["roles"]]
-    assert trainer["patches"]["fp8.verl.actor_send_delta"]["calls"] == 3
+    assert trainer["patches"]["fp8.verl.actor_update_weights_delta"]["calls"] == 3
     (worker,) = [process for process in processes if "worker" in process["roles"]]
     assert worker["patches"]["fsdp.verl_vllm.receive_weights"]["calls"] == 3
 
