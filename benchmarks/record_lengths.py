@@ -18,6 +18,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import quick
+
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "examples" / "verl_cpu"), str(ROOT / "tests" / "support")]
 
@@ -43,7 +45,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--lessons", type=int, default=60)
     parser.add_argument("--largest", type=int, default=20)
-    given = parser.parse_args()
+    given = quick.parse(parser, steps=1, lessons=2)
     import make
     import torch
     import verl_job

@@ -25,6 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import quick
 from recording import sglang_engine
 from recording.line_up import Row, fours, line_up, middle, write
 
@@ -49,7 +50,7 @@ def main() -> None:
     for name, value in dict(waves=4, tokens=96, most=4, repeat=3).items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--clock", choices=("process_time", "perf_counter"), default="perf_counter")
-    wanted = parser.parse_args()
+    wanted = quick.parse(parser, rounds="0", batches="1", waves=1, tokens=16, most=2, repeat=1)
     wanted.batches = sorted(map(int, wanted.batches.split(",")), reverse=True)
     folder = Path(tempfile.mkdtemp(prefix="flashpatch-trace-"))
     try:
