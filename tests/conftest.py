@@ -14,6 +14,7 @@ pytest_plugins = ["cpu_times", "marked_files", "seen_live"]
 # Before torch is imported, and for all processes of the tests: what they compute is tiny, and on cores that several
 # processes share, threads spend their time waiting for each other.
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"  # and one server of `warm` serves those who say so and those who do not
 
 FRAMEWORKS = ("vllm", "verl", "sglang")
 

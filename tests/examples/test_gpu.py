@@ -90,6 +90,7 @@ class TestDockerfile:
         assert f"$(PAIRED)/.vllm: VLLM := {version}" in makefile
         assert re.search(r"--no-deps (verl==\S+)", DOCKERFILE.read_text())[1] in makefile
 
+    @pytest.mark.slow
     def test_what_it_copies_is_enough_to_install(self, tmp_path: Path) -> None:
         """A wheel of the copied sources has the files of one of the whole tree."""
         pytest.importorskip("setuptools")

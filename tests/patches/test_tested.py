@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import tomllib
 from importlib.util import find_spec
@@ -21,6 +22,7 @@ TRAINERS = {"trl": "trl", "swift": "ms-swift"}
 """Framework of a patch id to the distribution that the lane of trainers installs."""
 
 
+@functools.cache
 def lanes(target: str) -> set[tuple[str, str, str]]:
     """What a Makefile target runs tests on: mark, framework, and that framework's version in the same environment."""
     vllm = dict(re.findall(r"^\$\((\w+)\)/\.vllm: VLLM := (\S+)$", MAKEFILE, re.M))
@@ -55,6 +57,7 @@ def _selects(expression: str, mark: str) -> bool:
     return bool(re.search(rf"(?<!not )\b{mark}\b", expression))
 
 
+@functools.cache
 def marks(family: str) -> dict[str, bool]:
     """Marks of a family's tests and probes; whether one of their tests is not only for the long lanes."""
     files = [*(ROOT / "tests" / "patches" / family).rglob("test_*.py")]

@@ -56,7 +56,7 @@ PLAIN = (
         "packaging.version",
     ),
 )
-#: Modules worth importing once, by the framework a process is about.
+#: Modules worth importing once, by the framework a process is about. A server that has more of them serves too.
 VLLM = (
     "vllm",
     "vllm.entrypoints.llm",
@@ -68,9 +68,9 @@ VLLM = (
 #: Beside those, for engines with the second model runner.
 VLLM_V2 = ("vllm.v1.worker.cpu.model_runner",)
 TORCH = ("torch", "torch.distributed.fsdp")
-MODELS = ("torch", "transformers", "safetensors.torch", "transformers.models.auto.modeling_auto")
+MODELS = (*TORCH, "transformers", "safetensors.torch", "transformers.models.auto.modeling_auto")
 #: verl itself is left out: it chooses its platform when it is imported; and datasets and pandas, which start a thread.
-VERL = (*MODELS, "ray", "tensordict", "hydra", "torch.distributed.fsdp", "peft", "fastapi")
+VERL = (*MODELS, "ray", "tensordict", "hydra", "peft", "fastapi")
 #: Where verl imports vLLM too: another ten seconds.
 VERL_VLLM = (*VERL, *VLLM, "vllm.entrypoints.openai.api_server")
 #: And SGLang, whose stand-ins every process of its environment finds.
@@ -221,10 +221,11 @@ def start(
         base["PYTHONPATH"] = os.pathsep.join(map(str, path))
     prefixes = sum((_EARLY_WITH.get(module, ()) for module in modules), _EARLY)
     early = {name: value for name, value in base.items() if name.startswith(prefixes)}
-    key = (os.getpid(), tuple(modules), tuple(sorted(early.items())))
-    if key not in _servers:
-        _servers[key] = Server(modules, base)
-    return _servers[key].start(arguments, env, cwd, descriptors)
+    key = (os.getpid(), tuple(sorted(early.items())))
+    able = [server for known, server in _servers.items() if known[:2] == key and known[2] >= {*modules}]
+    server = able[0] if able else Server(modules, base)
+    _servers[*key, frozenset(modules)] = server
+    return server.start(arguments, env, cwd, descriptors)
 
 
 def run(

@@ -23,7 +23,7 @@ MAIN = "import sys; from flashpatch.cli import main; sys.exit(main())"
 
 
 def run(*args: str | Path, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "NO_COLOR": "1", **env}
+    environ = {**os.environ, "NO_COLOR": "1", **env}
     return warm.run(warm.MODELS, ["-c", MAIN, "profile", *args], env=environ, cwd=cwd, timeout=limit(300))
 
 
