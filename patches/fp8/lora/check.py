@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,13 +37,27 @@ class Place:
     outputs: int
 
 
+def joined(pairs: Mapping[str, Pair]) -> list[torch.Tensor]:
+    """Copy all values of an adapter into one flat tensor per dtype: it has hundreds of small ones, and a look at each costs."""
+    found: dict[torch.dtype, list[torch.Tensor]] = {}
+    for _, pair in sorted(pairs.items()):
+        for tensor in (pair.a, pair.b):
+            if tensor is not None:
+                found.setdefault(tensor.dtype, []).append(tensor.detach().reshape(-1))
+    return [torch.cat(parts) for parts in found.values()]
+
+
 def problems(
-    pairs: Mapping[str, Pair], places: Mapping[str, Place | None], config: Mapping[str, Any]
+    pairs: Mapping[str, Pair],
+    values: Sequence[torch.Tensor],
+    places: Mapping[str, Place | None],
+    config: Mapping[str, Any],
 ) -> list[str]:
     """Return what is wrong with an adapter, empty if nothing is.
 
     Args:
         pairs: by the engine's name of the module.
+        values: all of them, `joined`.
         places: modules of the engine that take an adapter; None for one whose size is not known.
         config: as PEFT writes it: ``r``, ``lora_alpha``, and what else changes what the tensors mean.
     """
@@ -54,8 +68,11 @@ def problems(
     if ignored:
         found.append(f"the engine has no place for {listed(ignored)}")
     wanted = _scaling(config)
+    whole = all(_finite(tensor) for tensor in values)
     for name, pair in pairs.items():
-        found += (f"{name}: {problem}" for problem in _of_pair(pair, places.get(name), config["r"], wanted))
+        found += (
+            f"{name}: {problem}" for problem in _of_pair(pair, places.get(name), config["r"], wanted, whole)
+        )
     return found
 
 
@@ -71,7 +88,7 @@ def _unread(config: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name}={config[name]} is not read by the engine"
 
 
-def _of_pair(pair: Pair, place: Place | None, rank: int, scaling: float) -> Iterator[str]:
+def _of_pair(pair: Pair, place: Place | None, rank: int, scaling: float, finite: bool) -> Iterator[str]:
     if pair.a is None or pair.b is None:
         yield f"lora_{'A' if pair.a is None else 'B'} did not come"
         return
@@ -87,19 +104,26 @@ def _of_pair(pair: Pair, place: Place | None, rank: int, scaling: float) -> Iter
         )
     if not math.isclose(pair.scaling, scaling, rel_tol=1e-6):
         yield f"the engine scales by {pair.scaling:g}, lora_alpha and r say {scaling:g}"
-    if not (_finite(pair.a) and _finite(pair.b)):
+    if not (finite or (_finite(pair.a) and _finite(pair.b))):
         yield "holds NaN or infinity"
 
 
 def _finite(tensor: torch.Tensor) -> bool:
-    return bool(torch.isfinite(tensor.sum(dtype=torch.float64))) or bool(torch.isfinite(tensor).all())
+    """Whether all values are finite; a NaN is the least and the largest of any values."""
+    return not tensor.numel() or all(bool(torch.isfinite(bound)) for bound in tensor.aminmax())
 
 
-def digest(pairs: Mapping[str, Pair]) -> str:
-    """Return a digest of what an adapter does, 16 hexadecimal digits: names, shapes, types, bits and scalings."""
+def digest(pairs: Mapping[str, Pair], values: Sequence[torch.Tensor]) -> str:
+    """Return a digest of what an adapter does, 16 hexadecimal digits: names, shapes, types, bits and scalings.
+
+    Args:
+        pairs: by the engine's name of the module.
+        values: all of them, `joined`.
+    """
     found = hashlib.sha256()
     for name, pair in sorted(pairs.items()):
-        for tensor in (pair.a, pair.b):
-            what = None if tensor is None else (tuple(tensor.shape), tensor.dtype, fingerprint.of(tensor))
-            found.update(f"{name} {pair.scaling!r} {what}\n".encode())
+        what = [None if one is None else (tuple(one.shape), one.dtype) for one in (pair.a, pair.b)]
+        found.update(f"{name} {pair.scaling!r} {what}\n".encode())
+    for tensor in values:
+        found.update(repr(fingerprint.of(tensor)).encode())
     return found.hexdigest()[:16]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8.lora.check import Pair, Place, digest, problems
+from flashpatch.patches.fp8.lora.check import Pair, Place, digest, joined, problems
 
 
 def checked(manager: Any, adapter: Any, request: Any, patch: str) -> str:
@@ -29,7 +29,8 @@ def checked(manager: Any, adapter: Any, request: Any, patch: str) -> str:
         for name, layer in adapter.loras.items()
         if not layer.is_packed
     }
-    found = problems(pairs, _consumed(manager, adapter), config(request))
+    values = joined(pairs)
+    found = problems(pairs, values, _consumed(manager, adapter), config(request))
     if found:
         more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         raise PatchError(
@@ -37,7 +38,7 @@ def checked(manager: Any, adapter: Any, request: Any, patch: str) -> str:
             patch=patch,
             advice="The adapter from before stays in place. Mend what the trainer sends, or the engine's lora settings.",
         )
-    name = digest(pairs)
+    name = digest(pairs, values)
     _own(adapter)
     return name
 

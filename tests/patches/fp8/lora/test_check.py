@@ -5,10 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashpatch.patches.fp8.lora.check import Pair, Place, digest, problems
+from flashpatch.patches.fp8.lora import check
+from flashpatch.patches.fp8.lora.check import Pair, Place
 
 CONFIG = {"r": 2, "lora_alpha": 6}
 PLACES = {"q_proj": Place(8, 4), "odd": None}
+
+
+def problems(pairs, places, config) -> list[str]:
+    return check.problems(pairs, check.joined(pairs), places, config)
+
+
+def digest(pairs) -> str:
+    return check.digest(pairs, check.joined(pairs))
 
 
 def pair(a=(2, 8), b=(4, 2), scaling=3.0) -> Pair:
@@ -40,6 +49,14 @@ def test_a_good_adapter_has_no_problems():
         ({"q_proj": pair(scaling=1.0)}, {}, "the engine scales by 1"),
         (
             {"q_proj": Pair(torch.full((2, 8), torch.inf), torch.ones(4, 2), 3.0)},
+            {},
+            "q_proj: holds NaN or infinity",
+        ),
+        (
+            {
+                "odd": pair((2, 5), (7, 2)),
+                "q_proj": Pair(torch.ones(2, 8), torch.full((4, 2), torch.nan), 3.0),
+            },
             {},
             "q_proj: holds NaN or infinity",
         ),
