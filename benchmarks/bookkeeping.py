@@ -1,6 +1,7 @@
-"""What following each write of an update costs, for a mixture of experts: processor milliseconds per layer and update.
+"""What following each write of an update costs, for a mixture of experts: processor milliseconds per layer and update;
+and, if vLLM is installed, what the key of the prefix cache costs a request.
 
-    python benchmarks/bookkeeping.py [--experts 8 128 384] [--rounds 20] [--threads 1] [--json]
+    python benchmarks/bookkeeping.py [--experts 8 128 384] [--prompts 512 8192] [--rounds 20] [--threads 1] [--json]
 
 A layer of toy experts (w1, w2 and w3 of 16 x 8 elements each, loaded one by one into two fused parameters, as vLLM
 loads them) is updated through the transaction. "plain" loads the same tensors into the same parameters with nothing
@@ -9,6 +10,9 @@ rounds in which the two take turns, as other work on the machine only adds. The 
 goes into copying. Torch calls Python for each operator of a loader, of which there are three to four per write; that
 alone, where no parameter is followed, is "floor": it bounds what any way of following writes by operators can reach. Both
 are also given as ratios to "plain", which say more on a busy machine.
+
+A request's blocks are hashed and it is admitted (`prefix_key_cost.py`) by vLLM's functions as they are, "stock", and as
+`in_flight="keep"` has them, "keyed", in turns; "commit" is the change of the key while 64 requests run.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 
+import prefix_key_cost
 import quick
 import torch
 
@@ -112,10 +117,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--experts", type=int, nargs="+", default=[8, 128, 384])
+    parser.add_argument("--prompts", type=int, nargs="+", default=[512, 8192])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", action="store_true")
-    args = quick.parse(parser, experts=[8], rounds=2)
+    args = quick.parse(parser, experts=[8], prompts=[512], rounds=2)
     torch.set_num_threads(args.threads)
     found = {experts: measure(experts, args.rounds) for experts in args.experts}
     rows = [
@@ -137,7 +143,11 @@ def main() -> None:
         "floor / plain",
         "update / plain",
     )
-    emit(found, [Table("One layer of experts, one update", columns, rows)], args.json)
+    tables = [Table("One layer of experts, one update", columns, rows)]
+    requests = prefix_key_cost.measure(args.prompts, args.rounds)
+    if requests:
+        tables.append(prefix_key_cost.table(requests))
+    emit({"experts": found, "prompts": requests}, tables, args.json)
 
 
 if __name__ == "__main__":

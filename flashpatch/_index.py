@@ -189,6 +189,8 @@ FAMILIES = {
             "fp8.vllm.engine_core_step": ("vllm.v1.engine.core",),
             "fp8.vllm.step_with_batch_queue": ("vllm.v1.engine.core",),
             "fp8.vllm.collective_rpc": ("vllm.v1.engine.core",),
+            "fp8.vllm.preprocess_add_request": ("vllm.v1.engine.core",),
+            "fp8.vllm.add_request": ("vllm.v1.engine.core",),
             "fp8.vllm.engine_core_sleep": ("vllm.v1.engine.core",),
             "fp8.vllm.engine_core_wake_up": ("vllm.v1.engine.core",),
             "fp8.vllm.llm_engine_collective_rpc": ("vllm.v1.engine.llm_engine",),

@@ -100,6 +100,9 @@ class ExecutorDoor:
 
     def _on_execute(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """Stand in for ``Executor.execute_model``."""
+        core, key = self._core(), self._gate.prefix_key
+        if key is not None and core is not None:
+            key.check(core.scheduler, scheduler_output.scheduled_new_reqs)
         worker.stamp(scheduler_output, self._gate.version)
         core = self._core()
         if hasattr(core, "get_weight_version"):

@@ -25,6 +25,7 @@ from flashpatch.patches.fp8.refit import model_registry
 from flashpatch.patches.fp8.vllm import (
     caches,
     late_engines,
+    prefix_key,
     running_requests,
     unsupported,
     worker,
@@ -54,6 +55,7 @@ class SchedulerGate:
         turn: held during a step and during a call to the workers, which may come from another thread.
         version: version of the target's weights that the caches belong to.
         adapters: how often the name of a LoRA adapter has come to mean something else.
+        prefix_key: of the prefix cache; None if commits empty it.
         drafter_version: version of the drafter's weights, 0 before its first update and without one.
         drafter_problem: why the drafter may not be used, empty if it may.
         weight_version: what was set as vLLM's ``weight_version``, None before the first update.
@@ -65,6 +67,7 @@ class SchedulerGate:
         self.drafter_problem = ""
         self.weight_version: str | None = None
         self.stepped = False
+        self.prefix_key = prefix_key.open_for(core)
         self.turn = threading.RLock()
         self._stale = True  # workers may have changed since their last report
         self._seen_changes = 0  # of models in this process, which can be loaded into without a call
@@ -159,10 +162,10 @@ class SchedulerGate:
         self.drafter_version, self.drafter_problem = version, problem
 
     def _adopt(self, core: Any, version: int, adapters: int) -> None:
-        """Adopt a new policy version, or adapters under known names: reset what was cached before."""
+        """Adopt a new policy version, or adapters under known names: part with what was cached before."""
         if engine.options("fp8")["in_flight"] == "abort":
             self._abort(core, running_requests.begun(core))
-        caches.reset(core, STEP.id)
+        caches.adopt(core, self.prefix_key, STEP.id)
         self.adapters = adapters
         if version == self.version:
             return
@@ -290,6 +293,7 @@ def _undo(site: Site) -> None:
         gate.door.remove()
         late_engines.lost(core)
     gates.clear()
+    prefix_key.keys.clear()
     site.unwrap()
 
 

@@ -27,7 +27,7 @@ def recalled(a: str, b: str, connector: str, folder: str, on: bool = True, **mor
     Path(folder).mkdir(exist_ok=True)
     kw = dict(
         kv_transfer_config=kv_connectors.config(connector, Path(folder), **more),
-        enable_prefix_caching=options.get("in_flight") != "keep",
+        enable_prefix_caching=True,
         block_size=32,
     )
     found: dict[str, Any] = dict(loads=[], resets=[])

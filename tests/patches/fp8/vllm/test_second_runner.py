@@ -149,6 +149,14 @@ def test_an_update_while_a_request_runs(runner: scenario.Runner, mode: str) -> N
     assert tokens[6:] == got["after"][:6]
 
 
+@pytest.mark.full
+def test_a_request_that_keeps_its_kv_shares_no_block(runner: scenario.Runner) -> None:
+    a, b = checkpoints()
+    kept, again = (runner(in_flight, a, b, mode) for mode in ("keep", "recompute"))
+    assert kept["b"] == again["b"] and kept["after"] == again["after"]
+    assert kept["tokens"][0][:6] == again["tokens"][0][:6] and kept["tokens"] != again["tokens"]
+
+
 def test_half_an_update_is_refused_by_the_gate_and_by_the_runner(runner: scenario.Runner) -> None:
     a, b = checkpoints()
     got = runner(incomplete, a, b)

@@ -344,13 +344,6 @@ def test_an_update_while_requests_run(chosen: scenario.Runner, mode: str) -> Non
     assert tokens != old["tokens"][0]
 
 
-def test_keep_and_the_prefix_cache_exclude_each_other(chosen: scenario.Runner) -> None:
-    a, b = updates.checkpoint(*A), updates.checkpoint(*B)
-    got = chosen(in_flight, a, b, "keep", timeout=90, enable_prefix_caching=True, block_size=32)
-    assert "in_flight='keep' cannot be combined with prefix caching" in got["problem"]
-    assert engines.difference(got["b"], oracle.answers(b)).exact
-
-
 def test_cached_prefixes_do_not_outlive_the_weights(runner: scenario.Runner) -> None:
     """Stock vLLM's stale answers are shown in test_stock."""
     a, b = updates.checkpoint(*A), updates.checkpoint(*B)

@@ -1,0 +1,339 @@
+"""``in_flight="keep"`` beside prefix caching: no request is served from blocks of another policy, or of several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import drafted
+import lora_lab
+import pytest
+import vllm_updates as updates
+from vllm_lab import engines, environment, models, oracle, scenario
+
+pytestmark = pytest.mark.vllm
+
+CACHED = dict(
+    enable_prefix_caching=True, block_size=32
+)  # two blocks a prompt, of which the last is never served
+TOKENS = engines.TOKENS
+
+
+# --- what runs in the engine's process
+
+
+class Asked:
+    """Requests of one engine, by name: tokens, and how many of the prompt's came from the cache."""
+
+    def __init__(self, llm: Any) -> None:
+        self.engine = llm.llm_engine
+        self.ended: dict[str, list] = {}
+
+    def add(self, name: str, prompt: Any, tokens: int = TOKENS, **more: Any) -> None:
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        self.engine.add_request(name, {"prompt_token_ids": list(prompt)}, sampling, **more)
+
+    def step(self, times: int = 1) -> None:
+        for _ in range(times):
+            for one in self.engine.step():
+                if one.finished:
+                    self.ended[one.request_id] = [list(one.outputs[0].token_ids), one.num_cached_tokens]
+
+    def finish(self) -> None:
+        while self.engine.has_unfinished_requests():
+            self.step()
+
+    def all_prompts(self, name: str) -> list[list]:
+        """Every prompt of the laboratory, one at a time: [tokens, cached]."""
+        for number, prompt in enumerate(engines.PROMPTS):
+            self.add(f"{name} {number}", prompt)
+            self.finish()
+        return [self.ended[f"{name} {number}"] for number in range(len(engines.PROMPTS))]
+
+    def held_back(self, name: str, prompt: Any) -> tuple:
+        """A request whose blocks are hashed, and which the core's own thread has not admitted yet."""
+        held: list[tuple] = []
+        core = self.engine.engine_core.engine_core
+        core.add_request = lambda *args: held.append(args)
+        self.add(name, prompt)
+        del core.add_request
+        return held[0]
+
+
+def send(llm: Any, path: str) -> None:
+    updates.send(llm, [list(models.weights(path))])
+
+
+def crossing(a: str, b: str, keyed: bool = True) -> dict[str, Any]:
+    """One request runs while A becomes B, A, B; others wait, or are admitted late; then all is asked again."""
+    import flashpatch
+    from flashpatch import ledger
+
+    flashpatch.enable("bf16", in_flight="keep")
+    with engines.open_llm(a, **CACHED) as llm, nullcontext() if keyed else _past_the_refusal(llm):
+        asked = Asked(llm)
+        found: dict[str, Any] = dict(a=asked.all_prompts("a"), again=asked.all_prompts("again"))
+        asked.add("long", engines.PROMPTS[0], 150)
+        asked.step(40)
+        asked.add("waits", engines.PROMPTS[1])
+        late = asked.held_back("late", engines.PROMPTS[2])
+        for path in (b, a, b):
+            send(llm, path)
+            asked.step()
+            if late:
+                drafted.core_of(llm).add_request(*late)
+                late = ()
+            asked.step(20)
+        asked.finish()
+        found["waits"], found["late"] = asked.ended["waits"], asked.ended["late"]
+        found["text"] = [*engines.PROMPTS[0], *asked.ended["long"][0]]
+        asked.add("whole", found["text"])
+        asked.finish()
+        found["whole"] = asked.ended["whole"]
+        found["b"], found["b again"] = asked.all_prompts("b"), asked.all_prompts("b again")
+        found["notes"] = ledger.notes()
+        flashpatch.disable("bf16")
+        found["off"] = asked.all_prompts("off")
+    return found
+
+
+@contextmanager
+def _past_the_refusal(llm: Any) -> Iterator[None]:
+    """Within, a commit leaves the cache of this engine as it is, and no key is in it."""
+    from flashpatch.patches.fp8.vllm import caches, prefix_key, scheduler_gate
+
+    core = drafted.core_of(llm)
+    scheduler_gate.gates[core].prefix_key = None
+    del prefix_key.keys[core]
+    adopt, caches.adopt = caches.adopt, lambda core, key, patch: None
+    try:
+        yield
+    finally:
+        caches.adopt = adopt
+
+
+def plain(path: str, *prompts: list[int]) -> dict[str, Any]:
+    """Stock: every prompt twice, then ``prompts``."""
+    with engines.open_llm(path, **CACHED) as llm:
+        asked = Asked(llm)
+        found: dict[str, Any] = dict(first=asked.all_prompts("first"), again=asked.all_prompts("again"))
+        for number, prompt in enumerate(prompts):
+            asked.add(str(number), prompt, 64)
+            asked.finish()
+        found["prompts"] = [asked.ended[str(number)][0] for number in range(len(prompts))]
+    return found
+
+
+def preempted(a: str, b: str) -> dict[str, Any]:
+    """Four requests want more KV memory than there is; when one was preempted, A becomes B."""
+    import flashpatch
+
+    flashpatch.enable("bf16", in_flight="keep")
+    with engines.open_llm(a, **CACHED, num_gpu_blocks_override=10) as llm:
+        asked = Asked(llm)
+        for number, prompt in enumerate(engines.PROMPTS):
+            asked.add(str(number), prompt, 48)
+        requests = drafted.core_of(llm).scheduler.requests
+        while not any(one.num_preemptions for one in requests.values()):
+            asked.step()
+        found: dict[str, Any] = dict(
+            before={
+                one.request_id.partition("-")[0]: list(one.output_token_ids)
+                for one in requests.values()
+                if not one.num_computed_tokens
+            }
+        )
+        send(llm, b)
+        asked.finish()
+        found["ended"] = asked.ended
+        found["b"] = asked.all_prompts("b")
+    flashpatch.disable("bf16")
+    return found
+
+
+def unsalted(a: str, b: str) -> str | None:
+    """Something in the process takes the salt out of the hashes."""
+    from vllm.v1.core import kv_cache_utils
+
+    import flashpatch
+
+    flashpatch.enable("bf16", in_flight="keep")
+    original = kv_cache_utils.generate_block_hash_extra_keys
+    kv_cache_utils.generate_block_hash_extra_keys = lambda request, start, end, at: (None, at)
+    try:
+        with engines.open_llm(a, **CACHED) as llm:
+            engines.greedy(llm)
+            send(llm, b)
+            return updates.error(lambda: engines.greedy(llm))
+    finally:
+        kv_cache_utils.generate_block_hash_extra_keys = original
+        flashpatch.disable("bf16")
+
+
+def asleep(a: str, b: str, level: int) -> list[list]:
+    import flashpatch
+
+    flashpatch.enable("bf16", in_flight="keep")
+    with engines.open_llm(a, **CACHED, **environment.SLEEPING) as llm:
+        asked = Asked(llm)
+        asked.all_prompts("a")
+        llm.sleep(level)
+        llm.wake_up()
+        send(llm, b)
+        found = asked.all_prompts("b") + asked.all_prompts("again")
+    flashpatch.disable("bf16")
+    return found
+
+
+def with_drafter(at: dict[str, str], good: str, bad: str) -> dict[str, Any]:
+    """While a request runs, the drafter gets another version and then the policy."""
+    with drafted.opened(at["a"], good, "draft_model", dict(in_flight="keep")) as llm:
+        drafted.tokens(llm)
+        asked = Asked(llm)
+        asked.add("runs", range(3, 30), 40)
+        asked.step(3)
+        llm.collective_rpc(drafted.send, args=(bad, "drafter"))
+        asked.step(2)
+        llm.collective_rpc(drafted.send, args=(at["b"], "target"))
+        asked.finish()
+        return dict(b=drafted.tokens(llm), again=drafted.tokens(llm), ended=len(asked.ended["runs"][0]))
+
+
+def load(worker: Any, path: str) -> None:
+    worker.get_model().load_weights(models.weights(path))
+
+
+def in_processes(a: str, b: str) -> dict[str, Any]:
+    """Core and worker in processes of their own: a request runs while A becomes B."""
+    import flashpatch
+
+    flashpatch.enable("bf16", in_flight="keep")
+    with engines.open_llm(a, processes=True, fork=True, **CACHED) as llm:
+        asked = Asked(llm)
+        asked.all_prompts("a")
+        asked.add("long", engines.PROMPTS[0], 150)
+        asked.step(3)
+        llm.collective_rpc(load, args=(b,))
+        found: dict[str, Any] = dict(b=asked.all_prompts("b"), again=asked.all_prompts("again"))
+        found["long"] = len(asked.ended["long"][0])
+    flashpatch.disable("bf16")
+    return found
+
+
+def adapters(a: str, where: str) -> dict[str, Any]:
+    """A request runs under an adapter while its name comes to mean another content, at the same path."""
+    import flashpatch
+
+    found = {}
+    flashpatch.enable("bf16", in_flight="keep")
+    with engines.open_llm(a, **CACHED, **lora_lab.ENGINE) as llm:
+        asked = Asked(llm)
+        for seed in (1, 2):
+            folder = lora_lab.write(where, lora_lab.tensors(a, seed))
+            lora_lab.send(llm, folder)
+            found[str(seed)] = lora_lab.ask(llm, folder, engines.greedy)
+            asked.add("runs", engines.PROMPTS[0], 40, lora_request=lora_lab.request(folder))
+            asked.step(3)
+        asked.finish()
+        found["2 again"] = lora_lab.ask(llm, folder, engines.greedy)
+    flashpatch.disable("bf16")
+    return found
+
+
+# --- the tests
+
+
+@pytest.fixture(scope="module")
+def bare() -> Iterator[scenario.Runner]:
+    with scenario.Runner() as interpreter:
+        yield interpreter
+
+
+@pytest.fixture
+def ab() -> tuple[str, str]:
+    return updates.checkpoint("qwen2", 0), updates.checkpoint("qwen2", 1)
+
+
+def served(found: list[list]) -> list[int]:
+    return [cached for _, cached in found]
+
+
+def said(found: list[list]) -> list[list[int]]:
+    return [tokens for tokens, _ in found]
+
+
+def test_no_request_meets_a_block_of_another_policy(bare: scenario.Runner, ab: tuple[str, str]) -> None:
+    got = bare(crossing, *ab)
+    want = bare(plain, ab[1], got["text"])
+    assert got["a"] == bare(plain, ab[0])["first"]
+    assert served(got["again"]) == served(want["again"]) == [32] * 4, "within a version the cache serves less"
+    assert got["waits"] == [said(want["first"])[1], 0], "a waiting request was served by the old policy"
+    assert got["late"] == [said(want["first"])[2], 0], "hashed before the commit, and admitted after it"
+    assert got["whole"] == [want["prompts"][0][:TOKENS], 0], "blocks of three policies are shared"
+    assert said(got["b"]) == said(got["b again"]) == said(want["first"])
+    assert served(got["b"]) == [32, 0, 0, 0] and served(got["b again"]) == [32] * 4
+    assert got["notes"]["prefix_tokens_older"] == 0 < got["notes"]["prefix_tokens"]
+    assert got["off"] == [[tokens, 0] for tokens in said(want["first"])], "stock met blocks of before"
+
+
+@pytest.mark.full
+def test_without_the_key_old_blocks_answer(bare: scenario.Runner, ab: tuple[str, str]) -> None:
+    got = bare(crossing, *ab, keyed=False)
+    want = bare(plain, ab[1], got["text"])
+    assert served(got["b"]) == [32] * 4 and said(got["b"]) != said(want["first"])
+    assert got["whole"][1] > 0 and got["whole"][0] != want["prompts"][0][:TOKENS]
+    assert got["waits"] != [said(want["first"])[1], 0]
+
+
+def test_a_preempted_request_goes_on_under_the_new_policy_alone(
+    bare: scenario.Runner, ab: tuple[str, str]
+) -> None:
+    got = bare(preempted, *ab)
+    assert got["before"] and all(got["before"].values()), "nothing was preempted"
+    whole = [[*engines.PROMPTS[int(name)], *tokens] for name, tokens in got["before"].items()]
+    for (name, before), rest in zip(
+        got["before"].items(), bare(plain, ab[1], *whole)["prompts"], strict=True
+    ):
+        tokens = got["ended"][name][0]
+        assert tokens[: len(before)] == before and tokens[len(before) :] == rest[: 48 - len(before)]
+    assert said(got["b"]) == oracle.answers(ab[1])["tokens"]
+
+
+def test_a_key_that_does_not_reach_the_hashes_is_noticed(bare: scenario.Runner, ab: tuple[str, str]) -> None:
+    error = bare(unsalted, *ab)
+    assert error is not None, "old blocks were served"
+    assert "PatchError" in error and "served 32 tokens of an older policy" in error
+
+
+@pytest.mark.full
+def test_in_processes_of_their_own(bare: scenario.Runner, ab: tuple[str, str]) -> None:
+    got = bare(in_processes, *ab)
+    assert said(got["b"]) == said(got["again"]) == oracle.answers(ab[1])["tokens"]
+    assert served(got["b"]) == [0] * 4 and served(got["again"]) == [32] * 4 and got["long"] == 150
+
+
+@pytest.mark.full
+def test_an_adapter_that_changes(bare: scenario.Runner, ab: tuple[str, str], tmp_path: Path) -> None:
+    got = bare(adapters, ab[0], str(tmp_path / "adapter"))
+    for seed in (1, 2):
+        assert got[str(seed)] == lora_lab.fresh(ab[0], lora_lab.adapter(ab[0], seed))["tokens"]
+    assert got["2 again"] == got["2"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("level", [1, 2])
+def test_sleep(bare: scenario.Runner, ab: tuple[str, str], level: int) -> None:
+    got = bare(asleep, *ab, level)
+    assert said(got[:4]) == said(got[4:]) == oracle.answers(ab[1])["tokens"]
+    assert served(got) == [0] * 4 + [32] * 4
+
+
+@pytest.mark.full
+def test_a_drafter_beside_the_policy(bare: scenario.Runner) -> None:
+    at = drafted.checkpoints()
+    got = bare(with_drafter, at, *drafted.drafters(at, "draft_model"))
+    assert got["b"] == got["again"] == bare(drafted.fresh, at["b"]) and got["ended"] == 40
