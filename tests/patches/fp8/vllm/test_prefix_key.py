@@ -235,8 +235,9 @@ def adapters(a: str, where: str) -> dict[str, Any]:
         for seed in (1, 2):
             folder = lora_lab.write(where, lora_lab.tensors(a, seed))
             lora_lab.send(llm, folder)
+            asked.finish()
             found[str(seed)] = lora_lab.ask(llm, folder, engines.greedy)
-            asked.add("runs", engines.PROMPTS[0], 40, lora_request=lora_lab.request(folder))
+            asked.add(f"runs {seed}", engines.PROMPTS[0], 40, lora_request=lora_lab.request(folder))
             asked.step(3)
         asked.finish()
         found["2 again"] = lora_lab.ask(llm, folder, engines.greedy)
