@@ -12,7 +12,10 @@ import warm
 from machine import limit
 from tree import SUPPORT
 
-pytestmark = pytest.mark.verl
+pytestmark = [
+    pytest.mark.verl,
+    pytest.mark.full,
+]  # five processes that import verl; test_delta_versions.py does without
 
 ALL = 8 * 300 * 501 * 2  # bytes
 
