@@ -30,11 +30,10 @@ def test_the_pth_waits_for_paths_that_later_files_add(wheel: Path, new_environme
     environment = new_environment()
     environment.pip("install", "--no-deps", wheel)
     (environment.site / "lent.pth").rename(environment.site / "zzz.pth")
-    config = environment.home / "mine.toml"  # what a config says is decided by the engine, at the start
-    config.write_text('enable = ["fp8"]\n')
     code = f"import sys; print('packaging' in sys.modules); {HOOKS}"
-    found = environment.python(code, FLASHPATCH="1", FLASHPATCH_CONFIG=str(config))
-    assert found.splitlines() == ["True", "[]"]
+    done = environment.run("python", "-c", code, FLASHPATCH="1", FLASHPATCH_LOG="LOUD")
+    assert "LOUD" in done.stderr, "which the engine says, at the start"
+    assert done.stdout.splitlines() == ["True", "[]"]
 
 
 def test_an_error_at_the_start_is_printed_and_python_goes_on(installed) -> None:
