@@ -37,10 +37,10 @@ def _mutate(kind: str, site: Any, wrapper: Callable[..., Any]) -> Callable[..., 
         )
     if kind == "uncounted":
 
-        class Silent(type(site.meter)):
+        class Silent(type(site.counter)):
             def hit(self) -> None: ...
 
-        site.meter = Silent(site.patch.id)
+        site.counter = Silent(site.patch.id)
     return wrapper
 
 

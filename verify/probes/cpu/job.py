@@ -117,10 +117,16 @@ def refused() -> str:
 
 
 def sharded_once(model: torch.nn.Module, batch: torch.Tensor, device: Any) -> list[float]:
-    """Step under FSDP1 as verl builds it: every rank takes rank 0's weights."""
-    from torch.distributed.fsdp import FullyShardedDataParallel
+    """Step under FSDP1 as verl builds it, with its reference policy's offload: every rank takes rank 0's weights."""
+    from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel
 
-    whole = FullyShardedDataParallel(model, device_id=device, sync_module_states=True, use_orig_params=True)
+    whole = FullyShardedDataParallel(
+        model,
+        device_id=device,
+        sync_module_states=True,
+        use_orig_params=True,
+        cpu_offload=CPUOffload(offload_params=True),
+    )
     step(whole, batch)
     with FullyShardedDataParallel.summon_full_params(whole):
         return flat(whole.parameters())

@@ -14,10 +14,23 @@ from typing import Any
 
 from flashpatch.proof import Proof
 from flashpatch.verify import processes
+from flashpatch.verify.probes import calls
 from flashpatch.verify.processes import Command
 
 _TIMEOUT = 600.0  # seconds
 _NO_ACCELERATOR = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+_TAKEN = (
+    "validate_config",
+    "compute_advantage",
+    "init_model",
+    "build_module",
+    "build_lora_module",
+    "build_optimizer",
+    "prepare_model_inputs",
+    "prepare_model_outputs",
+    "ppo_loss",
+    "convert_weight_keys",
+)
 _CLOSE = 1e-4  # of float32 in verl against float64, relative
 
 
@@ -35,7 +48,11 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
         what = "verl's worker updates an actor with the loss mode flowrl"
         return [Proof("flowrl", what, False, problem, seconds)]
     seen, shared = (json.loads((workdir / name).read_text()) for name in ("seen.json", "shared.json"))
-    return [*_weigh(seen, seconds), _compare(seen, shared)]
+    return [
+        *_weigh(seen, seconds),
+        _compare(seen, shared),
+        calls.counted(nonce, "flowrl.verl", {"trainer": _TAKEN}),
+    ]
 
 
 def _weigh(seen: Mapping[str, Any], seconds: float) -> list[Proof]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from flashpatch.proof import Proof
 from flashpatch.verify import processes
+from flashpatch.verify.probes import calls
 from flashpatch.verify.processes import Command
 
 TIMEOUT = 600.0  # seconds for all processes together
@@ -66,7 +67,11 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     seconds = time.monotonic() - began
     if problem:
         return [Proof("fsdp", "two ranks send to two rollout workers", False, problem, seconds)]
-    return _weigh(workdir, job.plain_step(workdir / "model"), seconds)
+    return [
+        *_weigh(workdir, job.plain_step(workdir / "model"), seconds),
+        calls.counted(nonce, "fsdp.verl", {"trainer": ("get_per_tensor_param", "get_sharding_strategy")}),
+        calls.counted(nonce, "fsdp.verl_vllm", {"worker": ("receive_weights",)}),
+    ]
 
 
 def _weigh(workdir: Path, wanted: dict[str, Any], seconds: float) -> list[Proof]:

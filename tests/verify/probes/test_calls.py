@@ -1,0 +1,41 @@
+"""What a probe called and the ledger did not count is named."""
+
+from __future__ import annotations
+
+import pytest
+from live_rows import entry, row
+
+from flashpatch.verify.probes import calls
+
+TAKEN = {"trainer": ("release_server", "generate")}
+
+
+def said(monkeypatch: pytest.MonkeyPatch, *rows: dict[str, int]) -> tuple[bool, str]:
+    """Judge trainers that counted so many calls of each patch."""
+    monkeypatch.setenv("FLASHPATCH", "grpo")
+    found = [
+        row(
+            "trainer",
+            pid=pid,
+            patches={f"grpo.verl.{name}": entry("live" if n else "installed", n) for name, n in one.items()},
+        )
+        for pid, one in enumerate(rows, 10)
+    ]
+    monkeypatch.setattr(calls, "rows", lambda nonce: found)
+    proof = calls.counted("n", "grpo.verl", TAKEN)
+    return proof.ok, proof.evidence
+
+
+def test_calls_in_any_process_of_the_role_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    all_due = {"register_policy_loss": 1, "prepare_micro_batches": 1, "generate": 0, "release_server": 2}
+    assert said(monkeypatch, all_due, {"generate": 3}) == (True, "7 calls of 4 patches")
+
+
+def test_what_was_never_counted_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    ok, evidence = said(monkeypatch, {"register_policy_loss": 1, "prepare_micro_batches": 1, "generate": 1})
+    assert not ok and evidence == "never called: grpo.verl.release_server in no trainer"
+
+
+def test_a_step_that_is_due_by_its_record_needs_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    ok, evidence = said(monkeypatch, {"register_policy_loss": 0, "generate": 1, "release_server": 1})
+    assert not ok and "grpo.verl.prepare_micro_batches in no trainer" in evidence
