@@ -29,7 +29,7 @@ from flashpatch.verify import cli, run
 pytestmark = [pytest.mark.verl, pytest.mark.full]
 
 #: family -> its probe runs on ranks that are numbered
-RANKED = {"grpo": True, "flowrl": True, "fsdp": True, "cpu": True, "bf16": False, "eagle": False}
+RANKED = {"grpo": True, "cpu": True, "fsdp": True, "flowrl": True}
 
 #: kind and id -> why the probe cannot see it
 SPARED: Mapping[str, str] = dict.fromkeys(
@@ -103,7 +103,7 @@ def test_each_mutant_is_noticed(family: str, tmp_path: Path) -> None:
     for mutant in made:
         seen = verdict(family, tmp_path, mutant)
         failed = [proof["what"] for proof in seen.family["proofs"] if not proof["ok"]]
-        by = [*failed, *(["--live"] if seen.live else [])]
+        by = [*failed, *(["--live"] if seen.live else [])] or (["a patch's state"] if seen.code else [])
         print(f"{mutant}: {by or 'NOT NOTICED'}", flush=True)
         if seen.code == 0 and seen.live == 0:
             unnoticed.append(mutant)
