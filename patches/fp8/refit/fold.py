@@ -33,6 +33,7 @@ class Plan:
     """Steps that make live state equal to fresh state in place."""
 
     def __init__(self) -> None:
+        # By identity, which is no other tensor's as long as this one is held.
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor, str]] = {}
         self._steps: list[Callable[[], Undo]] = []  # each returns how it is undone
         self._pairs: dict[int, Any] = {}
@@ -122,7 +123,8 @@ class Plan:
                 that old and fresh values are never held twice.
         """
         while self._copies:
-            _, (live, fresh, _) = self._copies.popitem()
+            _, (held, fresh, _) = self._copies.popitem()
+            live = held.detach()
             if undo is not None:
                 undo.append(functools.partial(live.copy_, live.clone()))
             live.copy_(fresh)
@@ -156,7 +158,7 @@ class Plan:
         known = self._copies.get(id(live))
         if known is not None and known[1].data_ptr() != fresh.data_ptr() and not torch.equal(known[1], fresh):
             raise LayoutChanged(f"{where} and {known[2]} share one tensor but were given different values")
-        self._copies[id(live)] = (live.detach(), fresh.detach(), where)
+        self._copies[id(live)] = (live, fresh.detach(), where)
         return live
 
     def _immutable(self, live: Any, fresh: Any, where: str) -> Any:

@@ -79,6 +79,7 @@ LARGE = dict(
     hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16, vocab_size=32000
 )
 CASES["large"] = Case("llama", {}, config=LARGE)  # 400 million weights, for the cost of an update
+AT_ONCE = ("fp8", "block", "w4a16", "static_kv", "moe_fp8", "mla_bf16", "mla_fp8")  # under atomic=model too
 SMOKE = {80: ("fp8",), 90: ("static_kv", "moe_fp8")}
 
 

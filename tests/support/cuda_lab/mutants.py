@@ -62,14 +62,42 @@ def one_expert_skipped() -> None:
     Plan._tensor = pair
 
 
+def processed_before_the_layers_they_read() -> None:
+    """Layers that vLLM processes last, MLA's attention among them, look at neighbours that hold the old values."""
+    from flashpatch.patches.fp8.refit.staged_update import StagedUpdate
+
+    real = StagedUpdate.commit
+
+    def commit(self, missing, derive):
+        plans, self._plans = self._plans, {}
+
+        def late(undo):
+            for plan in plans.values():
+                plan.apply(undo)
+            derive(undo)
+
+        real(self, missing, late)
+
+    StagedUpdate.commit = commit
+
+
 MUTANTS = {
     mutant.__name__: mutant
-    for mutant in (scales_not_copied, derived_not_copied, attributes_not_assigned, one_expert_skipped)
+    for mutant in (
+        scales_not_copied,
+        derived_not_copied,
+        attributes_not_assigned,
+        one_expert_skipped,
+        processed_before_the_layers_they_read,
+    )
 }
 CAUGHT_BY = {
+    "processed_before_the_layers_they_read": "mla_fp8",
     "scales_not_copied": "fp8",
     "derived_not_copied": "mla_fp8",
     "attributes_not_assigned": "static_kv",
     "one_expert_skipped": "moe_fp8",
 }
-"""By mutant, the case that must show it."""
+"""By mutant, the storage case that must show it."""
+ATOMIC = {"processed_before_the_layers_they_read": "model"}
+"""By mutant, the mode in which it is a fault; of others `layer`."""

@@ -40,9 +40,14 @@ def run(
         mode: `fresh`, or `update`: then FlashPatch is on, unless `more` says FLASHPATCH="0"; of losses "".
         capability: ten times the fake device's compute capability; 0: the GPU.
         names: of `cuda_lab.cases.CASES`; for engines with their steps.
-        more: further variables.
+        more: further variables; `ATOMIC` is the option of FlashPatch.
     """
-    patches = {"FLASHPATCH": "bf16", "FLASHPATCH_LEDGER": str(folder / "ledger")} if mode == "update" else {}
+    patches = {}
+    if mode == "update":
+        options = folder / f"{more.get('ATOMIC', 'layer')}.toml"
+        options.write_text(f'[fp8]\natomic = "{options.stem}"\n')
+        patches = {"FLASHPATCH": "bf16", "FLASHPATCH_CONFIG": str(options)}
+        patches["FLASHPATCH_LEDGER"] = str(folder / "ledger")
     env = environment(capability, **{**patches, **more})
     out = folder / f"{what}-{mode}-{capability}-{'-'.join(more.values()).replace(':', '-')}.pickle"
     command = [sys.executable, "-m", f"cuda_lab.{what}"]

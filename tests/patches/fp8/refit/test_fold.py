@@ -158,6 +158,14 @@ def test_expanded_tensors():
         apply(live, torch.arange(4.0))
 
 
+def test_several_expanded_tensors():
+    """The part of one that is copied must not be taken for another's, whose place in memory it gets once it is gone."""
+    for values in ([3.0] * 8, range(8)):
+        live = [torch.ones(1).expand(4) for _ in values]
+        apply(live, [torch.full((1,), float(value)).expand(4) for value in values])[0].apply()
+        assert [tensor[0].item() for tensor in live] == [float(value) for value in values]
+
+
 def test_another_kind_of_object_replaces_the_old_one():
     for live, fresh in ((1, 2), ("a", "b"), ([1], (1,)), (None, Kernel(1)), (closure(A, 1), lambda x: x)):
         assert apply(live, fresh)[1] is fresh

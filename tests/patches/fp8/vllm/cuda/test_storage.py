@@ -35,7 +35,17 @@ def results(tmp_path_factory):
     ("capability", "name"), ALL, ids=[f"{name}-{capability}" for capability, name in ALL]
 )
 def test_an_update_is_a_fresh_load(results, capability: int, name: str) -> None:
-    fresh, updated = results("fresh", capability)[name], results("update", capability)[name]
+    check(name, results("fresh", capability)[name], results("update", capability)[name], capability)
+
+
+@pytest.mark.parametrize("name", cases.AT_ONCE)
+def test_at_once_it_is_a_fresh_load_too(results, name: str) -> None:
+    """Under atomic=model, which carries all out at the end."""
+    updated = results("update", 90, cases.AT_ONCE, ATOMIC="model")[name]
+    check(name, results("fresh", 90)[name], updated, 90)
+
+
+def check(name: str, fresh: dict, updated: dict, capability: int) -> None:
     assert "error" not in fresh and "error" not in updated, (fresh.get("error"), updated.get("error"))
     assert (fresh["launches"], updated["launches"]) == (
         0,
@@ -51,7 +61,9 @@ def test_an_update_is_a_fresh_load(results, capability: int, name: str) -> None:
 @pytest.mark.parametrize("mutant", mutants.MUTANTS)
 def test_a_planted_fault_is_seen(results, mutant: str) -> None:
     name = mutants.CAUGHT_BY[mutant]
-    updated = results("update", 90, (name,), CUDA_LAB_MUTANT=mutant)[name]
+    updated = results(
+        "update", 90, (name,), CUDA_LAB_MUTANT=mutant, ATOMIC=mutants.ATOMIC.get(mutant, "layer")
+    )[name]
     assert "error" not in updated
     assert compare(results("fresh", 90)[name], updated).faults.get("differing")
 
