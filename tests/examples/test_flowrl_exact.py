@@ -182,6 +182,7 @@ def test_training_reaches_the_target(exact, changes):
     assert float(variation[-1].max()) < 0.12, variation[-1]
 
 
+@pytest.mark.slow
 def test_grpo_does_not(exact):
     """The same world and samples: what the test above asks for is not had for nothing."""
     assert float(trained(exact, kind="grpo")[-1].min()) > 0.2

@@ -174,18 +174,13 @@ def lie(path: Path, **changes) -> str:
 
 
 DAMAGE = {
-    "empty": lambda path: "",
     "truncated": lambda path: path.read_text()[:-7],
     "not json": lambda path: "{",
-    "a list": lambda path: "[]",
-    "no body": lambda path: '{"sum": ""}',
     "not text": lambda path: "\udcff\udcfe",
     "nested": lambda path: "[" * 100_000,
     "a flipped bit": lambda path: path.read_text().replace("true", "fals", 1),
     "another verdict, old sum": lambda path: path.read_text().replace("Engine.load", "Engine.lo4d"),
     "a verdict of wrong types": lambda path: lie(path, verdict=[1, 2, 3, 4]),
-    "a short verdict": lambda path: lie(path, verdict=[False]),
-    "files of a wrong type": lambda path: lie(path, files=3),
     "stamps of a wrong type": lambda path: lie(path, files={"/": "x"}),
     "another key": lambda path: lie(path, key="0"),
 }
@@ -270,7 +265,7 @@ def patch(*params):
     return Patch(id="test.toy.patch", targets=("toy.newer:f", "toy.engine:Engine.load"), requires="toy",
                  why="", how="", remove_when="", wrapper=print, contract=Contract(params=params))
 wanted = {("weights",): True, ("absent",): False}
-for _ in range(150):
+for _ in range(50):
     for params, ok in wanted.items():
         found = verdict_cache.check(patch(*params), {"toy": root / "toy"}.get, "1")
         assert found.ok is ok, (params, found)

@@ -17,7 +17,7 @@ def test_the_parts_of_an_arm():
 
 @pytest.mark.parametrize(
     "text",
-    ["", "3_1", "3_1_4_5", "a_1_2", "0_1_2", "1_0_2", "3_1_1", "3_1_9", "3_1_3", "-1_1_2", "٣_1_4", 3, None],
+    ["", "3_1_4_5", "a_1_2", "0_1_2", "3_1_9", "3_1_3", "-1_1_2", "٣_1_4", None],
 )
 def test_a_malformed_arm_is_refused_with_the_way_to_write_it(text):
     with pytest.raises(PatchError, match="arms.*(Write|start|disable)"):

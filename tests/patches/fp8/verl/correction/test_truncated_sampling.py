@@ -109,8 +109,7 @@ def test_equal_policies_show_the_kept_mass_of_each_position():
     assert 0.8 < found["kept_mass"] < 0.95 and found["kept_mass_error"] < 1e-3
 
 
-@pytest.mark.parametrize("noise", [0.1, 0.5])
-@pytest.mark.parametrize("top_p", [0.5, 0.9, 1.0])
+@pytest.mark.parametrize(("noise", "top_p"), [(0.1, 0.9), (0.5, 0.5), (0.5, 1.0)])
 def test_a_rounded_rollout_leaves_the_estimate_at_the_trainers_kept_mass(noise, top_p):
     for seed in range(3):
         drawn = Drawn(noise, top_p, seed=seed)
