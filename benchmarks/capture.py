@@ -66,7 +66,7 @@ def measure(folder: Path, wanted: argparse.Namespace) -> dict[str, float]:
     tiny.drafter(folder / "drafter")
     import flashpatch
 
-    flashpatch.enable("eagle", strict=True, samples=str(folder / "ring"), arms=["2_1_3"])
+    flashpatch.enable("eagle", strict=True, samples=str(folder / "queue"), arms=["2_1_3"])
     from vllm import LLM, SamplingParams
 
     from flashpatch.patches.eagle.vllm import capture

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _INTERVAL = 1.0
 _BEHIND = 0.1  # seconds by which the row may be older than the last event
-_FLUSH_PATIENCE = 2.0
+_FLUSH_SECONDS = 2.0
 _log = logging.getLogger("flashpatch")
 
 
@@ -79,7 +79,7 @@ class _Row:
             self._write()
 
     def flush(self) -> None:
-        if self.booted and self._writing.acquire(timeout=_FLUSH_PATIENCE):
+        if self.booted and self._writing.acquire(timeout=_FLUSH_SECONDS):
             try:
                 self._write_row()
             finally:

@@ -14,7 +14,7 @@ from typing import Any
 from flashpatch.patches.fp8.refit.errors import REQUESTS_RUN
 
 _BUCKETS = 5
-_PATIENCE = 10.0  # seconds
+_BUSY_SECONDS = 10.0  # seconds
 _LAST_ROW = 1.5  # seconds until every process has written its last row
 _PROMPTS = tuple(list(range(start, 512, 9)) for start in range(3))
 
@@ -96,7 +96,7 @@ def _update(engine: Any, checkpoint: str) -> None:
 
 def _when_idle(update: Callable[[], tuple[bool, str]]) -> None:
     """Call an update, again for a moment: SGLang answers a request before its scheduler forgets it."""
-    end = time.monotonic() + _PATIENCE
+    end = time.monotonic() + _BUSY_SECONDS
     while True:
         done, message = update()
         if done or REQUESTS_RUN not in message or time.monotonic() > end:
