@@ -12,6 +12,7 @@ from torch import nn
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.refit.coverage import Coverage
 from flashpatch.patches.fp8.refit.pristine_params import SMALL, PristineParam, record
+from flashpatch.patches.fp8.refit.write_tracker import WriteTracker, storage_identity
 
 CPU = torch.device("cpu")
 FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2]
@@ -194,3 +195,20 @@ def test_meta_tensors_are_staged_on_the_models_device(name):
     staged = param.stage()
     param.allocate()
     assert staged.device == CPU and staged.isnan().all() and param.initial is None
+
+
+def test_shapes_of_packed_experts_take_integers_and_weights_do_not():
+    """vLLM makes both in the model's dtype."""
+    for param in params_of(
+        **{name: parameter(2, dtype=torch.bfloat16) for name in ("w2_weight_shape", "w2_weight")}
+    ).values():
+        staged = param.stage()
+        param.allocate()
+        written = []
+        with WriteTracker({storage_identity(staged): [param]}, lambda *at: written.append(at)):
+            if param.key == "w2_weight":
+                with pytest.raises(PatchError, match="w2_weight holds bfloat16 but was given int64"):
+                    staged.data.copy_(torch.tensor([64, 128]))
+            else:
+                staged.data[0:2] = torch.tensor([64, 128])
+        assert len(written) == (param.key == "w2_weight_shape")
