@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from installed import version_of
+from packaging.version import Version
 from vllm_lab import engines, environment, models, oracle
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -87,6 +90,18 @@ def request(folder: str, name: str = "policy", number: int = 1, replace: bool = 
     from vllm.lora.request import LoRARequest
 
     return LoRARequest(name, number, folder, load_inplace=replace)
+
+
+def base(model: str) -> list[tuple[str, Any]]:
+    """A checkpoint's tensors by the names that the base of an engine with adapters loads.
+
+    vLLM 0.24 knows a layer with adapters as ``base_layer`` alone, and verl names it so.
+    """
+    items = models.weights(model)
+    if version_of("vllm") >= Version("0.27"):
+        return list(items)
+    wrapped = re.compile(rf"({'|'.join(TARGETS)})\.")
+    return [(wrapped.sub(r"\1.base_layer.", name), tensor) for name, tensor in items]
 
 
 def send(llm: Any, folder: str, **how: Any) -> None:

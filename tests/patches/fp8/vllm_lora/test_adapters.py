@@ -8,7 +8,7 @@ from typing import Any
 import lora_lab
 import pytest
 import vllm_updates as updates
-from vllm_lab import engines, models, oracle, scenario
+from vllm_lab import engines, oracle, scenario
 from vllm_precisions import opened
 
 pytestmark = pytest.mark.vllm
@@ -31,7 +31,7 @@ def over_a_base(name: str, a: str, b: str, folders: list[str]) -> dict[str, Any]
             lora_lab.send(llm, folder)
             found["adapters"].append(lora_lab.ask(llm, folder))
         found["base"] = engines.answers(llm)
-        updates.send(llm, [list(models.weights(b))])
+        updates.send(llm, [lora_lab.base(b)])
         updates.finish(llm)
         found["other base"] = engines.answers(llm)
         found["adapter on it"] = lora_lab.ask(llm, folders[-1])

@@ -7,6 +7,8 @@ from typing import Any
 import lora_lab
 import pytest
 import vllm_updates as updates
+from installed import version_of
+from packaging.version import Version
 from vllm_lab import engines, scenario
 
 pytestmark = pytest.mark.vllm
@@ -66,6 +68,10 @@ def together(a: str, folders: list[str]) -> dict[str, Any]:
 def test_ranks_take_an_adapter_together_or_not_at_all() -> None:
     a = updates.checkpoint("qwen2", 0)
     folders = [lora_lab.adapter(a, seed) for seed in (1, 2)]
+    if version_of("vllm") < Version("0.27"):
+        with pytest.raises(scenario.ScenarioError, match="einsum"):  # in its operators for CPUs
+            lora_lab.fresh(a, folders[0], **TP2)
+        pytest.skip("vLLM 0.24 itself fails under an adapter on two ranks of a CPU")
     got = scenario.run(together, a, folders, env={"FLASHPATCH": "bf16"}, timeout=500)
     fresh = [lora_lab.fresh(a, folder, **TP2) for folder in folders]
     assert engines.difference(got["first"], fresh[0]).exact
