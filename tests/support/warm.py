@@ -56,7 +56,7 @@ PLAIN = (
         "packaging.version",
     ),
 )
-#: Modules worth importing once, by the framework a process is about. A server that has more of them serves too.
+#: Modules worth importing once, by the framework a process is about. The server of `MODELS` serves for a part of them too.
 VLLM = (
     "vllm",
     "vllm.entrypoints.llm",
@@ -222,9 +222,10 @@ def start(
     prefixes = sum((_EARLY_WITH.get(module, ()) for module in modules), _EARLY)
     early = {name: value for name, value in base.items() if name.startswith(prefixes)}
     key = (os.getpid(), tuple(sorted(early.items())))
-    able = [server for known, server in _servers.items() if known[:2] == key and known[2] >= {*modules}]
-    server = able[0] if able else Server(modules, base)
-    _servers[*key, frozenset(modules)] = server
+    fitting = [MODELS, modules] if {*modules} <= {*MODELS} else [modules]
+    server = next((_servers[*key, *one] for one in fitting if (*key, *one) in _servers), None)
+    if server is None:
+        server = _servers[*key, *modules] = Server(modules, base)
     return server.start(arguments, env, cwd, descriptors)
 
 
