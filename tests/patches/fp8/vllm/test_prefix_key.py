@@ -334,6 +334,7 @@ def test_sleep(bare: scenario.Runner, ab: tuple[str, str], level: int) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.vllm(least="0.25")  # stock 0.24 verifies no drafts on a CPU
 def test_a_drafter_beside_the_policy(bare: scenario.Runner) -> None:
     at = drafted.checkpoints()
     got = bare(with_drafter, at, *drafted.drafters(at, "draft_model"))
