@@ -7,6 +7,7 @@ sees any of it, so that the engine's update is that of a sync of everything.
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,10 @@ ROLLOUT = "verl.checkpoint_engine.base:CheckpointEngineWorker"
 FAMILY = "fp8"
 APART = ("naive", "delta_sharded")
 """Backends that take no stream of weights: one within a process, and verl's own differences."""
+
+_MUCH = 0.9  # of the bytes of everything: nothing is gained
+
+logger = logging.getLogger("flashpatch.fp8")
 
 
 class Ends:
@@ -70,6 +75,14 @@ def _recorded(step: int | None) -> dict[str, float]:
     ledger.note(delta=facts)
     ledger.event("delta", step=step, **facts)
     changed = facts["changed"] / facts["values"] if facts["base"] and facts["values"] else 1.0
+    if facts["base"] and facts["share"] > _MUCH:
+        logger.warning(
+            "[flashpatch: %s] step %s: %.0f %% of the values changed, so delta_sync saves nothing; with model_dtype=fp32, its "
+            "default, verl's FSDP sends float32, of which each step changes nearly all",
+            SEND.id,
+            step,
+            100 * changed,
+        )
     return {
         "sync/wire_bytes": float(facts["bytes"]),
         "sync/wire_share": facts["share"],

@@ -15,7 +15,7 @@ trainer.v1.separate_async.parameter_sync_step=2 actor_rollout_ref.actor.ppo_mini
 trainer.v1.separate_async.num_warmup_batches=0
 actor_rollout_ref.rollout.nnodes=1 actor_rollout_ref.rollout.n_gpus_per_node=1
 actor_rollout_ref.actor.strategy=fsdp2 actor_rollout_ref.ref.strategy=fsdp2
-actor_rollout_ref.actor.optim.lr=1e-6
+actor_rollout_ref.actor.optim.lr=1e-6 actor_rollout_ref.actor.fsdp_config.model_dtype=bfloat16
 """.split()
 
 

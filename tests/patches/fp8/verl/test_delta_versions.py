@@ -153,6 +153,16 @@ def test_the_first_sync_brings_everything_and_the_next_what_changed(job):
     assert job.trainers[1].ends.sender.version is None  # it keeps no copy
 
 
+def test_a_sync_in_which_nearly_all_changed_says_why(job, caplog):
+    job.weights = {name: tensor.float() for name, tensor in job.weights.items()}
+    job.sync()
+    job.sync()
+    assert "delta_sync saves nothing" not in caplog.text
+    job.weights = {name: tensor + 1e-3 for name, tensor in job.weights.items()}
+    assert job.sync()["sync/changed_share"] > 0.99 and job.right()
+    assert "delta_sync saves nothing; with model_dtype=fp32" in caplog.text
+
+
 def test_a_caller_that_awaits_gets_a_coroutine(job):
     async def awaits():
         return await delta_versions.on_update(job.stock, job.manager, 1)

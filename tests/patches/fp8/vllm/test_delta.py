@@ -65,7 +65,6 @@ def followed(name: str, model: str, steps: int) -> dict[str, Any]:
         ("fp8_channel", "qwen2"),
         ("fp8_tensor", "qwen2"),
         ("int8", "qwen2"),
-        pytest.param("int8", "mixtral", marks=pytest.mark.full),
         pytest.param("bf16", "qwen3-moe", marks=pytest.mark.full),
     ],
 )
