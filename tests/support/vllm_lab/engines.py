@@ -71,11 +71,12 @@ def open_llm(
 
 @contextlib.contextmanager
 def forked() -> Iterator[None]:
-    """Let vLLM fork engine cores and workers, as it does on a GPU; on a CPU each of them would import it anew."""
-    from vllm.v1.engine import utils
+    """Let vLLM fork engine cores, workers and the coordinator of a data-parallel group, as it does on a GPU; on a CPU each of
+    them would import it anew."""
+    from vllm.v1.engine import coordinator, utils
     from vllm.v1.executor import multiproc_executor
 
-    chosen = [(module, module.get_mp_context) for module in (utils, multiproc_executor)]
+    chosen = [(module, module.get_mp_context) for module in (coordinator, utils, multiproc_executor)]
     for module, _ in chosen:
         module.get_mp_context = functools.partial(multiprocessing.get_context, "fork")
     try:

@@ -49,6 +49,7 @@ def alone(workdir: Path) -> None:
         "policy": sorted(name for name in before if "proj_z" not in name),
         "exported": exported(worker),
         "learned": chosen.log_z == "learned",
+        "groups": groups(worker),
         "adapters": adapters(model, rows),
         "advantages": advantages.seen(),
         "paper_advantages": advantages.paper(chosen),
@@ -62,14 +63,19 @@ def exported(worker: Any) -> list[str]:
     return sorted(name for name, _ in worker.actor.engine.get_per_tensor_param()[0])
 
 
+def groups(worker: Any) -> int:
+    """Return how many groups of parameters the optimizer has."""
+    return len(worker.actor.engine.optimizer.param_groups)
+
+
 def adapters(model: Path, rows: Sequence[Any]) -> dict[str, Any]:
-    """Update the same actor with LoRA, merged for the rollout; return the step, and the names that are exported."""
+    """Update the same actor with LoRA, merged for the rollout; return the step, the names that are exported, and `groups`."""
     from flashpatch.verify.probes.flowrl import tiny
 
     lora = (f"{tiny.MODEL}.lora_rank=4", f"{tiny.MODEL}.lora.merge=True")
     worker = tiny.worker(tiny.recipe(model, *lora))
     _, step = update(worker, rows)
-    return {**step, "exported": exported(worker)}
+    return {**step, "exported": exported(worker), "groups": groups(worker)}
 
 
 def shared(workdir: Path) -> None:

@@ -89,6 +89,11 @@ def _weigh(seen: Mapping[str, Any], seconds: float) -> list[Proof]:
             f"{len(seen['exported'])} names of {len(seen['policy'])}, "
             f"{sum('proj_z' in name for name in seen['exported'])} of proj_z",
         ),
+        _proof(
+            "the optimizer has a parameter group for each rate: the policy's, and that of proj_z if there is one",
+            seen["groups"] == seen["adapters"]["groups"] == 1 + learned,
+            f"{seen['groups']}, with LoRA {seen['adapters']['groups']}",
+        ),
         _adapters(seen, head),
         _proof(
             "a Megatron recipe is refused by name",
