@@ -44,6 +44,19 @@ def _permute_experts(tensors: Tensors) -> None:
         tensors[other].copy_(first)
 
 
+def _drop_router_bias(tensors: Tensors) -> None:
+    """The correction that decides which experts are chosen."""
+    tensors[f"{LAYER}.mlp.gate.e_score_correction_bias"].zero_()
+
+
+def _round_norm(tensors: Tensors) -> None:
+    """A norm whose weights went through eight bits."""
+    import torch
+
+    weight = tensors[f"{LAYER}.post_attention_layernorm.weight"]
+    weight.copy_(weight.to(torch.float8_e5m2))
+
+
 def _rope(config: dict) -> None:
     for scope in (config, config.get("rope_parameters") or {}):
         if "rope_theta" in scope:
@@ -55,7 +68,15 @@ def _epsilon(config: dict) -> None:
 
 
 def _window(config: dict) -> None:
-    config["sliding_window"] = config["sliding_window"] - 32
+    config["sliding_window"] -= 1
+
+
+def _softcap(config: dict) -> None:
+    config["final_logit_softcapping"] = None
+
+
+def _attention_softcap(config: dict) -> None:
+    config["attn_logit_softcapping"] = None
 
 
 FAULTS: dict[str, tuple[str, Callable[[Any], None], str, str]] = {
@@ -66,6 +87,10 @@ FAULTS: dict[str, tuple[str, Callable[[Any], None], str, str]] = {
     "rope theta": ("llama", _rope, "config", "into model.layers.0.self_attn.o_proj"),
     "rms eps": ("llama", _epsilon, "config", "model.layers.0.input_layernorm"),
     "experts exchanged": ("qwen3-moe", _permute_experts, "tensors", f"{LAYER}.mlp"),
+    "router bias": ("glm4-moe", _drop_router_bias, "tensors", f"{LAYER}.mlp"),
+    "a norm in eight bits": ("llama", _round_norm, "tensors", f"{LAYER}.post_attention_layernorm"),
+    "softcap of logits": ("gemma2", _softcap, "config", "logits"),
+    "softcap of attention": ("gemma2", _attention_softcap, "config", "into model.layers.0.self_attn.o_proj"),
     "sliding window": ("gemma3", _window, "config", "into model.layers.0.self_attn.o_proj"),
 }
 """By name: family of the model, what plants the fault, where, and the place that must be named."""

@@ -10,7 +10,7 @@ import torch
 
 from flashpatch.verify.exact.calls import recorded
 from flashpatch.verify.exact.engine import Pass
-from flashpatch.verify.exact.forced import gaps
+from flashpatch.verify.exact.forced import gaps, pairs
 from flashpatch.verify.exact.names import FUSED
 from flashpatch.verify.exact.noise import rounded
 
@@ -83,6 +83,8 @@ def compare(load: Callable[[torch.dtype], torch.nn.Module], ids: list[int], engi
     small = load(torch.bfloat16)
     with rounded(small, engine.quantization), recorded(small) as calls:
         near = logits(small, ids)
+    same = pairs(exact, len(ids), engine.calls)[0]  # the same modules, so that the same lies between them
+    calls = [call for call in calls if call.name in same]
     rounding = {gap.place: gap.size for gap in gaps(exact, ids, calls, near)}
     places = [Place(gap.place, gap.size, max(FACTOR * _noise(gap.place, rounding), FLOOR)) for gap in found]
     kl, largest = _apart(wanted, engine.logits)

@@ -6,9 +6,12 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flashpatch.commands.report import Table, emit
+
+if TYPE_CHECKING:
+    import torch
 
 AGREE, DIFFER, USAGE = 0, 1, 2
 TEXT = (
@@ -17,6 +20,7 @@ TEXT = (
 )
 RANDOM_TOKENS = 48
 DISTINCT = 16
+WIDEST_WINDOW = 1024  # tokens; a wider sliding window is not reached
 SHOWN = 12
 
 
@@ -45,7 +49,8 @@ def certify(model: str, prompt: str = "", engine: dict[str, Any] | None = None) 
     Args:
         model: path or name of a checkpoint that transformers loads unquantized.
         prompt: text to compare on; "" takes a built-in one, or random tokens if the model has no tokenizer.
-        engine: arguments of `vllm.LLM`; ``model`` among them is another checkpoint for it.
+        engine: arguments of `vllm.LLM`; ``model`` among them is another checkpoint for it, ``adapter`` the folder of a LoRA
+            adapter that it serves.
     """
     from transformers import AutoModelForCausalLM
 
@@ -54,27 +59,37 @@ def certify(model: str, prompt: str = "", engine: dict[str, Any] | None = None) 
 
     ids = tokens(model, prompt or TEXT)
     settings = {"model": model, "dtype": "bfloat16", "max_model_len": max(len(ids) + 8, 64), **(engine or {})}
-    with rollout.opened(**settings) as llm:
-        seen = rollout.prefill(llm, ids)
-    return compare(lambda dtype: AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval(), ids, seen)
+    adapter = settings.pop("adapter", "")
+    with rollout.opened(**({"enable_lora": True} if adapter else {}), **settings) as llm:
+        seen = rollout.prefill(llm, ids, adapter)
+
+    def load(dtype: torch.dtype) -> torch.nn.Module:
+        # torch's own attention, the default, leaves caps on scores away.
+        eager = {"attn_implementation": "eager"}
+        return AutoModelForCausalLM.from_pretrained(model, dtype=dtype, **eager).eval()
+
+    return compare(load, ids, seen)
 
 
 def tokens(model: str, text: str) -> list[int]:
-    """Return the text's tokens; tokens drawn at random if the model has no tokenizer, or one that knows too few words.
+    """Return the text's tokens; tokens drawn at random if they reach past no sliding window, or the tokenizer knows too few words.
 
     Equal tokens give equal values, which attention averages to the same whatever it attends to.
     """
     import torch
     from transformers import AutoConfig, AutoTokenizer
 
-    size = AutoConfig.from_pretrained(model).vocab_size
+    config = AutoConfig.from_pretrained(model).get_text_config()
+    size, window = config.vocab_size, getattr(config, "sliding_window", None) or 0
+    least = window + DISTINCT if window <= WIDEST_WINDOW else 0
     try:
         ids = AutoTokenizer.from_pretrained(model).encode(text)
     except (OSError, ValueError):
         ids = []
-    if len(set(ids)) >= DISTINCT and max(ids) < size:
+    if len(set(ids)) >= DISTINCT and max(ids) < size and len(ids) >= least:
         return ids
-    return torch.randint(size, (RANDOM_TOKENS,), generator=torch.Generator().manual_seed(0)).tolist()
+    count = max(RANDOM_TOKENS, least)
+    return torch.randint(size, (count,), generator=torch.Generator().manual_seed(0)).tolist()
 
 
 def tables(certificate: Any) -> list[Table]:

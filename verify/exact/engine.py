@@ -36,23 +36,25 @@ def opened(**arguments: Any) -> Iterator[Any]:
     from vllm.distributed import cleanup_dist_env_and_memory
 
     settings = {"enforce_eager": True, "enable_prefix_caching": False, "disable_log_stats": True, **arguments}
-    llm = LLM(**settings)
     try:
+        llm = LLM(**settings)
         yield llm
-    finally:
         del llm
+    finally:
         cleanup_dist_env_and_memory()
 
 
-def prefill(llm: Any, ids: list[int]) -> Pass:
-    """Let the engine read the tokens ``ids`` in one step, and return what its modules did."""
+def prefill(llm: Any, ids: list[int], adapter: str = "") -> Pass:
+    """Let the engine read the tokens ``ids`` in one step, under a LoRA adapter if one is named; return what its modules did."""
     from vllm import SamplingParams
+    from vllm.lora.request import LoRARequest
 
     driver = llm.llm_engine.model_executor.driver_worker
     model = getattr(driver, "worker", driver).model_runner.get_model()
     sampling = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+    under = LoRARequest("exact", 1, adapter) if adapter else None
     with recorded(model) as calls:
-        llm.generate([{"prompt_token_ids": ids}], sampling, use_tqdm=False)
+        llm.generate([{"prompt_token_ids": ids}], sampling, use_tqdm=False, lora_request=under)
     heads = [call.returned for call in calls if call.name == "logits_processor"]
     logits = next((rows for rows in heads if rows.dim() == 2 and len(rows) >= len(ids) - 1), torch.empty(0))
     config = llm.llm_engine.vllm_config.model_config

@@ -39,24 +39,8 @@ def gaps(model: torch.nn.Module, ids: list[int], engine: list[Call], logits: tor
         engine: its calls.
         logits: what it gave at each position but the last, [T - 1, V]; their place is "logits".
     """
-    known = {name for name, _ in model.named_modules()}
-    leading: dict[
-        str, tuple[Call, int]
-    ] = {}  # by module of the reference: the engine's call, and its first column there
+    leading, order = pairs(model, len(ids), engine)
     found: dict[str, Gap] = {}
-    order: list[str] = []
-    for call in engine:
-        names = counterparts(call.name, known)
-        if (
-            not names
-            or not call.returned.numel()
-            or call.returned.shape[0] != len(ids)
-            or names[0] in leading
-        ):
-            continue
-        order += [f"into {call.name}", call.name]
-        for name in names:
-            leading[name] = (call, names.index(name))
     state = _State(leading, found)
     hooks = [
         hook
@@ -73,6 +57,31 @@ def gaps(model: torch.nn.Module, ids: list[int], engine: list[Call], logits: tor
             hook.remove()
     state.note("logits", ours, logits[:, : ours.shape[1]])
     return [found[place] for place in (*order, "logits") if place in found]
+
+
+def pairs(
+    model: torch.nn.Module, length: int, engine: list[Call]
+) -> tuple[dict[str, tuple[Call, int]], list[str]]:
+    """Return by module of ``model`` the engine's call that computes what it does and its place among those that share the call.
+
+    Args:
+        model: the Hugging Face model.
+        length: of the one sequence.
+        engine: calls of the other model.
+
+    Returns:
+        The pairs, and the names of the places in the order of the calls.
+    """
+    known = {name for name, _ in model.named_modules()}
+    leading: dict[str, tuple[Call, int]] = {}
+    order: list[str] = []
+    for call in engine:
+        names = counterparts(call.name, known)
+        if not names or not call.returned.numel() or call.returned.shape[0] != length or names[0] in leading:
+            continue
+        order += [f"into {call.name}", call.name]
+        leading.update((name, (call, index)) for index, name in enumerate(names))
+    return leading, order
 
 
 class _State:

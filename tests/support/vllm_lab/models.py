@@ -60,6 +60,17 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "gemma3_text",
         dict(head_dim=64, query_pre_attn_scalar=64, tie_word_embeddings=True, sliding_window=64),
     ),  # norms scale by 1 + w
+    "gemma2": (
+        "gemma2",
+        dict(
+            head_dim=64,
+            query_pre_attn_scalar=64,
+            tie_word_embeddings=True,
+            sliding_window=64,
+            attn_logit_softcapping=0.5,
+            final_logit_softcapping=1.0,
+        ),
+    ),  # scores and logits are capped, here as low as random weights take them
     "glm4-moe": (
         "glm4_moe",
         dict(
