@@ -116,7 +116,6 @@ def first_unservable(runner: Any) -> ManagedModel | None:
     for managed in all_models(runner):
         if managed.state != "ready" and not managed.adapter.consensus.stages:
             managed.commit_if_complete()
-            update_events.note(managed)
         if managed.adapter.role == "target" and not managed.may_generate:
             return managed
     return None

@@ -63,6 +63,7 @@ class UpdateEvents:
     def committed(self, version: int) -> None:
         """Record that the update is the policy now."""
         self._ended("committed", version=version)
+        _note(self._role, version, "ready")
 
     def abandoned(self, error: BaseException, state: str) -> None:
         """Record that the update failed, and the model's state afterwards."""
@@ -97,10 +98,14 @@ class UpdateEvents:
 
 def note(managed: ManagedModel) -> None:
     """Write a model's version and state to the ledger, a drafter's under names of its own."""
-    if managed.adapter.role == "drafter":
-        ledger.note(drafter_version=managed.version, drafter_state=managed.state)
+    _note(managed.adapter.role, managed.version, managed.state)
+
+
+def _note(role: str, version: int, state: str) -> None:
+    if role == "drafter":
+        ledger.note(drafter_version=version, drafter_state=state)
     else:
-        ledger.note(policy_version=managed.version, updates=managed.version, policy_state=managed.state)
+        ledger.note(policy_version=version, updates=version, policy_state=state)
 
 
 def _resident_bytes() -> int | None:

@@ -148,6 +148,18 @@ def test_a_drafter_s_version_is_noted_under_its_own_name(monkeypatch):
     }
 
 
+def test_a_commit_is_noted_whoever_makes_it(monkeypatch):
+    """A scheduler's question commits too: until it was noted, the ledger called the update open and the version old."""
+    noted = {}
+    monkeypatch.setattr(ledger, "note", noted.update)
+    engine = toys.engine("quantized")
+    model_registry.add(engine.model, engine.managed)
+    engine.model.load_weights(B)
+    assert noted["policy_state"] == "open"
+    engine.managed.commit_if_complete()
+    assert noted == {"policy_version": 1, "policy_state": "ready", "updates": 1}
+
+
 def in_the_middle(engine, weights, act):
     """Load ``weights``, and call ``act`` in another thread half-way; what it raised, or None."""
     raised = []
