@@ -28,7 +28,7 @@ def operator(name: str):
 
 def register() -> None:
     """Put every stand-in over the operator of its name; what this version of vLLM does not define is left out."""
-    for module in ("forward", "products", "rounding", "weight_layouts"):
+    for module in ("experts", "forward", "products", "rounding", "weight_layouts"):
         import_module(f"{__name__}.{module}")
     for name, function in _pending:
         namespace, _, operator_name = name.partition("::")

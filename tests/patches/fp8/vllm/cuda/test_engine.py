@@ -22,7 +22,7 @@ RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 PROCESSES: list[tuple[int, dict[str, str], tuple[str, ...]]] = [
     (90, {}, (*PLAIN, "bf16:graphs:out-of-place")),
     (80, {}, ("fp8:graphs:reload", "w4a16:graphs:buckets")),
-    (90, {}, ("moe_fp8:graphs:buckets", "mla_fp8:graphs:buckets")),
+    (90, {}, ("moe_fp8:graphs:buckets",)),
     (90, {RUNNER: "0"}, ("fp8:graphs:reload", "bf16:buckets")),
     (
         90,
