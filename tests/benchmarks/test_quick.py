@@ -28,7 +28,7 @@ LAST = {
 """What the last line of each is that needs no engine."""
 
 
-HELPERS = {"quick", "longtail", "bandit_fastrl", "bandit_traces", "router_traces"}
+HELPERS = {"quick", "longtail", "bandit_fastrl", "bandit_traces", "prefix_key_cost", "router_traces"}
 RECORDERS = {"record_lengths", "record_steps", "record_trace"}
 """These write the traces that others replay, in hours."""
 WITH_ENGINE = {"capture", "combined", "cpu_fp8", "first_step", "flowrl", "history", "nodes", "reload", "sync"}
