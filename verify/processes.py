@@ -141,7 +141,7 @@ def run(
             running[command.name] = _start(command, workdir)
             stack.callback(_kill, running[command.name])
         reason = _wait(running, [c.name for c in commands if c.stops_others], timeout, measure, clock)
-        statuses = {name: process.poll() for name, process in running.items()}
+        statuses = {name: _status(process) for name, process in running.items()}
     return {
         name: Ending(name, status, reason if status is None else "", _tail(workdir / f"{name}.log"))
         for name, status in statuses.items()
@@ -177,8 +177,8 @@ def _wait(
 ) -> str:
     """Wait until all have ended, an essential one has failed, or time is up; why the rest is killed."""
     began, limit, measurements = clock(), timeout, 0
-    while any(process.poll() is None for process in running.values()):
-        failed = [name for name in essential if running[name].poll()]
+    while None in [_status(process) for process in running.values()]:
+        failed = [name for name in essential if _status(running[name])]
         if failed:
             return f"was killed, as {failed[0]} had failed"
         if clock() - began >= limit:
@@ -190,13 +190,27 @@ def _wait(
     return ""
 
 
+def _status(process: subprocess.Popen[bytes]) -> int | None:
+    """Return the exit status, None while it runs. What an ended one left behind is killed once, as soon as the end is
+    seen: later its number may be another process's."""
+    if process.returncode is None and process.poll() is not None:
+        _kill_group(process)
+    return process.returncode
+
+
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of the process and of its children, which share its process group."""
+    """Kill the process, if it still runs, and its children."""
+    if _status(process) is None:
+        _kill_group(process)
+        process.wait()
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill what there is of the process and of its children, which share its process group."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         pass  # nothing was left
-    process.wait()
 
 
 def _tail(log: Path) -> str:

@@ -57,7 +57,7 @@ def run_ranks(command: Sequence[str], folder: Path, ranks: int, **extra: str) ->
         for process in running:
             process.kill()
             process.wait()
-    assert not any(codes), tail(folder, ranks)
+    assert not any(codes), f"exit codes by rank: {codes}\n{tail(folder, ranks)}"
 
 
 def tail(folder: Path, ranks: int = 1) -> str:

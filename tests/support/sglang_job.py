@@ -265,6 +265,7 @@ def bucket(engine: Any, source: str, only: str = "", without: str = "", **more: 
 
 def release(engine: Any, tags: list[str]) -> None:
     """Give memory away, as a trainer asks for it."""
+    sglang_session.settle(engine)
     engine.release_memory_occupation(tags)
 
 

@@ -204,7 +204,8 @@ class _Fresh(_Running):
 
     @property
     def ended(self) -> bool:
-        return self._process.poll() is not None
+        # It stays a zombie until `end`, so that its number becomes nobody else's.
+        return bool(os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT))
 
     def end(self) -> None:
         _kill(self._process.pid)

@@ -7,6 +7,7 @@ from typing import Any
 
 def begin(engine: Any, selector: str = "all", sync: str = "") -> list[Any]:
     """Open a session; the answer. Before 0.5.20 SGLang has none, and FlashPatch's are for the target alone."""
+    settle(engine)
     if not has_sessions(engine):
         from flashpatch.patches._shared import sglang_sessions
 
@@ -24,6 +25,11 @@ def end(engine: Any) -> list[Any]:
     from flashpatch.patches._shared import sglang_sessions
 
     return list(_post(engine, sglang_sessions.end()))
+
+
+def settle(engine: Any) -> None:
+    """Wait for one round of the scheduler: until then it counts a request as running whose last token it has sent."""
+    engine.get_server_info()
 
 
 def has_sessions(engine: Any) -> bool:

@@ -74,8 +74,9 @@ def main() -> None:
 
 
 def _await(pid: int, folder: Path) -> None:
-    _, status = os.waitpid(pid, 0)
-    (folder / "ended").write_text(str(status))
+    # It stays a zombie: the number with which `sglang_lab` kills its session becomes nobody else's.
+    end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    (folder / "ended").write_text(str(end.si_status))
 
 
 if __name__ == "__main__":

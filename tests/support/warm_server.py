@@ -9,6 +9,7 @@ new interpreter.
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import gc
 import importlib
 import json
@@ -64,7 +65,7 @@ def serve(listener: socket.socket) -> None:
             return
         if wake in ready:
             os.read(wake, 1024)
-            reap(running)
+            report(running)
         if listener in ready:
             connection, _ = listener.accept()
             text, given, _, _ = socket.recv_fds(connection, 1 << 20, 16)
@@ -86,19 +87,20 @@ def serve(listener: socket.socket) -> None:
             running[pid] = connection
 
 
-def reap(running: dict[int, socket.socket]) -> None:
-    """Send the status of each child that has ended."""
-    while running:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid == 0:
-            return
-        connection = running.pop(pid, None)
-        if connection:
-            try:
-                connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
-            except BrokenPipeError:
-                pass  # who asked has ended
-            connection.close()
+def report(running: dict[int, socket.socket]) -> None:
+    """Send the status of each child that has ended. It stays a zombie, so that its number, with which `warm.Process`
+    kills its group, becomes nobody else's."""
+    for pid in list(running):
+        end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if end is None:
+            continue
+        connection = running.pop(pid)
+        status = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+        try:
+            connection.sendall(f"{status}\n".encode())
+        except BrokenPipeError:
+            pass  # who asked has ended
+        connection.close()
 
 
 def become(request: dict[str, Any], given: list[int]) -> None:
@@ -111,6 +113,7 @@ def become(request: dict[str, Any], given: list[int]) -> None:
     for descriptor, number in zip(high, request["descriptors"], strict=True):
         os.dup2(descriptor, number)
         os.close(descriptor)
+    faulthandler.enable()
     status = 1
     try:
         os.environ.clear()

@@ -77,6 +77,21 @@ def test_what_an_ended_process_left_behind_is_killed(tmp_path):
     assert wait_for(lambda: not is_alive(child))
 
 
+def test_the_number_of_an_ended_process_is_used_once(tmp_path, monkeypatch):
+    """While others run on, the system may give it to a process that is none of ours."""
+    killed, real, seen = [], os.killpg, tmp_path / "seen"
+
+    def kill(group: int, number: int) -> None:
+        killed.append(group)
+        seen.touch()
+        real(group, number)
+
+    monkeypatch.setattr(os, "killpg", kill)
+    waits = f"import os, time\nwhile not os.path.exists({str(seen)!r}): time.sleep(0.02)"
+    assert problems(run([python("quick", ""), python("slow", waits)], tmp_path, QUICK, one)) == ""
+    assert len(killed) == len(set(killed)) == 2
+
+
 def test_what_ends_in_time_costs_no_measurement(tmp_path):
     endings = run([python("quick", "pass")], tmp_path, QUICK, lambda: pytest.fail("the machine was measured"))
     assert problems(endings) == ""

@@ -125,4 +125,6 @@ def test_wrong_counts_are_loud(monkeypatch):
 
 def test_requests_of_a_dead_server_were_answered_and_a_contradiction_refused(seen):
     assert seen[0]["routed"]["answered"] == 40 and seen[0]["routed"]["left"]["servers"] == ["one", "two"]
-    assert "grpo.verl.validate_config" in seen[0]["refused"] and "loss_mode=gspo" in seen[0]["refused"]
+    gspo, clip_cov = seen[0]["refused"]
+    assert "grpo.verl.validate_config" in gspo and "loss_mode=gspo" in gspo
+    assert "grpo.verl.validate_config" in clip_cov and "loss_mode=clip_cov" in clip_cov
