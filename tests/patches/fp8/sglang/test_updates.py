@@ -261,3 +261,19 @@ def test_the_version_moves_with_the_commit(models: Path, tmp_path: Path) -> None
     for number, version in (2, "default"), (4, "default"), (6, "8"):
         stamped, spans = seen.steps[number]
         assert stamped == version and all(span[0] == version for span in spans), (number, stamped, spans)
+
+
+@pytest.mark.sglang(least="0.5.23")  # before, answers have no spans
+def test_spans_of_a_request_that_an_update_met(models: Path, tmp_path: Path) -> None:
+    """SGLang's own account of each token is that of the transaction: the new version begins where the request was retracted."""
+    a, b = (lab.checkpoint(models, "llama", seed) for seed in (0, 1))
+    steps = [["across", dict(source=b, version="7")], "versions", "answers"]
+    seen = lab.run(tmp_path, model=a, steps=steps, flashpatch="fp8", env=AMX)
+    fresh = lab.run(tmp_path / "fresh", model=b, steps=["answers"], flashpatch="fp8", env=AMX)
+    assert seen.done and fresh.done, str(seen)
+    met, (stamped, spans), answers = seen.steps
+    assert all(done for done, _ in met["answers"]), met["answers"]
+    assert 3 <= met["before"] < 64
+    assert met["spans"] == [["default", 0, met["before"]], ["7", met["before"], 64]] and met["last"] == "7"
+    assert stamped == "7" and {span[0] for span in spans} == {"7"}
+    assert answers == fresh.steps[0]
