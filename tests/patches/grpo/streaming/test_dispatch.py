@@ -54,12 +54,13 @@ class Unreached:
     """A worker whose next call of each of these methods does not reach it."""
 
     def __init__(self, worker, *methods: str) -> None:
-        self.worker, self.methods = worker, list(methods)
+        self.worker, self.methods, self.failed = worker, list(methods), unreached.remote()
+        ray.wait([self.failed])  # so that whoever asks sees at once how it ended
 
     def __getattr__(self, name: str):
         if name in self.methods:
             self.methods.remove(name)
-            return SimpleNamespace(remote=lambda *given: unreached.remote())
+            return SimpleNamespace(remote=lambda *given: self.failed)
         return getattr(self.worker, name)
 
 
