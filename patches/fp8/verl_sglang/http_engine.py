@@ -101,6 +101,7 @@ async def begin_weight_update(self, selector: str = "all", sync: str = "") -> di
     Raises:
         PatchError: see `post`.
     """
+    engine.record_call(SESSION.id)
     return await post_patiently(self, "begin_weight_update", {"selector": selector, "rid": sync or None})
 
 
