@@ -18,6 +18,7 @@ from typing import Any
 import amx_standin  # noqa: F401  before SGLang
 import sglang_bare
 import sglang_session
+from sglang_versions import across, versions
 
 
 def prepare() -> None:
@@ -281,54 +282,6 @@ def reset(engine: Any, selector: str = "all") -> list[Any]:
     more = {} if selector == "all" else dict(selector=selector)  # SGLang 0.5.12 knows no other
     asked = CheckWeightsReqInput(action="reset_tensors", **more)
     return list(engine.loop.run_until_complete(engine.tokenizer_manager.check_weights(asked, None))[:2])
-
-
-def versions(engine: Any) -> list[Any]:
-    """The version that answers are stamped with: at their end, and token by token."""
-    info = engine.generate(input_ids=PROMPTS[2], sampling_params=dict(temperature=0, max_new_tokens=2))[
-        "meta_info"
-    ]
-    return [
-        info["weight_version"],
-        [[s["version"], s["start"], s["end"]] for s in info.get("weight_versions", ())],
-    ]
-
-
-def across(engine: Any, source: str, version: str) -> dict[str, Any]:
-    """An update while a request is retracted: SGLang's spans of its tokens, how many there were then, and the answers."""
-    import asyncio
-
-    from sglang.srt.managers.io_struct import ContinueGenerationReqInput, PauseGenerationReqInput
-
-    seen: list[Any] = []
-
-    async def ask() -> None:
-        stream = await engine.async_generate(
-            input_ids=PROMPTS[2],
-            sampling_params=dict(temperature=0, max_new_tokens=64, ignore_eos=True),
-            stream=True,
-        )
-        async for one in stream:
-            seen.append(one)
-
-    async def paused() -> asyncio.Task[None]:
-        asked = asyncio.create_task(ask())
-        while len(seen) < 3:
-            await asyncio.sleep(0.01)
-        await engine.tokenizer_manager.pause_generation(PauseGenerationReqInput(mode="retract"))
-        return asked
-
-    async def ended(asked: asyncio.Task[None]) -> None:
-        await engine.tokenizer_manager.continue_generation(ContinueGenerationReqInput())
-        await asked
-
-    asked = engine.loop.run_until_complete(paused())
-    answers = update(engine, source, "split", version=version)
-    before = len(seen[-1]["output_ids"])
-    engine.loop.run_until_complete(ended(asked))
-    info = seen[-1]["meta_info"]
-    spans = [[s["version"], s["start"], s["end"]] for s in info["weight_versions"]]
-    return dict(answers=answers, before=before, spans=spans, last=info["weight_version"])
 
 
 def audited(engine: Any, source: str, number: int, fault: str = "", victim: str = "") -> list[Any]:
