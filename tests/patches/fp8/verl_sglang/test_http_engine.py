@@ -33,7 +33,10 @@ def begin(monkeypatch: pytest.MonkeyPatch) -> Any:
 
         monkeypatch.setattr(http_engine, "post", post)
         monkeypatch.setattr(http_engine, "BUSY_SECONDS", seconds)
+        counted: list[str] = []
+        monkeypatch.setattr(http_engine.engine, "record_call", counted.append)
         asyncio.run(http_engine.begin_weight_update(object(), "target", "sync-1"))
+        assert counted == [http_engine.SESSION.id]
         return calls
 
     return with_answers
