@@ -204,19 +204,19 @@ def test_a_worker_that_cannot_be_reached_for_now_keeps_its_prompts():
     """It was taken for dead while it went on: its prompts were generated twice."""
     dispatcher = Dispatcher(Manager(1), replace=1)
     [worker] = dispatcher.workers
-    unreached = Unreached(worker, "__ray_ready__", "__ray_ready__")
-    dispatcher.workers = [unreached]
+    silent = Unreached(worker, "__ray_ready__", "__ray_ready__")
+    dispatcher.workers = [silent]
     dispatcher.generate_sequences(Prompts("ab"))
 
     def nothing_lost() -> bool:
         assert dispatcher.recover("ab") == 0
-        return not unreached.methods
+        return not silent.methods
 
     until(nothing_lost)
     for _ in range(5):
         assert nothing_lost()
         time.sleep(0.1)
-    assert ray.get(worker.uids.remote()) == ["a", "b"] and dispatcher.workers == [unreached]
+    assert ray.get(worker.uids.remote()) == ["a", "b"] and dispatcher.workers == [silent]
 
 
 def test_a_worker_that_may_have_got_its_prompts_or_not_is_ended_first(monkeypatch):
