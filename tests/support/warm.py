@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -65,6 +66,14 @@ VLLM = (
     "vllm.v1.worker.cpu_worker",
     "vllm.v1.worker.cpu_model_runner",
 )
+#: vLLM's CUDA wheel.
+VLLM_CUDA = (
+    *VLLM[:4],
+    "vllm.v1.worker.gpu_worker",
+    "vllm.v1.worker.gpu.model_runner",
+    "vllm.model_executor.models.llama",
+    "vllm.model_executor.models.qwen3_moe",
+)
 #: Beside those, for engines with the second model runner.
 VLLM_V2 = ("vllm.v1.worker.cpu.model_runner",)
 TORCH = ("torch", "torch.distributed.fsdp")
@@ -79,13 +88,14 @@ VERL_SGLANG = (*VERL, "sglang", "sglang.srt.entrypoints.http_server")
 #: Variables that are read while a framework is imported: a server serves requests that agree in them. Ray reads its
 #: own when it starts.
 _EARLY = (
-    *("CUDA_", "HF_", "LD_", "MKL_", "OMP_", "PYTHON", "STANDIN_", "TOKENIZERS_"),
+    *("CUDA_", "FAKE_CUDA_CAPABILITY", "HF_", "LD_", "MKL_", "OMP_", "PYTHON", "STANDIN_", "TOKENIZERS_"),
     *("TORCHDYNAMO_", "TORCH_", "TRANSFORMERS_", "TRITON_"),
     *("VLLM_CONFIGURE_", "VLLM_LOGGING_", "VLLM_TARGET_", "VLLM_USE_"),
 )
 _EARLY_WITH = {"sglang": ("SGLANG_",)}
 
 _servers: dict[tuple[object, ...], Server] = {}
+_starting = threading.Lock()
 _own = os.environ  # by this name also where a test has replaced os.environ
 _at_first = dict(os.environ)
 
@@ -223,9 +233,10 @@ def start(
     early = {name: value for name, value in base.items() if name.startswith(prefixes)}
     key = (os.getpid(), tuple(sorted(early.items())))
     fitting = [MODELS, modules] if {*modules} <= {*MODELS} else [modules]
-    server = next((_servers[*key, *one] for one in fitting if (*key, *one) in _servers), None)
-    if server is None:
-        server = _servers[*key, *modules] = Server(modules, base)
+    with _starting:
+        server = next((_servers[*key, *one] for one in fitting if (*key, *one) in _servers), None)
+        if server is None:
+            server = _servers[*key, *modules] = Server(modules, base)
     return server.start(arguments, env, cwd, descriptors)
 
 

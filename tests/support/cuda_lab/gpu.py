@@ -84,7 +84,7 @@ class Check:
         updated = self.run("engine", "update", *here)
         for scenario in SLEEP:  # one a process
             if self.capability in cases.CASES["fp8"].kernels:
-                updated |= self.run("engine", "update", scenario, CASE=scenario)
+                updated |= self.run("engine", "update", scenario)
         for scenario, got in updated.items():
             yield _answers(scenario, fresh[scenario.partition(":")[0]], got)
 

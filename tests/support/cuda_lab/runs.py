@@ -6,9 +6,12 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import warm
 from fake_cuda.variables import variables
 from machine import limit
 
@@ -30,7 +33,13 @@ def environment(capability: int, **more: str) -> dict[str, str]:
 
 
 def run(
-    folder: Path, what: str, mode: str, capability: int, names: list[str], **more: str
+    folder: Path,
+    what: str,
+    mode: str,
+    capability: int,
+    names: Sequence[str],
+    imported: Sequence[str] = (),
+    **more: str,
 ) -> dict[str, dict[str, Any]]:
     """Return the result of each case.
 
@@ -40,6 +49,7 @@ def run(
         mode: `fresh`, or `update`: then FlashPatch is on, unless `more` says FLASHPATCH="0"; of losses "".
         capability: ten times the fake device's compute capability; 0: the GPU.
         names: of `cuda_lab.cases.CASES`; for engines with their steps.
+        imported: modules that the process finds imported, as a fork of one that has done it; none: a new interpreter.
         more: further variables; `ATOMIC` is the option of FlashPatch.
     """
     patches = {}
@@ -49,12 +59,15 @@ def run(
         patches = {"FLASHPATCH": "bf16", "FLASHPATCH_CONFIG": str(options)}
         patches["FLASHPATCH_LEDGER"] = str(folder / "ledger")
     env = environment(capability, **{**patches, **more})
-    out = folder / f"{what}-{mode}-{capability}-{'-'.join(more.values()).replace(':', '-')}.pickle"
-    command = [sys.executable, "-m", f"cuda_lab.{what}"]
-    command += [mode, str(folder / "checkpoints"), str(out), *names] if mode else [str(out)]
-    done = subprocess.run(
-        command, env=env, capture_output=True, text=True, timeout=limit(240 + 30 * len(names))
-    )
+    out = Path(tempfile.mkdtemp(dir=folder), "results")
+    arguments = ["-m", f"cuda_lab.{what}"]
+    arguments += [mode, str(folder / "checkpoints"), str(out), *names] if mode else [str(out)]
+    timeout = limit(240 + 30 * len(names))
+    if imported:
+        done = warm.run(imported, arguments, env=env, cwd=folder, timeout=timeout)
+    else:
+        command = [sys.executable, *arguments]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout)
     if not out.exists():
-        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-4000:]}")
+        raise RuntimeError(f"{' '.join(arguments)} ended with {done.returncode}:\n{done.stderr[-4000:]}")
     return pickle.loads(out.read_bytes())

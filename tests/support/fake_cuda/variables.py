@@ -36,5 +36,7 @@ def variables(environment: Path, capability: int = 90, **more: object) -> dict[s
         "VLLM_CACHE_ROOT": str(cache / "vllm"),
         "TRITON_CACHE_DIR": str(cache / "triton"),
         "HUMMING_CACHE_DIR": str(cache / "humming"),
+        # Else each import of it starts two processes that compile, and threads that wait for them.
+        "HUMMING_DISABLE_PARALLEL_BUILD": "1",
         **{name: str(value) for name, value in more.items()},
     }

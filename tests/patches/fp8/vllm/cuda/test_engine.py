@@ -5,10 +5,9 @@ What the fake device shows and what not: tests/support/fake_cuda/README.md.
 
 from __future__ import annotations
 
-import functools
-
 import pytest
-from cuda_lab import runs
+from cuda_lab import runs, table
+from cuda_lab.lane import Run
 
 pytestmark = [
     pytest.mark.cuda,
@@ -33,45 +32,46 @@ PROCESSES: list[tuple[int, dict[str, str], tuple[str, ...]]] = [
     (90, {"FAKE_CUDA_FILL": "255"}, (f"static_kv:{DISCARD}",)),  # full of NaN
     (90, {"FAKE_CUDA_FILL": "255", "SLEEP": "1"}, ("bf16:graphs:sleep1:wake:reload",)),
 ]
+
+
+def updated(index: int) -> Run:
+    capability, more, names = PROCESSES[index]
+    return Run("engine", "update", capability, names, tuple(more.items()))
+
+
+def fresh(index: int) -> Run:
+    """Each case once in one process of the same capability and model runner."""
+    capability, more, _ = PROCESSES[index]
+    same = [names for at, other, names in PROCESSES if (at, RUNNER in other) == (capability, RUNNER in more)]
+    cases = sorted({name.partition(":")[0] for names in same for name in names})
+    return Run("engine", "fresh", capability, tuple(cases), ((RUNNER, "0"),) if RUNNER in more else ())
+
+
 RUNS = [
     pytest.param(
-        index, name, id=f"{name}-{capability}" + "".join(f"-{key}={value}" for key, value in more.items())
+        index,
+        name,
+        id=f"{name}-{capability}" + "".join(f"-{key}={value}" for key, value in more.items()),
+        marks=pytest.mark.runs(fresh(index), updated(index)),
     )
     for index, (capability, more, names) in enumerate(PROCESSES)
     for name in names
 ]
 
 
-@pytest.fixture(scope="session")
-def results(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("engines")
-
-    @functools.cache
-    def fresh(capability: int, runner: frozenset):
-        same = [names for at, more, names in PROCESSES if (at, RUNNER in more) == (capability, bool(runner))]
-        cases = {name.partition(":")[0] for names in same for name in names}
-        return runs.run(folder, "engine", "fresh", capability, sorted(cases), **dict(runner))
-
-    @functools.cache
-    def updated(index: int):
-        capability, more, names = PROCESSES[index]
-        return runs.run(folder, "engine", "update", capability, list(names), **more)
-
-    return fresh, updated
-
-
 @pytest.mark.parametrize(("index", "name"), RUNS)
-def test_an_updated_engine_answers_as_a_fresh_one(results, index: int, name: str) -> None:
-    fresh, updated = results
+def test_an_updated_engine_answers_as_a_fresh_one(lane, index: int, name: str) -> None:
     capability, more, _ = PROCESSES[index]
-    runner = frozenset((key, value) for key, value in more.items() if key == RUNNER)
-    wanted, got = fresh(capability, runner)[name.partition(":")[0]], updated(index)[name]
+    wanted, got = lane.result(fresh(index))[name.partition(":")[0]], lane.result(updated(index))[name]
     assert "error" not in wanted and "error" not in got, (wanted.get("error"), got.get("error"))
     assert got["before"] != wanted["answers"]
     if "multiprocessing" not in str(more).lower():  # else they are counted in the worker's process
         assert (wanted["launches"], got["launches"]) == (0, 0) and (got["graphs"] > 0) == ("graphs" in name)
     assert ("gpu_model_runner" in got["runner"]) == (RUNNER in more)
+    is_equal = got["answers"] == wanted["answers"]
+    verdict = f"answers {'equal' if is_equal else 'differ'}, {len(got['moved'])} tensors moved"
+    table.add("engine", capability, name, " ".join(f"{key}={value}" for key, value in more.items()), verdict)
     if name.endswith("out-of-place"):  # a captured graph is seen to read the addresses of its capture
-        assert got["moved"] and got["answers"] != wanted["answers"]
+        assert got["moved"] and not is_equal
     else:
-        assert not got["moved"] and got["answers"] == wanted["answers"]
+        assert not got["moved"] and is_equal

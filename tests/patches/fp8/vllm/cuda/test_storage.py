@@ -5,75 +5,101 @@ What this shows and what not: tests/support/fake_cuda/README.md.
 
 from __future__ import annotations
 
-import functools
-
 import pytest
-from cuda_lab import cases, mutants, runs
+from cuda_lab import cases, mutants, runs, table
 from cuda_lab.compare import compare
+from cuda_lab.lane import Run
 
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(not runs.is_built(), reason="the fake CUDA device is not built here"),
 ]
 
-ALL = [(capability, name) for capability in (80, 89, 90, 100) for name in cases.of(capability)]
+
+def of(mode: str, capability: int, names: tuple[str, ...] = (), **more: str) -> Run:
+    """All cases of a capability in one process, or those named."""
+    return Run("storage", mode, capability, names or tuple(cases.of(capability)), tuple(more.items()))
 
 
-@pytest.fixture(scope="session")
-def results(tmp_path_factory):
-    """Results of a mode on a capability, all of its cases in one process."""
-    folder = tmp_path_factory.mktemp("cuda")
-
-    @functools.cache
-    def run(mode: str, capability: int, names: tuple[str, ...] = (), **more: str):
-        return runs.run(folder, "storage", mode, capability, list(names) or cases.of(capability), **more)
-
-    return run
-
-
-@pytest.mark.parametrize(
-    ("capability", "name"), ALL, ids=[f"{name}-{capability}" for capability, name in ALL]
-)
-def test_an_update_is_a_fresh_load(results, capability: int, name: str) -> None:
-    check(name, results("fresh", capability)[name], results("update", capability)[name], capability)
+FRESH = {capability: of("fresh", capability) for capability in (80, 89, 90, 100)}
+UPDATED = {capability: of("update", capability) for capability in FRESH}
+STOCK = {capability: of("update", capability, FLASHPATCH="0") for capability in FRESH}
+ALL = [
+    pytest.param(
+        capability,
+        name,
+        id=f"{name}-{capability}",
+        marks=pytest.mark.runs(FRESH[capability], UPDATED[capability], STOCK[capability]),
+    )
+    for capability in FRESH
+    for name in cases.of(capability)
+]
+AT_ONCE = of("update", 90, cases.AT_ONCE, ATOMIC="model")
 
 
+def with_fault(mutant: str) -> Run:
+    how = mutants.ATOMIC.get(mutant, "layer")
+    return of("update", 90, (mutants.CAUGHT_BY[mutant],), CUDA_LAB_MUTANT=mutant, ATOMIC=how)
+
+
+@pytest.mark.parametrize(("capability", "name"), ALL)
+def test_an_update_is_a_fresh_load(lane, capability: int, name: str) -> None:
+    fresh = lane.result(FRESH[capability])[name]
+    stock = outcome(fresh, lane.result(STOCK[capability])[name])
+    check(name, fresh, lane.result(UPDATED[capability])[name], capability, f"; stock's second load: {stock}")
+
+
+@pytest.mark.runs(FRESH[90], AT_ONCE)
 @pytest.mark.parametrize("name", cases.AT_ONCE)
-def test_at_once_it_is_a_fresh_load_too(results, name: str) -> None:
+def test_at_once_it_is_a_fresh_load_too(lane, name: str) -> None:
     """Under atomic=model, which carries all out at the end."""
-    updated = results("update", 90, cases.AT_ONCE, ATOMIC="model")[name]
-    check(name, results("fresh", 90)[name], updated, 90)
+    check(name, lane.result(FRESH[90])[name], lane.result(AT_ONCE)[name], 90, ", under atomic=model")
 
 
-def check(name: str, fresh: dict, updated: dict, capability: int) -> None:
+def outcome(fresh: dict, stock: dict) -> str:
+    """Say in a word what a second load by stock vLLM comes to."""
+    error = fresh.get("error") or stock.get("error")
+    return error.partition(":")[0] if error else ", ".join(compare(fresh, stock).faults) or "equal"
+
+
+def check(name: str, fresh: dict, updated: dict, capability: int, note: str) -> None:
     assert "error" not in fresh and "error" not in updated, (fresh.get("error"), updated.get("error"))
     assert (fresh["launches"], updated["launches"]) == (
         0,
         0,
     )  # a refused launch can be silent: nothing was computed
     found = compare(fresh, updated)
+    kernel = ", ".join(sorted(found.kernels))
+    verdict = ", ".join(found.faults) or "equal"
+    text = f"{verdict}: {found.changed} tensors changed, {found.values} values compared{note}"
+    table.add("storage", capability, name, kernel, text)
     assert not found.faults
     assert found.changed >= cases.CASES[name].changed and found.values > 400
     wanted = cases.CASES[name].kernels[capability]
     assert not wanted or any(wanted in kernel for kernel in found.kernels), found.kernels
 
 
-@pytest.mark.parametrize("mutant", mutants.MUTANTS)
-def test_a_planted_fault_is_seen(results, mutant: str) -> None:
-    name = mutants.CAUGHT_BY[mutant]
-    updated = results(
-        "update", 90, (name,), CUDA_LAB_MUTANT=mutant, ATOMIC=mutants.ATOMIC.get(mutant, "layer")
-    )[name]
-    assert "error" not in updated
-    assert compare(results("fresh", 90)[name], updated).faults.get("differing")
+@pytest.mark.parametrize(
+    "mutant",
+    [pytest.param(name, marks=pytest.mark.runs(FRESH[90], with_fault(name))) for name in mutants.CAUGHT_BY],
+)
+def test_a_planted_fault_is_seen(lane, mutant: str) -> None:
+    name, updated = mutants.CAUGHT_BY[mutant], with_fault(mutant)
+    got = lane.result(updated)[name]
+    assert "error" not in got
+    faults = compare(lane.result(FRESH[90])[name], got).faults
+    table.add(
+        "planted fault", 90, f"{mutant} in {name}", "", f"seen: {', '.join(faults)}" if faults else "not seen"
+    )
+    assert faults.get("differing")
 
 
+@pytest.mark.runs(FRESH[80], STOCK[80])
 @pytest.mark.parametrize("name", ["fp8", "static_kv"])
-def test_stock_s_second_load_is_not_a_fresh_one(results, name: str) -> None:
+def test_stock_s_second_load_is_not_a_fresh_one(lane, name: str) -> None:
     """What users have without FlashPatch: an error, or storage that differs."""
-    stock = results("update", 80, ("fp8", "static_kv"), FLASHPATCH="0")[name]
-    assert "error" in stock or compare(results("fresh", 80)[name], stock).faults
+    assert outcome(lane.result(FRESH[80])[name], lane.result(STOCK[80])[name]) != "equal"
 
 
 def test_no_case_is_without_a_device() -> None:
-    assert set(cases.CASES) == {name for _, name in ALL} | {"large"}
+    assert set(cases.CASES) == {name for capability in FRESH for name in cases.of(capability)} | {"large"}

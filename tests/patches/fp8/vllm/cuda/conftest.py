@@ -1,0 +1,28 @@
+"""The runs that tests marked `runs` need, begun ahead of them, and the table at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from cuda_lab import table
+from cuda_lab.lane import Lane
+
+
+@pytest.fixture(scope="session")
+def lane(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lane]:
+    lane = Lane(tmp_path_factory.mktemp("cuda"))
+    for item in request.session.items:
+        for mark in item.iter_markers("runs"):
+            lane.begin(mark.args)
+    yield lane
+    table.MINUTES.update(lane.minutes())
+    lane.close()
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    if table.ROWS:
+        terminalreporter.write_sep(
+            "=", "an update on the fake CUDA device, against a fresh load by stock vLLM"
+        )
+        terminalreporter.write_line(table.text())

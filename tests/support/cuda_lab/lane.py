@@ -1,0 +1,70 @@
+"""Run the labs for tests, two processes side by side, begun in the order in which the tests come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import warm
+
+from cuda_lab import runs
+
+
+@dataclass(frozen=True)
+class Run:
+    """One process: what of `runs.run`'s arguments makes it this one."""
+
+    what: str
+    mode: str
+    capability: int
+    names: tuple[str, ...]
+    more: tuple[tuple[str, str], ...] = ()
+
+
+class Lane:
+    """The runs of a session of tests; each is made once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._pool = ThreadPoolExecutor(2)
+        self._futures: dict[Run, Future] = {}
+        self._spans: dict[str, list[float]] = {}
+
+    def begin(self, wanted: Iterable[Run]) -> None:
+        """Start those that were not started yet, as soon as one of the two processes is free."""
+        for run in wanted:
+            if run not in self._futures:
+                self._futures[run] = self._pool.submit(self._made, run)
+
+    def result(self, run: Run) -> dict[str, dict[str, Any]]:
+        """Return what a run found by case; waits for it."""
+        self.begin([run])
+        return self._futures[run].result()
+
+    def close(self) -> None:
+        """Wait for the runs under way; those that were not begun are dropped."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def minutes(self) -> dict[str, float]:
+        """Return by kind of lab the minutes from the start of its first run to the end of its last."""
+        return {what: (max(span) - min(span)) / 60 for what, span in self._spans.items()}
+
+    def _made(self, run: Run) -> dict[str, dict[str, Any]]:
+        span = self._spans.setdefault(run.what, [])
+        span.append(time.monotonic())
+        try:
+            return runs.run(
+                self._folder,
+                run.what,
+                run.mode,
+                run.capability,
+                run.names,
+                imported=warm.VLLM_CUDA,
+                **dict(run.more),
+            )
+        finally:
+            span.append(time.monotonic())

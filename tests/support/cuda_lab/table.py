@@ -1,0 +1,27 @@
+"""What the lane has found, a row per case, printed at its end."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+from rich.console import Console
+from rich.table import Table
+
+ROWS: list[tuple[str, str, str, str, str]] = []
+MINUTES: dict[str, float] = {}
+_COLUMNS = ("what", "device", "case", "kernel", "found")
+
+
+def add(what: str, capability: int, case: str, kernel: str, found: str) -> None:
+    """Note a case; ``kernel`` and ``found`` in words."""
+    ROWS.append((what, f"{capability / 10:.1f}", case, kernel, found))
+
+
+def text() -> str:
+    """Return the table and the minutes of each kind of lab."""
+    table = Table(*_COLUMNS)
+    for row in sorted(ROWS):
+        table.add_row(*row)
+    out = StringIO()
+    Console(file=out, width=160).print(table)
+    return out.getvalue() + "; ".join(f"{what}: {minutes:.1f} min" for what, minutes in MINUTES.items())
