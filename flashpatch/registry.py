@@ -176,9 +176,10 @@ def _built_in() -> Iterator[tuple[str, Callable[[], Any]]]:
         if error.name != BUILT_IN:
             raise
         return
-    for info in pkgutil.iter_modules(package.__path__, f"{BUILT_IN}."):
-        if info.ispkg and not info.name.rpartition(".")[2].startswith("_"):
-            yield info.name, functools.partial(importlib.import_module, info.name)
+    modules = pkgutil.iter_modules(package.__path__)
+    folders = [info.name for info in modules if info.ispkg and not info.name.startswith("_")]
+    for name in sorted(folders, key=(*package.ORDER, *folders).index):
+        yield f"{BUILT_IN}.{name}", functools.partial(importlib.import_module, f"{BUILT_IN}.{name}")
 
 
 def _admit(candidate: Any, found: dict[str, Family], *, built_in: bool = False) -> None:

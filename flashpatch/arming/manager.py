@@ -11,6 +11,7 @@ that another thread is importing while it waits here.
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from functools import partial
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-from flashpatch import ledger, registry
+from flashpatch import index, ledger, registry
 from flashpatch.arming import refusal_guards
 from flashpatch.arming.call_counter import changes
 from flashpatch.arming.group import DISABLED, WAITING, Group, Member, groups_of
@@ -58,12 +59,12 @@ class Manager:
         with self._lock:
             before, after = set(self.selection.choices), set(selection.choices)
             self.selection = selection
-            for family, choice in selection.choices.items():
-                self.options.setdefault(family, {}).update(choice.options)
+            for family in self._order():
+                self.options.setdefault(family, {}).update(selection.choices[family].options)
                 if family not in self.groups:
                     self.groups[family] = groups_of(registry.family(family))
                     self.members.update((m.patch.id, (g, m)) for g in self.groups[family] for m in g.members)
-            joined = [g for family in selection.choices if family not in before for g in self.groups[family]]
+            joined = [g for family in self._order() if family not in before for g in self.groups[family]]
             left = [group for family in before - after for group in self.groups[family]]
             for group in joined:
                 self._prepare(group)
@@ -87,9 +88,14 @@ class Manager:
             member.busy = False
 
     def active(self) -> Iterator[Group]:
-        """Return the groups of the families that are on."""
-        for family in list(self.selection.choices):
+        """Return the groups of the families that are on, in the order in which they are armed."""
+        for family in self._order():
             yield from self.groups.get(family, ())
+
+    def _order(self) -> list[str]:
+        """Return the families that are on: built-in ones in the order of the index, others after them by name."""
+        places = {family: place for place, family in enumerate(index.families())}
+        return sorted(self.selection.choices, key=lambda family: (places.get(family, len(places)), family))
 
     def _prepare(self, group: Group) -> None:
         group.checked, group.refusal = False, None
@@ -119,6 +125,9 @@ class Manager:
         """
         if not self._wanted(group) or contract.installed_root(module.__name__.partition(".")[0]) is None:
             return
+        for before in itertools.takewhile(lambda other: other is not group, list(self.active())):
+            if module.__name__ in before.modules():  # it may have been switched on later
+                self._on_module(before, module)
         for one in self.groups[group.family.name]:  # of another generation none may ever be imported
             if one.generations == group.generations:
                 self._check(one)

@@ -88,3 +88,50 @@ else:
     os._exit(0)
 {SCENARIO}"""
     )
+
+
+TWO = """
+from toykit import *
+
+def family(name):
+    def around(original, *args, **kwargs):
+        return (name, original(*args, **kwargs))
+
+    patches = (patch(f"{name}.fakefw.plain", "fakefw.core:plain", wrapper=around),)
+    return Family(name, "one of two", patches)
+
+FAMILY = family("alpha")
+OTHER = family("beta")
+"""
+
+STACKS = """
+import os
+import flashpatch
+
+for first, second in (("alpha", "beta"), ("beta", "alpha")):
+    for how in ("together", "one by one", "loaded"):
+        child = os.fork()
+        if child:
+            assert os.waitpid(child, 0)[1] == 0, (first, second, how)
+            continue
+        if how == "loaded":
+            import fakefw.core
+        if how == "one by one":
+            flashpatch.enable(first)
+            flashpatch.enable(second)
+        else:
+            flashpatch.enable(first, second)
+        import fakefw.core as core
+        assert core.plain(1) == ("beta", ("alpha", 2)), core.plain(1)
+        flashpatch.disable(second)
+        assert core.plain(1) == (first, 2), core.plain(1)
+        flashpatch.disable(first)
+        assert core.plain is core.BORN["plain"]
+        os._exit(0)
+"""
+
+
+def test_families_that_wrap_one_function_have_one_order_however_they_were_named(world):
+    """``beta`` is outermost, after ``alpha`` by name, also if it was switched on first, before the import."""
+    world.families(TWO)
+    world.run(STACKS)

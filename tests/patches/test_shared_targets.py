@@ -1,0 +1,122 @@
+"""Functions of frameworks that more than one patch wraps: each is listed with the order of its wrappers and why that is right.
+
+Families are armed in one order (`flashpatch.patches.ORDER`), however they were typed, so the order of the wrappers is that of
+the list: the last is outermost, and runs first. A second wrapper of a function that is not listed fails here: use a door
+of `patches/_shared`, or list it with a reason.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from flashpatch import index, patches, registry
+from flashpatch.record import Patch
+
+_SGLANG = "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager"
+_VERL_VLLM = "verl.workers.rollout.vllm_rollout"
+_SERVERS = "verl.workers.rollout.llm_server"
+
+
+class Listed(NamedTuple):
+    """The families' wrappers of a function, innermost first, and why no other order is needed."""
+
+    wrappers: tuple[str, ...]
+    why: str
+
+
+AUDIT = "the audit sees what the sender sent, before fp8 stages it; what it refuses is not committed"
+COUNTS = "each adds names of its own to what the call carries"
+STEP = "fp8 refuses the step just before it runs; eagle only ends records before"
+
+SHARED: Mapping[str, Listed] = {
+    "verl.utils.config:validate_config": Listed(
+        ("cpu", "fp8", "fp8", "fp8", "grpo", "fsdp", "eagle", "flowrl"),
+        "through `_shared.verl_config`: each sets what the user did not choose and refuses by name",
+    ),
+    "verl.utils.tracking:Tracking.log": Listed(("fp8", "eagle"), COUNTS),
+    "verl.trainer.ppo.core_algos:register_policy_loss": Listed(
+        ("grpo", "flowrl"), "registrations, two names"
+    ),
+    "verl.workers.engine.fsdp.transformer_impl:FSDPEngine.get_per_tensor_param": Listed(
+        ("fp8", "fsdp"), "fp8 times the gather alone; fsdp adds fingerprints behind what it returns"
+    ),
+    "verl.workers.engine_workers:ActorRolloutRefWorker.update_weights": Listed(
+        ("fp8", "fp8"), "one family: its own order"
+    ),
+    "verl.checkpoint_engine.base:CheckpointEngineManager.update_weights": Listed(
+        ("fp8", "fp8", "eagle"), "a drafter is sent after the policy's sync has been checked"
+    ),
+    f"{_SERVERS}:LLMServerClient.generate": Listed(("grpo", "grpo"), "one family: its own order"),
+    f"{_SERVERS}:LLMServerManager._init_global_load_balancer": Listed(
+        ("grpo", "eagle"), "eagle takes the handle of the balancer that was made, whoever made it"
+    ),
+    f"{_VERL_VLLM}.bucketed_weight_transfer:BucketedWeightReceiver.receive_weights": Listed(
+        ("fp8", "fsdp"), AUDIT
+    ),
+    f"{_VERL_VLLM}.vllm_async_server:vLLMHttpServer.collective_rpc": Listed(
+        ("fp8", "eagle"), "each answers methods of its own name"
+    ),
+    f"{_VERL_VLLM}.vllm_async_server:vLLMHttpServer.generate": Listed(("fp8", "grpo"), COUNTS),
+    "verl.workers.rollout.sglang_rollout.async_sglang_server:SGLangHttpServer.generate": Listed(
+        ("fp8", "eagle"), COUNTS
+    ),
+    "vllm.v1.engine.core:EngineCore.collective_rpc": Listed(
+        ("fp8", "eagle"), "acceptance is judged anew after the policy's version is known"
+    ),
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model": Listed(("fp8", "eagle"), STEP),
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.execute_model": Listed(("fp8", "eagle"), STEP),
+    "sglang.srt.arg_groups.pipeline:run_resolution_pipeline": Listed(
+        ("fp8", "eagle"), "they set different arguments: quantization, speculation"
+    ),
+    f"{_SGLANG}.begin_weight_update": Listed(
+        ("fp8", "fsdp", "eagle"), "an audit opens only for a session that fp8 has opened"
+    ),
+    f"{_SGLANG}.end_weight_update": Listed(
+        ("fp8", "fsdp", "eagle"), "the audit ends before fp8 commits; eagle counts what was committed"
+    ),
+    f"{_SGLANG}.update_weights_from_disk": Listed(("fp8", "eagle"), "eagle counts what was committed"),
+    "sglang.srt.model_executor.model_runner_components.weight_updater:WeightUpdater.update_weights_from_tensor": Listed(
+        ("fp8", "fsdp"), AUDIT
+    ),
+    "sglang.srt.model_executor.model_runner:ModelRunner.update_weights_from_tensor": Listed(
+        ("fp8", "fsdp"), AUDIT
+    ),
+    "sglang.srt.managers.scheduler:Scheduler.__init__": Listed(
+        ("fp8", "fsdp"), "the audit joins sessions by the door `_shared.sglang_sessions`"
+    ),
+}
+
+
+def _generation(patch: Patch) -> str:
+    """Return the SGLang that a patch is for: those of 0.5.12 are never on beside newer ones."""
+    found = re.search(r"_\d+_\d+(_\d+)?$", patch.id.split(".")[1])
+    return found[0] if found else ""
+
+
+def wrapped() -> dict[str, set[tuple[str, ...]]]:
+    """Return the functions that several patches wrap in one process: families of the wrappers, innermost first."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for family in patches.ORDER:
+        for patch in registry.family(family).patches:
+            for target in patch.targets:
+                for one in [_generation(patch)] if patch.framework != "verl" else [""]:
+                    found.setdefault(target, {}).setdefault(one, []).append(family)
+    return {
+        target: several
+        for target, ways in found.items()
+        if (several := {tuple(families) for families in ways.values() if len(families) > 1})
+    }
+
+
+def test_each_function_with_several_wrappers_is_listed_in_the_order_of_arming() -> None:
+    assert wrapped() == {target: {listed.wrappers} for target, listed in SHARED.items()}
+    assert all(listed.why for listed in SHARED.values())
+
+
+def test_each_family_has_its_place() -> None:
+    folders = {module.name for module in pkgutil.iter_modules(patches.__path__) if module.name[0] != "_"}
+    assert set(patches.ORDER) == folders and len(patches.ORDER) == len(folders)
+    assert index.families() == patches.ORDER
