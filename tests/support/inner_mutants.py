@@ -216,22 +216,6 @@ def drafter_not_loaded(module: Any) -> None:
     module._load = lambda *args: None
 
 
-@_breaks(f"{EAGLE}.vllm.drafter_weights")
-def drafter_half_loaded(module: Any) -> None:
-    """Every second tensor of the drafter stays as it was."""
-
-    def load(original: Any, runner: Any, drafter: Any, config: Any, tensors: Any) -> None:
-        import torch
-
-        before = {name: value.clone() for name, value in drafter.named_parameters()}
-        original(runner, drafter, config, tensors)
-        with torch.no_grad():
-            for name, value in list(drafter.named_parameters())[::2]:
-                value.copy_(before[name])
-
-    _around(module, "_load", load)
-
-
 @_breaks(f"{EAGLE}.drafter_refit.versions")
 def drafter_version_ahead(module: Any) -> None:
     """An update is recorded under a version more than it has."""

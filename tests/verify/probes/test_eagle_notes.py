@@ -15,7 +15,8 @@ ROLLBACK = dict(event="rollback", version=0)
 
 def log(*judged: dict[str, Any], restored: float = 3.9, again: float = 3.9) -> dict[str, Any]:
     """Notes of three updates, with events between the first and the second."""
-    events = [dict(UPDATE, before=3.9), *judged, dict(UPDATE, before=restored), dict(UPDATE, before=again)]
+    second, third = dict(UPDATE, version=2, before=restored), dict(UPDATE, version=3, before=again)
+    events = [dict(UPDATE, before=3.9), *judged, second, third]
     return {"eagle_drafter": {"version": 2, "path": "", "log": events}}
 
 
@@ -36,6 +37,14 @@ def log(*judged: dict[str, Any], restored: float = 3.9, again: float = 3.9) -> d
 )
 def test_how_a_rolled_back_drafter_is_judged(notes: dict[str, Any], good: bool) -> None:
     assert drafter_follows(notes)[0] is good
+
+
+def test_an_update_under_another_version_is_named() -> None:
+    notes = log(WORSE, ROLLBACK)
+    notes["eagle_drafter"]["log"][0] = dict(UPDATE, version=2, before=3.9)
+    assert drafter_follows(notes)[0], "who sends no version cannot miss one"
+    good, evidence = drafter_follows(notes, [1, 2, 3])
+    assert not good and "versions [2, 2, 3]" in evidence
 
 
 @pytest.mark.parametrize(

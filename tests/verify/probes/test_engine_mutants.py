@@ -11,6 +11,7 @@ from pathlib import Path
 
 import inner_mutants
 import mutant_runs
+import mutants
 import pytest
 import warm
 
@@ -18,17 +19,19 @@ pytestmark = [pytest.mark.vllm, pytest.mark.full]
 
 IMPORTED = (*warm.VLLM, "inner_mutants")
 
-#: family -> mutant -> why the probe cannot see it
-SPARED: Mapping[str, Mapping[str, str]] = {
-    "fp8": {},
-    "eagle": {
-        "inner drafter_half_loaded": "the drafters of the probe agree in the half that stays",
-        "inner drafter_version_ahead": "the probe does not look at the number; drafts do not decide which tokens come",
+#: family -> patch -> why a probe of a plain model, which is updated as it should be, cannot see whether it acts
+IDLE: Mapping[str, Mapping[str, str]] = {
+    "fp8": {
+        "fp8.vllm.get_model": "its engine has no drafter; tests/patches/fp8/vllm/test_drafter.py has some, beside dummy weights",
+        "fp8.vllm.check_skipped_aliases": "its model is not tied; tests/patches/fp8/vllm/test_tied_weights.py has models that are",
+        "fp8.vllm.worker_reload_weights": "it sends no weights in the format of kernels; test_unsupported.py there does",
     },
+    "eagle": {},
 }
 
 
-@pytest.mark.parametrize("family", SPARED)
+@pytest.mark.parametrize("family", IDLE)
 def test_each_mutant_is_noticed(family: str, tmp_path: Path) -> None:
+    spared = {f"{kind} {id}": why for id, why in IDLE[family].items() for kind in mutants.KINDS}
     more = inner_mutants.names(family)
-    mutant_runs.check_each(family, tmp_path, SPARED[family], more=more, imported=IMPORTED)
+    mutant_runs.check_each(family, tmp_path, spared, more=more, imported=IMPORTED)

@@ -78,7 +78,7 @@ def _judge(workdir: Path, seen: Mapping[str, Any], notes: Mapping[str, Any]) -> 
         ("the bandit chooses the number of tokens, and learns from the steps", bandit_adapts(notes)),
         (
             "new drafter weights arrive: acceptance falls with noise, which is rolled back, and rises with better ones",
-            drafter_follows(notes),
+            drafter_follows(notes, seen.get("versions", ())),
         ),
     ):
         yield _proof(what, "" if good else evidence, evidence)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flashpatch.verify.probes.eagle.rounds import DRAFTERS
@@ -22,13 +22,19 @@ def bandit_adapts(notes: Mapping[str, Any]) -> tuple[bool, str]:
     return len(pulls) > 1 and found["steps"] > 20, f"{found['steps']:.0f} steps, pulls {pulls}"
 
 
-def drafter_follows(notes: Mapping[str, Any]) -> tuple[bool, str]:
+def drafter_follows(notes: Mapping[str, Any], sent: Sequence[int] = ()) -> tuple[bool, str]:
     """Judge whether acceptance fell with the drafter of noise, which was rolled back, and rose with those
-    before and after; return the verdict and the evidence."""
+    before and after; return the verdict and the evidence.
+
+    ``sent`` are the versions that the job gave to its updates; empty if it gave none.
+    """
     log = notes.get("eagle_drafter", {}).get("log", ())
     updates = [place for place, event in enumerate(log) if event["event"] == "update"]
     if len(updates) != len(DRAFTERS):
         return False, f"the ledger shows {len(updates)} of {len(DRAFTERS)} updates"
+    versions = [log[place]["version"] for place in updates]
+    if sent and versions != list(sent):
+        return False, f"the ledger has updates to versions {versions}, sent were {list(sent)}"
     exact, restored, again = (log[place]["before"] for place in updates)
     judged = log[updates[0] : updates[1]]
     noise = next((event["after"] for event in judged if event["event"] in ("kept", "worse")), 0.0)

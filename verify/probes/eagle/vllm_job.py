@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ def run(workdir: Path, seen: dict[str, Any]) -> None:
         )
     )
     seen["seconds"]["opened"] = time.monotonic() - began
-    versions = itertools.count(1)
+    seen["versions"] = []
 
     def generate() -> list[list[int]]:
         found = llm.generate(
@@ -44,7 +43,8 @@ def run(workdir: Path, seen: dict[str, Any]) -> None:
         return [list(one.outputs[0].token_ids) for one in found]
 
     def update(folder: Path) -> None:
-        llm.collective_rpc("eagle_update_drafter", args=(str(folder), next(versions)))
+        seen["versions"].append(len(seen["versions"]) + 1)
+        llm.collective_rpc("eagle_update_drafter", args=(str(folder), seen["versions"][-1]))
 
     rounds.run_rounds(workdir, seen, generate, update)
     [seen["captured"]] = llm.collective_rpc("eagle_flush")
