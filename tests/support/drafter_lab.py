@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from machine import limit
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -15,6 +16,7 @@ from transformers import (
 )
 
 from flashpatch.patches.eagle.capture.sample import Sample
+from flashpatch.patches.eagle.capture.sample_queue import SampleWriter
 from flashpatch.patches.eagle.train.pack import windows
 
 SHAPE = {
@@ -88,3 +90,11 @@ def capture(
 def cut(samples: list[Sample], longest: int = 512, **how) -> list:
     """Return all windows of some samples."""
     return [part for sample in samples for part in windows(sample, longest, **how)]
+
+
+def fill(queue: Path, samples: list[Sample]) -> None:
+    """Put samples into a trainer's queue, and wait until they are written."""
+    writer = SampleWriter(queue, waiting=len(samples))
+    for sample in samples:
+        assert writer.offer(sample)
+    writer.close(limit(60))

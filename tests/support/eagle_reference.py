@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import torch
+from chi_square import chance
 
 
 @cache
@@ -29,6 +32,19 @@ def states(path: Path, tokens: list[int], layers: tuple[int, ...] = ()) -> tuple
 def probabilities(path: Path, prompts: list[list[int]]) -> torch.Tensor:
     """Return float64 [prompts, V], probabilities of the next token, for prompts of one length."""
     return model(path)(torch.tensor(prompts)).logits[:, -1].double().softmax(-1)
+
+
+def check_distribution(path: Path, prompt: list[int], answers: list[list[int]], vocabulary: int) -> None:
+    """Compare three sampled positions, chi-square, each with its exact marginal; the engine's seeds are fixed."""
+    tokens = range(vocabulary)
+    first = probabilities(path, [prompt])[0]
+    second_given = probabilities(path, [[*prompt, a] for a in tokens])
+    joint = (first[:, None] * second_given).flatten()
+    third_given = probabilities(path, [[*prompt, a, b] for a, b in product(tokens, tokens)])
+    for position, wanted in enumerate((first, first @ second_given, joint @ third_given)):
+        counts = Counter(answer[position] for answer in answers)
+        found = torch.tensor([counts[token] for token in tokens], dtype=torch.float64)
+        assert chance(found, wanted * len(answers)) > 1e-3, position
 
 
 def filtered(row: list[float], top_k: int, top_p: float) -> list[float]:

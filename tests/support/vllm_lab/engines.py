@@ -213,3 +213,17 @@ def _text(rows: list[numpy.ndarray]) -> str:
     import numpy
 
     return base64.b64encode(numpy.concatenate(rows).tobytes()).decode()
+
+
+def schedule_a_step_ahead() -> None:
+    """Let this process's vLLM schedule as on a GPU; its platform for CPUs says that this is not required."""
+    from vllm.platforms import current_platform
+
+    platform = type(current_platform)
+    original = platform.check_and_update_config.__func__
+
+    def changed(cls: Any, config: Any) -> None:
+        original(cls, config)
+        config.scheduler_config.async_scheduling = True
+
+    platform.check_and_update_config = classmethod(changed)

@@ -19,11 +19,10 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
-from drafter_lab import capture
+from drafter_lab import capture, fill
 from machine import limit
 from transformers import AutoModelForCausalLM
 
-from flashpatch.patches.eagle.capture.sample_queue import SampleWriter
 from flashpatch.patches.eagle.train import coordinator
 from flashpatch.patches.eagle.train.coordinator import Coordinator
 from flashpatch.patches.eagle.train.drafter import make_drafter
@@ -41,13 +40,6 @@ def until(ranks: list[Coordinator], condition, seconds: float = 240.0) -> list[l
             found += one.poll()
         time.sleep(0.02)
     return events
-
-
-def fill(queue: Path, samples) -> None:
-    writer = SampleWriter(queue, waiting=len(samples))
-    for sample in samples:
-        assert writer.offer(sample)
-    writer.close(limit(60))
 
 
 @contextlib.contextmanager

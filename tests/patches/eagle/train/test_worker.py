@@ -6,7 +6,6 @@ import queue
 import resource
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
@@ -15,12 +14,11 @@ pytest.importorskip("transformers")
 
 
 import torch
-from drafter_lab import capture, cut, make_target
+from drafter_lab import capture, cut, fill, make_target
 from machine import limit
 from private_modes import loose
 from transformers import AutoModelForCausalLM
 
-from flashpatch.patches.eagle.capture.sample_queue import SampleWriter
 from flashpatch.patches.eagle.train.coordinator import Coordinator
 from flashpatch.patches.eagle.train.drafter import make_drafter
 from flashpatch.patches.eagle.train.drafter_config import drafter_config
@@ -37,13 +35,6 @@ def until(one: Coordinator, condition, seconds: float = 240.0) -> list[dict]:
         events += one.poll()
         time.sleep(0.02)
     return events
-
-
-def fill(queue: Path, samples) -> None:
-    writer = SampleWriter(queue, waiting=len(samples))
-    for sample in samples:
-        assert writer.offer(sample)
-    writer.close(limit(60))
 
 
 @pytest.mark.slow

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,8 +10,7 @@ pytest.importorskip("torch")
 
 
 import torch
-from chi_square import chance
-from eagle_reference import probabilities, states
+from eagle_reference import check_distribution, states
 
 from flashpatch.patches.eagle.capture.sample import Sample
 
@@ -117,17 +114,8 @@ def test_logprobs_under_speculation_are_those_of_a_forward(run):
 
 
 def test_sampled_tokens_have_the_targets_distribution(run):
-    """Chi-square of each position against its exact marginal; the engine's seeds are fixed."""
     seen, at = run
-    prompt, vocabulary = [7, 11, 5], range(32)
-    first = probabilities(at / "target", [prompt])[0]
-    second_given = probabilities(at / "target", [[*prompt, a] for a in vocabulary])
-    joint = (first[:, None] * second_given).flatten()
-    third_given = probabilities(at / "target", [[*prompt, a, b] for a, b in product(vocabulary, vocabulary)])
-    for position, wanted in enumerate((first, first @ second_given, joint @ third_given)):
-        counts = Counter(tokens[position] for tokens in seen["many"])
-        found = torch.tensor([counts[token] for token in vocabulary], dtype=torch.float64)
-        assert chance(found, wanted * len(seen["many"])) > 1e-3, position
+    check_distribution(at / "target", [7, 11, 5], seen["many"], 32)
 
 
 def test_steps_that_teach_belong_to_one_arm(run):

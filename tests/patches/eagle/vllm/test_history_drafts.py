@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from itertools import product
-
 import pytest
 
 pytest.importorskip("torch")
 
 import torch
-from chi_square import chance
-from eagle_reference import probabilities, states
+from eagle_reference import check_distribution, states
 
 pytestmark = pytest.mark.vllm
 
@@ -48,15 +44,7 @@ def test_logprobs_are_those_of_a_forward(run):
 def test_sampled_tokens_have_the_targets_distribution(run):
     seen, at = run
     assert seen["accepted_by_many"] > 50 and seen["drafted_by_many"] > seen["accepted_by_many"] + 50
-    prompt, vocabulary = [7, 11, 5], range(32)
-    first = probabilities(at / "target", [prompt])[0]
-    second_given = probabilities(at / "target", [[*prompt, a] for a in vocabulary])
-    joint = (first[:, None] * second_given).flatten()
-    third_given = probabilities(at / "target", [[*prompt, a, b] for a, b in product(vocabulary, vocabulary)])
-    for position, wanted in enumerate((first, first @ second_given, joint @ third_given)):
-        counts = Counter(tokens[position] for tokens in seen["many"])
-        found = torch.tensor([counts[token] for token in vocabulary], dtype=torch.float64)
-        assert chance(found, wanted * len(seen["many"])) > 1e-3, position
+    check_distribution(at / "target", [7, 11, 5], seen["many"], 32)
 
 
 def test_asynchronous_scheduling_is_refused_by_name(run):

@@ -50,7 +50,7 @@ def speculate(at: str, target: str, asynchronous: bool, adapt: bool, **speculati
     from flashpatch.verify.probes.eagle import tiny
 
     if asynchronous:
-        _schedule_asynchronously()
+        engines.schedule_a_step_ahead()
     folder = Path(at)
     flashpatch.enable("eagle", strict=True, samples=f"{at}/queue", rollback=1.0, adapt=adapt)
     arguments = tiny.engine_arguments(
@@ -102,20 +102,6 @@ def speculate(at: str, target: str, asynchronous: bool, adapt: bool, **speculati
     llm.llm_engine.engine_core.shutdown()
     flashpatch.disable("eagle")
     return found
-
-
-def _schedule_asynchronously() -> None:
-    """Let vLLM schedule a step ahead, as on a GPU; its platform for CPUs says that this is not required."""
-    from vllm.platforms import current_platform
-
-    platform = type(current_platform)
-    original = platform.check_and_update_config.__func__
-
-    def changed(cls: Any, config: Any) -> None:
-        original(cls, config)
-        config.scheduler_config.async_scheduling = True
-
-    platform.check_and_update_config = classmethod(changed)
 
 
 # --- the tests

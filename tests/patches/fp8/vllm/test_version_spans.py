@@ -29,7 +29,7 @@ def in_flight(a: str, b: str, mode: str, ahead: bool, labelled: bool = True) -> 
     from flashpatch.patches.fp8.vllm import scheduler_gate
 
     if ahead:
-        _schedule_a_step_ahead()
+        engines.schedule_a_step_ahead()
     if not labelled:
         scheduler_gate.SchedulerGate.label = lambda *_: None
     flashpatch.enable("bf16", in_flight=mode)
@@ -65,20 +65,6 @@ def _note_versions(core: Any) -> list[int]:
 
     core.scheduler.update_from_output = noted
     return versions
-
-
-def _schedule_a_step_ahead() -> None:
-    """As on a GPU; vLLM's platform for CPUs says that this is not required."""
-    from vllm.platforms import current_platform
-
-    platform = type(current_platform)
-    original = platform.check_and_update_config.__func__
-
-    def changed(cls: Any, config: Any) -> None:
-        original(cls, config)
-        config.scheduler_config.async_scheduling = True
-
-    platform.check_and_update_config = classmethod(changed)
 
 
 # --- the tests
