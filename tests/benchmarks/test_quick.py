@@ -18,12 +18,14 @@ LAST = {
     "batcher": r"\d+ aims? missed",
     "bookkeeping": rf"8( +{NUMBER}){{5}}",
     "delta": rf"verl is not installed|10% changed .* {NUMBER}",
+    "gather": rf"Ray is not installed|rows reach the driver .* {NUMBER} times .*",
     "idle": rf"8 +one ahead( +{NUMBER}%){{2}} +{NUMBER}",
     "job_page": r"not opened: .*|opened .*",
     "logprobs": r"verl fused( left out: verl is not installed| .*)",
     "quantize": rf"int8, smoothed +{NUMBER} +{NUMBER}",
     "router": rf"256 requests, independent, equal: {NUMBER}, {NUMBER} us",
     "startup": r"verl is not installed|verl, in hooks, with kept verdicts: .*: (met|missed)",
+    "transfer": rf"verl is not installed|a sync through Ray .* {NUMBER} to {NUMBER} times .*",
 }
 """What the last line of each is that needs no engine."""
 
