@@ -226,6 +226,9 @@ FAMILIES = {
             "grpo.verl.get_trainer_cls": ("verl.trainer.ppo.v1.trainer_base",),
             "grpo.verl.generate_part": ("verl.workers.rollout.llm_server",),
             "grpo.verl.generate_whole": ("verl.workers.rollout.llm_server",),
+            "grpo.verl.actor_rollout_ref_worker_init": ("verl.workers.engine_workers",),
+            "grpo.verl.forward_backward_batch": ("verl.workers.engine.fsdp.transformer_impl",),
+            "grpo.verl.forward_step": ("verl.workers.engine.fsdp.transformer_impl",),
         },
         "commands": {
         },

@@ -1,16 +1,17 @@
-"""Run async-grpo's training core on stock verl: exact loss, routing by tokens, streaming batches."""
+"""Run async-grpo's training core on stock verl: exact loss, routing by tokens, streaming batches, experts as the engine chose them."""
 
 from __future__ import annotations
 
 from flashpatch.patches.grpo import verl_config
 from flashpatch.patches.grpo.loss import batch_counts, fused_logprobs, policy_loss
+from flashpatch.patches.grpo.replay import actor
 from flashpatch.patches.grpo.routing import partial_outputs, resubmit, router
 from flashpatch.patches.grpo.streaming import mode, token_versions
 from flashpatch.record import Family, Option
 
 FAMILY = Family(
     name="grpo",
-    summary="GRPO loss that no split of the batch changes; routing by tokens; retries on lost servers",
+    summary="GRPO loss that no split of the batch changes; routing by tokens; retries on lost servers; experts as vLLM chose them",
     patches=(
         verl_config.PATCH,
         policy_loss.PATCH,
@@ -27,6 +28,7 @@ FAMILY = Family(
         mode.PATCH,
         token_versions.PART,
         token_versions.WHOLE,
+        *actor.PATCHES,
     ),
     options={
         "loss": Option(

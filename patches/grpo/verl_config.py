@@ -17,6 +17,7 @@ logger = logging.getLogger("flashpatch.grpo")
 ID = "grpo.verl.validate_config"
 ACTOR = "actor_rollout_ref.actor"
 LOSS = f"{ACTOR}.policy_loss.loss_mode"
+REPLAY = "actor_rollout_ref.rollout.enable_rollout_routing_replay"
 _DEFAULT = "vanilla"  # verl's; the same whether the user wrote it or not
 
 
@@ -56,6 +57,8 @@ def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> None:
 
 def refusals(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
     """Yield the settings that contradict the family, each with the reason."""
+    if requirements.asked(get) and get(REPLAY):
+        yield f"{REPLAY}=True ({requirements.MODE} trains in rounds of its own, which replay no experts)"
     mode = get(LOSS, _DEFAULT)
     if not options["loss"]:
         if mode == MODE:

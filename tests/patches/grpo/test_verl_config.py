@@ -39,6 +39,13 @@ def test_another_loss_is_refused_unless_ours_is_off():
     assert refusal.startswith(f"{verl_config.LOSS}=grpo_exact (grpo's option loss is off")
 
 
+def test_recorded_experts_are_refused_where_the_streaming_trainer_would_ignore_them():
+    replay = {verl_config.REPLAY: True, f"{ACTOR}.strategy": "fsdp2"}
+    assert not list(verl_config.refusals(reader(**replay), ON))
+    (refusal,) = verl_config.refusals(reader(**replay, **{"trainer.v1.trainer_mode": "stream_async"}), ON)
+    assert refusal.startswith(f"{verl_config.REPLAY}=True (stream_async")
+
+
 def test_a_constant_divisor_is_given_where_verl_would_take_a_width():
     get = reader(**{f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm", "data.max_response_length": 512})
     assert (f"{ACTOR}.loss_scale_factor", 512) in [

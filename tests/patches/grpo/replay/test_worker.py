@@ -1,0 +1,45 @@
+"""verl's own actor worker with recorded experts: one result under every way in which it holds tokens and weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import flow_lab
+
+pytestmark = pytest.mark.verl
+
+SCRIPT = Path(flow_lab.__file__).with_name("replay_ranks.py")
+ACTOR, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
+PACKED, RECOMPUTED = f"{MODEL}.use_remove_padding=True", f"{MODEL}.enable_gradient_checkpointing=True"
+FSDP1, FSDP2 = f"{ACTOR}.strategy=fsdp", f"{ACTOR}.strategy=fsdp2"
+
+
+def _run(folder, ranks, **cases):
+    plan = [dict(name=name, settings=settings, record=name != "stock") for name, settings in cases.items()]
+    (folder / f"cases-{ranks}.json").write_text(json.dumps(plan))
+    flow_lab.run_ranks(
+        [str(SCRIPT), str(folder), f"cases-{ranks}.json"], folder, ranks, FLASHPATCH="cpu,bf16"
+    )
+    return {name: torch.load(folder / f"{name}-0.pt") for name in cases}
+
+
+def _same(one, other):
+    assert one["step"].keys() == other["step"].keys()
+    for name, step in one["step"].items():
+        assert torch.allclose(step, other["step"][name], rtol=1e-3, atol=1e-5), name
+
+
+def test_one_rank_packed_or_padded_recomputed_or_not(tmp_path):
+    found = _run(tmp_path, 1, stock=[FSDP1], padded=[FSDP1], packed=[FSDP2, PACKED, RECOMPUTED])
+    wanted = torch.load(tmp_path / "wanted.pt")
+    assert (found["stock"]["logs"] - wanted).abs().max() > 0.1
+    for name in ("padded", "packed"):
+        assert (found[name]["logs"] - wanted).abs().max() < 1e-4, name
+    _same(found["packed"], found["padded"])
+    routers = {name: step for name, step in found["padded"]["step"].items() if "mlp.gate.weight" in name}
+    assert len(routers) == 2 and all(step.abs().max() > 1e-6 for step in routers.values())
