@@ -1,42 +1,41 @@
-"""What drafts from history gain or cost: vLLM with them against stock vLLM, on a real model's rollouts.
+"""What drafts from history gain or cost on a real model's rollouts, against stock vLLM and its own drafts without a drafter.
 
-    python benchmarks/history.py WORLD [--batches 1,4,16,32] [--rounds 6] [--tokens 64] [--temperature 1.0]
+    python benchmarks/history.py WORLD [--against suffix,ngram] [--batches 1,8,16] [--rounds 6] [--tokens 64]
 
-WORLD is a directory made by examples/world/make.py. Two engines in processes of their own, stock and with history, take
-turns on the same prompts; the batch shrinks as answers end. Per batch size:
+WORLD is a directory made by examples/world/make.py. Engines in processes of their own take turns on the same prompts:
+stock, the family's history, and vLLM's methods that `--against` names (suffix needs arctic-inference installed). These too run
+with the family on, for nothing but its correction of vLLM's CPU kernels, without which speculation samples wrong tokens
+and accepts few. The batch shrinks as answers end. Per batch size:
 
-    new        prompts that history has not seen: what it costs where it knows nothing but the tasks' form
+    new        prompts that were not asked before: what it costs where only the tasks' form is known
     repeated   the same prompts round after round, as in a later epoch; the policy does not change
 
-Ratios are stock's seconds per token over those with history, the median over the rounds and the interval that holds the
-true median in 95 of 100 such runs (the range, for few rounds). Above 1 history is faster.
+Ratios are stock's seconds per token over an engine's, the median over the rounds and the interval that holds the true
+median in 95 of 100 such runs (the range, for few rounds). Above 1 the engine is faster than stock.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
-import os
 import random
-import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import quick
+from turns import Engine, cpu, middle
 
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "TORCH_COMPILE_DISABLE": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "2",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
+ENGINES = {
+    "stock": None,
+    "history": None,
+    "suffix": {"method": "suffix"},
+    "ngram": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 4},
 }
+"""Engines by name, with the ``speculative_config`` that vLLM is opened with."""
+COUNTS = {"drafted": "vllm:spec_decode_num_draft_tokens", "accepted": "vllm:spec_decode_num_accepted_tokens"}
+"""vLLM's own counters of what was verified and accepted."""
 
 
 def main() -> None:
@@ -45,20 +44,25 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("world", type=Path)
-    parser.add_argument("--batches", default="1,4,16,32")
+    parser.add_argument("--against", default="suffix,ngram", help="methods of vLLM (default %(default)s)")
+    parser.add_argument("--batches", default="1,8,16")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=64, help="most tokens of an answer")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--engine", choices=("stock", "history"), help=argparse.SUPPRESS)
-    wanted = quick.parse(parser, batches="1", rounds=2, tokens=8)
+    parser.add_argument("--engine", choices=ENGINES, help=argparse.SUPPRESS)
+    wanted = quick.parse(parser, batches="1", rounds=2, tokens=8, against="ngram")
     if wanted.engine:
         _serve(wanted)
         return
-    engines = {name: _Engine(name) for name in ("stock", "history")}
+    methods = [name for name in wanted.against.split(",") if name]
+    if unknown := set(methods) - set(ENGINES):
+        parser.error(f"--against {', '.join(sorted(unknown))}: there are suffix and ngram")
+    engines = {name: Engine(name) for name in dict.fromkeys(("stock", "history", *methods))}
+    count = min(engine.answer()["prompts"] for engine in engines.values())
     batches = list(map(int, wanted.batches.split(",")))
     needed = sum(max(1, batch // 4) * (wanted.rounds + 2) for batch in batches)
-    prompts = list(range(engines["stock"].prompts))
+    prompts = list(range(count))
     if len(prompts) < needed:
         parser.error(
             f"{wanted.world} has {len(prompts)} prompts, {needed} are needed: make one with more (--train)"
@@ -67,76 +71,57 @@ def main() -> None:
     found = {}
     for batch in batches:
         for kind in ("new", "repeated"):
-            found[f"{batch} {kind}"] = _measure(engines, prompts, batch, kind, wanted.rounds)
+            measured = _measure(engines, prompts, batch, kind, wanted.rounds)
+            found |= {f"{batch} {kind}, {name}": one for name, one in measured.items()}
+            print(f"{batch} {kind}: measured", file=sys.stderr, flush=True)
     _print(found, wanted.json)
 
 
 def _measure(
-    engines: dict[str, _Engine], prompts: list[int], batch: int, kind: str, rounds: int
-) -> dict[str, float]:
+    engines: dict[str, Engine], prompts: list[int], batch: int, kind: str, rounds: int
+) -> dict[str, dict[str, float]]:
     """Let the engines take turns; ``prompts`` loses those that were asked."""
-    ratios, totals = [], {name: [0, 0.0] for name in engines}
-    before = engines["history"].ask([])
+    paces: dict[str, list[float]] = {name: [] for name in engines}
+    totals = {name: dict.fromkeys(("tokens", "seconds", *COUNTS), 0.0) for name in engines}
     asked = [prompts.pop() for _ in range(max(1, batch // 4))]
     for number in range(-1, rounds):  # the first round warms up, and is the epoch before
         if kind == "new" and number >= 0:
             asked = [prompts.pop() for _ in asked]
-        pace = {}
         for name in sorted(engines, reverse=number % 2 == 0):
             answer = engines[name].ask((asked * 4)[:batch])
-            pace[name] = answer["seconds"] / answer["tokens"]
             if number >= 0:
-                totals[name][0] += answer["tokens"]
-                totals[name][1] += answer["seconds"]
-        if number >= 0:
-            ratios.append(pace["stock"] / pace["history"])
-    after = engines["history"].ask([])
-    drafted, accepted, drafts = (after[key] - before[key] for key in ("drafted", "accepted", "drafts"))
+                paces[name].append(answer["seconds"] / answer["tokens"])
+                for key in totals[name]:
+                    totals[name][key] += answer[key]
     return {
-        **_middle(ratios),
-        "stock": totals["stock"][0] / totals["stock"][1],
-        "history": totals["history"][0] / totals["history"][1],
-        "drafted": drafted / totals["history"][0],
-        "accepted": accepted / drafted if drafted else 0.0,
-        "lookup": (after["lookup"] - before["lookup"]) / totals["history"][1],
+        name: {
+            **middle([stock / own for stock, own in zip(paces["stock"], paces[name], strict=True)]),
+            "pace": total["tokens"] / total["seconds"],
+            "drafted": total["drafted"] / total["tokens"],
+            "accepted": total["accepted"] / max(1.0, total["drafted"]),
+        }
+        for name, total in totals.items()
     }
-
-
-class _Engine:
-    """An engine in a process of its own."""
-
-    def __init__(self, name: str) -> None:
-        command = [sys.executable, __file__, *sys.argv[1:], "--engine", name]
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, text=True, env=os.environ | ENVIRONMENT
-        )
-        self.prompts = self._answer()["prompts"]
-
-    def ask(self, prompts: list[int]) -> dict[str, Any]:
-        """Let it answer prompts by their numbers, one answer each; return tokens, seconds, and its counts."""
-        print(json.dumps(prompts), file=self._process.stdin, flush=True)
-        return self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        for line in self._process.stdout:
-            if line.startswith("{"):
-                return json.loads(line)
-        raise SystemExit(f"the engine ended: exit {self._process.wait()}")
 
 
 def _serve(wanted: argparse.Namespace) -> None:
     """Answer the parent's questions with one engine."""
     import pandas
 
-    if wanted.engine == "history":
+    if wanted.engine != "stock":  # without the family vLLM's CPU kernels sample wrongly under speculation
         import flashpatch
 
-        flashpatch.enable("eagle", strict=True, history=True, capture_rate=0.0)
+        history = wanted.engine == "history"
+        flashpatch.enable("eagle", strict=True, history=history, adapt=history, capture_rate=0.0)
     from vllm import LLM, SamplingParams
 
-    model = str(wanted.world / "model")
-    llm = LLM(model, dtype="bfloat16", enforce_eager=True, max_model_len=512, max_num_seqs=64)
+    settings = dict(dtype="bfloat16", enforce_eager=True, max_model_len=512, max_num_seqs=64)
+    llm = LLM(
+        str(wanted.world / "model"),
+        speculative_config=ENGINES[wanted.engine],
+        disable_log_stats=False,
+        **settings,
+    )
     rows = pandas.read_parquet(wanted.world / "train.parquet")["prompt"]
     tokenizer = llm.get_tokenizer()
     texts = [
@@ -146,27 +131,19 @@ def _serve(wanted: argparse.Namespace) -> None:
     sampling = SamplingParams(temperature=wanted.temperature, max_tokens=wanted.tokens, detokenize=False)
     print(json.dumps({"prompts": len(ids)}), flush=True)
     for line in sys.stdin:
-        asked = [ids[number] for number in json.loads(line)]
-        began, tokens = time.perf_counter(), 0
-        if asked:
-            found = llm.generate(asked, sampling, use_tqdm=False)
-            tokens = sum(len(one.outputs[0].token_ids) for one in found)
-        answer = {"tokens": tokens, "seconds": time.perf_counter() - began}
-        if wanted.engine == "history":
-            from flashpatch.patches.eagle.vllm import history_drafts
-
-            scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-            metrics = history_drafts.history_of(scheduler).drafts.metrics()
-            answer |= {key: metrics[key] for key in ("drafts", "drafted", "accepted")}
-            answer["lookup"] = metrics["seconds"]
-        print(json.dumps(answer), flush=True)
+        before = _counts(llm)
+        began = time.perf_counter()
+        found = llm.generate([ids[number] for number in json.loads(line)], sampling, use_tqdm=False)
+        seconds = time.perf_counter() - began
+        tokens = sum(len(one.outputs[0].token_ids) for one in found)
+        counts = {key: count - before[key] for key, count in _counts(llm).items()}
+        print(json.dumps({"tokens": tokens, "seconds": seconds, **counts}), flush=True)
 
 
-def _middle(values: list[float]) -> dict[str, float]:
-    values, count = sorted(values), len(values)
-    reach = 0.98 * math.sqrt(count)
-    low, high = max(0, math.floor(count / 2 - reach)), min(count - 1, math.ceil(count / 2 + reach))
-    return {"ratio": statistics.median(values), "low": values[low], "high": values[high]}
+def _counts(llm: Any) -> dict[str, float]:
+    """Return what vLLM counted of its speculation so far."""
+    found = {one.name: one.value for one in llm.get_metrics() if one.name in COUNTS.values()}
+    return {key: float(found.get(name, 0)) for key, name in COUNTS.items()}
 
 
 def _print(found: dict[str, dict[str, float]], as_json: bool) -> None:
@@ -175,25 +152,15 @@ def _print(found: dict[str, dict[str, float]], as_json: bool) -> None:
     rows = [
         (
             name,
-            f"{one['stock']:.0f}",
-            f"{one['history']:.0f}",
+            f"{one['pace']:.0f}",
             f"{one['ratio']:.2f} ({one['low']:.2f} to {one['high']:.2f})",
             f"{one['drafted']:.2f}",
             f"{one['accepted']:.0%}",
-            f"{one['lookup']:.1%}",
         )
         for name, one in found.items()
     ]
-    head = (
-        "batch, prompts",
-        "stock, tokens/s",
-        "history, tokens/s",
-        "ratio",
-        "drafted per token",
-        "accepted",
-        "look-up",
-    )
-    emit(found, [Table("Drafts from history against stock vLLM", head, rows)], as_json)
+    head = ("batch, prompts, engine", "tokens/s", "over stock", "drafted per token", "accepted")
+    emit(found, [Table(f"Drafts without a drafter against stock vLLM, {cpu()}", head, rows)], as_json)
 
 
 if __name__ == "__main__":

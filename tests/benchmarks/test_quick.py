@@ -30,10 +30,21 @@ LAST = {
 """What the last line of each is that needs no engine."""
 
 
-HELPERS = {"quick", "longtail", "bandit_fastrl", "bandit_traces", "prefix_key_cost", "router_traces"}
+HELPERS = {"quick", "longtail", "bandit_fastrl", "bandit_traces", "prefix_key_cost", "router_traces", "turns"}
 RECORDERS = {"record_lengths", "record_steps", "record_trace"}
 """These write the traces that others replay, in hours."""
-WITH_ENGINE = {"capture", "combined", "cpu_fp8", "first_step", "flowrl", "history", "nodes", "reload", "sync"}
+WITH_ENGINE = {
+    "capture",
+    "combined",
+    "cpu_fp8",
+    "first_step",
+    "flowrl",
+    "history",
+    "nodes",
+    "reload",
+    "rollout",
+    "sync",
+}
 """These need an engine, or a model that is not made in minutes."""
 
 
