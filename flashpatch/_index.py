@@ -95,6 +95,7 @@ FAMILIES = {
             "fp8.vllm_lora.remove_all_adapters": ("vllm.lora.worker_manager",),
             "fp8.verl.get_per_tensor_param": ("verl.workers.engine.fsdp.transformer_impl",),
             "fp8.verl.actor_update_weights_delta": ("verl.workers.engine_workers",),
+            "fp8.verl.unfuse_moe_params": ("verl.workers.engine.fsdp.utils",),
             "fp8.verl.rollout_update_weights_delta": ("verl.checkpoint_engine.base",),
             "fp8.verl.actor_update_weights": ("verl.workers.engine_workers",),
             "fp8.verl.checkpoint_manager_update_weights_delta": ("verl.checkpoint_engine.base",),

@@ -131,19 +131,22 @@ class Receiver:
 
     def _write(self, name: str, tensor: torch.Tensor) -> str:
         """Bring one weight of the copy up to date; return what is wrong, empty if nothing is."""
+        import torch
+
         from flashpatch.patches.fp8.delta import changes
 
         patch = wire.of_patch(name)
         if patch is None:
             self._copies[name] = tensor.detach().to("cpu", copy=True)
             return ""
-        weight, width, count = patch
-        if weight not in self._copies:
-            return f"a patch came of {weight}, which never came whole"
+        copy = self._copies.get(patch.weight)
+        if copy is None:
+            return f"a patch came of {patch.weight}, which never came whole"
+        copy = self._copies[patch.weight] = copy.to(getattr(torch, patch.dtype))
         try:
-            changes.apply(changes.bits(self._copies[weight]), width, count, tensor.detach().view(-1))
+            changes.apply(changes.bits(copy), patch.width, patch.count, tensor.detach().view(-1))
         except ValueError as error:
-            return f"{weight}: {error}"
+            return f"{patch.weight}: {error}"
         return ""
 
     def _check(self, closing: _Closing) -> list[str]:

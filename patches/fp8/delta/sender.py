@@ -110,24 +110,31 @@ class Sender:
         sent.values += tensor.numel()
         digest = fingerprint.of(tensor)
         copy = self._copies.get(name)
-        if copy is None or copy.dtype != tensor.dtype or copy.shape != tensor.shape:
+        if copy is None or copy.shape != tensor.shape or (sent.base is None and copy.dtype != tensor.dtype):
             self._copies[name] = tensor.to("cpu", copy=True)
             return digest, [(name, tensor)]
         if sent.base is None:
             copy.copy_(tensor)
             return digest, [(name, tensor)]
+        cast = (
+            copy.dtype != tensor.dtype
+        )  # the receiver casts its copy too, so only what differs then has to travel
+        copy = self._copies[name] = copy.to(tensor.dtype)
         new = changes.bits(tensor)
         positions = changes.differing(changes.bits(copy).to(new.device), new)
         sent.changed += positions.numel()
         if not positions.numel():
-            return digest, []
-        encoded = changes.encode(new, positions)
+            if not cast:
+                return digest, []
+            positions = positions.new_zeros(min(1, new.numel()))  # any: a patch says that the weight is cast
+        encoded = changes.encode(new, positions) if positions.numel() else None
         if encoded is None:
             copy.copy_(tensor)
             return digest, [(name, tensor)]
         width, count, data = encoded
         changes.apply(changes.bits(copy), width, count, data)
-        return digest, [(wire.patch_name(name, width, count), data)]
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return digest, [(wire.Patched(name, width, count, dtype).name(), data)]
 
 
 def _device(item: Named | None) -> torch.device:

@@ -7,6 +7,8 @@ must have become. Other messages of FlashPatch's own, such as an audit's, pass a
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 OPEN = "__flashpatch_delta_open__"
 CLOSE = "__flashpatch_delta_close__"
 _PATCH = "__flashpatch_delta_patch__"
@@ -18,14 +20,23 @@ def is_message(name: str) -> bool:
     return name.startswith(_OURS)
 
 
-def patch_name(name: str, width: int, count: int) -> str:
-    """Return the name under which a patch of the weight ``name`` travels."""
-    return f"{_PATCH}{width}:{count}:{name}"
+class Patched(NamedTuple):
+    """Describe a patch: of which weight, bytes of a gap, number of values, and the dtype to which the weight is cast before,
+    if it is another, such as ``bfloat16``."""
+
+    weight: str
+    width: int
+    count: int
+    dtype: str
+
+    def name(self) -> str:
+        """Return the name under which the patch travels."""
+        return f"{_PATCH}{self.width}:{self.count}:{self.dtype}:{self.weight}"
 
 
-def of_patch(name: str) -> tuple[str, int, int] | None:
-    """Return weight, bytes of a gap and number of values of a patch; None for anything else."""
+def of_patch(name: str) -> Patched | None:
+    """Return what travels under a name; None if it is no patch."""
     if not name.startswith(_PATCH):
         return None
-    width, count, weight = name.removeprefix(_PATCH).split(":", 2)
-    return weight, int(width), int(count)
+    width, count, dtype, weight = name.removeprefix(_PATCH).split(":", 3)
+    return Patched(weight, int(width), int(count), dtype)

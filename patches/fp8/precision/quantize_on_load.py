@@ -4,7 +4,8 @@ A loader gets the whole tensor of the checkpoint, then takes this rank's part of
 in a fused parameter. `Rounding` stands before the loaders of a model's 8-bit weights: a wide value is rounded
 whole, so that its scales do not depend on the ranks, and goes on as an 8-bit value and a scale, each through
 the loader of its own parameter. No name of a checkpoint and no model class is known here, one tensor is in
-hand at a time, and what comes in 8 bits passes as it is.
+hand at a time, and what comes in 8 bits passes as it is. What comes in float32 is cast to the model's dtype
+first, as engines do that round after loading: a layer is the same whether a trainer casts or not.
 """
 
 from __future__ import annotations
@@ -34,12 +35,14 @@ class Rounding:
     """What rounds the weights of one model.
 
     Args:
-        model: just constructed, nothing loaded; the loaders of its 8-bit parameters are replaced.
+        model: just constructed, nothing loaded; the loaders of its 8-bit parameters are replaced. torch's default dtype is
+            still the model's.
         profile: what to smooth before; None for nothing.
         at_load: whether the first load is smoothed too.
 
     Attributes:
         weights: how many parameters are rounded into.
+        from_bf16: values that were cast to bf16 are being rounded and placed.
         errors: layer (with the shard of a fused one) to the relative error of the values that came last; of
             experts the largest, over those that have come since one came again.
     """
@@ -47,6 +50,8 @@ class Rounding:
     def __init__(self, model: torch.nn.Module, profile: Profile | None = None, at_load: bool = True) -> None:
         self._profile = profile
         self._at_load = at_load
+        self._dtype = torch.get_default_dtype()
+        self.from_bf16 = False
         self.weights = 0
         self.errors: dict[str, float] = {}
         self._experts: dict[str, set[int]] = {}  # that the largest error of a shard is of
@@ -81,7 +86,12 @@ class Rounding:
                     patch=PATCH,
                     advice="Send the trainer's weights, or open the engine without the option profile.",
                 )
-            yield name, profile.smoothed(name, tensor)
+            known = name in profile.shapes or name in profile.quantized
+            yield name, profile.smoothed(name, self._narrowed(tensor) if known else tensor)
+
+    def _narrowed(self, tensor: torch.Tensor) -> torch.Tensor:
+        wider = _wide(tensor) and tensor.dtype.itemsize > self._dtype.itemsize
+        return tensor.to(self._dtype) if wider else tensor
 
     def _stand_before(self, module: torch.nn.Module, path: str, key: str, parameter: Any) -> None:
         original = getattr(parameter, "weight_loader", None)
@@ -110,6 +120,8 @@ class Rounding:
     ) -> Any:
         """Round a wide value and send it through the loaders of its parameter and of the scales."""
         parameter, loaded = call.at(0), call.at(1).detach()
+        if self._profile is None:  # what was smoothed was cast before
+            loaded = self._narrowed(loaded)
         scales = module._parameters.get(f"{key}_scale")
         granularity = _granularity(scales)
         if granularity is None or loaded.dim() not in (2, parameter.dim()) or parameter.dim() > 3:
@@ -125,11 +137,15 @@ class Rounding:
         except PatchError as error:
             part = name if expert is None else f"{label}[{expert}]"
             raise PatchError(f"{part}: {error.problem}", patch=PATCH, advice=error.advice) from error
-        result = call.repeat(original, parameter, q)
         weight_name = call.get("weight_name")  # by which loaders of experts tell scales from weights
         renamed = {} if weight_name is None else {"weight_name": f"{weight_name}_scale"}
         given = scale if granularity == "channel" else scale.reshape(1)
-        call.repeat(scales.weight_loader, scales, given, **renamed)
+        self.from_bf16 = self._dtype == torch.bfloat16
+        try:
+            result = call.repeat(original, parameter, q)
+            call.repeat(scales.weight_loader, scales, given, **renamed)
+        finally:
+            self.from_bf16 = False
         columns = loaded.shape[-1]
         error = relative_error(loaded.reshape(-1, columns), q.view(-1, columns), scale.view(-1, 1))
         self._note_error(label, expert, error)

@@ -33,6 +33,7 @@ from flashpatch.patches.fp8.refit.pristine_params import storage_table
 from flashpatch.patches.fp8.refit.staged_update import StagedUpdate
 from flashpatch.patches.fp8.refit.turns import Turns
 from flashpatch.patches.fp8.refit.update_events import UpdateEvents
+from flashpatch.patches.fp8.refit.wide_weights import WideWeights
 from flashpatch.patches.fp8.refit.write_log import WriteLog
 from flashpatch.patches.fp8.refit.write_tracker import NamedWeights, WriteTracker
 
@@ -54,6 +55,7 @@ class ManagedModel:
         changes: another number after every change of state.
         error: why the weights are broken.
         rounding_errors: layer to the relative error with which it was rounded last.
+        wide: which weights it holds in float32.
         turns: keep steps and updates apart.
         asleep: the engine has taken the memory of the weights away for now: no update begins, none is committed.
     """
@@ -68,6 +70,7 @@ class ManagedModel:
         self.adapter = adapter
         self.rounding = rounding
         self.rounding_errors: dict[str, float] = {} if rounding is None else rounding.errors
+        self.wide = WideWeights(rounding)
         self.options = options
         self.version = 0
         self.changes = 0
@@ -98,7 +101,7 @@ class ManagedModel:
         for layer in self.layers:
             layer.record_pristine_state(self._layer_state)
         self._update = StagedUpdate(
-            model, self.layers, self._layer_state, adapter, options, self.rounding_errors
+            model, self.layers, self._layer_state, adapter, options, self.rounding_errors, self.wide
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -121,10 +124,8 @@ class ManagedModel:
             try:
                 if self.rounding is not None:
                     weights = self.rounding.prepared(weights, first=self.state == "loading")
-                names = NamedWeights(weights)
-                if self.state == "loading":
-                    return self._first_load(original, names, **kwargs)
-                return self._load_bucket(original, names, **kwargs)
+                load = self._first_load if self.state == "loading" else self._load_bucket
+                return load(original, NamedWeights(weights), **kwargs)
             finally:
                 self._inside = False
                 self._hooks.phase = "first" if self.state == "loading" else "commit"
@@ -252,7 +253,7 @@ class ManagedModel:
             if param.expected is None:
                 param.expected = Coverage(param.shape, param.stride, param.offset)
         table = storage_table(params, lambda param: held[id(param)])
-        with WriteTracker(table, lambda param, view: param.expected.add(view, names.current)):
+        with WriteTracker(table, lambda param, view, _: param.expected.add(view, names.current)):
             result = self._watched_load(original, names, **kwargs)
         for param in (param for layer in self.layers if layer.deferred for param in layer.params):
             if param.expected.covered:
@@ -294,8 +295,7 @@ class ManagedModel:
 
     def _begin(self, session: bool) -> None:
         self.adapter.consensus.begin()
-        problem = self._objection()
-        if problem is not None:
+        if (problem := self._objection()) is not None:
             self.adapter.consensus.announce(problem.problem)
             self._events.refused(problem.problem)
             raise problem

@@ -24,6 +24,7 @@ from flashpatch.patches.fp8.refit.layer_state import LayerState
 from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
 from flashpatch.patches.fp8.refit.policy import listed
 from flashpatch.patches.fp8.refit.pristine_params import PristineParam, storage_table
+from flashpatch.patches.fp8.refit.wide_weights import WideWeights
 from flashpatch.patches.fp8.refit.write_log import WriteLog
 from flashpatch.patches.fp8.refit.write_tracker import NamedWeights, WriteTracker
 
@@ -44,6 +45,7 @@ class StagedUpdate:
         adapter: the engine around the model.
         options: the family's, of which ``atomic`` and ``in_flight`` count.
         rounding_errors: layer to relative rounding error, filled while layers are processed.
+        wide: told of every write.
 
     Attributes:
         mixed: the live layers may be of several policies, so only a complete update helps. Outlives `drop`.
@@ -59,6 +61,7 @@ class StagedUpdate:
         adapter: LoaderAdapter,
         options: Mapping[str, Any],
         rounding_errors: dict[str, float],
+        wide: WideWeights,
     ) -> None:
         self._model = model
         self._layers = layers
@@ -67,6 +70,7 @@ class StagedUpdate:
         self._atomic = options["atomic"]
         self._keeps_cache = options["in_flight"] == "keep"
         self._rounding_errors = rounding_errors
+        self._wide = wide
         self._plans: dict[Layer, Plan] = {}
         self._preserved: set[Layer] = set()  # layers that outlived a sleep of level 2
         self._joined = JoinedLayers(type(model).__name__)
@@ -241,7 +245,7 @@ class StagedUpdate:
                 )
             return param.allocate(read)
 
-        def on_write(param: PristineParam, view: torch.Tensor) -> None:
+        def on_write(param: PristineParam, view: torch.Tensor, source: torch.Tensor | None) -> None:
             layer = owner[id(param)]
             if layer.processed_in or (layer in self._queue and layer.opened_in != self._call):
                 self._restart(names.current or param.name)
@@ -250,6 +254,7 @@ class StagedUpdate:
                 self._late.append((param, view, names.current))
             param.coverage.add(view, names.current)
             touched[layer] = None
+            self._wide.note(names, param, source)
 
         params = [param for layer in self._layers for param in layer.params]
         table = storage_table(params, lambda param: param.tensor)

@@ -24,7 +24,8 @@ class WriteTracker(TorchDispatchMode):
 
     Args:
         table: storage identity to the parameters in it.
-        on_write: called with ``(param, view)`` before each write.
+        on_write: called with ``(param, view, source)`` before each write; ``source``: the tensor that is copied, None for a
+            constant, and for what another operator computes the tensor written to.
         on_access: called with ``(param, read)`` before its storage is accessed; ``read``: values may be read, not only
             overwritten or viewed. It gives the storage memory, and returns whether reading needs no further call.
         guarded: storage identity to name, for tensors that must not be written.
@@ -40,7 +41,7 @@ class WriteTracker(TorchDispatchMode):
     def __init__(
         self,
         table: dict[int, list[PristineParam]],
-        on_write: Callable[[PristineParam, torch.Tensor], None],
+        on_write: Callable[[PristineParam, torch.Tensor, torch.Tensor | None], None],
         on_access: Callable[[PristineParam, bool], bool] = lambda param, read: True,
         guarded: dict[int, str] | None = None,
         accessible: dict[int, bool] | None = None,
@@ -114,19 +115,21 @@ class WriteTracker(TorchDispatchMode):
                 continue
             if operator.is_copy and tensor.dtype == param.dtype:
                 _check_dtype(param, args[1])
-            self._on_write(param, part)
+            source = args[1] if operator.is_copy else None if operator.sets else tensor
+            self._on_write(param, part, source)
 
 
 class NamedWeights:
-    """Pass (name, tensor) pairs through and remember the name of the last one in ``current``."""
+    """Pass (name, tensor) pairs through and remember the last one, in ``current`` and ``tensor``."""
 
     def __init__(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         self._weights = weights
         self.current = ""
+        self.tensor: torch.Tensor | None = None
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in self._weights:
-            self.current = name
+            self.current, self.tensor = name, tensor
             yield name, tensor
 
 

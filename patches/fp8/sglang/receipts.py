@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashpatch import engine
 from flashpatch.ledger import files
+from flashpatch.patches.fp8.refit import wide_weights
 
 if TYPE_CHECKING:
     from flashpatch.patches.fp8.refit.managed_model import ManagedModel
@@ -81,6 +82,7 @@ class SessionReceipt:
             "tensors": self._tensors,
             "checksums": [f"{quantization} {owner.checksum()}" for owner in owners] if checksums else [],
             "errors": {layer: error for owner in owners for layer, error in owner.rounding_errors.items()},
+            "wide": wide_weights.of(model.wide for model in owners),
         }
 
 

@@ -9,6 +9,7 @@ from flashpatch.patches.fp8.verl.transfer import checkpoint_manager, export_time
 PATCHES = (
     export_time.PATCH,
     delta_sync.SEND,
+    delta_sync.CAST,
     delta_sync.RECEIVE,
     adapters.PATCH,
     delta_versions.PATCH,

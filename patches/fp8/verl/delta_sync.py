@@ -8,8 +8,9 @@ sees any of it, so that the engine's update is that of a sync of everything.
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from flashpatch import engine, ledger
 from flashpatch.errors import PatchError
@@ -28,17 +29,32 @@ _MUCH = 0.9  # of the bytes of everything: nothing is gained
 logger = logging.getLogger("flashpatch.fp8")
 
 
+class Plan(NamedTuple):
+    """Describe the next sync to the trainer.
+
+    Attributes:
+        version: that it makes.
+        base: that all rollouts hold; None if they hold several or none.
+        wide: names of weights that some rollout holds in float32: all others are sent in bf16. None: not known, nothing is cast.
+    """
+
+    version: str
+    base: str | None
+    wide: Collection[str] | None
+
+
 class Ends:
     """Hold both ends of this process; at most one is in use.
 
     Attributes:
-        plan: in the trainer: the version that the next sync makes, and the one that all rollouts hold, None if they hold
-            several or none; None before the driver has told.
+        plan: in the trainer; None before the driver has told.
+        exporting: the plan, while the trainer's engine prepares its weights for it.
     """
 
     def __init__(self) -> None:
         self.sender, self.receiver = Sender(), Receiver()
-        self.plan: tuple[str, str | None] | None = None
+        self.plan: Plan | None = None
+        self.exporting: Plan | None = None
 
 
 ENDS = Ends()
@@ -59,16 +75,36 @@ async def on_send(
         return await original(self, global_steps, mode, *args, **kwargs)
     ledger.role("trainer")
     transfer = self.checkpoint_engine
-    weights, _ = self.actor.engine.get_per_tensor_param()
+    ENDS.exporting = plan
+    try:
+        weights, _ = self.actor.engine.get_per_tensor_param()
+    finally:
+        ENDS.exporting = None
     rank = getattr(transfer, "rank", None)
     if rank is not None and rank < 0:  # it gathers, and sends nothing
         return await transfer.send_weights(weights, global_steps=global_steps) or {}
-    metrics = await transfer.send_weights(ENDS.sender.stream(weights, *plan), global_steps=global_steps)
+    metrics = await transfer.send_weights(
+        ENDS.sender.stream(weights, plan.version, plan.base), global_steps=global_steps
+    )
     ENDS.sender.sent()
-    return {**(metrics or {}), **_recorded(global_steps)}
+    return {**(metrics or {}), **_recorded(global_steps, plan)}
 
 
-def _recorded(step: int | None) -> dict[str, float]:
+def on_unfuse(original, weights: Any, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
+    """Around ``unfuse_moe_params``, through which verl's FSDP engine passes all weights that it exports, whole."""
+    unfused, plan = original(weights, *args, **kwargs), ENDS.exporting
+    return unfused if plan is None or plan.wide is None else _cast(unfused, frozenset(plan.wide))
+
+
+def _cast(weights: Any, wide: frozenset[str]) -> Iterator[tuple[str, Any]]:
+    import torch
+
+    for name, tensor in weights:
+        narrow = tensor.dtype == torch.float32 and name not in wide
+        yield name, tensor.to(torch.bfloat16) if narrow else tensor
+
+
+def _recorded(step: int | None, plan: Plan) -> dict[str, float]:
     """Write the last sync's numbers into the ledger, and return them under verl's names."""
     assert ENDS.sender.last is not None
     facts = ENDS.sender.last.facts()
@@ -77,11 +113,13 @@ def _recorded(step: int | None) -> dict[str, float]:
     changed = facts["changed"] / facts["values"] if facts["base"] and facts["values"] else 1.0
     if facts["base"] and facts["share"] > _MUCH:
         logger.warning(
-            "[flashpatch: %s] step %s: %.0f %% of the values changed, so delta_sync saves nothing; with model_dtype=fp32, its "
-            "default, verl's FSDP sends float32, of which each step changes nearly all",
+            "[flashpatch: %s] step %s: %.0f %% of the values changed, so delta_sync saves nothing (%s)",
             SEND.id,
             step,
             100 * changed,
+            "rollouts did not say which weights may come in bf16"
+            if plan.wide is None
+            else f"rollouts hold {len(plan.wide)} weights in float32",
         )
     return {
         "sync/wire_bytes": float(facts["bytes"]),
@@ -143,6 +181,20 @@ SEND = _patch(
     why="Between two steps of RL one to three per cent of bf16 weights change, and verl sends all; its own differences "
     "(delta_sharded) go to bf16 engines on CUDA alone.",
     how="With delta_sync, keeps what was sent last, and sends patches of what changed, with versions and fingerprints.",
+)
+
+CAST = _patch(
+    id="fp8.verl.unfuse_moe_params",
+    targets=("verl.workers.engine.fsdp.utils:unfuse_moe_params",),
+    wrapper=on_unfuse,
+    contract=Contract(
+        params=("weights",),
+        exists=("verl.workers.engine.fsdp.transformer_impl:FSDPEngine.get_per_tensor_param",),
+    ),
+    evidence="optional",
+    why="With model_dtype=fp32, its default, verl's FSDP sends the optimizer's float32 weights, nearly all of which change "
+    "with each step; rounded to bf16, as engines hold them, few do.",
+    how="With delta_sync, casts to bf16 what no rollout holds in float32, before an audit takes fingerprints.",
 )
 
 RECEIVE = _patch(

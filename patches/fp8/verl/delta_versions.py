@@ -28,11 +28,24 @@ class Versions:
     Attributes:
         last: the version that the last sync made in all processes; None before the first, and after one that failed
             anywhere: then ranks of the trainer may differ in what they take for sent.
+        wide: names of weights that some rollout has held in float32; None before the first sync, or if one cannot tell.
     """
 
     def __init__(self) -> None:
         self._job, self._numbers = uuid.uuid4().hex[:8], itertools.count(1)
+        self._wide: list[set[str] | None] = []
         self.last: str | None = None
+
+    @property
+    def wide(self) -> set[str] | None:
+        return (
+            None if None in self._wide or not self._wide else set().union(*(one or () for one in self._wide))
+        )
+
+    def learn(self, wide: set[str] | None) -> None:
+        """Note what rollouts said after a sync; later ones see in bf16 what was cast, so nothing is forgotten."""
+        if wide not in self._wide:
+            self._wide.append(wide)
 
     def next(self) -> str:
         """Return the name of a new version; there is no last one until it has been made."""
@@ -55,7 +68,7 @@ def on_update(original, self, global_steps: int | None = None, *args: Any, **kwa
     async def once(held: str | None) -> Any:
         base = held if held == VERSIONS.last else None
         version = VERSIONS.next()
-        await _tell(self, version, base)
+        await _tell(self, delta_sync.Plan(version, base, VERSIONS.wide))
         result = await resolve(original(self, global_steps, *args, **kwargs))
         VERSIONS.last = version
         return result
@@ -92,8 +105,8 @@ async def _held(manager: Any, step: int | None) -> str | None:
     return None
 
 
-async def _tell(manager: Any, version: str, held: str | None) -> None:
-    _require("trainer", await _ask(manager.actor_wg._workers, _planner(version, held)))
+async def _tell(manager: Any, plan: delta_sync.Plan) -> None:
+    _require("trainer", await _ask(manager.actor_wg._workers, _planner(*plan)))
 
 
 async def _refusals(manager: Any) -> list[str]:
@@ -150,7 +163,7 @@ def _refusal() -> Callable[[Any], str]:
     return refused
 
 
-def _planner(version: str, held: str | None) -> Callable[[Any], Any]:
+def _planner(*given: Any) -> Callable[[Any], Any]:
     def plan(actor: Any) -> bool | None:
         try:
             from flashpatch.patches.fp8.verl import delta_sync
@@ -158,7 +171,7 @@ def _planner(version: str, held: str | None) -> Callable[[Any], Any]:
             return None
         if not delta_sync.is_on():
             return None
-        delta_sync.ENDS.plan = (version, held)
+        delta_sync.ENDS.plan = delta_sync.Plan(*given)
         return True
 
     return plan

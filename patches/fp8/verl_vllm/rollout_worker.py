@@ -9,7 +9,7 @@ from typing import Any
 from flashpatch import engine, ledger
 from flashpatch.errors import PatchError
 from flashpatch.ledger import files
-from flashpatch.patches.fp8.refit import model_registry
+from flashpatch.patches.fp8.refit import model_registry, wide_weights
 from flashpatch.patches.fp8.verl.transfer.sync_calls import TICKET, Receiving, traceback_text
 from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
 from flashpatch.patches.fp8.vllm_lora import worker_manager
@@ -28,7 +28,7 @@ def on_update(original, self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         whether only LoRA adapters came; ``retry``, whether the update before failed; seconds ``receive``,
         ``load`` (part of it) and ``process`` (before and after it); ``bytes`` and ``tensors``; ``checksums`` of
         the weights per model, if the option verify_commit asks for them; ``errors``, the
-        relative error with which each quantized layer was rounded; ``adapters``, name to digest of the LoRA adapters
+        relative error with which each quantized layer was rounded; ``wide``, see `wide_weights.of`; ``adapters``, name to digest of the LoRA adapters
         that the worker holds, None if they are not followed.
 
     Raises:
@@ -76,6 +76,7 @@ def on_update(original, self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         "tensors": receiving.tensors,
         "checksums": _checksums(self, models),
         "errors": {layer: error for model in models for layer, error in model.rounding_errors.items()},
+        "wide": wide_weights.of(model.wide for model in models),
     }
 
 

@@ -15,14 +15,21 @@ trainer.v1.separate_async.parameter_sync_step=2 actor_rollout_ref.actor.ppo_mini
 trainer.v1.separate_async.num_warmup_batches=0
 actor_rollout_ref.rollout.nnodes=1 actor_rollout_ref.rollout.n_gpus_per_node=1
 actor_rollout_ref.actor.strategy=fsdp2 actor_rollout_ref.ref.strategy=fsdp2
-actor_rollout_ref.actor.optim.lr=1e-6 actor_rollout_ref.actor.fsdp_config.model_dtype=bfloat16
+actor_rollout_ref.actor.optim.lr=1e-6
 """.split()
 
 
-def test_a_job_in_which_few_weights_change_sends_few_bytes(wide_world: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["fp32", "bfloat16"])
+def test_a_job_in_which_few_weights_change_sends_few_bytes(
+    wide_world: Path, tmp_path: Path, dtype: str
+) -> None:
+    """In verl's default, fp32, the first sync is in float32, all later ones are in bf16."""
     config = tmp_path / "flashpatch.toml"
     config.write_text("[fp8]\ndelta_sync = true\n")
-    done = train(wide_world, tmp_path, *SEPARATE, FLASHPATCH="cpu,int8,fsdp", FLASHPATCH_CONFIG=str(config))
+    masters = f"actor_rollout_ref.actor.fsdp_config.model_dtype={dtype}"
+    done = train(
+        wide_world, tmp_path, *SEPARATE, masters, FLASHPATCH="cpu,int8,fsdp", FLASHPATCH_CONFIG=str(config)
+    )
     assert done.returncode == 0, done.stdout[-8000:]
     assert metrics(done.stdout, "training/global_step") == [1, 2]
     assert metrics(done.stdout, "sync/policy_version") == [2, 3]

@@ -10,6 +10,7 @@ from flashpatch.errors import PatchError
 from flashpatch.patches._shared import step_metrics
 from flashpatch.patches._shared.awaits import caller_awaits, resolve
 from flashpatch.patches.fp8.mismatch.monitor import MONITOR
+from flashpatch.patches.fp8.verl.delta_versions import VERSIONS
 from flashpatch.patches.fp8.verl.transfer import receipts
 from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
 from flashpatch.record import Contract, Patch
@@ -83,6 +84,7 @@ def _check_and_record(step: int | None, given: list, result: Any) -> None:
         raise
     sent = {name: value for name, value in (result or {}).items() if "sync/" in name}
     numbers = {**receipts.metrics(given), **sent}
+    VERSIONS.learn(receipts.wide(given))
     MONITOR.updated(receipts.rounding_errors(given))
     WEIGHT_SYNC.metrics.update(numbers)
     ledger.role("driver")

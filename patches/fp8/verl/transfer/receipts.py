@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from flashpatch.errors import PatchError
@@ -205,6 +206,13 @@ def rounding_errors(given: Sequence[Sequence[Mapping[str, Any]] | None]) -> dict
             for layer, error in worker.get("errors", {}).items():
                 found[layer] = max(error, found.get(layer, 0.0))
     return found
+
+
+def wide(given: Sequence[Sequence[Mapping[str, Any]] | None]) -> set[str] | None:
+    """Return the names of weights that some worker holds in float32; None if one cannot tell, or there is no receipt."""
+    workers = [worker for sync in chain(*_judged(given)) for worker in sync["workers"] or ()]
+    said = [worker.get("wide") for worker in workers]
+    return None if None in said or not said else set(chain(*(names or () for names in said)))
 
 
 def _transfer(sync: Mapping[str, Any]) -> float:

@@ -117,7 +117,7 @@ def test_what_changed_is_what_travels_and_is_counted():
     world.weights["embed"][3, 5] *= 2
     sent, _ = world.sync("v1")
     patches = [wire.of_patch(name) for name, _ in sent if wire.of_patch(name)]
-    assert patches == [("embed", 1, 1)]
+    assert patches == [("embed", 1, 1, "bfloat16")]
     last = world.sender.last.facts()
     assert (last["changed"], last["base"], last["version"]) == (1, "v1", "v2")
     assert last["values"] == sum(tensor.numel() for tensor in world.weights.values())
@@ -129,10 +129,28 @@ def test_weights_that_come_go_or_change_their_shape_travel_whole():
     world.sync(None)
     del world.weights["odd"]
     world.weights["fresh"] = world.normal(7, 3)
-    world.weights["norm"] = world.weights["norm"].bfloat16()
+    world.weights["norm"] = world.weights["norm"][:-1]
     sent, found = world.sync("v1")
     assert world.exact(found)
     assert [name for name, _ in sent if not name.startswith("__flashpatch_")] == ["norm", "fresh"]
+
+
+def test_weights_that_came_in_float32_and_now_come_in_bf16_are_cast_by_both_ends():
+    world = World()
+    narrow = {name: tensor.bfloat16() for name, tensor in world.weights.items()}
+    fine = {name: tensor * (1 + 1e-4) for name, tensor in ((n, t.float()) for n, t in narrow.items())}
+    world.weights = fine
+    world.sync(None)
+    world.weights = {name: tensor.bfloat16() for name, tensor in fine.items()}
+    world.weights["embed"][3, 5] *= 2
+    sent, found = world.sync("v1")
+    assert world.exact(found) and world.sender.last.base == "v1"
+    assert {p.count for name, _ in sent if (p := wire.of_patch(name))} == {1}
+    world.sync("v2")
+    assert world.sender.last.changed == 0
+    world.weights = fine  # and back, which nobody asks for
+    _, found = world.sync("v3")
+    assert world.exact(found)
 
 
 @pytest.mark.parametrize("fault", ["lost", "repeated", "reordered", "restarted", "new"])
@@ -178,7 +196,7 @@ def test_a_patch_that_arrives_damaged_is_refused_before_anything_is_loaded(fault
     if fault == "value":
         data[1] ^= 1
     if fault == "gap":
-        _, width, count = wire.of_patch(name)
+        count = wire.of_patch(name).count
         data[-(-2 * count // 16) * 16] ^= 1
     sent[at] = (name, data)
     if fault == "missing":
@@ -189,7 +207,7 @@ def test_a_patch_that_arrives_damaged_is_refused_before_anything_is_loaded(fault
         sent[-1] = (sent[-1][0], sent[-1][1].clone())
         sent[-1][1][20] ^= 1
     if fault == "stranger":
-        sent[at] = (wire.patch_name("unknown", 1, 1), data)
+        sent[at] = (wire.Patched("unknown", 1, 1, "bfloat16").name(), data)
     if fault == "whole":
         at = next(i for i, (name, _) in enumerate(sent) if name == "scale")
         sent[at] = ("scale", torch.tensor(5.0))

@@ -82,7 +82,7 @@ class Job:
     def __init__(self) -> None:
         self.random = torch.Generator().manual_seed(0)
         self.weights = {f"w{i}": torch.randn(3000, generator=self.random).bfloat16() for i in range(4)}
-        export = SimpleNamespace(get_per_tensor_param=lambda: (iter(list(self.weights.items())), None))
+        export = SimpleNamespace(get_per_tensor_param=self.export)
         self.transfer = Transfer()
         self.trainers = [
             Process(
@@ -99,6 +99,9 @@ class Job:
             replicas=[SimpleNamespace(workers=[one]) for one in self.rollouts],
         )
         self.faults: list[Any] = []  # called between the driver's plan and the transfer
+
+    def export(self) -> tuple[Any, None]:
+        return delta_sync.on_unfuse(lambda weights: weights, iter(list(self.weights.items()))), None
 
     def rollout(self) -> Process:
         return Process(
@@ -141,6 +144,7 @@ class Job:
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch) -> Job:
     monkeypatch.setattr(delta_sync, "is_on", lambda: True)
+    monkeypatch.setattr(delta_versions, "VERSIONS", delta_versions.Versions())
     return Job()
 
 
@@ -160,7 +164,26 @@ def test_a_sync_in_which_nearly_all_changed_says_why(job, caplog):
     assert "delta_sync saves nothing" not in caplog.text
     job.weights = {name: tensor + 1e-3 for name, tensor in job.weights.items()}
     assert job.sync()["sync/changed_share"] > 0.99 and job.right()
-    assert "delta_sync saves nothing; with model_dtype=fp32" in caplog.text
+    assert "delta_sync saves nothing (rollouts did not say which weights may come in bf16)" in caplog.text
+
+
+def test_what_no_rollout_holds_in_float32_comes_in_bf16_from_the_second_sync_on(job, caplog):
+    masters = {name: tensor.float() + 1e-4 for name, tensor in job.weights.items()}
+    job.weights = dict(masters)
+    assert job.sync()["sync/wire_share"] > 1
+    delta_versions.VERSIONS.learn({"w1"})
+    delta_versions.VERSIONS.learn(set())  # bf16 has come: what was wide stays so
+    for _ in range(2):
+        job.weights = {name: tensor + 1e-6 for name, tensor in job.weights.items()}
+        found = job.sync()
+        held = job.rollouts[0].server_adapter.held
+        assert {name for name in held if held[name].dtype == torch.float32} == {"w1"}
+        assert all(torch.equal(held[name], job.weights[name].to(held[name].dtype)) for name in held)
+        bf16 = sum(tensor.numel() for name, tensor in job.weights.items() if name != "w1") * 2
+        assert found["sync/wire_bytes"] < job.weights["w1"].nbytes + 0.15 * bf16
+    delta_versions.VERSIONS.learn(None)
+    job.sync()
+    assert job.right()  # in float32 again, since one rollout cannot tell
 
 
 def test_a_caller_that_awaits_gets_a_coroutine(job):

@@ -1,4 +1,4 @@
-"""Differences into real engines, each precision: the weights that kernels read are those of a full update."""
+"""Differences in bf16 into real engines, each precision: the weights that kernels read are those of a full update in float32."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ pytestmark = pytest.mark.vllm
 
 
 def followed(name: str, model: str, steps: int) -> dict[str, Any]:
-    """Send differences, then all of the last weights; return checksums after each, and what went over the wire."""
+    """Send differences of weights that were cast to bf16, then all of the last weights in float32; return checksums after
+    each, what went over the wire, and which weights the engine holds in float32."""
     import torch
 
     import flashpatch
     from flashpatch.patches.fp8.delta.receiver import Receiver
     from flashpatch.patches.fp8.delta.sender import Sender
+    from flashpatch.patches.fp8.refit import model_registry, wide_weights
 
     sender, receiver = Sender(), Receiver()
     random = torch.Generator().manual_seed(0)
@@ -43,13 +45,15 @@ def followed(name: str, model: str, steps: int) -> dict[str, Any]:
 
     found: dict[str, Any] = dict(shares=[], different=[], full=[])
     with opened(name, model) as llm:
-        weights = dict(models.weights(model))
+        weights = {key: tensor.float() * 1.001 for key, tensor in models.weights(model)}
         synced(llm, weights, "v0", None)
+        found["wide"] = wide_weights.of(one.wide for one in model_registry.all_models())
         for step in range(1, steps + 1):
             for key, tensor in weights.items():
                 chosen = torch.rand(tensor.shape, generator=random) < 0.01
                 weights[key] = torch.where(chosen, tensor * 1.25, tensor)
-            found["shares"].append(synced(llm, weights, f"v{step}", receiver.version))
+            cast = {key: tensor.bfloat16() for key, tensor in weights.items()}
+            found["shares"].append(synced(llm, cast, f"v{step}", receiver.version))
             found["different"].append(flashpatch.checksum(llm))
             updates.send(llm, [list(weights.items())])
             updates.finish(llm)
@@ -71,6 +75,7 @@ def followed(name: str, model: str, steps: int) -> dict[str, Any]:
 def test_differences_leave_what_full_updates_leave(runner: scenario.Runner, name: str, family: str) -> None:
     updates.need(family)
     found = runner(followed, name, updates.checkpoint(family, 0), 3)
+    assert found["wide"] == []
     assert found["different"] == found["full"]
     assert len({str(one) for one in found["different"]}) == 3
     assert max(found["shares"]) < 0.1
