@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -79,6 +79,9 @@ LARGE = dict(
     hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16, vocab_size=32000
 )
 CASES["large"] = Case("llama", {}, config=LARGE)  # 400 million weights, for the cost of an update
+CASES["mla_fp8_engine"] = replace(  # Triton's interpreter runs its decode
+    CASES["mla_fp8"], kernels={}, engine=online("fp8", attention_backend="TRITON_MLA")
+)
 AT_ONCE = ("fp8", "block", "w4a16", "static_kv", "moe_fp8", "mla_bf16", "mla_fp8")  # under atomic=model too
 SMOKE = {80: ("fp8",), 90: ("static_kv", "moe_fp8")}
 

@@ -25,6 +25,7 @@ def replace_operators(custom_ops: object) -> None:
     standins.register()
 
 
+@wrapt.when_imported("vllm.v1.attention.backends.mla.prefill.flash_attn")
 @wrapt.when_imported("vllm.v1.attention.backends.flash_attn")
 def replace_attention(flash_attn: object) -> None:
     from fake_cuda.standins import attention

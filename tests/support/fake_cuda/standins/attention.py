@@ -9,9 +9,10 @@ from fake_cuda.standins import CALLS
 
 
 def use(flash_attn) -> None:
-    """Let vLLM's FlashAttention backend call the function below."""
+    """Let a backend of vLLM that calls FlashAttention, MLA's for prefill among them, call the function below."""
     flash_attn.flash_attn_varlen_func = whole(flash_attn_varlen_func)
-    flash_attn.get_scheduler_metadata = lambda *_, **__: None
+    if hasattr(flash_attn, "get_scheduler_metadata"):
+        flash_attn.get_scheduler_metadata = lambda *_, **__: None
 
 
 def flash_attn_varlen_func(
@@ -21,7 +22,7 @@ def flash_attn_varlen_func(
     """Attend from ragged queries [tokens, heads, size] to keys and values in pages, or beside them."""
     CALLS["flash_attn_varlen_func"] += 1
     bounds = cu_seqlens_q.tolist()
-    out = torch.zeros_like(q) if out is None else out
+    out = q.new_zeros(*q.shape[:-1], v.shape[-1]) if out is None else out
     for i, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
         length = int(seqused_k[i]) if seqused_k is not None else end - start
         if end <= start or length <= 0:

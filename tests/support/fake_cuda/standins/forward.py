@@ -70,3 +70,13 @@ def reshape_and_cache_flash(key, value, key_cache, value_cache, slots, cache_dty
         if cache_dtype.startswith("fp8"):
             rows, cache = to_fp8(rows, scale).view(torch.uint8), cache.view(torch.uint8)
         cache[slot // block, slot % block] = rows
+
+
+@operator("_C_cache_ops::concat_and_cache_mla")
+def concat_and_cache_mla(latent, rotated, cache, slots, cache_dtype, scale):
+    """Write MLA's latent states and rotated keys into their slots, beside each other."""
+    used = slots >= 0
+    slot, block = slots[used].long(), cache.shape[1]
+    cache[slot // block, slot % block] = torch.cat([latent, rotated.reshape(len(rotated), -1)], -1)[
+        : slots.numel()
+    ][used]

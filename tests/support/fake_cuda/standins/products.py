@@ -28,7 +28,13 @@ def _scaled(values: torch.Tensor, scales: torch.Tensor, rows: int, columns: int)
 
 @operator("_C::marlin_gemm")
 def marlin_gemm(a, c, packed, bias, scales, a_scales, global_scale, zeros, workspace, type_id, m, n, k, *_):
-    """Multiply [m, k] by weights in Marlin's layout: unpack them, undo the permutation of their scales."""
+    """Multiply [m, k] by weights in Marlin's layout: unpack them, undo the permutation of their scales.
+
+    Raises:
+        RuntimeError: a lock in the workspace is not free; the real kernel would wait for ever, or sum what is not there.
+    """
+    if workspace.any():
+        raise RuntimeError("a lock of Marlin's workspace is not free")
     from vllm.model_executor.layers.quantization.utils.marlin_utils import get_scale_perms
     from vllm.scalar_type import scalar_types
 

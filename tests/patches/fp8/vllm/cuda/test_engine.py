@@ -21,13 +21,14 @@ RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 PROCESSES: list[tuple[int, dict[str, str], tuple[str, ...]]] = [
     (90, {}, (*PLAIN, "bf16:graphs:out-of-place")),
     (80, {}, ("fp8:graphs:reload", "w4a16:graphs:buckets")),
-    (90, {}, ("moe_fp8:graphs:buckets",)),
+    (90, {}, ("moe_fp8:graphs:buckets", "mla_fp8_engine:graphs:buckets")),
     (90, {RUNNER: "0"}, ("fp8:graphs:reload", "bf16:buckets")),
     (
         90,
         {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"},
         ("fp8:graphs:reload",),
     ),
+    (80, {"FAKE_CUDA_FILL": "127"}, (f"fp8:{DISCARD}",)),  # Marlin, whose workspaces must be free
     (90, {"FAKE_CUDA_FILL": "127"}, (f"fp8:{DISCARD}",)),  # memory comes back full of finite garbage
     (90, {"FAKE_CUDA_FILL": "255"}, (f"static_kv:{DISCARD}",)),  # full of NaN
     (90, {"FAKE_CUDA_FILL": "255", "SLEEP": "1"}, ("bf16:graphs:sleep1:wake:reload",)),
