@@ -109,10 +109,12 @@ for case in cases:
     share = 1 if any("ulysses" in setting for setting in settings) else ranks
     mine, own = (all_[rank % share :: share] for all_ in (rows, recorded))
     before = tiny.weights(worker.actor.engine)
-    logs = worker.compute_log_prob(batch())["log_probs"]
+    output = worker.compute_log_prob(batch())
     worker.update_actor(batch())
     after = tiny.weights(worker.actor.engine)
-    parts = logs.unbind()  # jagged, a value per token of prompt and answer
+    if output is None:  # of ranks that share each row verl lets the first alone return it
+        continue
+    parts = output["log_probs"].unbind()  # jagged, a value per token of prompt and answer
     torch.save(
         {
             "logs": torch.cat(

@@ -43,3 +43,17 @@ def test_one_rank_packed_or_padded_recomputed_or_not(tmp_path):
     _same(found["packed"], found["padded"])
     routers = {name: step for name, step in found["padded"]["step"].items() if "mlp.gate.weight" in name}
     assert len(routers) == 2 and all(step.abs().max() > 1e-6 for step in routers.values())
+
+
+@pytest.mark.full
+def test_two_ranks_that_share_each_row_or_the_weights(tmp_path):
+    (alone,) = _run(tmp_path, 1, alone=[FSDP1]).values()
+    shared = [FSDP2, PACKED, f"{ACTOR}.ulysses_sequence_parallel_size=2"]
+    halves = [
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu=4",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
+    ]
+    found = _run(tmp_path, 2, shared=[*shared, RECOMPUTED], sharded=[FSDP1, PACKED, *halves])
+    assert (found["shared"]["logs"] - torch.load(tmp_path / "wanted.pt")).abs().max() < 1e-4
+    _same(found["shared"], alone)
+    _same(found["sharded"], alone)
