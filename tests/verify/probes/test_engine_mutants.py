@@ -30,6 +30,19 @@ IDLE: Mapping[str, Mapping[str, str]] = {
 }
 
 
+#: family -> patch -> where it acts; the probe opens one engine, with in_flight=refuse, and none before FlashPatch is on
+ELSEWHERE: Mapping[str, Mapping[str, str]] = {
+    "fp8": {
+        "fp8.vllm.preprocess_add_request": "under in_flight=keep, see tests/patches/fp8/vllm/test_prefix_key.py",
+        "fp8.vllm.add_request": "under in_flight=keep, see tests/patches/fp8/vllm/test_prefix_key.py",
+        "fp8.vllm.llm_engine_collective_rpc": "on engines that were opened before, see tests/patches/fp8/vllm/test_past_the_gate.py",
+        "fp8.vllm.process_outputs": "on requests that the gate ended, see tests/patches/fp8/vllm/test_past_the_gate.py",
+        "fp8.vllm.llm_engine_step": "on requests that the gate ended, see tests/patches/fp8/vllm/test_past_the_gate.py",
+    },
+    "eagle": {},
+}
+
+
 #: family -> patch -> what does its work if it passes a call on; an uncounted call is noticed all the same
 DOUBLED: Mapping[str, Mapping[str, str]] = {
     "fp8": {
@@ -38,6 +51,8 @@ DOUBLED: Mapping[str, Mapping[str, str]] = {
         "fp8.vllm.worker_execute_model": "fp8.vllm.model_runner_execute_model checks the same",
         "fp8.vllm.model_runner_execute_model": "fp8.vllm.worker_execute_model checks the same",
         "fp8.vllm.engine_core_step": "the gate follows each call that reaches the executor, see executor_door.py",
+        "fp8.vllm.core_engine_proc_manager_init": "the core writes a row of its own, if it loads FlashPatch",
+        "fp8.vllm.init_executor": "the worker writes a row of its own, if it loads FlashPatch",
         "fp8.vllm.collective_rpc": "the gate follows each call that reaches the executor, see executor_door.py",
     },
     "eagle": {},
@@ -46,7 +61,8 @@ DOUBLED: Mapping[str, Mapping[str, str]] = {
 
 @pytest.mark.parametrize("family", IDLE)
 def test_each_mutant_is_noticed(family: str, tmp_path: Path) -> None:
-    spared = {f"{kind} {id}": why for id, why in IDLE[family].items() for kind in mutants.KINDS}
+    idle = {**IDLE[family], **ELSEWHERE[family]}
+    spared = {f"{kind} {id}": why for id, why in idle.items() for kind in mutants.KINDS}
     spared |= {f"{kind} {id}": why for id, why in DOUBLED[family].items() for kind in ("bypass", "once")}
     more = inner_mutants.names(family)
     mutant_runs.check_each(family, tmp_path, spared, more=more, imported=IMPORTED)
