@@ -31,6 +31,7 @@ class LoaderAdapter:
             in memory as long as the handle does; asked at the same time.
         processes: whether ``process`` does anything to a module, asked when the model has just been constructed.
         quantized_cache: whether the KV cache holds values that were rounded with scales of the model.
+        kept: names of a module's parameters for which the engine keeps what came, until all of the module has.
         captured: whether whole forwards are captured as graphs, in which numbers of Python are constants.
     """
 
@@ -47,4 +48,5 @@ class LoaderAdapter:
     processes: Callable[[torch.nn.Module], bool] = lambda module: True
     borrows: Callable[[torch.nn.Module], bool] = lambda module: True
     quantized_cache: Callable[[], bool] = lambda: False
+    kept: Callable[[torch.nn.Module], set[str]] = lambda module: set()
     captured: Callable[[], bool] = lambda: False

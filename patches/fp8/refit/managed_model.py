@@ -20,7 +20,7 @@ import torch
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.precision.quantize_on_load import Rounding
-from flashpatch.patches.fp8.refit import checksum, part_loads
+from flashpatch.patches.fp8.refit import checksum, lost_writes, part_loads
 from flashpatch.patches.fp8.refit.coverage import Coverage
 from flashpatch.patches.fp8.refit.errors import ASLEEP, PATCH, REQUESTS_RUN, update_error
 from flashpatch.patches.fp8.refit.layer import Layer
@@ -139,9 +139,8 @@ class ManagedModel:
         """Note that the first load and its post-processing are over; nothing if that has been done."""
         if self.state != "loading":
             return
-        learned = [
-            param.expected for layer in self.layers for param in layer.params if param.expected is not None
-        ]
+        params = (param for layer in self.layers for param in layer.params)
+        learned = [param.expected for param in params if param.expected is not None]
         if learned and not any(expected.covered for expected in learned):
             self._unsupported = "its loader writes where it cannot be followed, in other threads perhaps"
         self._layer_state.find_shared([layer.modules for layer in self.layers])
@@ -255,6 +254,7 @@ class ManagedModel:
         table = storage_table(params, lambda param: held[id(param)])
         with WriteTracker(table, lambda param, view, _: param.expected.add(view, names.current)):
             result = self._watched_load(original, names, **kwargs)
+        lost_writes.refuse(params, self.adapter.kept, type(self._model).__name__)
         for param in (param for layer in self.layers if layer.deferred for param in layer.params):
             if param.expected.covered:
                 param.loaded = param.copy_small(held[id(param)])

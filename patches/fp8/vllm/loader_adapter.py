@@ -90,8 +90,18 @@ def for_model(vllm_config: Any, model_config: Any) -> LoaderAdapter:
         quantized_cache=lambda: str(vllm_config.cache_config.cache_dtype).startswith(
             ("fp8", "int8", "nvfp4")
         ),
+        kept=_kept_online,
         captured=lambda: vllm_config.compilation_config.cudagraph_mode.has_full_cudagraphs(),
     )
+
+
+def _kept_online(module: torch.nn.Module) -> set[str]:
+    """Return the names of parameters whose values vLLM's online quantization keeps until all of the module has come."""
+    from vllm.model_executor.model_loader.reload import layerwise
+
+    if module not in layerwise.LAYERWISE_INFO:
+        return set()
+    return {name for name, _ in layerwise.LAYERWISE_INFO[module].loaded_weights}
 
 
 _DEFERRED = ("AttentionLayerBase", "Attention", "MLAAttention", "MMEncoderAttention")

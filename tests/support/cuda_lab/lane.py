@@ -16,13 +16,18 @@ from cuda_lab import runs
 
 @dataclass(frozen=True)
 class Run:
-    """One process: what of `runs.run`'s arguments makes it this one."""
+    """One process: what of `runs.run`'s arguments makes it this one.
+
+    Attributes:
+        is_new: a new interpreter, not a fork of one that has imported vLLM.
+    """
 
     what: str
     mode: str
     capability: int
     names: tuple[str, ...]
     more: tuple[tuple[str, str], ...] = ()
+    is_new: bool = False
 
 
 class Lane:
@@ -63,7 +68,7 @@ class Lane:
                 run.mode,
                 run.capability,
                 run.names,
-                imported=warm.VLLM_CUDA,
+                imported=() if run.is_new else warm.VLLM_CUDA,
                 **dict(run.more),
             )
         finally:
