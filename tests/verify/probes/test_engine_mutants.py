@@ -39,7 +39,11 @@ ELSEWHERE: Mapping[str, Mapping[str, str]] = {
         "fp8.vllm.process_outputs": "on requests that the gate ended, see tests/patches/fp8/vllm/test_past_the_gate.py",
         "fp8.vllm.llm_engine_step": "on requests that the gate ended, see tests/patches/fp8/vllm/test_past_the_gate.py",
     },
-    "eagle": {},
+    "eagle": {
+        "eagle.vllm.update_draft_token_ids": "on an engine that drafts from history, see tests/patches/eagle/vllm/test_history_drafts.py",
+        "eagle.vllm.scheduler_shutdown": "when the engine ends, which its probe does not wait for, see tests/patches/eagle/vllm/test_adapt.py",
+        "eagle.vllm.create_speculative_config": "it acts before the engine's core has a process, where no count is due",
+    },
 }
 
 

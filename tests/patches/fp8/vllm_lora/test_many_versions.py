@@ -24,8 +24,9 @@ STEPS_BEFORE_THE_NEXT = 5  # of 8, so that the one before has ended, and the run
 
 def trained_on(a: str, folders: list[str]) -> dict[str, Any]:
     """Tokens of a request per version. A version takes the place of the last but one; the last one's request runs."""
-    from flashpatch import ledger
     from vllm import SamplingParams
+
+    from flashpatch import ledger
 
     sampling = SamplingParams(temperature=0, max_tokens=engines.TOKENS, ignore_eos=True, detokenize=False)
     prompt = {"prompt_token_ids": list(engines.PROMPTS[0])}
