@@ -77,7 +77,7 @@ NO_ENGINE := not vllm and not verl and not sglang and not cuda and not full
 
 .PHONY: demo demo-verl world demo-world pictures docs dist resolve check lint check-own test-for parts $(OTHER_PYTHONS:%=check-%) \
 	test test-newest test-newest-fp8 test-newest-rest test-paired test-paired-jobs test-paired-rest test-sglang first-hour \
-	test-sglang-paired trainers test-trainers test-cuda test-cuda-smoke test-gpu test-full clean \
+	test-sglang-paired trainers test-trainers test-cuda smoke-cuda test-gpu test-full clean \
 	$(NEWEST) $(PINNED) $(PAIRED) $(OLDER) $(OLD) $(SGLANG) $(OLDEST_SGLANG) $(PAIRED_SGLANG) $(TRAINERS)
 # A stamp is the last thing a recipe writes: an interrupted set-up is taken up again.
 .PRECIOUS: %/.vllm %/.verl %/.sglang %/.trainers %/.ready
@@ -167,7 +167,7 @@ test-for: $(CHECK)/.ready
 # alone at the end. Together they take some 18 GB.
 test: lint check-own
 	$(MAKE) -j6 --output-sync=none test-paired-jobs test-newest-fp8 test-paired-rest test-sglang-paired test-sglang \
-		test-newest-rest test-cuda-smoke
+		test-newest-rest smoke-cuda
 
 FP8 := tests/patches/fp8
 JOBS := tests/patches/cpu tests/patches/fsdp tests/patches/flowrl tests/patches/grpo
@@ -204,7 +204,7 @@ test-cuda: $(CUDA)/.ready
 	$(CUDA)/bin/pytest -m cuda
 
 # Its environment is large: made by test-cuda, not by `make test`.
-test-cuda-smoke:
+smoke-cuda:
 	@if [ -e $(CUDA)/.ready ]; then $(CUDA)/bin/pytest -q -m cuda tests/patches/fp8/vllm/cuda/test_smoke.py; \
 	else echo "no smoke of vLLM's CUDA wheel: $(CUDA) is not there, make test-cuda sets it up"; fi
 

@@ -7,14 +7,14 @@ are: every write is compared with the weight that came last.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:  # the modules that register patches import this one, and need no torch
+    import torch
 
-from flashpatch.patches.fp8.precision.quantize_on_load import Rounding
-from flashpatch.patches.fp8.refit.pristine_params import PristineParam
-from flashpatch.patches.fp8.refit.write_tracker import NamedWeights
-
-_FLOAT32 = (torch.float32, torch.float64)
+    from flashpatch.patches.fp8.precision.quantize_on_load import Rounding
+    from flashpatch.patches.fp8.refit.pristine_params import PristineParam
+    from flashpatch.patches.fp8.refit.write_tracker import NamedWeights
 
 
 class WideWeights:
@@ -41,8 +41,10 @@ class WideWeights:
             param: what is written to.
             source: see `WriteTracker`.
         """
+        import torch
+
         last = weights.tensor
-        self._came |= last is not None and last.dtype in _FLOAT32
+        self._came |= last is not None and last.dtype in (torch.float32, torch.float64)
         if not self._came or source is None or self.names is None or last is None:
             return
         if self._rounding is not None and self._rounding.from_bf16:
