@@ -20,9 +20,9 @@ SCRIPT = SUPPORT / "verl_groups.py"
 @pytest.mark.parametrize(
     "number, engine, imported",
     [
-        pytest.param(27, "verl_vllm", warm.VERL_VLLM, marks=pytest.mark.verl),
+        pytest.param(28, "verl_vllm", warm.VERL_VLLM, marks=pytest.mark.verl),
         pytest.param(
-            21,
+            22,
             f"verl_{sglang_lab.FRAMEWORK}",
             warm.VERL_SGLANG,
             marks=[pytest.mark.verl, pytest.mark.sglang],
