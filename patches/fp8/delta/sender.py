@@ -116,9 +116,8 @@ class Sender:
         if sent.base is None:
             copy.copy_(tensor)
             return digest, [(name, tensor)]
-        cast = (
-            copy.dtype != tensor.dtype
-        )  # the receiver casts its copy too, so only what differs then has to travel
+        # The receiver casts its copy too, so only what differs then has to travel.
+        cast = copy.dtype != tensor.dtype
         copy = self._copies[name] = copy.to(tensor.dtype)
         new = changes.bits(tensor)
         positions = changes.differing(changes.bits(copy).to(new.device), new)
