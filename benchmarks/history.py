@@ -9,6 +9,8 @@ and accepts few. The batch shrinks as answers end. Per batch size:
 
     new        prompts that were not asked before: what it costs where only the tasks' form is known
     repeated   the same prompts round after round, as in a later epoch; the policy does not change
+    moved      as repeated, but before each round every matrix moves by 1 % of its spread, the same in all engines, and
+               cached prefixes are dropped: what drafts from an older policy's answers are worth
 
 Ratios are stock's seconds per token over an engine's, the median over the rounds and the interval that holds the true
 median in 95 of 100 such runs (the range, for few rounds). Above 1 the engine is faster than stock.
@@ -17,6 +19,7 @@ median in 95 of 100 such runs (the range, for few rounds). Above 1 the engine is
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import random
 import sys
@@ -61,7 +64,7 @@ def main() -> None:
     engines = {name: Engine(name) for name in dict.fromkeys(("stock", "history", *methods))}
     count = min(engine.answer()["prompts"] for engine in engines.values())
     batches = list(map(int, wanted.batches.split(",")))
-    needed = sum(max(1, batch // 4) * (wanted.rounds + 2) for batch in batches)
+    needed = sum(max(1, batch // 4) * (wanted.rounds + 3) for batch in batches)
     prompts = list(range(count))
     if len(prompts) < needed:
         parser.error(
@@ -70,7 +73,7 @@ def main() -> None:
     random.Random(0).shuffle(prompts)
     found = {}
     for batch in batches:
-        for kind in ("new", "repeated"):
+        for kind in ("new", "repeated", "moved"):
             measured = _measure(engines, prompts, batch, kind, wanted.rounds)
             found |= {f"{batch} {kind}, {name}": one for name, one in measured.items()}
             print(f"{batch} {kind}: measured", file=sys.stderr, flush=True)
@@ -88,6 +91,8 @@ def _measure(
         if kind == "new" and number >= 0:
             asked = [prompts.pop() for _ in asked]
         for name in sorted(engines, reverse=number % 2 == 0):
+            if kind == "moved" and number >= 0:
+                engines[name].ask({"move": number})
             answer = engines[name].ask((asked * 4)[:batch])
             if number >= 0:
                 paces[name].append(answer["seconds"] / answer["tokens"])
@@ -131,13 +136,30 @@ def _serve(wanted: argparse.Namespace) -> None:
     sampling = SamplingParams(temperature=wanted.temperature, max_tokens=wanted.tokens, detokenize=False)
     print(json.dumps({"prompts": len(ids)}), flush=True)
     for line in sys.stdin:
+        asked = json.loads(line)
+        if isinstance(asked, dict):
+            llm.apply_model(functools.partial(_move, asked["move"]))
+            llm.reset_prefix_cache()
+            print(json.dumps({}), flush=True)
+            continue
         before = _counts(llm)
         began = time.perf_counter()
-        found = llm.generate([ids[number] for number in json.loads(line)], sampling, use_tqdm=False)
+        found = llm.generate([ids[number] for number in asked], sampling, use_tqdm=False)
         seconds = time.perf_counter() - began
         tokens = sum(len(one.outputs[0].token_ids) for one in found)
         counts = {key: count - before[key] for key, count in _counts(llm).items()}
         print(json.dumps({"tokens": tokens, "seconds": seconds, **counts}), flush=True)
+
+
+def _move(seed: int, model: Any) -> None:
+    """Add noise of 1 % of its spread to each matrix."""
+    import torch
+
+    source = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            noise = torch.randn(parameter.shape, generator=source) * parameter.float().std() * 0.01
+            parameter.data.add_(noise.to(parameter.dtype))
 
 
 def _counts(llm: Any) -> dict[str, float]:
