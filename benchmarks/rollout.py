@@ -101,7 +101,8 @@ def _measure(
         found[name]["pace"] = sorted(own)[len(own) // 2]
     for name in slow:
         del engines[name]
-    print(f"batch {batch}: measured", file=sys.stderr, flush=True)
+    told = ", ".join(f"{name} {one['pace']:.1f} ({one['ratio']:.2f})" for name, one in found.items())
+    print(f"batch {batch}: {told}", file=sys.stderr, flush=True)
     return found
 
 

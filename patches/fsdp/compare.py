@@ -44,6 +44,9 @@ def differences(
         before: what was sent at the previous sync, to recognise a value that was not renewed.
     """
     found = [f"{name} arrived twice" for name in twice]
+    first: dict[Sums, str] = {}  # fingerprint -> the first tensor that was sent with it
+    for name, its in sent.items():
+        first.setdefault(its.sums, name)
     for name, wanted in sent.items():
         got = arrived.get(name)
         if got is None:
@@ -53,7 +56,7 @@ def differences(
         elif got.dtype != wanted.dtype:
             found.append(f"{name} has dtype {got.dtype}, the trainer sent {wanted.dtype}")
         elif got.sums != wanted.sums:
-            found.append(f"{name} {_guess(name, got, sent, before or {})}")
+            found.append(f"{name} {_guess(name, got, first.get(got.sums), before or {})}")
     excused = set(excused)
     found += [
         f"{name} is extra: the trainer sent none of that name"
@@ -63,10 +66,9 @@ def differences(
     return found
 
 
-def _guess(name: str, got: Seen, sent: Mapping[str, Seen], before: Mapping[str, Seen]) -> str:
+def _guess(name: str, got: Seen, twin: str | None, before: Mapping[str, Seen]) -> str:
     if name in before and got.sums == before[name].sums:
         return "is stale: it has the values of the sync before"
-    twin = next((other for other, its in sent.items() if other != name and its.sums == got.sums), None)
     if twin is not None:
         return f"has the values of {twin}"
     return "has other values than the trainer's shards"

@@ -149,10 +149,9 @@ class _Account:
     def _object(self, copies: list[list[Any]]) -> None:
         from flashpatch.patches.fsdp.compare import shortened
 
-        whole = {name for name in self._sent if name in self._entries}
-        apart = {part.of for part, _, _ in self._sent.values()} - whole
+        covered = self._sent.keys() | {part.of for part, _, _ in self._sent.values()}
         found = [f"{name} is exported twice" for name in self._twice]
-        found += [f"{name} is not exported" for name in self._entries if name not in whole | apart]
+        found += [f"{name} is not exported" for name in self._entries if name not in covered]
         found += self._misshapen
         for at, name in enumerate(self._sent):
             different = [i for i, copy in enumerate(copies) if copy[at] != copies[0][at]]

@@ -19,6 +19,7 @@ LAST = {
     "bookkeeping": rf"8( +{NUMBER}){{5}}",
     "delta": rf"verl is not installed|10% changed .* {NUMBER}",
     "gather": rf"Ray is not installed|rows reach the driver .* {NUMBER} times .*",
+    "growth": rf"longest at the limit: .* {NUMBER} s",
     "idle": rf"8 +one ahead( +{NUMBER}%){{2}} +{NUMBER}",
     "job_page": r"not opened: .*|opened .*",
     "logprobs": r"verl fused( left out: verl is not installed| .*)",

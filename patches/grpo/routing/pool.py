@@ -6,6 +6,7 @@ It has no clock, network or event loop: callers report every event and ask for e
 from __future__ import annotations
 
 import heapq
+import math
 from collections import OrderedDict
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
@@ -83,6 +84,7 @@ class Pool:
         self._holder: dict[Hashable, str] = {}
         self._heap: list[tuple[int, int, str]] = []  # stale entries are dropped when met
         self._marks = 0
+        self._highest = 0.0  # threshold in tokens that any worker has had
         self._prefixes: OrderedDict[Hashable, str] = OrderedDict()
         self._shared: OrderedDict[Hashable, list[Worker]] = OrderedDict()
 
@@ -93,8 +95,9 @@ class Pool:
             the requests that were outstanding on it.
         """
         orphans = self.remove(name)
-        self.workers[name] = Worker(name, self.cap if cap is None else cap, self.most)
-        self._touch(self.workers[name])
+        worker = self.workers[name] = Worker(name, self.cap if cap is None else cap, self.most)
+        self._highest = max(self._highest, worker.cap or math.inf)
+        self._touch(worker)
         return orphans
 
     def remove(self, name: str) -> list[Hashable]:
@@ -232,6 +235,8 @@ class Pool:
             worker = self.workers.get(entry[2])
             if worker is None or worker.mark != entry[1] or worker.shut:
                 heapq.heappop(self._heap)  # of a past load, or it is entered again when it opens
+            elif worker.tokens and worker.tokens + tokens > self._highest:
+                break  # all that follow are as full
             elif entry[2] in avoid or not worker.takes(tokens):
                 passed.append(heapq.heappop(self._heap))
             else:

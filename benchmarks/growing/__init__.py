@@ -1,0 +1,1 @@
+"""Parts of growth.py: each function times one thing at one size."""
