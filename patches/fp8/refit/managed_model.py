@@ -364,8 +364,8 @@ class ManagedModel:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        if self.turns.updating:
-            raise self._error("another update is loading into this model", "Send one update at a time.")
+        if (refusal := self.turns.refusal()) is not None:
+            raise self._error(*refusal)
         with self.turns.update():
             if self.asleep and self.state == "open":  # it stays so
                 raise self._error(*ASLEEP)

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 from contextlib import nullcontext
 
+from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
 from flashpatch.patches.fp8.refit.managed_model import ManagedModel
 
@@ -209,15 +210,22 @@ def test_a_failed_update_under_atomic_model_leaves_the_graph_as_it_was(x):
     assert torch.equal(engine.answer(), answer) and follower.may_generate
 
 
-def test_an_update_within_a_capture_fails(x):
-    """It waits for the device, which no capture permits; the policy in use stays."""
-    model, follower = managed(checkpoint(0), "model")
+@pytest.mark.parametrize("atomic", ["layer", "model"])
+def test_an_update_within_a_capture_is_refused(atomic, x):
+    """By name and before anything is written: the policy in use stays, and the next update is as any."""
+    model, follower = managed(checkpoint(0), atomic)
     engine = Snapshot(model, x)
     answer = engine.answer()
-    with pytest.raises(Exception, match="captur"), torch.cuda.graph(torch.cuda.CUDAGraph()):
-        follower.load(model.load_weights, checkpoint(1))
-        follower.finish()
-    assert torch.equal(engine.answer(), answer)
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        with pytest.raises(PatchError, match="a CUDA graph is being captured"):
+            follower.load(model.load_weights, checkpoint(1))
+    assert torch.equal(engine.answer(), answer) and follower.may_generate
+    follower.load(model.load_weights, checkpoint(1))
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        with pytest.raises(PatchError, match="a CUDA graph is being captured"):
+            follower.finish()
+    follower.finish()
+    assert torch.equal(engine.answer(), Snapshot(fresh(checkpoint(1)), x).answer())
 
 
 def test_no_growth(x):
