@@ -23,6 +23,7 @@ from flashpatch.patches.fp8.vllm import (
     expected_processes,
     initialize_model,
     int8_inputs,
+    kept_tokens,
     late_engines,
     linear_kernels,
     prefix_key,
@@ -88,6 +89,7 @@ FAMILY = Family(
         late_engines.ASYNC,
         client_errors.PATCH,
         client_errors.STEP,
+        kept_tokens.PATCH,
         expected_processes.CORES,
         expected_processes.WORKERS,
         *VLLM_LORA,
@@ -145,6 +147,12 @@ FAMILY = Family(
             "auto",
             "auto: truncated importance sampling for quantized rollouts unless a correction is set; off: never",
             ("auto", "off"),
+        ),
+        "support": Option(
+            0,
+            "under verl with top_k: carry up to this many kept tokens with each sampled one, and let the trainer renormalize over them; 0: off",
+            kind=int,
+            least=0,
         ),
         "mismatch_jump": Option(
             4.0,

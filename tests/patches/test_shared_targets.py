@@ -60,6 +60,13 @@ SHARED: Mapping[str, Listed] = {
         ("fp8", "eagle"), "each answers methods of its own name"
     ),
     f"{_VERL_VLLM}.vllm_async_server:vLLMHttpServer.generate": Listed(("fp8", "grpo"), COUNTS),
+    "vllm.v1.engine.async_llm:AsyncLLM.generate": Listed(
+        ("fp8", "grpo"), "the journal reads the token's own log-probability, whatever else fp8 asks for"
+    ),
+    "verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithLMHead.prepare_model_outputs": Listed(
+        ("fp8", "flowrl"),
+        "flowrl adds log Z to what the forward returns, whatever its log-probabilities are over",
+    ),
     "verl.workers.rollout.sglang_rollout.async_sglang_server:SGLangHttpServer.generate": Listed(
         ("fp8", "eagle"), COUNTS
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flashpatch.patches.fp8.verl import adapters, delta_sync, delta_versions, expected_processes, unsupported
 from flashpatch.patches.fp8.verl.correction import mismatch, rollout_correction
+from flashpatch.patches.fp8.verl.support import PATCHES as SUPPORT
 from flashpatch.patches.fp8.verl.transfer import checkpoint_manager, export_time
 
 PATCHES = (
@@ -21,4 +22,5 @@ PATCHES = (
     rollout_correction.LOGPROBS,
     mismatch.MEASURE,
     mismatch.PRECISIONS,
+    *SUPPORT,
 )

@@ -11,6 +11,7 @@ from flashpatch import engine, ledger
 from flashpatch.patches._shared.verl_config import JobConfig, validate_config_patch
 from flashpatch.patches.fp8.precision import fleet
 from flashpatch.patches.fp8.verl.correction import truncated_sampling
+from flashpatch.patches.fp8.verl.support import settings as support
 from flashpatch.record import Contract
 
 logger = logging.getLogger("flashpatch.fp8")
@@ -27,7 +28,11 @@ _EXACT = {MODE: "processed_logprobs", ASKED: True}
 
 def on_correct(original, config: Any, *args: Any, **kwargs: Any) -> Any:
     """Switch truncated importance sampling on for quantized rollouts if the user chose no correction, and warn
-    of ratios over different supports."""
+    of ratios over different supports, or see to it that they are over the same.
+
+    Raises:
+        PatchError: with the option support, settings that stand against it.
+    """
     job = JobConfig(config, ID)
     ledger.role("driver")
     options = engine.options("fp8")
@@ -41,6 +46,7 @@ def on_correct(original, config: Any, *args: Any, **kwargs: Any) -> Any:
             "correction is set. This changes the algorithm; the option tis='off' leaves it as it is",
         )
         job.set(f"{CORRECTION}.rollout_is_threshold", CAP)
+    support.prepare(job, options["support"])
     truncated_sampling.report(job.get)
     ledger.note(tis={"on": switched, "why": why, "cap": CAP if switched else None, "rollouts": list(rolled)})
     return original(config, *args, **kwargs)

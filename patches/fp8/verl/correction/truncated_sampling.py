@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from flashpatch import ledger
+from flashpatch import engine, ledger
 
 if TYPE_CHECKING:
     from flashpatch.patches._shared.verl_config import Get
@@ -53,8 +53,9 @@ def is_processed(get: Get) -> bool:
 
 
 def is_measurable(get: Get) -> bool:
-    """Whether `flashpatch.patches.fp8.mismatch.gap.measure_kept_mass` measures something: sampling is truncated, and logprobs are processed."""
-    return bool(settings(get)) and is_processed(get)
+    """Whether `flashpatch.patches.fp8.mismatch.gap.measure_kept_mass` measures something: sampling is truncated, logprobs
+    are processed, and the trainer's are not."""
+    return bool(settings(get)) and is_processed(get) and not engine.options("fp8")["support"]
 
 
 def report(get: Get) -> None:
@@ -62,7 +63,7 @@ def report(get: Get) -> None:
     truncated, used = settings(get), ratios(get)
     if truncated or NOTE in ledger.notes():
         ledger.note(**{NOTE: {"settings": truncated, "ratios": used, "measurable": is_measurable(get)}})
-    if not truncated or not used:
+    if not truncated or not used or engine.options("fp8")["support"]:  # then the trainer renormalizes too
         return
     if is_processed(get):
         effect = (

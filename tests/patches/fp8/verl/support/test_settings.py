@@ -1,0 +1,86 @@
+"""What stands against carrying kept tokens is refused by name; what they need is set."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from flashpatch import ledger
+from flashpatch.errors import PatchError
+from flashpatch.patches._shared.verl_config import JobConfig
+from flashpatch.patches.fp8.verl.correction import truncated_sampling
+from flashpatch.patches.fp8.verl.correction.truncated_sampling import CORRECTION, NOTE, ROLLOUT
+from flashpatch.patches.fp8.verl.support.settings import ACTOR, MODEL, MOST, prepare
+
+GOOD = {
+    f"{ROLLOUT}.name": "vllm",
+    f"{ROLLOUT}.logprobs_mode": "processed_logprobs",
+    f"{ROLLOUT}.calculate_log_probs": True,
+    f"{ROLLOUT}.top_k": 20,
+    f"{ROLLOUT}.top_p": 0.9,
+    f"{ACTOR}.strategy": "fsdp2",
+}
+
+
+class Job(JobConfig):
+    """A configuration as a plain mapping."""
+
+    def __init__(self, changes: dict[str, Any]) -> None:
+        super().__init__(None, "fp8.verl.validate_config_correction")
+        self.values = {**GOOD, **changes}
+
+    def get(self, path: str, default: Any = None) -> Any:
+        return self.values.get(path, default)
+
+    def set(self, path: str, value: Any, reason: str = "") -> None:
+        self.values[path] = value
+
+
+@pytest.mark.parametrize(("most", "then"), [(None, 32), (20, 32), (64, 64), (-1, -1)])
+def test_vllm_may_return_as_many_log_probabilities(most, then):
+    job = Job({MOST: most})
+    prepare(job, 32)
+    assert job.values[MOST] == then
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "why"),
+    [
+        (f"{ROLLOUT}.top_k", -1, "bounds the kept tokens"),
+        (f"{ROLLOUT}.top_k", 33, "one of 1 to 32"),
+        (f"{ROLLOUT}.name", "sglang", "read from vLLM"),
+        (f"{ROLLOUT}.logprobs_mode", "raw_logprobs", "processed_logprobs"),
+        (f"{ROLLOUT}.calculate_log_probs", False, "True"),
+        ("trainer.use_v1", False, "older trainer"),
+        ("trainer.v1.trainer_mode", "stream_async", "no field"),
+        (f"{ACTOR}.strategy", "megatron", "only FSDP actors"),
+        (f"{MODEL}.use_fused_kernels", True, "without logits"),
+        (f"{ACTOR}.use_prefix_grouper", True, "by itself"),
+        ("distillation.enabled", True, "teacher"),
+        (f"{ROLLOUT}.engine_kwargs.vllm.speculative_config", {"method": "eagle"}, "verified drafts"),
+        (f"{ROLLOUT}.mtp.enable_rollout", True, "verified drafts"),
+    ],
+)
+def test_what_stands_against_it_is_named(path, value, why):
+    job = Job({path: value})
+    with pytest.raises(PatchError, match=why) as refused:
+        prepare(job, 32)
+    assert path in str(refused.value) and "support=0" in str(refused.value)
+    assert MOST not in job.values
+    prepare(job, 0)  # off, nothing is asked for
+    assert MOST not in job.values
+
+
+def test_nothing_is_warned_of_if_the_trainer_has_the_same_support(caplog, monkeypatch):
+    config = {**GOOD, f"{CORRECTION}.rollout_is": "token"}
+    get = lambda path, default=None: config.get(path, default)  # noqa: E731
+    for width, warned in ((0, True), (32, False)):
+        monkeypatch.setattr(
+            truncated_sampling.engine, "options", lambda family, width=width: {"support": width}
+        )
+        caplog.clear()
+        truncated_sampling.report(get)
+        assert any(record.levelno == logging.WARNING for record in caplog.records) == warned
+        assert ledger.notes()[NOTE]["measurable"] == warned == truncated_sampling.is_measurable(get)

@@ -1,0 +1,62 @@
+"""verl's own actor worker with kept ids: values and gradients of a softmax over them, however it holds tokens and weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import flow_lab
+import pytest
+
+torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.verl
+
+SCRIPT = Path(flow_lab.__file__).with_name("support_ranks.py")
+ACTOR, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
+PACKED, RECOMPUTED = f"{MODEL}.use_remove_padding=True", f"{MODEL}.enable_gradient_checkpointing=True"
+FSDP1, FSDP2 = f"{ACTOR}.strategy=fsdp", f"{ACTOR}.strategy=fsdp2"
+
+
+def _run(folder, ranks, **cases):
+    plan = [dict(name=name, settings=settings, kept=name != "stock") for name, settings in cases.items()]
+    (folder / f"cases-{ranks}.json").write_text(json.dumps(plan))
+    config = folder / "flashpatch.toml"
+    config.write_text("[fp8]\nsupport = 8\n")
+    flow_lab.run_ranks(
+        [str(SCRIPT), str(folder), f"cases-{ranks}.json"],
+        folder,
+        ranks,
+        FLASHPATCH="cpu,bf16",
+        FLASHPATCH_CONFIG=str(config),
+    )
+    return {name: torch.load(folder / f"{name}-0.pt") for name in cases}, torch.load(folder / "wanted.pt")
+
+
+def _agrees(found, wanted):
+    assert (found["logs"] - wanted["logs"]).abs().max() < 1e-4
+    assert len(wanted["step"]) > 20
+    for name, step in wanted["step"].items():
+        assert torch.allclose(found["step"][name], step, rtol=1e-3, atol=1e-5), name
+
+
+def test_one_rank_packed_or_padded_recomputed_or_not(tmp_path):
+    found, wanted = _run(tmp_path, 1, stock=[FSDP1], padded=[FSDP1], packed=[FSDP2, PACKED, RECOMPUTED])
+    assert (found["stock"]["logs"] - wanted["logs"]).abs().max() > 0.1
+    away = max((found["stock"]["step"][name] - step).abs().max() for name, step in wanted["step"].items())
+    assert away > 1e-2
+    _agrees(found["padded"], wanted)
+    _agrees(found["packed"], wanted)
+
+
+@pytest.mark.full
+def test_two_ranks_that_share_each_row_or_the_weights(tmp_path):
+    shared = [FSDP2, PACKED, RECOMPUTED, f"{ACTOR}.ulysses_sequence_parallel_size=2"]
+    halves = [
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu=4",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
+    ]
+    found, wanted = _run(tmp_path, 2, shared=shared, sharded=[FSDP1, PACKED, *halves])
+    _agrees(found["shared"], wanted)
+    for name, step in wanted["step"].items():
+        assert torch.allclose(found["sharded"]["step"][name], step, rtol=1e-3, atol=1e-5), name
