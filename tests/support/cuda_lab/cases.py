@@ -82,6 +82,9 @@ CASES["large"] = Case("llama", {}, config=LARGE)  # 400 million weights, for the
 CASES["mla_fp8_engine"] = replace(  # Triton's interpreter runs its decode
     CASES["mla_fp8"], kernels={}, engine=online("fp8", attention_backend="TRITON_MLA")
 )
+CASES["block_kv"] = Case(  # brings no scales of its cache, which then keeps the constructor's
+    "llama", {}, "block", {"kv_cache_dtype": "fp8", **backend("linear", "cutlass")}
+)
 CASES["gpt_oss_fp8"] = Case("gpt-oss", {}, engine=online("fp8"))  # whose experts stock never loads
 AT_ONCE = ("fp8", "block", "w4a16", "static_kv", "moe_fp8", "mla_bf16", "mla_fp8")  # under atomic=model too
 SMOKE = ("static_kv", "moe_fp8")  # on 9.0, in `make test`

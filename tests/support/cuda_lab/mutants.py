@@ -1,6 +1,7 @@
 """Faults planted into an update, each of which named cases must show: how sharp the comparison is.
 
-Each changes `fold.Plan`, which brings what a layer's processing has made anew into the tensors that the engine runs on.
+Most change `fold.Plan`, which brings what a layer's processing has made anew into the tensors that the engine runs on; one
+changes what is kept while an engine sleeps.
 """
 
 from __future__ import annotations
@@ -81,6 +82,20 @@ def processed_before_the_layers_they_read() -> None:
     StagedUpdate.commit = commit
 
 
+def initial_values_on_the_device() -> None:
+    """Small tensors as the constructor made them are kept in memory that sleep level 2 takes away."""
+    from flashpatch.patches.fp8.refit.pristine_params import PristineParam
+
+    real = PristineParam.__post_init__
+
+    def on_the_device(self):
+        real(self)
+        if self.initial is not None:
+            self.initial = self.initial.to(self.storage.device)
+
+    PristineParam.__post_init__ = on_the_device
+
+
 MUTANTS = {
     mutant.__name__: mutant
     for mutant in (
@@ -89,6 +104,7 @@ MUTANTS = {
         attributes_not_assigned,
         one_expert_skipped,
         processed_before_the_layers_they_read,
+        initial_values_on_the_device,
     )
 }
 CAUGHT_BY = {
@@ -99,5 +115,7 @@ CAUGHT_BY = {
     "one_expert_skipped": "moe_fp8",
 }
 """By mutant, the storage case that must show it."""
+CAUGHT_AFTER_SLEEP = {"initial_values_on_the_device": "block_kv"}
+"""By mutant, the case whose engine must show it after sleep level 2."""
 ATOMIC = {"processed_before_the_layers_they_read": "model"}
 """By mutant, the mode in which it is a fault; of others `layer`."""

@@ -6,7 +6,7 @@ What the fake device shows and what not: tests/support/fake_cuda/README.md.
 from __future__ import annotations
 
 import pytest
-from cuda_lab import runs, table
+from cuda_lab import mutants, runs, table
 from cuda_lab.lane import Run
 
 pytestmark = [
@@ -28,8 +28,8 @@ PROCESSES: list[tuple[int, dict[str, str], tuple[str, ...]]] = [
         {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"},
         ("fp8:graphs:reload",),
     ),
-    (80, {"FAKE_CUDA_FILL": "127"}, (f"fp8:{DISCARD}",)),  # Marlin, whose workspaces must be free
-    (90, {"FAKE_CUDA_FILL": "127"}, (f"fp8:{DISCARD}",)),  # memory comes back full of finite garbage
+    (80, {"FAKE_CUDA_FILL": "127"}, (f"fp8:{DISCARD}",)),  # memory comes back full of finite garbage
+    (90, {"FAKE_CUDA_FILL": "127"}, (f"block_kv:{DISCARD}",)),
     (90, {"FAKE_CUDA_FILL": "255"}, (f"static_kv:{DISCARD}",)),  # full of NaN
     (90, {"FAKE_CUDA_FILL": "255", "SLEEP": "1"}, ("bf16:graphs:sleep1:wake:reload",)),
 ]
@@ -76,3 +76,41 @@ def test_an_updated_engine_answers_as_a_fresh_one(lane, index: int, name: str) -
         assert got["moved"] and not is_equal
     else:
         assert not got["moved"] and is_equal
+
+
+def asleep(case: str) -> int:
+    """Return the place in `PROCESSES` of the engine that sleeps with this case."""
+    return next(index for index, (_, _, names) in enumerate(PROCESSES) if names == (f"{case}:{DISCARD}",))
+
+
+def with_fault(mutant: str) -> Run:
+    capability, more, names = PROCESSES[asleep(mutants.CAUGHT_AFTER_SLEEP[mutant])]
+    return Run("engine", "update", capability, names, (*more.items(), ("CUDA_LAB_MUTANT", mutant)))
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        pytest.param(name, marks=pytest.mark.runs(fresh(asleep(case)), with_fault(name)))
+        for name, case in mutants.CAUGHT_AFTER_SLEEP.items()
+    ],
+)
+def test_a_planted_fault_shows_after_sleep(lane, mutant: str) -> None:
+    """Without it, `test_an_updated_engine_answers_as_a_fresh_one` has the same engine right."""
+    case = mutants.CAUGHT_AFTER_SLEEP[mutant]
+    capability, _, (name,) = PROCESSES[asleep(case)]
+    wanted, got = lane.result(fresh(asleep(case)))[case], lane.result(with_fault(mutant))[name]
+    assert "error" not in got
+    is_seen = got["answers"] != wanted["answers"]
+    table.add(
+        "planted fault",
+        capability,
+        f"{mutant} in {name}",
+        "",
+        "seen: other answers" if is_seen else "not seen",
+    )
+    assert is_seen
+
+
+def test_each_fault_is_looked_for() -> None:
+    assert set(mutants.MUTANTS) == {*mutants.CAUGHT_BY, *mutants.CAUGHT_AFTER_SLEEP}

@@ -116,5 +116,5 @@ def test_a_first_load_that_loses_experts_is_refused(lane) -> None:
 
 
 def test_no_case_is_without_a_device() -> None:
-    elsewhere = {"large", "gpt_oss_fp8", "mla_fp8_engine"}
+    elsewhere = {"large", "gpt_oss_fp8", "mla_fp8_engine", "block_kv"}
     assert set(cases.CASES) == {name for capability in FRESH for name in cases.of(capability)} | elsewhere
