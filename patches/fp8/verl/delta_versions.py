@@ -33,19 +33,18 @@ class Versions:
 
     def __init__(self) -> None:
         self._job, self._numbers = uuid.uuid4().hex[:8], itertools.count(1)
-        self._wide: list[set[str] | None] = []
+        self._wide: set[str] = set()
+        self._is_wide_known: bool | None = None  # before a rollout has said anything
         self.last: str | None = None
 
     @property
     def wide(self) -> set[str] | None:
-        return (
-            None if None in self._wide or not self._wide else set().union(*(one or () for one in self._wide))
-        )
+        return set(self._wide) if self._is_wide_known else None
 
     def learn(self, wide: set[str] | None) -> None:
         """Note what rollouts said after a sync; later ones see in bf16 what was cast, so nothing is forgotten."""
-        if wide not in self._wide:
-            self._wide.append(wide)
+        self._wide |= wide or set()
+        self._is_wide_known = wide is not None and self._is_wide_known is not False
 
     def next(self) -> str:
         """Return the name of a new version; there is no last one until it has been made."""
