@@ -29,7 +29,7 @@ TOP = {
 
 LINK = re.compile(r"(?<![!`])\[([^\]\n]+)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 HELP = re.compile(r"^<!-- help: (.*) -->$", re.M)
-TABLE = re.compile(r"^<!-- (names|options: \w+|patches|environment|messages) -->$", re.M)
+TABLE = re.compile(r"^<!-- (patches|messages) -->$", re.M)
 TABLE_BELOW_COMMENT = re.compile(r"^(<!-- .* -->\n)(?=\|)", re.M)
 MERMAID = "assets/mermaid.js"
 
@@ -75,7 +75,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"[{text}]({config.repo_url.rstrip('/')}/blob/HEAD/{path})" if config.repo_url else text
 
     linked = TABLE_BELOW_COMMENT.sub(r"\1\n", LINK.sub(link, markdown))
-    filled = TABLE.sub(lambda match: table(*match[1].split(": ")), linked)
+    filled = TABLE.sub(lambda match: table(match[1]), linked)
     return HELP.sub(lambda match: _help(match[1]), filled)
 
 

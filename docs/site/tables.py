@@ -1,7 +1,11 @@
-"""Tables of the reference, made from the records: names, options, patches, environment variables."""
+"""Tables of the reference, made from the records: names, options, patches, environment variables.
+
+``python docs/site/tables.py`` writes the short ones into the pages, so that they are there without the site.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,14 @@ from flashpatch.commands import env
 from flashpatch.record import Option, Patch
 
 TREE = Path(__file__).parents[2]
+WRITTEN = [TREE / "docs" / "reference" / f"{name}.md" for name in ("names-and-options", "environment")]
+"""Pages that hold their tables."""
+_PLACE = re.compile(r"^<!-- (names|options: \w+|environment) -->\n(?:(?:\||No options\.).*\n)*", re.M)
+
+
+def filled(page: str) -> str:
+    """Return a page with the tables of today below the comments that name them."""
+    return _PLACE.sub(lambda match: f"<!-- {match[1]} -->\n{table(*match[1].split(': '))}\n", page)
 
 
 def table(of: str, which: str = "") -> str:
@@ -47,7 +59,7 @@ def _options(family: str) -> str:
 
 
 def _default(option: Option) -> str:
-    return f"`{str(option.default).lower() if isinstance(option.default, bool) else option.default!r}`"
+    return f"`{str(option.default).lower()}`" if isinstance(option.default, bool) else f"`{option.default!r}`"
 
 
 def _values(option: Option) -> str:
@@ -89,3 +101,8 @@ def _with_rule(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator
 
 def _line(cells: Sequence[Any]) -> str:
     return "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+if __name__ == "__main__":
+    for path in WRITTEN:
+        path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
