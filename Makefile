@@ -12,6 +12,7 @@
 # make first-hour FlashPatch's wheel in a new environment as verl's documentation makes it, and verl's GRPO there; 8 GB on disk
 # make test-cuda  vLLM's CUDA wheel on a fake CUDA device: storage after an update against a fresh load, engines with captured
 #                 graphs (9 GB on disk, gcc)
+# make test-cuda-0.24  the same with what verl brings along: vLLM 0.24's wheel, torch 2.11
 # make test-gpu   on a machine with a GPU, PYTHON=the interpreter that has vLLM and FlashPatch: the same on it, and what an
 #                 update costs; prints a table and writes gpu.json
 # make dist       sdist and wheel in dist/, built twice and compared, checked by twine and check-wheel-contents
@@ -38,6 +39,7 @@ SGLANG := $(VENV)-sglang
 OLDEST_SGLANG := $(VENV)-sglang-0.5.21
 PAIRED_SGLANG := $(VENV)-sglang-0.5.12
 CUDA   := $(VENV)-cuda
+PINNED_CUDA := $(VENV)-cuda-0.24
 DIST   := $(VENV)-dist
 DOCS   := $(VENV)-docs
 TRAINERS := $(VENV)-trainers
@@ -48,6 +50,10 @@ $(OLDER)/.vllm: VLLM := 0.29.0
 $(OLD)/.vllm: VLLM := 0.27.1
 $(PINNED)/.vllm: VLLM := 0.24.0
 $(TRAINERS)/.vllm: VLLM := 0.31.0
+
+# An older cuda-python would overwrite files of cuda-bindings.
+$(CUDA)/.cuda: PACKAGES := vllm==0.33.0 'cuda-python>=13'
+$(PINNED_CUDA)/.cuda: PACKAGES := 'verl[vllm]==0.9.1' 'cuda-python>=13'
 
 $(SGLANG)/.sglang: PACKAGES := sglang==0.5.23 transformers==5.19.0
 $(OLDEST_SGLANG)/.sglang: PACKAGES := sglang==0.5.21 transformers==5.12.1
@@ -77,7 +83,7 @@ NO_ENGINE := not vllm and not verl and not sglang and not cuda and not full
 
 .PHONY: demo demo-verl world demo-world pictures docs dist resolve check lint check-own test-for parts $(OTHER_PYTHONS:%=check-%) \
 	test test-newest test-newest-fp8 test-newest-rest test-paired test-paired-jobs test-paired-rest test-sglang first-hour \
-	test-sglang-paired trainers test-trainers test-cuda smoke-cuda test-gpu test-full clean \
+	test-sglang-paired trainers test-trainers test-cuda test-cuda-0.24 smoke-cuda test-gpu test-full clean \
 	$(NEWEST) $(PINNED) $(PAIRED) $(OLDER) $(OLD) $(SGLANG) $(OLDEST_SGLANG) $(PAIRED_SGLANG) $(TRAINERS)
 # A stamp is the last thing a recipe writes: an interrupted set-up is taken up again.
 .PRECIOUS: %/.vllm %/.verl %/.sglang %/.trainers %/.ready
@@ -203,6 +209,9 @@ test-sglang-paired: $(PAIRED_SGLANG)
 test-cuda: $(CUDA)/.ready
 	$(CUDA)/bin/pytest -m cuda
 
+test-cuda-0.24: $(PINNED_CUDA)/.ready
+	$(PINNED_CUDA)/bin/pytest -m cuda
+
 # Its environment is large: made by test-cuda, not by `make test`.
 smoke-cuda:
 	@if [ -e $(CUDA)/.ready ]; then $(CUDA)/bin/pytest -q -m cuda tests/patches/fp8/vllm/cuda/test_smoke.py; \
@@ -228,6 +237,7 @@ test-full: $(NEWEST) $(PINNED) $(PAIRED) $(OLDER) $(OLD) $(SGLANG) $(OLDEST_SGLA
 	$(PAIRED_SGLANG)/bin/pytest -m sglang --timeout 3600
 	$(TRAINERS)/bin/pytest -m trainer --timeout 3600
 	$(MAKE) test-cuda
+	$(MAKE) test-cuda-0.24
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .hypothesis .demo .ruff_cache .mypy_cache
@@ -248,16 +258,17 @@ $(CHECK)/.ready: $(CHECK)/.torch $(SOURCES)
 	@$(PIP) $(CHECK) install -e '.[dev,plot]'
 	@touch $@
 
-# The stock CUDA wheel, and a device for it that is built from what the wheel brings. An older cuda-python would overwrite
-# files of cuda-bindings.
-$(CUDA)/.cuda:
-	@echo "[$(CUDA)] new environment from $(PYTHON): vllm==0.33.0 with CUDA, 9 GB on disk"
-	@$(PIP) $(CUDA) install vllm==0.33.0 'cuda-python>=13'
+# The stock CUDA wheel, and a device for it that is built from what the wheel brings. What verl pins gets verl's own Python
+# if it is at hand.
+$(PINNED_CUDA)/.cuda: PIP = tests/requirements/pip $(or $(call find_python,3.12),$(PYTHON))
+$(CUDA)/.cuda $(PINNED_CUDA)/.cuda: %/.cuda:
+	@echo "[$*] new environment from $(lastword $(PIP)): $(PACKAGES) with CUDA, 9 GB on disk"
+	@$(PIP) $* install $(PACKAGES)
 	@touch $@
 
-$(CUDA)/.ready: $(CUDA)/.cuda $(SOURCES) $(wildcard tests/support/fake_cuda/device/*) tests/support/fake_cuda/build.py
-	@$(PIP) $(CUDA) install -e '.[dev]'
-	@$(CUDA)/bin/python tests/support/fake_cuda/build.py
+$(CUDA)/.ready $(PINNED_CUDA)/.ready: %/.ready: %/.cuda $(SOURCES) $(wildcard tests/support/fake_cuda/device/*) tests/support/fake_cuda/build.py
+	@$(PIP) $* install -e '.[dev]'
+	@$*/bin/python tests/support/fake_cuda/build.py
 	@touch $@
 
 $(DIST)/.ready: tests/requirements/dist.txt

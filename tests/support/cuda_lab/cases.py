@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from installed import version_of
+from packaging.version import Version
+
 
 @dataclass(frozen=True)
 class Case:
@@ -17,6 +20,7 @@ class Case:
         engine: further arguments of the engine.
         config: changes of the model's config.
         changed: least number of tensors that an update changes.
+        least: the oldest vLLM that can open it.
     """
 
     family: str
@@ -25,6 +29,7 @@ class Case:
     engine: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     changed: int = 10
+    least: str = "0"
 
 
 def online(scheme: str, **more: Any) -> dict[str, Any]:
@@ -43,7 +48,9 @@ CASES: dict[str, Case] = {
     "fp8": Case("llama", {80: "Marlin", 89: "Cutlass", 90: "Cutlass", 100: "FP8"}, engine=online("fp8")),
     "fp8_channel": Case("llama", {89: "Cutlass", 90: "Cutlass"}, engine=online("fp8_per_channel")),
     "fp8_block": Case("llama", {80: "Marlin", 90: "DeepGemm"}, engine=online("fp8_per_block")),
-    "fp8_marlin": Case("llama", {90: "Marlin"}, engine=online("fp8", **backend("linear", "marlin"))),
+    "fp8_marlin": Case(
+        "llama", {90: "Marlin"}, engine=online("fp8", **backend("linear", "marlin")), least="0.33"
+    ),
     "ct_channel": Case("llama", {89: "Cutlass", 90: "Cutlass"}, "fp8-channel"),
     "ct_tensor": Case("llama", {90: "Cutlass"}, "fp8-tensor"),
     "w4a16": Case("llama", {80: "Marlin", 90: "Machete", 100: "Marlin"}, "w4a16"),
@@ -71,7 +78,7 @@ CASES: dict[str, Case] = {
         "deepseek-v2", {80: "Marlin", 90: "Cutlass", 100: "FP8"}, engine=online("fp8"), config=MLA
     ),
     "mla_block": Case("deepseek-v2", {80: "Marlin", 90: "DeepGemm"}, "block", config=MLA),
-    "gpt_oss": Case("gpt-oss", {90: "Experts"}),
+    "gpt_oss": Case("gpt-oss", {90: "Experts"}, least="0.33"),
     "qwen3_next": Case("qwen3-next", {90: "Experts"}),
     "falcon_h1": Case("falcon-h1", {90: ""}),
 }
@@ -85,11 +92,18 @@ CASES["mla_fp8_engine"] = replace(  # Triton's interpreter runs its decode
 CASES["block_kv"] = Case(  # brings no scales of its cache, which then keeps the constructor's
     "llama", {}, "block", {"kv_cache_dtype": "fp8", **backend("linear", "cutlass")}
 )
-CASES["gpt_oss_fp8"] = Case("gpt-oss", {}, engine=online("fp8"))  # whose experts stock never loads
+CASES["gpt_oss_fp8"] = Case(
+    "gpt-oss", {}, engine=online("fp8"), least="0.33"
+)  # whose experts stock never loads
 AT_ONCE = ("fp8", "block", "w4a16", "static_kv", "moe_fp8", "mla_bf16", "mla_fp8")  # under atomic=model too
 SMOKE = ("static_kv", "moe_fp8")  # on 9.0, in `make test`
 
 
 def of(capability: int) -> list[str]:
-    """Return the names of the cases that a device of this capability has."""
-    return [name for name, case in CASES.items() if capability in case.kernels]
+    """Return the names of the cases that a device of this capability and the installed vLLM have."""
+    installed = version_of("vllm")
+    return [
+        name
+        for name, case in CASES.items()
+        if capability in case.kernels and installed >= Version(case.least)
+    ]

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import vllm
+from vllm.config.kernel import KernelConfig
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.model_executor.model_loader import base_loader
 from vllm.platforms import current_platform
@@ -79,7 +80,8 @@ def run(mode: str, root: Path, name: str, *steps: str) -> dict[str, Any]:
 def opened(case: cases.Case, path: Path, steps: tuple[str, ...]) -> vllm.LLM:
     sleeps = any(step.startswith("sleep") for step in steps)
     how = {"compilation_config": GRAPHS} if "graphs" in steps else {"enforce_eager": True}
-    kernels = {"enable_jit_warmup": False, **case.engine.get("kernel_config", {})}
+    warmup = {"enable_jit_warmup": False} if hasattr(KernelConfig, "enable_jit_warmup") else {}
+    kernels = {**warmup, **case.engine.get("kernel_config", {})}
     arguments = {**ENGINE, **how, **case.engine, "kernel_config": kernels}
     return vllm.LLM(str(path), **arguments, enable_sleep_mode=sleeps)
 

@@ -18,8 +18,8 @@ _OF_TORCH = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward", "_backward", "_state_dict", "_load_state", "_is_full_backward", "_non_persistent")
 # Settings, and what holds the process together: none of it belongs to a layer.
 _FOREIGN = ("vllm.config", "transformers", "logging", "threading", "flashpatch")
-# vLLM's timer of its own rounding.
-_BOOKKEEPING = ("online_quantization_time", "['flashpatch']")
+# vLLM's timer of its own rounding, and the folder of a model's first checkpoint.
+_BOOKKEEPING = ("online_quantization_time", "['flashpatch']", "_name_or_path")
 
 
 def snapshot(model: torch.nn.Module) -> tuple[dict[str, tuple], dict[str, int]]:

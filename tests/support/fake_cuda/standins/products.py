@@ -27,12 +27,16 @@ def _scaled(values: torch.Tensor, scales: torch.Tensor, rows: int, columns: int)
 
 
 @operator("_C::marlin_gemm")
-def marlin_gemm(a, c, packed, bias, scales, a_scales, global_scale, zeros, workspace, type_id, m, n, k, *_):
+def marlin_gemm(a, c, packed, bias, scales, a_scales, global_scale, zeros, *arguments):
     """Multiply [m, k] by weights in Marlin's layout: unpack them, undo the permutation of their scales.
 
     Raises:
         RuntimeError: a lock in the workspace is not free; the real kernel would wait for ever, or sum what is not there.
     """
+    # Before 0.33 the order of activations came here: two tensors, or none.
+    if not isinstance(arguments[1], int):
+        arguments = arguments[2:]
+    workspace, type_id, m, n, k = arguments[:5]
     if workspace.any():
         raise RuntimeError("a lock of Marlin's workspace is not free")
     from vllm.model_executor.layers.quantization.utils.marlin_utils import get_scale_perms

@@ -9,6 +9,8 @@ import pytest
 from cuda_lab import cases, mutants, runs, table
 from cuda_lab.compare import compare
 from cuda_lab.lane import Run
+from installed import version_of
+from packaging.version import Version
 
 pytestmark = [
     pytest.mark.cuda,
@@ -101,10 +103,12 @@ def test_stock_s_second_load_is_not_a_fresh_one(lane, name: str) -> None:
     assert outcome(lane.result(FRESH[80])[name], lane.result(STOCK[80])[name]) != "equal"
 
 
+OPENS_GPT_OSS = version_of("vllm") >= Version(cases.CASES["gpt_oss_fp8"].least)
 LOST = [Run("storage", mode, 90, ("gpt_oss_fp8",)) for mode in ("fresh", "update")]
 
 
-@pytest.mark.runs(*LOST)
+@pytest.mark.skipif(not OPENS_GPT_OSS, reason="this vLLM opens no GPT-OSS from a checkpoint in bf16")
+@pytest.mark.runs(*LOST if OPENS_GPT_OSS else ())
 def test_a_first_load_that_loses_experts_is_refused(lane) -> None:
     """Stock opens GPT-OSS in online fp8 without its experts: the model copies them into tensors on meta."""
     stock, ours = (lane.result(run)["gpt_oss_fp8"] for run in LOST)
@@ -117,4 +121,4 @@ def test_a_first_load_that_loses_experts_is_refused(lane) -> None:
 
 def test_no_case_is_without_a_device() -> None:
     elsewhere = {"large", "gpt_oss_fp8", "mla_fp8_engine", "block_kv"}
-    assert set(cases.CASES) == {name for capability in FRESH for name in cases.of(capability)} | elsewhere
+    assert {name for name, case in cases.CASES.items() if not {*case.kernels} & {*FRESH}} == elsewhere

@@ -1,16 +1,22 @@
-"""The runs that tests marked `runs` need, begun ahead of them, and the table at the end."""
+"""A plugin of pytest: the runs that tests marked `runs` need, begun ahead of them, and the table at the end."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
-from cuda_lab import table
-from cuda_lab.lane import Lane
+
+if TYPE_CHECKING:
+    from cuda_lab.lane import Lane
 
 
 @pytest.fixture(scope="session")
 def lane(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lane]:
+    from cuda_lab import table
+    from cuda_lab.lane import Lane
+
     lane = Lane(tmp_path_factory.mktemp("cuda"))
     for item in request.session.items:
         for mark in item.iter_markers("runs"):
@@ -21,8 +27,9 @@ def lane(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
-    if table.ROWS:
+    table = sys.modules.get("cuda_lab.table")
+    if table is not None and table.ROWS:
         terminalreporter.write_sep(
-            "=", "an update on the fake CUDA device, against a fresh load by stock vLLM"
+            "=", "an update on the fake CUDA device, against a fresh load by the stock engine"
         )
         terminalreporter.write_line(table.text())
