@@ -13,6 +13,7 @@
 # make test-cuda  vLLM's CUDA wheel on a fake CUDA device: storage after an update against a fresh load, engines with captured
 #                 graphs (9 GB on disk, gcc)
 # make test-cuda-0.24  the same with what verl brings along: vLLM 0.24's wheel, torch 2.11
+# make test-cuda-sglang  storage after an update of SGLang 0.5.12's, on the same device
 # make test-gpu   on a machine with a GPU, PYTHON=the interpreter that has vLLM and FlashPatch: the same on it, and what an
 #                 update costs; prints a table and writes gpu.json
 # make dist       sdist and wheel in dist/, built twice and compared, checked by twine and check-wheel-contents
@@ -40,6 +41,7 @@ OLDEST_SGLANG := $(VENV)-sglang-0.5.21
 PAIRED_SGLANG := $(VENV)-sglang-0.5.12
 CUDA   := $(VENV)-cuda
 PINNED_CUDA := $(VENV)-cuda-0.24
+SGLANG_CUDA := $(VENV)-cuda-sglang
 DIST   := $(VENV)-dist
 DOCS   := $(VENV)-docs
 TRAINERS := $(VENV)-trainers
@@ -54,6 +56,8 @@ $(TRAINERS)/.vllm: VLLM := 0.31.0
 # An older cuda-python would overwrite files of cuda-bindings.
 $(CUDA)/.cuda: PACKAGES := vllm==0.33.0 'cuda-python>=13'
 $(PINNED_CUDA)/.cuda: PACKAGES := 'verl[vllm]==0.9.1' 'cuda-python>=13'
+# A newer `kernels` does not import beside the transformers that SGLang pins.
+$(SGLANG_CUDA)/.cuda: PACKAGES := sglang==0.5.12 'kernels<0.13' 'nvidia-cuda-crt==13.0.*'
 
 $(SGLANG)/.sglang: PACKAGES := sglang==0.5.23 transformers==5.19.0
 $(OLDEST_SGLANG)/.sglang: PACKAGES := sglang==0.5.21 transformers==5.12.1
@@ -83,7 +87,8 @@ NO_ENGINE := not vllm and not verl and not sglang and not cuda and not full
 
 .PHONY: demo demo-verl world demo-world pictures docs dist resolve check lint check-own test-for parts $(OTHER_PYTHONS:%=check-%) \
 	test test-newest test-newest-fp8 test-newest-rest test-paired test-paired-jobs test-paired-rest test-sglang first-hour \
-	test-sglang-paired trainers test-trainers test-cuda test-cuda-0.24 smoke-cuda test-gpu test-full clean \
+	test-sglang-paired trainers test-trainers test-cuda test-cuda-0.24 test-cuda-sglang \
+	smoke-cuda test-gpu test-full clean \
 	$(NEWEST) $(PINNED) $(PAIRED) $(OLDER) $(OLD) $(SGLANG) $(OLDEST_SGLANG) $(PAIRED_SGLANG) $(TRAINERS)
 # A stamp is the last thing a recipe writes: an interrupted set-up is taken up again.
 .PRECIOUS: %/.vllm %/.verl %/.sglang %/.trainers %/.ready
@@ -212,6 +217,9 @@ test-cuda: $(CUDA)/.ready
 test-cuda-0.24: $(PINNED_CUDA)/.ready
 	$(PINNED_CUDA)/bin/pytest -m cuda
 
+test-cuda-sglang: $(SGLANG_CUDA)/.ready
+	$(SGLANG_CUDA)/bin/pytest -m "cuda and sglang"
+
 # Its environment is large: made by test-cuda, not by `make test`.
 smoke-cuda:
 	@if [ -e $(CUDA)/.ready ]; then $(CUDA)/bin/pytest -q -m cuda tests/patches/fp8/vllm/cuda/test_smoke.py; \
@@ -238,6 +246,7 @@ test-full: $(NEWEST) $(PINNED) $(PAIRED) $(OLDER) $(OLD) $(SGLANG) $(OLDEST_SGLA
 	$(TRAINERS)/bin/pytest -m trainer --timeout 3600
 	$(MAKE) test-cuda
 	$(MAKE) test-cuda-0.24
+	$(MAKE) test-cuda-sglang
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .hypothesis .demo .ruff_cache .mypy_cache
@@ -258,15 +267,15 @@ $(CHECK)/.ready: $(CHECK)/.torch $(SOURCES)
 	@$(PIP) $(CHECK) install -e '.[dev,plot]'
 	@touch $@
 
-# The stock CUDA wheel, and a device for it that is built from what the wheel brings. What verl pins gets verl's own Python
-# if it is at hand.
-$(PINNED_CUDA)/.cuda: PIP = tests/requirements/pip $(or $(call find_python,3.12),$(PYTHON))
-$(CUDA)/.cuda $(PINNED_CUDA)/.cuda: %/.cuda:
+# Stock CUDA wheels, and a device for them that is built from what they bring. What verl pins gets verl's own Python if it
+# is at hand.
+$(PINNED_CUDA)/.cuda $(SGLANG_CUDA)/.cuda: PIP = tests/requirements/pip $(or $(call find_python,3.12),$(PYTHON))
+$(CUDA)/.cuda $(PINNED_CUDA)/.cuda $(SGLANG_CUDA)/.cuda: %/.cuda:
 	@echo "[$*] new environment from $(lastword $(PIP)): $(PACKAGES) with CUDA, 9 GB on disk"
 	@$(PIP) $* install $(PACKAGES)
 	@touch $@
 
-$(CUDA)/.ready $(PINNED_CUDA)/.ready: %/.ready: %/.cuda $(SOURCES) $(wildcard tests/support/fake_cuda/device/*) tests/support/fake_cuda/build.py
+$(CUDA)/.ready $(PINNED_CUDA)/.ready $(SGLANG_CUDA)/.ready: %/.ready: %/.cuda $(SOURCES) $(wildcard tests/support/fake_cuda/device/*) tests/support/fake_cuda/build.py
 	@$(PIP) $* install -e '.[dev]'
 	@$*/bin/python tests/support/fake_cuda/build.py
 	@touch $@

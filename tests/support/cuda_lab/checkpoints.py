@@ -108,6 +108,16 @@ def _static_fp8(name: str, weight: Any) -> Tensors:
             yield name.replace(".weight", f".{part}_scale"), (scale * factor).reshape(())
 
 
+def _per_channel(kind: str) -> Callable[[str, Any], Tensors]:
+    """SGLang's w8a8 formats: a scale per row, as compressed-tensors has it."""
+    convert = quantized.SCHEMES[kind][0]
+
+    def rounded(name: str, weight: Any) -> Tensors:
+        yield from convert(name, weight) if quantized.is_linear(name) else [(name, weight)]
+
+    return rounded
+
+
 _FP8 = {"quant_method": "fp8", "modules_to_not_convert": ["lm_head", "mlp.gate"]}
 SCHEMES: dict[str, tuple[Callable[[str, Any], Tensors], dict[str, Any]]] = {
     "block": (
@@ -115,4 +125,6 @@ SCHEMES: dict[str, tuple[Callable[[str, Any], Tensors], dict[str, Any]]] = {
         {**_FP8, "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [BLOCK, BLOCK]},
     ),
     "static-kv": (_static_fp8, {**_FP8, "activation_scheme": "static"}),
+    "w8a8-fp8": (_per_channel("fp8-channel"), {"quant_method": "w8a8_fp8"}),
+    "w8a8-int8": (_per_channel("int8"), {"quant_method": "w8a8_int8", "is_dynamic": True}),
 }

@@ -12,37 +12,41 @@ class Case:
 
     Attributes:
         family: of `vllm_lab.models.FAMILIES`.
+        method: class of the quantization method that its layers must show.
         scheme: how the checkpoint is quantized; "" for bf16.
         engine: further arguments of the engine.
         config: changes of the model's config.
         capabilities: compute capabilities that the case runs on, times ten.
-        changed: least number of tensors that an update changes.
     """
 
     family: str
+    method: str
     scheme: str = ""
     engine: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     capabilities: tuple[int, ...] = (90,)
-    changed: int = 10
 
 
 def online(scheme: str, **more: Any) -> dict[str, Any]:
     return {"quantization": scheme, **more}
 
 
+CAPABILITIES = (80, 90)
 CASES: dict[str, Case] = {
-    "bf16": Case("llama"),
-    "fp8": Case("llama", engine=online("fp8"), capabilities=(80, 90)),
-    "w8a8_fp8": Case("llama", engine=online("w8a8_fp8")),
-    "w8a8_int8": Case("llama", "int8"),
-    "block": Case("llama", "block", capabilities=(80, 90)),
-    "static_kv": Case("llama", "static-kv", dict(kv_cache_dtype="fp8_e4m3"), capabilities=(80, 90)),
-    "ct_channel": Case("llama", "fp8-channel"),
-    "w4a16": Case("llama", "w4a16"),
-    "moe_bf16": Case("qwen3-moe"),
-    "moe_fp8": Case("qwen3-moe", engine=online("fp8")),
-    "moe_block": Case("qwen3-moe", "block"),
+    "bf16": Case("llama", "UnquantizedLinearMethod", capabilities=CAPABILITIES),
+    "fp8": Case("llama", "Fp8LinearMethod", engine=online("fp8"), capabilities=CAPABILITIES),
+    "w8a8_fp8": Case("llama", "W8A8Fp8LinearMethod", engine=online("w8a8_fp8")),
+    "w8a8_fp8_checkpoint": Case("llama", "W8A8Fp8LinearMethod", "w8a8-fp8"),
+    "w8a8_int8": Case("llama", "W8A8Int8LinearMethod", "w8a8-int8", capabilities=CAPABILITIES),
+    "block": Case("llama", "Fp8LinearMethod", "block", capabilities=CAPABILITIES),
+    "static_kv": Case(
+        "llama", "Fp8LinearMethod", "static-kv", dict(kv_cache_dtype="fp8_e4m3"), capabilities=CAPABILITIES
+    ),
+    "ct_channel": Case("llama", "CompressedTensorsLinearMethod", "fp8-channel"),
+    "w4a16": Case("llama", "CompressedTensorsLinearMethod", "w4a16", capabilities=CAPABILITIES),
+    "moe_bf16": Case("qwen3-moe", "UnquantizedFusedMoEMethod"),
+    "moe_fp8": Case("qwen3-moe", "Fp8MoEMethod", engine=online("fp8")),
+    "moe_block": Case("qwen3-moe", "Fp8MoEMethod", "block"),
 }
 
 

@@ -17,7 +17,10 @@ _PLAIN = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device)
 _OF_TORCH = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward", "_backward", "_state_dict", "_load_state", "_is_full_backward", "_non_persistent")
 # Settings, and what holds the process together: none of it belongs to a layer.
-_FOREIGN = ("vllm.config", "transformers", "logging", "threading", "flashpatch")
+_FOREIGN = (
+    *("vllm.config", "sglang.srt.configs", "sglang.srt.server_args"),
+    *("transformers", "logging", "threading", "flashpatch"),
+)
 # vLLM's timer of its own rounding, and the folder of a model's first checkpoint.
 _BOOKKEEPING = ("online_quantization_time", "['flashpatch']", "_name_or_path")
 
