@@ -42,6 +42,15 @@ def sample_in_torch(sampler) -> None:
         )
 
 
+@wrapt.when_imported("vllm.v1.worker.gpu.sample.gumbel")
+def draw_in_the_interpreter(gumbel) -> None:
+    """vLLM 0.24 calls a function of CUDA's device library, which Triton's interpreter has not."""
+    from types import SimpleNamespace
+
+    if hasattr(gumbel, "tldevice"):
+        gumbel.tldevice = SimpleNamespace(log1p=lambda x: gumbel.tl.log(1 + x))
+
+
 @wrapt.when_imported("triton.runtime.interpreter")
 def capture_kernels(interpreter) -> None:
     """Let a graph keep a kernel in Triton's interpreter as one call."""
@@ -56,6 +65,15 @@ def find_our_runtime(wrapper) -> None:
     import os
 
     wrapper.find_loaded_library = lambda name: os.environ["LD_PRELOAD"].partition(":")[0]
+
+
+@wrapt.when_imported("sglang.jit_kernel.gptq_marlin_repack")
+@wrapt.when_imported("sglang.jit_kernel.per_tensor_quant_fp8")
+def compile_nothing(kernel) -> None:
+    from fake_cuda.standins import sglang
+
+    name = kernel.__name__.rpartition(".")[2]
+    setattr(kernel, name, getattr(sglang, name))
 
 
 @wrapt.when_imported("verl.plugin.platform.platform_cuda")

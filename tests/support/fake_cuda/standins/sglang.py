@@ -1,0 +1,22 @@
+"""Kernels that SGLang compiles at run time and calls while it loads weights."""
+
+from __future__ import annotations
+
+import torch
+
+from fake_cuda.standins import CALLS
+from fake_cuda.standins.rounding import E4M3_MAX, to_fp8
+
+
+def gptq_marlin_repack(packed, perm, size_k, size_n, num_bits) -> torch.Tensor:
+    """Return a bijection of the bytes in the shape of Marlin's layout: enough to see whether an update packs anew."""
+    CALLS["gptq_marlin_repack"] += 1
+    return packed.flip(0, 1).reshape(size_k // 16, size_n * 16 * num_bits // 32).contiguous()
+
+
+def per_tensor_quant_fp8(values, out, scale, is_static=False) -> None:
+    """Round with one scale: the given one, or that which brings the largest value to 448."""
+    CALLS["per_tensor_quant_fp8"] += 1
+    if not is_static:
+        scale.copy_((values.float().abs().amax() / E4M3_MAX).reshape(scale.shape))
+    out.copy_(to_fp8(values, scale))
