@@ -69,6 +69,7 @@ def find_our_runtime(wrapper) -> None:
 
 @wrapt.when_imported("sglang.jit_kernel.gptq_marlin_repack")
 @wrapt.when_imported("sglang.jit_kernel.per_tensor_quant_fp8")
+@wrapt.when_imported("sglang.jit_kernel.per_token_group_quant_8bit")
 def compile_nothing(kernel) -> None:
     from fake_cuda.standins import sglang
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from fake_cuda.standins import CALLS
-from fake_cuda.standins.rounding import E4M3_MAX, to_fp8
+from fake_cuda.standins.rounding import E4M3_MAX, per_token_group_fp8_quant, to_fp8
 
 
 def gptq_marlin_repack(packed, perm, size_k, size_n, num_bits) -> torch.Tensor:
@@ -20,3 +20,12 @@ def per_tensor_quant_fp8(values, out, scale, is_static=False) -> None:
     if not is_static:
         scale.copy_((values.float().abs().amax() / E4M3_MAX).reshape(scale.shape))
     out.copy_(to_fp8(values, scale))
+
+
+def per_token_group_quant_8bit(
+    input, output_q, output_s, group_size, eps, fp8_min, fp8_max, scale_ue8m0=False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Round with one scale per row and group of columns."""
+    CALLS["per_token_group_quant_8bit"] += 1
+    per_token_group_fp8_quant(input, output_q, output_s, group_size, eps, fp8_min, fp8_max, scale_ue8m0)
+    return output_q, output_s
