@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -67,10 +67,10 @@ def put(container: Any, key: str, value: Any) -> None:
         table(container)[key] = value
 
 
-def tensors_below(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
-    """Yield the tensors that a value is or holds."""
+def tensors_below(value: Any, depth: int = 4, apart: Collection[int] = frozenset()) -> Iterator[torch.Tensor]:
+    """Yield the tensors that a value is or holds, except through objects whose identity is in ``apart``."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif depth and layer_state.holds_state(value):
+    elif depth and id(value) not in apart and layer_state.holds_state(value):
         for child in layer_state.children(value):
-            yield from tensors_below(child, depth - 1)
+            yield from tensors_below(child, depth - 1, apart)

@@ -59,7 +59,8 @@ class ModelHooks:
     def watch_load(self) -> Iterator[list[str]]:
         """Within, a call of ``load_weights``; afterwards the list has what it has set beside the parameters.
 
-        Layers that were post-processed meanwhile, as online quantization does, are left out.
+        Left out are layers that were post-processed meanwhile, as online quantization does, and what looks tensors up in the
+        model's modules when it is asked, as SGLang 0.5.12's table of experts' weights does.
         """
         before, found = Attributes(self._model), []
         yield found
@@ -72,9 +73,10 @@ class ModelHooks:
             for held in layer_state.held_containers(module)
             for container in (held, getattr(held, "_parameters", None), getattr(held, "_buffers", None))
         }
+        modules = set(map(id, self._model.modules()))
         for place, (container, _) in changes.items():
             ours = place not in self._set and id(container) not in processed
-            if ours and any(True for _ in tensors_below(get(container, place[1]))):
+            if ours and any(True for _ in tensors_below(get(container, place[1]), apart=modules)):
                 found.append(f"{type(container).__name__}.{place[1]}")
 
     def run(self, undo: list[Undo] | None) -> None:

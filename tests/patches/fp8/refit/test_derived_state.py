@@ -100,6 +100,27 @@ class Summing(toys.Model):
         return super().forward(tokens) + self.total.sum()
 
 
+class Listing(toys.Model):
+    """A model whose load_weights leaves a table that looks layers up when it is asked, as SGLang's Qwen3-MoE does."""
+
+    def __init__(self) -> None:
+        super().__init__("quantized")
+        self.embed.rows = torch.arange(3)  # what is found on the way to a layer is not derived
+
+    def load_weights(self, weights):
+        loaded = super().load_weights(weights)
+        if not hasattr(self, "table"):
+            self.table = Later(lambda: [block.down for block in self.layers])
+        return loaded
+
+
+class Later:
+    """A value that is made when it is asked for."""
+
+    def __init__(self, make) -> None:
+        self.make = make
+
+
 def hooked_in(model: nn.Module) -> Hooked:
     return getattr(model, "inner", model)
 
@@ -191,6 +212,12 @@ def test_a_model_whose_load_weights_derives_is_refused(seed, atomic):
     with pytest.raises(PatchError, match="load_weights of Summing derives Summing.total"):
         engine.load(B)
     assert engine.managed.may_generate
+
+
+def test_a_table_that_looks_layers_up_later_is_not_derived(atomic):
+    engine = toys.Engine(Listing(), A, atomic=atomic)
+    engine.update(B)
+    assert same_as_fresh(engine, Listing(), B)
 
 
 def test_hooks_are_given_back():
