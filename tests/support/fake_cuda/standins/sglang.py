@@ -8,10 +8,10 @@ from fake_cuda.standins import CALLS
 from fake_cuda.standins.rounding import E4M3_MAX, per_token_group_fp8_quant, to_fp8
 
 
-def gptq_marlin_repack(packed, perm, size_k, size_n, num_bits) -> torch.Tensor:
+def gptq_marlin_repack(b_q_weight, perm, size_k, size_n, num_bits) -> torch.Tensor:
     """Return a bijection of the bytes in the shape of Marlin's layout: enough to see whether an update packs anew."""
     CALLS["gptq_marlin_repack"] += 1
-    return packed.flip(0, 1).reshape(size_k // 16, size_n * 16 * num_bits // 32).contiguous()
+    return b_q_weight.flip(0, 1).reshape(size_k // 16, size_n * 16 * num_bits // 32).contiguous()
 
 
 def per_tensor_quant_fp8(values, out, scale, is_static=False) -> None:
