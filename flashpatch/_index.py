@@ -100,6 +100,7 @@ FAMILIES = {
             "fp8.verl.unfuse_moe_params": ("verl.workers.engine.fsdp.utils",),
             "fp8.verl.rollout_update_weights_delta": ("verl.checkpoint_engine.base",),
             "fp8.verl.actor_update_weights": ("verl.workers.engine_workers",),
+            "fp8.verl.collect_lora_params": ("verl.utils.fsdp_utils",),
             "fp8.verl.checkpoint_manager_update_weights_delta": ("verl.checkpoint_engine.base",),
             "fp8.verl.checkpoint_manager_update_weights": ("verl.checkpoint_engine.base",),
             "fp8.verl.tracking_log": ("verl.utils.tracking",),

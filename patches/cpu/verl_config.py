@@ -14,6 +14,7 @@ from flashpatch.record import Contract, Patch
 ROLLOUT = "actor_rollout_ref.rollout"
 ENGINE = f"{ROLLOUT}.checkpoint_engine"
 MODEL = "actor_rollout_ref.model"
+ACTOR = "actor_rollout_ref.actor"
 ATTENTION = f"{MODEL}.override_config.attn_implementation"
 ADAPTERS = ("lora_rank", "lora.rank", "lora_adapter_path")
 """The settings of a model that ask for LoRA adapters."""
@@ -70,6 +71,8 @@ def refusals(get: Get) -> Iterator[str]:
         path = f"{MODEL}.{name}"
         if get(path) and not get(f"{MODEL}.lora.merge") and get(f"{ROLLOUT}.name") == "sglang":
             yield f"{path}={get(path)} (SGLang's rollouts get whole weights here: add {MODEL}.lora.merge=True)"
+        if get(path) and not get(f"{MODEL}.lora.merge") and _freed_before_sent(get):
+            yield f"{path}={get(path)} with {ACTOR}.strategy=fsdp on several ranks (verl sends memory that FSDP1 has freed; use fsdp2)"
         path = f"critic.model.{name}"
         if get(path):
             yield f"{path}={get(path)} (a critic with adapters was never run without an accelerator)"
@@ -89,6 +92,12 @@ def refusals(get: Get) -> Iterator[str]:
             "FLASHPATCH=cpu,fp8 quantizes with the engine's own)"
         )
     yield from asynchronous(get)
+
+
+def _freed_before_sent(get: Get) -> bool:
+    """Whether FSDP1 gathers an adapter or its base for verl, which copies nothing that is on the CPU already."""
+    ranks = (get("trainer.n_gpus_per_node") or 1) * (get("trainer.nnodes") or 1)
+    return get(f"{ACTOR}.strategy") in (None, "fsdp") and ranks > 1
 
 
 def asynchronous(get: Get) -> Iterator[str]:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from flashpatch.patches.fp8.verl import adapters, delta_sync, delta_versions, expected_processes, unsupported
+from flashpatch.patches.fp8.verl import (
+    adapters,
+    delta_sync,
+    delta_versions,
+    expected_processes,
+    unsupported,
+    wrapped_adapters,
+)
 from flashpatch.patches.fp8.verl.correction import mismatch, rollout_correction
 from flashpatch.patches.fp8.verl.support import PATCHES as SUPPORT
 from flashpatch.patches.fp8.verl.transfer import checkpoint_manager, export_time
@@ -13,6 +20,7 @@ PATCHES = (
     delta_sync.CAST,
     delta_sync.RECEIVE,
     adapters.PATCH,
+    wrapped_adapters.PATCH,
     delta_versions.PATCH,
     checkpoint_manager.UPDATE,
     checkpoint_manager.LOG,

@@ -14,7 +14,7 @@ PLAIN = {
     "trainer.device": "cpu",
     "trainer.n_gpus_per_node": 2,
     "trainer.nnodes": 1,
-    "actor_rollout_ref.actor.strategy": "fsdp",
+    "actor_rollout_ref.actor.strategy": "fsdp2",
     "actor_rollout_ref.model.lora_rank": 0,
     f"{ROLLOUT}.name": "vllm",
     f"{ROLLOUT}.free_cache_engine": True,
@@ -57,6 +57,15 @@ def test_adapters_of_the_actor_run_on_vllm_and_merged_on_sglang(name):
     assert not list(verl_config.refusals(reader(**merged, **{f"{verl_config.MODEL}.{name}": 8})))
     (refusal,) = verl_config.refusals(reader(**merged, **{f"critic.model.{name}": 8}))
     assert refusal.startswith(f"critic.model.{name}=8 (a critic with adapters was never run")
+
+
+def test_adapters_under_fsdp1_are_refused_on_several_ranks():
+    """The reader's plain job has two ranks."""
+    adapters = {f"{verl_config.MODEL}.lora_rank": 8, "actor_rollout_ref.actor.strategy": "fsdp"}
+    (refusal,) = verl_config.refusals(reader(**adapters))
+    assert "lora_rank=8 with actor_rollout_ref.actor.strategy=fsdp on several ranks" in refusal
+    for other in ({"actor_rollout_ref.actor.strategy": "fsdp2"}, {"trainer.n_gpus_per_node": 1}):
+        assert not list(verl_config.refusals(reader(**{**adapters, **other})))
 
 
 @pytest.mark.parametrize("part", ["actor", "ref.fsdp_config"])
