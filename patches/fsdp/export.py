@@ -6,8 +6,9 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from flashpatch import engine, ledger
@@ -24,35 +25,40 @@ _syncs: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 """Each engine's unique name, and the number of exports of its weights."""
 
 
-def on_export(original, self, *args: Any, **kwargs: Any) -> Any:
+def on_export(
+    original, self, layered_summon: bool = False, base_sync_done: bool = False, **kwargs: Any
+) -> Any:
     """Add fingerprints to the tensors that ``FSDPEngine.get_per_tensor_param`` returns.
 
     Raises:
-        PatchError: the tensors cannot be traced back to shards: adapters, or verl's own quantization.
+        PatchError: the tensors cannot be traced back to shards: a merged adapter, or verl's own quantization.
     """
     options = engine.options("fsdp")
     ledger.role("trainer")
-    tensors, adapter = original(self, *args, **kwargs)
+    tensors, adapter = original(self, layered_summon, base_sync_done, **kwargs)
     if options["audit"] == "off":
         return tensors, adapter
     problem = unanswerable(self, adapter)
     if problem and options["audit"] == "refuse":
         raise PatchError(f"{problem} cannot be traced back to shards.", patch=ID, advice=_ADVICE)
-    return _followed(self, tensors, options["audit"], max(1, options["audit_every"]), problem), adapter
+    every = max(1, options["audit_every"])
+    account = partial(_Account, self, options["audit"], adapter is not None, base_sync_done)
+    return _followed(self, tensors, account, every, problem), adapter
 
 
 def unanswerable(trainer: Any, adapter: Any) -> str:
     """Say what is exported instead of the shards' values; empty when the shards are."""
-    if adapter is not None:
-        return "a LoRA adapter's tensors"
-    if hasattr(getattr(trainer.module, "_fsdp_wrapped_module", trainer.module), "peft_config"):
+    whole = getattr(trainer.module, "_fsdp_wrapped_module", trainer.module)
+    if adapter is None and hasattr(whole, "peft_config"):
         return "weights with a merged LoRA adapter"
     if getattr(trainer, "_qat_enabled", False):
         return "weights of quantization-aware training"
     return ""
 
 
-def _followed(trainer: Any, tensors: Iterable[Any], mode: str, every: int, problem: str) -> Iterator[Any]:
+def _followed(
+    trainer: Any, tensors: Iterable[Any], account_of: Callable[[], _Account], every: int, problem: str
+) -> Iterator[Any]:
     """Yield the same tensors between the two messages, on all ranks, as the weights are sent."""
     from flashpatch.patches.fsdp import messages
 
@@ -73,7 +79,7 @@ def _followed(trainer: Any, tensors: Iterable[Any], mode: str, every: int, probl
             yield first
             yield from rest
         return
-    with _Account(trainer, mode) as account:
+    with account_of() as account:
         while first is not None:
             account.sends(*first)
             yield first
@@ -90,14 +96,15 @@ class _Account:
     Of the exported tensors only name, shape and dtype are looked at: how the trainer casts its values.
     """
 
-    def __init__(self, trainer: Any, mode: str) -> None:
+    def __init__(self, trainer: Any, mode: str, adapter: bool, base_sync_done: bool) -> None:
         from flashpatch.patches.fsdp import param_names, shards
         from flashpatch.patches.fsdp.background import Background
 
         self._mode = mode
         self._mesh = trainer.device_mesh
         self._place = shards.place(self._mesh)
-        self._entries = param_names.converted(shards.own(trainer.module, self._place), trainer.module)
+        entries = shards.own(trainer.module, self._place)
+        self._entries = param_names.exported(entries, trainer.module, adapter, base_sync_done)
         self._parts = param_names.parts(self._entries)
         self._sent: dict[str, tuple[Any, str, Future[Any]]] = {}
         self._twice: list[str] = []
@@ -203,6 +210,7 @@ PATCH = Patch(
     requires="verl>=0.7",
     wrapper=on_export,
     contract=Contract(
+        params=("layered_summon", "base_sync_done"),
         mentions=("self.module", "peft_config", "self._qat_enabled", "per_tensor_param"),
         exists=(f"{IMPL}:FSDPEngine._init_device_mesh", "verl.utils.model:convert_weight_keys"),
     ),

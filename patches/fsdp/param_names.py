@@ -1,11 +1,12 @@
-"""Map exported tensors to entries of the state dict: verl renames entries and splits packed experts.
+"""Map exported tensors to entries of the state dict: verl renames entries, sends adapters without their base, and splits packed experts.
 
-Sources: ``verl/utils/model.py: convert_weight_keys`` and ``verl/workers/engine/fsdp/utils.py:
-unfuse_moe_params``.
+Sources: ``verl/utils/model.py: convert_weight_keys``, ``verl/workers/engine/fsdp/utils.py: unfuse_moe_params``, and for
+adapters ``verl/utils/fsdp_utils.py: collect_lora_params``.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -14,6 +15,8 @@ from typing import Any
 from flashpatch.patches.fsdp.shards import Own
 
 GATE_UP, DOWN = ".mlp.experts.gate_up_proj", ".mlp.experts.down_proj"
+_ADAPTER = re.compile(r"(\.lora_\w+)\.default(?=\.|$)")
+"""A part of an adapter; verl's has the name that PEFT gives the first one, and is exported without it."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +29,36 @@ class Part:
     shape: tuple[int, ...]
 
 
-def converted(entries: dict[str, Own], module: Any) -> dict[str, Own]:
-    """Return the entries under the names by which verl exports them."""
+def exported(entries: dict[str, Own], module: Any, adapter: bool, base_sync_done: bool) -> dict[str, Own]:
+    """Return the entries that verl exports, under the names that it gives them.
+
+    Args:
+        entries: of the state dict, by name.
+        module: the trainer's model.
+        adapter: whether it has a LoRA adapter that is not merged.
+        base_sync_done: whether of such a model the adapter is exported, not the base.
+    """
     from verl.utils.model import convert_weight_keys
 
-    return convert_weight_keys(entries, getattr(module, "_fsdp_wrapped_module", module))
+    whole = getattr(module, "_fsdp_wrapped_module", module)
+    if adapter:
+        entries = _of_adapter(entries) if base_sync_done else _of_base(entries, whole.peft_config["default"])
+    return convert_weight_keys(entries, whole)
+
+
+def _of_adapter(entries: Mapping[str, Own]) -> dict[str, Own]:
+    return {_ADAPTER.sub(r"\1", name): own for name, own in entries.items() if "lora_" in name}
+
+
+def _of_base(entries: Mapping[str, Own], adapter: Any) -> dict[str, Own]:
+    from verl.utils.fsdp_utils import replace_lora_wrapper
+
+    names = {name: name.removeprefix("base_model.model.").replace(".base_layer", "") for name in entries}
+    return {
+        replace_lora_wrapper(names[name], adapter): own
+        for name, own in entries.items()
+        if "lora_" not in name
+    }
 
 
 def parts(entries: Mapping[str, Own]) -> dict[str, Part]:

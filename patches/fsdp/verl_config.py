@@ -72,6 +72,9 @@ def refusals(get: Get, mode: str) -> Iterator[str]:
         yield f"{ROLE}.rollout.name={rollout} (the audit runs in vllm's worker and sglang's scheduler)"
     if rollout == "sglang" and get(f"{ROLE}.rollout.quantization") == "fp8":
         yield f"{ROLE}.rollout.quantization=fp8 (verl quantizes for sglang before it sends)"
+    adapters = [path for path in ("lora_rank", "lora.rank") if get(f"{ROLE}.model.{path}")]
+    if rollout == "sglang" and adapters and not get(f"{ROLE}.model.lora.merge"):
+        yield f"{ROLE}.model.{adapters[0]} on sglang (an adapter comes past the session that is audited)"
     strategy = get(f"{ROLE}.actor.strategy")
     if strategy not in (None, "fsdp", "fsdp2"):
         yield f"{ROLE}.actor.strategy={strategy} (the audit reads the shards of fsdp and fsdp2)"
@@ -81,9 +84,8 @@ def refusals(get: Get, mode: str) -> Iterator[str]:
         yield f"{path}={backend} (it casts weights or sends differences)"
     if mode != "refuse":
         return
-    for path in ("lora_rank", "lora.rank", "lora_adapter_path"):
-        if get(f"{ROLE}.model.{path}"):
-            yield f"{ROLE}.model.{path}={get(f'{ROLE}.model.{path}')} (an adapter is in no shard)"
+    if adapters and get(f"{ROLE}.model.lora.merge"):
+        yield f"{ROLE}.model.{adapters[0]} with lora.merge=True (merged weights are in no shard)"
     if get(f"{ROLE}.actor.fsdp_config.qat.enable", False):
         yield f"{ROLE}.actor.fsdp_config.qat.enable=True (quantized weights are sent)"
 
@@ -95,6 +97,6 @@ PATCH = validate_config_patch(
     contract=Contract(params=("config",), mentions=("config.actor_rollout_ref.actor.strategy",)),
     evidence="install",
     why="An audit that does not cover the weights sent looks like one that found no difference.",
-    how="Refuses, before anything starts, rollouts, strategies, transports and adapters it does not cover.",
+    how="Refuses, before anything starts, rollouts, strategies, transports and merged adapters it does not cover.",
     remove_when="never: it states what the audit covers.",
 )

@@ -20,6 +20,8 @@ import warm
 from cpu_lab import environment, tail
 from machine import limit
 
+from flashpatch.ledger import read_events
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "verl_cpu"
 LIMIT = limit(1500)  # seconds
 
@@ -127,3 +129,17 @@ def live(folder: Path) -> list[dict[str, Any]]:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout)["processes"]
+
+
+def adapters_of(folder: Path) -> list[dict[str, Any]]:
+    """The adapters that the job's engine committed, in order."""
+    (run,) = (one for one in (folder / "ledger").iterdir() if one.is_dir())
+    processes, _ = read_events.read(run)
+    found = [event for process in processes for event in process.events]
+    return [event for event in found if event.get("role") == "lora" and event["outcome"] == "committed"]
+
+
+def audits(folder: Path) -> list[dict[str, Any]]:
+    """What each process noted about its last sync."""
+    rows = [json.loads(path.read_text()) for path in (folder / "ledger").glob("*/row*.json")]
+    return [row["notes"]["audit"] for row in rows if "audit" in row.get("notes", {})]

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tree import SUPPORT
-from verl_job import live, metrics, train
-
-from flashpatch.ledger import read_events
+from verl_job import adapters_of, audits, live, metrics, train
 
 pytestmark = pytest.mark.verl
 
@@ -25,14 +22,6 @@ actor_rollout_ref.actor.strategy=fsdp2 actor_rollout_ref.ref.strategy=fsdp2
 FROM_DISK = "actor_rollout_ref.rollout.load_format=auto"
 
 
-def adapters_of(folder: Path) -> list[dict[str, Any]]:
-    """The adapters that the job's engine committed, in order."""
-    (run,) = (one for one in (folder / "ledger").iterdir() if one.is_dir())
-    processes, _ = read_events.read(run)
-    found = [event for process in processes for event in process.events]
-    return [event for event in found if event.get("role") == "lora" and event["outcome"] == "committed"]
-
-
 @pytest.mark.parametrize(
     ("precision", "bound", "more"),
     [
@@ -45,13 +34,16 @@ def adapters_of(folder: Path) -> list[dict[str, Any]]:
 def test_rollouts_in_processes_of_their_own_follow_the_adapters(
     wide_world: Path, tmp_path: Path, precision: str, bound: float, more: list[str]
 ) -> None:
-    done = train(wide_world, tmp_path, *SEPARATE, *ADAPTERS, *more, FLASHPATCH=f"cpu,{precision}")
+    done = train(wide_world, tmp_path, *SEPARATE, *ADAPTERS, *more, FLASHPATCH=f"cpu,{precision},fsdp")
     assert done.returncode == 0, done.stdout[-8000:]
     assert metrics(done.stdout, "training/global_step") == [1, 2]
     assert max(metrics(done.stdout, "training/rollout_probs_diff_max")) < bound
     assert min(metrics(done.stdout, "actor/grad_norm")) > 0
     sent = adapters_of(tmp_path)
     assert [one["version"] for one in sent] == [1, 2, 3] and len({one["digest"] for one in sent}) == 3
+    (audit,) = [note for note in audits(tmp_path) if "audited" in note]
+    syncs = 3 if more else 4  # the base is one of its own
+    assert (audit["sync"], audit["audited"], audit["failed"], audit["not_audited"]) == (syncs, syncs, 0, 0)
     processes = live(tmp_path)
     (worker,) = [process for process in processes if "worker" in process["roles"]]
     base = 0 if more else 1
@@ -62,7 +54,7 @@ def test_rollouts_in_processes_of_their_own_follow_the_adapters(
 
 @pytest.mark.full
 def test_rollouts_beside_the_trainer_follow_the_adapters(wide_world: Path, tmp_path: Path) -> None:
-    done = train(wide_world, tmp_path, *ADAPTERS, FLASHPATCH="cpu,bf16")
+    done = train(wide_world, tmp_path, *ADAPTERS, FLASHPATCH="cpu,bf16,fsdp")
     assert done.returncode == 0, done.stdout[-8000:]
     assert metrics(done.stdout, "training/global_step") == [1, 2]
     assert max(metrics(done.stdout, "training/rollout_probs_diff_max")) < 0.004

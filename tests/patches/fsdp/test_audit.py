@@ -94,6 +94,43 @@ def test_each_accident_is_named_and_nothing_is_committed(carry, tmp_path):
             assert list(sent) == list(got) and all(torch.equal(sent[name], got[name]) for name in sent)
 
 
+def test_an_adapter_and_its_base_are_audited(carry, tmp_path):
+    """Under FSDP2; test_lora_job.py has FSDP1, whose adapters leave the trainer with another family alone."""
+    victim = "base_model.model.model.layers.1.mlp.down_proj.lora_B.weight"
+    base = "model.layers.1.mlp.down_proj.base_layer.weight"
+    same = {"strategy": "fsdp2", "lora_rank": 4}
+    plan: list[dict[str, Any]] = [
+        same,
+        {**same, "adapter": True, "step": True},
+        {**same, "adapter": True, "tamper": "bit", "victim": victim},
+        {**same, "adapter": True, "step": True, "tamper": "stale", "victim": victim},
+        {**same, "adapter": True, "tamper": "missing", "victim": victim},
+        {**same, "tamper": "bit", "victim": base},
+    ]
+    other = "has other values than the trainer's shards"
+    expected = [
+        "",
+        "",
+        f"{victim} {other}",
+        f"{victim} is stale",
+        f"{victim} is missing",
+        f"{base} {other}",
+    ]
+    seen = carry(plan, "fsdp")
+    for side in seen[:2]:
+        for entry, saw, words in zip(plan, side, expected, strict=True):
+            assert bool(saw["error"]) == bool(words), (entry, saw)
+    for side in seen[2:]:
+        for entry, saw, words in zip(plan, side, expected, strict=True):
+            assert words in saw["error"] and saw["committed"] == (not words), (entry, saw)
+    for number in (0, 1):
+        sent, got = weights(tmp_path, "trainer", 0, number), weights(tmp_path, "rollout", 1, number)
+        assert list(sent) == list(got) and all(torch.equal(sent[name], got[name]) for name in sent)
+        assert (victim in sent) == bool(number) and (base in sent) == (not number)
+    first, second = weights(tmp_path, "rollout", 0, 1), weights(tmp_path, "trainer", 0, 3)
+    assert bool(first[victim].any()) and not torch.equal(first[victim], second[victim])
+
+
 @pytest.mark.full
 def test_stock_verl_loads_all_of_it_and_lets_replicas_part(carry, tmp_path):
     """Without the family: the same accidents pass, and FSDP1 on a mesh of 2 x 1 trains two models. When one

@@ -91,12 +91,17 @@ def test_a_recipe_that_the_audit_cannot_follow_is_refused_by_name(scenario):
         from verl.utils.config import validate_config
         role = {"rollout": {"name": "trtllm", "checkpoint_engine": {"backend": "delta_sharded"}},
                 "actor": {"strategy": "megatron", "fsdp_config": {"qat": {"enable": True}}},
-                "model": {"lora_rank": 8}}
-        named = ["rollout.name=trtllm", "strategy=megatron", "backend=delta_sharded", "lora_rank=8",
+                "model": {"lora_rank": 8, "lora": {"merge": True}}}
+        named = ["rollout.name=trtllm", "strategy=megatron", "backend=delta_sharded", "lora_rank with lora.merge",
                  "qat.enable", "FLASHPATCH without bf16 or fp8"]
         with pytest.raises(flashpatch.PatchError) as error:
             validate_config(OmegaConf.create({"actor_rollout_ref": role}), False, False)
         assert all(name in str(error.value) for name in named), error.value
+        from flashpatch.patches.fsdp import verl_config
+        adapters = {"actor_rollout_ref.model.lora_rank": 8}
+        assert not list(verl_config.refusals(adapters.get, "refuse"))
+        (problem,) = verl_config.refusals({**adapters, "actor_rollout_ref.rollout.name": "sglang"}.get, "report")
+        assert "model.lora_rank on sglang" in problem
         flashpatch.enable("bf16")
         import dataclasses
         from flashpatch import registry
@@ -197,16 +202,13 @@ def test_each_side_says_when_the_other_is_not_patched(scenario):
             deliver([*start, a], [b])
 
         flashpatch.enable("fsdp", audit="refuse")
-        trainer = SimpleNamespace(module=SimpleNamespace())
-        with pytest.raises(flashpatch.PatchError, match="LoRA adapter's tensors cannot be traced"):
-            export.on_export(lambda self: (iter([a]), {"r": 8}), trainer)
         trainer = SimpleNamespace(module=SimpleNamespace(), _qat_enabled=True)
         with pytest.raises(flashpatch.PatchError, match="quantization-aware"):
-            export.on_export(lambda self: (iter([a]), None), trainer)
+            export.on_export(lambda self, *_: (iter([a]), None), trainer)
         trainer.module.peft_config = {}
         with pytest.raises(flashpatch.PatchError, match="merged LoRA"):
-            export.on_export(lambda self: (iter([a]), None), trainer)
+            export.on_export(lambda self, *_: (iter([a]), None), trainer)
         flashpatch.enable("fsdp", audit="off")
-        tensors, adapter = export.on_export(lambda self: (iter([a]), {"r": 8}), trainer)
+        tensors, adapter = export.on_export(lambda self, *_: (iter([a]), {"r": 8}), trainer)
         assert [name for name, _ in tensors] == ["a"] and adapter == {"r": 8}
     """)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from verl_job import live, train
+from verl_job import audits, live, train
 
 pytestmark = pytest.mark.verl
 
@@ -50,12 +49,6 @@ def check_audits(processes: list[dict[str, Any]], folder: Path) -> None:
     for note in arrived:
         assert (note["sync"], note["audited"], note["failed"], note["not_audited"]) == (3, 3, 0, 0), note
         assert note["tensors"] > 20
-
-
-def audits(folder: Path) -> list[dict[str, Any]]:
-    """What each process noted about its last sync."""
-    rows = [json.loads(path.read_text()) for path in (folder / "ledger").glob("*/row*.json")]
-    return [row["notes"]["audit"] for row in rows if "audit" in row.get("notes", {})]
 
 
 @pytest.mark.full

@@ -3,7 +3,8 @@
 Started by `flashpatch.verify.probes.fsdp.verl_probe`: ``main()`` with the working directory and the part,
 ``trainer`` or ``rollout``. The rank is in ``RANK``; ``plan.json`` lists the transfers as dictionaries:
 
-- ``strategy`` "fsdp" or "fsdp2", ``fsdp_size`` and ``dtype`` of the engine; unchanged, the engine is reused;
+- ``strategy`` "fsdp" or "fsdp2", ``fsdp_size``, ``dtype`` and ``lora_rank`` of the engine; unchanged, the engine is reused;
+- ``adapter``: whether the adapter is sent, not the base;
 - ``step``: whether to take an optimizer step first;
 - ``apart``: whether rank 1 alone then changes its weights;
 - ``tamper``: the fault injected in transit, see `tampered`; ``victim``: the tensor it hits.
@@ -87,7 +88,7 @@ def plain_step(path: Path) -> dict[str, torch.Tensor]:
     return {name: value.detach() for name, value in model.state_dict().items()}
 
 
-def build(path: Path, strategy: str, fsdp_size: int = -1, dtype: str = "fp32") -> Any:
+def build(path: Path, strategy: str, fsdp_size: int = -1, dtype: str = "fp32", lora_rank: int = 0) -> Any:
     """Return verl's own FSDP engine, initialized."""
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
@@ -102,6 +103,7 @@ def build(path: Path, strategy: str, fsdp_size: int = -1, dtype: str = "fp32") -
             load_tokenizer=False,
             use_remove_padding=False,
             enable_gradient_checkpointing=False,
+            lora_rank=lora_rank,
             override_config={"attn_implementation": "sdpa"},
         ),
         engine_config=FSDPEngineConfig(
@@ -135,7 +137,8 @@ def trainer(workdir: Path, rank: int, plan: list[dict[str, Any]]) -> list[dict[s
     distributed.initialize_global_process_group_ray(timeout_second=120)
     seen, engine, built, old = [], None, None, {}
     for number, entry in enumerate(plan):
-        wanted = (entry["strategy"], entry.get("fsdp_size", -1), entry.get("dtype", "fp32"))
+        layout = entry["strategy"], entry.get("fsdp_size", -1)
+        wanted = (*layout, entry.get("dtype", "fp32"), entry.get("lora_rank", 0))
         if wanted != built:
             engine, built = build(workdir / "model", *wanted), wanted
         if entry.get("step"):
@@ -146,7 +149,7 @@ def trainer(workdir: Path, rank: int, plan: list[dict[str, Any]]) -> list[dict[s
         saw: dict[str, Any] = {"mesh": list(engine.device_mesh.shape), "error": ""}
         kept: dict[str, torch.Tensor] = {}
         try:
-            weights, _ = engine.get_per_tensor_param()
+            weights, _ = engine.get_per_tensor_param(base_sync_done=entry.get("adapter", False))
             _send(workdir, rank, number, tampered(_noted(weights, kept), entry, old), entry)
         except Exception as error:
             saw["error"] = text_of(error)
