@@ -120,14 +120,18 @@ SGLANG: tuple[Door, ...] = (
             "entrypoints.engine:Engine.async_load_lora_adapter",
             "entrypoints.engine:Engine.load_lora_adapter",
             "entrypoints.http_server:load_lora_adapter",
-            "lora.lora_manager:LoRAManager.init_lora_adapters",
             "managers.scheduler:Scheduler.load_lora_adapter",
             "managers.tokenizer_manager:TokenizerManager._resolve_lora_path",
             "managers.tp_worker:BaseTpWorker.load_lora_adapter",
             f"{_RUNNER}load_lora_adapter",
         ),
-        "refused",
-        "updates of an engine with `enable_lora` are; adapters have tensors of their own",
+        "followed",
+        "an adapter is staged, checked and put in place on all ranks or on none (`fp8.sglang_lora.load_lora_adapter`)",
+    ),
+    Door(
+        ("lora.lora_manager:LoRAManager.init_lora_adapters",),
+        "cannot",
+        "while an engine with adapters is opened",
     ),
     Door(
         (

@@ -34,6 +34,7 @@ FAMILY = Family(
         separate_async.SAVE,
         model_inspection.PATCH,
         sglang_tensors.SHARE,
+        sglang_tensors.ADAPTER,
         sglang_tensors.REDUCE,
         ulysses.PATCH,
     ),

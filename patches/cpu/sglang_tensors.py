@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -26,6 +27,16 @@ async def on_update(
         for _, copy in copies:
             await _share(copy)
         return await original(engine, copies, *args, **kwargs)
+
+
+def on_wrap(original, self, peft_config: dict[str, Any], weights: Iterable[tuple[str, Any]]) -> Any:
+    """Around ``wrap_lora_params``: pickle copies, kept until the next ones, as the server opens them by name later."""
+    _sent[self] = [(name, tensor.detach().clone()) for name, tensor in weights]
+    with _shared_by_name():
+        return original(self, peft_config, _sent[self])
+
+
+_sent: weakref.WeakKeyDictionary[Any, list[tuple[str, Any]]] = weakref.WeakKeyDictionary()
 
 
 def on_modify(original, values: tuple, index: int, modifier: Callable) -> tuple:
@@ -77,6 +88,18 @@ SHARE = _patch(
     "AuthenticationError; and the trainer's own parameters would become shared memory.",
     how="Pickles copies that are shared by name, and asks again if torch's manager of shared memory was late.",
     remove_when="SGLang's update_weights shares CPU tensors by name.",
+)
+
+ADAPTER = _patch(
+    id="cpu.verl_sglang.wrap_lora_params",
+    targets=("verl.workers.rollout.sglang_rollout.sglang_rollout:ServerAdapter.wrap_lora_params",),
+    requires="verl>=0.9",
+    beside="sglang>=0.5.12",
+    wrapper=on_wrap,
+    contract=Contract(params=("peft_config", "weights"), mentions=("MultiprocessingSerializer.serialize",)),
+    why=SHARE.why,
+    how="Pickles copies of an adapter's tensors that are shared by name.",
+    remove_when=SHARE.remove_when,
 )
 
 REDUCE = _patch(

@@ -9,6 +9,7 @@ from flashpatch.patches.fp8.precision import fleet
 from flashpatch.patches.fp8.prime_rl import PATCHES as PRIME_RL
 from flashpatch.patches.fp8.sglang import PATCHES as SGLANG
 from flashpatch.patches.fp8.sglang_0_5_12 import PATCHES as SGLANG_0_5_12
+from flashpatch.patches.fp8.sglang_lora import PATCHES as SGLANG_LORA
 from flashpatch.patches.fp8.swift import PATCHES as SWIFT
 from flashpatch.patches.fp8.trl import PATCHES as TRL
 from flashpatch.patches.fp8.verl import PATCHES as VERL
@@ -98,6 +99,7 @@ FAMILY = Family(
         *SGLANG,
         *VERL_SGLANG,
         *SGLANG_0_5_12,
+        *SGLANG_LORA,
         *VERL_SGLANG_0_5_12,
         *TRL,
         *SWIFT,

@@ -41,7 +41,7 @@ def lanes(target: str) -> set[tuple[str, str, str]]:
         there |= {"verl": verl, "verl_vllm": verl} if has_verl else {}
         if environment in sglang:
             version = sglang[environment]
-            there |= {"verl": verl, "sglang": version}
+            there |= {"verl": verl, "sglang": version, "sglang_lora": version}
             old = "_0_5_12" if version == "0.5.12" else ""  # records of a generation of their own
             there |= {f"verl_sglang{old}": verl, f"sglang{old}": version}
         there |= {name: version for name, [version] in trainers.items()} if environment == "TRAINERS" else {}
@@ -79,7 +79,7 @@ def test_the_lanes_are_understood():
         ("sglang", "0.5.23")
     }
     assert {(mark, name) for mark, name, version in lanes("test-sglang-paired") if version == "0.5.12"} == {
-        (mark, name) for mark in ("sglang", "verl") for name in ("sglang", "sglang_0_5_12")
+        (mark, name) for mark in ("sglang", "verl") for name in ("sglang", "sglang_lora", "sglang_0_5_12")
     }
     assert {mark for mark, _, _ in lanes("test-full")} == set(MARKED)
     every = {version for mark, name, version in lanes("test-full") if mark == name == "vllm"}
@@ -144,7 +144,7 @@ def _is_of(requirement: str, framework: str) -> bool:
 
 
 #: Groups whose frameworks an environment with verl has not.
-SGLANG = {"sglang", "verl_sglang", "sglang_0_5_12", "verl_sglang_0_5_12"}
+SGLANG = {"sglang", "sglang_lora", "verl_sglang", "sglang_0_5_12", "verl_sglang_0_5_12"}
 ABSENT = SGLANG if find_spec("sglang") is None else {"vllm", "verl_vllm"}
 ABSENT |= {"trl", "swift", "prime_rl"}
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import amx_standin  # noqa: F401  before SGLang
 import sglang_bare
+import sglang_lora
 import sglang_session
 from sglang_versions import across, versions
 
@@ -27,6 +28,8 @@ def prepare() -> None:
         import sglang_saver
 
         sglang_saver.install()
+    if os.environ.get("JOB_LORA_FAULT"):
+        sglang_lora.break_rank(os.environ["JOB_LORA_FAULT"])
     if os.environ.get("JOB_ROTATE") != "1":
         return
     from flashpatch.patches.eagle.bandit.policy import Policy
@@ -344,6 +347,19 @@ STEPS = {
         sync,
         eagle,
         pause,
+    )
+} | {
+    f"lora.{step.__name__}": step
+    for step in (
+        sglang_lora.load,
+        sglang_lora.unload,
+        sglang_lora.under,
+        sglang_lora.overwrite,
+        sglang_lora.cached,
+        sglang_lora.across,
+        sglang_lora.many,
+        sglang_lora.greedy,
+        sglang_lora.fault,
     )
 }
 

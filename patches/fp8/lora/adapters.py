@@ -27,13 +27,13 @@ class Adapter:
     """One adapter in place.
 
     Attributes:
-        name, number: what requests call it.
+        name, number: what requests call it; SGLang numbers by texts.
         version: of the adapters of this rank when it was put in place.
         digest: of its content, see `check.digest`.
     """
 
     name: str
-    number: int
+    number: int | str
     version: int
     digest: str
 
@@ -56,7 +56,7 @@ class Adapters:
     def __init__(self, consensus: Consensus) -> None:
         self.consensus = consensus
         self.version = self.meanings = 0
-        self.held: dict[int, Adapter] = {}
+        self.held: dict[int | str, Adapter] = {}
         self.error = ""
         self.asked = False
         self.kept: set[int] | None = None
@@ -79,7 +79,7 @@ class Adapters:
 
     def replace(
         self,
-        names: tuple[str, int, str],
+        names: tuple[str, int | str, str],
         stage: Callable[[], str],
         place: Callable[[], Any],
         restore: Callable[[], None],
@@ -115,7 +115,7 @@ class Adapters:
         ledger.note(adapter_version=self.version, adapters=self.digests())
         return result
 
-    def keep_only(self, numbers: Collection[int]) -> None:
+    def keep_only(self, numbers: Collection[int | str]) -> None:
         """Note that adapters with other numbers are no longer held."""
         self.held = {number: one for number, one in self.held.items() if number in numbers}
         ledger.note(adapters=self.digests())

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from flashpatch.errors import PatchError
 from flashpatch.patches._shared import fingerprint
 from flashpatch.patches.fp8.refit.policy import listed
 
@@ -35,6 +36,38 @@ class Place:
 
     inputs: int
     outputs: int
+
+
+def checked(
+    name: str,
+    pairs: Mapping[str, Pair],
+    places: Mapping[str, Place | None],
+    config: Mapping[str, Any],
+    patch: str,
+) -> str:
+    """Return the digest of an adapter that the engine can hold.
+
+    Args:
+        name: by which requests call it.
+        pairs, places, config: see `problems`.
+        patch: id of the patch that asks.
+
+    Raises:
+        PatchError: the engine would not do with it what the trainer does; all reasons are named.
+    """
+    values = joined(pairs)
+    found = problems(pairs, values, places, config)
+    if found:
+        more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        raise PatchError(
+            f"the LoRA adapter {name!r} is refused: {'; '.join(found[:_SHOWN])}{more}",
+            patch=patch,
+            advice="The adapter from before stays in place. Mend what the trainer sends, or the engine's lora settings.",
+        )
+    return digest(pairs, values)
+
+
+_SHOWN = 6
 
 
 def joined(pairs: Mapping[str, Pair]) -> list[torch.Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -20,6 +20,7 @@ class LoaderAdapter:
         process: post-processes one module as the engine's loader does.
         deferred: whether a module is processed after all others.
         context: entered around post-processing (default dtype, engine configuration).
+        around: entered around each call of an update; it shows loaders the modules that they know.
         role: of the model in its engine, ``target`` or ``drafter``.
         consensus: agreement among the ranks that hold parts of this model and process it together.
         another_consensus: makes an agreement of the same ranks about something else, which has this name.
@@ -39,6 +40,7 @@ class LoaderAdapter:
     process: Callable[[torch.nn.Module], None]
     deferred: Callable[[torch.nn.Module], bool]
     context: Callable[[], AbstractContextManager]
+    around: Callable[[], AbstractContextManager] = nullcontext
     role: str = "target"
     consensus: Consensus = field(default_factory=SingleRank)
     another_consensus: Callable[[str], Consensus] = lambda name: SingleRank()

@@ -366,7 +366,7 @@ class ManagedModel:
     def _alone(self) -> Iterator[None]:
         if (refusal := self.turns.refusal()) is not None:
             raise self._error(*refusal)
-        with self.turns.update():
+        with self.turns.update(), self.adapter.around():
             if self.asleep and self.state == "open":  # it stays so
                 raise self._error(*ASLEEP)
             yield

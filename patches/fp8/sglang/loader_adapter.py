@@ -10,8 +10,8 @@ import torch
 
 from flashpatch import engine
 from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
-from flashpatch.patches.fp8.refit.rank_consensus import RankConsensus, SingleRank
-from flashpatch.patches.fp8.sglang import schedulers
+from flashpatch.patches.fp8.refit.rank_consensus import Consensus, RankConsensus, SingleRank
+from flashpatch.patches.fp8.sglang import schedulers, unwrapped
 
 
 def for_model(model: torch.nn.Module, model_config: Any) -> LoaderAdapter:
@@ -49,6 +49,9 @@ def make(
 
     place = torch.device(device)
 
+    def consensus(name: str) -> Consensus:
+        return RankConsensus(get_tp_group().ranks, name=name) if ranks > 1 else SingleRank()
+
     def process(module: torch.nn.Module) -> None:
         method = getattr(module, "quant_method", None)
         if method is not None and not isinstance(module, BaseLayerWithLoRA):
@@ -65,7 +68,9 @@ def make(
         process=process,
         deferred=lambda module: isinstance(module, RadixAttention),  # checkpoints leave its scales out
         context=context,
-        consensus=RankConsensus(get_tp_group().ranks) if ranks > 1 else SingleRank(),
+        around=lambda: unwrapped.layers(model),
+        consensus=consensus("target"),
+        another_consensus=consensus,
         refusal=lambda: refusal(model, settings()),
         busy=schedulers.busy,
     )
@@ -87,8 +92,8 @@ def refusal(model: torch.nn.Module, settings: Mapping[str, Any]) -> str | None:
     """Return why weights of this model in this engine cannot be updated, or None."""
     if hasattr(model, "post_load_weights"):
         return f"{type(model).__name__} derives weights of its own while it loads (post_load_weights)"
-    if settings["enable_lora"]:
-        return "LoRA adapters are enabled (enable_lora)"
+    if settings["enable_lora"] and (other := unwrapped.untested(model)):
+        return f"LoRA adapters (enable_lora) were never run beside {other}"
     if settings["enable_eplb"]:
         return "expert rebalancing is enabled (enable_eplb)"
     if settings["cpu_offload_gb"]:

@@ -86,6 +86,27 @@ class SessionReceipt:
         }
 
 
+def of_adapter(runner: Any, sync: str, adapters: Mapping[str, str], seconds: float) -> str:
+    """Return the receipts of all ranks for a LoRA adapter that is in place, as `of_all_ranks` does.
+
+    Args:
+        runner: SGLang's ``ModelRunner`` of this rank.
+        sync: the sender's id of the sync.
+        adapters: digest by name of those that this rank holds.
+        seconds: that it took.
+    """
+    from sglang.srt.distributed.parallel_state import get_tp_group
+
+    from flashpatch.patches.fp8.refit import model_registry
+
+    group, owner = get_tp_group(), model_registry.get(runner.model)
+    receipt = SessionReceipt(sync, [] if owner is None else [owner], False).of_this_rank(
+        group.rank_in_group, group.world_size, runner.model_config.quantization
+    )
+    receipt |= {"adapter": True, "adapters": dict(adapters), "load": seconds, "receive": seconds}
+    return of_all_ranks(receipt, group.cpu_group)
+
+
 class _Session:
     """Hold the receipt of the open session of this process.
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from flashpatch import ledger
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.verl.transfer import adapter_stream
+from flashpatch.patches.fp8.verl.transfer.sync_calls import relayed
 from flashpatch.record import Contract, Patch
 
 WORKER = "verl.workers.engine_workers:ActorRolloutRefWorker"
 ID = "fp8.verl.actor_update_weights"
 
 _based: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Trainer workers that have sent the base."""
+"""Trainer workers that have sent the base, and clients whose engine has got the one that its adapters belong to."""
 
 
 def asked(model_config: Any) -> str:
@@ -31,6 +32,58 @@ def asked(model_config: Any) -> str:
     if rank := lora.get("rank", 0):
         return f"lora.rank={rank}"
     return f"lora_rank={rank}" if (rank := model_config.get("lora_rank", 0)) else ""
+
+
+async def parts(
+    client: Any, weights: Any, told: dict[str, Any], patch: Patch
+) -> AsyncIterator[tuple[Any, dict[str, Any]]]:
+    """Yield what each call of verl's ``ServerAdapter.update_weights`` is to get: a base and an adapter apart.
+
+    Args:
+        client: verl's ``ServerAdapter``.
+        weights, told: the call's weights and keyword arguments.
+        patch: named by errors.
+
+    Raises:
+        PatchError: see `check_arrival`.
+    """
+    if relayed(weights) and told.get("wire_format", "named_tensors") == "named_tensors":
+        async for part, more in adapter_stream.Parts(weights):
+            check_arrival(client, {**told, **more}, patch)
+            yield part, {**told, **more}
+    else:
+        check_arrival(client, told, patch)
+        yield weights, told
+
+
+def check_arrival(client: Any, told: dict[str, Any], patch: Patch) -> None:
+    """Raise unless a trainer with adapters sends them, and to an engine that has the base.
+
+    Raises:
+        PatchError: the trainer has LoRA adapters, and none comes, or no base for an engine without one.
+    """
+    setting = asked(client.model_config)
+    if not setting:
+        return
+    if told.get("peft_config") is None:
+        raise PatchError(
+            f"the trainer has LoRA adapters ({setting}) and this sync brings none: the engine of replica "
+            f"{client.replica_rank}, which lists no adapter, would draw from the first policy for ever",
+            patch=patch.id,
+            target=patch.targets[0].rpartition(".")[0],
+            advice="Set actor_rollout_ref.model.lora.merge=True, or see why fp8.verl.actor_update_weights is not live in "
+            "the trainer: flashpatch-verify --live.",
+        )
+    if not told.get("base_sync_done"):
+        _based.add(client)
+    elif "dummy" in client.config.load_format and client not in _based:
+        raise PatchError(
+            f"the engine of replica {client.replica_rank} was opened on dummy weights (load_format="
+            f"{client.config.load_format}), and an adapter comes before any base",
+            patch=patch.id,
+            target=patch.targets[0].rpartition(".")[0],
+            advice="Set actor_rollout_ref.rollout.load_format=auto: replicas that join later read the base from disk.",
+        )
 
 
 async def on_update(

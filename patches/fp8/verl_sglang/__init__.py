@@ -7,6 +7,7 @@ vLLM does not depend on the SGLang that may be installed beside it.
 from __future__ import annotations
 
 from flashpatch.patches.fp8.verl_sglang import (
+    adapters,
     dead_scheduler,
     expected_processes,
     http_engine,
@@ -20,6 +21,8 @@ PATCHES = (
     http_engine.SESSION,
     http_engine.TENSOR,
     http_engine.FLUSH,
+    adapters.LOAD,
+    adapters.UNLOAD,
     server_adapter.PATCH,
     expected_processes.PATCH,
     dead_scheduler.PATCH,

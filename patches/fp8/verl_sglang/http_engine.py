@@ -53,8 +53,13 @@ async def on_flush(original, self) -> Any:
 async def flush_or_end(
     flush: Callable[[], Awaitable[Any]], end: Callable[[], Awaitable[dict[str, Any]]]
 ) -> Any:
-    """Await ``end``, once, at the end of a sync, and keep its answer; ``flush`` at any other time."""
+    """Await ``end``, once, at the end of a sync, and keep its answer; ``flush`` at any other time.
+
+    A new adapter has prefixes of its own: nothing needs a flush.
+    """
     sending = WEIGHT_SYNC.sending
+    if sending is not None and sending.adapter:
+        return sending.committed
     if sending is None or sending.committed is not None:
         return await flush()
     sending.send = time.perf_counter() - sending.began
@@ -168,8 +173,9 @@ async def post(adapter: Any, endpoint: str, payload: dict[str, Any], patch: str 
 def _reason(body: str) -> str:
     """Return the message in the body of a refusal, or the body."""
     try:
-        return str(json.loads(body)["message"]).rstrip()
-    except (ValueError, KeyError, TypeError):
+        told = json.loads(body)
+        return str(told.get("message") or told["error_message"]).rstrip()
+    except (ValueError, KeyError, TypeError, AttributeError):
         return body.rstrip()
 
 

@@ -10,8 +10,9 @@ from typing import Any
 from flashpatch import ledger
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.sglang.receipts import MARK
+from flashpatch.patches.fp8.verl import adapters
 from flashpatch.patches.fp8.verl.transfer import receipts
-from flashpatch.patches.fp8.verl.transfer.sync_calls import Sending, relayed
+from flashpatch.patches.fp8.verl.transfer.sync_calls import relayed
 from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
 from flashpatch.patches.fp8.verl_sglang import http_engine
 from flashpatch.record import Contract, Patch
@@ -23,7 +24,8 @@ def on_update(original, self, weights: Any, *args: Any, **kwargs: Any) -> Corout
     """Around ``update_weights``.
 
     Raises:
-        PatchError: sparse updates or adapters, which write past the model's loader; or a request failed.
+        PatchError: sparse updates, which write past the model's loader; adapters that do not come, or before any base; or a
+            request failed.
     """
 
     def begin(sync: str) -> Awaitable[Any]:
@@ -50,8 +52,23 @@ def update(
         begin: opens a session on the server, given the id of the sync.
         patch: named by refusals.
     """
-    step = kwargs.get("global_steps", args[0] if args else None)
-    return _update(original, self, weights, args, kwargs, begin, patch, WEIGHT_SYNC.begin(step))
+    return _update_parts(original, self, weights, args, kwargs, begin, patch)
+
+
+async def _update_parts(
+    original,
+    self,
+    weights: Any,
+    args: tuple,
+    kwargs: dict,
+    begin: Callable[[str], Awaitable[Any]],
+    patch: Patch,
+) -> Any:
+    """Update once, or with a stream of a base and an adapter once for each."""
+    result = None
+    async for part, told in adapters.parts(self, weights, kwargs, patch):
+        result = await _update(original, self, part, args, told, begin, patch)
+    return result
 
 
 async def _update(
@@ -62,15 +79,18 @@ async def _update(
     kwargs: dict,
     begin: Callable[[str], Awaitable[Any]],
     patch: Patch,
-    sending: Sending,
 ) -> Any:
     _refuse(kwargs, patch)
-    began = time.perf_counter()
+    sending = WEIGHT_SYNC.begin(kwargs.get("global_steps", args[0] if args else None))
+    sending.adapter = bool(kwargs.get("peft_config") and kwargs.get("base_sync_done"))
+    began, came = time.perf_counter(), relayed(weights)
     await self._init_server_adapter()
     with WEIGHT_SYNC.in_sending(sending):
-        if self._engine is not None:
+        if self._engine is not None and not sending.adapter:
             await begin(sending.id)
         sending.began = time.perf_counter()
+        if sending.adapter and came:  # verl's own way through an adapter is a plain loop
+            weights = [one async for one in weights]
         result = await original(self, sending.timed(weights), *args, **kwargs)
     workers = None if self._engine is None else receipts_of(sending.committed or {})
     seconds = time.perf_counter() - began
@@ -79,7 +99,7 @@ async def _update(
             sending, self.replica_rank, self.rollout_rank, workers, seconds, self._engine is not None
         )
     )
-    if not relayed(weights):
+    if not came:
         ledger.role("trainer")
     ledger.note(sync_step=sending.step, sync_seconds=round(sending.send, 4))
     ledger.event("sent", step=sending.step, seconds=round(sending.send, 6), bytes=sending.bytes)
@@ -87,21 +107,19 @@ async def _update(
 
 
 def receipts_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the receipts in SGLang's answer to ``end_weight_update``; empty if its processes carry no FlashPatch."""
-    _, mark, text = str(answer.get("message", "")).partition(MARK)
+    """Return the receipts in SGLang's answer to the end of a session, or to an adapter; empty if its processes carry no FlashPatch."""
+    _, mark, text = str(answer.get("message") or answer.get("error_message") or "").partition(MARK)
     return json.loads(text) if mark else []
 
 
 def _refuse(kwargs: dict[str, Any], patch: Patch) -> None:
     wire = kwargs.get("wire_format", "named_tensors")
-    adapters = kwargs.get("peft_config") and kwargs.get("base_sync_done")
-    if wire != "named_tensors" or adapters:
-        what = "LoRA adapters" if adapters else f"wire_format={wire!r}"
+    if wire != "named_tensors":
         raise PatchError(
-            f"{what} on SGLang write past the model's loader, so that an update cannot be followed.",
+            f"wire_format={wire!r} on SGLang writes past the model's loader, so that an update cannot be followed.",
             patch=patch.id,
             target=patch.targets[0],
-            advice="Send whole weights: rollout.checkpoint_engine.backend=naive, without LoRA or with merged LoRA.",
+            advice="Send whole weights: rollout.checkpoint_engine.backend=naive.",
         )
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
 from flashpatch import ledger
-from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.verl import adapters
-from flashpatch.patches.fp8.verl.transfer import adapter_stream, receipts
+from flashpatch.patches.fp8.verl.transfer import receipts
 from flashpatch.patches.fp8.verl.transfer.sync_calls import TICKET, relayed
 from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
 from flashpatch.record import Contract, Patch
@@ -19,8 +17,6 @@ from flashpatch.record import Contract, Patch
 ADAPTER = "verl.workers.rollout.vllm_rollout.vllm_rollout:ServerAdapter"
 RECEIVE = "update_weights_from_ipc"
 """verl's name of the workers' end of a sync."""
-_based: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Clients whose engine has got the base that its adapters belong to."""
 
 
 def on_update(original, self, weights: Any, *args: Any, **kwargs: Any) -> Coroutine:
@@ -29,45 +25,15 @@ def on_update(original, self, weights: Any, *args: Any, **kwargs: Any) -> Corout
     Raises:
         PatchError: the trainer has LoRA adapters, and none comes, or no base for an engine without one.
     """
-    if relayed(weights) and kwargs.get("wire_format", "named_tensors") == "named_tensors":
-        return _update_parts(original, self, weights, args, kwargs)
-    _check_adapters(self, kwargs)
-    return _update(original, self, weights, args, kwargs)
+    return _update_parts(original, self, weights, args, kwargs)
 
 
 async def _update_parts(original, self, weights: Any, args: tuple, kwargs: dict) -> Any:
     """Update once, or with a stream of a base and an adapter once for each."""
     result = None
-    async for part, told in adapter_stream.Parts(weights):
-        _check_adapters(self, {**kwargs, **told})
-        result = await _update(original, self, part, args, {**kwargs, **told})
+    async for part, told in adapters.parts(self, weights, kwargs, UPDATE):
+        result = await _update(original, self, part, args, told)
     return result
-
-
-def _check_adapters(client: Any, told: dict[str, Any]) -> None:
-    """Raise unless a trainer with adapters sends them, and to an engine that has the base."""
-    setting = adapters.asked(client.model_config)
-    if not setting:
-        return
-    if told.get("peft_config") is None:
-        raise PatchError(
-            f"the trainer has LoRA adapters ({setting}) and this sync brings none: the engine of replica "
-            f"{client.replica_rank}, which lists no adapter, would draw from the first policy for ever",
-            patch=UPDATE.id,
-            target=ADAPTER,
-            advice="Set actor_rollout_ref.model.lora.merge=True, or see why fp8.verl.actor_update_weights is not live in "
-            "the trainer: flashpatch-verify --live.",
-        )
-    if not told.get("base_sync_done"):
-        _based.add(client)
-    elif "dummy" in client.config.load_format and client not in _based:
-        raise PatchError(
-            f"the engine of replica {client.replica_rank} was opened on dummy weights (load_format="
-            f"{client.config.load_format}), and an adapter comes before any base",
-            patch=UPDATE.id,
-            target=ADAPTER,
-            advice="Set actor_rollout_ref.rollout.load_format=auto: replicas that join later read the base from disk.",
-        )
 
 
 async def _update(original, self, weights: Any, args: tuple, kwargs: dict) -> Any:

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from flashpatch.errors import PatchError
-from flashpatch.patches.fp8.lora.check import Pair, Place, digest, joined, problems
+from flashpatch.patches.fp8.lora import check, places
+from flashpatch.patches.fp8.lora.check import Pair, Place
 
 
 def checked(manager: Any, adapter: Any, request: Any, patch: str) -> str:
@@ -29,21 +29,9 @@ def checked(manager: Any, adapter: Any, request: Any, patch: str) -> str:
         for name, layer in adapter.loras.items()
         if not layer.is_packed
     }
-    values = joined(pairs)
-    found = problems(pairs, values, _consumed(manager, adapter), config(request))
-    if found:
-        more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-        raise PatchError(
-            f"the LoRA adapter {request.lora_name!r} is refused: {'; '.join(found[:_SHOWN])}{more}",
-            patch=patch,
-            advice="The adapter from before stays in place. Mend what the trainer sends, or the engine's lora settings.",
-        )
-    name = digest(pairs, values)
+    digest = check.checked(request.lora_name, pairs, _consumed(manager, adapter), config(request), patch)
     _own(adapter)
-    return name
-
-
-_SHOWN = 6
+    return digest
 
 
 def _own(adapter: Any) -> None:
@@ -84,21 +72,7 @@ def _consumed(manager: Any, adapter: Any) -> dict[str, Place | None]:
 
 def _places(manager: Any) -> Iterator[tuple[str, Place | None]]:
     """Yield the engine's modules that take an adapter: fused ones by the names of their parts."""
-    for name, module in manager.modules.items():
-        base = getattr(module, "base_layer", None)
-        parts = manager.packed_modules.get(name) or [name]
-        outputs = list(_outputs(base)) if len(parts) > 1 else [getattr(base, "output_size", None)]
-        inputs = getattr(base, "input_size", None)
-        for at, part in enumerate(parts):
-            known = inputs is not None and len(outputs) == len(parts) and outputs[at] is not None
-            yield part, Place(inputs, outputs[at]) if known else None
-
-
-def _outputs(base: Any) -> Iterator[int]:
-    """Yield the whole sizes of a fused layer's parts."""
-    if hasattr(base, "total_num_kv_heads"):
-        yield base.total_num_heads * base.head_size
-        yield base.total_num_kv_heads * base.head_size
-        yield base.total_num_kv_heads * getattr(base, "v_head_size", base.head_size)
-    else:
-        yield from getattr(base, "output_sizes", ())
+    return places.of(
+        (getattr(module, "base_layer", None), manager.packed_modules.get(name) or [name])
+        for name, module in manager.modules.items()
+    )

@@ -1,8 +1,8 @@
 """Prepare torch for SGLang on a CPU. Import it before SGLang; what it changes waits for SGLang's imports.
 
 - With STANDIN_AMX=1 SGLang believes that the processor has AMX tiles.
-- 0.5.12: ``torch.tensor(..., pin_memory=True)``, by which SGLang 0.5.12 returns a prompt's log-probabilities, gives pageable memory:
-  a machine without an accelerator has no other, and torch would raise.
+- Pinned memory, which SGLang's LoRA layers ask for, and SGLang 0.5.12 for a prompt's log-probabilities too, is pageable: a machine
+  without an accelerator has no other, and torch would raise.
 - 0.5.12: ``apply_fp8_linear``, which SGLang 0.5.12 calls on a CPU too and which is in Triton, is replaced by plain PyTorch.
 """
 
@@ -53,16 +53,19 @@ def _prepare_torch():
     if os.environ.get("STANDIN_AMX") == "1":
         # 0.5.12 asks the second, newer versions the first. Newer ones must not find the second: torch would believe it too.
         (torch._C._cpu if OLD else torch.cpu)._is_amx_tile_supported = lambda: True
-    if OLD and not hasattr(torch.tensor, "__wrapped__"):
-        torch.tensor = _pageable(torch.tensor)
+    if hasattr(torch.tensor, "__wrapped__"):
+        return
+    for name in ("tensor", "zeros"):
+        setattr(torch, name, _pageable(getattr(torch, name)))
+    torch.Tensor.pin_memory = lambda tensor, device=None: tensor
 
 
-def _pageable(tensor):
-    @functools.wraps(tensor)
+def _pageable(make):
+    @functools.wraps(make)
     def pageable(*args, pin_memory=False, **kwargs):
-        return tensor(*args, **kwargs)
+        return make(*args, **kwargs)
 
-    pageable.__wrapped__ = tensor
+    pageable.__wrapped__ = make
     return pageable
 
 
@@ -73,5 +76,4 @@ def fp8_linear(input, weight, weight_scale, input_scale=None, input_scale_ub=Non
     return (output if bias is None else output + bias.float()).to(input.dtype)
 
 
-if OLD or os.environ.get("STANDIN_AMX") == "1":
-    sys.meta_path.insert(0, _BeforeSGLang())
+sys.meta_path.insert(0, _BeforeSGLang())

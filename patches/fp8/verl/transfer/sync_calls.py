@@ -26,9 +26,10 @@ class Sending:
         step: verl's ``global_steps``, None if it gives none.
         ticketed: whether the call that makes the workers receive carries `ticket`.
         id: identifies this call; workers return it in their receipts.
+        adapter: whether a LoRA adapter travels, and no weights.
         future: of the call that makes the workers receive; None on ranks that do not make it.
         call: the same as what can be awaited for the workers' receipts; None if they give none.
-        committed: SGLang's answer to the end of the session; None until then.
+        committed: SGLang's answer to the end of the session, or to the adapter; None until then.
         began: time.perf_counter() when SGLang's session was open.
         export: seconds in which the training engine prepared, before the sync.
         gather: seconds in the generator of weights.
@@ -40,6 +41,7 @@ class Sending:
     step: int | None = None
     ticketed: bool = True
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    adapter: bool = False
     future: Any = None
     call: Any = None
     committed: dict[str, Any] | None = None

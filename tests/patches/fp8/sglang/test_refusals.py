@@ -18,7 +18,6 @@ PLAIN: dict[str, Any] = dict(
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("enable_lora", True),
         ("enable_eplb", True),
         ("cpu_offload_gb", 1),
         ("offload_group_size", 2),
