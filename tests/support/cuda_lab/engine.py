@@ -153,13 +153,15 @@ STEPS = {
 }
 
 
-def ask(llm: vllm.LLM) -> list[tuple[list[int], list[float]]]:
-    """Return by prompt the greedy tokens and the sum of every log-probability at each."""
+def ask(
+    llm: vllm.LLM, prompts: list[list[int]] = PROMPTS, count: int = 4
+) -> list[tuple[list[int], list[float]]]:
+    """Return by prompt ``count`` greedy tokens and the log-probability of every token at each."""
     sampling = vllm.SamplingParams(
-        temperature=0, max_tokens=4, ignore_eos=True, detokenize=False, logprobs=-1
+        temperature=0, max_tokens=count, ignore_eos=True, detokenize=False, logprobs=-1
     )
-    prompts = [{"prompt_token_ids": ids} for ids in PROMPTS]
-    answers = [answer.outputs[0] for answer in llm.generate(prompts, sampling, use_tqdm=False)]
+    inputs = [{"prompt_token_ids": ids} for ids in prompts]
+    answers = [answer.outputs[0] for answer in llm.generate(inputs, sampling, use_tqdm=False)]
     return [
         (list(answer.token_ids), [[at[token].logprob for token in sorted(at)] for at in answer.logprobs])
         for answer in answers

@@ -1,7 +1,7 @@
 """Faults planted into an update, each of which named cases must show: how sharp the comparison is.
 
-Most change `fold.Plan`, which brings what a layer's processing has made anew into the tensors that the engine runs on; one
-changes what is kept while an engine sleeps.
+Most change `fold.Plan`, which brings what a layer's processing has made anew into the tensors that the engine runs on;
+two change what is kept while an engine sleeps.
 """
 
 from __future__ import annotations
@@ -96,6 +96,13 @@ def initial_values_on_the_device() -> None:
     PristineParam.__post_init__ = on_the_device
 
 
+def plain_tensors_lost() -> None:
+    """What modules hold beside parameters and buffers is not copied to the host before sleep level 2."""
+    from flashpatch.patches.fp8.refit.managed_model import ManagedModel
+
+    ManagedModel.constants = lambda self: []
+
+
 MUTANTS = {
     mutant.__name__: mutant
     for mutant in (
@@ -105,6 +112,7 @@ MUTANTS = {
         one_expert_skipped,
         processed_before_the_layers_they_read,
         initial_values_on_the_device,
+        plain_tensors_lost,
     )
 }
 CAUGHT_BY = {
@@ -115,7 +123,7 @@ CAUGHT_BY = {
     "one_expert_skipped": "moe_fp8",
 }
 """By mutant, the storage case that must show it."""
-CAUGHT_AFTER_SLEEP = {"initial_values_on_the_device": "block_kv"}
+CAUGHT_AFTER_SLEEP = {"initial_values_on_the_device": "block_kv", "plain_tensors_lost": "alibi"}
 """By mutant, the case whose engine must show it after sleep level 2."""
 ATOMIC = {"processed_before_the_layers_they_read": "model"}
 """By mutant, the mode in which it is a fault; of others `layer`."""

@@ -45,19 +45,18 @@ def run(
 
     Args:
         folder: for checkpoints, which later runs share, and for what this run writes.
-        what: `storage`, `engine` or `losses`, the module of this package to run.
+        what: `storage`, `engine`, `drafts` or `losses`, the module of this package to run.
         mode: `fresh`, or `update`: then FlashPatch is on, unless `more` says FLASHPATCH="0"; of losses "".
         capability: ten times the fake device's compute capability; 0: the GPU.
-        names: of `cuda_lab.cases.CASES`; for engines with their steps.
+        names: of `cuda_lab.cases.CASES`; for engines with their steps; of drafts the arms.
         imported: modules that the process finds imported, as a fork of one that has done it; none: a new interpreter.
         more: further variables; `ATOMIC` is the option of FlashPatch.
     """
-    patches = {}
+    patches = {"FLASHPATCH_LEDGER": str(folder / "ledger")}
     if mode == "update":
         options = folder / f"{more.get('ATOMIC', 'layer')}.toml"
         options.write_text(f'[fp8]\natomic = "{options.stem}"\n')
-        patches = {"FLASHPATCH": "bf16", "FLASHPATCH_CONFIG": str(options)}
-        patches["FLASHPATCH_LEDGER"] = str(folder / "ledger")
+        patches |= {"FLASHPATCH": "bf16", "FLASHPATCH_CONFIG": str(options)}
     env = environment(capability, **{**patches, **more})
     out = Path(tempfile.mkdtemp(dir=folder), "results")
     arguments = ["-m", f"cuda_lab.{what}"]

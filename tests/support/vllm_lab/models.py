@@ -56,6 +56,7 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "mixtral",
         dict(intermediate_size=128, num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
     ),  # experts named w1, w2, w3
+    "bloom": ("bloom", dict(num_key_value_heads=4, tie_word_embeddings=True)),  # ALiBi in place of positions
     "gemma3": (
         "gemma3_text",
         dict(head_dim=64, query_pre_attn_scalar=64, tie_word_embeddings=True, sliding_window=64),

@@ -17,7 +17,7 @@ def use(flash_attn) -> None:
 
 def flash_attn_varlen_func(
     q, k, v, max_seqlen_q=None, cu_seqlens_q=None, max_seqlen_k=None, cu_seqlens_k=None, seqused_k=None,
-    softmax_scale=None, causal=False, block_table=None, out=None, k_descale=None, v_descale=None, **_,
+    softmax_scale=None, causal=False, block_table=None, out=None, alibi_slopes=None, k_descale=None, v_descale=None, **_,
 ):  # fmt: skip
     """Attend from ragged queries [tokens, heads, size] to keys and values in pages, or beside them."""
     CALLS["flash_attn_varlen_func"] += 1
@@ -37,8 +37,11 @@ def flash_attn_varlen_func(
         groups = q.shape[1] // keys.shape[1]
         keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
         scores = torch.einsum("qhd,khd->hqk", q[start:end].float(), keys) * softmax_scale
+        last = torch.arange(length - (end - start), length, device=q.device)[:, None]
+        ahead = torch.arange(length, device=q.device)[None] - last
+        if alibi_slopes is not None:
+            scores = scores - alibi_slopes.reshape(-1, 1, 1) * ahead.abs()
         if causal:
-            last = torch.arange(length - (end - start), length, device=q.device)[:, None]
-            scores = scores.masked_fill(torch.arange(length, device=q.device)[None] > last, float("-inf"))
+            scores = scores.masked_fill(ahead > 0, float("-inf"))
         out[start:end] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values).to(out.dtype)
     return out
