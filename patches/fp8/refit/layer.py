@@ -41,6 +41,7 @@ class Layer:
         self.opened_in = 0  # number of the load call that first wrote to it in this update
         self.processed_in = 0  # and of the one that completed it; 0: not yet
         self.released_in = 0  # and of the one whose loader holds staged tensors without memory
+        self._tables: list[tuple[torch.nn.Module, dict, dict]] = []  # its parameters and buffers, staged
         self._live_tables: list[tuple[torch.nn.Module, dict, dict]] = []  # while staged tensors are shown
         self._pristine = Snapshot()
         self._kept_alive: list[torch.Tensor] = []  # fresh tensors that a foreign resource may point into
@@ -99,6 +100,7 @@ class Layer:
     def reset(self) -> None:
         """Drop everything staged and start over."""
         self.released_in = 0
+        self._tables = []
         self.forget()
         self.release()
 
@@ -126,16 +128,29 @@ class Layer:
         for storage, tensors in staged.items():
             if not tensors & (adopted | needed):
                 storage.free(held_by=len(tensors))
+        self._tables = []
         for param in self.params:
             param.reset()
 
     def show_staged(self) -> None:
-        """Put empty tensors to load into in place of the live ones."""
-        self._live_tables = [(m, m._parameters.copy(), m._buffers.copy()) for m in self.modules]
-        for module in self.modules:
-            module._parameters.clear()
-            module._parameters.update(self._pristine.contents[id(module)][1]["_parameters"])
-        self._place_staged()
+        """Put empty tensors to load into in place of the live ones; the tables of these are set aside untouched."""
+        if not self._tables:  # every bucket shows every layer: what a bucket before it showed is shown again
+            parameters = {
+                id(m): self._pristine.contents[id(m)][1]["_parameters"].copy() for m in self.modules
+            }
+            buffers: dict[int, dict] = {id(m): {} for m in self.modules}
+            for param, staged in self._staged():
+                (buffers if param.is_buffer else parameters)[id(param.module)][param.key] = staged
+            self._tables = [(m, parameters[id(m)], buffers[id(m)]) for m in self.modules]
+        for module, staged_parameters, staged_buffers in self._tables:
+            state = vars(module)
+            self._live_tables.append((module, state["_parameters"], state["_buffers"]))
+            state["_parameters"] = staged_parameters.copy()
+            state["_buffers"] = {**state["_buffers"], **staged_buffers}
+
+    def live_tables(self) -> Iterator[tuple[torch.nn.Module, dict, dict]]:
+        """Yield each module with its parameters and buffers in use, also while staged tensors are shown."""
+        yield from self._live_tables or ((m, m._parameters, m._buffers) for m in self.modules)
 
     def check_staged(self) -> None:
         """Check that the loader has written to the staged tensors and not replaced them.
@@ -145,9 +160,9 @@ class Layer:
         """
         for param in self.params if self._live_tables else ():
             staged = param.tensor
-            if staged is None or not self._is_staged(param):
+            if staged is None:
                 continue
-            if param.live() is not staged or staged.untyped_storage()._cdata != param.storage.get()._cdata:
+            if param.live() is not staged or staged.untyped_storage()._cdata != param.storage.identity:
                 raise update_error(
                     f"{param.name} was replaced by the weight loader instead of written to", REPORT
                 )
@@ -155,10 +170,9 @@ class Layer:
     def show_live(self) -> None:
         """Put back exactly what was there before `show_staged`; nothing if that has been done."""
         for module, parameters, buffers in self._live_tables:
-            for live, before in ((module._parameters, parameters), (module._buffers, buffers)):
-                live.clear()
-                live.update(before)
-        self._live_tables = []
+            state = vars(module)
+            state["_parameters"], state["_buffers"] = parameters, buffers
+        self._live_tables.clear()
 
     def prepare(self, left_out: bool = False) -> None:
         """Check and complete what was loaded, before ranks go on together.
@@ -244,14 +258,14 @@ class Layer:
             not param.is_buffer or param.alias or (param.expected is not None and param.expected.covered > 0)
         )
 
-    def _place_staged(self) -> None:
+    def _staged(self) -> Iterator[tuple[PristineParam, torch.Tensor]]:
+        """Yield what is loaded into, and the staged tensor: one for all parameters that are the same tensor."""
         twins: dict[tuple, torch.Tensor] = {}
         for param in self.params:
             if self._is_staged(param):
                 identity = (id(param.storage), param.offset, param.shape, param.stride)
                 param.tensor = twins.setdefault(identity, param.stage())
-                table = param.module._buffers if param.is_buffer else param.module._parameters
-                table[param.key] = param.tensor
+                yield param, param.tensor
 
     def _restore_pristine(self) -> InitialBuffers:
         """Put the modules back to how their constructor left them, with the loaded tensors in place."""
@@ -267,7 +281,9 @@ class Layer:
                 param.module._buffers[param.key] = initial.add(
                     param.initial.to(param.storage.device, copy=True)
                 )
-        self._place_staged()
+        for param, staged in self._staged():
+            table = param.module._buffers if param.is_buffer else param.module._parameters
+            table[param.key] = staged
         return initial
 
     def _check_finite(self) -> None:

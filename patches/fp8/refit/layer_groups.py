@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from flashpatch.patches.fp8.refit.layer import Layer
-from flashpatch.patches.fp8.refit.pristine_params import record
+from flashpatch.patches.fp8.refit.pristine_params import PristineParam, record
 
 
 def group_layers(
@@ -38,13 +38,16 @@ def group_layers(
         merged = group.setdefault(first, {first}) | group.setdefault(id(param.module), {id(param.module)})
         group.update(dict.fromkeys(merged, merged))
     layers, placed = [], set()
+    of_module: dict[int, list[PristineParam]] = {}
+    for param in params:
+        of_module.setdefault(id(param.module), []).append(param)
     for module in modules.values():
         if id(module) in placed:
             continue
         members = group.get(id(module), {id(module)})
         placed |= members
         together = [m for m in modules.values() if id(m) in members] if len(members) > 1 else [module]
-        own = [param for param in params if id(param.module) in members]
+        own = [param for member in together for param in of_module.get(id(member), ())]
         last = any(deferred(m) for m in together)
         if own or last:
             layers.append(

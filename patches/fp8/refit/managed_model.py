@@ -251,7 +251,7 @@ class ManagedModel:
         for param in params:
             if param.expected is None:
                 param.expected = Coverage(param.shape, param.stride, param.offset)
-        table = storage_table(params, lambda param: held[id(param)])
+        table = storage_table((param, held[id(param)]) for param in params)
         with WriteTracker(table, lambda param, view, _: param.expected.add(view, names.current)):
             result = self._watched_load(original, names, **kwargs)
         lost_writes.refuse(params, self.adapter.kept, type(self._model).__name__)

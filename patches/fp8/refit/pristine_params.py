@@ -10,7 +10,7 @@ it is read.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -206,6 +206,7 @@ class SharedStorage:
         self.nbytes = nbytes
         self.device = device
         self.allocated = False
+        self.identity = 0  # of the storage that `get` returns
         self.unset = False  # allocated, and what was not written yet is neither poison nor a value
         self._storage: torch.UntypedStorage | None = None
 
@@ -213,6 +214,7 @@ class SharedStorage:
         """Return the storage, which has zero bytes until `allocate`."""
         if self._storage is None:
             self._storage = torch.UntypedStorage(0, device=self.device)
+            self.identity = self._storage._cdata
         return self._storage
 
     def allocate(self, byte: int | None) -> bool:
@@ -310,12 +312,11 @@ def _plain_loader(value: Any) -> Any:
 
 
 def storage_table(
-    params: list[PristineParam], tensors: Callable[[PristineParam], torch.Tensor | None]
+    placed: Iterable[tuple[PristineParam, torch.Tensor | None]],
 ) -> dict[int, list[PristineParam]]:
-    """Map storage identity to the parameters whose tensor, as ``tensors`` gives it, lives there."""
+    """Map storage identity to the parameters whose tensor, given with each, lives there."""
     table: dict[int, list[PristineParam]] = {}
-    for param in params:
-        tensor = tensors(param)
+    for param, tensor in placed:
         if tensor is not None:
             table.setdefault(tensor.untyped_storage()._cdata, []).append(param)
     return table

@@ -13,6 +13,7 @@ from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 
 from flashpatch.errors import PatchError
@@ -23,7 +24,7 @@ from flashpatch.patches.fp8.refit.layer import Layer
 from flashpatch.patches.fp8.refit.layer_state import LayerState
 from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
 from flashpatch.patches.fp8.refit.policy import listed
-from flashpatch.patches.fp8.refit.pristine_params import PristineParam, storage_table
+from flashpatch.patches.fp8.refit.pristine_params import PristineParam
 from flashpatch.patches.fp8.refit.wide_weights import WideWeights
 from flashpatch.patches.fp8.refit.write_log import WriteLog
 from flashpatch.patches.fp8.refit.write_tracker import NamedWeights, WriteTracker
@@ -77,9 +78,11 @@ class StagedUpdate:
         self._new = False  # whether a layer was given what it does not hold already
         self._queue: list[Layer] = []
         self._constants: list[torch.Tensor] = []
+        self._numbers: dict[Layer, int] = {}  # of the layers, the same on all ranks
         self._call = 0  # number of the load_weights call under way
         self._accessible: dict[int, bool] = {}  # storages known to have memory, see `WriteTracker`
         self._came: dict[str, int] = {}  # name of a tensor -> the call that brought it
+        self._pins: list[StorageWeakRef] = []  # what this call has let go of, whose identity its loader knows
         self._late: list[
             tuple[PristineParam, torch.Tensor, str]
         ] = []  # writes of this call to layers opened before
@@ -143,14 +146,13 @@ class StagedUpdate:
         """
         self._call += 1
         self._constants = constants
-        guarded = _live_storages(self._model, constants)
+        self._numbers = {layer: number for number, layer in enumerate(self._layers)}
         touched: dict[Layer, None] = {}  # layers written since they were last looked at, in order
         with ExitStack() as stack:
+            stack.callback(self._show_live)
             for layer in self._layers:
-                stack.callback(layer.show_live)
                 layer.show_staged()
-            stack.callback(self._late.clear)
-            stack.enter_context(self._tracker(names, guarded, touched))
+            stack.enter_context(self._tracker(names, touched))
             result = original(self._pass_on(names, touched), **kwargs)
             self._queue_complete(touched)
             for layer in self._layers:
@@ -233,9 +235,13 @@ class StagedUpdate:
             )
         return None
 
-    def _tracker(
-        self, names: NamedWeights, guarded: dict[int, str], touched: dict[Layer, None]
-    ) -> WriteTracker:
+    def _show_live(self) -> None:
+        for layer in self._layers:
+            layer.show_live()
+        self._late.clear()
+        self._pins.clear()
+
+    def _tracker(self, names: NamedWeights, touched: dict[Layer, None]) -> WriteTracker:
         owner = {id(param): layer for layer in self._layers for param in layer.params}
 
         def on_access(param: PristineParam, read: bool) -> bool:
@@ -256,10 +262,26 @@ class StagedUpdate:
             touched[layer] = None
             self._wide.note(names, param, source)
 
-        params = [param for layer in self._layers for param in layer.params]
-        table = storage_table(params, lambda param: param.tensor)
+        table: dict[int, list[PristineParam]] = {}
+        for layer in self._layers:
+            for param in layer.params:
+                if param.tensor is not None:
+                    table.setdefault(param.storage.identity, []).append(param)
         self._accessible.clear()
-        return WriteTracker(table, on_write, on_access, guarded, self._accessible)
+        return WriteTracker(table, on_write, on_access, self._live_storages, self._accessible)
+
+    def _live_storages(self) -> dict[int, str]:
+        """Return storage identity to name, for every parameter and buffer in use with memory of its own, and other tensors."""
+        storages = {
+            tensor.untyped_storage()._cdata: "a tensor that is no parameter" for tensor in self._constants
+        }
+        live = {id(module): tables for layer in self._layers for module, *tables in layer.live_tables()}
+        for path, module in self._model.named_modules():
+            for table in live.get(id(module), (module._parameters, module._buffers)):
+                for key, tensor in table.items():
+                    if tensor is not None and not hasattr(tensor, "__tensor_flatten__"):
+                        storages[tensor.untyped_storage()._cdata] = f"{path}.{key}"
+        return storages
 
     def _pass_on(self, names: NamedWeights, touched: dict[Layer, None]) -> Iterator[tuple[str, torch.Tensor]]:
         for number, item in enumerate(names, start=1):
@@ -285,9 +307,7 @@ class StagedUpdate:
             with _disable_current_modes():
                 for layer in self._queue:
                     layer.prepare()
-                ready, all_last = self._agree(
-                    None, [self._layers.index(layer) for layer in self._queue], last
-                )
+                ready, all_last = self._agree(None, [self._numbers[layer] for layer in self._queue], last)
                 for number in ready:
                     self._process(self._layers[number])
                     self._queue.remove(self._layers[number])
@@ -299,6 +319,9 @@ class StagedUpdate:
         layer.released_in = self._call
         self._preserved.discard(layer)
         self._accessible.clear()
+        # An identity is the address of a storage's descriptor: a weak reference keeps it from being used again.
+        memory = [param.storage.get() for param in layer.params if param.tensor is not None]
+        self._pins += map(StorageWeakRef, memory)
         if self._atomic == "layer":
             plan.apply()
             layer.release()
@@ -362,13 +385,3 @@ class StagedUpdate:
 
     def _error(self, problem: str, advice: str) -> PatchError:
         return update_error(problem, advice, type(self._model).__name__)
-
-
-def _live_storages(model: torch.nn.Module, constants: list[torch.Tensor]) -> dict[int, str]:
-    """Storage identity to name, for every parameter and buffer with memory of its own, and other tensors held."""
-    storages = {tensor.untyped_storage()._cdata: "a tensor that is no parameter" for tensor in constants}
-    for path, module in model.named_modules():
-        for key, tensor in (*module._parameters.items(), *module._buffers.items()):
-            if tensor is not None and not hasattr(tensor, "__tensor_flatten__"):
-                storages[tensor.untyped_storage()._cdata] = f"{path}.{key}"
-    return storages

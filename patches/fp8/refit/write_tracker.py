@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashpatch.errors import PatchError
@@ -28,7 +27,8 @@ class WriteTracker(TorchDispatchMode):
             constant, and for what another operator computes the tensor written to.
         on_access: called with ``(param, read)`` before its storage is accessed; ``read``: values may be read, not only
             overwritten or viewed. It gives the storage memory, and returns whether reading needs no further call.
-        guarded: storage identity to name, for tensors that must not be written.
+        guarded: gives storage identity to name, for tensors that must not be written; called when a loader first
+            writes to a storage that is not in ``table``, which most never do.
         accessible: identity of storages that have memory -> whether they may be read without a further call of
             ``on_access``; grows, and whoever frees a storage empties it.
     """
@@ -43,22 +43,15 @@ class WriteTracker(TorchDispatchMode):
         table: dict[int, list[PristineParam]],
         on_write: Callable[[PristineParam, torch.Tensor, torch.Tensor | None], None],
         on_access: Callable[[PristineParam, bool], bool] = lambda param, read: True,
-        guarded: dict[int, str] | None = None,
+        guarded: Callable[[], dict[int, str]] = dict,
         accessible: dict[int, bool] | None = None,
     ) -> None:
         super().__init__()
         self._table = table
         self._on_write = on_write
         self._on_access = on_access
-        self._guarded = guarded or {}
+        self._guarded = functools.cache(guarded)
         self._accessible = {} if accessible is None else accessible
-        # An identity is the address of a storage's descriptor: a weak reference keeps it from being used again.
-        self._pins = [
-            StorageWeakRef(param.tensor.untyped_storage())
-            for params in table.values()
-            for param in params
-            if param.tensor is not None
-        ]
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         known = _operators.get(id(func))  # an operator's own hash is slow
@@ -98,9 +91,9 @@ class WriteTracker(TorchDispatchMode):
     ) -> None:
         params = self._table.get(identity)
         if params is None:
-            if is_write and identity in self._guarded:
+            if is_write and identity in self._guarded():
                 raise PatchError(
-                    f"a weight loader wrote straight into {self._guarded[identity]}, which an update must not",
+                    f"a weight loader wrote straight into {self._guarded()[identity]}, which an update must not",
                     advice="Report this model; until then update it by restarting the engine.",
                 )
             return
