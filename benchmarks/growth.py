@@ -10,8 +10,8 @@ ones. "work" is the exponent of what has to be done: an update of twice as many 
 twice as many workers has not. A part that grows faster than its work by more than 0.25 is named.
 
 "at the limit" is the time at the largest size in question, on the line through the measured ones: 1,024 ranks, a million
-samples or requests, and of weights, a rank's share of 10^12 (70,000 tensors in 1,000 buckets, 10^9 values). The last lines have
-what bounds a job there: the parts that take longest.
+samples or requests, and what a model of 10^12 weights has: 61 layers of 384 experts are 70,000 tensors, in 1,000 buckets of 2 GB,
+and a rank of 1,024 holds 10^9 of them. The last lines have what bounds a job there: the parts that take longest.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import gc
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 
@@ -32,7 +33,9 @@ PARTS = {**weights.PARTS, **jobs.PARTS}
 SIZES = {
     "tensors": (128, 512, 2048, 8192),
     "bf16 values": (2**20, 2**22, 2**24, 2**26),
-    "buckets of 512 tensors": (4, 16, 64, 256),
+    "layers": (32, 128, 512, 2048),
+    "experts of a layer": (16, 64, 256, 1024),
+    "buckets of 512 layers": (4, 16, 64, 256),
     "replicas": (1, 8, 32, 128),
     "workers": (16, 64, 256, 1024),
     "ranks": (16, 64, 256, 1024),
@@ -40,7 +43,7 @@ SIZES = {
     "samples": (1000, 10_000, 100_000, 1_000_000),
     "processes": (16, 64, 256, 1024),
 }
-LIMITS = {"tensors": 70_000, "bf16 values": 10**9, "buckets of 512 tensors": 1000}
+LIMITS = {"tensors": 70_000, "bf16 values": 10**9, "buckets of 512 layers": 1000}
 """Where it is more than the largest size."""
 FASTER = 0.25
 ENOUGH = 20.0
@@ -91,6 +94,7 @@ def main() -> None:
         sizes = SIZES[what][: given.sizes]
         seconds = [least(make, size, given.repeats) for size in sizes]
         slope = exponent(sizes, seconds)
+        print(f"{name}: {slope:.2f}", file=sys.stderr, flush=True)
         limit = max(LIMITS.get(what, 0), SIZES[what][-1])
         reached = seconds[-1] * (limit / sizes[-1]) ** (slope if limit > sizes[-1] else 0)
         found[name] = {"grows": what, "work": work, "sizes": sizes, "seconds": seconds, "exponent": slope}
