@@ -92,6 +92,7 @@ CASES["mla_fp8_engine"] = replace(  # Triton's interpreter runs its decode
 CASES["block_kv"] = Case(  # brings no scales of its cache, which then keeps the constructor's
     "llama", {}, "block", {"kv_cache_dtype": "fp8", **backend("linear", "cutlass")}
 )
+CASES["fp8_ipc"] = Case("llama", {}, engine=online("fp8", weight_transfer_config={"backend": "ipc"}))
 CASES["alibi"] = Case("bloom", {})  # whose attention holds a tensor that no update brings
 CASES["gpt_oss_fp8"] = Case(
     "gpt-oss", {}, engine=online("fp8"), least="0.33"

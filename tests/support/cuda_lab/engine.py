@@ -129,6 +129,13 @@ def buckets(llm: vllm.LLM, second: Path) -> None:
     base_loader.process_weights_after_loading(runner.model, runner.model_config, torch.device("cuda:0"))
 
 
+def sent(llm: vllm.LLM, second: Path) -> None:
+    """Load through CUDA IPC handles to this process's memory."""
+    from cuda_lab import sender  # which imports transformers' models
+
+    sender.send(llm, second)
+
+
 def out_of_place(llm: vllm.LLM, second: Path) -> None:
     """Update as nobody should: the values are B's, at new addresses; a captured graph goes on reading A's."""
     live = [
@@ -144,6 +151,7 @@ def out_of_place(llm: vllm.LLM, second: Path) -> None:
 STEPS = {
     "reload": reload,
     "buckets": buckets,
+    "ipc": sent,
     "out-of-place": out_of_place,
     "sleep1": lambda llm, _: llm.sleep(level=1),
     "sleep2": lambda llm, _: llm.sleep(level=2),

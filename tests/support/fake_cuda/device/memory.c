@@ -2,8 +2,11 @@
 #define _GNU_SOURCE
 #include <cuda_runtime_api.h>
 #include <pthread.h>
+#include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 #include "runtime.h"
 #include "settings.h"
 
@@ -12,23 +15,26 @@ struct range {
   char *start;
   size_t bytes;
   enum kind kind;
+  int file; /* behind memory that other processes may open; 0 if none may */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct range *ranges;
 static size_t count, room, in_use;
 
-/* Also called by the driver's virtual memory, which maps device memory by itself. */
-API void fake_cuda_add_range(void *start, size_t bytes, int kind) {
+static void add(void *start, size_t bytes, enum kind kind, int file) {
   pthread_mutex_lock(&lock);
   if (count == room) {
     room = room ? 2 * room : 1024;
     ranges = realloc(ranges, room * sizeof *ranges);
   }
-  ranges[count++] = (struct range){start, bytes, kind};
+  ranges[count++] = (struct range){start, bytes, kind, file};
   if (kind == DEVICE) in_use += bytes;
   pthread_mutex_unlock(&lock);
 }
+
+/* Also called by the driver's virtual memory, which maps device memory by itself. */
+API void fake_cuda_add_range(void *start, size_t bytes, int kind) { add(start, bytes, kind, 0); }
 
 static struct range drop(void *start) {
   struct range found = {0};
@@ -55,24 +61,53 @@ static struct range around(const char *address) {
   return found;
 }
 
+static cudaError_t mapped(void **out, int file, size_t bytes) {
+  void *start = file < 0 ? MAP_FAILED : mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  if (start == MAP_FAILED) return close(file), fail(cudaErrorMemoryAllocation);
+  add(start, bytes, DEVICE, file);
+  return *out = start, cudaSuccess;
+}
+
 API cudaError_t cudaMalloc(void **out, size_t bytes) {
   *out = NULL;
   if (!bytes) return cudaSuccess;
   size_t whole = (bytes + 4095) & ~(size_t)4095;
   if (in_use + whole > device_bytes()) return fail(cudaErrorMemoryAllocation);
-  void *start = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (start == MAP_FAILED) return fail(cudaErrorMemoryAllocation);
-  if (fill_byte() >= 0) memset(start, fill_byte(), whole);
-  fake_cuda_add_range(start, whole, DEVICE);
-  *out = start;
-  return cudaSuccess;
+  int file = memfd_create("fake_cuda", MFD_CLOEXEC);
+  if (file >= 0) ftruncate(file, whole);
+  cudaError_t error = mapped(out, file, whole);
+  if (!error && fill_byte() >= 0) memset(*out, fill_byte(), whole);
+  return error;
 }
 
 API cudaError_t cudaFree(void *start) {
   struct range found = start ? drop(start) : (struct range){0};
   if (found.start) munmap(found.start, found.bytes);
+  if (found.file) close(found.file);
   return cudaSuccess;
 }
+
+/* An IPC handle says whose file the memory is; as on a GPU, it must be there until all have opened it. */
+struct shared {
+  int pid, file;
+  size_t bytes;
+};
+API cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *out, void *start) {
+  struct range found = around(start);
+  if (!found.file) return fail(cudaErrorInvalidValue);
+  struct shared whose = {getpid(), found.file, found.bytes};
+  memset(out, 0, sizeof *out);
+  memcpy(out, &whose, sizeof whose);
+  return cudaSuccess;
+}
+API cudaError_t cudaIpcOpenMemHandle(void **out, cudaIpcMemHandle_t handle, unsigned flags) {
+  struct shared whose;
+  char path[64];
+  memcpy(&whose, &handle, sizeof whose);
+  snprintf(path, sizeof path, "/proc/%d/fd/%d", whose.pid, whose.file);
+  return mapped(out, open(path, O_RDWR | O_CLOEXEC), whose.bytes);
+}
+API cudaError_t cudaIpcCloseMemHandle(void *start) { return cudaFree(start); }
 
 API cudaError_t cudaMallocAsync(void **out, size_t bytes, cudaStream_t stream) { return cudaMalloc(out, bytes); }
 API cudaError_t cudaFreeAsync(void *start, cudaStream_t stream) { return cudaFree(start); }

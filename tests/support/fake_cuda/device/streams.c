@@ -25,6 +25,10 @@ API cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t call, void 
 
 API cudaError_t cudaEventCreate(cudaEvent_t *out) { return NEW_HANDLE(out); }
 API cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags) { return NEW_HANDLE(out); }
+API cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t *out, cudaEvent_t event) {
+  return *out = (cudaIpcEventHandle_t){0}, cudaSuccess;
+}
+API cudaError_t cudaIpcOpenEventHandle(cudaEvent_t *out, cudaIpcEventHandle_t handle) { return NEW_HANDLE(out); }
 API cudaError_t cudaEventDestroy(cudaEvent_t event) { return cudaSuccess; }
 API cudaError_t cudaEventQuery(cudaEvent_t event) { return cudaSuccess; }
 API cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { return cudaSuccess; }

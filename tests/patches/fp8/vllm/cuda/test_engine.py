@@ -20,6 +20,7 @@ pytestmark = [
 PLAIN = ("bf16:graphs:reload", "bf16:graphs:buckets", "fp8:graphs:buckets", "static_kv:graphs:reload")
 DISCARD = "graphs:sleep2:wake-weights:buckets:wake"
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+WORKER = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # another process
 FIRST_RUNNER = (
     ("moe_fp8",) if version_of("vllm") < Version("0.33") else ()
 )  # what older ones run on the first by default
@@ -28,11 +29,8 @@ PROCESSES: list[tuple[int, dict[str, str], tuple[str, ...]]] = [
     (80, {}, ("fp8:graphs:reload", "w4a16:graphs:buckets")),
     (90, {}, ("moe_fp8:graphs:buckets", "mla_fp8_engine:graphs:buckets")),
     (90, {RUNNER: "0"}, ("fp8:graphs:reload", "bf16:buckets")),
-    (
-        90,
-        {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"},
-        ("fp8:graphs:reload",),
-    ),
+    (90, WORKER, ("fp8:graphs:reload",)),
+    (90, WORKER, ("fp8_ipc:graphs:ipc",)),
     (80, {"FAKE_CUDA_FILL": "127"}, (f"fp8:{DISCARD}",)),  # memory comes back full of finite garbage
     (90, {"FAKE_CUDA_FILL": "127"}, (f"block_kv:{DISCARD}",)),
     (90, {"FAKE_CUDA_FILL": "255"}, (f"static_kv:{DISCARD}",)),  # full of NaN
@@ -67,8 +65,8 @@ RUNS = [
 
 
 def skip_untried(case: str) -> None:
-    if case.startswith("alibi") and version_of("vllm") < Version("0.33"):
-        pytest.skip("a model with ALiBi was tried on vLLM 0.33 only")
+    if case.startswith(("alibi", "fp8_ipc")) and version_of("vllm") < Version("0.33"):
+        pytest.skip("models with ALiBi and `ipc` transfer were tried on vLLM 0.33 only")
 
 
 @pytest.mark.parametrize(("index", "name"), RUNS)
