@@ -29,7 +29,7 @@ from cuda_lab import cases, runs
 from cuda_lab.compare import compare
 
 ENGINES = ("bf16:graphs:reload", "fp8:graphs:buckets", "static_kv:graphs:reload", "int8:graphs:reload")
-SLEEP = ("fp8:graphs:sleep1:wake:reload", "fp8:graphs:sleep2:wake-weights:buckets:wake")
+SLEEP = ("fp8:graphs:sleep1:wake:reload", "fp8:graphs:sleep2:wake-weights:buckets:wake-cache")
 SECOND = "reload:reload"  # the first one compiles
 LOSS_BOUND = 0.01  # of values that are rounded to bf16
 ABOUT = "import torch; print(torch.cuda.get_device_name(), *torch.cuda.get_device_capability(), sep='|')"

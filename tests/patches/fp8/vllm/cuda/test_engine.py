@@ -18,7 +18,7 @@ pytestmark = [
 
 # By the process that runs them: capability, variables, scenarios. Sleep mode takes one engine a process.
 PLAIN = ("bf16:graphs:reload", "bf16:graphs:buckets", "fp8:graphs:buckets", "static_kv:graphs:reload")
-DISCARD = "graphs:sleep2:wake-weights:buckets:wake"
+DISCARD = "graphs:sleep2:wake-weights:buckets:wake-cache"
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 WORKER = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # another process
 FIRST_RUNNER = (
