@@ -14,6 +14,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 NUMBER = r"[+-]?[\d.,]+"
 
 LAST = {
+    "adapter": rf"{NUMBER}( +{NUMBER}){{6}}",
     "bandit": rf"thompson +x{NUMBER} +x{NUMBER}",
     "batcher": r"\d+ aims? missed",
     "bookkeeping": rf"8( +{NUMBER}){{5}}",
