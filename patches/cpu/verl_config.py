@@ -69,13 +69,14 @@ def refusals(get: Get) -> Iterator[str]:
     """Yield the settings that cannot run without an accelerator, each with the reason."""
     for name in ADAPTERS:
         path = f"{MODEL}.{name}"
-        if get(path) and not get(f"{MODEL}.lora.merge") and get(f"{ROLLOUT}.name") == "sglang":
-            yield f"{path}={get(path)} (SGLang's rollouts get whole weights here: add {MODEL}.lora.merge=True)"
         if get(path) and not get(f"{MODEL}.lora.merge") and _freed_before_sent(get):
             yield f"{path}={get(path)} with {ACTOR}.strategy=fsdp on several ranks (verl sends memory that FSDP1 has freed; use fsdp2)"
         path = f"critic.model.{name}"
         if get(path):
             yield f"{path}={get(path)} (a critic with adapters was never run without an accelerator)"
+    path = f"{MODEL}.lora_adapter_path"
+    if get(path) and get(f"{ROLLOUT}.name") == "sglang" and not get(f"{MODEL}.lora.merge"):
+        yield f"{path}={get(path)} (never run on SGLang: add {MODEL}.lora.merge=True)"
     for role in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"):
         strategy = get(f"{role}.strategy")
         if strategy not in (None, "fsdp", "fsdp2"):
@@ -162,6 +163,7 @@ def sglang_arguments(get: Get) -> Iterator[tuple[str, Any]]:
         "device": "cpu",
         "attention_backend": "intel_amx",
         "grammar_backend": "none",
+        "lora_backend": "torch_native",  # its others are in Triton
         "enable_memory_saver": False,
         # Of the memory that was free at the start; whatever other processes took since then counts as this engine's.
         "mem_fraction_static": 0.95,
@@ -207,7 +209,7 @@ PATCH = validate_config_patch(
     evidence="install",
     needs=("cpu.verl.register_platform",),
     why="Some settings fail minutes later in another process, or hang: sleep mode, flash attention and one "
-    "Ray GPU per rank are verl's defaults; LoRA on SGLang needs lora.merge=True, and verl's own quantization does not run.",
+    "Ray GPU per rank are verl's defaults, and verl's own quantization does not run.",
     how="Before anything starts, refuses by name what does not run, and replaces defaults that need an "
     "accelerator, which it logs: device, sleep mode, attention, and Ray's counts of CPUs and GPUs, which are "
     "slots, not hardware. Separate rollouts get the checkpoint engine gloo. With few cores it lowers verl's numbers of agent-loop workers, reward workers and "

@@ -125,6 +125,7 @@ PATH = _load(
 
 TENSORS = _load(
     id="fp8.sglang_lora.tokenizer_load_lora_adapter_from_tensors",
+    when="anywhere=fp8.verl_sglang.load_lora_adapter_from_tensor",
     targets=(f"{TOKENIZER}.load_lora_adapter_from_tensors",),
     wrapper=on_tensors,
     contract=Contract(

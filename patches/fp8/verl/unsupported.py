@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import metadata
 from typing import Any
 
 from flashpatch.patches._shared.verl_config import Get, JobConfig, validate_config_patch
@@ -50,8 +51,18 @@ def refusals(get: Get) -> Iterator[str]:
         yield f"{ROLLOUT}.checkpoint_engine.backend={backend} (it writes past the model's loader)"
     for path in ("lora_rank", "lora.rank"):
         rank = get(f"{MODEL}.{path}")
-        if rank and not get(f"{MODEL}.lora.merge"):
-            yield f"{MODEL}.{path}={rank} (adapters are loaded past the model's loader; lora.merge=True is not)"
+        reason = _never_sent_adapters(backend) if rank and not get(f"{MODEL}.lora.merge") else ""
+        if reason:
+            yield f"{MODEL}.{path}={rank} ({reason}; {MODEL}.lora.merge=True goes)"
+
+
+def _never_sent_adapters(backend: Any) -> str:
+    """Return why LoRA adapters do not reach rollouts on the installed SGLang, or an empty string."""
+    if backend not in (None, "naive"):
+        return f"adapters never travelled to SGLang through {ROLLOUT}.checkpoint_engine.backend={backend}"
+    if metadata.version("sglang").startswith("0.5.12"):
+        return "verl's request for adapters is one of newer versions than SGLang 0.5.12"
+    return ""
 
 
 def without_differences(get: Get) -> Iterator[str]:

@@ -5,16 +5,14 @@ SGLang has no sessions there. FlashPatch's part of the server takes them in requ
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Awaitable, Coroutine
 from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 from flashpatch.patches._shared import sglang_sessions
 from flashpatch.patches.fp8.sglang_0_5_12 import arguments
 from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
-from flashpatch.patches.fp8.verl_sglang import adapters, http_engine, server_adapter
+from flashpatch.patches.fp8.verl_sglang import http_engine, server_adapter
 from flashpatch.patches.fp8.verl_sglang_0_5_12.server import FRAMEWORK, for_verl
 from flashpatch.record import Contract
 
@@ -38,28 +36,7 @@ def on_update(original, self, weights: Any, *args: Any, **kwargs: Any) -> Corout
     def begin(sync: str) -> Awaitable[Any]:
         return http_engine.post_patiently(self._engine, ENDPOINT, sglang_sessions.begin(sync), UPDATE.id)
 
-    def send(self, weights: Any, *args: Any, **kwargs: Any) -> Coroutine:
-        if WEIGHT_SYNC.sending is not None and WEIGHT_SYNC.sending.adapter:
-            return _send_adapter(self, weights, *args, **kwargs)
-        return original(self, weights, *args, **kwargs)
-
-    return server_adapter.update(send, self, weights, args, kwargs, begin, UPDATE)
-
-
-async def _send_adapter(
-    client: Any, weights: Any, global_steps: int | None = None, *, peft_config: Any, **kwargs: Any
-) -> None:
-    """Send a LoRA adapter in one text for all ranks: verl's own request is one of newer versions, and a TypeError here."""
-    from verl.workers.rollout.sglang_rollout.utils import SGLANG_LORA_NAME
-
-    if client._engine is None or not client._is_server_tp_leader():
-        return
-    config, parts = client.wrap_lora_params(peft_config, weights)
-    request = SimpleNamespace(lora_name=SGLANG_LORA_NAME, config_dict=config)
-    text = base64.b64encode(parts[0]).decode()
-    await adapters.send(client._engine, request, {"serialized_tensors": text}, UPDATE.id)
-    if global_steps is not None:
-        await client.server_actor.set_global_steps.remote(global_steps)
+    return server_adapter.update(original, self, weights, args, kwargs, begin, UPDATE)
 
 
 async def on_tensor(original, self, req: Any) -> Any:
@@ -94,7 +71,6 @@ UPDATE = for_verl(
     contract=Contract(
         params=server_adapter.PATCH.contract.params,
         mentions=server_adapter.PATCH.contract.mentions,
-        exists=("sglang.srt.managers.io_struct:LoadLoRAAdapterFromTensorsReqInput.serialized_tensors",),
     ),
     evidence="update",
     when=f"anywhere=fp8.verl.validate_config_rollout anywhere={FRAMEWORK}.launch_servers",

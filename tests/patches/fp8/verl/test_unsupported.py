@@ -19,8 +19,6 @@ REFUSED = [
     (f"{ROLLOUT}.data_parallel_size", 2),
     (f"{ROLLOUT}.disaggregation.enabled", True),
     (f"{ROLLOUT}.checkpoint_engine.backend", "delta_sharded"),
-    (f"{MODEL}.lora_rank", 8),
-    (f"{MODEL}.lora.rank", 8),
 ]
 
 
@@ -39,6 +37,23 @@ def test_what_an_update_cannot_follow_is_refused_by_name(path, value):
 def test_what_runs_passes():
     assert not list(unsupported.refusals(reader()))
     assert not list(unsupported.refusals(reader(**{f"{MODEL}.lora_rank": 8, f"{MODEL}.lora.merge": True})))
+
+
+@pytest.mark.parametrize(
+    ("version", "backend", "says"),
+    [
+        ("0.5.23", "naive", []),
+        ("0.5.12", "naive", ["verl's request for adapters is one of newer versions"]),
+        ("0.5.23", "gloo", ["never travelled to SGLang through"]),
+    ],
+)
+def test_adapters_reach_sglang_from_the_version_on_that_takes_verls_request(
+    monkeypatch, version, backend, says
+):
+    monkeypatch.setattr(unsupported.metadata, "version", lambda name: version)
+    settings = {f"{MODEL}.lora_rank": 8, f"{ROLLOUT}.checkpoint_engine.backend": backend}
+    found = list(unsupported.refusals(reader(**settings)))
+    assert len(found) == len(says) and all(one in text for one, text in zip(says, found))
 
 
 def test_all_are_in_one_error_and_verl_is_not_called(monkeypatch):

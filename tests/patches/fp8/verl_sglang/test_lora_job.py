@@ -1,0 +1,57 @@
+"""GRPO steps of unmodified verl on LoRA adapters that are not merged, whose rollouts are SGLang's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from verl_job import live, metrics, train
+
+from flashpatch.ledger import read_events
+
+pytestmark = [
+    pytest.mark.verl,
+    pytest.mark.sglang(least="0.5.21"),  # to 0.5.12 verl sends a request that it does not have
+    pytest.mark.full,
+]
+
+MODEL = "actor_rollout_ref.model"
+ROLLOUT = "actor_rollout_ref.rollout"
+FROM_DISK = f"{ROLLOUT}.load_format=auto"
+ADAPTERS = (
+    f"{MODEL}.lora_rank=8",
+    f"{MODEL}.lora_alpha=16",
+    f"{MODEL}.target_modules=[q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj]",
+    "actor_rollout_ref.actor.optim.lr=3e-2",
+)
+QUANTIZED = dict(STANDIN_AMX="1", TORCHDYNAMO_DISABLE="1")
+
+
+def adapters_of(folder: Path) -> list[dict[str, Any]]:
+    """The adapters that the job's engine committed, in order."""
+    (run,) = (one for one in (folder / "ledger").iterdir() if one.is_dir())
+    processes, _ = read_events.read(run)
+    found = [event for process in processes for event in process.events]
+    return [event for event in found if event.get("role") == "lora" and event["outcome"] == "committed"]
+
+
+@pytest.mark.parametrize(
+    ("precision", "bound", "more"),
+    [("bf16", 0.01, []), ("bf16", 0.01, [FROM_DISK]), ("int8", 0.1, [])],
+    ids=["bf16", "bf16-from-disk", "int8"],
+)
+def test_rollouts_follow_the_adapters(
+    wide_world: Path, tmp_path: Path, precision: str, bound: float, more: list[str]
+) -> None:
+    settings = (f"{ROLLOUT}.name=sglang", *ADAPTERS, *more)
+    done = train(wide_world, tmp_path, *settings, FLASHPATCH=f"cpu,{precision}", **QUANTIZED)
+    assert done.returncode == 0, done.stdout[-8000:]
+    assert metrics(done.stdout, "training/global_step") == [1, 2]
+    assert max(metrics(done.stdout, "training/rollout_probs_diff_max")) < bound
+    assert min(metrics(done.stdout, "actor/grad_norm")) > 0
+    sent = adapters_of(tmp_path)
+    assert [one["version"] for one in sent] == [1, 2, 3] and len({one["digest"] for one in sent}) == 3
+    workers = [process for process in live(tmp_path) if "worker" in process["roles"]]
+    (worker,) = workers
+    assert worker["patches"]["fp8.sglang_lora.load_lora_adapter_from_tensors"]["calls"] == 3
