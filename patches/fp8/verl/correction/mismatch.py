@@ -46,7 +46,7 @@ def on_debug_metrics(original, data: Any, *args: Any, **kwargs: Any) -> dict[str
 
 def on_old_log_prob(original, self, batch: Any, *args: Any, **kwargs: Any) -> Any:
     """Around the trainer's ``_compute_old_log_prob``: look up the precision of each sample of this batch."""
-    truncated = truncated_sampling.is_measurable(_reader(self.config))
+    truncated = truncated_sampling.is_measurable(_reader(self.config), engine.options("fp8")["support"])
     token = BATCH.set(Batch(_cap(self.config), _precisions(batch), truncated))
     try:
         return original(self, batch, *args, **kwargs)

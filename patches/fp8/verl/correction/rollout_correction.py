@@ -47,7 +47,7 @@ def on_correct(original, config: Any, *args: Any, **kwargs: Any) -> Any:
         )
         job.set(f"{CORRECTION}.rollout_is_threshold", CAP)
     support.prepare(job, options["support"])
-    truncated_sampling.report(job.get)
+    truncated_sampling.report(job.get, options["support"])
     ledger.note(tis={"on": switched, "why": why, "cap": CAP if switched else None, "rollouts": list(rolled)})
     return original(config, *args, **kwargs)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from flashpatch import engine, ledger
+from flashpatch import ledger
 
 if TYPE_CHECKING:
     from flashpatch.patches._shared.verl_config import Get
@@ -52,18 +52,21 @@ def is_processed(get: Get) -> bool:
     )
 
 
-def is_measurable(get: Get) -> bool:
+def is_measurable(get: Get, support: int = 0) -> bool:
     """Whether `flashpatch.patches.fp8.mismatch.gap.measure_kept_mass` measures something: sampling is truncated, logprobs
-    are processed, and the trainer's are not."""
-    return bool(settings(get)) and is_processed(get) and not engine.options("fp8")["support"]
+    are processed, and the trainer's are not, which they are with the option ``support``."""
+    return bool(settings(get)) and is_processed(get) and not support
 
 
-def report(get: Get) -> None:
-    """Note in the ledger what truncates the sampling, and warn if importance ratios are used as well."""
+def report(get: Get, support: int = 0) -> None:
+    """Note in the ledger what truncates the sampling, and warn if importance ratios are used as well; not with the option
+    ``support``, under which the trainer renormalizes too."""
     truncated, used = settings(get), ratios(get)
     if truncated or NOTE in ledger.notes():
-        ledger.note(**{NOTE: {"settings": truncated, "ratios": used, "measurable": is_measurable(get)}})
-    if not truncated or not used or engine.options("fp8")["support"]:  # then the trainer renormalizes too
+        ledger.note(
+            **{NOTE: {"settings": truncated, "ratios": used, "measurable": is_measurable(get, support)}}
+        )
+    if not truncated or not used or support:
         return
     if is_processed(get):
         effect = (

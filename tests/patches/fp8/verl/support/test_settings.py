@@ -73,14 +73,10 @@ def test_what_stands_against_it_is_named(path, value, why):
     assert MOST not in job.values
 
 
-def test_nothing_is_warned_of_if_the_trainer_has_the_same_support(caplog, monkeypatch):
+@pytest.mark.parametrize(("width", "warned"), [(0, True), (32, False)])
+def test_nothing_is_warned_of_if_the_trainer_has_the_same_support(caplog, width, warned):
     config = {**GOOD, f"{CORRECTION}.rollout_is": "token"}
     get = lambda path, default=None: config.get(path, default)  # noqa: E731
-    for width, warned in ((0, True), (32, False)):
-        monkeypatch.setattr(
-            truncated_sampling.engine, "options", lambda family, width=width: {"support": width}
-        )
-        caplog.clear()
-        truncated_sampling.report(get)
-        assert any(record.levelno == logging.WARNING for record in caplog.records) == warned
-        assert ledger.notes()[NOTE]["measurable"] == warned == truncated_sampling.is_measurable(get)
+    truncated_sampling.report(get, width)
+    assert any(record.levelno == logging.WARNING for record in caplog.records) == warned
+    assert ledger.notes()[NOTE]["measurable"] == warned == truncated_sampling.is_measurable(get, width)
