@@ -41,6 +41,7 @@ class Certificate:
         kl, kl_rounding: mean over positions of KL(model || engine), nats; and of the model rounded as the engine is.
         largest, largest_rounding: largest difference of a log-probability of the likeliest token, nats; likewise.
         problem: why nothing could be compared, "" if it could.
+        syncs: per sync of the same weights, the first module that changed, "" if none did.
     """
 
     places: list[Place]
@@ -49,6 +50,7 @@ class Certificate:
     largest: float = 0.0
     largest_rounding: float = 0.0
     problem: str = ""
+    syncs: tuple[str, ...] = ()
 
     @property
     def first(self) -> Place | None:
@@ -57,7 +59,7 @@ class Certificate:
 
     @property
     def ok(self) -> bool:
-        return not self.problem and self.first is None
+        return not self.problem and self.first is None and not any(self.syncs)
 
     def as_json(self) -> dict[str, Any]:
         """Return everything as plain values."""

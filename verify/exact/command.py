@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"flashpatch-verify exact: --engine {options.engine}: {error}", file=sys.stderr)
         return USAGE
     try:
-        certificate = certify(options.model, options.prompt, settings)
+        certificate = certify(options.model, options.prompt, settings, options.syncs)
     except (OSError, ImportError) as error:
         print(f"flashpatch-verify exact: {error}", file=sys.stderr)
         return USAGE
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     return AGREE if certificate.ok else DIFFER
 
 
-def certify(model: str, prompt: str = "", engine: dict[str, Any] | None = None) -> Any:
+def certify(model: str, prompt: str = "", engine: dict[str, Any] | None = None, syncs: int = 0) -> Any:
     """Open an engine and the Hugging Face model on the same checkpoint, and return their `Certificate`.
 
     Args:
@@ -51,7 +51,10 @@ def certify(model: str, prompt: str = "", engine: dict[str, Any] | None = None) 
         prompt: text to compare on; "" takes a built-in one, or random tokens if the model has no tokenizer.
         engine: arguments of `vllm.LLM`; ``model`` among them is another checkpoint for it, ``adapter`` the folder of a LoRA
             adapter that it serves.
+        syncs: how often the same weights are loaded into the engine, after which no module may return other bits.
     """
+    from dataclasses import replace
+
     from transformers import AutoModelForCausalLM
 
     from flashpatch.verify.exact import engine as rollout
@@ -62,13 +65,14 @@ def certify(model: str, prompt: str = "", engine: dict[str, Any] | None = None) 
     adapter = settings.pop("adapter", "")
     with rollout.opened(**({"enable_lora": True} if adapter else {}), **settings) as llm:
         seen = rollout.prefill(llm, ids, adapter)
+        changes = rollout.first_changes(llm, ids, seen, model, syncs, adapter)
 
     def load(dtype: torch.dtype) -> torch.nn.Module:
         # torch's own attention, the default, leaves caps on scores away.
         eager = {"attn_implementation": "eager"}
         return AutoModelForCausalLM.from_pretrained(model, dtype=dtype, **eager).eval()
 
-    return compare(load, ids, seen)
+    return replace(compare(load, ids, seen), syncs=tuple(changes))
 
 
 def tokens(model: str, text: str) -> list[int]:
@@ -110,9 +114,11 @@ def tables(certificate: Any) -> list[Table]:
             f"{certificate.largest_rounding:.1e}",
         ),
     ]
+    synced = [(str(at), change or "nothing") for at, change in enumerate(certificate.syncs, 1)]
     return [
         Table(certificate.problem or verdict, ("distributions", "differ by", "by rounding alone"), numbers),
         Table("Places", ("place", "gap", "bound", "differs"), rows),
+        *([Table("Syncs of the same weights", ("sync", "first changed"), synced)] if synced else []),
     ]
 
 
@@ -129,6 +135,13 @@ def _parser() -> argparse.ArgumentParser:
         default="{}",
         metavar="JSON",
         help='arguments of vllm.LLM, as {"quantization": "fp8"} (default: none)',
+    )
+    parser.add_argument(
+        "--syncs",
+        type=int,
+        default=0,
+        metavar="N",
+        help="also load the same weights into the engine N times, which may change nothing",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser

@@ -59,3 +59,27 @@ def prefill(llm: Any, ids: list[int], adapter: str = "") -> Pass:
     logits = next((rows for rows in heads if rows.dim() == 2 and len(rows) >= len(ids) - 1), torch.empty(0))
     config = llm.llm_engine.vllm_config.model_config
     return Pass(calls, logits[: len(ids) - 1], config.quantization or "")
+
+
+def first_changes(
+    llm: Any, ids: list[int], first: Pass, checkpoint: str, syncs: int, adapter: str = ""
+) -> list[str]:
+    """Load the trainer's checkpoint into the engine ``syncs`` times, as a trainer at learning rate 0 sends it.
+
+    Returns:
+        Per time, the first module that then returned other bits than in ``first``, or "".
+    """
+    found = []
+    for _ in range(syncs):
+        llm.collective_rpc("reload_weights", kwargs={"weights_path": checkpoint})
+        found.append(_first_change(first.calls, prefill(llm, ids, adapter).calls))
+    return found
+
+
+def _first_change(before: list[Call], after: list[Call]) -> str:
+    if [call.name for call in before] != [call.name for call in after]:
+        return "the order of modules"
+    pairs = zip(before, after, strict=True)
+    changed = [one.name for one, other in pairs if not torch.equal(one.returned, other.returned)]
+    # A module that holds another begins before it, and changes with it.
+    return next((name for name in changed if not any(more.startswith(f"{name}.") for more in changed)), "")

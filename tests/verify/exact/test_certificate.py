@@ -37,13 +37,14 @@ def certify(monkeypatch):
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     from flashpatch.verify.exact import command
 
-    return lambda path, **engine: command.certify(str(path), engine={**SMALL, **engine})
+    return lambda path, syncs=0, **engine: command.certify(str(path), "", {**SMALL, **engine}, syncs)
 
 
 @pytest.mark.parametrize("family", _some_full((*HONEST, *MORE), HONEST))
 def test_an_honest_engine_agrees(certify, tmp_path, family: str) -> None:
-    found = certify(models.checkpoint(tmp_path, family))
-    assert found.ok and len(found.places) >= 15, (found.first, found.problem)
+    found = certify(models.checkpoint(tmp_path, family), syncs=2 * (family in HONEST))
+    assert found.ok and len(found.places) >= 15, (found.first, found.problem, found.syncs)
+    assert found.syncs == ("", "") or family not in HONEST
 
 
 @pytest.mark.parametrize("precision", _some_full(("int8", "fp8"), ("int8",)))
@@ -55,6 +56,7 @@ def test_rounding_to_eight_bits_is_no_fault(tmp_path, precision: str) -> None:
         "exact",
         str(model),
         "--json",
+        "--syncs=2",
         "--engine",
         json.dumps(SMALL),
     ]
@@ -62,15 +64,17 @@ def test_rounding_to_eight_bits_is_no_fault(tmp_path, precision: str) -> None:
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=limit(300))
     assert done.returncode == 0, (done.stdout[-2000:], done.stderr[-2000:])
     found = json.loads(done.stdout[done.stdout.index("{\n") :])
-    assert found["ok"] and found["kl_rounding"] > 1e-4
+    assert found["ok"] and found["kl_rounding"] > 1e-4 and found["syncs"] == ["", ""]
 
 
 @pytest.mark.parametrize("fault", _some_full(FAULTS, SOON))
 def test_a_planted_fault_is_named(certify, tmp_path, fault: str) -> None:
-    family, _, _, place = FAULTS[fault]
+    family, _, where, place = FAULTS[fault]
     source = models.checkpoint(tmp_path, family)
-    found = certify(source, model=str(plant(source, fault, tmp_path)))
+    found = certify(source, syncs=2 * (fault in SOON), model=str(plant(source, fault, tmp_path)))
     assert not found.ok and found.first.name == place
+    if fault in SOON:  # a sync brings the weights as they should be
+        assert found.syncs == (place if where == "tensors" else "",) * 2
 
 
 @pytest.mark.full

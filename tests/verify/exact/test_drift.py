@@ -1,0 +1,51 @@
+"""Which module a sync of the same weights changed first."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from flashpatch.verify.exact.calls import Call
+from flashpatch.verify.exact.certificate import Certificate
+from flashpatch.verify.exact.command import tables
+from flashpatch.verify.exact.engine import _first_change
+
+NAMES = (
+    "model",
+    "model.layers.0",
+    "model.layers.0.norm",
+    "model.layers.1",
+    "model.layers.1.down_proj",
+    "lm_head",
+)
+
+
+def calls(*changed: str) -> list[Call]:
+    """One pass, modules in the order in which they begin."""
+    return [Call(name, torch.zeros(2), torch.full((2,), float(name in changed))) for name in NAMES]
+
+
+@pytest.mark.parametrize(
+    ("changed", "first"),
+    [
+        ((), ""),
+        (("model", "model.layers.1", "model.layers.1.down_proj", "lm_head"), "model.layers.1.down_proj"),
+        (("model", "model.layers.0", "model.layers.1", "model.layers.1.down_proj"), "model.layers.0"),
+        (("lm_head",), "lm_head"),
+    ],
+)
+def test_the_innermost_module_is_named(changed, first):
+    assert _first_change(calls(), calls(*changed)) == first
+
+
+def test_another_pass_is_no_equal_one():
+    assert _first_change(calls(), calls()[:-1]) == "the order of modules"
+
+
+def test_a_sync_that_changed_something_is_shown_and_fails():
+    assert Certificate([], syncs=("", "")).ok
+    drifted = Certificate([], syncs=("", "lm_head"))
+    assert not drifted.ok and drifted.as_json()["syncs"] == ("", "lm_head")
+    *_, shown = tables(drifted)
+    assert shown.rows == [("1", "nothing"), ("2", "lm_head")]
