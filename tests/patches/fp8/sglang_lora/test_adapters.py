@@ -280,6 +280,7 @@ def test_a_hundred_versions_in_two_places_of_which_each_answers_its_own_requests
     assert got["met"] > versions / 2  # else nothing was in flight
 
 
+@pytest.mark.sglang(least="0.5.21")  # on 0.5.12 two ranks were not seen to come to an end
 def test_ranks_take_an_adapter_together_or_not_at_all(tmp_path: Path) -> None:
     """Stock asks the first rank alone: it takes the adapter, and ends at the first request that needs it."""
     one, two = adapters(1, 2)
