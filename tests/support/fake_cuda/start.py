@@ -77,13 +77,6 @@ def compile_nothing(kernel) -> None:
     setattr(kernel, name, getattr(sglang, name))
 
 
-@wrapt.when_imported("verl.plugin.platform.platform_cuda")
-def train_by_gloo(platform) -> None:
-    """verl's workers meet over gloo in NCCL's place, and hand weights over by shared memory in place of CUDA IPC."""
-    platform.PlatformCUDA.communication_backend_name = lambda self: "gloo"
-    platform.PlatformCUDA.is_ipc_supported = lambda self: False
-
-
 @wrapt.when_imported("torch.backends.cuda")
 def attend_in_plain_torch(backends) -> None:
     """torch's fused attention has kernels for CUDA alone."""
