@@ -56,7 +56,7 @@ PATCH = Patch(
     evidence="optional",
     when="support!=0 anywhere=fp8.verl.validate_config_correction",
     scope=frozenset({"driver"}),
-    tested=("0.24.0", "0.32.0"),
+    tested=("0.24.0", "0.31.0", "0.32.0"),
     why="Under top-p, top-k or min-p a token is drawn from the kept ones only, and nobody else learns which.",
     how="With the option support, asks for as many log-probabilities as it says: those that are finite are the kept ones.",
     remove_when="verl asks vLLM for sampling masks, and passes them on.",
