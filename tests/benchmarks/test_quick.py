@@ -1,4 +1,4 @@
-"""Each benchmark runs with ``--quick``, and its last line says what it measures."""
+"""Each benchmark runs with ``--quick``, on a tiny random model if it needs one, and its last line says what it measures."""
 
 import os
 import re
@@ -11,6 +11,7 @@ import pytest
 from machine import limit
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+EXAMPLE = FOLDER.parent / "examples" / "verl_cpu"
 NUMBER = r"[+-]?[\d.,]+"
 
 LAST = {
@@ -36,23 +37,25 @@ HELPERS = {"quick", "longtail", "bandit_fastrl", "bandit_traces", "prefix_key_co
 RECORDERS = {"record_lengths", "record_steps", "record_trace"}
 """These write the traces that others replay, in hours."""
 WITH_ENGINE = {
-    "capture",
-    "combined",
-    "cpu_fp8",
-    "first_step",
-    "flowrl",
-    "history",
-    "nodes",
-    "reload",
-    "rollout",
-    "sync",
+    "capture": ("vllm", r"samples, of which lost +\d+, \d+"),
+    "cpu_fp8": ("vllm", rf"\| 256 \| 1( \| {NUMBER})+ \|"),
+    "drafter_training": ("verl", rf"workers: steps took {NUMBER} of .* acceptance length {NUMBER}"),
+    "first_step": ("verl", r"best \d+ s, aim \d+ s: (met|missed)"),
+    "flowrl": ("verl", rf"ratio +{NUMBER}x +{NUMBER}x +\(aim: 1.02x each\)"),
+    "history": ("vllm", rf"1 moved, ngram +\d+ +{NUMBER} \({NUMBER} to {NUMBER}\) +{NUMBER} +\d+%"),
+    "nodes": ("verl", rf"rows read and judged in {NUMBER} s .*"),
+    "reload": ("vllm", rf"0 aims missed|.*: .* {NUMBER}, aim {NUMBER}"),
+    "rollout": ("vllm", r"int8 is faster than stock bf16 at batches .*"),
+    "sync": ("verl", rf"50M +1 .* {NUMBER}%"),
 }
-"""These need an engine, or a model that is not made in minutes."""
+"""What those need that need an engine or verl, and their last lines."""
+OF_A_WORLD = {"history", "rollout"}
+"""These take a folder with a model and prompts."""
 
 
 def test_each_benchmark_is_known() -> None:
     scripts = {path.stem for path in FOLDER.glob("*.py")}
-    assert scripts <= HELPERS | RECORDERS | WITH_ENGINE | set(LAST)
+    assert scripts <= HELPERS | RECORDERS | set(WITH_ENGINE) | set(LAST)
 
 
 def last_line(name: str, *arguments: str) -> str:
@@ -75,3 +78,20 @@ def last_line(name: str, *arguments: str) -> str:
 def test_one_that_needs_no_engine(name: str) -> None:
     line = last_line(name)
     assert re.fullmatch(LAST[name], line), line
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("benchmarks") / "world"
+    subprocess.run([sys.executable, EXAMPLE / "make.py", folder], check=True, capture_output=True)
+    return folder
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=getattr(pytest.mark, needs)) for name, (needs, _) in WITH_ENGINE.items()],
+)
+def test_one_that_needs_an_engine(name: str, world: Path) -> None:
+    line = last_line(name, *([str(world)] if name in OF_A_WORLD else []))
+    assert re.fullmatch(WITH_ENGINE[name][1], line), line
