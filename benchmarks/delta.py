@@ -1,10 +1,9 @@
-"""What a sync of differences costs beside one of all weights: bytes and seconds, trainer to rollout over gloo on loopback.
+"""What a sync of differences costs beside one of all weights: bytes and seconds, trainer to rollout through Ray's object store.
 
     python benchmarks/delta.py [--weights 100] [--rounds 5] [--threads 1] [--json]
 
-Needs verl, for FlashPatch's checkpoint engine gloo; no engine, no Ray. Two processes: one sends random bf16 weights (so many
-millions, in matrices of 4 million and norms), the other takes them until it holds all of them whole, as a rollout's client
-would. In each round: everything as verl sends it, then differences after so many values have changed by their last bit, at
+Needs verl, for FlashPatch's checkpoint engine gloo; no engine. Two processes: one sends random bf16 weights (so many millions, in
+matrices of 4 million and norms), the other takes them until it holds all of them whole, as a rollout's client would. In each round: everything as verl sends it, then differences after so many values have changed by their last bit, at
 random positions. share is bytes over those of everything, time seconds over those of everything, both medians over rounds with
 the smallest and largest. Find and check are the seconds in which the sender looks for changes and computes fingerprints and
 the receiver compares fingerprints; pays below is the bandwidth, in Gbit/s, under which the bytes that were saved take longer
@@ -16,7 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import multiprocessing
-import tempfile
 import time
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
@@ -60,9 +58,7 @@ def main() -> None:
         for one in found
     ]
     columns = ("sent", "MB", "seconds", "share", "time", "find", "check", "pays below")
-    title = (
-        f"One sync of {args.weights} million bf16 weights over loopback, {_cpu()}, {args.threads} thread(s)"
-    )
+    title = f"One sync of {args.weights} million bf16 weights, {_cpu()}, {args.threads} thread(s)"
     emit(found, [Table(title, columns, rows)], args.json)
 
 
@@ -110,13 +106,17 @@ class Sides:
     """Both processes, and what verl's manager does between them."""
 
     def __init__(self, millions: int, threads: int) -> None:
-        self._folder = tempfile.TemporaryDirectory()
+        import ray
+
+        context = ray.init(num_cpus=0, include_dashboard=False, object_store_memory=2_000_000_000)
         self._pipes, self._processes = [], []
         spawn = multiprocessing.get_context("spawn")
         for rank in range(2):
             here, there = spawn.Pipe()
             process = spawn.Process(
-                target=serve, args=(rank, millions, threads, self._folder.name, there), daemon=True
+                target=serve,
+                args=(rank, millions, threads, context.address_info["address"], there),
+                daemon=True,
             )
             process.start()
             there.close()
@@ -131,16 +131,15 @@ class Sides:
         for process in self._processes:
             process.kill()
             process.join()
-        self._folder.cleanup()
 
     def sync(self, kind: str, share: float) -> dict[str, float]:
         """Change so many values, sync, and return bytes and seconds."""
-        from flashpatch.patches.cpu.checkpoint_engine import GlooCheckpointEngine
+        from flashpatch.patches.cpu.checkpoint_engine import ObjectStoreEngine
 
         self._number += 1
         self._all("train", [(share,)] * 2)
         metadata = self._all("prepare", [()] * 2)
-        topology = GlooCheckpointEngine.build_topology(1, 1, metadata)
+        topology = ObjectStoreEngine.build_topology(1, 1, metadata)
         joins = [tuple(values[0] for values in side.values()) for side in topology]
         self._all("init", joins)
         sent, taken = self._all("sync", [(kind, self._number)] * 2)
@@ -156,16 +155,16 @@ class Sides:
 class Side:
     """One process: the trainer's rank 0, or a rollout's."""
 
-    def __init__(self, rank: int, millions: int, folder: str) -> None:
-        import torch.distributed as dist
+    def __init__(self, rank: int, millions: int, address: str) -> None:
+        import ray
 
-        from flashpatch.patches.cpu.checkpoint_engine import GlooCheckpointEngine
+        from flashpatch.patches.cpu.checkpoint_engine import ObjectStoreEngine
         from flashpatch.patches.fp8.delta.receiver import Receiver
         from flashpatch.patches.fp8.delta.sender import Sender
 
-        dist.init_process_group("gloo", init_method=f"file://{folder}/{rank}", rank=0, world_size=1)
+        ray.init(address, namespace="delta", log_to_driver=False)
         self.rank = rank
-        self.transfer = GlooCheckpointEngine(BUCKET, is_master=rank == 0, timeout_seconds=600)
+        self.transfer = ObjectStoreEngine(BUCKET, is_master=rank == 0, timeout_seconds=600)
         self.random = torch.Generator().manual_seed(0)
         self.weights = dict(self._made(millions)) if rank == 0 else {}
         self.sender, self.receiver = Sender(), Receiver()
@@ -223,10 +222,10 @@ class Side:
         return {"check": self.receiver.facts["seconds"] if kind == "differences" else 0.0}
 
 
-def serve(rank: int, millions: int, threads: int, folder: str, calls: Connection) -> None:
+def serve(rank: int, millions: int, threads: int, address: str, calls: Connection) -> None:
     """Run the calls that come over the pipe."""
     torch.set_num_threads(threads)
-    side = Side(rank, millions, folder)
+    side = Side(rank, millions, address)
     while True:
         try:
             method, given = calls.recv()

@@ -1,13 +1,14 @@
-"""What a sync to separate rollouts costs over FlashPatch's checkpoint engine gloo, and through Ray's object store.
+"""What a sync to separate rollouts costs by FlashPatch's checkpoint engine gloo, beside the simplest way through Ray.
 
-    python benchmarks/transfer.py [--models 50 350] [--rollouts 1 2] [--bucket 128] [--rounds 5]
+    python benchmarks/transfer.py [--models 50 350] [--rollouts 1 2] [--bucket 128] [--rounds 5] [--store 2000]
 
-Needs verl and Ray; no engine. A trainer and its rollouts are Ray actors on this machine: the trainer sends random bf16
-weights (so many millions), a rollout copies them into a model of its own. The peer is the simplest way through Ray:
-`Mailbox`, one actor, `ray.put` per bucket, the reference to the receivers, two buckets under way; without a checksum, and with a CRC-32 as gloo has one. All ways in the same run, one
-after the other in each round. Printed per model and number of rollouts, for each way: seconds of a sync (median, least to most), the peak
-of the memory of all processes over what they held before, the raylet's object store included (each shared page once), and what of it
-is still held after the last sync. Then how many seconds after a rollout is killed in the middle of a sync the trainer has an error.
+Needs verl and Ray; no engine. A trainer and its rollouts are Ray actors on this machine: the trainer sends random bf16 weights (so
+many millions), a rollout copies them into a model of its own. Both ways go through Ray's object store. The peer, `Bare`, checks
+nothing: `ray.put` per bucket, one actor with the references, two buckets under way, tensors that are views of the store. Both ways in
+the same run, one after the other in each round. Printed per model and number of rollouts, for each way: seconds of a sync (median,
+least to most), the peak of the memory of all processes over what they held before, the object store included (each shared page once),
+and what of it is still held after the sync. Then how many seconds after a rollout is killed in the middle of a sync the trainer has
+an error. --store is the size of the object store, --directory where its memory is mapped: Ray takes /tmp if /dev/shm has no room.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import signal
 import threading
 import time
 import warnings
-import zlib
 from collections.abc import AsyncIterator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,11 +35,9 @@ if find_spec("verl") is None:
 import ray
 import torch
 
-from flashpatch.patches.cpu.checkpoint_engine import GlooCheckpointEngine
-
 WIDE = 1024
 PATIENCE = 30.0  # seconds of both ways' time-outs
-WAYS = ("gloo", "ray", "ray, CRC-32")
+WAYS = ("gloo", "bare")
 
 
 class Mailbox:
@@ -76,12 +74,11 @@ class Mailbox:
             self._changed.notify_all()
 
 
-class RayTransfer:
+class Bare:
     """The peer: send and receive through Ray's object store."""
 
-    def __init__(self, mailbox: Any, bucket: int, is_checked: bool, receiver: int = -1) -> None:
+    def __init__(self, mailbox: Any, bucket: int, receiver: int = -1) -> None:
         self._box, self._bucket, self._receiver = mailbox, bucket, receiver
-        self._checksum = zlib.crc32 if is_checked else lambda data: 0
 
     async def send(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
         number, size, held, waiting = 0, 0, [], None
@@ -93,7 +90,7 @@ class RayTransfer:
                     await asyncio.wait_for(waiting, PATIENCE)
                 waiting = asyncio.wrap_future(self._box.put.remote(number, [reference]).future())
                 number, size, held = number + 1, 0, []
-            held.append((name, tensor.dtype, tuple(tensor.shape), data.numpy(), self._checksum(data.numpy())))
+            held.append((name, tensor.dtype, tuple(tensor.shape), data.numpy()))
             size += data.numel()
         if waiting is not None:
             await asyncio.wait_for(waiting, PATIENCE)
@@ -105,9 +102,7 @@ class RayTransfer:
             found = await asyncio.wait_for(self._box.get.remote(self._receiver, number), PATIENCE)
             if not found:
                 return
-            for name, dtype, shape, data, checksum in await found[0]:
-                if self._checksum(data) != checksum:
-                    raise ValueError(f"{name} is not what was sent")
+            for name, dtype, shape, data in await found[0]:
                 yield name, torch.from_numpy(data).view(dtype).view(shape)
 
 
@@ -124,7 +119,9 @@ class Side:
     def __init__(self, rank: int, bucket: int) -> None:
         torch.set_num_threads(1)
         self.rank, self.bucket, self.model = rank, bucket, {}
-        self.engine = GlooCheckpointEngine(bucket, is_master=rank == 0, timeout_seconds=PATIENCE)
+        from flashpatch.patches.cpu.checkpoint_engine import ObjectStoreEngine
+
+        self.engine = ObjectStoreEngine(bucket, is_master=rank == 0, timeout_seconds=PATIENCE)
 
     def load(self, millions: int) -> None:
         self.model = {
@@ -136,6 +133,9 @@ class Side:
 
     def prepare(self) -> Any:
         return self.engine.prepare()
+
+    def topology(self, *given: Any) -> Any:
+        return self.engine.build_topology(*given)
 
     def join(self, rank: int, join: Any, peers: Any) -> None:
         self.engine.init_process_group(rank, join, peers)
@@ -159,12 +159,12 @@ async def _send(side: Side, way: str, mailbox: Any) -> None:
     if way == "gloo":
         await side.engine.send_weights(iter(side.model.items()), 1)
     else:
-        await RayTransfer(mailbox, side.bucket, "CRC" in way).send(iter(side.model.items()))
+        await Bare(mailbox, side.bucket).send(iter(side.model.items()))
 
 
 async def _take(side: Side, way: str, mailbox: Any, dies: bool) -> None:
-    ray_way = RayTransfer(mailbox, side.bucket, "CRC" in way, side.rank - 1)
-    weights = side.engine.receive_weights(1) if way == "gloo" else ray_way.receive()
+    bare = Bare(mailbox, side.bucket, side.rank - 1)
+    weights = side.engine.receive_weights(1) if way == "gloo" else bare.receive()
     number = 0
     async for name, tensor in weights:
         number += 1
@@ -210,12 +210,12 @@ class Job:
         actor = ray.remote(Side).options(num_cpus=0)
         self.sides = [actor.remote(rank, bucket) for rank in range(rollouts + 1)]
         self._pids = ray.get([side.pid.remote() for side in self.sides])
-        self._raylets = [int(path.name) for path in Path("/proc").glob("[0-9]*") if _is_raylet(path)]
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes that take part, and of the object store."""
-        return self._pids[: len(self.sides)] + self._raylets
+        """Of the processes that take part, of the object store, and of the engine's actor."""
+        others = [int(path.name) for path in Path("/proc").glob("[0-9]*") if _is_ours(path)]
+        return self._pids[: len(self.sides)] + others
 
     def take_part(self, rollouts: int) -> None:
         """Leave all but so many rollouts out."""
@@ -227,7 +227,7 @@ class Job:
         mailbox = None
         if way == "gloo":
             metadata = ray.get([side.prepare.remote() for side in self.sides])
-            topology = GlooCheckpointEngine.build_topology(1, rollouts, metadata)
+            topology = ray.get(self.sides[0].topology.remote(1, rollouts, metadata))
             joins = [
                 {key: values[number] for key, values in part.items()}
                 for part in topology
@@ -257,14 +257,15 @@ class Job:
         return max(seconds for seconds, _ in found), [total for _, total in found]
 
 
-def _is_raylet(path: Path) -> bool:
+def _is_ours(path: Path) -> bool:
     try:
         command = (path / "cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
-    return command[0].endswith(b"/raylet") and str(
-        ray._private.worker._global_node.session_name
-    ).encode() in b" ".join(command)
+    if command[0].startswith(b"ray::Exchange"):
+        return True
+    session = str(ray._private.worker._global_node.session_name).encode()
+    return command[0].endswith(b"/raylet") and session in b" ".join(command)
 
 
 def main() -> None:
@@ -273,30 +274,38 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--bucket", type=int, default=128, help="megabytes")
     parser.add_argument("--rounds", type=int, default=5)
-    options = quick.parse(parser, models=[4], rollouts=[2], bucket=2, rounds=1)
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=2_000_000_000)
+    parser.add_argument("--store", type=int, default=2000, help="megabytes of the object store")
+    parser.add_argument(
+        "--directory", help="where the object store's memory is mapped, in place of Ray's choice"
+    )
+    options = quick.parse(parser, models=[4], rollouts=[1], bucket=2, rounds=1, store=100)
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=options.store * 1_000_000,
+        _plasma_directory=options.directory,
+    )
     print(f"{'':34} {'seconds of a sync':>28} {'peak MB':>9} {'kept MB':>9}")
     ratios = []
     most = max(options.rollouts)
     job = Job(most, options.bucket << 20)
+    ray.get([side.load.remote(1) for side in job.sides])
+    job.sync("gloo")  # starts the engine's actor
     for rollouts in sorted(options.rollouts, reverse=True):
         job.take_part(rollouts)
         for millions in options.models:
             ray.get([side.load.remote(millions) for side in job.sides])
             ratios.append(_measure(job, millions, options.rounds))
-    job = Job(2, options.bucket << 20)
-    ray.get([side.load.remote(options.models[-1]) for side in job.sides])
-    for way, rollouts in zip(WAYS[:2], (2, 1), strict=True):
-        job.take_part(rollouts)
-        seconds = job.sync(way, dies=True)[0]
-        print(f"a rollout killed in the middle, {way}: the trainer's error after {seconds:.1f} s")
+    seconds = job.sync("gloo", dies=True)[0]
+    print(f"a rollout killed in the middle: the trainer's error after {seconds:.1f} s")
     print(
-        f"a sync through Ray, with a CRC-32, takes {min(ratios):.2f} to {max(ratios):.2f} times the seconds of gloo"
+        f"a sync takes {min(ratios):.2f} to {max(ratios):.2f} times the seconds of the bare way through Ray"
     )
 
 
 def _measure(job: Job, millions: int, rounds: int) -> float:
-    """Print a line per way; return the seconds through Ray over those of gloo."""
+    """Print a line per way; return the seconds of the engine over those of the bare way."""
     rollouts = len(job.sides) - 1
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     memory: dict[str, Memory] = {}
@@ -317,7 +326,7 @@ def _measure(job: Job, millions: int, rounds: int) -> float:
             f"{name:34} {spread:>28} {held.peak - held.before:9.0f} {held.after - held.before:9.0f}",
             flush=True,
         )
-    return median(seconds[WAYS[2]]) / median(seconds["gloo"])
+    return median(seconds["gloo"]) / median(seconds["bare"])
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> None:
     for path, value in adaptations(job.get):
         job.set(path, value, "this machine has no accelerator")
     for path, value in transfer(job.get):
-        job.set(path, value, "weights reach separate rollouts over gloo")
+        job.set(path, value, "weights reach separate rollouts through Ray's object store")
     for path, value in few_cores.adaptations(job.get, _starts_ray(job.get)):
         job.set(path, value, f"this machine has {few_cores.cores()} cores; set on the command line it stays")
     return original(config, *args, **kwargs)
@@ -121,7 +121,7 @@ def separates(get: Get) -> bool:
 
 
 def transfer(get: Get) -> Iterator[tuple[str, Any]]:
-    """Yield the settings that send weights to separate rollouts over gloo, if the user chose no other way."""
+    """Yield the settings that send weights to separate rollouts, if the user chose no other way."""
     chosen, module = get(f"{ENGINE}.backend", "naive"), get(f"{ENGINE}.custom_backend_module")
     if module or not (chosen == GLOO or (separates(get) and chosen in (None, "naive"))):
         return

@@ -28,7 +28,7 @@ LAST = {
     "quantize": rf"int8, smoothed +{NUMBER} +{NUMBER}",
     "router": rf"256 requests, independent, equal: {NUMBER}, {NUMBER} us",
     "startup": r"verl is not installed|verl, in hooks, with kept verdicts: .*: (met|missed)",
-    "transfer": rf"verl is not installed|a sync through Ray .* {NUMBER} to {NUMBER} times .*",
+    "transfer": rf"verl is not installed|a sync takes {NUMBER} to {NUMBER} times .*",
 }
 """What the last line of each is that needs no engine."""
 

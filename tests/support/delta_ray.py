@@ -1,7 +1,6 @@
-"""verl's own manager and workers under Ray with the checkpoint engine gloo, sending differences, over syncs with faults.
+"""verl's own manager and workers under Ray with the checkpoint engine gloo (`sync_lab`), sending differences, over syncs with faults.
 
-Real are `CheckpointEngineManager`, `CheckpointEngineWorker` and `ActorRolloutRefWorker`'s methods; the training engine
-and the rollout server's adapter are stand-ins that give and take tensors. Prints one JSON object: name of the sync to
+Prints one JSON object: name of the sync to
 ``{"error", "share": bytes on the wire over all bytes, "right": whether each rollout got the trainer's bytes, "loads": how
 often each has loaded}``.
 """
@@ -10,28 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import ray
 import ray_start
+import sync_lab
 import torch
-from verl.checkpoint_engine import CheckpointEngineManager, CheckpointEngineRegistry
-from verl.checkpoint_engine.base import CheckpointEngineWorker
-from verl.single_controller.base import Worker
-from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
-from verl.utils.distributed import initialize_global_process_group_ray
-from verl.workers.config import CheckpointEngineConfig
-from verl.workers.engine_workers import ActorRolloutRefWorker
+from verl.checkpoint_engine import CheckpointEngineManager
+from verl.single_controller.ray import RayClassWithInitArgs
 
 import flashpatch
-
-ENGINE = CheckpointEngineConfig(
-    backend="gloo",
-    update_weights_bucket_megabytes=1,
-    custom_backend_module="flashpatch.patches.cpu.checkpoint_engine",
-    engine_kwargs={"gloo": {"timeout_seconds": 600}},  # whoever waits for it makes the test hang
-)
 
 
 def exported(number: int) -> list[tuple[str, Any]]:
@@ -60,27 +47,10 @@ class Digest:
         return self._sum.hexdigest()
 
 
-class Trainer(Worker):
+class Trainer(sync_lab.Trainer):
     """A training rank."""
 
-    execute_checkpoint_engine = ActorRolloutRefWorker.execute_checkpoint_engine
-    update_weights = ActorRolloutRefWorker.update_weights
-
-    def __init__(self) -> None:
-        super().__init__()
-        import flashpatch.patches.cpu.checkpoint_engine  # noqa: F401
-
-        initialize_global_process_group_ray()
-        self.exports = 0
-        self.config = SimpleNamespace(rollout=SimpleNamespace(checkpoint_engine=ENGINE), model={})
-        self.actor = SimpleNamespace(engine=SimpleNamespace(get_per_tensor_param=self.export))
-        self.checkpoint_engine = CheckpointEngineRegistry.new(
-            "gloo", bucket_size=1 << 20, is_master=self.rank == 0, **ENGINE.engine_kwargs["gloo"]
-        )
-
-    def export(self) -> tuple[Any, None]:
-        self.exports += 1
-        return iter(exported(self.exports)), None
+    exported = staticmethod(exported)
 
 
 class Adapter:
@@ -101,33 +71,8 @@ class Adapter:
         self.held = held.text()
 
 
-class Replica:
-    """What verl's manager uses of a replica."""
-
-    def __init__(self, rank: int) -> None:
-        init = RayClassWithInitArgs(
-            ray.remote(CheckpointEngineWorker),
-            rollout_config=SimpleNamespace(checkpoint_engine=ENGINE, name="vllm"),
-            model_config={},
-            server_adapter=Adapter(rank),
-        )
-        self.workers = group(init, f"replica{rank}", 1).workers
-
-    def call(self, function: Any) -> Any:
-        """What a function of the worker returns there."""
-        return ray.get(self.workers[0].__ray_call__.remote(function))
-
-    async def nothing(self, **kwargs: Any) -> None:
-        return None
-
-    abort_all_requests = release_kv_cache = resume_kv_cache = resume_generation = nothing
-
-
-def group(init: RayClassWithInitArgs, name: str, size: int) -> RayWorkerGroup:
-    pool = RayResourcePool([size], use_gpu=False, name_prefix=name, max_colocate_count=1)
-    return RayWorkerGroup(
-        resource_pool=pool, ray_cls_with_init=init, name_prefix=name, use_gpu=False, device_name="cpu"
-    )
+def replica(rank: int) -> sync_lab.Replica:
+    return sync_lab.Replica(Adapter(rank))
 
 
 def forgets(worker: Any) -> None:
@@ -172,8 +117,8 @@ class Lab:
     """Trainer, manager and two rollouts; another one may join."""
 
     def __init__(self) -> None:
-        self.trainer = group(RayClassWithInitArgs(ray.remote(Trainer)), "trainer", 2)
-        self.manager = CheckpointEngineManager(ENGINE, self.trainer, [Replica(0), Replica(1)])
+        self.trainer = sync_lab.group(RayClassWithInitArgs(ray.remote(Trainer)), "trainer", 2)
+        self.manager = CheckpointEngineManager(sync_lab.ENGINE, self.trainer, [replica(0), replica(1)])
         self.found: dict[str, Any] = {}
 
     def sync(self, name: str, fault: Any = None, *also: Any) -> None:
@@ -224,7 +169,7 @@ def main() -> None:
     lab.sync("changed since", forgets, believed)
     lab.sync("failed", fails)
     lab.sync("after it")
-    lab.sync("joined", None, lambda manager: manager.add_replicas([Replica(2)]))
+    lab.sync("joined", None, lambda manager: manager.add_replicas([replica(2)]))
     lab.sync("last")
     print(json.dumps(lab.found))
 

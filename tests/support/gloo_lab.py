@@ -1,8 +1,9 @@
 """The checkpoint engine gloo in real processes, as verl's manager drives it, with one thing going wrong.
 
 ``python gloo_lab.py SECONDS CASE...`` runs the cases one after the other, each for as many seconds at most, and prints
-one JSON object: case to role to what became of its last call. Only Ray is replaced, by pipes. Trainers and rollouts
-have default process groups of their own.
+one JSON object: case to role to what became of its last call. Each process is a driver of one Ray that all cases use;
+verl's calls come over pipes, since forking is faster than an actor that imports verl. Trainers and rollouts have default
+process groups of their own.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ CASES = {
     "stale": Case("stale", timeout=PATIENCE),
     "flipped": Case("flip", again=EVERYBODY),
     "lost": Case("lose"),
+    "exchange-killed": Case("kill-exchange", "trainer0", again=EVERYBODY),
 }
 
 
@@ -115,14 +117,14 @@ class Worker:
     def __init__(self, case: Case, role: str, index: int, folder: str) -> None:
         import torch.distributed as dist
 
-        from flashpatch.patches.cpu.checkpoint_engine import GlooCheckpointEngine
+        from flashpatch.patches.cpu.checkpoint_engine import ObjectStoreEngine
 
         side = role.rstrip("0123456789")
         size = case.trainers if side == "trainer" else case.rollouts
         dist.init_process_group("gloo", init_method=f"file://{folder}/{side}", rank=index, world_size=size)
         self.fault = case.fault if role == case.where else ""
         self.sends = side == "trainer"
-        self.engine = GlooCheckpointEngine(BUCKET, is_master=role == "trainer0", timeout_seconds=case.timeout)
+        self.engine = ObjectStoreEngine(BUCKET, is_master=role == "trainer0", timeout_seconds=case.timeout)
         self.taken = 0
 
     def prepare(self) -> dict[str, Any]:
@@ -132,10 +134,12 @@ class Worker:
         if self.fault == "absent":
             return
         if self.fault == "stale":
-            join = {**join, "token": "0" * 32}
+            join = {**join, "transfer": join["transfer"] - 1}
         self.engine.init_process_group(rank, join, peers)
 
     def transfer(self, step: int) -> dict[str, Any]:
+        if self.fault == "absent":
+            return {}
         if self.fault == "flip":
             self._flip()
         if self.fault == "lose":
@@ -181,24 +185,28 @@ class Worker:
             raise ArithmeticError("no weights today")
         if self.fault in ("kill", "stop"):
             os.kill(os.getpid(), signal.SIGKILL if self.fault == "kill" else signal.SIGSTOP)
+        if self.fault == "kill-exchange":
+            import ray
+
+            ray.kill(self.engine._exchange)
 
     def _flip(self) -> None:
         """Change a bit of the second bucket that arrives."""
-        group, finish, count = self.engine._group, self.engine._group.finish, [0]
-        start, last = group.start, []
-        group.start = lambda data: (last.append(data), start(data))
+        from flashpatch.patches.cpu.transfer import buckets
 
-        def flipped(*args: Any) -> None:
-            finish(*args)
-            count[0] += 1
-            if count[0] == 2:
-                last[-1][12345] ^= 1
+        take = buckets.Joiner.take
 
-        group.finish = flipped
+        def flipped(joiner: Any, pieces: list[Any], data: Any) -> Any:
+            if self.fault and joiner.contents.buckets == 2:
+                data = data.copy()
+                data[12345] ^= 1
+            return take(joiner, pieces, data)
+
+        buckets.Joiner.take = flipped
 
     def _lose(self) -> None:
         """Forget one small tensor that arrives."""
-        from flashpatch.patches.cpu.gloo_transfer import buckets
+        from flashpatch.patches.cpu.transfer import buckets
 
         take = buckets.Joiner.take
 
@@ -208,10 +216,14 @@ class Worker:
         buckets.Joiner.take = forgetful
 
 
-def serve(case: Case, role: str, index: int, folder: str, calls: Connection) -> None:
+def serve(case: Case, role: str, index: int, folder: str, address: str, calls: Connection) -> None:
     """Run the calls that come over the pipe."""
-    calls.send(("made", None))
+    import ray
+
+    ray.init(address, namespace="lab", log_to_driver=False)
+    calls.send(("connected", None))
     worker = Worker(case, role, index, folder)
+    calls.send(("made", None))
     while True:
         try:
             method, kwargs = calls.recv()
@@ -237,7 +249,7 @@ def serve(case: Case, role: str, index: int, folder: str, calls: Connection) -> 
 class Driver:
     """Drive the processes of a case as ``CheckpointEngineManager.update_weights`` does."""
 
-    def __init__(self, case: Case, deadline: float) -> None:
+    def __init__(self, case: Case, deadline: float, address: str) -> None:
         fork = multiprocessing.get_context("fork")
         self._case, self._deadline = case, deadline
         self._folder = tempfile.mkdtemp()
@@ -249,10 +261,13 @@ class Driver:
             here, there = fork.Pipe()
             others = [*self._pipes.values(), here]
             process = fork.Process(
-                target=_only, args=(others, case, role, index, self._folder, there), daemon=True
+                target=_only,
+                args=(others, serve, case, role, index, self._folder, address, there),
+                daemon=True,
             )
             process.start()
             there.close()
+            here.recv()  # one connects at a time: forked from one, they draw the same numbers for Ray's first object
             self._pipes[role] = here
             self._processes[role] = process
         for pipe in self._pipes.values():
@@ -282,11 +297,11 @@ class Driver:
 
     def transfer(self, roles: tuple[str, ...], step: int) -> dict[str, Any]:
         """Run one whole transfer, up to the first call that fails somewhere."""
-        from flashpatch.patches.cpu.checkpoint_engine import GlooCheckpointEngine
+        from flashpatch.patches.cpu.checkpoint_engine import ObjectStoreEngine
 
         trainers = [role for role in roles if role.startswith("trainer")]
         metadata = [found["answer"] for found in self.call("prepare", {role: {} for role in roles}).values()]
-        topology = GlooCheckpointEngine.build_topology(len(trainers), len(roles) - len(trainers), metadata)
+        topology = ObjectStoreEngine.build_topology(len(trainers), len(roles) - len(trainers), metadata)
         joins = [
             {name: values[i] for name, values in side.items()}
             for side in topology
@@ -305,16 +320,16 @@ class Driver:
             process.join()
 
 
-def _only(others: list[Connection], *args: Any) -> None:
+def _only(others: list[Connection], function: Any, *args: Any) -> None:
     """In the child: without the other ends of pipes, so that a death is seen."""
     for pipe in others:
         pipe.close()
-    serve(*args)
+    function(*args)
 
 
-def run(case: Case, seconds: float) -> dict[str, Any]:
+def run(case: Case, seconds: float, address: str) -> dict[str, Any]:
     """Return what became of every role in the first transfer, and under ``again`` in the second."""
-    driver = Driver(case, time.monotonic() + seconds)
+    driver = Driver(case, time.monotonic() + seconds, address)
     try:
         roles = tuple(driver._pipes)
         found = driver.transfer(roles, STEP)
@@ -326,13 +341,36 @@ def run(case: Case, seconds: float) -> dict[str, Any]:
         driver.end()
 
 
+def keep_ray(started: Connection, ended: Connection) -> None:
+    """Run a Ray until the other end of ``ended`` is closed; in a process of its own, as the driver forks."""
+    import ray
+    import ray_start
+
+    ray_start.ask_again()
+    context = ray.init(
+        num_cpus=0, include_dashboard=False, object_store_memory=100_000_000, log_to_driver=False
+    )
+    started.send(context.address_info["address"])
+    ended.poll(None)
+    ray.shutdown()
+
+
 def main(seconds: float, cases: list[str]) -> None:
     import torch
 
     import flashpatch.patches.cpu.checkpoint_engine  # noqa: F401
 
     torch.set_num_threads(1)
-    results = {name: run(CASES[name], seconds) for name in cases}
+    fork = multiprocessing.get_context("fork")
+    (here, started), (ended, end) = fork.Pipe(), fork.Pipe()
+    keeper = fork.Process(target=_only, args=([here, end], keep_ray, started, ended))
+    keeper.start()
+    try:
+        address = here.recv()
+        results = {name: run(CASES[name], seconds, address) for name in cases}
+    finally:
+        end.close()
+        keeper.join()
     print(json.dumps({"digest": digest(weights()), "cases": results}))
 
 

@@ -29,7 +29,10 @@ def test_rollouts_in_processes_of_their_own_follow_the_updates(wide_world, tmp_p
     assert min(metrics(done.stdout, "actor/grad_norm")) > 0
     assert metrics(done.stdout, "sync/policy_version") == [2, 3]
     assert min(metrics(done.stdout, "gloo/buckets")) > 3
-    assert "checkpoint_engine.backend=gloo: weights reach separate rollouts over gloo" in done.stdout
+    assert (
+        "checkpoint_engine.backend=gloo: weights reach separate rollouts through Ray's object store"
+        in done.stdout
+    )
 
     processes = live(tmp_path)
     (worker,) = [process for process in processes if "worker" in process["roles"]]

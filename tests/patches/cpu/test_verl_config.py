@@ -156,7 +156,7 @@ SEPARATE = {
         ({}, {}),
     ],
 )
-def test_separate_rollouts_get_their_weights_over_gloo(changes, expected):
+def test_separate_rollouts_get_the_checkpoint_engine_gloo(changes, expected):
     assert dict(verl_config.transfer(reader(**changes))) == expected
 
 

@@ -1,8 +1,7 @@
 """Cut weights into buckets of bytes, and put them together again.
 
 A bucket is one run of bytes and a list of pieces. A piece is a whole tensor, or a part of one that is larger than a
-bucket; such parts fill buckets of their own in order. Every piece begins at a multiple of `ALIGNMENT`, so that a
-tensor of any dtype is a view of the bucket.
+bucket; such parts fill buckets of their own in order.
 """
 
 from __future__ import annotations
@@ -10,14 +9,12 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from flashpatch.patches.cpu.gloo_transfer.errors import transfer_error
-
-ALIGNMENT = 64  # bytes
+from flashpatch.patches.cpu.transfer.errors import transfer_error
 
 
 @dataclass(frozen=True)
@@ -27,7 +24,7 @@ class Piece:
     Attributes:
         name: of the tensor; shape, dtype: of the whole tensor.
         begin: position of the first byte in the tensor; size: bytes.
-        offset: position of the first byte in the bucket, -1 before it has one.
+        offset: position of the first byte in the bucket; checksum: CRC-32; both only in a bucket.
     """
 
     name: str
@@ -36,16 +33,7 @@ class Piece:
     begin: int
     size: int
     offset: int = -1
-
-    def as_json(self) -> list[Any]:
-        """Return plain values for `of_json`."""
-        return [self.name, list(self.shape), self.dtype, self.begin, self.size, self.offset]
-
-    @classmethod
-    def of_json(cls, values: list[Any]) -> Piece:
-        """Read what `as_json` returned."""
-        name, shape, dtype, begin, size, offset = values
-        return cls(name, tuple(shape), dtype, begin, size, offset)
+    checksum: int = -1
 
     @property
     def nbytes(self) -> int:
@@ -84,29 +72,28 @@ class Bucket:
     """
 
     def __init__(self, size: int) -> None:
-        self.buffer = torch.empty(size, dtype=torch.uint8)
+        self._buffer = torch.empty(size, dtype=torch.uint8)
         self.clear()
 
     def clear(self) -> None:
         """Empty it."""
         self.pieces: list[Piece] = []
-        self.length = 0
+        self._length = 0
 
     def add(self, piece: Piece, data: torch.Tensor) -> bool:
-        """Copy a piece's bytes, uint8 on any device, behind the others; False when there is no room."""
-        offset = -(-self.length // ALIGNMENT) * ALIGNMENT
-        if offset + piece.size > self.buffer.numel():
+        """Copy a piece's bytes, uint8 on any device, behind the others; False if there is no room."""
+        begin, end = self._length, self._length + piece.size
+        if end > self._buffer.numel():
             return False
-        self.buffer[self.length : offset].zero_()
-        self.length = offset + piece.size
-        self.buffer[offset : self.length].copy_(data)
-        self.pieces.append(Piece(piece.name, piece.shape, piece.dtype, piece.begin, piece.size, offset))
+        place = self._buffer[begin:end].copy_(data)
+        self._length = end
+        self.pieces.append(replace(piece, offset=begin, checksum=zlib.crc32(place.numpy())))
         return True
 
     @property
-    def data(self) -> torch.Tensor:
-        """The filled part, ``(length,)`` uint8."""
-        return self.buffer[: self.length]
+    def data(self) -> Any:
+        """The filled part, ``(length,)`` uint8, a numpy array."""
+        return self._buffer[: self._length].numpy()
 
 
 def cut(name: str, tensor: torch.Tensor, bucket_size: int) -> Iterator[tuple[Piece, torch.Tensor]]:
@@ -131,39 +118,38 @@ class Joiner:
         self._first: Piece | None = None
         self._filled = 0
 
-    def take(self, pieces: list[Piece], data: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the tensors that end in this bucket: views of it, or copies of what several buckets brought.
+    def take(self, pieces: list[Piece], data: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield copies of the tensors that end in this bucket, whose bytes are ``(length,)`` uint8, a numpy array.
 
         Raises:
-            PatchError: a piece does not follow the one before.
+            PatchError: a piece does not follow the one before, or its bytes are not those that were sent.
         """
         for piece in pieces:
-            found = data[piece.offset : piece.offset + piece.size]
-            if piece.size == piece.nbytes and self._first is None:
-                yield self._counted(piece, found)
-                continue
             if self._first is None:
                 self._first, self._filled = piece, 0
                 self._whole = torch.empty(piece.nbytes, dtype=torch.uint8)
-            first = self._first
+            first, found = self._first, data[piece.offset : piece.offset + piece.size]
             follows = (piece.name, piece.shape, piece.dtype) == (first.name, first.shape, first.dtype)
-            if not follows or piece.begin != self._filled or found.numel() != piece.size:
+            if not follows or piece.begin != self._filled or found.size != piece.size:
                 raise transfer_error(
                     f"byte {piece.begin} of {piece.name} arrived where byte {self._filled} of {first.name} was due."
                 )
-            self._whole[piece.begin : piece.begin + piece.size].copy_(found)
+            place = self._whole.numpy()[piece.begin : piece.begin + piece.size]
+            place[:] = found
+            if (checksum := zlib.crc32(place)) != piece.checksum:
+                raise transfer_error(
+                    f"{piece.name}, bytes {piece.begin} to {piece.begin + piece.size}, arrived with the CRC-32 "
+                    f"{checksum:08x}, and was sent with {piece.checksum:08x}."
+                )
             self._filled += piece.size
             if self._filled == piece.nbytes:
                 whole, self._whole, self._first = self._whole, None, None
-                yield self._counted(piece, whole)
+                self.contents.add(piece.name, piece.shape, piece.dtype, piece.nbytes)
+                yield piece.name, whole.view(as_dtype(piece.dtype)).view(piece.shape)
 
     def unfinished(self) -> str | None:
         """Name the tensor of which bytes are missing."""
         return self._first.name if self._first else None
-
-    def _counted(self, piece: Piece, data: torch.Tensor) -> tuple[str, torch.Tensor]:
-        self.contents.add(piece.name, piece.shape, piece.dtype, data.numel())
-        return piece.name, data.view(as_dtype(piece.dtype)).view(piece.shape)
 
 
 def as_dtype(name: str) -> torch.dtype:
@@ -176,8 +162,3 @@ def as_dtype(name: str) -> torch.dtype:
     if not isinstance(found, torch.dtype):
         raise transfer_error(f"a weight has the dtype {name}, which this process's torch does not know.")
     return found
-
-
-def checksum(data: torch.Tensor) -> int:
-    """Return the CRC-32 of ``(length,)`` uint8 on the CPU."""
-    return zlib.crc32(data.numpy())

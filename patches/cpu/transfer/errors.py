@@ -17,14 +17,13 @@ def transfer_error(problem: str, advice: str = ADVICE) -> PatchError:
     return PatchError(problem, patch=ENGINE, advice=advice)
 
 
-def silence(whom: str, what: str, version: str, seconds: float) -> PatchError:
-    """Return the error for a peer that is connected and did not answer in time."""
+def silence(what: str, version: str, seconds: float) -> PatchError:
+    """Return the error for a process that is alive and did not do something in time."""
     return transfer_error(
-        f"{whom} did not {what} in {seconds:g} s ({version}).",
-        f"If it is slow and not stuck, raise {TIMEOUT}.",
+        f"{what} in {seconds:g} s ({version}).", f"If it is slow and not stuck, raise {TIMEOUT}."
     )
 
 
 def as_text(error: BaseException) -> str:
-    """Format an exception with its traceback, for the process at the other end."""
+    """Format an exception with its traceback, for other processes."""
     return "".join(traceback.format_exception(error)).rstrip()[-_LONGEST:]
