@@ -18,20 +18,19 @@ SCRIPT = SUPPORT / "verl_groups.py"
 
 
 @pytest.mark.parametrize(
-    "number, engine, imported",
+    "engine, imported",
     [
-        pytest.param(28, "verl_vllm", warm.VERL_VLLM, marks=pytest.mark.verl),
+        pytest.param("verl_vllm", warm.VERL_VLLM, marks=pytest.mark.verl),
         pytest.param(
-            22,
             f"verl_{sglang_lab.FRAMEWORK}",
             warm.VERL_SGLANG,
             marks=[pytest.mark.verl, pytest.mark.sglang],
         ),
     ],
 )
-def test_armed_and_undone(tmp_path: Path, number: int, engine: str, imported: Sequence[str]) -> None:
+def test_armed_and_undone(tmp_path: Path, engine: str, imported: Sequence[str]) -> None:
     variables = environment(tmp_path, SGLANG_USE_CPU_ENGINE="1")
-    groups = [str(number), "verl", engine]
+    groups = ["verl", engine]
     examined = subprocess.run(
         [sys.executable, SCRIPT, "examine", *groups],
         env=variables,
