@@ -34,28 +34,7 @@ def on_update(original, self, weights: Any, *args: Any, **kwargs: Any) -> Corout
     return update(original, self, weights, args, kwargs, begin, PATCH)
 
 
-def update(
-    original,
-    self,
-    weights: Any,
-    args: tuple,
-    kwargs: dict,
-    begin: Callable[[str], Awaitable[Any]],
-    patch: Patch,
-) -> Coroutine:
-    """Send the weights within a session, and keep its receipt.
-
-    Args:
-        original: verl's method, whose flush at the end ends the session.
-        self: verl's ``ServerAdapter``.
-        weights, args, kwargs: of the call.
-        begin: opens a session on the server, given the id of the sync.
-        patch: named by refusals.
-    """
-    return _update_parts(original, self, weights, args, kwargs, begin, patch)
-
-
-async def _update_parts(
+async def update(
     original,
     self,
     weights: Any,
@@ -64,7 +43,15 @@ async def _update_parts(
     begin: Callable[[str], Awaitable[Any]],
     patch: Patch,
 ) -> Any:
-    """Update once, or with a stream of a base and an adapter once for each."""
+    """Send the weights within a session, and keep its receipt; a stream of a base and an adapter once for each.
+
+    Args:
+        original: verl's method, whose flush at the end ends the session.
+        self: verl's ``ServerAdapter``.
+        weights, args, kwargs: of the call.
+        begin: opens a session on the server, given the id of the sync.
+        patch: named by refusals.
+    """
     result = None
     async for part, told in adapters.parts(self, weights, kwargs, patch):
         result = await _update(original, self, part, args, told, begin, patch)
