@@ -275,7 +275,7 @@ class Coordinator:
     def _handle(self, event: dict[str, Any]) -> None:
         self._last_event = self._clock()
         name = event.get("event")
-        if name in ("training", "idle", "drafter"):
+        if name in ("ready", "training", "idle", "drafter"):
             self.figures = {**self.figures, **event}
         if name == "released" or self.ends_slice(event):
             self.on_device = False

@@ -69,6 +69,16 @@ def test_a_killed_worker_is_noticed_and_started_again(run):
     assert one.counts["started"] == 2
 
 
+def test_figures_are_those_of_the_worker_that_runs(run):
+    one = run()
+    one.train(1.0)
+    until(lambda: one.counts["drafters"] == 1 and one.state == "idle", one)
+    os.kill(one.pid, signal.SIGKILL)
+    until(lambda: one.state == "down", one)
+    until(lambda: one.restart_when_due() or one.state == "idle", one)
+    assert one.figures["event"] == "ready" and one.figures["step"] == 0
+
+
 def test_the_newest_target_alone_reaches_a_worker_that_starts_and_one_that_starts_again(run):
     one = run()
     one.start()
