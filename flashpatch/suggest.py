@@ -9,9 +9,14 @@ if TYPE_CHECKING:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """``Did you mean 'fp8'? Known: bf16, fp8.``"""
+    names = sorted(known)
+    close = closest(name, names)
+    hint = f"Did you mean {close!r}? " if close else ""
+    return f"{hint}Known: {', '.join(names) or 'none'}."
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """Return the known name that is spelt most like ``name``; empty if none is."""
     import difflib
 
-    names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"Did you mean {close[0]!r}? " if close else ""
-    return f"{hint}Known: {', '.join(names) or 'none'}."
+    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)), "")

@@ -10,7 +10,7 @@ from flashpatch.commands.catalogue import Entry, entries
 from flashpatch.commands.report import Table, emit
 from flashpatch.evidence import explain
 from flashpatch.record import Family
-from flashpatch.suggest import nearest
+from flashpatch.suggest import closest
 
 HELP = "all about one patch, or about a family and its options"
 
@@ -28,11 +28,23 @@ def run(args: argparse.Namespace) -> int:
     elif args.id in families:
         data = _family(families[args.id])
     else:
-        known = [*registry.patches(), *families]
-        args.usage_error(f"no patch or family {args.id!r}. {nearest(args.id, known)}")
+        args.usage_error(f"no patch or family {args.id!r}. {_hint(args.id)}`flashpatch list` shows all.")
     rows = [(field, line) for field, value in data.items() for line in _lines(value)]
     emit(data, [Table(args.id, ("field", "value"), rows)], args.json)
     return 0
+
+
+def _hint(word: str) -> str:
+    """Return which names have patches for ``word``, or else what is spelt like it, as a sentence; empty if nothing is."""
+    ids = registry.patches()
+    families = dict.fromkeys(patch.family for id, patch in ids.items() if word in id.split(".")[1].split("_"))
+    names = [name for family in families for name in registry.family_names(registry.family(family))]
+    if names:
+        return f"It is part of {', '.join(names)}. "
+    close = closest(word, [*ids, *registry.names()])
+    last = close.rpartition(".")[2]
+    alike = [close, *(id for id in ids if id != close and id.rpartition(".")[2] == last)]
+    return f"Did you mean {', '.join(map(repr, alike))}? " if close else ""
 
 
 def _patch(entry: Entry) -> dict[str, Any]:

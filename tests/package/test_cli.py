@@ -148,7 +148,25 @@ class TestShow:
     def test_an_unknown_id_is_wrong_usage(self, toys) -> None:
         done = toys.run("flashpatch", "show", "toy.packaging.fit")
         assert (done.returncode, done.stdout) == (2, "")
-        assert "'toy.packaging.fits'" in done.stderr
+        assert "Did you mean 'toy.packaging.fits'? `flashpatch list` shows all." in done.stderr
+
+    @pytest.mark.parametrize(
+        ("word", "hint"),
+        [
+            (
+                "cpu.sglang.update_weight",
+                "Did you mean 'cpu.sglang.update_weights', 'eagle.verl.update_weights'?",
+            ),
+            (
+                "lora",
+                "It is part of fp8, bf16, fp8_channel, fp8_tensor, int8, int8_weight_only. `flashpatch list`",
+            ),
+            ("zzz", "no patch or family 'zzz'. `flashpatch list` shows all."),
+        ],
+    )
+    def test_a_hint_is_short(self, word: str, hint: str, toys) -> None:
+        said = toys.run("flashpatch", "show", word).stderr
+        assert hint in said and len(said) < 500
 
 
 class TestCommandsOfFamilies:

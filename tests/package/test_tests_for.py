@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import tests_for
 from tree import TREE
@@ -28,3 +31,15 @@ def test_what_names_a_patch_belongs_to_it():
 def test_an_unknown_id_is_named(capsys):
     assert tests_for.main(["grpo.verl.generat"]) == 2
     assert "Did you mean 'grpo.verl.generate'?" in capsys.readouterr().err
+
+
+def test_make_ends_with_an_error_at_an_unknown_id(tmp_path):
+    python = tmp_path / "venv-check" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    made = [f"--old-file={tmp_path}/venv-check/.ready", f"VENV={tmp_path}/venv"]
+    command = ["make", "-C", TREE, *made, "test-for", "PATCH=grpo.verl.generat"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and "Did you mean 'grpo.verl.generate'?" in done.stderr
+    assert not (TREE / ".tests-for").exists()
