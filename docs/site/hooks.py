@@ -17,16 +17,9 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from pymdownx.slugs import slugify
 from pymdownx.superfences import fence_code_format
-from tables import table
+from tables import TOP, table
 
-TOP = {
-    "README.md": "index.md",
-    "CONTRIBUTING.md": "contributing.md",
-    "SECURITY.md": "security.md",
-    "CHANGELOG.md": "changelog.md",
-}
-"""Pages at the top of the tree, and what they are called on the site."""
-
+LIST_OF_PAGES = "docs/README.md"
 LINK = re.compile(r"(?<![!`])\[([^\]\n]+)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 HELP = re.compile(r"^<!-- help: (.*) -->$", re.M)
 TABLE = re.compile(r"^<!-- (patches|messages) -->$", re.M)
@@ -69,8 +62,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         if path in TOP:
             return f"[{text}]({posixpath.relpath(TOP[path], folder)}{anchor})"
         if path.startswith("docs/"):
-            if (_root(config) / path).is_dir():
-                return text  # the navigation shows what is in it
+            if path == LIST_OF_PAGES:
+                return text  # the navigation is that
             return f"[{text}]({posixpath.relpath(path.removeprefix('docs/'), folder)}{anchor})"
         return f"[{text}]({config.repo_url.rstrip('/')}/blob/HEAD/{path})" if config.repo_url else text
 

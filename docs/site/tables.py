@@ -1,4 +1,4 @@
-"""Tables of the reference, made from the records: names, options, patches, environment variables.
+"""Tables of the reference, made from the records: names, options, patches, environment variables; and the list of pages.
 
 ``python docs/site/tables.py`` writes the short ones into the pages, so that they are there without the site.
 """
@@ -17,9 +17,23 @@ from flashpatch.commands import env
 from flashpatch.record import Option, Patch
 
 TREE = Path(__file__).parents[2]
-WRITTEN = [TREE / "docs" / "reference" / f"{name}.md" for name in ("names-and-options", "environment")]
+TOP = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+    "CHANGELOG.md": "changelog.md",
+}
+"""Pages at the top of the tree, and what they are called on the site."""
+
+PAGES = TREE / "docs" / "README.md"
+WRITTEN = [
+    PAGES,
+    *(TREE / "docs" / "reference" / f"{name}.md" for name in ("names-and-options", "environment")),
+]
 """Pages that hold their tables."""
-_PLACE = re.compile(r"^<!-- (names|options: \w+|environment) -->\n(?:(?:\||No options\.).*\n)*", re.M)
+_PLACE = re.compile(
+    r"^<!-- (names|options: \w+|environment|pages) -->\n(?:(?:\||No options\.| *- ).*\n)*", re.M
+)
 
 
 def filled(page: str) -> str:
@@ -31,7 +45,8 @@ def table(of: str, which: str = "") -> str:
     """Return a Markdown table.
 
     Args:
-        of: ``names``, ``options`` (of a family), ``environment``; ``patches`` and ``messages`` are a table per family.
+        of: ``names``, ``options`` (of a family), ``environment``; ``patches`` and ``messages`` are a table per family;
+            ``pages`` is a list of the site's pages.
         which: the family.
     """
     return {
@@ -39,6 +54,7 @@ def table(of: str, which: str = "") -> str:
         "options": lambda: _options(which),
         "patches": _patches,
         "environment": _environment,
+        "pages": _pages,
         "messages": lambda: messages.table(messages.messages(TREE)),
     }[of]()
 
@@ -87,6 +103,19 @@ def _patch(patch: Patch) -> Sequence[str]:
 
 def _environment() -> str:
     return _table(("variable", "meaning"), [(f"`{name}`", meaning) for name, meaning in env.MEANINGS.items()])
+
+
+def _pages() -> str:
+    """Return the navigation of mkdocs.yml as a list, with links to the files."""
+    navigation = (TREE / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    found = re.findall(r'^( +)- "?(.*?)"?:(?: (\S+))?$', navigation, re.M)
+    return "\n".join(f"{indent[4:] if path else ''}- {_link(title, path)}" for indent, title, path in found)
+
+
+def _link(title: str, path: str) -> str:
+    """Return a page's link from the folder of docs; a title without a page stands alone."""
+    above = {on_site: f"../{name}" for name, on_site in TOP.items()}
+    return f"[{title}]({above.get(path, path)})" if path else title
 
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

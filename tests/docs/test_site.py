@@ -2,6 +2,7 @@
 
 import re
 import sys
+from dataclasses import MISSING, fields
 
 import pytest
 from tree import TREE
@@ -9,6 +10,7 @@ from tree import TREE
 import flashpatch
 from flashpatch import registry
 from flashpatch.commands import env
+from flashpatch.patches.eagle.train.settings import WorkerSettings
 
 sys.path.insert(0, str(TREE / "docs" / "site"))
 import tables
@@ -16,7 +18,6 @@ import tables
 yaml = pytest.importorskip("yaml")
 
 CONFIG = yaml.safe_load((TREE / "mkdocs.yml").read_text())
-HOOKS = (TREE / "docs" / "site" / "hooks.py").read_text()
 
 
 def _pages(nav) -> list[str]:
@@ -28,10 +29,18 @@ def _pages(nav) -> list[str]:
 
 
 def test_every_page_is_in_the_navigation_once():
-    top = dict(re.findall(r'"([A-Z]+\.md)": "(\w+\.md)"', HOOKS))
+    top = tables.TOP
     assert top.keys() == {page.name for page in TREE.glob("*.md")}
-    below = {str(page.relative_to(TREE / "docs")) for page in (TREE / "docs").rglob("*.md")}
+    below = {
+        str(page.relative_to(TREE / "docs")) for page in (TREE / "docs").rglob("*.md") if page != tables.PAGES
+    }
     assert sorted(_pages(CONFIG["nav"])) == sorted(below | set(top.values()))
+
+
+def test_the_list_of_pages_is_the_navigation():
+    linked = re.findall(r"\]\((.*)\)$", tables.PAGES.read_text(), re.M)
+    above = {f"../{name}": page for name, page in tables.TOP.items()}
+    assert [above.get(page, page) for page in linked] == _pages(CONFIG["nav"])
 
 
 def test_a_page_needs_nothing_from_elsewhere():
@@ -74,6 +83,19 @@ def test_every_option_is_in_the_reference(family):
     shown = (TREE / "docs" / "reference" / "names-and-options.md").read_text()
     for name, option in registry.family(family).options.items():
         assert f"| `{name}` |" in shown and option.help.replace("|", "\\|") in shown
+
+
+def test_every_setting_of_the_drafters_trainer_is_in_the_reference_with_its_default():
+    page = (TREE / "docs" / "reference" / "names-and-options.md").read_text()
+    rows = re.findall(
+        r"^\| (.*?) \| (.*?) \|", page.partition("### Settings of `trainer`")[2].partition("## ")[0], re.M
+    )
+    shown = {}
+    for names, defaults in rows[2:]:
+        shown.update(zip(names.strip("`").split("`, `"), defaults.strip("`").split("`, `"), strict=True))
+    defaults = {one.name: repr(one.default) for one in fields(WorkerSettings) if one.default is not MISSING}
+    of_the_job = {"engine", "drafter", "kind", "release", "rank", "ranks"}
+    assert shown == {name: said for name, said in defaults.items() if name not in of_the_job} | {"steps": "0"}
 
 
 def test_every_name_patch_and_variable_is_in_the_reference():

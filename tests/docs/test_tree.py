@@ -9,7 +9,7 @@ from tree import TREE
 DOCS = TREE / "docs"
 HOW_TO = sorted((DOCS / "how-to").glob("*.md"))
 MEASURED = sorted((DOCS / "measured").glob("*.md"))
-PAGES = sorted(DOCS.rglob("*.md"))
+PAGES = sorted(DOCS.glob("*/**/*.md"))
 WHEN = re.compile(r"\*20\d\d-\d\d-\d\d, `[0-9a-f]{7,}`")
 NEVER_RUN = re.compile(
     r"(?i)\b(?:never run|not on a GPU|was not run|were not run|not seen to run|has not run)\b(?!.*limits)"
