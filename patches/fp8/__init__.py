@@ -22,6 +22,7 @@ from flashpatch.patches.fp8.vllm import (
     engine_args,
     engine_core_sleep,
     expected_processes,
+    float32_head,
     initialize_model,
     int8_inputs,
     kept_tokens,
@@ -91,6 +92,7 @@ FAMILY = Family(
         client_errors.PATCH,
         client_errors.STEP,
         kept_tokens.PATCH,
+        float32_head.PATCH,
         expected_processes.CORES,
         expected_processes.WORKERS,
         *VLLM_LORA,
@@ -116,7 +118,9 @@ FAMILY = Family(
         "scheme": Option("", "vLLM's name of the quantization; empty: chosen for the platform"),
         "profile": Option("", "absolute path of a smoothing profile for int8"),
         "lm_head": Option(
-            "", "float32: compute the lm_head in float32; empty: in the model's dtype", ("", "float32")
+            "",
+            "float32: compute the lm_head in float32, under verl in the trainer too; empty: in the model's dtype",
+            ("", "float32"),
         ),
         "logprobs": Option(
             "processed",

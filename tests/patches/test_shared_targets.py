@@ -40,6 +40,9 @@ SHARED: Mapping[str, Listed] = {
     "verl.trainer.ppo.core_algos:register_policy_loss": Listed(
         ("grpo", "flowrl"), "registrations, two names"
     ),
+    "verl.workers.engine.fsdp.transformer_impl:FSDPEngine._build_module": Listed(
+        ("fp8", "flowrl"), "fp8 changes the head's forward; flowrl hangs a module of its own beside it"
+    ),
     "verl.workers.engine.fsdp.transformer_impl:FSDPEngine.get_per_tensor_param": Listed(
         ("fp8", "fsdp"), "fp8 times the gather alone; fsdp adds fingerprints behind what it returns"
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from flashpatch import engine, ledger
@@ -28,8 +29,9 @@ def on_resolve(original, server_args: Any):
     return original(server_args)
 
 
-def fields_for(args: Any, patch: Patch) -> dict[str, str]:
-    """Return the arguments that give an engine the family's precision; empty if it keeps its own.
+def fields_for(args: Any, patch: Patch) -> dict[str, Any]:
+    """Return the arguments that give an engine the family's precision, and a float32 head if that is asked for; empty if the
+    model keeps its own.
 
     Args:
         args: ``ServerArgs`` as the user gave them.
@@ -44,6 +46,11 @@ def fields_for(args: Any, patch: Patch) -> dict[str, str]:
     if any(fnmatch.fnmatch(args.model_path, pattern) for pattern in options["exclude"]):
         return {}
 
+    head = {"enable_fp32_lm_head": True} if options["lm_head"] == "float32" else {}
+    return head | _precision_for(args, patch, options)
+
+
+def _precision_for(args: Any, patch: Patch, options: Mapping[str, Any]) -> dict[str, str]:
     def refuse(problem: str, advice: str) -> PatchError:
         return PatchError(problem, patch=patch.id, target=patch.targets[0], advice=advice)
 

@@ -7,6 +7,7 @@ from flashpatch.patches.fp8.verl import (
     delta_sync,
     delta_versions,
     expected_processes,
+    float32_head,
     unsupported,
     wrapped_adapters,
 )
@@ -30,5 +31,6 @@ PATCHES = (
     rollout_correction.LOGPROBS,
     mismatch.MEASURE,
     mismatch.PRECISIONS,
+    float32_head.PATCH,
     *SUPPORT,
 )

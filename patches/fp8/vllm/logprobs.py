@@ -6,10 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flashpatch import ledger
-from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.vllm import int8_config
-
-_PATCH = "fp8.vllm.create_engine_config"
 
 
 def configure(args: Any, options: Mapping[str, Any]) -> None:
@@ -21,9 +18,6 @@ def configure(args: Any, options: Mapping[str, Any]) -> None:
     Args:
         args: ``vllm.engine.arg_utils.EngineArgs``, changed in place.
         options: the family's.
-
-    Raises:
-        PatchError: a float32 head is requested, and this vLLM has none.
     """
     if options["logprobs"] == "processed" and args.logprobs_mode == "raw_logprobs":
         args.logprobs_mode = "processed_logprobs"
@@ -34,12 +28,8 @@ def configure(args: Any, options: Mapping[str, Any]) -> None:
 
 
 def _use_float32_head(args: Any) -> None:
+    """Set vLLM's ``head_dtype``; before 0.26 `float32_head` does it."""
     from vllm.model_executor.layers.logits_processor import LogitsProcessor
 
-    if not hasattr(LogitsProcessor, "_apply_head"):
-        raise PatchError(
-            "this vLLM cannot run the lm_head of a generating model in float32.",
-            patch=_PATCH,
-            advice="Unset the option lm_head, or use vLLM 0.31 or newer.",
-        )
-    int8_config.override(args, "head_dtype", "float32")
+    if hasattr(LogitsProcessor, "_apply_head"):
+        int8_config.override(args, "head_dtype", "float32")

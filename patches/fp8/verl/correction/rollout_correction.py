@@ -10,6 +10,7 @@ from typing import Any
 from flashpatch import engine, ledger
 from flashpatch.patches._shared.verl_config import JobConfig, validate_config_patch
 from flashpatch.patches.fp8.precision import fleet
+from flashpatch.patches.fp8.verl import float32_head
 from flashpatch.patches.fp8.verl.correction import truncated_sampling
 from flashpatch.patches.fp8.verl.support import settings as support
 from flashpatch.record import Contract
@@ -31,7 +32,7 @@ def on_correct(original, config: Any, *args: Any, **kwargs: Any) -> Any:
     of ratios over different supports, or see to it that they are over the same.
 
     Raises:
-        PatchError: with the option support, settings that stand against it.
+        PatchError: with the option support, or lm_head, settings that stand against it.
     """
     job = JobConfig(config, ID)
     ledger.role("driver")
@@ -47,6 +48,7 @@ def on_correct(original, config: Any, *args: Any, **kwargs: Any) -> Any:
         )
         job.set(f"{CORRECTION}.rollout_is_threshold", CAP)
     support.prepare(job, options["support"])
+    float32_head.check(job, options["lm_head"])
     truncated_sampling.report(job.get, options["support"])
     ledger.note(tis={"on": switched, "why": why, "cap": CAP if switched else None, "rollouts": list(rolled)})
     return original(config, *args, **kwargs)

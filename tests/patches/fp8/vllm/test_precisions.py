@@ -160,7 +160,7 @@ def sampled(name: str, model: str, **options: Any) -> dict[str, Any]:
     return dict(rows=rows, head=dtype, mode=notes["logprobs"], lm_head=notes.get("lm_head"))
 
 
-@pytest.mark.vllm(least="0.31")  # before, the option lm_head is refused by name
+@pytest.mark.vllm(least="0.26")  # before, a patch computes the head: test_float32_head.py
 def test_logprobs_are_those_that_tokens_were_drawn_with(runner: scenario.Runner) -> None:
     from math import exp
 

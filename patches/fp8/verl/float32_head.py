@@ -1,0 +1,100 @@
+"""Compute the lm_head in float32 on the trainer's side too, if the rollouts do."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from flashpatch import engine
+from flashpatch.errors import PatchError
+from flashpatch.patches._shared.verl_config import Get, JobConfig
+from flashpatch.record import Contract, Patch
+
+ROLLOUT, ACTOR, MODEL = (f"actor_rollout_ref.{name}" for name in ("rollout", "actor", "model"))
+ADVICE = "Change these settings, or unset fp8's option lm_head."
+
+
+def on_build(original, self, *args: Any, **kwargs: Any) -> Any:
+    """Around ``FSDPEngine._build_module``: with the option lm_head=float32 the model's head computes in float32.
+
+    Raises:
+        PatchError: the model has no head that is a linear layer.
+    """
+    module = original(self, *args, **kwargs)
+    if engine.options("fp8")["lm_head"] == "float32" and self.model_config.model_type == "language_model":
+        use_float32(module)
+    return module
+
+
+def use_float32(model: Any) -> None:
+    """Let a Hugging Face model's output embeddings multiply and return float32, under autocast too.
+
+    The product has the weight as FSDP gathers it, in bf16 by default: the values that the engine holds.
+
+    Raises:
+        PatchError: they are no linear layer.
+    """
+    import torch
+
+    head = model.get_output_embeddings()
+    if not isinstance(head, torch.nn.Linear):
+        raise PatchError(
+            f"the head of {type(model).__name__} is no linear layer ({type(head).__name__}) and is not computed in float32.",
+            patch=PATCH.id,
+            target=PATCH.targets[0],
+            advice=ADVICE,
+        )
+    head.forward = types.MethodType(_forward, head)
+
+
+def _forward(self, hidden_states: Any) -> Any:
+    import torch
+
+    with torch.autocast(hidden_states.device.type, enabled=False):
+        bias = None if self.bias is None else self.bias.float()
+        return torch.nn.functional.linear(hidden_states.float(), self.weight.float(), bias)
+
+
+def check(job: JobConfig, lm_head: str) -> None:
+    """Refuse a job whose rollouts compute the head in float32 and whose trainer would not, or the other way round.
+
+    Args:
+        lm_head: the family's option.
+
+    Raises:
+        PatchError: names all settings that stand against it.
+    """
+    if lm_head == "float32":
+        job.refuse(refusals(job.get), "cannot compute the lm_head in float32 on both sides with", ADVICE)
+
+
+def refusals(get: Get) -> Iterator[str]:
+    """Yield the settings under which one side would compute the head otherwise, each with the reason."""
+    strategy = get(f"{ACTOR}.strategy")
+    if strategy not in ("fsdp", "fsdp2"):
+        yield f"{ACTOR}.strategy={strategy} (only FSDP actors do)"
+    if get(f"{MODEL}.use_fused_kernels"):
+        yield f"{MODEL}.use_fused_kernels=True (they multiply by themselves, in the model's dtype)"
+    engine_name = get(f"{ROLLOUT}.name", "vllm")
+    if engine_name not in ("vllm", "sglang"):
+        yield f"{ROLLOUT}.name={engine_name} (only vLLM and SGLang do)"
+    for path in ("lora_rank", "lora.rank"):
+        if get(f"{MODEL}.{path}"):
+            yield f"{MODEL}.{path}={get(f'{MODEL}.{path}')} (the engine's head is another class beside adapters)"
+
+
+PATCH = Patch(
+    id="fp8.verl.build_module",
+    targets=("verl.workers.engine.fsdp.transformer_impl:FSDPEngine._build_module",),
+    requires="verl>=0.9",
+    wrapper=on_build,
+    contract=Contract(params=("self",), mentions=("self.model_config.model_type",)),
+    evidence="optional",
+    when="lm_head=float32 anywhere=fp8.verl.validate_config_correction",
+    scope=frozenset({"trainer"}),
+    why="With a head in float32 in the rollouts alone, their log-probabilities and the trainer's, whose logits are rounded to "
+    "bf16, differ by that rounding.",
+    how="With the option lm_head=float32, the model's head multiplies in float32, under autocast too.",
+    remove_when="verl computes the head in float32 on both sides by a setting.",
+)
