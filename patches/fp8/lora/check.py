@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from flashpatch.errors import PatchError
-from flashpatch.patches._shared import fingerprint
+from flashpatch.patches.fp8.lora import values
 from flashpatch.patches.fp8.refit.policy import listed
 
 
@@ -55,8 +55,8 @@ def checked(
     Raises:
         PatchError: the engine would not do with it what the trainer does; all reasons are named.
     """
-    values = joined(pairs)
-    found = problems(pairs, values, places, config)
+    finite, content = read(pairs)
+    found = problems(pairs, finite, places, config)
     if found:
         more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         raise PatchError(
@@ -64,25 +64,21 @@ def checked(
             patch=patch,
             advice="The adapter from before stays in place. Mend what the trainer sends, or the engine's lora settings.",
         )
-    return digest(pairs, values)
+    return digest(pairs, content)
 
 
 _SHOWN = 6
 
 
-def joined(pairs: Mapping[str, Pair]) -> list[torch.Tensor]:
-    """Copy all values of an adapter into one flat tensor per dtype: it has hundreds of small ones, and a look at each costs."""
-    found: dict[torch.dtype, list[torch.Tensor]] = {}
-    for _, pair in sorted(pairs.items()):
-        for tensor in (pair.a, pair.b):
-            if tensor is not None:
-                found.setdefault(tensor.dtype, []).append(tensor.detach().reshape(-1))
-    return [torch.cat(parts) for parts in found.values()]
+def read(pairs: Mapping[str, Pair]) -> tuple[bool, bytes]:
+    """Return what `values.read` says of all tensors of an adapter."""
+    found = (one for _, pair in sorted(pairs.items()) for one in (pair.a, pair.b))
+    return values.read([one for one in found if one is not None])
 
 
 def problems(
     pairs: Mapping[str, Pair],
-    values: Sequence[torch.Tensor],
+    finite: bool,
     places: Mapping[str, Place | None],
     config: Mapping[str, Any],
 ) -> list[str]:
@@ -90,7 +86,7 @@ def problems(
 
     Args:
         pairs: by the engine's name of the module.
-        values: all of them, `joined`.
+        finite: whether all values are known to be.
         places: modules of the engine that take an adapter; None for one whose size is not known.
         config: as PEFT writes it: ``r``, ``lora_alpha``, and what else changes what the tensors mean.
     """
@@ -101,11 +97,9 @@ def problems(
     if ignored:
         found.append(f"the engine has no place for {listed(ignored)}")
     wanted = _scaling(config)
-    whole = all(_finite(tensor) for tensor in values)
     for name, pair in pairs.items():
-        found += (
-            f"{name}: {problem}" for problem in _of_pair(pair, places.get(name), config["r"], wanted, whole)
-        )
+        for problem in _of_pair(pair, places.get(name), config["r"], wanted, finite):
+            found.append(f"{name}: {problem}")
     return found
 
 
@@ -146,17 +140,16 @@ def _finite(tensor: torch.Tensor) -> bool:
     return not tensor.numel() or all(bool(torch.isfinite(bound)) for bound in tensor.aminmax())
 
 
-def digest(pairs: Mapping[str, Pair], values: Sequence[torch.Tensor]) -> str:
+def digest(pairs: Mapping[str, Pair], content: bytes) -> str:
     """Return a digest of what an adapter does, 16 hexadecimal digits: names, shapes, types, bits and scalings.
 
     Args:
         pairs: by the engine's name of the module.
-        values: all of them, `joined`.
+        content: of all values, see `read`.
     """
-    found = hashlib.sha256()
-    for name, pair in sorted(pairs.items()):
-        what = [None if one is None else (tuple(one.shape), one.dtype) for one in (pair.a, pair.b)]
-        found.update(f"{name} {pair.scaling!r} {what}\n".encode())
-    for tensor in values:
-        found.update(repr(fingerprint.of(tensor)).encode())
-    return found.hexdigest()[:16]
+    meant = [(name, pair.scaling, _kind(pair.a), _kind(pair.b)) for name, pair in sorted(pairs.items())]
+    return hashlib.sha256(repr(meant).encode() + content).hexdigest()[:16]
+
+
+def _kind(tensor: torch.Tensor | None) -> tuple[torch.Size, torch.dtype] | None:
+    return None if tensor is None else (tensor.shape, tensor.dtype)

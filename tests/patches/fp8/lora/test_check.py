@@ -13,11 +13,11 @@ PLACES = {"q_proj": Place(8, 4), "odd": None}
 
 
 def problems(pairs, places, config) -> list[str]:
-    return check.problems(pairs, check.joined(pairs), places, config)
+    return check.problems(pairs, check.read(pairs)[0], places, config)
 
 
 def digest(pairs) -> str:
-    return check.digest(pairs, check.joined(pairs))
+    return check.digest(pairs, check.read(pairs)[1])
 
 
 def pair(a=(2, 8), b=(4, 2), scaling=3.0) -> Pair:
