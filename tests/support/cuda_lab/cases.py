@@ -61,6 +61,9 @@ CASES: dict[str, Case] = {
     "static_kv": Case(
         "llama", {80: "Marlin", 89: "", 90: "Cutlass", 100: ""}, "static-kv", {"kv_cache_dtype": "fp8"}
     ),
+    # On 9.0 vLLM takes Humming for both, which is compiled at run time.
+    "nvfp4": Case("llama", {80: "MarlinNvFp4", 100: "NvFp4"}, "nvfp4", least="0.33"),
+    "mxfp4": Case("llama", {80: "MarlinMxFp4"}, "mxfp4", least="0.33"),
     "moe_bf16": Case("qwen3-moe", {80: "TritonExperts", 90: "TritonExperts", 100: "Experts"}),
     "moe_fp8": Case("qwen3-moe", {80: "Marlin", 90: "TritonExperts", 100: "Experts"}, engine=online("fp8")),
     "moe_block": Case("qwen3-moe", {80: "Marlin", 90: "TritonExperts"}, "block"),
@@ -93,6 +96,9 @@ CASES["block_kv"] = Case(  # brings no scales of its cache, which then keeps the
     "llama", {}, "block", {"kv_cache_dtype": "fp8", **backend("linear", "cutlass")}
 )
 CASES["fp8_ipc"] = Case("llama", {}, engine=online("fp8", weight_transfer_config={"backend": "ipc"}))
+TWO_RANKS = dict(tensor_parallel_size=2, distributed_executor_backend="mp", disable_custom_all_reduce=True)
+CASES["bf16_tp2"] = Case("llama", {}, engine=TWO_RANKS)
+CASES["fp8_tp2"] = Case("llama", {}, engine=online("fp8", **TWO_RANKS))
 CASES["alibi"] = Case("bloom", {})  # whose attention holds a tensor that no update brings
 CASES["gpt_oss_fp8"] = Case(
     "gpt-oss", {}, engine=online("fp8"), least="0.33"

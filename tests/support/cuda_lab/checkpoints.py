@@ -118,6 +118,62 @@ def _per_channel(kind: str) -> Callable[[str, Any], Tensors]:
     return rounded
 
 
+def _nvfp4(name: str, weight: Any) -> Tensors:
+    """compressed-tensors' NVFP4: 16 inputs share a scale in fp8, itself in parts of one of the tensor; both are divisors."""
+    import torch
+
+    if not quantized.is_linear(name):
+        yield name, weight
+        return
+    groups = weight.float().unflatten(1, (-1, 16))
+    peaks = groups.abs().amax(2, keepdim=True)
+    of_tensor = 448 * 6 / peaks.max()
+    scale = (peaks / 6 * of_tensor).clamp(min=2**-6).to(torch.float8_e4m3fn)
+    yield f"{name}_packed", _fp4(groups * of_tensor / scale.float())
+    yield f"{name}_scale", scale.squeeze(2)
+    yield f"{name}_global_scale", of_tensor.reshape(1)
+    yield name.replace(".weight", ".input_global_scale"), (3 + of_tensor).reshape(1)
+
+
+def _mxfp4(name: str, weight: Any) -> Tensors:
+    """compressed-tensors' MXFP4: 32 inputs share a power of two, as its exponent and 127."""
+    import torch
+
+    if not quantized.is_linear(name):
+        yield name, weight
+        return
+    groups = weight.float().unflatten(1, (-1, 32))
+    exponents = (groups.abs().amax(2, keepdim=True) / 6).clamp(min=2**-60).log2().ceil()
+    yield f"{name}_packed", _fp4(groups / exponents.exp2())
+    yield f"{name}_scale", (exponents.squeeze(2) + 127).to(torch.uint8)
+
+
+def _fp4(groups: Any) -> Any:
+    """Round to 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives; two of them per byte, the first in the low bits."""
+    import torch
+
+    values = groups.flatten(1)
+    bounds = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5])
+    codes = torch.bucketize(values.abs().contiguous(), bounds) + 8 * (values < 0)
+    return (codes[:, ::2] + 16 * codes[:, 1::2]).to(torch.uint8)
+
+
+def _compressed(kind: str, strategy: str, group: int, activations: bool) -> dict[str, Any]:
+    values = dict(num_bits=4, type="float", symmetric=True, strategy=strategy, group_size=group)
+    groups = dict(
+        targets=["Linear"],
+        weights={**values, "dynamic": False},
+        input_activations={**values, "dynamic": "local"} if activations else None,
+    )
+    return dict(
+        quant_method="compressed-tensors",
+        format=f"{kind}-pack-quantized",
+        quantization_status="compressed",
+        ignore=["lm_head", r"re:.*\.gate$"],
+        config_groups=dict(group_0=groups),
+    )
+
+
 _FP8 = {"quant_method": "fp8", "modules_to_not_convert": ["lm_head", "mlp.gate"]}
 SCHEMES: dict[str, tuple[Callable[[str, Any], Tensors], dict[str, Any]]] = {
     "block": (
@@ -125,6 +181,8 @@ SCHEMES: dict[str, tuple[Callable[[str, Any], Tensors], dict[str, Any]]] = {
         {**_FP8, "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [BLOCK, BLOCK]},
     ),
     "static-kv": (_static_fp8, {**_FP8, "activation_scheme": "static"}),
+    "nvfp4": (_nvfp4, _compressed("nvfp4", "tensor_group", 16, activations=True)),
+    "mxfp4": (_mxfp4, _compressed("mxfp4", "group", 32, activations=False)),
     "w8a8-fp8": (_per_channel("fp8-channel"), {"quant_method": "w8a8_fp8"}),
     "w8a8-int8": (_per_channel("int8"), {"quant_method": "w8a8_int8", "is_dynamic": True}),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,3 +52,25 @@ def compare(fresh: dict[str, Any], updated: dict[str, Any]) -> Comparison:
         values=len(a),
         kernels=frozenset(kernels(a)),
     )
+
+
+def differing(fresh: list[dict[str, Any]], updated: list[dict[str, Any]]) -> list[str]:
+    """Compare what two engines' workers hold, by rank; return the paths that differ, or that one of both has.
+
+    Of the KV cache everything but its content, which is what requests have left there; and not how large a batch is
+    captured, as fresh engines are eager.
+    """
+    if len(fresh) != len(updated):
+        return [f"{len(fresh)} ranks, {len(updated)} updated"]
+    return [
+        f"{rank}:{path}"
+        for rank, (one, other) in enumerate(zip(fresh, updated, strict=True))
+        for path in sorted({*one["found"], *other["found"]})
+        if not path.endswith("moe_config.max_capture_size")
+        and _without_requests(path, one["found"]) != _without_requests(path, other["found"])
+    ]
+
+
+def _without_requests(path: str, found: dict[str, Any]) -> Any:
+    what = found.get(path)
+    return what[:-1] if what and re.search(r"\.kv_cache(\[\d+\])*$", path) else what

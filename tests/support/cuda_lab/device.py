@@ -9,14 +9,12 @@ from collections import Counter
 IS_FAKE = bool(os.environ.get("FAKE_CUDA"))
 
 
-def prepare() -> Counter[str]:
-    """Put the stand-ins that vLLM must be imported for in their places; return the counter of their calls."""
+def calls() -> Counter[str]:
+    """Return the counter of the stand-ins' calls in this process."""
     if not IS_FAKE:
         return Counter()
-    import vllm  # noqa: F401  # before the stand-ins of DeepGEMM
-    from fake_cuda.standins import CALLS, deep_gemm
+    from fake_cuda.standins import CALLS
 
-    deep_gemm.use()
     return CALLS
 
 

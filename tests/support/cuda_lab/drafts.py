@@ -30,7 +30,6 @@ PROMPTS = eagle_job_common.prompts()[:2]
 def main(mode: str, root: str, out: str, *arms: str) -> None:
     import flashpatch
 
-    device.prepare()
     at, replayed = checkpoints(Path(root)), count_replays()
     flashpatch.enable("eagle", strict=True, samples=f"{out}-samples", capture_rate=0, rollback=1.0)
     numbers, results = [int(arm) for arm in arms], {}

@@ -41,15 +41,15 @@ ENGINE = dict(
     max_logprobs=-1,
 )
 GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4]}
+COLD = {"enable_jit_warmup": False} if hasattr(KernelConfig, "enable_jit_warmup") else {}  # not in vLLM 0.24
 PROMPTS = [[3 + 7 * i % 200 for i in range(length)] for length in (12, 33)]
 
 
 def main(mode: str, root: str, out: str, *scenarios: str) -> None:
-    device.prepare()
     mutants.use(os.environ.get("CUDA_LAB_MUTANT", ""))
     results = {}
     for scenario in scenarios:
-        start, refused, launched = time.perf_counter(), device.refused_launches(), device.graph_launches()
+        start, launched = time.perf_counter(), device.graph_launches()
         try:
             result = run(mode, Path(root), *scenario.split(":"))
         except Exception as error:
@@ -57,8 +57,9 @@ def main(mode: str, root: str, out: str, *scenarios: str) -> None:
             result = {"error": f"{type(error).__name__}: {error}"[:500]}
         cleanup_dist_env_and_memory()
         type(current_platform)._global_graph_pool = None  # it ended with the engine's graphs
-        result["launches"] = device.refused_launches() - refused
-        result["graphs"] = device.graph_launches() - launched
+        workers = result.get("workers", [])
+        result["launches"] = sum(worker["launches"] for worker in workers)
+        result["graphs"] = min((worker["graphs"] - launched for worker in workers), default=0)
         results[scenario] = result
         print(
             f"{mode} {scenario}: {result.get('error', 'ok')} {time.perf_counter() - start:.1f} s", flush=True
@@ -73,30 +74,48 @@ def run(mode: str, root: Path, name: str, *steps: str) -> dict[str, Any]:
     first, second = checkpoints.pair(root, case.family, case.scheme, **case.config)
     if mode == "fresh":
         llm = opened(case, second, steps)
-        return {"answers": ask(llm), "again": ask(llm)}
+        answers, again = ask(llm), ask(llm)
+        return {"answers": answers, "again": again, "workers": of_workers(llm)}
     return updated(opened(case, first, steps), second, steps)
 
 
 def opened(case: cases.Case, path: Path, steps: tuple[str, ...]) -> vllm.LLM:
     sleeps = any(step.startswith("sleep") for step in steps)
     how = {"compilation_config": GRAPHS} if "graphs" in steps else {"enforce_eager": True}
-    warmup = {"enable_jit_warmup": False} if hasattr(KernelConfig, "enable_jit_warmup") else {}
-    kernels = {**warmup, **case.engine.get("kernel_config", {})}
+    kernels = {**COLD, **case.engine.get("kernel_config", {})}
     arguments = {**ENGINE, **how, **case.engine, "kernel_config": kernels}
     return vllm.LLM(str(path), **arguments, enable_sleep_mode=sleeps)
 
 
 def updated(llm: vllm.LLM, second: Path, steps: tuple[str, ...]) -> dict[str, Any]:
     before = ask(llm)
-    runner, addresses = llm.collective_rpc(addresses_of)[0]
+    first = of_workers(llm)
     costs = {step: cost(functools.partial(STEPS[step], llm, second)) for step in steps}
-    _, after = llm.collective_rpc(addresses_of)[0]
-    moved = [path for path, address in addresses.items() if after.get(path) != address]
-    return {"before": before, "answers": ask(llm), "moved": moved, "runner": runner, "costs": costs}
+    moved = [
+        path
+        for one, other in zip(first, of_workers(llm), strict=True)
+        for path, address in one["addresses"].items()
+        if other["addresses"].get(path) != address
+    ]
+    answers = ask(llm)
+    return {
+        "before": before,
+        "answers": answers,
+        "moved": moved,
+        "workers": of_workers(llm),
+        "costs": costs,
+    }
 
 
 def cost(step: Callable[[], None]) -> tuple[float, int]:
-    """Return the seconds that a step takes, and by how many bytes the device's memory grew at most, in this process."""
+    """Return the seconds that a step takes, and by how many bytes the device's memory grew at most, in this process.
+
+    A process that has not touched the device stays so: it can still be forked.
+    """
+    if not torch.cuda.is_initialized():
+        start = time.perf_counter()
+        step()
+        return time.perf_counter() - start, 0
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     start, held = time.perf_counter(), torch.cuda.memory_allocated()
@@ -105,9 +124,21 @@ def cost(step: Callable[[], None]) -> tuple[float, int]:
     return time.perf_counter() - start, torch.cuda.max_memory_allocated() - held
 
 
-def addresses_of(worker: Any) -> tuple[str, dict[str, int]]:
-    """Return the module of a worker's model runner, and the address of each tensor of its model."""
-    return type(worker.model_runner).__module__, state.snapshot(worker.model_runner.model)[1]
+def of_workers(llm: vllm.LLM) -> list[dict[str, Any]]:
+    """Return by rank what `told` says."""
+    return llm.collective_rpc(told)
+
+
+def told(worker: Any) -> dict[str, Any]:
+    """Return a worker's model runner, what is found in its model, and how often its process could not run a kernel and ran a graph."""
+    found, addresses = state.snapshot(worker.model_runner.model)
+    return {
+        "runner": type(worker.model_runner).__module__,
+        "found": found,
+        "addresses": addresses,
+        "launches": device.refused_launches(),
+        "graphs": device.graph_launches(),
+    }
 
 
 def worker(llm: vllm.LLM) -> Any:
@@ -122,11 +153,15 @@ def reload(llm: vllm.LLM, second: Path) -> None:
 
 def buckets(llm: vllm.LLM, second: Path) -> None:
     """Load as verl does: some tensors a call, then post-processing."""
-    runner = worker(llm).model_runner
-    weights = [(name, tensor.cuda()) for name, tensor in models.weights(second)]
+    llm.collective_rpc(load_in_buckets, args=(str(second),))
+
+
+def load_in_buckets(worker: Any, second: str) -> None:
+    runner = worker.model_runner
+    weights = [(name, tensor.cuda()) for name, tensor in models.weights(Path(second))]
     for index in range(0, len(weights), 5):
         runner.model.load_weights(weights[index : index + 5])
-    base_loader.process_weights_after_loading(runner.model, runner.model_config, torch.device("cuda:0"))
+    base_loader.process_weights_after_loading(runner.model, runner.model_config, runner.device)
 
 
 def sent(llm: vllm.LLM, second: Path) -> None:

@@ -68,7 +68,9 @@ class _Walk:
 
     def _tensor(self, path: str, tensor: torch.Tensor) -> None:
         meta = tensor.device.type == "meta"
-        shape = (type(tensor).__name__, tuple(tensor.shape), tuple(tensor.stride()), str(tensor.dtype))
+        # as text: a tuple comes back as a list from a worker in another process
+        layout = f"{tuple(tensor.shape)} by {tuple(tensor.stride())}"
+        shape = (type(tensor).__name__, layout, str(tensor.dtype))
         self.found[path] = ("tensor", *shape, str(tensor.device), "meta" if meta else _digest(tensor))
         self.addresses[path] = 0 if meta else tensor.data_ptr()
         for key, value in vars(tensor).items():

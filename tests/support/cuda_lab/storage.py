@@ -32,7 +32,7 @@ ENGINE = dict(
 
 
 def main(mode: str, root: str, out: str, *names: str) -> None:
-    calls = device.prepare()
+    calls = device.calls()
     mutants.use(os.environ.get("CUDA_LAB_MUTANT", ""))
     results = {}
     for name in names:

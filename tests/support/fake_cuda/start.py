@@ -25,6 +25,27 @@ def replace_operators(custom_ops: object) -> None:
     standins.register()
 
 
+@wrapt.when_imported("vllm.utils.deep_gemm")
+def replace_deep_gemm(binding: object) -> None:
+    from fake_cuda.standins import deep_gemm
+
+    deep_gemm.use(binding)
+
+
+@wrapt.when_imported("vllm.platforms.cuda")
+def meet_over_gloo(cuda: object) -> None:
+    """Ranks meet over gloo in NCCL's place; in a graph, the sum over ranks is one call that meets again."""
+    cuda.CudaPlatformBase.dist_backend = "gloo"
+
+
+@wrapt.when_imported("vllm.distributed.device_communicators.cuda_communicator")
+def meet_in_graphs(communicators: object) -> None:
+    from fake_cuda.graphs import whole
+
+    communicator = communicators.CudaCommunicator
+    communicator.all_reduce = whole(communicator.all_reduce)
+
+
 @wrapt.when_imported("vllm.v1.attention.backends.mla.prefill.flash_attn")
 @wrapt.when_imported("vllm.v1.attention.backends.flash_attn")
 def replace_attention(flash_attn: object) -> None:

@@ -30,6 +30,10 @@ def variables(environment: Path, capability: int = 90, **more: object) -> dict[s
         "TORCH_COMPILE_DISABLE": "1",
         "TRITON_INTERPRET": "1",
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
+        # No kernels that sum over ranks.
+        "VLLM_DISABLE_PYNCCL": "1",
+        "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
+        "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "HF_HUB_OFFLINE": "1",
         "XDG_CACHE_HOME": str(cache),

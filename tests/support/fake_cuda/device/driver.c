@@ -23,7 +23,7 @@ static void forget_range(void *start) {
 
 CUresult cuInit(unsigned flags) { return CUDA_SUCCESS; }
 CUresult cuDriverGetVersion(int *out) { return *out = CUDA_VERSION_REPORTED, CUDA_SUCCESS; }
-CUresult cuDeviceGetCount(int *out) { return *out = 1, CUDA_SUCCESS; }
+CUresult cuDeviceGetCount(int *out) { return *out = device_count(), CUDA_SUCCESS; }
 CUresult cuDeviceGet(CUdevice *out, int index) { return *out = index, CUDA_SUCCESS; }
 CUresult cuDeviceGetName(char *out, int room, CUdevice device) { return snprintf(out, room, "%s", device_name()), CUDA_SUCCESS; }
 CUresult cuDeviceTotalMem_v2(size_t *out, CUdevice device) { return *out = device_bytes(), CUDA_SUCCESS; }
@@ -42,7 +42,10 @@ CUresult cuDeviceGetAttribute(int *out, CUdevice_attribute attribute, CUdevice d
 
 CUresult cuCtxGetCurrent(CUcontext *out) { return *out = the_context, CUDA_SUCCESS; }
 CUresult cuCtxSetCurrent(CUcontext context) { return CUDA_SUCCESS; }
-CUresult cuCtxGetDevice(CUdevice *out) { return *out = 0, CUDA_SUCCESS; }
+CUresult cuCtxGetDevice(CUdevice *out) {
+  int (*current)(void) = dlsym(RTLD_DEFAULT, "fake_cuda_current_device");
+  return *out = current ? current() : 0, CUDA_SUCCESS;
+}
 CUresult cuCtxPushCurrent_v2(CUcontext context) { return CUDA_SUCCESS; }
 CUresult cuCtxPopCurrent_v2(CUcontext *out) { return *out = the_context, CUDA_SUCCESS; }
 CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device) { return *out = the_context, CUDA_SUCCESS; }

@@ -15,6 +15,7 @@ struct range {
   char *start;
   size_t bytes;
   enum kind kind;
+  int device;
   int file; /* behind memory that other processes may open; 0 if none may */
 };
 
@@ -28,7 +29,7 @@ static void add(void *start, size_t bytes, enum kind kind, int file) {
     room = room ? 2 * room : 1024;
     ranges = realloc(ranges, room * sizeof *ranges);
   }
-  ranges[count++] = (struct range){start, bytes, kind, file};
+  ranges[count++] = (struct range){start, bytes, kind, fake_cuda_current_device(), file};
   if (kind == DEVICE) in_use += bytes;
   pthread_mutex_unlock(&lock);
 }
@@ -148,7 +149,7 @@ API cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *out, cons
   out->type = found.kind == DEVICE   ? cudaMemoryTypeDevice
               : found.kind == PINNED ? cudaMemoryTypeHost
                                      : cudaMemoryTypeUnregistered;
-  out->device = found.kind ? 0 : -2;
+  out->device = found.kind ? found.device : -2;
   out->devicePointer = found.kind ? (void *)address : NULL;
   out->hostPointer = found.kind == PINNED ? (void *)address : NULL;
   return cudaSuccess;

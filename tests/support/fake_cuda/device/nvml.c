@@ -1,9 +1,10 @@
 /* libnvidia-ml.so.1: vLLM asks it for name and capability before CUDA is initialised. */
 #include <stdio.h>
+#include <string.h>
 #include "settings.h"
 
 enum { OK, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6 };
-static void *const the_device = (void *)0x20;
+enum { FIRST_DEVICE = 0x20 }; /* a handle is this number and the index */
 struct memory {
   unsigned long long total, free, used;
 };
@@ -13,12 +14,19 @@ int nvmlInit_v2(void) { return OK; }
 int nvmlInitWithFlags(unsigned flags) { return OK; }
 int nvmlShutdown(void) { return OK; }
 const char *nvmlErrorString(int error) { return "fake NVML error"; }
-int nvmlDeviceGetCount_v2(unsigned *out) { return *out = 1, OK; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **out) { return *out = the_device, index ? INVALID_ARGUMENT : OK; }
-int nvmlDeviceGetHandleByUUID(const char *uuid, void **out) { return *out = the_device, OK; }
+int nvmlDeviceGetCount_v2(unsigned *out) { return *out = device_count(), OK; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **out) {
+  *out = (void *)(FIRST_DEVICE + (size_t)index);
+  return index < device_count() ? OK : INVALID_ARGUMENT;
+}
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **out) {
+  unsigned last = 0; /* the last byte of the first device's is 'e' */
+  sscanf(uuid + strlen(uuid) - 2, "%2x", &last);
+  return nvmlDeviceGetHandleByIndex_v2(last - 'e', out);
+}
 int nvmlDeviceGetName(void *device, char *out, unsigned room) { return snprintf(out, room, "%s", device_name()), OK; }
 int nvmlDeviceGetUUID(void *device, char *out, unsigned room) {
-  return snprintf(out, room, "GPU-66616b65-2d63-7564-612d-646576696365"), OK;
+  return snprintf(out, room, "GPU-66616b65-2d63-7564-612d-6465766963%02x", (int)('e' + (size_t)device - FIRST_DEVICE)), OK;
 }
 int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor) {
   *major = capability() / 10;
@@ -30,7 +38,7 @@ int nvmlDeviceGetMemoryInfo(void *device, struct memory *out) {
   out->used = 0;
   return OK;
 }
-int nvmlDeviceGetIndex(void *device, unsigned *out) { return *out = 0, OK; }
+int nvmlDeviceGetIndex(void *device, unsigned *out) { return *out = (size_t)device - FIRST_DEVICE, OK; }
 int nvmlDeviceGetNumaNodeId(void *device, unsigned *out) { return NOT_SUPPORTED; }
 int nvmlDeviceGetP2PStatus(void *a, void *b, int which, int *out) { return *out = 1, OK; }
 int nvmlSystemGetDriverVersion(char *out, unsigned room) { return snprintf(out, room, "580.00"), OK; }

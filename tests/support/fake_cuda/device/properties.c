@@ -29,9 +29,14 @@ API int fake_cuda_missing(const char *function) {
   return fail(cudaErrorNotSupported);
 }
 
-API cudaError_t cudaGetDeviceCount(int *out) { return *out = 1, cudaSuccess; }
-API cudaError_t cudaGetDevice(int *out) { return *out = 0, cudaSuccess; }
-API cudaError_t cudaSetDevice(int device) { return device ? fail(cudaErrorInvalidDevice) : cudaSuccess; }
+static __thread int current;
+API int fake_cuda_current_device(void) { return current; }
+API cudaError_t cudaGetDeviceCount(int *out) { return *out = device_count(), cudaSuccess; }
+API cudaError_t cudaGetDevice(int *out) { return *out = current, cudaSuccess; }
+API cudaError_t cudaSetDevice(int device) {
+  if (device < 0 || device >= device_count()) return fail(cudaErrorInvalidDevice);
+  return current = device, cudaSuccess;
+}
 API cudaError_t cudaSetDeviceFlags(unsigned flags) { return cudaSuccess; }
 API cudaError_t cudaDeviceSynchronize(void) { return cudaSuccess; }
 API cudaError_t cudaDeviceReset(void) { return cudaSuccess; }
@@ -42,7 +47,7 @@ API cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) { return cu
 API cudaError_t cudaProfilerStart(void) { return cudaSuccess; }
 API cudaError_t cudaProfilerStop(void) { return cudaSuccess; }
 API cudaError_t cudaDeviceGetPCIBusId(char *out, int room, int device) {
-  snprintf(out, room, "0000:00:04.0");
+  snprintf(out, room, "0000:00:%02x.0", 4 + device);
   return cudaSuccess;
 }
 API cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
@@ -55,6 +60,7 @@ API cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int device) 
   memset(out, 0, sizeof *out);
   snprintf(out->name, sizeof out->name, "%s", device_name());
   memcpy(out->uuid.bytes, "fake-cuda-device", 16);
+  out->uuid.bytes[15] += device; /* as NVML says it */
   out->major = capability() / 10;
   out->minor = capability() % 10;
   out->totalGlobalMem = device_bytes();

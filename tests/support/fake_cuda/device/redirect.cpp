@@ -22,6 +22,8 @@ namespace {
 
 using c10::IValue;
 
+extern "C" int fake_cuda_current_device();
+
 class Call {
  public:
   IValue to_cpu(const IValue& value) {
@@ -31,7 +33,10 @@ class Call {
       for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(alias(tensor));
       return list;
     }
-    if (value.isDevice()) return value.toDevice().is_cuda() ? IValue(at::Device(at::kCPU)) : value;
+    if (value.isDevice() && value.toDevice().is_cuda()) {
+      if (value.toDevice().has_index()) device_ = value.toDevice().index();
+      return at::Device(at::kCPU);
+    }
     if (value.isGenerator()) return value.toGenerator().device().is_cuda() ? IValue() : value;
     if (value.isList() && value.toList().elementType()->kind() == c10::TypeKind::OptionalType) return optional(value);
     return value;
@@ -81,6 +86,7 @@ class Call {
     cpu.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
     if (tensor.is_conj()) cpu._set_conj(true);
     if (tensor.is_neg()) cpu._set_neg(true);
+    if (pairs_.empty()) device_ = tensor.device().index();
     pairs_.emplace_back(tensor, cpu);
     return cpu;
   }
@@ -106,7 +112,7 @@ class Call {
       view.set_(owner->second.storage(), result.storage_offset(), result.sizes(), result.strides());
       return view;
     }
-    auto options = result.options().device(at::Device(at::kCUDA, 0)).pinned_memory(false);
+    auto options = result.options().device(at::Device(at::kCUDA, device_)).pinned_memory(false);
     auto copy = at::empty_strided(result.sizes(), result.strides(), options);
     if (result.numel()) {
       size_t start = result.storage_offset() * result.element_size();
@@ -119,6 +125,7 @@ class Call {
   std::unordered_map<c10::StorageImpl*, c10::Storage> storages_;  // a CUDA storage to its alias
   std::unordered_map<c10::StorageImpl*, at::Tensor> owners_;      // an alias to a CUDA tensor on the same storage
   std::vector<std::pair<at::Tensor, at::Tensor>> pairs_;          // CUDA tensors and their aliases
+  c10::DeviceIndex device_ = fake_cuda_current_device();          // of new results
 };
 
 // On the stack: arguments before, results after.

@@ -6,4 +6,7 @@
 
 /* Remember an error for cudaGetLastError, and return it. */
 cudaError_t fail(cudaError_t error);
+
+/* The device of this thread. */
+int fake_cuda_current_device(void);
 #endif

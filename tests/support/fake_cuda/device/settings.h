@@ -10,6 +10,12 @@ static inline int capability(void) {
   return text ? atoi(text) : 90;
 }
 
+/* FAKE_CUDA_DEVICES: how many there are, 1 if it is not said. Each process has memory of its own. */
+static inline int device_count(void) {
+  const char *text = getenv("FAKE_CUDA_DEVICES");
+  return text ? atoi(text) : 1;
+}
+
 /* FAKE_CUDA_MIB: memory of the device. */
 static inline size_t device_bytes(void) {
   const char *text = getenv("FAKE_CUDA_MIB");

@@ -7,14 +7,21 @@ import torch
 from fake_cuda.standins import CALLS
 
 
-def use() -> None:
-    """Replace what vLLM took from DeepGEMM; without the package nothing is replaced."""
-    import vllm.utils.deep_gemm as binding
+def use(binding) -> None:
+    """Replace what `vllm.utils.deep_gemm` takes from DeepGEMM when it is first called; without the package nothing is replaced."""
+    take = binding._lazy_init
 
-    binding._lazy_init()
-    real = getattr(binding, "_transform_sf_into_required_layout_impl", None)
-    if real is None:
-        return
+    def take_and_replace() -> None:
+        take()
+        if binding._transform_sf_into_required_layout_impl is not None:
+            binding._lazy_init = take
+            _replace(binding)
+
+    binding._lazy_init = take_and_replace
+
+
+def _replace(binding) -> None:
+    real = binding._transform_sf_into_required_layout_impl
 
     def transform(sf, mn, k, recipe, num_groups=None, *_, disable_ue8m0_cast=False, **more):
         if torch.cuda.get_device_capability()[0] < 10 or disable_ue8m0_cast:

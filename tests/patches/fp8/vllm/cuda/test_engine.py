@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 from cuda_lab import mutants, runs, table
+from cuda_lab.compare import differing
 from cuda_lab.lane import Run
 from installed import version_of
 from packaging.version import Version
@@ -20,6 +21,7 @@ pytestmark = [
 PLAIN = ("bf16:graphs:reload", "bf16:graphs:buckets", "fp8:graphs:buckets", "static_kv:graphs:reload")
 DISCARD = "graphs:sleep2:wake-weights:buckets:wake-cache"
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+DEVICES = "FAKE_CUDA_DEVICES"
 WORKER = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # another process
 FIRST_RUNNER = (
     ("moe_fp8",) if version_of("vllm") < Version("0.33") else ()
@@ -31,6 +33,7 @@ PROCESSES: list[tuple[int, dict[str, str], tuple[str, ...]]] = [
     (90, {RUNNER: "0"}, ("fp8:graphs:reload", "bf16:buckets")),
     (90, WORKER, ("fp8:graphs:reload",)),
     (90, WORKER, ("fp8_ipc:graphs:ipc",)),
+    (90, {DEVICES: "2"}, ("bf16_tp2:graphs:reload", "fp8_tp2:graphs:buckets")),
     (80, {"FAKE_CUDA_FILL": "127"}, (f"fp8:{DISCARD}",)),  # memory comes back full of finite garbage
     (90, {"FAKE_CUDA_FILL": "127"}, (f"block_kv:{DISCARD}",)),
     (90, {"FAKE_CUDA_FILL": "255"}, (f"static_kv:{DISCARD}",)),  # full of NaN
@@ -45,11 +48,15 @@ def updated(index: int) -> Run:
 
 
 def fresh(index: int) -> Run:
-    """Each case once in one process of the same capability and model runner."""
-    capability, more, _ = PROCESSES[index]
-    same = [names for at, other, names in PROCESSES if (at, RUNNER in other) == (capability, RUNNER in more)]
+    """Each case once in one process of the same capability, model runner and number of devices."""
+    same = [names for at, more, names in PROCESSES if kind(at, more) == kind(*PROCESSES[index][:2])]
     cases = sorted({name.partition(":")[0] for names in same for name in names})
-    return Run("engine", "fresh", capability, tuple(cases), ((RUNNER, "0"),) if RUNNER in more else ())
+    capability, more = kind(*PROCESSES[index][:2])
+    return Run("engine", "fresh", capability, tuple(cases), more)
+
+
+def kind(capability: int, more: dict[str, str]) -> tuple[int, tuple[tuple[str, str], ...]]:
+    return capability, tuple((name, value) for name, value in more.items() if name in (RUNNER, DEVICES))
 
 
 RUNS = [
@@ -65,8 +72,8 @@ RUNS = [
 
 
 def skip_untried(case: str) -> None:
-    if case.startswith(("alibi", "fp8_ipc")) and version_of("vllm") < Version("0.33"):
-        pytest.skip("models with ALiBi and `ipc` transfer were tried on vLLM 0.33 only")
+    if version_of("vllm") < Version("0.33") and case.startswith(("alibi", "fp8_ipc", "bf16_tp2", "fp8_tp2")):
+        pytest.skip("ALiBi, `ipc` transfer and two ranks were tried on vLLM 0.33 only")
 
 
 @pytest.mark.parametrize(("index", "name"), RUNS)
@@ -76,16 +83,16 @@ def test_an_updated_engine_answers_as_a_fresh_one(lane, index: int, name: str) -
     wanted, got = lane.result(fresh(index))[name.partition(":")[0]], lane.result(updated(index))[name]
     assert "error" not in wanted and "error" not in got, (wanted.get("error"), got.get("error"))
     assert got["before"] != wanted["answers"]
-    if "multiprocessing" not in str(more).lower():  # else they are counted in the worker's process
-        assert (wanted["launches"], got["launches"]) == (0, 0) and (got["graphs"] > 0) == ("graphs" in name)
-    assert ("gpu_model_runner" in got["runner"]) == (RUNNER in more or name.partition(":")[0] in FIRST_RUNNER)
-    is_equal = got["answers"] == wanted["answers"]
-    verdict = f"answers {'equal' if is_equal else 'differ'}, {len(got['moved'])} tensors moved"
+    assert (wanted["launches"], got["launches"]) == (0, 0) and (got["graphs"] > 0) == ("graphs" in name)
+    is_first = RUNNER in more or name.partition(":")[0] in FIRST_RUNNER
+    assert all(("gpu_model_runner" in worker["runner"]) == is_first for worker in got["workers"])
+    is_equal, stored = got["answers"] == wanted["answers"], differing(wanted["workers"], got["workers"])
+    verdict = f"answers {'equal' if is_equal else 'differ'}, {len(stored)} values differ, {len(got['moved'])} tensors moved"
     table.add("engine", capability, name, " ".join(f"{key}={value}" for key, value in more.items()), verdict)
     if name.endswith("out-of-place"):  # a captured graph is seen to read the addresses of its capture
         assert got["moved"] and not is_equal
     else:
-        assert not got["moved"] and is_equal
+        assert not got["moved"] and not stored and is_equal
 
 
 def asleep(case: str) -> int:
