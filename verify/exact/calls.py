@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,13 +16,16 @@ class Call:
 
     Attributes:
         name: of the module in its model.
-        given: first tensor of the arguments, [T, ...], summed with the residual if there is one: float32 on the host, or ids.
+        given: first tensor of the arguments, [T, ...], of a norm summed with the residual if it is given one: float32 on the
+            host, or ids.
         returned: first tensor of what was returned, [T, ...], float32 on the host.
+        parts: how many tensors of the first one's shape it was given, as values and a gate; a sum is one.
     """
 
     name: str
     given: torch.Tensor
     returned: torch.Tensor
+    parts: int = 1
 
 
 @contextmanager
@@ -33,12 +36,12 @@ def recorded(model: torch.nn.Module) -> Iterator[list[Call]]:
 
     def before(module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
         places.append(len(calls))
-        given = _host(_sum(tensors_in((*args, *kwargs.values()))))
-        calls.append(Call(names[id(module)], given, torch.empty(0)))
+        given, parts = given_to(module, args, kwargs)
+        calls.append(Call(names[id(module)], _host(given), torch.empty(0), parts))
 
     def after(module: torch.nn.Module, args: tuple, kwargs: dict, returned: Any) -> None:
         place = places.pop()
-        calls[place] = Call(calls[place].name, calls[place].given, _host(first_tensor(returned)))
+        calls[place] = replace(calls[place], returned=_host(first_tensor(returned)))
 
     names = {id(module): name for name, module in model.named_modules() if name}
     hooks = []
@@ -58,22 +61,28 @@ def tensors_in(values: Any) -> list[torch.Tensor]:
     return [value for value in values if isinstance(value, torch.Tensor) and value.numel()]
 
 
+def given_to(module: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[torch.Tensor, int]:
+    """Return the first tensor that a module is given, and how many it is given of that shape.
+
+    A fused norm is given the stream in two parts, its values and its residual: their sum is what it is given.
+    """
+    tensors = tensors_in((*args, *kwargs.values()))
+    wide = [tensor for tensor in tensors if tensor.is_floating_point()]
+    if not wide:
+        return (tensors[0] if tensors else torch.empty(0)), 1
+    alike = [tensor for tensor in wide if tensor.shape == wide[0].shape]
+    kind = type(module).__name__
+    if "Norm" in kind and "Gated" not in kind and len(alike) == len(wide) == 2:
+        return wide[0].float() + wide[1].float(), 1
+    return wide[0], len(alike)
+
+
 def first_tensor(returned: Any) -> torch.Tensor:
     """Return the first tensor of what a module returned, an empty one if there is none."""
     if isinstance(returned, torch.Tensor):
         return returned
     found = tensors_in(returned) if isinstance(returned, (list, tuple)) else []
     return found[0] if found else torch.empty(0)
-
-
-def _sum(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """A fused norm is given the stream in two parts, its values and its residual."""
-    wide = [tensor for tensor in tensors if tensor.is_floating_point()]
-    if not wide:
-        return tensors[0] if tensors else torch.empty(0)
-    if len(wide) == 2 and wide[0].shape == wide[1].shape:
-        return wide[0].float() + wide[1].float()
-    return wide[0]
 
 
 def _host(tensor: torch.Tensor) -> torch.Tensor:

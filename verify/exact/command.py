@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flashpatch.commands.report import Table, emit
+from flashpatch.verify.exact.certificate import Certificate
+from flashpatch.verify.exact.verl_job import Job, JobError, composed
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +33,10 @@ SHOWN = 12
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command and return its exit status."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if (options.model is None) == (options.verl is None):
+        parser.error("give a MODEL, or --verl with the arguments of a job")
     try:
         settings = json.loads(options.engine)
         if not isinstance(settings, dict):
@@ -34,16 +44,50 @@ def main(arguments: Sequence[str]) -> int:
     except ValueError as error:
         print(f"flashpatch-verify exact: --engine {options.engine}: {error}", file=sys.stderr)
         return USAGE
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # standard output is the report's
     try:
-        certificate = certify(options.model, options.prompt, settings, options.syncs)
-    except (OSError, ImportError) as error:
+        job = Job(options.model, {}) if options.verl is None else composed(options.verl)
+        with _bounded(options.seconds, options.json):
+            certificate = of_job(job, options, settings)
+    except (OSError, ImportError, JobError) as error:
         print(f"flashpatch-verify exact: {error}", file=sys.stderr)
         return USAGE
     emit(certificate.as_json(), tables(certificate), options.json)
     return AGREE if certificate.ok else DIFFER
 
 
-def certify(model: str, prompt: str = "", engine: dict[str, Any] | None = None, syncs: int = 0) -> Any:
+def of_job(job: Job, options: argparse.Namespace, engine: dict[str, Any]) -> Certificate:
+    """Return the certificate of a job, see `certify`; ``engine`` has arguments that win over the job's."""
+    if job.problem:
+        return Certificate([], problem=job.problem)
+    settings = {**job.engine, **engine}
+    found = certify(job.model, options.prompt, settings, options.syncs)
+    return replace(found, left_out=job.left_out)
+
+
+@contextmanager
+def _bounded(seconds: float, as_json: bool) -> Iterator[None]:
+    """Within, end this process after ``seconds``, whatever it waits for; 0: never."""
+
+    def end() -> None:
+        late = Certificate([], problem=f"cannot compare here: not done within {seconds:g} seconds")
+        emit(late.as_json(), tables(late), as_json)
+        sys.stdout.flush()
+        os._exit(DIFFER)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    if seconds:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def certify(
+    model: str, prompt: str = "", engine: dict[str, Any] | None = None, syncs: int = 0
+) -> Certificate:
     """Open an engine and the Hugging Face model on the same checkpoint, and return their `Certificate`.
 
     Args:
@@ -53,26 +97,32 @@ def certify(model: str, prompt: str = "", engine: dict[str, Any] | None = None, 
             adapter that it serves.
         syncs: how often the same weights are loaded into the engine, after which no module may return other bits.
     """
-    from dataclasses import replace
-
+    begun = time.monotonic()
     from transformers import AutoModelForCausalLM
 
     from flashpatch.verify.exact import engine as rollout
-    from flashpatch.verify.exact.certificate import compare
+    from flashpatch.verify.exact.compare import compare
 
     ids = tokens(model, prompt or TEXT)
     settings = {"model": model, "dtype": "bfloat16", "max_model_len": max(len(ids) + 8, 64), **(engine or {})}
+    ids = ids[: (settings["max_model_len"] or len(ids) + 1) - 1]
     adapter = settings.pop("adapter", "")
     with rollout.opened(**({"enable_lora": True} if adapter else {}), **settings) as llm:
         seen = rollout.prefill(llm, ids, adapter)
         changes = rollout.first_changes(llm, ids, seen, model, syncs, adapter)
+    done = time.monotonic()
 
     def load(dtype: torch.dtype) -> torch.nn.Module:
         # torch's own attention, the default, leaves caps on scores away.
-        eager = {"attn_implementation": "eager"}
+        eager = {
+            "attn_implementation": "eager",
+            "trust_remote_code": settings.get("trust_remote_code", False),
+        }
         return AutoModelForCausalLM.from_pretrained(model, dtype=dtype, **eager).eval()
 
-    return replace(compare(load, ids, seen), syncs=tuple(changes))
+    found = compare(load, ids, seen)
+    seconds = {"engine": done - begun, "trainer's model": time.monotonic() - done}
+    return replace(found, syncs=tuple(changes), seconds=seconds)
 
 
 def tokens(model: str, text: str) -> list[int]:
@@ -96,8 +146,10 @@ def tokens(model: str, text: str) -> list[int]:
     return torch.randint(size, (count,), generator=torch.Generator().manual_seed(0)).tolist()
 
 
-def tables(certificate: Any) -> list[Table]:
+def tables(certificate: Certificate) -> list[Table]:
     """Return what is printed: the verdict, and the places that differ or, if none does, those that come nearest to it."""
+    if certificate.problem:
+        return [Table(certificate.problem, (), (), notes=certificate.left_out)]
     worst = [place for place in certificate.places if place.differs][:SHOWN]
     shown = worst or sorted(certificate.places, key=lambda place: -place.gap / place.bound)[:3]
     rows = [
@@ -114,9 +166,12 @@ def tables(certificate: Any) -> list[Table]:
             f"{certificate.largest_rounding:.1e}",
         ),
     ]
+    notes = [f"left out: {what}" for what in certificate.left_out]
+    took = ", ".join(f"{part} {seconds:.1f}" for part, seconds in certificate.seconds.items())
+    notes += [f"seconds: {took}"] if took else []
     synced = [(str(at), change or "nothing") for at, change in enumerate(certificate.syncs, 1)]
     return [
-        Table(certificate.problem or verdict, ("distributions", "differ by", "by rounding alone"), numbers),
+        Table(verdict, ("distributions", "differ by", "by rounding alone"), numbers, notes=notes),
         Table("Places", ("place", "gap", "bound", "differs"), rows),
         *([Table("Syncs of the same weights", ("sync", "first changed"), synced)] if synced else []),
     ]
@@ -128,13 +183,20 @@ def _parser() -> argparse.ArgumentParser:
         description="Compare vLLM with the Hugging Face model that a trainer trains, and name the first module that differs.",
         epilog="Exit status: 0 they agree to rounding, 1 they differ or cannot be compared, 2 wrong use.",
     )
-    parser.add_argument("model", help="path or name of a checkpoint")
+    parser.add_argument("model", nargs="?", help="path or name of a checkpoint")
+    parser.add_argument(
+        "--verl",
+        nargs=argparse.REMAINDER,
+        metavar="ARGUMENT",
+        help="compare the model and the rollout's engine of the job that python -m verl.trainer.main_ppo would start with "
+        "these arguments; last on the line",
+    )
     parser.add_argument("--prompt", default="", help="text to compare on (default: a built-in one)")
     parser.add_argument(
         "--engine",
         default="{}",
         metavar="JSON",
-        help='arguments of vllm.LLM, as {"quantization": "fp8"} (default: none)',
+        help='arguments of vllm.LLM, as {"quantization": "fp8"} (default: none, or those of the job)',
     )
     parser.add_argument(
         "--syncs",
@@ -142,6 +204,9 @@ def _parser() -> argparse.ArgumentParser:
         default=0,
         metavar="N",
         help="also load the same weights into the engine N times, which may change nothing",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=600, help="give up after as many; 0: never (default: 600)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
 
 from flashpatch.verify.exact.calls import Call, recorded
+
+HEAD = "logits_processor"
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ def opened(**arguments: Any) -> Iterator[Any]:
 
 
 def prefill(llm: Any, ids: list[int], adapter: str = "") -> Pass:
-    """Let the engine read the tokens ``ids`` in one step, under a LoRA adapter if one is named; return what its modules did."""
+    """Let the engine read the tokens ``ids``, under a LoRA adapter if one is named; return what its modules did."""
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
 
@@ -55,10 +58,39 @@ def prefill(llm: Any, ids: list[int], adapter: str = "") -> Pass:
     under = LoRARequest("exact", 1, adapter) if adapter else None
     with recorded(model) as calls:
         llm.generate([{"prompt_token_ids": ids}], sampling, use_tqdm=False, lora_request=under)
-    heads = [call.returned for call in calls if call.name == "logits_processor"]
-    logits = next((rows for rows in heads if rows.dim() == 2 and len(rows) >= len(ids) - 1), torch.empty(0))
     config = llm.llm_engine.vllm_config.model_config
-    return Pass(calls, logits[: len(ids) - 1], config.quantization or "")
+    modules, logits = joined(calls)
+    return Pass(modules, logits if len(logits) == len(ids) - 1 else torch.empty(0), config.quantization or "")
+
+
+def joined(calls: list[Call]) -> tuple[list[Call], torch.Tensor]:
+    """Return the modules' calls and the prompt's logits of a prefill that the engine did in one step or in several.
+
+    Args:
+        calls: in the order in which they began; each step begins with the same module.
+    """
+    starts = [at for at, call in enumerate(calls) if call.name == calls[0].name]
+    steps = [calls[begin:end] for begin, end in pairwise([*starts, len(calls)])]
+    modules = [[call for call in step if call.name != HEAD] for step in steps]
+    logits = []
+    for step, own in zip(steps, modules, strict=True):
+        tokens = own[0].returned.shape[0]  # the last step has no logits after its last token
+        heads = [call.returned for call in step if call.name == HEAD and call.returned.dim() == 2]
+        logits += [head for head in heads if tokens - 1 <= len(head) <= tokens][-1:]
+    if len({tuple(call.name for call in own) for own in modules}) > 1:
+        return calls, torch.empty(0)
+    whole = torch.cat(logits) if logits else torch.empty(0)
+    same = [_one(list(parts)) for parts in zip(*modules, strict=True)]
+    return [*same, Call(HEAD, torch.empty(0), whole)], whole
+
+
+def _one(parts: list[Call]) -> Call:
+    """The calls of one module as one; the first alone if they do not go together."""
+    given, returned = ([getattr(part, what) for part in parts] for what in ("given", "returned"))
+    whole = all(len({tensor.shape[1:] for tensor in some if tensor.dim()}) == 1 for some in (given, returned))
+    if len(parts) == 1 or not whole or any(tensor.dim() == 0 for tensor in (*given, *returned)):
+        return parts[0]
+    return replace(parts[0], given=torch.cat(given), returned=torch.cat(returned))
 
 
 def first_changes(

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from flashpatch.verify.exact.calls import Call, first_tensor, tensors_in
+from flashpatch.verify.exact.calls import Call, first_tensor, given_to
 from flashpatch.verify.exact.names import counterparts
 
 
@@ -62,7 +62,7 @@ def gaps(model: torch.nn.Module, ids: list[int], engine: list[Call], logits: tor
 def pairs(
     model: torch.nn.Module, length: int, engine: list[Call]
 ) -> tuple[dict[str, tuple[Call, int]], list[str]]:
-    """Return by module of ``model`` the engine's call that computes what it does and its place among those that share the call.
+    """Return by module of ``model`` the engine's call that computes what it does, and the first of the call's columns that are its.
 
     Args:
         model: the Hugging Face model.
@@ -73,37 +73,39 @@ def pairs(
         The pairs, and the names of the places in the order of the calls.
     """
     known = {name for name, _ in model.named_modules()}
+    called = {call.name for call in engine}
     leading: dict[str, tuple[Call, int]] = {}
     order: list[str] = []
     for call in engine:
-        names = counterparts(call.name, known)
+        names = counterparts(call.name, known, called)
         if not names or not call.returned.numel() or call.returned.shape[0] != length or names[0] in leading:
             continue
         order += [f"into {call.name}", call.name]
-        leading.update((name, (call, index)) for index, name in enumerate(names))
+        start = 0
+        for name in names:
+            leading[name] = (call, start)
+            start += getattr(model.get_submodule(name), "out_features", 0)
     return leading, order
 
 
 class _State:
     def __init__(self, leading: Mapping[str, tuple[Call, int]], found: dict[str, Gap]) -> None:
         self.leading, self.found = leading, found
-        self.columns: dict[str, int] = {}  # how many of a fused module's columns are taken
-        self.unlike: set[str] = (
-            set()
-        )  # modules of the engine that are given something else than their namesakes
+        #: Modules of the engine that are given something else than their namesakes.
+        self.unlike: set[str] = set()
 
     def attach(self, name: str, module: torch.nn.Module) -> list[Any]:
-        call, part = self.leading[name]
+        call, start = self.leading[name]
 
         def before(module: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-            incoming = first_tensor(tensors_in((*args, *kwargs.values())))
-            in_rows = (
-                incoming.dim() < 2 or incoming.shape[1] == call.given.shape[0]
-            )  # some norms are given heads first
-            if incoming.numel() != call.given.numel() or not in_rows or "Scaled" in type(module).__name__:
+            incoming, parts = given_to(module, args, kwargs)
+            # Some norms are given heads first, some modules a residual that their namesakes are not.
+            in_rows = incoming.dim() < 2 or incoming.shape[1] == call.given.shape[0]
+            alike = incoming.numel() == call.given.numel() and parts == call.parts
+            if not alike or not in_rows or "Scaled" in type(module).__name__:
                 self.unlike.add(call.name)
                 return args, kwargs
-            if part == 0:
+            if start == 0:
                 self.note(f"into {call.name}", incoming, call.given)
             return _with(args, kwargs, call.given)
 
@@ -113,11 +115,9 @@ class _State:
             ours = first_tensor(returned)
             rows = call.returned.reshape(call.returned.shape[0], -1)
             width = ours.numel() // rows.shape[0]
-            start = self.columns.get(call.name, 0)
             theirs = rows[:, start : start + width]
             if theirs.numel() != ours.numel():
                 return None
-            self.columns[call.name] = start + width
             self.note(call.name, ours, theirs)
             return theirs.reshape(ours.shape).to(ours) if isinstance(returned, torch.Tensor) else None
 

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from flashpatch.verify.exact.calls import Call
 from flashpatch.verify.exact.certificate import Certificate
 from flashpatch.verify.exact.command import tables
-from flashpatch.verify.exact.engine import _first_change
+from flashpatch.verify.exact.engine import _first_change, joined
 
 NAMES = (
     "model",
@@ -49,3 +49,20 @@ def test_a_sync_that_changed_something_is_shown_and_fails():
     assert not drifted.ok and drifted.as_json()["syncs"] == ("", "lm_head")
     *_, shown = tables(drifted)
     assert shown.rows == [("1", "nothing"), ("2", "lm_head")]
+
+
+def test_a_prefill_in_two_steps_is_one() -> None:
+    def step(tokens: int, first: int, heads: list[int]) -> list[Call]:
+        rows = torch.arange(first, first + tokens, dtype=torch.float32)[:, None]
+        modules = [Call("model", rows[:, 0].long(), rows), Call("model.norm", rows, rows + 1)]
+        return modules + [
+            Call("logits_processor", rows[:0], rows[-1:] if n == 1 else rows[:n]) for n in heads
+        ]
+
+    whole, logits = joined([*step(6, 0, [1, 6]), *step(4, 6, [1, 3])])
+    once, wanted = joined(step(10, 0, [1, 9]))
+    assert torch.equal(logits, wanted) and len(logits) == 9
+    assert [call.name for call in whole] == [call.name for call in once]
+    for one, other in zip(whole, once, strict=True):
+        assert torch.equal(one.given, other.given) and torch.equal(one.returned, other.returned)
+    assert not len(joined([*step(6, 0, [1, 6]), *step(4, 6, [1, 3])[1:]])[1]) == 9  # another order of modules

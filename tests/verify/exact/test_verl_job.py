@@ -1,0 +1,105 @@
+"""What a job of verl would open, read from its arguments; and a job whose engine is told other numbers than its trainer."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cpu_lab import python, tail
+from verl_job import COMMAND, make_world
+
+from flashpatch.verify.exact.verl_job import MODEL, ROLLOUT, Job, JobError, composed, read
+
+CERTIFY = "import sys; from flashpatch.verify.cli import main; sys.exit(main(['exact', '--json', '--verl', *sys.argv[1:]]))"
+PLAIN = {f"{ROLLOUT}.name": "vllm", f"{ROLLOUT}.enforce_eager": True, f"{MODEL}.path": "policy"}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_world(tmp_path_factory.mktemp("world"))
+
+
+def job(**changes: object) -> Job:
+    values = {**PLAIN, **{name.replace("__", "."): value for name, value in changes.items()}}
+    return read(lambda path, default=None: values.get(path, default))
+
+
+def test_a_plain_job_leaves_nothing_out() -> None:
+    assert job() == Job("policy", {"max_model_len": None})
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "named"),
+    [
+        (f"{ROLLOUT}.tensor_model_parallel_size", 2, "one process is compared"),
+        (f"{ROLLOUT}.enforce_eager", False, "captured graphs"),
+        (f"{MODEL}.lora_rank", 8, "its base is compared"),
+        (f"{ROLLOUT}.mtp.enable_rollout", True, "target's numbers"),
+    ],
+)
+def test_what_is_left_out_is_named(path: str, value: object, named: str) -> None:
+    (said,) = job(**{path: value}).left_out
+    assert path in said and named in said
+
+
+@pytest.mark.parametrize(
+    ("path", "value"), [(f"{ROLLOUT}.name", "sglang"), (f"{ROLLOUT}.quantization", "fp8")]
+)
+def test_what_cannot_be_compared_says_why(path: str, value: str) -> None:
+    assert job(**{path: value}).problem.startswith(f"cannot compare here: {path}={value}")
+
+
+@pytest.mark.verl
+def test_the_engine_is_the_rollouts() -> None:
+    own = "+actor_rollout_ref.rollout.engine_kwargs.vllm"
+    found = composed(
+        [*COMMAND, "actor_rollout_ref.model.path=policy", f"{own}.load_format=dummy", f"{own}.seed=3"]
+    )
+    assert found == Job(
+        "policy",
+        {
+            "dtype": "bfloat16",
+            "max_model_len": 64,
+            "max_num_seqs": 32,
+            "max_num_batched_tokens": 512,
+            "enable_chunked_prefill": True,
+            "enable_prefix_caching": True,
+            "gpu_memory_utilization": 0.1,
+            "trust_remote_code": False,
+            "kv_cache_memory_bytes": 33554432,
+            "seed": 3,
+        },
+    )
+    with pytest.raises(JobError, match="nowhere"):
+        composed(["nowhere=1"])
+
+
+@pytest.mark.verl
+@pytest.mark.parametrize(
+    ("setting", "place"),
+    [
+        pytest.param((), None, marks=pytest.mark.full),
+        (
+            ("+actor_rollout_ref.rollout.engine_kwargs.vllm.hf_overrides.rms_norm_eps=0.1",),
+            "model.layers.0.input_layernorm",
+        ),
+    ],
+)
+def test_a_setting_that_changes_the_engine_alone_is_found(world, tmp_path, setting, place) -> None:
+    model = f"actor_rollout_ref.model.path={world}/model"
+    done = python(CERTIFY, tmp_path, arguments=[*COMMAND, model, *setting], FLASHPATCH="cpu,bf16")
+    assert done.returncode == bool(setting), tail(done)
+    found, _ = json.JSONDecoder().raw_decode(done.stdout[done.stdout.index("{\n") :])
+    assert found["first"] == place and found["seconds"]["engine"] > 0, found
+
+
+def test_a_comparison_that_hangs_is_given_up(monkeypatch, capsys) -> None:
+    from flashpatch.verify.exact import command
+
+    monkeypatch.setattr(command.os, "_exit", lambda code: sys.stdout.write(f"exit {code}"))
+    with command._bounded(0.05, as_json=False):
+        time.sleep(0.5)
+    assert "not done within 0.05 seconds" in (said := capsys.readouterr().out) and said.endswith("exit 1")

@@ -1,0 +1,77 @@
+"""Compare an engine with the model that a trainer trains: distributions at every position, then module by module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from flashpatch.verify.exact.calls import recorded
+from flashpatch.verify.exact.certificate import DISTRIBUTIONS, Certificate, Place
+from flashpatch.verify.exact.engine import Pass
+from flashpatch.verify.exact.forced import gaps, pairs
+from flashpatch.verify.exact.names import FUSED, unwrapped
+from flashpatch.verify.exact.noise import rounded
+
+FACTOR = 4.0
+FLOOR = 2.0**-8
+"""A place differs if its gap is more than `FACTOR` times what rounding alone gives there, and more than `FLOOR`, bf16's spacing.
+
+A KL grows with the square of a gap, and so do its factor and its floor."""
+
+
+def compare(load: Callable[[torch.dtype], torch.nn.Module], ids: list[int], engine: Pass) -> Certificate:
+    """Compare one prefill of an engine with the trainer's model.
+
+    Args:
+        load: returns the Hugging Face model in a dtype, on any device, in evaluation mode.
+        ids: the tokens that the engine was given.
+        engine: what it did.
+    """
+    if not engine.logits.numel():
+        return Certificate([], problem="cannot compare: the engine gave no logits of the prompt")
+    small = load(torch.bfloat16)
+    # Recorded first, so that a module is given what it then rounds, as an engine's is.
+    with recorded(small) as calls, rounded(small, engine.quantization):
+        near = logits(small, ids)
+    del small  # one model in memory at a time
+    exact = load(torch.float32)
+    found = gaps(exact, ids, engine.calls, engine.logits)
+    if len(found) < 2:
+        return Certificate([], problem="cannot compare: no module of both models has the same name")
+    wanted = logits(exact, ids)
+    same = pairs(exact, len(ids), engine.calls)[0]  # the same modules, so that the same lies between them
+    calls = [call for call in calls if call.name in same]
+    rounding = {gap.place: gap.size for gap in gaps(exact, ids, calls, near)}
+    places = [Place(gap.place, gap.size, max(FACTOR * _noise(gap.place, rounding), FLOOR)) for gap in found]
+    kl, largest = _apart(wanted, engine.logits)
+    kl_rounding, largest_rounding = _apart(wanted, near)
+    # The last place: a difference that no module has that is compared.
+    places.append(Place(DISTRIBUTIONS, kl, max(FACTOR**2 * kl_rounding, FLOOR**2)))
+    return Certificate(places, kl, kl_rounding, largest, largest_rounding)
+
+
+def logits(model: torch.nn.Module, ids: list[int]) -> torch.Tensor:
+    """Return the model's logits at each position but the last, [T - 1, V], float32 on the host."""
+    device = next(model.parameters()).device
+    with torch.no_grad():
+        found = model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits
+    return found[0, :-1].float().cpu()
+
+
+def _noise(place: str, rounding: dict[str, float]) -> float:
+    """The largest rounding of the modules that make up a place; that of the worst place if none of its name is known."""
+    place = unwrapped(place)
+    head, _, last = place.rpartition(".")
+    if place == "logits":
+        last = "lm_head"  # which engines apply without calling it
+    names = [place, last, *(f"{head}.{part}" for part in FUSED.get(last, ()))]
+    known = [rounding[name] for name in names if name in rounding]
+    return max(known or rounding.values())
+
+
+def _apart(wanted: torch.Tensor, got: torch.Tensor) -> tuple[float, float]:
+    """Mean KL and the largest difference of the likeliest token's log-probability."""
+    a, b = wanted.log_softmax(-1), got[:, : wanted.shape[1]].log_softmax(-1)
+    top = a.argmax(-1, keepdim=True)
+    return (a.exp() * (a - b)).sum(-1).mean().item(), (a - b).gather(-1, top).abs().max().item()

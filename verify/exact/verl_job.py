@@ -1,0 +1,113 @@
+"""Read from a job of verl its trainer's model and the engine that its rollouts open."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Get = Callable[..., Any]
+"""``get(path, default=None)``: read one setting."""
+
+ROLLOUT, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+TAKEN = (
+    "dtype",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "enable_chunked_prefill",
+    "enable_prefix_caching",
+    "gpu_memory_utilization",
+)
+"""Settings of a rollout that are arguments of `vllm.LLM` by the same name."""
+NOT_TAKEN = ("load_format", "compilation_config", "speculative_config", "kv_transfer_config")
+"""Arguments of engines that are left out: the first is verl's "dummy", as its trainer sends the weights."""
+PARALLEL = tuple(f"{kind}_parallel_size" for kind in ("tensor_model", "pipeline_model", "data", "expert"))
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be compared.
+
+    Attributes:
+        model: path or name of the trainer's model.
+        engine: arguments of `vllm.LLM`.
+        left_out: what the job's engine does and the compared one does not.
+        problem: why nothing can be compared, "" if it can.
+    """
+
+    model: str
+    engine: dict[str, Any]
+    left_out: tuple[str, ...] = ()
+    problem: str = ""
+
+
+class JobError(ValueError):
+    """Say which arguments of a job verl does not take."""
+
+
+def read(get: Get) -> Job:
+    """Return what a job compares; ``get(path, default)`` reads its configuration."""
+    engine = {name: get(f"{ROLLOUT}.{name}") for name in TAKEN}
+    engine["trust_remote_code"] = get(f"{MODEL}.trust_remote_code")
+    own = get(f"{ROLLOUT}.engine_kwargs.vllm") or {}
+    engine.update((name, value) for name, value in own.items() if name not in NOT_TAKEN)
+    given = {name: value for name, value in engine.items() if value is not None}
+    given["max_model_len"] = get(f"{ROLLOUT}.max_model_len")  # without one, that of the model, as under verl
+    return Job(str(get(f"{MODEL}.path")), given, tuple(_left_out(get)), _problem(get))
+
+
+def composed(arguments: Sequence[str]) -> Job:
+    """Return what the job with these arguments compares: those of verl's ``main_ppo``.
+
+    Raises:
+        ImportError: verl is not installed.
+        JobError: its configuration does not take them.
+    """
+    import verl
+    from hydra import compose, initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+
+    folder = Path(verl.__file__).parent / "trainer" / "config"
+    parser = argparse.ArgumentParser("verl.trainer.main_ppo", add_help=False, allow_abbrev=False)
+    parser.add_argument("--config-name", "-cn", default="ppo_trainer")
+    parser.add_argument("--config-path", "-cp", default=str(folder))
+    parser.add_argument("overrides", nargs="*")
+    given = parser.parse_intermixed_args(list(arguments))
+    try:
+        with initialize_config_dir(str(folder.parent / given.config_path), version_base=None):
+            config = compose(given.config_name, given.overrides)
+    except HydraException as error:
+        raise JobError(f"verl does not take this: {error}") from error
+
+    def get(path: str, default: Any = None) -> Any:
+        value = OmegaConf.select(config, path, default=default)
+        return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+
+    return read(get)
+
+
+def _left_out(get: Get) -> Iterator[str]:
+    for name in PARALLEL:
+        size = get(f"{ROLLOUT}.{name}", 1)
+        if size and size > 1:
+            yield f"{ROLLOUT}.{name}={size} (one process is compared)"
+    if not get(f"{ROLLOUT}.enforce_eager"):
+        yield f"{ROLLOUT}.enforce_eager=False (captured graphs hide modules)"
+    for name in ("lora_rank", "lora.rank"):
+        if get(f"{MODEL}.{name}") and not get(f"{MODEL}.lora.merge"):
+            yield f"{MODEL}.{name}={get(f'{MODEL}.{name}')} (a new adapter changes nothing: its base is compared)"
+    for name in ("mtp.enable_rollout", "engine_kwargs.vllm.speculative_config"):
+        if get(f"{ROLLOUT}.{name}"):
+            yield f"{ROLLOUT}.{name} (drafts are accepted or not, the target's numbers are compared)"
+
+
+def _problem(get: Get) -> str:
+    name, quantization = get(f"{ROLLOUT}.name"), get(f"{ROLLOUT}.quantization")
+    if name != "vllm":
+        return f"cannot compare here: {ROLLOUT}.name={name}, and only vLLM is compared"
+    if quantization:
+        return f"cannot compare here: {ROLLOUT}.quantization={quantization} is loaded by verl's own code"
+    return ""
