@@ -29,6 +29,7 @@ world=(
     actor_rollout_ref.rollout.n=8 actor_rollout_ref.rollout.max_model_len=256
     actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=128
 )
+FLASHPATCH=cpu,bf16 certify grpo "${world[@]}" "$@"
 FLASHPATCH=cpu,bf16 train grpo "${world[@]}" "$@"
 finish
 

@@ -160,6 +160,14 @@ FAMILY = Family(
             kind=int,
             least=0,
         ),
+        "certificate": Option(
+            "off",
+            "under verl, before the job starts: compare the rollout's engine with the trainer's model; warn or stop if they differ",
+            ("off", "warn", "stop"),
+        ),
+        "certificate_seconds": Option(
+            300.0, "seconds after which the comparison is given up; 0: never", kind=float, least=0
+        ),
         "mismatch_jump": Option(
             4.0,
             "factor over the usual mismatch that marks an update under verl as suspect; 0: never",

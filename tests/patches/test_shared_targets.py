@@ -33,7 +33,7 @@ STEP = "fp8 refuses the step just before it runs; eagle only ends records before
 
 SHARED: Mapping[str, Listed] = {
     "verl.utils.config:validate_config": Listed(
-        ("cpu", "fp8", "fp8", "fp8", "grpo", "fsdp", "eagle", "flowrl"),
+        ("cpu", "fp8", "fp8", "fp8", "fp8", "grpo", "fsdp", "eagle", "flowrl"),
         "through `_shared.verl_config`: each sets what the user did not choose and refuses by name",
     ),
     "verl.utils.tracking:Tracking.log": Listed(("fp8", "eagle"), COUNTS),

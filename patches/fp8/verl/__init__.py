@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flashpatch.patches.fp8.verl import (
     adapters,
+    certificate,
     delta_sync,
     delta_versions,
     expected_processes,
@@ -27,6 +28,7 @@ PATCHES = (
     checkpoint_manager.LOG,
     expected_processes.PATCH,
     unsupported.PATCH,
+    certificate.PATCH,
     rollout_correction.PATCH,
     rollout_correction.LOGPROBS,
     mismatch.MEASURE,

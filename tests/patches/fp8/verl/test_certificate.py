@@ -1,0 +1,61 @@
+"""A job of verl compares its engine with its model before it starts, and by option does not start if they differ."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from verl_job import live, metrics, train
+
+from flashpatch.errors import PatchError
+from flashpatch.patches.fp8.verl import certificate
+
+OTHER_NORM = "+actor_rollout_ref.rollout.engine_kwargs.vllm.hf_overrides.rms_norm_eps=0.1"
+
+
+def learn(world: Path, folder: Path, act: str, *extra: str):
+    folder.mkdir(exist_ok=True)
+    config = folder / "flashpatch.toml"
+    config.write_text(f'[fp8]\ncertificate = "{act}"\n')
+    return train(world, folder, *extra, FLASHPATCH="cpu,bf16", FLASHPATCH_CONFIG=str(config))
+
+
+def noted(folder: Path) -> dict:
+    rows = [json.loads(path.read_text()) for path in (folder / "ledger").glob("*/row*.json")]
+    (found,) = (row["notes"]["certificate"] for row in rows if "certificate" in row.get("notes", {}))
+    return found
+
+
+@pytest.mark.verl
+def test_a_job_whose_engine_differs_does_not_start(world, tmp_path) -> None:
+    done = learn(world, tmp_path, "stop", OTHER_NORM)
+    assert done.returncode != 0 and not metrics(done.stdout, "training/global_step")
+    assert "first differs: model.layers.0.input_layernorm" in done.stdout
+    assert "certificate='warn'" in done.stdout and "Started a local Ray instance" not in done.stdout
+    assert noted(tmp_path)["verdict"] == "first differs: model.layers.0.input_layernorm"
+
+
+@pytest.mark.verl
+@pytest.mark.full
+def test_a_job_prints_its_certificate_and_trains(world, tmp_path) -> None:
+    done = learn(world, tmp_path, "stop")
+    assert done.returncode == 0, done.stdout[-8000:]
+    assert "engine and trainer agree to rounding" in done.stdout
+    assert metrics(done.stdout, "training/global_step") == [1, 2]
+    assert noted(tmp_path)["ok"]
+    live(tmp_path)  # and the certificate's own engine is no evidence of the job's
+
+
+@pytest.mark.verl
+@pytest.mark.parametrize(
+    ("rollout", "said"),
+    [({"name": "sglang"}, "rollout.name=sglang"), ({"name": "vllm"}, "cannot compare here: ")],
+)
+def test_what_cannot_be_compared_warns_or_stops(rollout, said, caplog) -> None:
+    agree, found = certificate.certificate({"rollout": rollout, "model": {"path": "/nowhere"}}, 60)
+    assert not agree and said in found
+    certificate.judge(agree, found, "warn")
+    assert said in caplog.text
+    with pytest.raises(PatchError, match="certificate='warn'"):
+        certificate.judge(agree, found, "stop")
