@@ -10,8 +10,8 @@ each, answers that end by chance after 1 to 400 tokens: in most steps one replic
     workers   trainer = ["on=workers", "rest=0"]: the drained replica's rank trains until the other has finished
 
 Printed per job: seconds of all steps, and of their rollouts; the training steps of the drafter; tokens that a verification gave
-(acceptance length, 1 is no draft accepted) in the first and in the last quarter. Last: what was gained per second by which the
-job took longer than the frozen one.
+(acceptance length, 1 is no draft accepted) in the first and in the last quarter. Last: by how much longer than the frozen job's
+the steps took, and what was gained for it.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def run(kind: str, world: Path, steps: int, first: Path | None) -> tuple[Found, 
     text = log.read_text(errors="replace")
     if done.returncode or len(values(text, "training/global_step")) != steps:
         raise SystemExit(f"the job {kind} failed with exit code {done.returncode}; see {log}")
-    lengths = values(text, "eagle/acceptance_length")
+    lengths = values(text, "eagle/acceptance_length") or [float("nan")]  # no trainer counts them
     quarter = max(1, len(lengths) // 4)
     found = Found(
         sum(values(text, "timing_s/step")[1:]),
@@ -144,7 +144,11 @@ def main() -> None:
     for kind in ("process", "workers"):
         longer = mean(one.steps for one in jobs[kind]) / frozen
         gained = mean(one.last - one.first for one in jobs[kind])
-        print(f"{kind}: steps took {longer:.2f} of the frozen job's, acceptance length {gained:+.2f}")
+        trained = mean(one.trained for one in jobs[kind])
+        print(
+            f"{kind}: steps took {longer:.2f} of the frozen job's, {trained:.0f} training steps, "
+            f"acceptance length {gained:+.2f}"
+        )
 
 
 if __name__ == "__main__":
