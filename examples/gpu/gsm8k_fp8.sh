@@ -7,7 +7,8 @@
 # MODEL, DATA and GPUS override where the model and the parquet files of verl's examples/data_preprocess/gsm8k.py are,
 # and the number of GPUs. Settings go to verl; FLASHPATCH=bf16 in front is the same without quantization.
 #
-# verl makes the critic with flash-attn, whatever ATTENTION says, or else with the package trl: the Dockerfile installs neither.
+# verl makes the critic with flash-attn, whatever ATTENTION says, and through the package trl too: run this in an image of verl's own,
+# which has it; the Dockerfile does not install it.
 #
 # NOT RUN: this project has not run it on a GPU. A test composes its configuration with verl 0.9.1, and runs the checks
 # that verl and FlashPatch make before anything starts.
