@@ -1,4 +1,4 @@
-"""What training the drafter costs a verl job and gives it: in a process of its own, or on the ranks whose replica has drained.
+"""What training the drafter costs a verl job and gives it.
 
     python benchmarks/drafter_training.py [--steps 24] [--rounds 1]
 
@@ -7,7 +7,6 @@ each, answers that end by chance after 1 to 400 tokens: in most steps one replic
 
     process   eagle's default: a process of its own trains between rollouts
     frozen    drafts with the first drafter of that job, and trains none: what a step takes without training
-    workers   trainer = ["on=workers", "rest=0"]: the drained replica's rank trains until the other has finished
 
 Printed per job: seconds of all steps, and of their rollouts; the training steps of the drafter; tokens that a verification gave
 (acceptance length, 1 is no draft accepted) in the first and in the last quarter. Last: by how much longer than the frozen job's
@@ -34,7 +33,7 @@ drafter = "{drafter}"
 arms = ["3_1_4"]
 cotrain = {cotrain}
 train_seconds = 20.0
-trainer = ["rate=3e-3", "least=4", "batch=256", "dtype=float32"{where}]
+trainer = ["rate=3e-3", "least=4", "batch=256", "dtype=float32"]
 """
 UNEVEN = """
 data.train_batch_size=2 actor_rollout_ref.rollout.n=2 data.max_response_length=400
@@ -44,7 +43,7 @@ actor_rollout_ref.rollout.max_model_len=440 actor_rollout_ref.rollout.temperatur
 actor_rollout_ref.rollout.agent.num_workers=1 actor_rollout_ref.actor.fsdp_config.dtype=bfloat16
 +actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes=33554432
 """.split()
-KINDS = ("process", "frozen", "workers")
+KINDS = ("process", "frozen")
 
 
 @dataclass
@@ -70,7 +69,6 @@ def run(kind: str, world: Path, steps: int, first: Path | None) -> tuple[Found, 
         CONFIG.format(
             drafter=first if kind == "frozen" else "new",
             cotrain=str(kind != "frozen").lower(),
-            where=', "on=workers", "rest=0"' if kind == "workers" else "",
         )
     )
     settings = [
@@ -141,14 +139,12 @@ def main() -> None:
                 flush=True,
             )
     frozen = mean(one.steps for one in jobs["frozen"])
-    for kind in ("process", "workers"):
-        longer = mean(one.steps for one in jobs[kind]) / frozen
-        gained = mean(one.last - one.first for one in jobs[kind])
-        trained = mean(one.trained for one in jobs[kind])
-        print(
-            f"{kind}: steps took {longer:.2f} of the frozen job's, {trained:.0f} training steps, "
-            f"acceptance length {gained:+.2f}"
-        )
+    trained = jobs["process"]
+    print(
+        f"training: steps took {mean(one.steps for one in trained) / frozen:.2f} of the frozen job's, "
+        f"{mean(one.trained for one in trained):.0f} training steps, "
+        f"acceptance length {mean(one.last - one.first for one in trained):+.2f}"
+    )
 
 
 if __name__ == "__main__":

@@ -336,7 +336,6 @@ FAMILIES = {
             "eagle.sglang.prepare_draft_tokens": ("sglang.srt.speculative.ngram_worker",),
             "eagle.sglang.get_internal_state": ("sglang.srt.managers.scheduler",),
             "eagle.verl.validate_config": ("verl.utils.config",),
-            "eagle.verl.init_global_load_balancer": ("verl.workers.rollout.llm_server",),
             "eagle.verl.sleep_replicas": ("verl.checkpoint_engine.base",),
             "eagle.verl.update_weights": ("verl.checkpoint_engine.base",),
             "eagle.verl.tracking_log": ("verl.utils.tracking",),

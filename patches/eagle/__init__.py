@@ -80,7 +80,7 @@ FAMILY = Family(
         ),
         "trainer": Option(
             [],
-            "settings of the drafter's training, such as rate=1e-3, device=cuda:7 or on=workers",
+            "settings of the drafter's training, such as rate=1e-3 or device=cuda:7",
             kind=list,
         ),
         "rollback": Option(

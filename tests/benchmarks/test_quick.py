@@ -39,7 +39,7 @@ RECORDERS = {"record_lengths", "record_steps", "record_trace"}
 WITH_ENGINE = {
     "capture": ("vllm", r"samples, of which lost +\d+, \d+"),
     "cpu_fp8": ("vllm", rf"\| 256 \| 1( \| {NUMBER})+ \|"),
-    "drafter_training": ("verl", rf"workers: steps took {NUMBER} of .* acceptance length {NUMBER}"),
+    "drafter_training": ("verl", rf"training: steps took {NUMBER} of .* acceptance length {NUMBER}"),
     "first_step": ("verl", r"best \d+ s, aim \d+ s: (met|missed)"),
     "flowrl": ("verl", rf"ratio +{NUMBER}x +{NUMBER}x +\(aim: 1.02x each\)"),
     "history": ("vllm", rf"1 moved, ngram +\d+ +{NUMBER} \({NUMBER} to {NUMBER}\) +{NUMBER} +\d+%"),

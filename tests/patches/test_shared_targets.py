@@ -53,9 +53,6 @@ SHARED: Mapping[str, Listed] = {
         ("fp8", "fp8", "eagle"), "a drafter is sent after the policy's sync has been checked"
     ),
     f"{_SERVERS}:LLMServerClient.generate": Listed(("grpo", "grpo"), "one family: its own order"),
-    f"{_SERVERS}:LLMServerManager._init_global_load_balancer": Listed(
-        ("grpo", "eagle"), "eagle takes the handle of the balancer that was made, whoever made it"
-    ),
     f"{_VERL_VLLM}.bucketed_weight_transfer:BucketedWeightReceiver.receive_weights": Listed(
         ("fp8", "fsdp"), AUDIT
     ),

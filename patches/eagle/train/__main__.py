@@ -18,7 +18,6 @@ import torch
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.train.settings import WorkerSettings
-from flashpatch.patches.eagle.train.slice_worker import SliceWorker
 from flashpatch.patches.eagle.train.worker import Worker
 
 
@@ -50,7 +49,7 @@ def main() -> int:
         if settings.threads:
             torch.set_num_threads(settings.threads)
         commands: queue.Queue[dict[str, Any]] = queue.Queue()
-        worker = (SliceWorker if settings.release else Worker)(settings, report, commands)
+        worker = Worker(settings, report, commands)
     except (PatchError, OSError, ValueError, IndexError) as error:
         report({"event": "refused", "problem": str(error)})
         return 2

@@ -11,7 +11,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -26,11 +25,8 @@ _DONE = re.compile(r"step-(\d+)")
 class Checkpoints:
     """Keep a trainer's checkpoints in one folder; each gets its final name once it is complete.
 
-    With several ranks all of them call the same methods. Collectives of the writer run on a process group of
-    their own, so that they cannot meet those of training.
-
     Args:
-        folder: made if missing, shared by the ranks.
+        folder: made if missing.
         keep: complete checkpoints to keep.
 
     Attributes:
@@ -42,26 +38,16 @@ class Checkpoints:
         self.folder, self.keep = Path(folder), keep
         self.failed, self.problem = 0, ""
         self._running: tuple[Future, Path, Path] | None = None
-        self.join_ranks()
-
-    def join_ranks(self) -> None:
-        """Write with the ranks of torch's present process group, alone if there is none."""
-        self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
-        self._is_leader = not dist.is_initialized() or dist.get_rank() == 0
-        if self._is_leader:
-            self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
 
     def save(self, trainer: Any) -> None:
         """Start a checkpoint of a trainer's present state, after waiting for the one before."""
         self.settle()
         step = trainer.count
         part, final = self.folder / f".step-{step}", self.folder / f"step-{step}"
-        if self._is_leader:
-            shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(part, ignore_errors=True)
         try:
-            saving = dcp.async_save(
-                trainer.state(), checkpoint_id=part, process_group=self._group, no_dist=self._group is None
-            )
+            saving = dcp.async_save(trainer.state(), checkpoint_id=part, no_dist=True)
             future = getattr(saving, "upload_completion", saving)
             self._running = future, part, final
         except _FAULTS as error:  # no room for the copy, or a folder that cannot be made
@@ -75,18 +61,13 @@ class Checkpoints:
         self._running = None
         try:
             future.result()
-            if self._is_leader:
-                shutil.rmtree(final, ignore_errors=True)
-                os.replace(part, final)
-                for old in self._complete()[: -self.keep]:
-                    shutil.rmtree(self.folder / f"step-{old}", ignore_errors=True)
+            shutil.rmtree(final, ignore_errors=True)
+            os.replace(part, final)
+            for old in self._complete()[: -self.keep]:
+                shutil.rmtree(self.folder / f"step-{old}", ignore_errors=True)
             self.problem = ""
-        except _FAULTS as error:  # torch wraps what went wrong on any rank in an error of its own
+        except _FAULTS as error:  # torch wraps what went wrong in an error of its own
             self._fault(error, part)
-
-    def done(self) -> bool:
-        """Return whether none is being written."""
-        return self._running is None or self._running[0].done()
 
     def newest(self) -> Path | None:
         """Return the last complete checkpoint; None if there is none."""
@@ -94,17 +75,17 @@ class Checkpoints:
         return self.folder / f"step-{steps[-1]}" if steps else None
 
     def resume(self, trainer: Any) -> bool:
-        """Restore a trainer from the last complete checkpoint, the leader's on all ranks; return False when there is none.
+        """Restore a trainer from the last complete checkpoint; return False when there is none.
 
         Raises:
             PatchError: the checkpoint cannot be read or is of another trainer.
         """
-        path = self._leaders(self.newest())
+        path = self.newest()
         if path is None:
             return False
         state = trainer.state()
         try:
-            dcp.load(state, checkpoint_id=path, process_group=self._group, no_dist=self._group is None)
+            dcp.load(state, checkpoint_id=path, no_dist=True)
         except _FAULTS as error:
             raise PatchError(
                 f"cannot resume from {path}: {str(error).strip().splitlines()[-1]}",
@@ -115,18 +96,10 @@ class Checkpoints:
         trainer.restore(state)
         return True
 
-    def _leaders(self, path: Path | None) -> Path | None:
-        """Return what the leader passes: another rank may look before the leader has given a checkpoint its name."""
-        if self._group is None:
-            return path
-        agreed = [path]
-        dist.broadcast_object_list(agreed, src=0, group=self._group)
-        return agreed[0]
-
     def discard(self) -> None:
         """Delete the newest checkpoint, which is damaged."""
         path = self.newest()
-        if path is not None and self._is_leader:
+        if path is not None:
             shutil.rmtree(path)
 
     def _complete(self) -> list[int]:
@@ -141,5 +114,4 @@ class Checkpoints:
         self.failed += 1
         self.problem = f"{type(error).__name__}: {error}"
         logger.warning("a drafter checkpoint was not written: %s", self.problem)
-        if self._is_leader:
-            shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(part, ignore_errors=True)

@@ -46,7 +46,6 @@ class Coordinator:
         state: one of `State`.
         drafter: folder of the newest drafter, or None.
         figures: the worker's last report.
-        on_device: whether the worker may hold memory of its device for a slice.
         counts: ``started``, ``died``, ``killed``, ``drafters``, ``errors``, ``undelivered``
             (commands that could not be sent).
         problem: the last one, or "".
@@ -75,7 +74,6 @@ class Coordinator:
         self.figures: dict[str, Any] = {}
         self.counts: Counter[str] = Counter(started=0, died=0, killed=0, drafters=0, errors=0, undelivered=0)
         self.problem = ""
-        self.on_device = False
         self._limits = {"starting": start_limit, "stopping": stop_limit}
         self._silence, self._stop_limit = silence_limit, stop_limit
         self._restarts, self._restarts_left, self._restart_at = restarts, restarts, 0.0
@@ -129,13 +127,12 @@ class Coordinator:
                 reader.start()
             return True
 
-    def train(self, seconds: float, steps: int | None = None, group: Mapping[str, Any] | None = None) -> bool:
+    def train(self, seconds: float, steps: int | None = None) -> bool:
         """Give the worker a slice of time, and start it if it is down; return False when it cannot train now.
 
         Args:
             seconds: most seconds of the slice.
             steps: most steps.
-            group: the ranks of the slice, see `slice_worker.SliceWorker`; such a slice begins now or not at all.
         """
         if not 0.0 < seconds < float("inf"):
             raise PatchError(
@@ -144,22 +141,17 @@ class Coordinator:
                 target="coordinator",
                 advice="Give a finite number above 0.",
             )
-        command = {"command": "train", "seconds": seconds, "steps": steps, "group": group}
+        command = {"command": "train", "seconds": seconds, "steps": steps}
         with self._lock:
-            self.restart_when_due()
-            if self.state == "starting" and not group:
+            self.poll()
+            if self.state == "down" and self._clock() >= self._restart_at:
+                self.start()
+            if self.state == "starting":
                 self._next_slice = command
                 return True
             if self.state != "idle":
                 return False
             return self._begin(command)
-
-    def restart_when_due(self) -> None:
-        """Start the worker if it is down, unless it died a moment ago."""
-        with self._lock:
-            self.poll()
-            if self.state == "down" and self._clock() >= self._restart_at:
-                self.start()
 
     def stop(self) -> bool:
         """Tell the worker to end its slice and write a drafter; `poll` notices that it is idle, or kills it
@@ -208,23 +200,11 @@ class Coordinator:
         Returns:
             Whether it became idle by itself, or was not running.
         """
-        return self._wait(lambda: self.state not in ("training", "stopping"), limit)
-
-    def wait_released(self, limit: float) -> bool:
-        """Stop the slice and wait until the worker has given its device's memory back; kill it after ``limit`` seconds.
-
-        Returns:
-            Whether it did so by itself, or was not running.
-        """
-        return self._wait(lambda: not self.on_device, limit)
-
-    def _wait(self, is_done: Callable[[], bool], limit: float) -> bool:
-        """Stop the slice, and wait until something is done; kill the worker if that takes too long."""
         self.stop()
         end, killed = self._clock() + limit, self.counts["killed"]
         while True:
             self.poll()
-            if is_done():
+            if self.state not in ("training", "stopping"):
                 return self.counts["killed"] == killed
             if self._clock() >= end:
                 break
@@ -256,7 +236,6 @@ class Coordinator:
     def _begin(self, command: dict[str, Any]) -> bool:
         self._slice_ends = self._clock() + command["seconds"]
         if self._send(command):
-            self.on_device = True
             self._enter("training")
             return True
         return False
@@ -277,10 +256,6 @@ class Coordinator:
         name = event.get("event")
         if name in ("ready", "training", "idle", "drafter"):
             self.figures = {**self.figures, **event}
-        if name == "released" or self.ends_slice(event):
-            self.on_device = False
-        if name in ("drafter", "released"):
-            self._restarts_left = self._restarts
         if name == "ready" or self.ends_slice(event):
             self._enter("idle")
             if name == "ready":
@@ -290,6 +265,7 @@ class Coordinator:
                 command, self._next_slice = self._next_slice, None
                 self._begin(command)
         elif name == "drafter":
+            self._restarts_left = self._restarts
             self.drafter = Path(event["folder"])
             self.counts["drafters"] += 1
         elif name == "error":
@@ -338,7 +314,6 @@ class Coordinator:
 
     def _ended(self) -> None:
         process, self._process = self._process, None
-        self.on_device = False
         if process is not None and process.stdin is not None:
             with contextlib.suppress(OSError):
                 process.stdin.close()

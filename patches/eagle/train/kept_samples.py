@@ -22,23 +22,20 @@ FOLDER = "samples"
 
 
 class KeptSamples:
-    """Hold the files of samples that were read from the queue, in a subfolder for each job and rank.
+    """Hold the files of samples that were read from the queue, in a subfolder for each job.
 
     Args:
         folder: beside the trainer's checkpoints.
         queue: directory of the job's queue, by which its subfolders are named.
-        rank, ranks: of the trainer; what other jobs left is divided among the ranks.
 
     Attributes:
         failed: files that could not be moved here, as when the disk is full; their samples are held in memory alone.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], queue: str, rank: int = 0, ranks: int = 1) -> None:
+    def __init__(self, folder: str | os.PathLike[str], queue: str) -> None:
         self.folder = Path(folder)
         self.failed = 0
-        self._rank, self._ranks = rank, ranks
-        self._job = f"{zlib.crc32(os.fsencode(queue)):08x}"
-        self._own = self.folder / f"{self._job}-{rank}"
+        self._own = self.folder / f"{zlib.crc32(os.fsencode(queue)):08x}"
 
     def move(self, file: Path, name: str) -> Path | None:
         """Move a sample's file here; return where it is, or None if that failed. Never raises."""
@@ -61,14 +58,11 @@ class KeptSamples:
 
         Each job counts its policies from 0: samples of other jobs get versions up to 0.
         """
-        others = [folder for folder in sorted(self.folder.glob("*-*")) if not self._is_of_this_job(folder)]
-        left = [sample for folder in others[self._rank :: self._ranks] for sample in _read(folder)]
+        others = [folder for folder in sorted(self.folder.glob("*")) if folder != self._own]
+        left = [sample for folder in others for sample in _read(folder)]
         left.sort(key=lambda sample: sample.file.name)
         newest = max((sample.version for sample in left), default=0)
         return [replace(sample, version=sample.version - newest) for sample in left] + _read(self._own)
-
-    def _is_of_this_job(self, folder: Path) -> bool:
-        return folder.name.partition("-")[0] == self._job
 
 
 def _read(folder: Path) -> list[Sample]:

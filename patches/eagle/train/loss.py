@@ -22,7 +22,7 @@ CHUNK = 1024
 
 @dataclass(frozen=True)
 class Sums:
-    """Hold sums over the positions to learn from; divide by their number over all rows and ranks.
+    """Hold sums over the positions to learn from; divide by their number over all rows.
 
     Attributes:
         states: SmoothL1 per position, the mean over the width; zero for EAGLE-3, whose states are its own.
@@ -58,7 +58,7 @@ def step_sums(
 
 
 def _sums(predicted: Tensor, targets: Tensor, target_embeddings: TargetEmbeddings, regress: bool) -> Sums:
-    # Multiplying by zero keeps every rank's graph, and so its collectives, the same.
+    # Multiplying by zero keeps the graph of a row from which nothing is learned.
     states = F.smooth_l1_loss(predicted, targets, reduction="none").mean(-1).sum() * (1.0 if regress else 0.0)
     tokens, agreed = predicted.sum() * 0.0, torch.zeros((), device=predicted.device)
     for start in range(0, len(targets), CHUNK):

@@ -137,9 +137,3 @@ def pack(parts: Iterable[Pack], budget: int) -> list[Pack]:
             inside.append(part)
             rows[fit[1]] = used + len(part), inside
     return [join(inside) for _, inside in rows]
-
-
-def filler(width: int, hidden: int) -> Pack:
-    """Return a row of one position without anything to learn, for a rank without data."""
-    one, flag = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.bool)
-    return Pack(one, torch.zeros(1, width), torch.zeros(1, hidden), one, one, flag, flag)

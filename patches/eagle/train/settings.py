@@ -26,14 +26,12 @@ class WorkerSettings:
         device: torch device; "" for the first accelerator, else the CPU.
         rate, clip, states, tokens, ttt_steps, ttt_decay: see `trainer.Recipe`.
         window: longest window of a sample, in positions.
-        batch: positions of a step, over all its windows; on each rank if there are several.
+        batch: positions of a step, over all its windows.
         samples, bytes, keep, versions: see `buffer.Buffer`.
         prompts: learn from prompt tokens too.
         least: samples in the buffer before training starts.
         checkpoint: steps between checkpoints; 0 for none.
         seed: of the weights from scratch and of the draws.
-        release: keep nothing on the device between slices, see `slice_worker`.
-        rank, ranks: of this worker among those that train one drafter in slices together.
         niceness: added to the process's, so that engines have priority.
         threads: of torch on the CPU; 0 for torch's default.
     """
@@ -63,9 +61,6 @@ class WorkerSettings:
     least: int = 8
     checkpoint: int = 100
     seed: int = 0
-    release: bool = False
-    rank: int = 0
-    ranks: int = 1
     niceness: int = 5
     threads: int = 0
 

@@ -1,4 +1,4 @@
-"""Train a drafter step by step, on one device or sharded over a mesh."""
+"""Train a drafter step by step."""
 
 from __future__ import annotations
 
@@ -7,23 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_state_dict,
-    set_model_state_dict,
-    set_state_dict,
-)
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.train.drafter import Drafter, Drafter3
 from flashpatch.patches.eagle.train.loss import Sums, step_sums
-from flashpatch.patches.eagle.train.pack import Pack, filler
+from flashpatch.patches.eagle.train.pack import Pack
 from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
 
 
@@ -40,7 +30,6 @@ class Recipe:
         tokens: weight of the soft cross entropy.
         ttt_steps: draft steps that training unrolls (training-time test, arXiv 2503.01840); 1 for the first alone.
         ttt_decay: weight of each step's loss over that of the step before; the weights are scaled to sum 1.
-        compute: dtype of forward and backward under a mesh; parameters keep theirs.
     """
 
     rate: float = 1e-4
@@ -51,7 +40,6 @@ class Recipe:
     tokens: float = 0.1
     ttt_steps: int = 1
     ttt_decay: float = 0.8
-    compute: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
         """Raise PatchError if no unroll is described."""
@@ -67,14 +55,10 @@ class Recipe:
 class Trainer:
     """Train a drafter against a frozen head.
 
-    On a mesh all ranks call the same methods; each gives its own rows to `step`. The gradient is that of the
-    mean over the positions of all ranks, however they are divided.
-
     Args:
-        drafter: sharded in place when ``mesh`` is given.
+        drafter: trained in place.
         target_embeddings: the target's embedding and head, on the drafter's device.
         recipe: see `Recipe`.
-        mesh: a device mesh of one dimension (FSDP2), or two (replicate, shard); None without sharding.
 
     Attributes:
         count: steps done.
@@ -86,28 +70,19 @@ class Trainer:
         drafter: Drafter | Drafter3,
         target_embeddings: TargetEmbeddings,
         recipe: Recipe | None = None,
-        mesh: DeviceMesh | None = None,
     ) -> None:
-        self.drafter, self.target_embeddings, self.recipe, self.mesh = (
-            drafter,
-            target_embeddings,
-            recipe or Recipe(),
-            mesh,
-        )
+        self.drafter, self.target_embeddings, self.recipe = drafter, target_embeddings, recipe or Recipe()
         self.count = self.skipped = 0
-        if mesh is not None:
-            policy = MixedPrecisionPolicy(param_dtype=self.recipe.compute, reduce_dtype=torch.float32)
-            fully_shard(drafter, mesh=mesh, mp_policy=policy)
         self.optimizer = torch.optim.AdamW(
             drafter.parameters(), lr=self.recipe.rate, betas=self.recipe.betas, weight_decay=self.recipe.decay
         )
 
     def step(self, rows: Sequence[Pack]) -> dict[str, float]:
-        """Make one optimizer step over rows; a rank may have none. Return means per position over all ranks.
+        """Make one optimizer step over rows. Return means per position.
 
         The keys are ``loss``, ``states``, ``tokens``, ``agreement`` (positions where drafter and target have
         the same first choice), ``norm`` of the gradient before clipping and ``positions``; nothing happens,
-        and positions is 0, when no rank has anything to learn. ``loss`` is over all draft steps, the others are of
+        and positions is 0, when there is nothing to learn. ``loss`` is over all draft steps, the others are of
         the first; ``agreement_2`` and so on are those of later steps, if all drafts before were the target's.
         """
         self.optimizer.zero_grad(set_to_none=True)
@@ -115,7 +90,6 @@ class Trainer:
         if not found["positions"]:
             return found
         norm = torch.nn.utils.clip_grad_norm_(self.drafter.parameters(), self.recipe.clip)
-        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         found["norm"] = norm.item()
         self.count += 1
         if torch.isfinite(norm):
@@ -128,34 +102,23 @@ class Trainer:
     def backward(self, rows: Sequence[Pack]) -> dict[str, float]:
         """Compute gradients of the mean loss, without a step."""
         parameter = next(self.drafter.parameters())
-        device, ranks = parameter.device, self.mesh.size() if self.mesh is not None else 1
         recipe, steps = self.recipe, self.recipe.ttt_steps
-        learned = [float(sum(int(row.learn_at(step).sum()) for row in rows)) for step in range(steps)]
-        positions = self._over_ranks(torch.tensor(learned, device=device)).tolist()
-        mine = torch.tensor([float(len(rows))], device=device)
-        number = int(self._over_ranks(mine, dist.ReduceOp.MAX).item())
-        totals = torch.zeros(steps, 3, device=device, dtype=torch.float64)
+        positions = [float(sum(int(row.learn_at(step).sum()) for row in rows)) for step in range(steps)]
         if not positions[0]:
             return {"positions": 0.0}
-        rows = list(rows) + [filler(self.drafter.width, self.drafter.config.hidden_size)] * (
-            number - len(rows)
-        )
-        dtype = recipe.compute if self.mesh is not None else parameter.dtype
+        totals = torch.zeros(steps, 3, device=parameter.device, dtype=torch.float64)
         weights = _step_weights(positions, recipe.ttt_decay)
-        for place, row in enumerate(rows):
-            if self.mesh is not None:
-                self.drafter.set_requires_gradient_sync(place == len(rows) - 1)
-            parts = step_sums(self.drafter, self.target_embeddings, row.to(device, dtype), steps)
-            # FSDP takes the mean of the ranks' gradients; the sum is wanted.
+        for row in rows:
+            row = row.to(parameter.device, parameter.dtype)
+            parts = step_sums(self.drafter, self.target_embeddings, row, steps)
             losses = [
-                (recipe.states * part.states + recipe.tokens * part.tokens)
-                * (weight * ranks / max(1.0, count))
+                (recipe.states * part.states + recipe.tokens * part.tokens) * (weight / max(1.0, count))
                 for part, weight, count in zip(parts, weights, positions, strict=True)
             ]
             torch.stack(losses).sum().backward()
             totals += torch.stack([_detached(part) for part in parts])
-        found = self._over_ranks(totals) / torch.tensor(positions, device=device).clamp(min=1.0)[:, None]
-        states, tokens, agreed = found.T.tolist()
+        counts = torch.tensor(positions, device=parameter.device).clamp(min=1.0)
+        states, tokens, agreed = (totals / counts[:, None]).T.tolist()
         means = zip(weights, states, tokens, strict=True)
         return {
             "loss": sum(weight * (recipe.states * one + recipe.tokens * two) for weight, one, two in means),
@@ -167,7 +130,7 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, rows: Sequence[Pack], steps: int = 0) -> dict[str, float]:
-        """Return the means of `step` for this rank's rows, without a step; not for sharded drafters.
+        """Return the means of `step` for rows, without a step.
 
         Args:
             steps: draft steps whose agreement is returned; 0 for the recipe's.
@@ -183,18 +146,16 @@ class Trainer:
         return {"states": states[0], "tokens": tokens[0], **_agreements(agreed)}
 
     def weights(self) -> dict[str, Tensor]:
-        """Return full weights on the CPU; on a mesh all ranks call it, and rank 0 gets them."""
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        found = get_model_state_dict(self.drafter, options=options)
-        return {name: tensor.detach().clone() for name, tensor in found.items()}
+        """Return a copy of the weights on the CPU."""
+        return {name: tensor.to("cpu", copy=True) for name, tensor in self.drafter.state_dict().items()}
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Load full weights, with a fresh optimizer; on a mesh all ranks give them."""
-        set_model_state_dict(self.drafter, dict(weights), options=StateDictOptions(full_state_dict=True))
+        """Load weights, with a fresh optimizer."""
+        self.drafter.load_state_dict(weights)
         self.optimizer.state.clear()
 
     def state(self) -> dict[str, Any]:
-        """Return all that a resumed run needs, for a distributed checkpoint; sharded if the drafter is."""
+        """Return all that a resumed run needs, for a checkpoint."""
         model, optimizer = get_state_dict(self.drafter, self.optimizer)
         return {"model": model, "optimizer": optimizer, "count": torch.tensor([self.count, self.skipped])}
 
@@ -204,12 +165,6 @@ class Trainer:
             self.drafter, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
         )
         self.count, self.skipped = state["count"].tolist()
-
-    def _over_ranks(self, value: Tensor, how: Any = dist.ReduceOp.SUM) -> Tensor:
-        if self.mesh is not None:
-            for dimension in range(self.mesh.ndim):
-                dist.all_reduce(value, how, group=self.mesh.get_group(dimension))
-        return value
 
 
 def _step_weights(positions: Sequence[float], decay: float) -> list[float]:

@@ -1,13 +1,12 @@
 """Train a drafter in slices of time, between commands.
 
-Commands: ``{"command": "train", "seconds": s, "steps": n}`` (``steps`` may be missing; a `slice_worker` also takes
-``group``), ``{"command": "stop"}``, ``{"command": "load", "folder": f}`` (continue from these weights, as after a
-rollback), ``{"command": "target", "folder": f}`` (the policy's new embedding and head), ``{"command": "keep", "folders":
-[f, ...]}`` (drafters that engines may return to, and no others), ``{"command": "exit"}``.
+Commands: ``{"command": "train", "seconds": s, "steps": n}`` (``steps`` may be missing), ``{"command": "stop"}``,
+``{"command": "load", "folder": f}`` (continue from these weights, as after a rollback), ``{"command": "target", "folder":
+f}`` (the policy's new embedding and head), ``{"command": "keep", "folders": [f, ...]}`` (drafters that engines may return
+to, and no others), ``{"command": "exit"}``.
 
-Events: ``ready``, ``training`` (once a second, with the last step's figures), ``released`` (nothing is on the device
-any more; of a `slice_worker`), ``drafter`` (new weights are in ``folder``), ``idle`` (after each command, which it
-names), ``error`` (a command failed; the worker goes on), ``bye``.
+Events: ``ready``, ``training`` (once a second, with the last step's figures), ``drafter`` (new weights are in
+``folder``), ``idle`` (after each command, which it names), ``error`` (a command failed; the worker goes on), ``bye``.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoConfig
 
 from flashpatch import ledger
@@ -52,8 +50,7 @@ class Worker:
         commands: queue of commands.
 
     Attributes:
-        count, skipped: steps done, and those that changed nothing; see `Trainer`.
-        resumed: whether the trainer opened last began from a checkpoint.
+        resumed: whether the trainer began from a checkpoint.
     """
 
     def __init__(
@@ -69,7 +66,7 @@ class Worker:
             AutoConfig.from_pretrained(settings.target), settings.kind, settings.auxiliary
         )
         self.checkpoints = Checkpoints(Path(settings.folder) / "checkpoints")
-        self.kept = KeptSamples(Path(settings.folder) / FOLDER, settings.queue, settings.rank, settings.ranks)
+        self.kept = KeptSamples(Path(settings.folder) / FOLDER, settings.queue)
         self.reader = SampleReader(settings.queue, self.kept.move)
         self.buffer = Buffer(
             settings.samples, settings.bytes, settings.keep, settings.versions, settings.seed
@@ -78,14 +75,9 @@ class Worker:
         self._good: set[str] = set()  # folders of drafters that stay on disk
         for sample in self.kept.read():
             self._add(sample)
-        self.count, self.skipped, self.resumed = 0, 0, False
-        self._prepare()
+        self.trainer = self._open_trainer()
 
-    def _prepare(self) -> None:
-        """Make ready for commands."""
-        self.trainer = self._open_trainer(self.device)
-
-    def _open_trainer(self, device: torch.device, mesh: DeviceMesh | None = None) -> Trainer:
+    def _open_trainer(self) -> Trainer:
         """Return a trainer, from the last checkpoint that can be read or else as the settings say."""
         settings = self.settings
         names = ("rate", "clip", "states", "tokens", "ttt_steps", "ttt_decay")
@@ -94,27 +86,23 @@ class Worker:
             drafter = make_drafter(self.config, settings.seed)
             if settings.drafter:
                 load_weights(drafter, settings.drafter)
-            trainer = Trainer(drafter.to(device), self._load_target(device), recipe, mesh)
+            trainer = Trainer(drafter.to(self.device), self._load_target(), recipe)
             try:
                 self.resumed = self.checkpoints.resume(trainer)
-                self.count, self.skipped = trainer.count, trainer.skipped
                 return trainer
             except PatchError as error:  # parts of it may be in this trainer
                 self._report({"event": "error", "command": "resume", "problem": str(error)})
                 self.checkpoints.discard()
 
-    def _rest(self) -> None:
-        """Do what is due before a pause."""
-
     def run(self) -> None:
         """Execute commands until one is to exit."""
-        self._report({"event": "ready", "step": self.count, "resumed": self.resumed})
+        self._report({"event": "ready", "step": self.trainer.count, "resumed": self.resumed})
         while True:
             command = self._commands.get()
             try:
                 if command["command"] == "exit":
                     self.checkpoints.settle()
-                    self._report({"event": "bye", "step": self.count})
+                    self._report({"event": "bye", "step": self.trainer.count})
                     return
                 self._execute(command)
             except Exception as error:  # a full disk or a damaged file must not end the worker
@@ -125,40 +113,39 @@ class Worker:
                         "problem": f"{type(error).__name__}: {error}",
                     }
                 )
-            self._rest()
             self._report({"event": "idle", "command": command.get("command"), **self._figures()})
 
     def _execute(self, command: dict[str, Any]) -> None:
         if command["command"] == "train":
-            if found := self._train(self.trainer, float(command["seconds"]), command.get("steps")):
-                self._write(self.trainer.weights(), self.trainer.target_embeddings, found)
+            if found := self._train(float(command["seconds"]), command.get("steps")):
+                self._write(found)
         elif command["command"] == "load":
-            self._load(self.trainer, command["folder"])
+            self._load(command["folder"])
         elif command["command"] == "target":
             self._target = command["folder"]
-            self.trainer.target_embeddings = self._load_target(self.device)
+            self.trainer.target_embeddings = self._load_target()
         elif command["command"] == "keep":
             self._good = set(command["folders"])
 
-    def _load(self, trainer: Trainer, folder: str) -> None:
+    def _load(self, folder: str) -> None:
         """Continue from the weights in a folder."""
         fresh = make_drafter(self.config)
         load_weights(fresh, folder)
-        trainer.load(fresh.state_dict())
-        self.checkpoints.save(trainer)  # a restart must not bring back what was rolled back
+        self.trainer.load(fresh.state_dict())
+        self.checkpoints.save(self.trainer)  # a restart must not bring back what was rolled back
 
-    def _train(self, trainer: Trainer, seconds: float, steps: int | None) -> dict[str, float]:
+    def _train(self, seconds: float, steps: int | None) -> dict[str, float]:
         """Train until time or steps are over, or another command arrives; return the figures of the last step."""
-        end, reported, every = time.monotonic() + seconds, 0.0, self.settings.checkpoint
+        trainer, every = self.trainer, self.settings.checkpoint
+        end, reported = time.monotonic() + seconds, 0.0
         last = trainer.count + steps if steps else None
         found: dict[str, float] = {}
-        while not self._is_over(time.monotonic() >= end or trainer.count == last):
+        while time.monotonic() < end and trainer.count != last and self._commands.empty():
             self._read_samples()
             rows = self._rows() if len(self.buffer) >= self.settings.least else []
-            if done := self._step(trainer, rows):
-                found = done
-                self.count, self.skipped = trainer.count, trainer.skipped
-                if every and self.count % every == 0:
+            if rows:
+                found = trainer.step(rows)
+                if every and trainer.count % every == 0:
                     self.checkpoints.save(trainer)
             else:
                 time.sleep(POLL_SECONDS)
@@ -166,14 +153,6 @@ class Worker:
                 reported = time.monotonic()
                 self._report({"event": "training", **self._figures(), **found})
         return found
-
-    def _is_over(self, bounded: bool) -> bool:
-        """Return whether a slice ends before its next step; ``bounded``: its time or its steps are over."""
-        return bounded or not self._commands.empty()
-
-    def _step(self, trainer: Trainer, rows: list[Pack]) -> dict[str, float]:
-        """Make a step and return its figures; empty if there was nothing to learn from."""
-        return trainer.step(rows) if rows else {}
 
     def _read_samples(self) -> None:
         for sample in self.reader.read_samples(16):
@@ -209,18 +188,16 @@ class Worker:
                 break
         return pack(found, settings.batch)
 
-    def _write(
-        self, weights: Mapping[str, torch.Tensor], target: TargetEmbeddings, found: Mapping[str, float]
-    ) -> None:
+    def _write(self, found: Mapping[str, float]) -> None:
         """Write a drafter for the engine, and delete old ones."""
         folder = Path(self.settings.folder)
         dtype = getattr(torch, self.settings.dtype)
         path = save_drafter(
-            folder / f"drafter-{self.count}",
-            {name: tensor.to(dtype) for name, tensor in weights.items()},
+            folder / f"drafter-{self.trainer.count}",
+            {name: tensor.to(dtype) for name, tensor in self.trainer.weights().items()},
             self.config,
             self.settings.engine,
-            target,
+            self.trainer.target_embeddings,
             self.settings.target,
         )
         self._report({"event": "drafter", "folder": str(path), **self._figures(), **found})
@@ -234,8 +211,8 @@ class Worker:
     def _figures(self) -> dict[str, Any]:
         reader, checkpoints = self.reader.counts, self.checkpoints
         return {
-            "step": self.count,
-            "skipped": self.skipped,
+            "step": self.trainer.count,
+            "skipped": self.trainer.skipped,
             "samples": len(self.buffer),
             "read": reader["read"],
             "corrupt": reader["corrupt"],
@@ -245,5 +222,5 @@ class Worker:
             "checkpoint_problem": checkpoints.problem,
         }
 
-    def _load_target(self, device: torch.device) -> TargetEmbeddings:
-        return TargetEmbeddings.load(self._target).to(device, torch.float32)
+    def _load_target(self) -> TargetEmbeddings:
+        return TargetEmbeddings.load(self._target).to(self.device, torch.float32)

@@ -6,7 +6,6 @@ from flashpatch.patches.eagle.verl import checkpoint_manager, verl_config
 
 PATCHES = (
     verl_config.PATCH,
-    checkpoint_manager.BALANCER,
     checkpoint_manager.IDLE,
     checkpoint_manager.UPDATE,
     checkpoint_manager.LOG,

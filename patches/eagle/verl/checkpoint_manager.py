@@ -12,7 +12,6 @@ from flashpatch.patches._shared.awaits import caller_awaits, resolve
 from flashpatch.patches.eagle.verl import verl_config
 from flashpatch.patches.eagle.verl.cotraining import Job
 from flashpatch.patches.eagle.verl.targets import DriverPatch
-from flashpatch.patches.eagle.verl.worker_cotraining import WorkerJob
 from flashpatch.patches.eagle.verl_sglang import http_server as verl_sglang
 from flashpatch.patches.eagle.verl_vllm import http_server as verl_vllm
 from flashpatch.record import Contract
@@ -22,22 +21,18 @@ _RPC_SECONDS = 600.0  # for a call to the replicas
 _SERVERS = {"vllm": verl_vllm, "sglang": verl_sglang}
 _metrics: dict[str, float] = {}  # of the last pause, until they are logged
 _job: Job | None = None
-_balancers: dict[str, Any] = {}  # handle of the balancer by server address
 
 
 def on_sleep(original, self, *args: Any, **kwargs: Any) -> Any:
-    """Around ``sleep_replicas``, which verl calls when a step's rollouts are complete: stop training on the replicas'
-    devices, and train in the pause."""
+    """Around ``sleep_replicas``, which verl calls when a step's rollouts are complete: train in the pause."""
 
     async def awaited() -> Any:
-        await asyncio.to_thread(_rollouts_end)
         result = await original(self, *args, **kwargs)
         await asyncio.to_thread(_rollouts_ended)
         return result
 
     if caller_awaits():
         return awaited()
-    _rollouts_end()
     result = original(self, *args, **kwargs)
     _rollouts_ended()
     return result
@@ -47,14 +42,12 @@ def on_update(original, self, global_steps: int | None = None, *args: Any, **kwa
     """Around ``update_weights``, after which rollouts go on: send the newest drafter."""
 
     async def awaited() -> Any:
-        await asyncio.to_thread(_rollouts_end)
         result = await resolve(original(self, global_steps, *args, **kwargs))
         await asyncio.to_thread(_policy_updated, self, global_steps)
         return result
 
     if caller_awaits():
         return awaited()
-    _rollouts_end()
     result = original(self, global_steps, *args, **kwargs)
     _policy_updated(self, global_steps)
     return result
@@ -65,17 +58,6 @@ def on_log(original, self, data: Any, *args: Any, **kwargs: Any) -> Any:
     data = {**data, **_metrics}
     _metrics.clear()
     return original(self, data, *args, **kwargs)
-
-
-async def on_balancer(original, self) -> None:
-    """After ``_init_global_load_balancer``: note which balancer counts the requests of which server."""
-    await original(self)
-    _balancers.update(dict.fromkeys(self.server_addresses, self.global_load_balancer))
-
-
-def _rollouts_end() -> None:
-    if _job is not None:
-        _job.rollouts_end()
 
 
 def _rollouts_ended() -> None:
@@ -90,7 +72,7 @@ def _policy_updated(manager: Any, step: int | None) -> None:
         if settings is None:
             return
         ledger.role("driver")
-        _job = _open_job(manager, settings)
+        _job = Job(**settings)
     started = time.monotonic()
 
     def call(method: str, arguments: tuple) -> list[Any]:
@@ -103,16 +85,6 @@ def _policy_updated(manager: Any, step: int | None) -> None:
     _job.policy_updated(call, step)
     _metrics.update(_job.metrics)
     _metrics["timing_s/eagle"] = time.monotonic() - started
-    _job.rollouts_begin()
-
-
-def _open_job(manager: Any, settings: dict[str, Any]) -> Job:
-    """Return the job that trains where the option ``trainer`` says."""
-    rest = settings.pop("rest", None)
-    if rest is None:
-        return Job(**settings)
-    balancer = _balancers.get(manager.replicas[0]._server_address)
-    return WorkerJob(manager, balancer, rest, **settings)
 
 
 def _undo(site: Site) -> None:
@@ -120,7 +92,6 @@ def _undo(site: Site) -> None:
     if _job is not None:
         _job.close()
         _job = None
-    _balancers.clear()
     site.unwrap()
 
 
@@ -132,25 +103,7 @@ IDLE = DriverPatch(
     evidence="optional",  # only one of a job's drivers has it
     needs=("eagle.verl.update_weights",),
     why="A drafter can be trained at no cost to the rollouts only while they rest.",
-    how="Starts a slice of drafter training, which ends with the next weight update. With on=workers ends the "
-    "slices on drained replicas' devices first.",
-)
-
-BALANCER = DriverPatch(
-    id="eagle.verl.init_global_load_balancer",
-    targets=("verl.workers.rollout.llm_server:LLMServerManager._init_global_load_balancer",),
-    wrapper=on_balancer,
-    contract=Contract(
-        params=(),
-        mentions=("self.global_load_balancer", "self.server_addresses"),
-        exists=("verl.workers.rollout.router:GlobalRequestLoadBalancer.get_status",),
-    ),
-    evidence="optional",
-    when="anywhere=eagle.verl.validate_config anywhere=eagle.verl.update_weights",
-    needs=("eagle.verl.validate_config",),
-    why="Which replicas have drained is known to verl's request balancer alone, and nothing leads there from where "
-    "drafters are trained.",
-    how="Keeps the balancer's handle; requests go as before.",
+    how="Starts a slice of drafter training, which ends with the next weight update.",
 )
 
 UPDATE = DriverPatch(

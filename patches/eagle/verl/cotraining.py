@@ -24,7 +24,6 @@ from flashpatch.patches.eagle.drafter_refit.commands import (
 )
 from flashpatch.patches.eagle.train.coordinator import Coordinator
 from flashpatch.patches.eagle.train.settings import WorkerSettings
-from flashpatch.patches.eagle.verl.rank_trainers import RankTrainers
 
 logger = logging.getLogger("flashpatch.eagle")
 
@@ -55,27 +54,17 @@ class Job:
     ) -> None:
         self.settings, self.slice, self.timeout = dict(settings), slice, timeout
         self.steps, self.every = steps or None, every
-        self.coordinator: Coordinator | RankTrainers | None = None
+        self.coordinator: Coordinator | None = None
         self.version = 0
         self.metrics: dict[str, float] = {}
         self._sent: Path | None = None
         self._last_problem = ""
         self._updates = 0
 
-    def rollouts_begin(self) -> None:
-        """Note that the replicas generate from now on."""
-
-    def rollouts_end(self) -> None:
-        """Note that the rollouts are complete, and the replicas are about to sleep."""
-
     def rollouts_ended(self) -> None:
         """Start a slice of training, now that the replicas sleep."""
-        if self.coordinator is not None and self.is_due():
+        if self.coordinator is not None and self._updates % self.every == 0:
             self.coordinator.train(self.slice, steps=self.steps)
-
-    def is_due(self) -> bool:
-        """Return whether this step of the policy is one in which the drafter is trained."""
-        return self._updates % self.every == 0
 
     def policy_updated(self, call: Call, step: int | None) -> None:
         """Send the newest drafter to the replicas, which have a new policy and no rollout yet. Never
@@ -113,12 +102,9 @@ class Job:
         if len(queues) != 1:
             self._warn(f"no drafter is trained: replicas capture to {', '.join(queues) or 'nowhere'}")
             return False
-        self.coordinator = self._make_trainer(WorkerSettings.of({**self.settings, "queue": queues[0]}))
+        settings, environment = _with_device(WorkerSettings.of({**self.settings, "queue": queues[0]}))
+        self.coordinator = Coordinator(settings, environment=environment)
         return self.coordinator.start()
-
-    def _make_trainer(self, settings: WorkerSettings) -> Coordinator | RankTrainers:
-        settings, environment = _with_device(settings)
-        return Coordinator(settings, environment=environment)
 
     def _propagate_rollback(self, call: Call, counts: list[Mapping[str, Any]]) -> None:
         """Roll the other replicas and the trainer back too if a replica has rolled back."""

@@ -28,10 +28,6 @@ IN_SGLANG = "eagle.sglang.verify"
 """A patch of the group for SGLang, which acts as a whole or not at all."""
 NEW = {"new": "eagle", "new-eagle3": "eagle3"}
 """Values of the option ``drafter`` for one from scratch, and the method that it drafts with."""
-SCHEDULE: dict[str, Any] = {"on": "process", "rest": 0.0, "steps": 0}
-"""Entries of the option ``trainer`` that say where and when, with their defaults. ``on`` is ``process``, a process of its own,
-or ``workers``, verl's; ``rest`` are seconds by which the policy's update may then be delayed to finish drafter training;
-``steps`` bound the training between two rollouts, 0: as time allows."""
 DRAFT_TOKENS = 3
 """Drafts per step with the option ``drafter``, unless ``arms`` name larger ones."""
 WAIT_SECONDS = 30.0
@@ -42,8 +38,8 @@ and third last layer: with fewer, two of the three are the same."""
 
 
 def settings(rollout: Any) -> dict[str, Any] | None:
-    """Return arguments of `flashpatch.patches.eagle.verl.cotraining.Job` from a rollout's config, ``rest`` among them
-    where verl's workers train; None to train nothing."""
+    """Return arguments of `flashpatch.patches.eagle.verl.cotraining.Job` from a rollout's config; None to train
+    nothing."""
     found = (rollout.engine_kwargs or {}).get(OURS)
     return json.loads(found["eagle"]) if found else None
 
@@ -64,6 +60,7 @@ def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> Any:
         "cannot run with",
         "Change these settings, or take eagle out of FLASHPATCH.",
     )
+    _trainer_settings(options)  # refuses what is none, also where nothing is trained
     found = dialect.configured(job.get) if dialect else Speculation()
     if options["drafter"] in NEW:  # judged before one is written: without training it would stay random
         found = Speculation(NEW[options["drafter"]], str(_path(job.get(MODEL) or "")))
@@ -137,22 +134,8 @@ def remarks(
     mode = get("trainer.v1.trainer_mode")
     if mode in ("separate_async", "stream_async"):
         yield f"in trainer mode {mode} rollouts never pause"
-    schedule = _trainer_settings(options, "", "", "")[1]
-    if schedule["on"] == "workers" and not schedule["rest"] and replicas(get) < 2:
-        yield (
-            "trainer's on=workers trains while a replica waits for others, and there is one; "
-            "set rest=SECONDS there too, or leave on out"
-        )
     if not get(MODEL) or not _path(get(MODEL)).is_dir():
         yield f"{MODEL}={get(MODEL)} is not a folder"
-
-
-def replicas(get: Get) -> int:
-    """Return the number of rollout replicas on the trainer's devices."""
-    size = 1
-    for name in ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size"):
-        size *= int(get(f"{ROLLOUT}.{name}") or 1)
-    return int(get("trainer.n_gpus_per_node") or 1) * int(get("trainer.nnodes") or 1) // size
 
 
 def _drafter(get: Get, options: Mapping[str, Any], dialect: Dialect) -> Speculation:
@@ -189,7 +172,7 @@ def _write_new(target: Path, folder: Path, options: Mapping[str, Any], engine_na
             advice=f"It needs {EAGLE3_LAYERS}; eagle's option drafter=new makes an EAGLE-1 drafter.",
         )
     weights = make_drafter(config, 0).state_dict()
-    dtype = getattr(torch, WorkerSettings(**_trainer_settings(options, "", "", "")[0]).dtype)
+    dtype = getattr(torch, _trainer_settings(options)[0].get("dtype", WorkerSettings.dtype))
     weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
     save_drafter(folder, weights, config, engine_name, TargetEmbeddings.load(target), target)
 
@@ -200,17 +183,16 @@ def training(get: Get, options: Mapping[str, Any], dialect: Dialect, found: Spec
     Raises:
         PatchError: an entry of the option ``trainer`` is not one of its settings.
     """
-    target = str(_path(get(MODEL)))
-    given, schedule = _trainer_settings(options, target, str(_folder(get)), found.model)
-    made = WorkerSettings.of({**given, "engine": dialect.engine, "kind": found.method, "queue": ""})
-    found_settings = {
+    given, steps = _trainer_settings(options)
+    fixed = {"target": str(_path(get(MODEL))), "folder": str(_folder(get)), "drafter": found.model}
+    made = WorkerSettings.of({**given, **fixed, "engine": dialect.engine, "kind": found.method, "queue": ""})
+    return {
         "settings": {name: value for name, value in vars(made).items() if name != "queue"},
         "slice": options["train_seconds"],
         "timeout": WAIT_SECONDS,
-        "steps": schedule["steps"],
+        "steps": steps,
         "every": options["train_every"],
     }
-    return {**found_settings, "rest": schedule["rest"]} if schedule["on"] == "workers" else found_settings
 
 
 def draft_tokens(options: Mapping[str, Any]) -> int:
@@ -218,36 +200,30 @@ def draft_tokens(options: Mapping[str, Any]) -> int:
     return max((arm.steps for arm in map(Arm.parse, options["arms"])), default=0) or DRAFT_TOKENS
 
 
-def _trainer_settings(
-    options: Mapping[str, Any], target: str, folder: str, drafter: str
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings of the training process, and `SCHEDULE`, with what the option ``trainer`` says.
+def _trainer_settings(options: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    """Return what the option ``trainer`` says: settings of the training process, and most steps between two rollouts (0: any).
 
     Raises:
         PatchError: one of them is not NAME=VALUE, unknown, or of another type.
     """
-    given: dict[str, Any] = {"target": target, "queue": "", "folder": folder, "drafter": drafter}
-    fixed, schedule = set(given), dict(SCHEDULE)
-    plain = {**vars(WorkerSettings("", "", "")), **SCHEDULE}
+    plain = {**vars(WorkerSettings("", "", "")), "steps": 0}
+    for name in ("target", "queue", "folder", "drafter"):
+        del plain[name]
+    given: dict[str, Any] = {}
     for text in options["trainer"]:
-        name, equals, value = text.partition("=")
-        kind = type(plain.get(name.strip(), ""))
+        name, equals, value = (part.strip() for part in text.partition("="))
         try:
-            if not equals or name.strip() not in plain or name.strip() in fixed:
+            if not equals or name not in plain:
                 raise ValueError
-            if name.strip() == "on" and value.strip() not in ("process", "workers"):
-                raise ValueError
-            into = schedule if name.strip() in SCHEDULE else given
-            into[name.strip()] = (
-                value.strip().lower() in ("1", "true") if kind is bool else kind(value.strip())
-            )
+            kind = type(plain[name])
+            given[name] = value.lower() in ("1", "true") if kind is bool else kind(value)
         except ValueError:
             raise PatchError(
                 f"option trainer has {text!r}.",
                 patch=ID,
-                advice=f"Give NAME=VALUE, where NAME is one of {', '.join(sorted(plain.keys() - fixed))}.",
+                advice=f"Give NAME=VALUE, where NAME is one of {', '.join(sorted(plain))}.",
             ) from None
-    return given, schedule
+    return given, given.pop("steps", 0)
 
 
 def _path(text: str) -> Path:

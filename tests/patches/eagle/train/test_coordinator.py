@@ -75,7 +75,8 @@ def test_figures_are_those_of_the_worker_that_runs(run):
     until(lambda: one.counts["drafters"] == 1 and one.state == "idle", one)
     os.kill(one.pid, signal.SIGKILL)
     until(lambda: one.state == "down", one)
-    until(lambda: one.restart_when_due() or one.state == "idle", one)
+    one.start()
+    until(lambda: one.state == "idle", one)
     assert one.figures["event"] == "ready" and one.figures["step"] == 0
 
 

@@ -98,17 +98,6 @@ def test_samples_of_several_jobs_come_oldest_first(tmp_path, samples):
     assert requests(KeptSamples(tmp_path / "kept", "another").read()) == ["r0", "r1", "r2", "r3"]
 
 
-def test_ranks_share_what_other_jobs_left(tmp_path, samples):
-    queue = tmp_path / "queue"
-    for rank in range(3):
-        write(queue, samples[2 * rank : 2 * rank + 2])
-        SampleReader(queue, KeptSamples(tmp_path / "kept", str(queue), rank, 3).move).read_samples(9)
-    own = [KeptSamples(tmp_path / "kept", str(queue), rank, 3).read() for rank in range(3)]
-    assert [requests(one) for one in own] == [["r0", "r1"], ["r2", "r3"], ["r4", "r5"]]
-    others = [KeptSamples(tmp_path / "kept", "another", rank, 2).read() for rank in range(2)]
-    assert sorted(requests(others[0] + others[1])) == [f"r{number}" for number in range(6)]
-
-
 def test_a_damaged_file_is_deleted(tmp_path, samples):
     queue = tmp_path / "queue"
     write(queue, samples)

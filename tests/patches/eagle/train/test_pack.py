@@ -14,7 +14,7 @@ from flashpatch.patches.eagle.capture.sample import Sample
 from flashpatch.patches.eagle.train.drafter import make_drafter
 from flashpatch.patches.eagle.train.drafter_config import drafter_config
 from flashpatch.patches.eagle.train.loss import sums
-from flashpatch.patches.eagle.train.pack import filler, join, pack, windows
+from flashpatch.patches.eagle.train.pack import join, pack, windows
 from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
 
 
@@ -130,15 +130,6 @@ def test_rows_keep_to_their_budget_and_hold_every_part():
     assert sum(int(row.learn.sum()) for row in rows) == sum(int(part.learn.sum()) for part in parts)
     assert len(rows) <= 1.2 * sum(map(len, parts)) / 50 + 1
     assert [len(row) for row in pack(parts[:1], 2)] == [len(parts[0])]
-
-
-def test_a_filler_teaches_nothing():
-    target = make_target()
-    drafter = make_drafter(drafter_config(target.config))
-    found = sums(drafter, TargetEmbeddings(target.model.embed_tokens.weight), filler(32, 32))
-    (found.states + found.tokens).backward()
-    assert found.count == 0
-    assert all(parameter.grad.abs().sum() == 0 for parameter in drafter.parameters())
 
 
 def test_a_sample_without_auxiliary_states_cannot_teach_eagle3():

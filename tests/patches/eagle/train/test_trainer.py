@@ -1,10 +1,6 @@
-import os
 from concurrent.futures import Future
 
 import pytest
-import warm
-from machine import limit
-from tree import SUPPORT
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -131,33 +127,3 @@ def test_nothing_to_learn_is_no_step(lesson):
     trainer = make(lesson[0])
     assert trainer.step([]) == {"positions": 0.0}
     assert trainer.count == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ttt_steps", [1, pytest.param(3, marks=pytest.mark.full)])
-def test_two_ranks_have_the_gradient_of_one_and_resume_alike(ttt_steps, tmp_path):
-    script = SUPPORT / "train_two_ranks.py"
-    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    done = warm.run_together(
-        warm.MODELS,
-        [([script, str(rank), "2", str(tmp_path), str(ttt_steps)], env) for rank in range(2)],
-        cwd=tmp_path,
-        timeout=limit(300),
-    )
-    assert [rank.returncode for rank in done] == [0, 0], [rank.stderr[-2500:] for rank in done]
-    ranks = torch.load(tmp_path / "out.pt", weights_only=True)
-    target = make_target()
-    parts = cut(capture(target, 6))
-    rows = [*pack(parts[:1], 60), *pack(parts[1:], 60)]
-    alone = make(target, rate=1e-2, clip=0.1, ttt_steps=ttt_steps)
-    found = alone.backward(rows)
-    assert found == pytest.approx(ranks["found"], rel=1e-5)
-    for name, parameter in alone.drafter.named_parameters():
-        apart = (ranks["gradients"][name] - parameter.grad).norm() / parameter.grad.norm()
-        assert apart < 1e-4, f"{name}: {apart:.1e} of its norm"  # CPUs differ in the order of their sums
-    alone.optimizer.zero_grad()
-    steps = [alone.step(rows), alone.step(pack(parts[:1], 60))]
-    for one, two in zip(steps, ranks["steps"], strict=True):
-        assert one == pytest.approx(two, rel=1e-3)
-    for name, weight in alone.weights().items():
-        torch.testing.assert_close(ranks["weights"][name], weight, rtol=1e-3, atol=1e-4, msg=name)

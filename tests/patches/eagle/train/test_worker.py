@@ -138,9 +138,9 @@ def test_a_drafter_that_engines_may_return_to_outlives_newer_ones(target, tmp_pa
     settings = WorkerSettings(str(target), str(tmp_path / "queue"), str(tmp_path / "out"))
     events: list[dict] = []
     worker = Worker(settings, events.append, queue.Queue())
-    for worker.count in range(1, 8):
-        worker._write(worker.trainer.weights(), worker.trainer.target_embeddings, {})
-        if worker.count == 2:
+    for worker.trainer.count in range(1, 8):
+        worker._write({})
+        if worker.trainer.count == 2:
             worker._execute({"command": "keep", "folders": [events[-1]["folder"]]})
     left = sorted(path.name for path in (tmp_path / "out").glob("drafter-*"))
     assert left == ["drafter-2", "drafter-5", "drafter-6", "drafter-7"]

@@ -14,7 +14,6 @@ OFF = {name: option.default for name, option in FAMILY.options.items()}
 NAME = "actor_rollout_ref.rollout.name"
 ROLLOUT = {NAME: "vllm"}
 SGLANGS = {NAME: "sglang"}
-SIZE = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 
 
 def reader(settings):
@@ -81,26 +80,6 @@ def test_why_no_drafter_is_trained(tmp_path, settings, found, said):
     settings = {"actor_rollout_ref.model.path": str(tmp_path), **settings}
     dialect = speculation.of(reader(settings))
     assert any(said in reason for reason in verl_config.remarks(reader(settings), OFF, dialect, found))
-
-
-@pytest.mark.parametrize(
-    ("settings", "rest", "said"),
-    [
-        ({"trainer.n_gpus_per_node": 2}, 0.0, False),
-        ({"trainer.n_gpus_per_node": 2, SIZE: 2}, 0.0, True),
-        ({"trainer.n_gpus_per_node": 2, SIZE: 2, "trainer.nnodes": 2}, 0.0, False),
-        ({}, 0.0, True),
-        ({}, 5.0, False),
-    ],
-)
-def test_workers_need_replicas_that_wait_for_each_other_or_a_pause(tmp_path, settings, rest, said):
-    settings = {"actor_rollout_ref.model.path": str(tmp_path), **ROLLOUT, **settings}
-    found, dialect = Speculation("eagle", str(tmp_path)), speculation.of(reader(settings))
-    options = {**OFF, "trainer": ["on=workers", f"rest={rest}"]}
-    reasons = list(verl_config.remarks(reader(settings), options, dialect, found))
-    assert any("rest=SECONDS" in reason for reason in reasons) == said
-    assert verl_config.training(reader(settings), options, dialect, found)["rest"] == rest
-    assert "rest" not in verl_config.training(reader(settings), OFF, dialect, found)
 
 
 def wanted(settings, tokens=3):
@@ -207,11 +186,11 @@ def test_eagle3_is_refused_for_a_target_without_three_inner_layers(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["rate", "rates=1", "rate=fast", "least=1.5", "queue=/x", "on=gpu", "rest=long"]
+    "text", ["rate", "rates=1", "rate=fast", "least=1.5", "queue=/x", "steps=any", "on=workers"]
 )
 def test_a_trainers_setting_that_is_none_is_refused(text):
     with pytest.raises(PatchError, match="option trainer has") as raised:
-        verl_config._trainer_settings({**OFF, "trainer": [text]}, "", "", "")
+        verl_config._trainer_settings({**OFF, "trainer": [text]})
     assert "rate" in str(raised.value)
 
 

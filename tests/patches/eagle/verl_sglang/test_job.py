@@ -6,11 +6,8 @@ from pathlib import Path
 
 import pytest
 from eagle_cotraining import (
-    ON_WORKERS,
     STEPS,
-    UNEVEN,
     check_acceptance_rises,
-    check_trained_on_workers,
     first_architectures,
     notes,
 )
@@ -97,11 +94,6 @@ def test_two_replicas_fill_one_queue_and_get_the_same_drafter(world, two_ranks, 
     captured = [noted for noted in found if isinstance(noted.get("eagle_capture"), dict)]
     assert len(captured) == 2 and all(noted["eagle_capture"]["requests"] > 0 for noted in captured)
     assert len({noted["eagle_samples"] for noted in captured}) == 1
-
-
-def test_drained_replicas_train_the_drafter(world, tmp_path):
-    done = job(world, tmp_path, *UNEVEN, more="adapt = false", trainer=ON_WORKERS.format(rest=2.0))
-    check_trained_on_workers(done, tmp_path)
 
 
 def test_without_co_training_a_new_drafter_is_not_drafted_with(world, tmp_path):
