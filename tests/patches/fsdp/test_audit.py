@@ -4,6 +4,7 @@ say."""
 from __future__ import annotations
 
 import json
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,16 @@ def carry(model: Path, tmp_path: Path) -> Carry:
 
 def weights(folder: Path, part: str, rank: int, number: int) -> dict[str, torch.Tensor]:
     return torch.load(folder / f"{part}-{rank}-{number}.pt", weights_only=True)
+
+
+def test_a_side_whose_other_has_ended_waits_no_longer(tmp_path):
+    """A rank and its rollout worker: one that is killed answers nothing, and leaves no word that it failed."""
+    zmq = pytest.importorskip("zmq")
+    with zmq.Context() as context, context.socket(zmq.PULL) as quiet:
+        quiet.bind("inproc://quiet")
+        waiting = job._Socket(types.SimpleNamespace(socket=quiet), tmp_path / "failed")
+        with pytest.raises(TimeoutError, match="the other side has failed"):
+            waiting.recv()
 
 
 def test_each_accident_is_named_and_nothing_is_committed(carry, tmp_path):

@@ -12,6 +12,8 @@ import cpu_lab
 import pytest
 from machine import limit
 
+from flashpatch.verify.probes.fsdp import verl_probe
+
 pytestmark = pytest.mark.verl
 
 SABOTAGE = """
@@ -32,6 +34,19 @@ def verify(folder: Path, **extra: str) -> tuple[int, dict]:
         timeout=limit(900),
     )
     return done.returncode, json.loads(done.stdout)
+
+
+def test_an_update_that_was_refused_is_said_with_its_reason(tmp_path):
+    """It left no weights to compare, which ended the probe with a KeyError."""
+    torch = pytest.importorskip("torch")
+    refused = {"error": "PatchError: weights arrive without fingerprints", "committed": False}
+    for rank in range(2):
+        (tmp_path / f"rollout-{rank}.json").write_text(json.dumps([refused] * len(verl_probe.PLAN)))
+        for number in range(len(verl_probe.PLAN)):
+            torch.save({}, tmp_path / f"rollout-{rank}-{number}.pt")
+    proofs = verl_probe._weigh(tmp_path, {"model.norm.weight": torch.ones(2)}, 1.0)
+    assert not any(proof.ok for proof in proofs)
+    assert "without fingerprints" in proofs[0].evidence
 
 
 @pytest.mark.full

@@ -1,7 +1,7 @@
-"""Run a process of the probe: a rank that builds verl's FSDP engine, steps and sends, or a rollout worker.
+"""Run a rank of the probe: build verl's FSDP engine, step and send to a rollout worker, a process that the rank forks.
 
-Started by `flashpatch.verify.probes.fsdp.verl_probe`: ``main()`` with the working directory and the part,
-``trainer`` or ``rollout``. The rank is in ``RANK``; ``plan.json`` lists the transfers as dictionaries:
+Started by `flashpatch.verify.probes.fsdp.verl_probe`: ``main()`` with the working directory. The rank is in ``RANK``;
+``plan.json`` lists the transfers as dictionaries:
 
 - ``strategy`` "fsdp" or "fsdp2", ``fsdp_size``, ``dtype`` and ``lora_rank`` of the engine; unchanged, the engine is reused;
 - ``adapter``: whether the adapter is sent, not the base;
@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import os
 import pickle
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +35,26 @@ RATE = 0.05
 
 
 def main() -> None:
-    """Run the part ``sys.argv[2]`` in the directory ``sys.argv[1]``; without an accelerator enable family cpu."""
+    """Run a rank and its rollout worker in the directory ``sys.argv[1]``; without an accelerator enable family cpu."""
     import flashpatch
 
     if not torch.accelerator.is_available():
         flashpatch.enable("cpu")
-    workdir, part, rank = Path(sys.argv[1]), sys.argv[2], int(os.environ["RANK"])
-    plan = json.loads((workdir / "plan.json").read_text())
-    seen = trainer(workdir, rank, plan) if part == "trainer" else rollout(workdir, rank, plan)
-    (workdir / f"{part}-{rank}.json").write_text(json.dumps(seen))
+    import verl.workers.engine
+    import verl.workers.rollout.vllm_rollout.bucketed_weight_transfer  # noqa: F401
+
+    worker = multiprocessing.get_context("fork").Process(target=_run, args=(rollout,), daemon=True)
+    worker.start()  # what both import takes longer than all else
+    _run(trainer)
+    worker.join()
+    sys.exit(worker.exitcode)
+
+
+def _run(part: Callable[[Path, int, list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
+    """Run ``trainer`` or ``rollout``, and write what it saw."""
+    workdir, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+    seen = part(workdir, rank, json.loads((workdir / "plan.json").read_text()))
+    (workdir / f"{part.__name__}-{rank}.json").write_text(json.dumps(seen))
 
 
 def make_model(path: Path, layers: int = 2, dtype: str = "float32", **sizes: int) -> None:
@@ -232,16 +244,24 @@ class _Socket:
 
     def recv(self) -> bytes:
         deadline = time.monotonic() + TIMEOUT
-        while not self._socket.poll(50):
-            if self._failure.exists() or time.monotonic() > deadline:
+        while True:
+            over = self._failure.exists() or _is_alone() or time.monotonic() > deadline
+            if self._socket.poll(50):  # also what was sent before the end
+                return self._socket.recv()
+            if over:
                 raise TimeoutError("the other side has failed")
-        return self._socket.recv()
 
     def recv_pyobj(self) -> Any:
         return pickle.loads(self.recv())
 
     def close(self) -> None:
         self._socket.close(linger=1000)
+
+
+def _is_alone() -> bool:
+    """Return whether the other process of this rank has ended."""
+    trainer = multiprocessing.parent_process()
+    return not (trainer.is_alive() if trainer else multiprocessing.active_children())
 
 
 def rollout(workdir: Path, rank: int, plan: list[dict[str, Any]]) -> list[dict[str, Any]]:
