@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -77,11 +78,28 @@ def _embeddings(at: Path) -> None:
     )
 
 
+def _drafter(at: Path) -> None:
+    """As verl's driver writes the first one, with the tokenizer of a model that others may read."""
+    pytest.importorskip("transformers")
+    from transformers import AutoConfig
+
+    from flashpatch.patches.eagle.train.drafter import make_drafter
+    from flashpatch.patches.eagle.train.drafter_config import drafter_config
+    from flashpatch.patches.eagle.train.export import save_drafter
+    from flashpatch.verify.probes.eagle import tiny
+
+    with tempfile.TemporaryDirectory() as folder:
+        model = tiny.target(Path(folder) / "model")
+        (model / "tokenizer.json").write_text("{}")
+        config = drafter_config(AutoConfig.from_pretrained(model))
+        save_drafter(at / "eagle" / "first", make_drafter(config).state_dict(), config, "sglang", None, model)
+
+
 def _requests(at: Path) -> None:
     Trace(str(at / "requests.jsonl")).write("prompt", 3, 0, 5, "server", 0.1)
 
 
-@pytest.mark.parametrize("write", [_ledger, _verdicts, _samples, _bandit, _embeddings, _requests])
+@pytest.mark.parametrize("write", [_ledger, _verdicts, _samples, _bandit, _embeddings, _drafter, _requests])
 def test_what_is_written_is_private(
     write: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

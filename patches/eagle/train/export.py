@@ -95,7 +95,7 @@ def save_drafter(
     target_embeddings: TargetEmbeddings | None = None,
     tokenizer: str | os.PathLike[str] | None = None,
 ) -> Path:
-    """Write a drafter for the engine's ``speculative`` setting; whole or not at all.
+    """Write a drafter for the engine's ``speculative`` setting, private to the user; whole or not at all.
 
     Args:
         folder: made, or replaced.
@@ -110,7 +110,8 @@ def save_drafter(
     found = engine_weights(weights, config, engine, target_embeddings)
     temporary = final.parent / f".{final.name}-{os.getpid()}"
     try:
-        temporary.mkdir(parents=True, exist_ok=True)
+        for made in (final.parent, temporary):
+            made.mkdir(mode=0o700, parents=True, exist_ok=True)
         write = {name: tensor.contiguous().cpu() for name, tensor in found.items()}
         try:
             save_file(write, temporary / "model.safetensors", metadata={"format": "pt"})
@@ -121,6 +122,8 @@ def save_drafter(
         for name in ("tokenizer.json", "tokenizer_config.json") if tokenizer else ():
             if (Path(tokenizer) / name).exists():
                 shutil.copy(Path(tokenizer) / name, temporary)
+        for file in temporary.iterdir():
+            file.chmod(0o600)  # a tokenizer is copied with its mode
         shutil.rmtree(final, ignore_errors=True)
         os.replace(temporary, final)
     finally:
