@@ -22,7 +22,6 @@ from flashpatch.patches.fp8.vllm import (
     engine_args,
     engine_core_sleep,
     expected_processes,
-    float32_head,
     initialize_model,
     int8_inputs,
     kept_tokens,
@@ -36,6 +35,7 @@ from flashpatch.patches.fp8.vllm import (
     tied_weights,
     worker,
 )
+from flashpatch.patches.fp8.vllm_0_24 import PATCHES as VLLM_0_24
 from flashpatch.patches.fp8.vllm_lora import PATCHES as VLLM_LORA
 from flashpatch.record import Family, Option
 
@@ -92,9 +92,9 @@ FAMILY = Family(
         client_errors.PATCH,
         client_errors.STEP,
         kept_tokens.PATCH,
-        float32_head.PATCH,
         expected_processes.CORES,
         expected_processes.WORKERS,
+        *VLLM_0_24,
         *VLLM_LORA,
         *VERL,
         *VERL_VLLM,

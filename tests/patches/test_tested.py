@@ -120,6 +120,15 @@ def test_no_version_is_missing_that_make_test_runs(family):
         assert wanted <= set(versions), (family, framework)
 
 
+@pytest.mark.parametrize("family", TESTED)
+def test_no_patch_keeps_its_group_from_a_tested_version(family):
+    """One whose version does not fit takes the others of its group along: it belongs into a group of its own."""
+    for patch in registry.families()[family].patches:
+        if _is_of(patch.requires, patch.framework):
+            tested = TESTED[family][patch.framework]
+            assert [one for one in tested if not satisfies(patch.requires, one)] == [], patch.id
+
+
 def test_patches_for_the_second_runner_claim_what_its_tests_run_on():
     """Those tests run by their marks: on the newest vLLM in ``make test``, on every other in ``make test-full``."""
     second = [p for f in registry.families().values() for p in f.patches if ".worker.gpu." in p.targets[0]]

@@ -28,7 +28,7 @@ def configure(args: Any, options: Mapping[str, Any]) -> None:
 
 
 def _use_float32_head(args: Any) -> None:
-    """Set vLLM's ``head_dtype``; before 0.26 `float32_head` does it."""
+    """Set vLLM's ``head_dtype``; before 0.26 `vllm_0_24` does it."""
     from vllm.model_executor.layers.logits_processor import LogitsProcessor
 
     if hasattr(LogitsProcessor, "_apply_head"):

@@ -35,4 +35,4 @@ def test_rollout_and_trainer_are_nearer(world, tmp_path):
     def calls(patch: str) -> int:
         return sum(one["patches"].get(patch, {}).get("calls", 0) for one in processes)
 
-    assert calls("fp8.verl.build_module") >= 1 and calls("fp8.vllm.get_logits") >= 8
+    assert calls("fp8.verl.build_module") >= 1 and calls("fp8.vllm_0_24.get_logits") >= 8

@@ -58,7 +58,7 @@ class _Float32Head:
 
 
 PATCH = Patch(
-    id="fp8.vllm.get_logits",
+    id="fp8.vllm_0_24.get_logits",
     targets=("vllm.model_executor.layers.logits_processor:LogitsProcessor._get_logits",),
     requires="vllm>=0.24,<0.26",
     wrapper=on_get_logits,
