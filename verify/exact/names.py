@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-#: Modules that hold others and give back the stream in parts, or take other arguments than their namesakes.
-_OTHERWISE = re.compile(r"(^|\.)(model|layers\.\d+|experts|act_fn|rotary_emb)$")
+#: Modules that hold others and give back the stream in parts, take other arguments than their namesakes, or have their
+#: columns in another order (BLOOM's, head by head).
+_OTHERWISE = re.compile(r"(^|\.)(model|layers\.\d+|experts|act_fn|rotary_emb|query_key_value)$")
 #: A mixer of vLLM's in a wrapper of the same name, which scales what it is given (Falcon-H1); Hugging Face's does that itself.
 _WRAPPED = re.compile(r"(?<=\.mamba)\.mamba(?=\.)")
 #: Modules of vLLM and SGLang that compute several of Hugging Face's at once.

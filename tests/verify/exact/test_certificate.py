@@ -21,7 +21,7 @@ HONEST = ("llama",)
 MORE = (
     *("qwen2", "qwen2-tied", "llama-tied", "llama-biased", "qwen3", "phi3", "gemma2", "gemma3"),
     *("qwen3-moe", "mixtral", "glm4-moe", "olmoe", "gpt-oss"),
-    *("qwen3-next", "mamba2", "granite-moe-hybrid", "nemotron-h", "falcon-h1", "deepseek-v3"),
+    *("qwen3-next", "mamba2", "granite-moe-hybrid", "nemotron-h", "falcon-h1", "deepseek-v3", "bloom"),
 )
 YARN = dict(
     rope_type="yarn", factor=2.0, original_max_position_embeddings=256, mscale=1.0, mscale_all_dim=1.0
