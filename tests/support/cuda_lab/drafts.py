@@ -67,7 +67,7 @@ def checkpoints(root: Path) -> dict[str, Path]:
 
 def opened(policy: Path, drafter: Path) -> vllm.LLM:
     speculative = {"method": "eagle", "model": str(drafter), "num_speculative_tokens": MOST}
-    arguments = {**engine.ENGINE, "compilation_config": GRAPHS, "kernel_config": {"enable_jit_warmup": False}}
+    arguments = {**engine.ENGINE, "compilation_config": GRAPHS, "kernel_config": engine.COLD}
     return vllm.LLM(str(policy), **arguments, speculative_config=speculative)
 
 
@@ -95,12 +95,14 @@ def asked(llm: vllm.LLM, arms: list[int], replayed: Counter[str]) -> dict[str, d
         controller.policy = eagle_job_common.Cycle([arm])
         engine.ask(llm, PROMPTS, 1)  # the number is scheduled with the step before
         drafts, accepted, ran = controller.drafts, controller.accepted, replayed.copy()
+        launched = device.graph_launches()
         answers = engine.ask(llm, PROMPTS, 12)
         found[str(arm)] = {
             "answers": answers,
             "drafts": controller.drafts - drafts,
             "accepted": controller.accepted - accepted,
             "replayed": dict(replayed - ran),
+            "graphs": device.graph_launches() - launched,
         }
     return found
 
