@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from flashpatch.verify.exact.causes import Cause
+
 DISTRIBUTIONS = "the distributions"
 """The place whose gap is the mean KL."""
 
@@ -35,6 +37,8 @@ class Certificate:
         syncs: per sync of the same weights, the first module that changed, "" if none did.
         seconds: what it took, by part.
         left_out: what the job's engine does and the compared one did not.
+        quantization: how the engine's weights are quantized, "" if they are not.
+        causes: what is left of the gap with one cause switched off, if asked for.
     """
 
     places: list[Place]
@@ -46,6 +50,8 @@ class Certificate:
     syncs: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+    quantization: str = ""
+    causes: tuple[Cause, ...] = ()
 
     @property
     def first(self) -> Place | None:

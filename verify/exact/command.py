@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flashpatch.commands.report import Table, emit
+from flashpatch.verify.exact import causes
 from flashpatch.verify.exact.certificate import Certificate
 from flashpatch.verify.exact.verl_job import Job, JobError, composed
 
@@ -62,6 +63,9 @@ def of_job(job: Job, options: argparse.Namespace, engine: dict[str, Any]) -> Cer
         return Certificate([], problem=job.problem)
     settings = {**job.engine, **engine}
     found = certify(job.model, options.prompt, settings, options.syncs)
+    if options.causes and not found.problem:
+        left = causes.measured(job.model, settings, found.quantization, options.seconds)
+        found = replace(found, causes=left)
     return replace(found, left_out=job.left_out)
 
 
@@ -173,8 +177,17 @@ def tables(certificate: Certificate) -> list[Table]:
     return [
         Table(verdict, ("distributions", "differ by", "by rounding alone"), numbers, notes=notes),
         Table("Places", ("place", "gap", "bound", "differs"), rows),
+        *([_causes(certificate)] if certificate.causes else []),
         *([Table("Syncs of the same weights", ("sync", "first changed"), synced)] if synced else []),
     ]
+
+
+def _causes(certificate: Certificate) -> Table:
+    rows = [("all", "as they are", f"{certificate.kl:.1e}", "")]
+    for cause in certificate.causes:
+        share = "" if cause.kl is None else f"{1 - cause.kl / max(certificate.kl, 1e-30):.0%}"
+        rows.append((cause.name, cause.to, cause.problem if cause.kl is None else f"{cause.kl:.1e}", share))
+    return Table("Causes, one switched at a time", ("cause", "switched to", "mean KL, nats", "share"), rows)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -204,6 +217,11 @@ def _parser() -> argparse.ArgumentParser:
         default=0,
         metavar="N",
         help="also load the same weights into the engine N times, which may change nothing",
+    )
+    parser.add_argument(
+        "--causes",
+        action="store_true",
+        help="also switch the weights' precision, the dtype and the steps of the prefill, one at a time, and print what is left",
     )
     parser.add_argument(
         "--seconds", type=float, default=600, help="give up after as many; 0: never (default: 600)"

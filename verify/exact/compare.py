@@ -48,7 +48,7 @@ def compare(load: Callable[[torch.dtype], torch.nn.Module], ids: list[int], engi
     kl_rounding, largest_rounding = _apart(wanted, near)
     # The last place: a difference that no module has that is compared.
     places.append(Place(DISTRIBUTIONS, kl, max(FACTOR**2 * kl_rounding, FLOOR**2)))
-    return Certificate(places, kl, kl_rounding, largest, largest_rounding)
+    return Certificate(places, kl, kl_rounding, largest, largest_rounding, quantization=engine.quantization)
 
 
 def logits(model: torch.nn.Module, ids: list[int]) -> torch.Tensor:

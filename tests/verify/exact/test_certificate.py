@@ -99,6 +99,14 @@ def test_rounding_to_eight_bits_is_no_fault(tmp_path, precision: str) -> None:
 
 
 @pytest.mark.full
+def test_the_weights_have_the_largest_share(tmp_path) -> None:
+    found = _printed(tmp_path, "int8", "--causes")
+    weights, prefill = found["causes"]
+    assert weights["to"] == "16 bits" and weights["kl"] < 0.2 * found["kl"], found["causes"]
+    assert prefill["name"] == "prefill" and 0.5 < prefill["kl"] / found["kl"] < 2, found["causes"]
+
+
+@pytest.mark.full
 def test_a_prefill_in_steps_agrees(certify, tmp_path) -> None:
     cut = dict(enable_chunked_prefill=True, max_num_batched_tokens=16, max_num_seqs=1)
     found = certify(models.checkpoint(tmp_path, "llama"), **cut)
