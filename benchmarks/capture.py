@@ -40,7 +40,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--dtype", default="float32", help="bfloat16 crawls on a CPU without kernels for it")
     parser.add_argument("--json", action="store_true")
-    wanted = quick.parse(parser, rounds=2, batch=2, tokens=4, hidden=64, layers=2)
+    wanted = quick.parse(parser, rounds=2, batch=2, tokens=4, hidden=256, layers=2)
     folder = Path(tempfile.mkdtemp(prefix="flashpatch-capture-"))
     try:
         _print(measure(folder, wanted), wanted)

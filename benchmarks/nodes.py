@@ -102,7 +102,7 @@ def _measure(options: argparse.Namespace, scratch: Path, address: str) -> int:
         f"a reader: everything copied in {fresh:.2f} s; all rows copied again in {median(copied):.2f} s, nothing changed "
         f"{median(same):.2f} s; the copy read and judged in {median(judged):.2f} s"
     )
-    arguments = ["--live", str(scratch / "other"), "--ray", address]
+    arguments = ["--live", str(scratch / "other"), "--all", "--ray", address]
     (scratch / "other").mkdir()
     code = "import sys; from flashpatch.verify.cli import main; sys.exit(main())"
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
