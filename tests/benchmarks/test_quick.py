@@ -85,6 +85,7 @@ def test_one_that_needs_no_engine(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("pandas")
     folder = tmp_path_factory.mktemp("benchmarks") / "world"
     subprocess.run([sys.executable, EXAMPLE / "make.py", folder], check=True, capture_output=True)
     return folder
@@ -95,6 +96,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "name",
     [pytest.param(name, marks=mark) for name, (mark, _) in WITH_ENGINE.items()],
 )
-def test_one_that_needs_an_engine(name: str, world: Path) -> None:
-    line = last_line(name, *([str(world)] if name in OF_A_WORLD else []))
+def test_one_that_needs_an_engine(name: str, request: pytest.FixtureRequest) -> None:
+    arguments = [str(request.getfixturevalue("world"))] if name in OF_A_WORLD else []
+    line = last_line(name, *arguments)
     assert re.fullmatch(WITH_ENGINE[name][1], line), line
