@@ -47,6 +47,7 @@ PROMPTS = [[3 + 7 * i % 200 for i in range(length)] for length in (12, 33)]
 
 def main(mode: str, root: str, out: str, *scenarios: str) -> None:
     mutants.use(os.environ.get("CUDA_LAB_MUTANT", ""))
+    os.environ["VERL_RAY_JOB_ID"] = f"cuda-lab-{os.getpid()}"  # verl's worker finds its sender by it
     results = {}
     for scenario in scenarios:
         start, launched = time.perf_counter(), device.graph_launches()
@@ -171,6 +172,13 @@ def sent(llm: vllm.LLM, second: Path) -> None:
     sender.send(llm, second)
 
 
+def sent_by_verl(llm: vllm.LLM, second: Path) -> None:
+    """Load through verl's buckets."""
+    from cuda_lab import verl_sender
+
+    verl_sender.send(llm, second)
+
+
 def out_of_place(llm: vllm.LLM, second: Path) -> None:
     """Update as nobody should: the values are B's, at new addresses; a captured graph goes on reading A's."""
     live = [
@@ -187,6 +195,7 @@ STEPS = {
     "reload": reload,
     "buckets": buckets,
     "ipc": sent,
+    "verl": sent_by_verl,
     "out-of-place": out_of_place,
     "sleep1": lambda llm, _: llm.sleep(level=1),
     "sleep2": lambda llm, _: llm.sleep(level=2),

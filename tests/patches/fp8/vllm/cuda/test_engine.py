@@ -5,6 +5,8 @@ What the fake device shows and what not: tests/support/fake_cuda/README.md.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 from cuda_lab import mutants, runs, table
 from cuda_lab.compare import differing
@@ -24,7 +26,7 @@ RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 DEVICES = "FAKE_CUDA_DEVICES"
 WORKER = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # another process
 FIRST_RUNNER = (
-    ("moe_fp8",) if version_of("vllm") < Version("0.33") else ()
+    ("moe_fp8", "alibi") if version_of("vllm") < Version("0.33") else ()
 )  # what older ones run on the first by default
 PROCESSES: list[tuple[int, dict[str, str], tuple[str, ...]]] = [
     (90, {}, (*PLAIN, "bf16:graphs:out-of-place")),
@@ -33,6 +35,7 @@ PROCESSES: list[tuple[int, dict[str, str], tuple[str, ...]]] = [
     (90, {RUNNER: "0"}, ("fp8:graphs:reload", "bf16:buckets")),
     (90, WORKER, ("fp8:graphs:reload",)),
     (90, WORKER, ("fp8_ipc:graphs:ipc",)),
+    *((90, WORKER, (f"{case}_verl:graphs:verl",)) for case in ("bf16", "fp8") if find_spec("verl")),
     (90, {DEVICES: "2"}, ("bf16_tp2:graphs:reload", "fp8_tp2:graphs:buckets")),
     (80, {"FAKE_CUDA_FILL": "127"}, (f"fp8:{DISCARD}",)),  # memory comes back full of finite garbage
     (90, {"FAKE_CUDA_FILL": "127"}, (f"block_kv:{DISCARD}",)),
@@ -72,8 +75,12 @@ RUNS = [
 
 
 def skip_untried(case: str) -> None:
-    if version_of("vllm") < Version("0.33") and case.startswith(("alibi", "fp8_ipc", "bf16_tp2", "fp8_tp2")):
-        pytest.skip("ALiBi, `ipc` transfer and two ranks were tried on vLLM 0.33 only")
+    if version_of("vllm") >= Version("0.33"):
+        return
+    if case.startswith(("bf16_tp2", "fp8_tp2")):
+        pytest.skip("two ranks were tried on vLLM 0.33 only")
+    if case.startswith("alibi"):
+        pytest.skip("equal on vLLM 0.24 too, but its q_range, k_range and v_range move")
 
 
 @pytest.mark.parametrize(("index", "name"), RUNS)
@@ -115,7 +122,6 @@ def with_fault(mutant: str) -> Run:
 def test_a_planted_fault_shows_after_sleep(lane, mutant: str) -> None:
     """Without it, `test_an_updated_engine_answers_as_a_fresh_one` has the same engine right."""
     case = mutants.CAUGHT_AFTER_SLEEP[mutant]
-    skip_untried(case)
     capability, _, (name,) = PROCESSES[asleep(case)]
     wanted, got = lane.result(fresh(asleep(case)))[case], lane.result(with_fault(mutant))[name]
     assert "error" not in got

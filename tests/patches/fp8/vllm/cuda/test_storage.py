@@ -121,5 +121,5 @@ def test_a_first_load_that_loses_experts_is_refused(lane) -> None:
 
 def test_no_case_is_without_a_device() -> None:
     elsewhere = {"large", "gpt_oss_fp8", "mla_fp8_engine", "block_kv", "alibi"}
-    elsewhere |= {"fp8_ipc", "bf16_tp2", "fp8_tp2"}
+    elsewhere |= {"fp8_ipc", "bf16_verl", "fp8_verl", "bf16_tp2", "fp8_tp2"}
     assert {name for name, case in cases.CASES.items() if not {*case.kernels} & {*FRESH}} == elsewhere

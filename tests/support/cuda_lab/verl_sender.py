@@ -1,0 +1,33 @@
+"""Send weights to an engine as verl's trainer does, in buckets through memory that the worker opens by its CUDA IPC handle."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import vllm
+from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
+from vllm_lab import models
+
+MIB = 1
+
+
+def send(llm: vllm.LLM, checkpoint: Path) -> None:
+    """Load a checkpoint into this process's CUDA memory, and hand it over while the worker receives.
+
+    Args:
+        llm: with verl's extension of the worker, in another process.
+        checkpoint: of a transformers model; a tensor larger than a bucket goes by a handle of its own.
+    """
+    weights = [(name, tensor.cuda()) for name, tensor in models.weights(checkpoint)]
+    with ThreadPoolExecutor(1) as pool:
+        received = pool.submit(llm.collective_rpc, "update_weights_from_ipc")
+        asyncio.run(BucketedWeightSender(socket(), MIB).async_send_weights(iter(weights)))
+        received.result()
+
+
+def socket() -> str:
+    """Return the address that verl's worker makes of the environment."""
+    return f"ipc:///tmp/rl-colocate-zmq-{os.environ['VERL_RAY_JOB_ID']}-replica-0-rank-0.sock"
