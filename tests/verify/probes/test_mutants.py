@@ -25,6 +25,14 @@ SPARED: Mapping[str, str] = {
         "vLLM's build for CPUs makes Tensor.pin_memory do nothing in a process that imports it; "
         "tests/patches/cpu/test_installed.py imports none and sees it",
     ),
+    **dict.fromkeys(
+        (
+            f"{kind} grpo.verl.{name}"
+            for kind in ("bypass", "one_rank", "uncounted", "once")
+            for name in ("forward_backward_batch", "forward_step")
+        ),
+        "without verl's rollout.enable_rollout_routing_replay they pass the call on; tests/patches/grpo/replay has it on",
+    ),
     "bypass flowrl.verl.compute_advantage": "it changes nothing under the options by default; "
     "test_flowrl.py::test_it_is_live_with_other_options has others",
 }
