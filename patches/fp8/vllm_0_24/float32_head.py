@@ -70,7 +70,7 @@ PATCH = Patch(
     when="lm_head=float32 called=fp8.vllm.initialize_model",
     scope=frozenset({"worker"}),
     needs=("fp8.vllm.initialize_model",),
-    why="Logits in bf16 have steps of 1/16 at 16: the trainer's and the engine's fall on different ones, and each probability is "
+    why="Logits in bf16 have steps of 1/8 from 16 on: the trainer's and the engine's fall on different ones, and each probability is "
     "off by percents. vLLM has a float32 head from 0.26 on.",
     how="With the option lm_head=float32, multiplies the head in float32; otherwise passes the call on.",
     remove_when="vLLM 0.26 is the oldest supported.",
