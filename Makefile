@@ -87,7 +87,7 @@ find_python = $(shell for python in python$(1) $(HOME)/.pyenv/versions/$(1)*/bin
 NO_ENGINE := not vllm and not verl and not sglang and not cuda and not full
 
 .PHONY: demo demo-verl world demo-world pictures docs dist resolve check lint check-own test-for parts $(OTHER_PYTHONS:%=check-%) \
-	test test-newest test-newest-fp8 test-newest-rest test-paired test-paired-jobs test-paired-rest test-sglang first-hour \
+	test test-newest test-newest-fp8 test-newest-rest test-paired test-paired-jobs test-paired-losses test-paired-rest test-sglang first-hour \
 	test-sglang-paired trainers test-trainers test-cuda test-cuda-0.24 test-cuda-sglang \
 	smoke-cuda test-gpu test-full clean \
 	$(NEWEST) $(PINNED) $(PAIRED) $(OLDER) $(OLD) $(SGLANG) $(OLDEST_SGLANG) $(PAIRED_SGLANG) $(TRAINERS)
@@ -177,14 +177,15 @@ test-for: $(CHECK)/.ready
 			|| { rm -f .tests-for; exit 1; }; \
 	done < .tests-for; rm -f .tests-for
 
-# All at a time, set-up included: those on verl wait for half of their time. Two lanes come in halves, so that none is left
-# alone at the end. Together they take some 18 GB.
+# Six at a time, set-up included: those on verl wait for half of their time. Two lanes come in parts, so that none is left
+# alone at the end; the last begins when SGLang's jobs have ended. Together they take some 18 GB.
 test: lint check-own
 	$(MAKE) -j6 --output-sync=none test-paired-jobs test-newest-fp8 test-paired-rest test-sglang-paired test-sglang \
-		test-newest-rest smoke-cuda
+		test-newest-rest test-paired-losses smoke-cuda
 
 FP8 := tests/patches/fp8
-JOBS := tests/patches/cpu tests/patches/fsdp tests/patches/flowrl tests/patches/grpo
+JOBS := tests/patches/cpu tests/patches/fsdp
+LOSSES := tests/patches/flowrl tests/patches/grpo
 
 # And the slow tests, of which all but a few need torch.
 test-newest: $(NEWEST)
@@ -203,8 +204,11 @@ test-paired: $(PINNED)
 test-paired-jobs: $(PINNED)
 	$(MAKE) test-paired PATHS="$(JOBS)"
 
+test-paired-losses: $(PINNED)
+	$(MAKE) test-paired PATHS="$(LOSSES)"
+
 test-paired-rest: $(PINNED)
-	$(MAKE) test-paired PATHS="tests $(JOBS:%=--ignore=%)"
+	$(MAKE) test-paired PATHS="tests $(JOBS:%=--ignore=%) $(LOSSES:%=--ignore=%)"
 
 test-sglang: $(SGLANG)
 	$(SGLANG)/bin/pytest -m "sglang and not verl and not full"

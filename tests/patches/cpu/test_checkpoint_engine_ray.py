@@ -10,7 +10,7 @@ import warm
 from machine import limit
 from tree import SUPPORT
 
-pytestmark = pytest.mark.verl
+pytestmark = [pytest.mark.verl, pytest.mark.full]
 
 
 def total(step: int) -> float:

@@ -8,7 +8,7 @@ import pytest
 from tree import SUPPORT
 from verl_job import adapters_of, audits, live, metrics, train
 
-pytestmark = pytest.mark.verl
+pytestmark = [pytest.mark.verl, pytest.mark.full]
 
 MODEL = "actor_rollout_ref.model"
 ADAPTERS = f"{MODEL}.lora_rank=8 {MODEL}.lora_alpha=16 actor_rollout_ref.actor.optim.lr=3e-2".split()
@@ -26,8 +26,8 @@ FROM_DISK = "actor_rollout_ref.rollout.load_format=auto"
     ("precision", "bound", "more"),
     [
         ("bf16", 0.004, []),
-        pytest.param("bf16", 0.004, [FROM_DISK], marks=pytest.mark.full),
-        pytest.param("int8", 0.1, [], marks=pytest.mark.full),
+        ("bf16", 0.004, [FROM_DISK]),
+        ("int8", 0.1, []),
     ],
     ids=["bf16", "bf16-from-disk", "int8"],
 )
@@ -52,7 +52,6 @@ def test_rollouts_in_processes_of_their_own_follow_the_adapters(
     assert trainer["patches"]["fp8.verl.actor_update_weights"]["calls"] == 3
 
 
-@pytest.mark.full
 def test_rollouts_beside_the_trainer_follow_the_adapters(wide_world: Path, tmp_path: Path) -> None:
     done = train(wide_world, tmp_path, *ADAPTERS, FLASHPATCH="cpu,bf16,fsdp")
     assert done.returncode == 0, done.stdout[-8000:]
@@ -62,7 +61,6 @@ def test_rollouts_beside_the_trainer_follow_the_adapters(wide_world: Path, tmp_p
     live(tmp_path)
 
 
-@pytest.mark.full
 def test_a_trainer_whose_adapters_do_not_travel_is_stopped_at_the_first_sync(
     wide_world: Path, tmp_path: Path
 ) -> None:
@@ -71,7 +69,6 @@ def test_a_trainer_whose_adapters_do_not_travel_is_stopped_at_the_first_sync(
     assert "the trainer has LoRA adapters (lora_rank=8) and this sync brings none" in done.stdout
 
 
-@pytest.mark.full
 def test_stock_draws_from_the_first_policy_for_ever(wide_world: Path, tmp_path: Path) -> None:
     """Or fails: vLLM 0.31 does not know the base by the names that verl sends where it drops the configuration."""
     from installed import version_of

@@ -92,7 +92,7 @@ def _printed(folder: Path, precision: str, *options: str) -> dict:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("precision", _some_full(("int8", "fp8"), ("int8",)))
+@pytest.mark.parametrize("precision", _some_full(("int8", "fp8"), ()))
 def test_rounding_to_eight_bits_is_no_fault(tmp_path, precision: str) -> None:
     found = _printed(tmp_path, precision, "--syncs=2")
     assert found["ok"] and found["kl_rounding"] > 1e-4 and found["syncs"] == ["", ""]

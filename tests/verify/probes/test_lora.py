@@ -47,6 +47,7 @@ def test_on_vllm(tmp_path: Path) -> None:
 
 
 @pytest.mark.sglang(least="0.5.21")
+@pytest.mark.full
 def test_on_sglang(tmp_path: Path) -> None:
     import sglang_lab
 
@@ -54,6 +55,7 @@ def test_on_sglang(tmp_path: Path) -> None:
 
 
 @pytest.mark.sglang(least="0.5.21")
+@pytest.mark.full
 def test_a_machine_without_pinned_memory_is_named(tmp_path: Path) -> None:
     import sglang_lab
 

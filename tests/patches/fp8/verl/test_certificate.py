@@ -50,7 +50,10 @@ def test_a_job_prints_its_certificate_and_trains(world, tmp_path) -> None:
 @pytest.mark.verl
 @pytest.mark.parametrize(
     ("rollout", "said"),
-    [({"name": "sglang"}, "rollout.name=sglang"), ({"name": "vllm"}, "cannot compare here: ")],
+    [
+        ({"name": "sglang"}, "rollout.name=sglang"),
+        pytest.param({"name": "vllm"}, "cannot compare here: ", marks=pytest.mark.full),
+    ],
 )
 def test_what_cannot_be_compared_warns_or_stops(rollout, said, caplog) -> None:
     agree, found = certificate.certificate({"rollout": rollout, "model": {"path": "/nowhere"}}, 60)

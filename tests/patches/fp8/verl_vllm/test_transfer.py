@@ -41,7 +41,6 @@ CASES = {
     "sender-stopped": (None, f"has not answered for {PATIENCE} s"),
 }
 BY_SENDER = ("generator", "too-large")
-OFTEN = ("middle", "worker-killed", "sender-stopped")  # of what stock verl is shown to do without `full`
 
 
 def lab(folder: Path, names: str, together: int, *cases: str) -> dict[str, dict]:
@@ -78,7 +77,7 @@ def stock(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return lab(tmp_path_factory.mktemp("stock") / "lab", "cpu", len(asked) + 1, "good", *asked)
 
 
-@pytest.mark.parametrize("kind", ["stock", "ours"])
+@pytest.mark.parametrize("kind", [pytest.param("stock", marks=pytest.mark.full), "ours"])
 def test_a_transfer_without_fault(request, kind):
     good = request.getfixturevalue(kind)["good"]
     assert good["trainer"]["ended"] == good["worker"]["ended"] == "returned", good
@@ -105,9 +104,8 @@ def test_it_leaves_a_receipt(ours):
     assert sync["gather"] + sync["waited"] <= sync["send"]
 
 
-@pytest.mark.parametrize(
-    "case", [case if case in OFTEN else pytest.param(case, marks=pytest.mark.full) for case in CASES]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("case", CASES)
 def test_stock_verl_hangs(stock, case):
     """Somebody waits for ever, and where the worker's own error is seen at all, it is another one."""
     seen = stock[case]
