@@ -16,7 +16,7 @@ import flashpatch
 import flashpatch.patches
 import flashpatch.verify
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.full]
 
 TIMEOUT = limit(400)
 COMMAND = "import sys; from flashpatch.verify.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -76,10 +76,9 @@ def failed(report: dict) -> set[str]:
 @pytest.mark.parametrize(
     ("sabotage", "said"),
     [
-        pytest.param(
+        (
             "removed",
             ["fp8.vllm.worker_execute_model is displaced: nobody: the original was put back"],
-            marks=pytest.mark.full,
         ),
         # one in the engine core, one in the worker: a report names both
         (
@@ -89,19 +88,15 @@ def failed(report: dict) -> set[str]:
                 "fp8.vllm.worker_execute_model was never called in worker",
             ],
         ),
-        pytest.param(
+        (
             "worker_without_environment",
             ["wrote no row, though process", "the environment did not reach it"],
-            marks=pytest.mark.full,  # tests/patches/cpu/test_running_cluster.py shows it with Ray
         ),
-        pytest.param(
+        (
             "core_without_environment",
             ["wrote no row, though process", "engine-core"],
-            marks=pytest.mark.full,
         ),
-        pytest.param(
-            "stale_binding", ["fp8.vllm.initialize_model was never called in worker"], marks=pytest.mark.full
-        ),
+        ("stale_binding", ["fp8.vllm.initialize_model was never called in worker"]),
     ],
 )
 def test_sabotage_is_caught(verify, tmp_path, sabotage, said):
@@ -116,14 +111,12 @@ def test_sabotage_is_caught(verify, tmp_path, sabotage, said):
     assert live.returncode == 1, f"--live does not see it:\n{live.stdout}{live.stderr}"
 
 
-@pytest.mark.full
 def test_a_wrapper_on_the_wrong_class_is_caught(verify, doctored):
     right, wrong = 'f"{WORKER}.execute_model"', '"vllm.v1.worker.worker_base:WorkerBase.execute_model"'
     site = doctored("patches/fp8/vllm/worker.py", f"targets=({right},)", f"targets=({wrong},)")
     caught(verify("fp8", "--json", path=site), "fp8.vllm.worker_execute_model was never called in worker")
 
 
-@pytest.mark.full
 def test_a_hook_that_raises_is_caught(verify, doctored):
     healthy, broken = "    undo=_undo,\n", "    undo=_undo,\n    apply=lambda site: 1 / 0,\n"
     site = doctored("patches/fp8/vllm/initialize_model.py", healthy, broken)
@@ -133,7 +126,6 @@ def test_a_hook_that_raises_is_caught(verify, doctored):
     assert "an engine opens, and its parameters are those of fp8" in failed(report)
 
 
-@pytest.mark.full
 def test_an_update_that_does_nothing_is_caught_though_every_patch_is_live(verify, doctored):
     honest = "result = managed.load(functools.partial(_with_positional, original, args), weights, **kwargs)"
     lazy = f"{honest} if managed.state == 'loading' else list(weights)"
