@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -12,10 +12,10 @@ from flashpatch import ledger, registry
 from flashpatch.arming import call_counter, standby
 from flashpatch.arming.group import Group, Member
 from flashpatch.arming.manager import Manager
-from flashpatch.arming.preflight import packages, present
+from flashpatch.arming.preflight import packages, presence
 from flashpatch.errors import PatchError
 from flashpatch.patch_status import PatchStatus
-from flashpatch.record import State
+from flashpatch.record import Patch, State
 from flashpatch.settings import options as options_of
 from flashpatch.settings.selections import Choice
 
@@ -94,7 +94,7 @@ def statuses() -> dict[str, PatchStatus]:
     """Every known patch by id, those of families that are off included."""
     standby.wake()
     known = {patch_id: PatchStatus(patch_id, State("disabled")) for patch_id in registry.patch_ids()}
-    return {**known, **{i: _status(group, member) for i, (group, member) in manager.members.items()}}
+    return {**known, **{status.id: status for status in _statuses()}}
 
 
 def snapshot() -> dict[str, Any]:
@@ -107,7 +107,7 @@ def snapshot() -> dict[str, Any]:
         error, or None.
     """
     call_counter.changes.settle()
-    rows = [_status(group, member) for group, member in list(manager.members.values())]
+    rows = _statuses()
     seen = (member.installed for _, member in list(manager.members.values()))
     errors = [row.error for row in rows if row.error]
     return {
@@ -133,7 +133,13 @@ def _choice(family: str, choice: Choice) -> dict[str, Any]:
     return {"name": choice.name, "options": given}
 
 
-def _status(group: Group, member: Member) -> PatchStatus:
+def _statuses() -> list[PatchStatus]:
+    """Every patch of families that were ever on; each package is looked for once, as that takes the import finders."""
+    present = presence()
+    return [_status(group, member, present) for group, member in list(manager.members.values())]
+
+
+def _status(group: Group, member: Member, present: Callable[[Patch], bool]) -> PatchStatus:
     state = member.observed()
     if state.word == "waiting" and not group.checked and not present(member.patch):
         state = State("skipped", f"{', '.join(sorted(packages(member.patch)))} is not installed")

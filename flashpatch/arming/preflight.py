@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -39,9 +40,10 @@ def module_of(target: str) -> str:
     return target.partition(":")[0]
 
 
-def present(patch: Patch) -> bool:
-    """Whether the framework of the patch is installed."""
-    return any(contract.installed_root(package) is not None for package in packages(patch))
+def presence() -> Callable[[Patch], bool]:
+    """Return a function that says whether the framework of a patch is installed; it looks for each package once."""
+    root_for = functools.cache(contract.installed_root)
+    return lambda patch: any(root_for(package) is not None for package in packages(patch))
 
 
 def examine(patch: Patch, root_for: RootFor = contract.installed_root) -> Findings:

@@ -202,3 +202,20 @@ def test_one_family_is_enabled_without_the_others(toys, name, imported):
         assert sorted(families) == {imported}, families
         assert set(status) == set(flashpatch.list_patches()), "every known patch has a state"
     """)
+
+
+def test_a_snapshot_looks_for_each_framework_once(world):
+    world.families("""
+from toykit import *
+FAMILY = Family("toy", "", tuple(patch(f"toy.ghostfw.{name}", f"ghostfw.core:{name}") for name in "abc"))
+""")
+    world.run("""
+        import flashpatch
+        from flashpatch import engine
+        from flashpatch.contracts import contract
+        flashpatch.enable("toy")
+        asked, inner = [], contract.installed_root
+        contract.installed_root = lambda package: asked.append(package) or inner(package)
+        assert {found["state"] for found in engine.snapshot()["patches"].values()} == {"skipped"}
+        assert asked == ["ghostfw"]
+    """)
