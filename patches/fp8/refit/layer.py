@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
 from flashpatch.patches.fp8.refit.errors import REPORT, update_error
+from flashpatch.patches.fp8.refit.finite import is_finite
 from flashpatch.patches.fp8.refit.fold import InitialBuffers, LayoutChanged, Plan, compare
 from flashpatch.patches.fp8.refit.layer_state import LayerState, Snapshot
 from flashpatch.patches.fp8.refit.pristine_params import PristineParam, SharedStorage
@@ -288,21 +288,8 @@ class Layer:
 
     def _check_finite(self) -> None:
         for param in self.params:
-            if param.written and not _finite(param.stage()):
+            if param.written and not param.known_finite and not is_finite(param.stage()):
                 raise update_error(
                     f"{param.name} holds NaN or Inf values",
                     "The update is abandoned: find where the trainer's weights diverged.",
                 )
-
-
-def _finite(tensor: torch.Tensor) -> bool:
-    """Return whether no element is NaN or infinite. One pass, no copy of the tensor, except for types of one byte."""
-    data = tensor.detach()
-    if not data.dtype.is_floating_point or data.numel() == 0:
-        return True
-    if data.dtype.itemsize == 1:
-        return bool(torch.isfinite(data.to(torch.float32)).all())
-    if math.isfinite(data.sum().item()):  # NaN and infinity stay in any sum; twice as fast as the extremes
-        return True  # a sum that is not finite may have left the range of its type
-    low, high = torch.aminmax(data)
-    return bool(torch.isfinite(low) & torch.isfinite(high))

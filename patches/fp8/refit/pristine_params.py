@@ -9,6 +9,7 @@ it is read.
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -40,6 +41,7 @@ class PristineParam:
         alias: a buffer that shares the memory of a parameter.
         expected: what the first load wrote; None while unknown (dummy weights).
         coverage: what the open update has written.
+        sums: of the copies into it, None once something else was written; see `finite`.
         tensor: the staged tensor, None before `stage`.
     """
 
@@ -59,6 +61,7 @@ class PristineParam:
     alias: bool = False
     expected: Coverage | None = None
     coverage: Coverage = field(init=False)
+    sums: list[torch.Tensor] | None = field(default_factory=list)
     end: int = field(init=False)
     _fills_storage: bool = field(init=False)  # row by row, from its first byte to its last
     tensor: torch.Tensor | None = None
@@ -78,6 +81,7 @@ class PristineParam:
         """Count what was staged as not written; the tensor to load into stays the same."""
         if self.coverage.touched:
             self.coverage = Coverage(self.shape, self.stride, self.offset)
+            self.sums = []
 
     def reset(self) -> None:
         """Forget what was written, and free the staged tensor."""
@@ -186,6 +190,18 @@ class PristineParam:
         if self.expected is None:
             return self.coverage.covered == self.coverage.total
         return self.coverage.satisfies(self.expected)
+
+    def note_sum(self, total: torch.Tensor | None) -> None:
+        """Note the sum of what was copied into the tensor; None if something was written that is not summed."""
+        if total is None or self.sums is None:
+            self.sums = None
+        else:
+            self.sums.append(total)
+
+    @property
+    def known_finite(self) -> bool:
+        """Whether all that was written was copied, and the sums of the copies are finite."""
+        return bool(self.sums) and all(math.isfinite(total.item()) for total in self.sums)
 
     @property
     def written(self) -> bool:

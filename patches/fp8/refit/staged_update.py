@@ -268,7 +268,7 @@ class StagedUpdate:
                 if param.tensor is not None:
                     table.setdefault(param.storage.identity, []).append(param)
         self._accessible.clear()
-        return WriteTracker(table, on_write, on_access, self._live_storages, self._accessible)
+        return WriteTracker(table, on_write, on_access, self._live_storages, self._accessible, summed=True)
 
     def _live_storages(self) -> dict[int, str]:
         """Return storage identity to name, for every parameter and buffer in use with memory of its own, and other tensors."""
@@ -371,6 +371,7 @@ class StagedUpdate:
             if layer.released_in != self._call:
                 layer.opened_in = self._call
                 param.coverage.add(view, written_by)
+                param.note_sum(None)  # those before the restart are forgotten
 
     def _agree(self, error: str | None, ready: list[int], last: bool = True) -> tuple[list[int], bool]:
         """The layers ready on every rank, and whether all are done; raise, on every rank, the first error of any."""

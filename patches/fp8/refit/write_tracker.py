@@ -8,6 +8,7 @@ recorded in the parameter's coverage, the dtype of the source is checked.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashpatch.errors import PatchError
+from flashpatch.patches.fp8.refit import finite
 from flashpatch.patches.fp8.refit.pristine_params import PristineParam
 
 
@@ -31,6 +33,7 @@ class WriteTracker(TorchDispatchMode):
             writes to a storage that is not in ``table``, which most never do.
         accessible: identity of storages that have memory -> whether they may be read without a further call of
             ``on_access``; grows, and whoever frees a storage empties it.
+        summed: note in each parameter the sums of what is copied into it, see `finite`.
     """
 
     @classmethod
@@ -45,6 +48,7 @@ class WriteTracker(TorchDispatchMode):
         on_access: Callable[[PristineParam, bool], bool] = lambda param, read: True,
         guarded: Callable[[], dict[int, str]] = dict,
         accessible: dict[int, bool] | None = None,
+        summed: bool = False,
     ) -> None:
         super().__init__()
         self._table = table
@@ -52,6 +56,8 @@ class WriteTracker(TorchDispatchMode):
         self._on_access = on_access
         self._guarded = functools.cache(guarded)
         self._accessible = {} if accessible is None else accessible
+        self._summed = summed
+        self._written: list[PristineParam] = []  # by the operator that is about to run, where that is summed
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         known = _operators.get(id(func))  # an operator's own hash is slow
@@ -78,8 +84,19 @@ class WriteTracker(TorchDispatchMode):
             for key, arg in kwargs.items():
                 items = arg if isinstance(arg, (list, tuple)) else (arg,)
                 self._look_at_items(known, items, args, key in written)
-            return run(*args, **kwargs)
-        return run(*args)
+        if self._written and self._sum(known, args):
+            return args[0]
+        return run(*args, **kwargs) if kwargs else run(*args)
+
+    def _sum(self, operator: _Operator, args: tuple) -> bool:
+        """Note the sum of a copy in the parameters that it writes to; return whether that has copied already."""
+        written, self._written = self._written, []
+        if operator.sets and not operator.is_copy and all(map(math.isfinite, args[1:])):
+            return False  # a constant, in padding mostly
+        total = finite.copied(args[0], args[1]) if operator.is_copy else None
+        for param in written:
+            param.note_sum(total if args[0].dtype == param.dtype else None)
+        return total is not None
 
     def _look_at_items(self, operator: _Operator, items: Iterable, args: tuple, is_write: bool) -> None:
         for item in items:
@@ -110,6 +127,8 @@ class WriteTracker(TorchDispatchMode):
                 _check_dtype(param, args[1])
             source = args[1] if operator.is_copy else None if operator.sets else tensor
             self._on_write(param, part, source)
+            if self._summed and tensor.numel():
+                self._written.append(param)
 
 
 class NamedWeights:

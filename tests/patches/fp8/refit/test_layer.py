@@ -44,19 +44,3 @@ def test_only_what_a_handle_may_point_into_stays_in_memory(borrows, atomic):
         engine.update(weights)
         assert toys.same_answers(engine.model, toys.fresh("handled", weights))
     assert any(layer._kept_alive for layer in engine.managed.layers) == borrows
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_no_sum_hides_what_is_not_finite(dtype, value):
-    values = torch.ones(1000, dtype=dtype)
-    values[500] = value
-    assert not layer._finite(values)
-    values[501] = -value  # infinities of both signs
-    assert not layer._finite(values)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_sum_beyond_the_range_of_its_type_is_looked_at_again(dtype):
-    values = torch.full((1000,), torch.finfo(dtype).max, dtype=dtype)
-    assert not torch.isfinite(values.sum()) and layer._finite(values)
