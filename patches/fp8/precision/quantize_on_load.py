@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 PATCH = "fp8.update"
 _FORMS = {dtype: form for form, dtype in quantize.DTYPES.items()}
-_ROWS = 64  # of a weight, in which its error is measured
+_ROWS = 16  # of a weight, in which its error is measured
 _NO_SHARD = frozenset({"weight_name", "expert_id", "return_success"})  # of a loader's arguments
 _LOCAL = "_map_global_expert_id_to_local_expert_id"  # of vLLM's experts; -1 for one of another rank
 
@@ -191,7 +191,7 @@ def _refuse_experts(model: torch.nn.Module) -> None:
 
 
 def relative_error(w: torch.Tensor, q: torch.Tensor, scale: torch.Tensor) -> float:
-    """``|w - q * scale| / |w|``, measured on at most 64 rows that lie evenly apart; 0 for a weight of zeros.
+    """``|w - q * scale| / |w|``, measured on at most 16 rows that lie evenly apart; 0 for a weight of zeros.
 
     Args:
         w: [out, in], any floating dtype.

@@ -175,3 +175,12 @@ class TestStream:
         bad = [("x.weight", torch.full((2, 2), float("nan")))]
         with pytest.raises(PatchError, match="x.weight: a weight holds NaN"):
             list(quantize.stream(bad, "int8", chosen=lambda name, tensor: True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_the_largest_magnitude_of_a_row_is_found_by_its_bits(dtype) -> None:
+    w = random(3000, 257, spread=3).to(dtype)
+    w[1], w[2, 3], w[4, 5], w[6, 0] = -0.0, float("-inf"), float("nan"), torch.finfo(dtype).tiny
+    for one in (w, w.t(), w.view(10, 300, 257), w[:0]):
+        found, expected = quantize.row_amax(one), one.abs().amax(-1, keepdim=True)
+        assert found.dtype == dtype and torch.equal(found.nan_to_num(7.0), expected.nan_to_num(7.0))
