@@ -21,7 +21,9 @@ def looked_at(monkeypatch) -> list[tuple[int, ...]]:
     found = []
     monkeypatch.setattr(finite, "_LEAST", 1)
     monkeypatch.setattr(finite, "_BLOCK", 64)
-    monkeypatch.setattr(layer, "is_finite", lambda one: found.append(tuple(one.shape)) or finite.is_finite(one))
+    monkeypatch.setattr(
+        layer, "is_finite", lambda one: found.append(tuple(one.shape)) or finite.is_finite(one)
+    )
     return found
 
 
