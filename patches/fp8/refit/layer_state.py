@@ -121,7 +121,8 @@ class Snapshot:
     def restore(self) -> None:
         """Write every container's contents back, in place."""
         for container, contents in self.contents.values():
-            write(container, contents)
+            if contents or container.__class__ is not dict or container:  # most are empty tables of hooks
+                write(container, contents)
 
 
 def read(container: Any) -> Any:
@@ -267,13 +268,17 @@ class LayerState:
 
     def containers(self, modules: list[torch.nn.Module]) -> list[Any]:
         """Return the containers that belong to ``modules``, the modules included."""
-        return [container for container in self._walk(modules) if _kind(container) not in _IMMUTABLE]
+        walk, known = self._walk(modules), _known
+        return [one for one in walk if (known.get(type(one)) or _find_kind(one)) not in _IMMUTABLE]
 
     def capture(self, modules: list[torch.nn.Module]) -> Snapshot:
         """Copy the contents of all containers of ``modules``."""
         snapshot = Snapshot()
         for container in self.containers(modules):
-            snapshot.add(container)
+            if container.__class__ is dict and not container:  # as most tables of hooks are: no further call
+                snapshot.contents[id(container)] = (container, {})
+            else:
+                snapshot.add(container)
         return snapshot
 
     def _walk(self, modules: list[torch.nn.Module]) -> list[Any]:
@@ -292,11 +297,12 @@ class LayerState:
                 if kind is _Kind.NOTHING:
                     continue
                 identity = id(value)
-                if identity in seen or identity in fixed or identity in shared or not holds_state(value):
+                if identity in seen or identity in fixed or identity in shared:
                     continue
-                seen.add(identity)
-                if kind is _Kind.DICT and not value:  # as most tables of hooks are
+                if kind is _Kind.DICT and not value:
+                    seen.add(identity)
                     found.append(value)
-                else:
+                elif holds_state(value):
+                    seen.add(identity)
                     stack.append((value, depth + 1))
         return found
