@@ -19,7 +19,9 @@ def copied(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor | None:
         A number that is finite only if all of ``target`` is; None if nothing was copied, as the sum would not pay or
         say nothing.
     """
-    if target.nbytes < _LEAST or not target.is_cpu or target.shape != source.shape or not _summed(target):
+    if target.nbytes < _LEAST or not target.dim() or target.shape != source.shape:
+        return None
+    if not target.is_cpu or not _summed(target):
         return None
     target = target.detach()
     rows = max(1, _BLOCK * target.shape[0] // target.nbytes)

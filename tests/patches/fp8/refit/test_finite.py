@@ -64,6 +64,7 @@ def test_a_copy_in_blocks_is_the_copy(looked_at, dtype):
         total = finite.copied(target, source)
         assert total.isfinite() and torch.equal(target, source.to(dtype))
     assert finite.copied(target, source[0]) is None  # broadcast
+    assert finite.copied(torch.empty(()), torch.ones(())) is None
     assert finite.copied(torch.empty(7, 33, dtype=torch.int8), source) is None
 
 
