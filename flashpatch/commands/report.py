@@ -28,7 +28,7 @@ _STYLES = {
 
 @dataclass(frozen=True)
 class Table:
-    """Hold rows of text under a title; every row has one cell per column."""
+    """Hold rows of text under a title; every row has one cell per column. ``empty`` stands for no rows, "" for the title alone."""
 
     title: str
     columns: Sequence[str]
@@ -59,7 +59,7 @@ def reader_left() -> int:
 def _plain(table: Table, stream: TextIO) -> None:
     stream.write(f"{table.title}\n")
     if not table.rows:
-        stream.write("".join(f"{line}\n" for line in table.notes or [table.empty]))
+        stream.write("".join(f"{line}\n" for line in table.notes or [table.empty] if line))
         return
     lines = [table.columns, *table.rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(table.columns))]
@@ -77,7 +77,7 @@ def _rich(table: Table, stream: TextIO) -> None:
     console = Console(file=stream)
     if not table.rows:
         for line in table.notes or [table.empty]:
-            console.print(Text(f"{table.title}: {line}"))
+            console.print(Text(f"{table.title}: {line}" if line else table.title))
         return
     drawn = RichTable(title=Text(table.title), title_justify="left")
     for column in table.columns:

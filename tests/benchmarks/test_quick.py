@@ -49,6 +49,7 @@ WITH_ENGINE = {
     "nodes": (pytest.mark.verl, rf"rows read and judged in {NUMBER} s .*"),
     "reload": (pytest.mark.vllm(least="0.32"), rf"0 aims missed|.*: .* {NUMBER}, aim {NUMBER}"),
     "rollout": (pytest.mark.vllm, r"int8 is faster than stock bf16 at batches .*"),
+    "support": (pytest.mark.verl, rf"40( +{NUMBER})+"),
     "sync": (pytest.mark.verl, rf"50M +1 .* {NUMBER}%"),
 }
 """What those need that need an engine or verl, and their last lines. Stock vLLM 0.24 opens no fp8 on a CPU, which `reload` compares."""

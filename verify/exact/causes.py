@@ -1,22 +1,32 @@
-"""Switch causes of a gap off one at a time, each in an engine of its own, and measure what is left."""
+"""Switch causes of a gap one at a time, each in an engine of its own, and measure what is left."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from flashpatch.variables import names
+
+if TYPE_CHECKING:
+    from flashpatch.verify.exact.certificate import Certificate
 
 COMMAND = "import sys; from flashpatch.verify.cli import main; sys.exit(main(sys.argv[1:]))"
 RESOLVED = "FLASHPATCH_RESOLVED"  # goes with another FLASHPATCH
 STEP = 16
 """Tokens of a step where a prefill is cut."""
 EIGHT_BITS = ("fp8", "int8")
+ALONE, BESIDE, CACHED = WAYS = ("alone", "beside", "cached")
+"""Ways to read a prompt: in a step of its own, in one with others, or after what the prefix cache has of it."""
+OTHERS = 3
+"""Sequences beside it."""
+BLOCK = 32
+"""Tokens that come from the prefix cache: a block, of a size that attention for CPUs takes too."""
 
 
 @dataclass(frozen=True)
@@ -27,63 +37,71 @@ class Cause:
         name: what was switched.
         to: how.
         kl: mean KL(model || engine) with that, nats; None if it could not be had.
+        share: part of the gap that went with it, less than 0 if the gap grew; None likewise.
         problem: why not.
     """
 
     name: str
     to: str
-    kl: float | None
+    kl: float | None = None
+    share: float | None = None
     problem: str = ""
 
 
-def measured(model: str, engine: Mapping[str, Any], quantization: str, seconds: float) -> tuple[Cause, ...]:
+@dataclass(frozen=True)
+class Switch:
+    """What is switched, how, and the engine's arguments, the command's options and the variables for it."""
+
+    name: str
+    to: str
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+def measured(
+    model: str, engine: Mapping[str, Any], found: Certificate, options: argparse.Namespace
+) -> tuple[Cause, ...]:
     """Return the causes that a user can switch, each with the gap that is left.
 
     Args:
         model: the trainer's.
         engine: arguments of the engine that has all of them.
-        quantization: how its weights are quantized, "" if they are not.
-        seconds: after which one is given up.
+        found: the certificate of that engine.
+        options: of the command: ``prompt`` and ``seconds``, after which one is given up.
     """
-    return tuple(
-        _run(name, to, model, {**engine, **change}, variables, seconds)
-        for name, to, change, variables in _switches(engine, quantization)
-    )
+    same = (model, "--json", f"--seconds={options.seconds}", f"--prompt={options.prompt}")
+    return tuple(_run(switch, same, engine, found.kl) for switch in switches(engine, found.quantization))
 
 
-def _switches(
-    engine: Mapping[str, Any], quantization: str
-) -> Iterator[tuple[str, str, dict[str, Any], dict[str, str]]]:
-    """Yield what is switched, how, and the arguments and variables for it."""
+def switches(engine: Mapping[str, Any], quantization: str) -> Iterator[Switch]:
+    """Yield what can be switched in an engine with these arguments."""
     if quantization:
         given = names(os.environ.get("FLASHPATCH", ""))
         without = ["bf16" if name.startswith(EIGHT_BITS) else name for name in given]
         change = {"quantization": None} if "quantization" in engine else {}
         if change or without != list(given):
-            yield "weights", "16 bits", change, {"FLASHPATCH": ",".join(without)}
-    if engine.get("dtype", "bfloat16") != "float32" and not quantization:
-        yield "dtype", "float32", {"dtype": "float32"}, {}
+            yield Switch("weights", "16 bits", change, variables={"FLASHPATCH": ",".join(without)})
+    if engine.get("dtype") != "float32":
+        if not quantization:
+            yield Switch("dtype", "float32", {"dtype": "float32"})
+        head = {**(engine.get("hf_overrides") or {}), "head_dtype": "float32"}
+        yield Switch("head", "float32", {"hf_overrides": head})
     cut = {"enable_chunked_prefill": True, "max_num_batched_tokens": STEP, "max_num_seqs": 1}
-    if engine.get("max_num_batched_tokens", STEP + 1) > STEP:
-        yield "prefill", f"in steps of {STEP} tokens", cut, {}
+    if (engine.get("max_num_batched_tokens") or STEP + 1) > STEP:
+        yield Switch("chunked prefill", f"steps of {STEP} tokens", cut)
+    yield Switch("batch", f"{OTHERS} others in its step", options=(f"--read={BESIDE}",))
+    cache = {"enable_prefix_caching": True, "block_size": BLOCK}
+    yield Switch("prefix cache", f"{BLOCK} tokens from it", cache, (f"--read={CACHED}",))
+    if engine.get("enforce_eager", True):
+        yield Switch("kernels", "compiled, as without enforce_eager", {"enforce_eager": False})
 
 
-def _run(
-    name: str, to: str, model: str, engine: Mapping[str, Any], variables: Mapping[str, str], seconds: float
-) -> Cause:
+def _run(switch: Switch, same: tuple[str, ...], engine: Mapping[str, Any], gap: float) -> Cause:
+    settings = json.dumps({**engine, **switch.engine})
     done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            COMMAND,
-            "exact",
-            model,
-            "--json",
-            f"--seconds={seconds}",
-            "--engine",
-            json.dumps(engine),
-        ],
-        env={**{key: value for key, value in os.environ.items() if key != RESOLVED}, **variables},
+        [sys.executable, "-c", COMMAND, "exact", *same, *switch.options, "--engine", settings],
+        env={**{key: value for key, value in os.environ.items() if key != RESOLVED}, **switch.variables},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -92,5 +110,7 @@ def _run(
         found = json.loads(done.stdout)
     except ValueError:
         said = (done.stderr or done.stdout).strip().splitlines() or [f"exit status {done.returncode}"]
-        return Cause(name, to, None, said[-1])
-    return Cause(name, to, None if found["problem"] else found["kl"], found["problem"])
+        return Cause(switch.name, switch.to, problem=f"cannot compare here: {said[-1]}")
+    if found["problem"]:
+        return Cause(switch.name, switch.to, problem=found["problem"])
+    return Cause(switch.name, switch.to, found["kl"], 1 - found["kl"] / max(gap, 1e-30))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import sys
@@ -48,8 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # standard output is the report's
     try:
         job = Job(options.model, {}) if options.verl is None else composed(options.verl)
-        with _bounded(options.seconds, options.json):
-            certificate = of_job(job, options, settings)
+        certificate = of_job(job, options, settings)
     except (OSError, ImportError, JobError) as error:
         print(f"flashpatch-verify exact: {error}", file=sys.stderr)
         return USAGE
@@ -62,10 +62,10 @@ def of_job(job: Job, options: argparse.Namespace, engine: dict[str, Any]) -> Cer
     if job.problem:
         return Certificate([], problem=job.problem)
     settings = {**job.engine, **engine}
-    found = certify(job.model, options.prompt, settings, options.syncs)
+    with _bounded(options.seconds, options.json):
+        found = certify(job.model, options.prompt, settings, options.syncs, options.read)
     if options.causes and not found.problem:
-        left = causes.measured(job.model, settings, found.quantization, options.seconds)
-        found = replace(found, causes=left)
+        found = replace(found, causes=causes.measured(job.model, settings, found, options))
     return replace(found, left_out=job.left_out)
 
 
@@ -90,7 +90,11 @@ def _bounded(seconds: float, as_json: bool) -> Iterator[None]:
 
 
 def certify(
-    model: str, prompt: str = "", engine: dict[str, Any] | None = None, syncs: int = 0
+    model: str,
+    prompt: str = "",
+    engine: dict[str, Any] | None = None,
+    syncs: int = 0,
+    read: str = causes.ALONE,
 ) -> Certificate:
     """Open an engine and the Hugging Face model on the same checkpoint, and return their `Certificate`.
 
@@ -100,7 +104,12 @@ def certify(
         engine: arguments of `vllm.LLM`; ``model`` among them is another checkpoint for it, ``adapter`` the folder of a LoRA
             adapter that it serves.
         syncs: how often the same weights are loaded into the engine, after which no module may return other bits.
+        read: one of `causes.WAYS`: how the engine reads the prompt.
     """
+    if importlib.util.find_spec("vllm") is None:
+        return Certificate(
+            [], problem="cannot compare here: vLLM is not installed, and only its engines are compared"
+        )
     begun = time.monotonic()
     from transformers import AutoModelForCausalLM
 
@@ -111,9 +120,13 @@ def certify(
     settings = {"model": model, "dtype": "bfloat16", "max_model_len": max(len(ids) + 8, 64), **(engine or {})}
     ids = ids[: (settings["max_model_len"] or len(ids) + 1) - 1]
     adapter = settings.pop("adapter", "")
+    if problem := rollout.refusal(settings):
+        return Certificate([], problem=f"cannot compare here: {problem}")
     with rollout.opened(**({"enable_lora": True} if adapter else {}), **settings) as llm:
-        seen = rollout.prefill(llm, ids, adapter)
-        changes = rollout.first_changes(llm, ids, seen, model, syncs, adapter)
+        if problem := rollout.ignored(llm, settings):
+            return Certificate([], problem=f"cannot compare here: {problem}")
+        seen = rollout.prefill(llm, ids, adapter, read)
+        changes = rollout.first_changes(llm, ids, seen, model, syncs, adapter, read)
     done = time.monotonic()
 
     def load(dtype: torch.dtype) -> torch.nn.Module:
@@ -153,7 +166,7 @@ def tokens(model: str, text: str) -> list[int]:
 def tables(certificate: Certificate) -> list[Table]:
     """Return what is printed: the verdict, and the places that differ or, if none does, those that come nearest to it."""
     if certificate.problem:
-        return [Table(certificate.problem, (), (), notes=certificate.left_out)]
+        return [Table(certificate.problem, (), (), empty="", notes=certificate.left_out)]
     worst = [place for place in certificate.places if place.differs][:SHOWN]
     shown = worst or sorted(certificate.places, key=lambda place: -place.gap / place.bound)[:3]
     rows = [
@@ -185,9 +198,11 @@ def tables(certificate: Certificate) -> list[Table]:
 def _causes(certificate: Certificate) -> Table:
     rows = [("all", "as they are", f"{certificate.kl:.1e}", "")]
     for cause in certificate.causes:
-        share = "" if cause.kl is None else f"{1 - cause.kl / max(certificate.kl, 1e-30):.0%}"
-        rows.append((cause.name, cause.to, cause.problem if cause.kl is None else f"{cause.kl:.1e}", share))
-    return Table("Causes, one switched at a time", ("cause", "switched to", "mean KL, nats", "share"), rows)
+        left, share = ("", "") if cause.problem else (f"{cause.kl:.1e}", f"{round(cause.share, 2) + 0.0:.0%}")
+        rows.append((cause.name, cause.to, left, share))
+    notes = [f"{cause.name}: {cause.problem}" for cause in certificate.causes if cause.problem]
+    columns = ("cause", "switched to", "mean KL, nats", "share")
+    return Table("Causes, one switched at a time", columns, rows, notes=notes)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -221,10 +236,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--causes",
         action="store_true",
-        help="also switch the weights' precision, the dtype and the steps of the prefill, one at a time, and print what is left",
+        help="also switch causes of the gap one at a time, in an engine each, and print the share of each",
     )
     parser.add_argument(
-        "--seconds", type=float, default=600, help="give up after as many; 0: never (default: 600)"
+        "--read",
+        choices=causes.WAYS,
+        default=causes.ALONE,
+        help=f"read the prompt in a step of its own (default), beside {causes.OTHERS} others, or with its first {causes.BLOCK} tokens "
+        "cached",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=600,
+        help="give up a comparison after as many; 0: never (default: 600)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser

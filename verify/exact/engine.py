@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -12,8 +12,10 @@ from typing import Any
 import torch
 
 from flashpatch.verify.exact.calls import Call, recorded
+from flashpatch.verify.exact.causes import ALONE, BESIDE, BLOCK, CACHED, OTHERS
 
 HEAD = "logits_processor"
+PARALLEL = tuple(f"{kind}_parallel_size" for kind in ("tensor", "pipeline", "data", "decode_context"))
 
 
 @dataclass(frozen=True)
@@ -24,11 +26,28 @@ class Pass:
         calls: of the modules of its model.
         logits: [T - 1, V], float32, at each position but the last.
         quantization: how the engine's weights are quantized, "" if they are not.
+        problem: why it is none that was asked for, "" if it is.
     """
 
     calls: list[Call]
     logits: torch.Tensor
     quantization: str
+    problem: str = ""
+
+
+def refusal(settings: Mapping[str, Any]) -> str:
+    """Say why an engine with these arguments of `vllm.LLM` cannot be looked into; "" if it can."""
+    split = [name for name in PARALLEL if (settings.get(name) or 1) > 1]
+    return f"{split[0]}={settings[split[0]]}, and only an engine in one process is compared" if split else ""
+
+
+def ignored(llm: Any, settings: Mapping[str, Any]) -> str:
+    """Say which of its arguments an engine does not heed though it opens; "" if it heeds those known to be."""
+    asked = (settings.get("hf_overrides") or {}).get("head_dtype", "model")
+    held = str(llm.llm_engine.vllm_config.model_config.head_dtype).removeprefix("torch.")
+    return (
+        "" if asked in ("model", held) else f"this vLLM leaves the head in {held}, whatever head_dtype says"
+    )
 
 
 @contextmanager
@@ -47,20 +66,64 @@ def opened(**arguments: Any) -> Iterator[Any]:
         cleanup_dist_env_and_memory()
 
 
-def prefill(llm: Any, ids: list[int], adapter: str = "") -> Pass:
-    """Let the engine read the tokens ``ids``, under a LoRA adapter if one is named; return what its modules did."""
+def prefill(llm: Any, ids: list[int], adapter: str = "", read: str = ALONE) -> Pass:
+    """Let the engine read the tokens ``ids``, under a LoRA adapter if one is named; return what its modules did.
+
+    Args:
+        llm: a `vllm.LLM` that was `opened`.
+        ids: one sequence.
+        adapter: its folder.
+        read: one of `causes.WAYS`.
+    """
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
 
     driver = llm.llm_engine.model_executor.driver_worker
     model = getattr(driver, "worker", driver).model_runner.get_model()
-    sampling = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+    plain = dict(temperature=0, max_tokens=1, detokenize=False)
+    asked = SamplingParams(prompt_logprobs=0, skip_reading_prefix_cache=read != CACHED, **plain)
     under = LoRARequest("exact", 1, adapter) if adapter else None
-    with recorded(model) as calls:
-        llm.generate([{"prompt_token_ids": ids}], sampling, use_tqdm=False, lora_request=under)
-    config = llm.llm_engine.vllm_config.model_config
+
+    def calls_of(*prompts: list[int]) -> list[Call]:
+        sampling = [asked, *[SamplingParams(**plain)] * (len(prompts) - 1)]
+        with recorded(model) as calls:
+            llm.generate(
+                [{"prompt_token_ids": prompt} for prompt in prompts],
+                sampling,
+                use_tqdm=False,
+                lora_request=under,
+            )
+        return calls
+
+    config, length = llm.llm_engine.vllm_config.model_config, len(ids)
+    problem = ""
+    if read == BESIDE:
+        others = [ids[at:] + ids[:at] for at in range(1, 1 + OTHERS)]
+        calls = calls_of(ids, *others)
+        if calls[0].returned.shape[0] != length * (1 + OTHERS):
+            problem = f"the engine does not read {1 + OTHERS} sequences of {length} tokens in one step"
+        calls = _rows(calls, length * (1 + OTHERS), length)
+    elif read == CACHED:
+        llm.reset_prefix_cache()
+        before = _rows(calls_of(ids[: BLOCK + 1]), BLOCK + 1, BLOCK)
+        after = calls_of(ids)
+        if after[0].returned.shape[0] != length - BLOCK:
+            problem = f"the engine does not read {BLOCK} tokens from its prefix cache"
+        calls = [*before, *after]
+    else:
+        calls = calls_of(ids)
     modules, logits = joined(calls)
-    return Pass(modules, logits if len(logits) == len(ids) - 1 else torch.empty(0), config.quantization or "")
+    whole = logits if len(logits) == length - 1 else torch.empty(0)
+    return Pass(modules, whole, config.quantization or "", problem)
+
+
+def _rows(calls: list[Call], of: int, count: int) -> list[Call]:
+    """The calls with the first ``count`` rows of each tensor that has ``of``."""
+
+    def first(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor[:count] if tensor.dim() and tensor.shape[0] == of else tensor
+
+    return [replace(call, given=first(call.given), returned=first(call.returned)) for call in calls]
 
 
 def joined(calls: list[Call]) -> tuple[list[Call], torch.Tensor]:
@@ -72,6 +135,10 @@ def joined(calls: list[Call]) -> tuple[list[Call], torch.Tensor]:
     starts = [at for at, call in enumerate(calls) if call.name == calls[0].name]
     steps = [calls[begin:end] for begin, end in pairwise([*starts, len(calls)])]
     modules = [[call for call in step if call.name != HEAD] for step in steps]
+    if not any(modules):  # compiled: modules are called in no way that shows
+        heads = [call.returned for call in calls if call.returned.dim() == 2 and len(call.returned) > 1]
+        whole = torch.cat(heads) if heads else torch.empty(0)
+        return [Call(HEAD, torch.empty(0), whole)], whole
     logits = []
     for step, own in zip(steps, modules, strict=True):
         tokens = own[0].returned.shape[0]  # the last step has no logits after its last token
@@ -94,7 +161,7 @@ def _one(parts: list[Call]) -> Call:
 
 
 def first_changes(
-    llm: Any, ids: list[int], first: Pass, checkpoint: str, syncs: int, adapter: str = ""
+    llm: Any, ids: list[int], first: Pass, checkpoint: str, syncs: int, adapter: str = "", read: str = ALONE
 ) -> list[str]:
     """Load the trainer's checkpoint into the engine ``syncs`` times, as a trainer at learning rate 0 sends it.
 
@@ -104,7 +171,7 @@ def first_changes(
     found = []
     for _ in range(syncs):
         llm.collective_rpc("reload_weights", kwargs={"weights_path": checkpoint})
-        found.append(_first_change(first.calls, prefill(llm, ids, adapter).calls))
+        found.append(_first_change(first.calls, prefill(llm, ids, adapter, read).calls))
     return found
 
 

@@ -95,7 +95,7 @@ def _left_out(get: Get) -> Iterator[str]:
         if size and size > 1:
             yield f"{ROLLOUT}.{name}={size} (one process is compared)"
     if not get(f"{ROLLOUT}.enforce_eager"):
-        yield f"{ROLLOUT}.enforce_eager=False (captured graphs hide modules)"
+        yield f"{ROLLOUT}.enforce_eager=False (captured graphs hide modules; --causes compiles them)"
     for name in ("lora_rank", "lora.rank"):
         if get(f"{MODEL}.{name}") and not get(f"{MODEL}.lora.merge"):
             yield f"{MODEL}.{name}={get(f'{MODEL}.{name}')} (a new adapter changes nothing: its base is compared)"

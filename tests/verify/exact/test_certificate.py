@@ -12,7 +12,10 @@ import lora_lab
 import pytest
 from exact_faults import FAULTS, plant
 from machine import limit
+from packaging.version import Version
 from vllm_lab import models
+
+from flashpatch.verify.exact.certificate import DISTRIBUTIONS
 
 pytestmark = [pytest.mark.vllm]
 
@@ -50,7 +53,10 @@ def certify(monkeypatch):
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     from flashpatch.verify.exact import command
 
-    return lambda path, syncs=0, **engine: command.certify(str(path), "", {**SMALL, **engine}, syncs)
+    def certify(path: Path | str, syncs: int = 0, read: str = "alone", **engine: object):
+        return command.certify(str(path), "", {**SMALL, **engine}, syncs, read)
+
+    return certify
 
 
 @pytest.mark.parametrize("family", _some_full((*HONEST, *MORE), HONEST))
@@ -101,16 +107,50 @@ def test_rounding_to_eight_bits_is_no_fault(tmp_path, precision: str) -> None:
 @pytest.mark.full
 def test_the_weights_have_the_largest_share(tmp_path) -> None:
     found = _printed(tmp_path, "int8", "--causes")
-    weights, prefill = found["causes"]
-    assert weights["to"] == "16 bits" and weights["kl"] < 0.2 * found["kl"], found["causes"]
-    assert prefill["name"] == "prefill" and 0.5 < prefill["kl"] / found["kl"] < 2, found["causes"]
+    weights, *others = found["causes"]
+    assert (weights["name"], weights["to"]) == ("weights", "16 bits"), found["causes"]
+    assert weights["share"] == pytest.approx(1 - weights["kl"] / found["kl"]) and weights["share"] > 0.8
+    for cause in others:
+        assert not cause["problem"] and abs(cause["share"]) < 0.5, cause
+
+
+CUT = dict(enable_chunked_prefill=True, max_num_batched_tokens=16, max_num_seqs=1)
+CACHE = dict(enable_prefix_caching=True, block_size=32)
 
 
 @pytest.mark.full
-def test_a_prefill_in_steps_agrees(certify, tmp_path) -> None:
-    cut = dict(enable_chunked_prefill=True, max_num_batched_tokens=16, max_num_seqs=1)
-    found = certify(models.checkpoint(tmp_path, "llama"), **cut)
-    assert found.ok and len(found.places) >= 15, (found.first, found.problem)
+@pytest.mark.parametrize(("read", "engine"), [("alone", CUT), ("beside", {}), ("cached", CACHE)])
+def test_however_the_prompt_is_read_it_agrees(certify, tmp_path, read: str, engine: dict) -> None:
+    found = certify(models.checkpoint(tmp_path, "llama"), syncs=1, read=read, **engine)
+    assert found.ok and len(found.places) >= 15 and found.syncs == ("",), (found.first, found.problem)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("read", "engine", "said"), [("beside", CUT, "4 sequences of"), ("cached", {}, "32 tokens from")]
+)
+def test_a_prompt_that_is_not_read_so_is_not_compared(certify, tmp_path, read, engine, said: str) -> None:
+    found = certify(models.checkpoint(tmp_path, "llama"), read=read, **engine)
+    assert (
+        found.problem.startswith("cannot compare here: the engine does not read ") and said in found.problem
+    )
+
+
+@pytest.mark.full
+def test_a_head_that_the_engine_leaves_in_its_dtype_is_not_called_float32(certify, tmp_path) -> None:
+    import vllm
+
+    found = certify(models.checkpoint(tmp_path, "llama"), hf_overrides={"head_dtype": "float32"})
+    if Version(vllm.__version__) >= Version("0.26"):
+        assert found.ok, found.first
+    else:
+        assert found.problem.endswith("leaves the head in bfloat16, whatever head_dtype says")
+
+
+@pytest.mark.full
+def test_a_compiled_engine_is_compared_by_its_distributions(certify, tmp_path) -> None:
+    found = certify(models.checkpoint(tmp_path, "llama"), enforce_eager=False)
+    assert found.ok and [place.name for place in found.places] == [DISTRIBUTIONS], found.problem
 
 
 @pytest.mark.parametrize("fault", _some_full(FAULTS, SOON))

@@ -66,3 +66,9 @@ def test_a_prefill_in_two_steps_is_one() -> None:
     for one, other in zip(whole, once, strict=True):
         assert torch.equal(one.given, other.given) and torch.equal(one.returned, other.returned)
     assert not len(joined([*step(6, 0, [1, 6]), *step(4, 6, [1, 3])[1:]])[1]) == 9  # another order of modules
+
+
+def test_of_a_compiled_engine_the_logits_are_had_alone() -> None:
+    heads = [torch.empty(0), torch.zeros(1, 4), torch.arange(36.0).reshape(9, 4), torch.zeros(3)]
+    calls, logits = joined([Call("logits_processor", torch.empty(0), head) for head in heads])
+    assert torch.equal(logits, heads[2]) and [call.name for call in calls] == ["logits_processor"]

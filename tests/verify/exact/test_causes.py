@@ -1,0 +1,81 @@
+"""What is switched in which engine, and what the command says of an engine that cannot be looked into."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from argparse import Namespace
+
+import pytest
+
+from flashpatch.verify.exact import causes, command
+from flashpatch.verify.exact.certificate import Certificate
+
+ALWAYS = ["chunked prefill", "batch", "prefix cache", "kernels"]
+SHOW = "import json, sys; print(json.dumps(dict(problem='', kl=0.5, said=sys.argv)))"
+
+
+def switched(quantization: str = "", **engine: object) -> list[str]:
+    return [switch.name for switch in causes.switches(engine, quantization)]
+
+
+def test_what_an_engine_has_is_switched(monkeypatch) -> None:
+    monkeypatch.setenv("FLASHPATCH", "cpu,int8")
+    assert switched() == ["dtype", "head", *ALWAYS]
+    assert switched(dtype="float32") == ALWAYS
+    assert switched(max_num_batched_tokens=16, enforce_eager=False) == [
+        "dtype",
+        "head",
+        "batch",
+        "prefix cache",
+    ]
+    weights, *others = causes.switches({}, "int8")
+    assert weights.variables == {"FLASHPATCH": "cpu,bf16"} and [one.name for one in others] == [
+        "head",
+        *ALWAYS,
+    ]
+    monkeypatch.setenv("FLASHPATCH", "cpu")
+    assert switched("fp8") == ["head", *ALWAYS]  # the checkpoint's own
+    assert next(causes.switches({"quantization": "fp8"}, "fp8")).engine == {"quantization": None}
+
+
+def test_what_the_model_overrides_stays() -> None:
+    (head,) = [one for one in causes.switches({"hf_overrides": {"a": 1}}, "") if one.name == "head"]
+    assert head.engine == {"hf_overrides": {"a": 1, "head_dtype": "float32"}}
+
+
+def measured(code: str, monkeypatch) -> tuple[causes.Cause, ...]:
+    monkeypatch.setattr(causes, "COMMAND", code)
+    options = Namespace(prompt="of all", seconds=5.0)
+    return causes.measured("policy", {"dtype": "float32"}, Certificate([], kl=2.0), options)
+
+
+def test_each_is_asked_about_the_same_prompt_and_has_its_share(monkeypatch, tmp_path) -> None:
+    seen = tmp_path / "seen"
+    found = measured(f"{SHOW}; open({str(seen)!r}, 'a').write(json.dumps(sys.argv) + '\\n')", monkeypatch)
+    assert [(one.kl, one.share, one.problem) for one in found] == [(0.5, 0.75, "")] * len(ALWAYS)
+    said = [json.loads(line) for line in seen.read_text().splitlines()]
+    assert all({"--prompt=of all", "--seconds=5.0", "policy"} <= set(line) for line in said)
+    assert [line for line in said if "--read=beside" in line] == [said[1]]
+
+
+def test_one_that_fails_says_why_and_has_no_share(monkeypatch) -> None:
+    (first, *_) = measured("raise SystemExit('no room')", monkeypatch)
+    assert (first.kl, first.share, first.problem) == (None, None, "cannot compare here: no room")
+    shown = command.tables(Certificate([], kl=2.0, causes=(first,)))[-1]
+    assert shown.rows[1] == ("chunked prefill", "steps of 16 tokens", "", "")
+    assert shown.notes == ["chunked prefill: cannot compare here: no room"]
+
+
+@pytest.mark.parametrize("kind", ["tensor", "pipeline", "data"])
+def test_an_engine_in_several_processes_is_refused_by_name(kind: str) -> None:
+    from flashpatch.verify.exact import engine
+
+    assert engine.refusal({f"{kind}_parallel_size": 2}).startswith(f"{kind}_parallel_size=2, and only")
+    assert not engine.refusal({f"{kind}_parallel_size": 1, "dtype": "float32"})
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is there")
+def test_where_vllm_is_not_installed_it_says_so(capsys) -> None:
+    assert command.main(["policy"]) == command.DIFFER
+    assert "vLLM is not installed, and only its engines" in capsys.readouterr().out
