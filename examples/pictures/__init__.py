@@ -28,6 +28,7 @@ DRAWINGS = {
     "acceptance by round": ("drift", "acceptance"),
     "arms by round": ("drift", "arms"),
     "speed by arm": ("drift", "speed"),
+    "corrections": ("corrections", "corrections"),
     "distances to a known target": ("exact", "distances"),
     "right answers of a language model": ("language_model", "right_answers"),
 }
