@@ -14,7 +14,8 @@ import torch
 
 from flashpatch.patches.fp8.precision.e4m3 import decode
 
-BLOCK = 1 << 20  # weights that are decoded at once, unless one output channel has more
+BLOCK = 1 << 18  # weights that a thread decodes at once, so that they stay in its core's cache; one output channel at least
+THREADS = 4  # as many threads share a block at most
 FEW_ROWS = 4  # up to so many, decoding costs more than the product itself, and float32 saves a conversion
 FEW_CODES = 4096  # up to so many, torch's own cast is faster than the steps of a decoding
 
@@ -77,7 +78,7 @@ def scaled_mm(
     dtype = torch.float32
     if out_dtype is torch.bfloat16 and m > FEW_ROWS and has_bf16_products():
         wide, dtype = wide.bfloat16(), torch.bfloat16
-    step = max(1, BLOCK // max(1, k))
+    step = max(1, BLOCK * min(THREADS, torch.get_num_threads()) // max(1, k))
     if n <= step:
         out = torch.nn.functional.linear(wide, _decoded(b.t(), dtype)).float()
     else:
