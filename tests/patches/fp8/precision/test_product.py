@@ -88,7 +88,10 @@ def test_layers_share_one_bounded_buffer(fast: bool, monkeypatch: pytest.MonkeyP
     largest = operands(16, 1500, 1000)  # more than one block
     scaled_mm(*largest, torch.bfloat16)
     kept = {dtype: flat.data_ptr() for dtype, flat in product.buffers._flat.items()}
-    assert product.buffers.bytes() <= product.BLOCK * product.THREADS * (6 if fast else 4) and len(kept) == 1 + fast
+    assert (
+        product.buffers.bytes() <= product.BLOCK * product.THREADS * (6 if fast else 4)
+        and len(kept) == 1 + fast
+    )
     for n, k in ((100, 64), (1500, 1000), (5, 3000), (1, 1)):
         scaled_mm(*operands(16, n, k), torch.bfloat16)
     assert {dtype: flat.data_ptr() for dtype, flat in product.buffers._flat.items()} == kept
