@@ -166,26 +166,23 @@ class Found:
 
 
 def experts(folder: Path) -> Path:
-    """Make a world of sums and a random Qwen3-MoE in ``folder``."""
+    """Make a world of sums and a random OLMoE in ``folder``. Of Qwen3 verl would ask its tokenizer's special tokens."""
     subprocess.run([sys.executable, EXAMPLE / "make.py", folder], check=True, capture_output=True)
     import torch
-    from transformers import AutoConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
+    from transformers import AutoConfig, OlmoeConfig, OlmoeForCausalLM
 
     plain = AutoConfig.from_pretrained(folder / "model")
     torch.manual_seed(0)
-    made = Qwen3MoeForCausalLM(
-        Qwen3MoeConfig(
+    made = OlmoeForCausalLM(
+        OlmoeConfig(
             vocab_size=plain.vocab_size,
-            hidden_size=64,
+            hidden_size=128,
             intermediate_size=64,
-            moe_intermediate_size=32,
             num_hidden_layers=3,
             num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=32,
+            num_key_value_heads=4,
             num_experts=8,
             num_experts_per_tok=2,
-            norm_topk_prob=True,
             max_position_embeddings=1024,
             tie_word_embeddings=False,
             bos_token_id=None,
