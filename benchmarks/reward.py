@@ -3,7 +3,8 @@
     python benchmarks/reward.py WORLD|moe [--names bf16,int8] [--kinds nothing,tis,...] [--steps 6] [--seeds 1]
                                 [--keep FOLDER] [--picture OUT.png]
 
-WORLD is a directory made by examples/world/make.py, moe a tiny random mixture of experts made on the spot. Needs verl and
+WORLD is a directory made by examples/world/make.py, moe a tiny random mixture of experts made
+on the spot, which vLLM does not open in int8 on a CPU (--names bf16). Needs verl and
 vLLM. Jobs of `verl.trainer.main_ppo` under `FLASHPATCH=cpu,NAME`, one after the other, with the same seeds, sampling
 with top_p=0.9 and top_k=50; they differ in what is done about the mismatch of rollout and trainer:
 
