@@ -99,8 +99,6 @@ FAMILIES = {
             "fp8.vllm_lora.add_lora": ("vllm.v1.worker.lora_model_runner_mixin",),
             "fp8.vllm_lora.remove_adapter": ("vllm.lora.worker_manager",),
             "fp8.vllm_lora.remove_all_adapters": ("vllm.lora.worker_manager",),
-            "fp8.vllm_rounding.weight_amax": ("vllm.model_executor.layers.quantization.utils.quant_utils",),
-            "fp8.vllm_rounding.fp8_quant_per_channel": ("vllm.model_executor.layers.quantization.online.fp8",),
             "fp8.verl.get_per_tensor_param": ("verl.workers.engine.fsdp.transformer_impl",),
             "fp8.verl.actor_update_weights_delta": ("verl.workers.engine_workers",),
             "fp8.verl.unfuse_moe_params": ("verl.workers.engine.fsdp.utils",),

@@ -37,7 +37,6 @@ from flashpatch.patches.fp8.vllm import (
 )
 from flashpatch.patches.fp8.vllm_0_24 import PATCHES as VLLM_0_24
 from flashpatch.patches.fp8.vllm_lora import PATCHES as VLLM_LORA
-from flashpatch.patches.fp8.vllm_rounding import PATCHES as VLLM_ROUNDING
 from flashpatch.record import Family, Option
 
 
@@ -97,7 +96,6 @@ FAMILY = Family(
         expected_processes.WORKERS,
         *VLLM_0_24,
         *VLLM_LORA,
-        *VLLM_ROUNDING,
         *VERL,
         *VERL_VLLM,
         *SGLANG,

@@ -37,7 +37,6 @@ def lanes(target: str) -> set[tuple[str, str, str]]:
         there = {"torch": torches.get(environment, torch), "vllm": vllm.get(environment)}
         there |= {"vllm_0_24": "0.24.0"} if there["vllm"] == "0.24.0" else {}
         there["vllm_lora"] = there["vllm"]
-        there |= {"vllm_rounding": there["vllm"]} if there["vllm"] in ("0.31.0", "0.32.0") else {}
         has_verl = f"$({environment})/.ready: $({environment})/.verl" in MAKEFILE
         there |= {"verl": verl, "verl_vllm": verl} if has_verl else {}
         if environment in sglang:
