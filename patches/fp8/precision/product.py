@@ -14,9 +14,8 @@ import torch
 
 from flashpatch.patches.fp8.precision.e4m3 import decode
 
-BLOCK = (
-    1 << 18
-)  # weights that a thread decodes at once, so that they stay in its core's cache; one output channel at least
+# Weights that a thread decodes at once, so that they stay in its core's cache; one output channel at least.
+BLOCK = 1 << 18
 THREADS = 4  # as many threads share a block at most
 FEW_ROWS = 4  # up to so many, decoding costs more than the product itself, and float32 saves a conversion
 FEW_CODES = 4096  # up to so many, torch's own cast is faster than the steps of a decoding

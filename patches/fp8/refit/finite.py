@@ -6,9 +6,7 @@ import math
 
 import torch
 
-_LEAST = (
-    1 << 17
-)  # bytes of a copy from which on it is summed at once: below that, calls cost more than memory
+_LEAST = 1 << 17  # bytes of a copy from which on it is summed at once; below, calls cost more than memory
 _BLOCK = 1 << 19  # bytes that are copied, then summed
 
 
