@@ -129,6 +129,20 @@ def test_no_patch_keeps_its_group_from_a_tested_version(family):
             assert [one for one in tested if not satisfies(patch.requires, one)] == [], patch.id
 
 
+@pytest.mark.parametrize("family", TESTED)
+def test_a_group_without_another_generation_is_for_every_version_of_its_framework(family):
+    """Where a group does not fit and no other generation stands in for it, it is refused, and the family with it."""
+    patches = registry.families()[family].patches
+    frameworks: dict[str, set[str]] = {}
+    for patch in patches:
+        frameworks.setdefault(patch.generations, set()).add(patch.framework)
+    for patch in patches:
+        if len(frameworks[patch.generations]) == 1:
+            package = re.split(r"[<>=!~ ]", patch.requires)[0]
+            tested = TESTED[family].get(package, [])
+            assert [one for one in tested if not satisfies(patch.requires, one)] == [], patch.id
+
+
 def test_patches_for_the_second_runner_claim_what_its_tests_run_on():
     """Those tests run by their marks: on the newest vLLM in ``make test``, on every other in ``make test-full``."""
     second = [p for f in registry.families().values() for p in f.patches if ".worker.gpu." in p.targets[0]]
