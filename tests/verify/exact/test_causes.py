@@ -69,6 +69,7 @@ def test_one_that_fails_says_why_and_has_no_share(monkeypatch) -> None:
 
 @pytest.mark.parametrize("kind", ["tensor", "pipeline", "data"])
 def test_an_engine_in_several_processes_is_refused_by_name(kind: str) -> None:
+    pytest.importorskip("torch")
     from flashpatch.verify.exact import engine
 
     assert engine.refusal({f"{kind}_parallel_size": 2}).startswith(f"{kind}_parallel_size=2, and only")
