@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("torch")
+
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.lora.adapters import Adapters
 from flashpatch.patches.fp8.refit.rank_consensus import SingleRank

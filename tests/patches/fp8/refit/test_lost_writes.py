@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 
-import fp8_toys as toys
 import pytest
+
+pytest.importorskip("torch")
+
+import fp8_toys as toys
 import torch
 from fp8_toys import checkpoint, manage
 

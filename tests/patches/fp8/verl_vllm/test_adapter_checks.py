@@ -7,6 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 
 from flashpatch.errors import PatchError

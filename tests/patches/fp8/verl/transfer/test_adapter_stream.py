@@ -8,6 +8,10 @@ import itertools
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
+import pytest
+
+pytest.importorskip("torch")
+
 import torch
 
 from flashpatch.patches.fp8.verl.transfer import adapter_stream
