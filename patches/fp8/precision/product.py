@@ -13,10 +13,8 @@ import threading
 import torch
 
 from flashpatch.patches.fp8.precision.e4m3 import decode
+from flashpatch.patches.fp8.precision.quantize import rows_at_once
 
-# Weights that a thread decodes at once, so that they stay in its core's cache; one output channel at least.
-BLOCK = 1 << 18
-THREADS = 4  # as many threads share a block at most
 FEW_ROWS = 4  # up to so many, decoding costs more than the product itself, and float32 saves a conversion
 FEW_CODES = 4096  # up to so many, torch's own cast is faster than the steps of a decoding
 
@@ -74,12 +72,12 @@ def scaled_mm(
     Returns:
         [m, n].
     """
-    (m, k), n = a.shape, b.shape[1]
+    m, n = a.shape[0], b.shape[1]
     wide = a.float() if a.numel() <= FEW_CODES else decode(a, torch.empty(a.shape, dtype=torch.float32))
     dtype = torch.float32
     if out_dtype is torch.bfloat16 and m > FEW_ROWS and has_bf16_products():
         wide, dtype = wide.bfloat16(), torch.bfloat16
-    step = max(1, BLOCK * min(THREADS, torch.get_num_threads()) // max(1, k))
+    step = rows_at_once(b.t())  # output channels that are decoded at once
     if n <= step:
         out = torch.nn.functional.linear(wide, _decoded(b.t(), dtype)).float()
     else:

@@ -24,8 +24,8 @@ LARGEST = {torch.int8: 127.0, FP8: 448.0}
 DTYPES = {"int8": torch.int8, "fp8": FP8}
 
 _PATCH = "fp8.quantizer"
-_BLOCK = 1 << 18  # elements that a thread has in float32 at once, so that they stay in its core's cache
-_THREADS = 4  # as many threads share a block at most, and a GPU has as large a one
+BLOCK = 1 << 18  # elements that a thread has in float32 at once, so that they stay in its core's cache
+THREADS = 4  # as many threads share a block at most, and a GPU has as large a one
 _MAGNITUDE = {2: (torch.int16, 0x7FFF), 4: (torch.int32, 0x7FFFFFFF)}  # by bytes of a float: all but its sign
 _TINY = torch.finfo(torch.float32).tiny
 
@@ -94,8 +94,8 @@ def row_amax(w: torch.Tensor) -> torch.Tensor:
 
 def rows_at_once(w: torch.Tensor) -> int:
     """Return how many entries of the first dimension make a block that stays in the cache in float32."""
-    threads = min(_THREADS, torch.get_num_threads()) if w.is_cpu else _THREADS
-    return max(1, _BLOCK * threads * w.shape[0] // max(1, w.numel()))
+    threads = min(THREADS, torch.get_num_threads()) if w.is_cpu else THREADS
+    return max(1, BLOCK * threads * w.shape[0] // max(1, w.numel()))
 
 
 def stream(

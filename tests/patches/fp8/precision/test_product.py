@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from flashpatch.patches.fp8.precision import product
+from flashpatch.patches.fp8.precision import product, quantize
 from flashpatch.patches.fp8.precision.product import scaled_mm
 
 FP8 = torch.float8_e4m3fn
@@ -79,7 +79,7 @@ def test_repeats_to_the_last_bit(fast: bool) -> None:
 def test_blocks_do_not_show(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     given = operands(16, 300, 200)
     whole = scaled_mm(*given, torch.float32)
-    monkeypatch.setattr(product, "BLOCK", 200 * 7)
+    monkeypatch.setattr(quantize, "BLOCK", 200 * 7)
     torch.testing.assert_close(scaled_mm(*given, torch.float32), whole, rtol=1e-5, atol=1e-5)
 
 
@@ -88,10 +88,8 @@ def test_layers_share_one_bounded_buffer(fast: bool, monkeypatch: pytest.MonkeyP
     largest = operands(16, 1500, 1000)  # more than one block
     scaled_mm(*largest, torch.bfloat16)
     kept = {dtype: flat.data_ptr() for dtype, flat in product.buffers._flat.items()}
-    assert (
-        product.buffers.bytes() <= product.BLOCK * product.THREADS * (6 if fast else 4)
-        and len(kept) == 1 + fast
-    )
+    bound = quantize.BLOCK * quantize.THREADS * (6 if fast else 4)
+    assert product.buffers.bytes() <= bound and len(kept) == 1 + fast
     for n, k in ((100, 64), (1500, 1000), (5, 3000), (1, 1)):
         scaled_mm(*operands(16, n, k), torch.bfloat16)
     assert {dtype: flat.data_ptr() for dtype, flat in product.buffers._flat.items()} == kept
