@@ -20,12 +20,15 @@ class Call:
             host, or ids.
         returned: first tensor of what was returned, [T, ...], float32 on the host.
         parts: how many tensors of the first one's shape it was given, as values and a gate; a sum is one.
+        given_by, returned_by: the rank of each column, None if they are every rank's.
     """
 
     name: str
     given: torch.Tensor
     returned: torch.Tensor
     parts: int = 1
+    given_by: torch.Tensor | None = None
+    returned_by: torch.Tensor | None = None
 
 
 @contextmanager

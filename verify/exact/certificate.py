@@ -14,15 +14,23 @@ DISTRIBUTIONS = "the distributions"
 
 @dataclass(frozen=True)
 class Place:
-    """One place's gap, see `forced.Gap`, and the largest that rounding explains."""
+    """One place's gap, see `forced.Gap`, and the largest that rounding explains.
+
+    Attributes:
+        rank: of a tensor-parallel engine: the rank, or ranks, that differ, or the two that disagree; "" if all do, or it is not known.
+    """
 
     name: str
     gap: float
     bound: float
+    rank: str = ""
 
     @property
     def differs(self) -> bool:
         return not self.gap <= self.bound
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.rank}" if self.rank else self.name
 
 
 @dataclass(frozen=True)
@@ -36,7 +44,7 @@ class Certificate:
         problem: why nothing could be compared, "" if it could.
         syncs: per sync of the same weights, the first module that changed, "" if none did.
         seconds: what it took, by part.
-        left_out: what the job's engine does and the compared one did not.
+        left_out: what was not compared: of what the job's engine does, and of modules.
         quantization: how the engine's weights are quantized, "" if they are not.
         causes: what is left of the gap with one cause switched off, if asked for.
     """

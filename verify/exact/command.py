@@ -12,10 +12,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashpatch.commands.report import Table, emit
-from flashpatch.verify.exact import causes
+from flashpatch.verify.exact import causes, picture
 from flashpatch.verify.exact.certificate import Certificate
 from flashpatch.verify.exact.verl_job import Job, JobError, composed
 
@@ -39,6 +40,11 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if (options.model is None) == (options.verl is None):
         parser.error("give a MODEL, or --verl with the arguments of a job")
+    if options.picture and not options.causes:
+        parser.error("--picture draws what --causes measures")
+    if options.picture and (problem := picture.missing()):
+        print(f"flashpatch-verify exact: {problem}", file=sys.stderr)
+        return USAGE
     try:
         settings = json.loads(options.engine)
         if not isinstance(settings, dict):
@@ -54,6 +60,8 @@ def main(arguments: Sequence[str]) -> int:
         print(f"flashpatch-verify exact: {error}", file=sys.stderr)
         return USAGE
     emit(certificate.as_json(), tables(certificate), options.json)
+    if options.picture and certificate.causes:
+        picture.draw(certificate, options.picture)
     return AGREE if certificate.ok else DIFFER
 
 
@@ -66,7 +74,7 @@ def of_job(job: Job, options: argparse.Namespace, engine: dict[str, Any]) -> Cer
         found = certify(job.model, options.prompt, settings, options.syncs, options.read)
     if options.causes and not found.problem:
         found = replace(found, causes=causes.measured(job.model, settings, found, options))
-    return replace(found, left_out=job.left_out)
+    return replace(found, left_out=(*job.left_out, *found.left_out))
 
 
 @contextmanager
@@ -170,11 +178,11 @@ def tables(certificate: Certificate) -> list[Table]:
     worst = [place for place in certificate.places if place.differs][:SHOWN]
     shown = worst or sorted(certificate.places, key=lambda place: -place.gap / place.bound)[:3]
     rows = [
-        (place.name, f"{place.gap:.1e}", f"{place.bound:.1e}", "yes" if place.differs else "no")
+        (str(place), f"{place.gap:.1e}", f"{place.bound:.1e}", "yes" if place.differs else "no")
         for place in shown
     ]
     first = certificate.first
-    verdict = f"first differs: {first.name}" if first else "engine and trainer agree to rounding"
+    verdict = f"first differs: {first}" if first else "engine and trainer agree to rounding"
     numbers = [
         ("mean KL, nats", f"{certificate.kl:.1e}", f"{certificate.kl_rounding:.1e}"),
         (
@@ -237,6 +245,12 @@ def _parser() -> argparse.ArgumentParser:
         "--causes",
         action="store_true",
         help="also switch causes of the gap one at a time, in an engine each, and print the share of each",
+    )
+    parser.add_argument(
+        "--picture",
+        type=Path,
+        metavar="OUT.png",
+        help="also draw the shares of --causes; needs matplotlib",
     )
     parser.add_argument(
         "--read",

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import torch
 
-from flashpatch.verify.exact.calls import recorded
+from flashpatch.verify.exact.calls import Call, recorded
 from flashpatch.verify.exact.certificate import DISTRIBUTIONS, Certificate, Place
 from flashpatch.verify.exact.engine import Pass
-from flashpatch.verify.exact.forced import gaps, pairs
-from flashpatch.verify.exact.names import FUSED, unwrapped
+from flashpatch.verify.exact.forced import Gap, gaps, pairs
+from flashpatch.verify.exact.names import FUSED, counterparts, unwrapped
 from flashpatch.verify.exact.noise import rounded
+from flashpatch.verify.exact.shards import AGREE, some
 
+_NUMBER = re.compile(r"\.\d+(?=\.)")  # of a layer
 FACTOR = 4.0
 FLOOR = 2.0**-8
 """A place differs if its gap is more than `FACTOR` times what rounding alone gives there, and more than `FLOOR`, bf16's spacing.
@@ -45,12 +48,35 @@ def compare(load: Callable[[torch.dtype], torch.nn.Module], ids: list[int], engi
     same = pairs(exact, len(ids), engine.calls)[0]  # the same modules, so that the same lies between them
     calls = [call for call in calls if call.name in same]
     rounding = {gap.place: gap.size for gap in gaps(exact, ids, calls, near)}
-    places = [Place(gap.place, gap.size, max(FACTOR * _noise(gap.place, rounding), FLOOR)) for gap in found]
+    # Ranks that disagree come first, as what follows is compared with the first rank's.
+    places = [Place(apart.place, apart.size, AGREE, apart.ranks) for apart in engine.apart]
+    places = _ordered([*places, *(_place(gap, rounding) for gap in found)], engine.calls)
     kl, largest = _apart(wanted, engine.logits)
     kl_rounding, largest_rounding = _apart(wanted, near)
     # The last place: a difference that no module has that is compared.
     places.append(Place(DISTRIBUTIONS, kl, max(FACTOR**2 * kl_rounding, FLOOR**2)))
-    return Certificate(places, kl, kl_rounding, largest, largest_rounding, quantization=engine.quantization)
+    known, called = {name for name, _ in exact.named_modules()}, {call.name for call in engine.calls}
+    left = [_NUMBER.sub(".*", name) for name in engine.left if counterparts(name, known, called)]
+    return Certificate(
+        *(places, kl, kl_rounding, largest, largest_rounding),
+        quantization=engine.quantization,
+        left_out=tuple(f"{name}, which cannot be joined from its ranks" for name in dict.fromkeys(left)),
+    )
+
+
+def _place(gap: Gap, rounding: dict[str, float]) -> Place:
+    bound = max(FACTOR * _noise(gap.place, rounding), FLOOR)
+    differing = [rank for rank, size in enumerate(gap.ranks) if not size <= bound]
+    return Place(gap.place, gap.size, bound, some(differing, len(gap.ranks)))
+
+
+def _ordered(places: list[Place], calls: list[Call]) -> list[Place]:
+    """The places in the order of the calls; those of one place stay in theirs."""
+    order: dict[str, int] = {}
+    for call in calls:
+        for place in (f"into {call.name}", call.name):
+            order.setdefault(place, len(order))
+    return sorted(places, key=lambda place: order.get(place.name, len(order)))
 
 
 def logits(model: torch.nn.Module, ids: list[int]) -> torch.Tensor:

@@ -1,21 +1,24 @@
-"""Ask a vLLM engine of this process for one sequence, and record its forward pass."""
+"""Ask a vLLM engine for one sequence, and record its forward pass on each of its ranks."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 import torch
 
-from flashpatch.verify.exact.calls import Call, recorded
+from flashpatch.verify.exact import workers
+from flashpatch.verify.exact.calls import Call
 from flashpatch.verify.exact.causes import ALONE, BESIDE, BLOCK, CACHED, OTHERS
+from flashpatch.verify.exact.shards import HEAD, Apart, join, some
 
-HEAD = "logits_processor"
-PARALLEL = tuple(f"{kind}_parallel_size" for kind in ("tensor", "pipeline", "data", "decode_context"))
+PARALLEL = tuple(
+    f"{kind}_parallel_size" for kind in ("pipeline", "data", "prefill_context", "decode_context")
+)
 
 
 @dataclass(frozen=True)
@@ -27,18 +30,28 @@ class Pass:
         logits: [T - 1, V], float32, at each position but the last.
         quantization: how the engine's weights are quantized, "" if they are not.
         problem: why it is none that was asked for, "" if it is.
+        ranks: the calls that each rank saw.
+        apart: where ranks that hold the same disagree.
+        left: modules that cannot be joined from their ranks.
     """
 
     calls: list[Call]
     logits: torch.Tensor
     quantization: str
     problem: str = ""
+    ranks: list[list[Call]] = field(default_factory=list)
+    apart: list[Apart] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
 
 
 def refusal(settings: Mapping[str, Any]) -> str:
     """Say why an engine with these arguments of `vllm.LLM` cannot be looked into; "" if it can."""
     split = [name for name in PARALLEL if (settings.get(name) or 1) > 1]
-    return f"{split[0]}={settings[split[0]]}, and only an engine in one process is compared" if split else ""
+    if not split:
+        return ""
+    return (
+        f"{split[0]}={settings[split[0]]}, and only one process, or ranks of tensor parallelism, are compared"
+    )
 
 
 def ignored(llm: Any, settings: Mapping[str, Any]) -> str:
@@ -52,7 +65,7 @@ def ignored(llm: Any, settings: Mapping[str, Any]) -> str:
 
 @contextmanager
 def opened(**arguments: Any) -> Iterator[Any]:
-    """Yield a `vllm.LLM` whose worker is in this process, eager, so that hooks see every module; it ends with the block."""
+    """Yield a `vllm.LLM`, eager, so that hooks see every module; it and its workers end with the block."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
@@ -60,8 +73,11 @@ def opened(**arguments: Any) -> Iterator[Any]:
     settings = {"enforce_eager": True, "enable_prefix_caching": False, "disable_log_stats": True, **arguments}
     try:
         llm = LLM(**settings)
-        yield llm
-        del llm
+        try:
+            yield llm
+        finally:
+            llm.llm_engine.engine_core.shutdown()
+            del llm
     finally:
         cleanup_dist_env_and_memory()
 
@@ -78,43 +94,45 @@ def prefill(llm: Any, ids: list[int], adapter: str = "", read: str = ALONE) -> P
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
 
-    driver = llm.llm_engine.model_executor.driver_worker
-    model = getattr(driver, "worker", driver).model_runner.get_model()
     plain = dict(temperature=0, max_tokens=1, detokenize=False)
     asked = SamplingParams(prompt_logprobs=0, skip_reading_prefix_cache=read != CACHED, **plain)
     under = LoRARequest("exact", 1, adapter) if adapter else None
 
-    def calls_of(*prompts: list[int]) -> list[Call]:
+    def calls_of(*prompts: list[int]) -> list[list[Call]]:
+        """By rank."""
         sampling = [asked, *[SamplingParams(**plain)] * (len(prompts) - 1)]
-        with recorded(model) as calls:
-            llm.generate(
-                [{"prompt_token_ids": prompt} for prompt in prompts],
-                sampling,
-                use_tqdm=False,
-                lora_request=under,
-            )
-        return calls
+        llm.collective_rpc(workers.start)
+        llm.generate(
+            [{"prompt_token_ids": prompt} for prompt in prompts],
+            sampling,
+            use_tqdm=False,
+            lora_request=under,
+        )
+        return llm.collective_rpc(workers.stop)
 
     config, length = llm.llm_engine.vllm_config.model_config, len(ids)
     problem = ""
     if read == BESIDE:
         others = [ids[at:] + ids[:at] for at in range(1, 1 + OTHERS)]
         calls = calls_of(ids, *others)
-        if calls[0].returned.shape[0] != length * (1 + OTHERS):
+        if calls[0][0].returned.shape[0] != length * (1 + OTHERS):
             problem = f"the engine does not read {1 + OTHERS} sequences of {length} tokens in one step"
-        calls = _rows(calls, length * (1 + OTHERS), length)
+        calls = [_rows(rank, length * (1 + OTHERS), length) for rank in calls]
     elif read == CACHED:
         llm.reset_prefix_cache()
-        before = _rows(calls_of(ids[: BLOCK + 1]), BLOCK + 1, BLOCK)
+        before = [_rows(rank, BLOCK + 1, BLOCK) for rank in calls_of(ids[: BLOCK + 1])]
         after = calls_of(ids)
-        if after[0].returned.shape[0] != length - BLOCK:
+        if after[0][0].returned.shape[0] != length - BLOCK:
             problem = f"the engine does not read {BLOCK} tokens from its prefix cache"
-        calls = [*before, *after]
+        calls = [[*early, *late] for early, late in zip(before, after, strict=True)]
     else:
         calls = calls_of(ids)
-    modules, logits = joined(calls)
-    whole = logits if len(logits) == length - 1 else torch.empty(0)
-    return Pass(modules, whole, config.quantization or "", problem)
+    steps = [joined(rank) for rank in calls]
+    ranks = [modules for modules, _ in steps]
+    layouts = llm.collective_rpc(workers.layouts)[0] if len(ranks) > 1 else {}
+    whole = join(ranks, layouts)
+    logits = steps[0][1] if len(steps[0][1]) == length - 1 else torch.empty(0)
+    return Pass(whole.calls, logits, config.quantization or "", problem, ranks, whole.apart, whole.left)
 
 
 def _rows(calls: list[Call], of: int, count: int) -> list[Call]:
@@ -171,8 +189,18 @@ def first_changes(
     found = []
     for _ in range(syncs):
         llm.collective_rpc("reload_weights", kwargs={"weights_path": checkpoint})
-        found.append(_first_change(first.calls, prefill(llm, ids, adapter, read).calls))
+        again = prefill(llm, ids, adapter, read)
+        found.append(_first_changed(first.ranks, again.ranks))
     return found
+
+
+def _first_changed(before: list[list[Call]], after: list[list[Call]]) -> str:
+    """The module, and its ranks where not all changed it first."""
+    changed = [_first_change(*calls) for calls in zip(before, after, strict=True)]
+    order = [call.name for call in before[0]]
+    name = min(filter(None, changed), key=lambda name: order.index(name) if name in order else -1, default="")
+    ranks = [rank for rank, first in enumerate(changed) if first == name]
+    return name if name in ("", HEAD) else ", ".join(filter(None, (name, some(ranks, len(changed)))))
 
 
 def _first_change(before: list[Call], after: list[Call]) -> str:

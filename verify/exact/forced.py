@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
 
 from flashpatch.verify.exact.calls import Call, first_tensor, given_to
 from flashpatch.verify.exact.names import counterparts
+from flashpatch.verify.exact.shards import HEAD
 
 
 @dataclass(frozen=True)
@@ -24,10 +26,12 @@ class Gap:
         place: "into NAME": between what the model's earlier modules returned and what the module was given; or "NAME": of
             what it returned.
         size: norm of the difference as a part of the reference's norm.
+        ranks: the same in the columns of each rank, where they are known.
     """
 
     place: str
     size: float
+    ranks: tuple[float, ...] = ()
 
 
 def gaps(model: torch.nn.Module, ids: list[int], engine: list[Call], logits: torch.Tensor) -> list[Gap]:
@@ -55,7 +59,8 @@ def gaps(model: torch.nn.Module, ids: list[int], engine: list[Call], logits: tor
     finally:
         for hook in hooks:
             hook.remove()
-    state.note("logits", ours, logits[:, : ours.shape[1]])
+    owners = next((call.returned_by for call in engine if call.name == HEAD), None)
+    state.note("logits", ours, logits[:, : ours.shape[1]], owners)
     return [found[place] for place in (*order, "logits") if place in found]
 
 
@@ -106,7 +111,7 @@ class _State:
                 self.unlike.add(call.name)
                 return args, kwargs
             if start == 0:
-                self.note(f"into {call.name}", incoming, call.given)
+                self.note(f"into {call.name}", incoming, call.given, call.given_by)
             return _with(args, kwargs, call.given)
 
         def after(module: torch.nn.Module, args: tuple, kwargs: dict, returned: Any) -> Any:
@@ -118,7 +123,8 @@ class _State:
             theirs = rows[:, start : start + width]
             if theirs.numel() != ours.numel():
                 return None
-            self.note(call.name, ours, theirs)
+            owners = call.returned_by
+            self.note(call.name, ours, theirs, None if owners is None else owners[start : start + width])
             return theirs.reshape(ours.shape).to(ours) if isinstance(returned, torch.Tensor) else None
 
         return [
@@ -126,13 +132,33 @@ class _State:
             module.register_forward_hook(after, with_kwargs=True),
         ]
 
-    def note(self, place: str, ours: torch.Tensor, theirs: torch.Tensor) -> None:
-        """Keep the difference at a place: the larger one, if modules of one name take part."""
+    def note(
+        self, place: str, ours: torch.Tensor, theirs: torch.Tensor, owners: torch.Tensor | None = None
+    ) -> None:
+        """Keep the difference at a place: the larger one, if modules of one name take part.
+
+        Args:
+            place: see `Gap`.
+            ours, theirs: as many values each.
+            owners: the rank of each column.
+        """
         if ours.numel() != theirs.numel() or not ours.is_floating_point():
             return
-        mine, other = ours.detach().float().cpu().flatten(), theirs.flatten()
-        size = ((mine - other).norm() / mine.norm().clamp(min=1e-30)).item()
-        self.found[place] = Gap(place, max(size, self.found[place].size if place in self.found else 0.0))
+        other = theirs.reshape(theirs.shape[0], -1)
+        mine = ours.detach().float().cpu().reshape(other.shape)
+        old = self.found.get(place, Gap(place, 0.0))
+        ranks = (
+            []
+            if owners is None
+            else [owners[: other.shape[1]] == rank for rank in range(int(owners.max()) + 1)]
+        )
+        parts = [_size(mine[:, own], other[:, own]) for own in ranks]
+        larger = tuple(max(pair) for pair in zip_longest(parts, old.ranks, fillvalue=0.0))
+        self.found[place] = Gap(place, max(_size(mine, other), old.size), larger)
+
+
+def _size(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    return ((ours - theirs).norm() / ours.norm().clamp(min=1e-30)).item()
 
 
 def _with(args: tuple, kwargs: dict, given: torch.Tensor) -> tuple[tuple, dict]:

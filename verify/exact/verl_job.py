@@ -23,7 +23,7 @@ TAKEN = (
 """Settings of a rollout that are arguments of `vllm.LLM` by the same name."""
 NOT_TAKEN = ("load_format", "compilation_config", "speculative_config", "kv_transfer_config")
 """Arguments of engines that are left out: the first is verl's "dummy", as its trainer sends the weights."""
-PARALLEL = tuple(f"{kind}_parallel_size" for kind in ("tensor_model", "pipeline_model", "data", "expert"))
+PARALLEL = tuple(f"{kind}_parallel_size" for kind in ("pipeline_model", "data", "expert"))
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,8 @@ def read(get: Get) -> Job:
     """Return what a job compares; ``get(path, default)`` reads its configuration."""
     engine = {name: get(f"{ROLLOUT}.{name}") for name in TAKEN}
     engine["trust_remote_code"] = get(f"{MODEL}.trust_remote_code")
+    if (ranks := get(f"{ROLLOUT}.tensor_model_parallel_size", 1)) > 1:
+        engine["tensor_parallel_size"] = ranks
     own = get(f"{ROLLOUT}.engine_kwargs.vllm") or {}
     engine.update((name, value) for name, value in own.items() if name not in NOT_TAKEN)
     given = {name: value for name, value in engine.items() if value is not None}
@@ -93,7 +95,7 @@ def _left_out(get: Get) -> Iterator[str]:
     for name in PARALLEL:
         size = get(f"{ROLLOUT}.{name}", 1)
         if size and size > 1:
-            yield f"{ROLLOUT}.{name}={size} (one process is compared)"
+            yield f"{ROLLOUT}.{name}={size} (is compared without)"
     if not get(f"{ROLLOUT}.enforce_eager"):
         yield f"{ROLLOUT}.enforce_eager=False (captured graphs hide modules; --causes compiles them)"
     for name in ("lora_rank", "lora.rank"):

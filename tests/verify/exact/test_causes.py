@@ -8,7 +8,7 @@ from argparse import Namespace
 
 import pytest
 
-from flashpatch.verify.exact import causes, command
+from flashpatch.verify.exact import causes, command, picture
 from flashpatch.verify.exact.certificate import Certificate
 
 ALWAYS = ["chunked prefill", "batch", "prefix cache", "kernels"]
@@ -67,13 +67,33 @@ def test_one_that_fails_says_why_and_has_no_share(monkeypatch) -> None:
     assert shown.notes == ["chunked prefill: cannot compare here: no room"]
 
 
-@pytest.mark.parametrize("kind", ["tensor", "pipeline", "data"])
-def test_an_engine_in_several_processes_is_refused_by_name(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["pipeline", "data", "prefill_context", "decode_context"])
+def test_an_engine_in_other_processes_is_refused_by_name(kind: str) -> None:
     pytest.importorskip("torch")
     from flashpatch.verify.exact import engine
 
     assert engine.refusal({f"{kind}_parallel_size": 2}).startswith(f"{kind}_parallel_size=2, and only")
-    assert not engine.refusal({f"{kind}_parallel_size": 1, "dtype": "float32"})
+    assert not engine.refusal({f"{kind}_parallel_size": 1, "tensor_parallel_size": 2})
+
+
+def test_the_shares_are_drawn(tmp_path) -> None:
+    pytest.importorskip("matplotlib")
+    none = causes.Cause("weights", "16 bits", problem="cannot compare here: no room")
+    some = (
+        causes.Cause("head", "float32", 0.5, 0.75),
+        causes.Cause("batch", "3 others in its step", 2.2, -0.1),
+    )
+    picture.draw(Certificate([], kl=2.0, causes=(none, *some)), tmp_path / "causes.png")
+    assert (tmp_path / "causes.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_that_cannot_be_drawn_is_said_before_an_engine_opens(monkeypatch, capsys) -> None:
+    with pytest.raises(SystemExit):
+        command.main(["policy", "--picture=out.png"])
+    assert "--picture draws what --causes measures" in capsys.readouterr().err
+    monkeypatch.setattr(picture.importlib.util, "find_spec", lambda name: None)
+    assert command.main(["policy", "--causes", "--picture=out.png"]) == command.USAGE
+    assert "pip install 'flashpatch[plot]'" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is there")

@@ -31,10 +31,15 @@ def test_a_plain_job_leaves_nothing_out() -> None:
     assert job() == Job("policy", {"max_model_len": None})
 
 
+def test_ranks_of_tensor_parallelism_are_the_rollouts() -> None:
+    found = job(**{f"{ROLLOUT}.tensor_model_parallel_size": 2})
+    assert found == Job("policy", {"tensor_parallel_size": 2, "max_model_len": None})
+
+
 @pytest.mark.parametrize(
     ("path", "value", "named"),
     [
-        (f"{ROLLOUT}.tensor_model_parallel_size", 2, "one process is compared"),
+        (f"{ROLLOUT}.pipeline_model_parallel_size", 2, "is compared without"),
         (f"{ROLLOUT}.enforce_eager", False, "captured graphs"),
         (f"{MODEL}.lora_rank", 8, "its base is compared"),
         (f"{ROLLOUT}.mtp.enable_rollout", True, "target's numbers"),

@@ -1,0 +1,91 @@
+"""A tensor-parallel engine beside the trainer's model: an honest one agrees, one rank's fault is named by module and rank."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from exact_faults import plant
+from vllm_lab import engines, models, scenario
+
+pytestmark = pytest.mark.vllm
+
+TP2 = dict(tensor_parallel_size=2, kv_cache_memory_bytes=16 << 20)
+ENV = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+NORM = "model.layers.1.post_attention_layernorm"
+HONEST = {
+    "llama": {},
+    "qwen3": dict(num_key_value_heads=1),  # both ranks have the one head of keys
+    "phi3": {},
+    "glm4-moe": dict(scoring_func="sigmoid"),  # with an expert that all tokens share
+}
+
+
+def spoil(worker: Any, path: str) -> None:
+    """One rank has other weights than the trainer."""
+    if worker.rank == 1:
+        worker.reload_weights(weights_path=path)
+
+
+def certified(
+    path: str, spoilt: str = "", syncs: int = 0, read: str = "alone", **settings: Any
+) -> dict[str, Any]:
+    from flashpatch.verify.exact import command, engine
+
+    prefill = engine.prefill
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+
+    def spoilt_first(llm: Any, *args: Any) -> Any:
+        if spoilt:
+            llm.collective_rpc(spoil, args=(spoilt,))
+        engine.prefill = prefill
+        return prefill(llm, *args)
+
+    engine.prefill = spoilt_first
+    with engines.forked():
+        return command.certify(path, "", {**TP2, **settings}, syncs, read).as_json()
+
+
+@pytest.fixture(scope="module")
+def run():
+    with scenario.Runner(env=ENV) as runner:
+        yield runner
+
+
+def _some_full(names, soon):
+    return [pytest.param(name, marks=() if name in soon else pytest.mark.full, id=name) for name in names]
+
+
+@pytest.mark.parametrize("family", _some_full(HONEST, ("llama",)))
+def test_an_honest_engine_agrees(run, tmp_path, family: str) -> None:
+    model = models.checkpoint(tmp_path, family, **HONEST[family])
+    found = run(certified, str(model), timeout=300)
+    assert found["ok"] and len(found["places"]) >= 30, (found["first"], found["problem"])
+
+
+@pytest.mark.parametrize(
+    ("fault", "place", "rank"),
+    [
+        ("q and k swapped", "model.layers.1.self_attn.qkv_proj", "rank 1"),
+        *(
+            pytest.param(*one, marks=pytest.mark.full, id=one[0])
+            for one in (
+                ("a layer not updated", "model.layers.1.self_attn.qkv_proj", "rank 1"),
+                ("one channel's scale", "model.layers.1.mlp.down_proj", ""),
+                ("a norm in eight bits", NORM, "rank 1 against rank 0"),
+                ("head stale", "logits", "rank 1"),
+            )
+        ),
+    ],
+)
+def test_one_ranks_fault_is_named(run, tmp_path, fault: str, place: str, rank: str) -> None:
+    source = models.checkpoint(tmp_path, "llama")
+    found = run(certified, str(source), str(plant(source, fault, tmp_path)), syncs=1, timeout=300)
+    first = next(one for one in found["places"] if one["gap"] > one["bound"])
+    assert (found["first"], first["name"], first["rank"]) == (place, place, rank)
+    # A sync brings the weights as they should be.
+    changed = ("logits_processor" if place == "logits" else place) + (
+        ", rank 1" if rank and place != "logits" else ""
+    )
+    assert found["syncs"] == [changed]
