@@ -70,4 +70,11 @@ def states(family: str, framework: str) -> list[str]:
         flashpatch.disable(family)
 
 
-BARE = {bare.__name__: bare for bare in (arguments, undo, states)}
+def certify(model: str, engine: dict[str, Any], syncs: int = 0, read: str = "alone") -> dict[str, Any]:
+    """How SGLang, its runner opened in this process, compares with the trainer's model."""
+    from flashpatch.verify.exact import command
+
+    return command.certify(model, "", engine, syncs, read, "sglang").as_json()
+
+
+BARE = {bare.__name__: bare for bare in (arguments, undo, states, certify)}

@@ -71,17 +71,25 @@ def measured(
         options: of the command: ``prompt`` and ``seconds``, after which one is given up.
     """
     same = (model, "--json", f"--seconds={options.seconds}", f"--prompt={options.prompt}")
-    return tuple(_run(switch, same, engine, found.kl) for switch in switches(engine, found.quantization))
+    same = (*same, *([f"--rollout={found.engine}"] if found.engine else []))
+    possible = sglang_switches if found.engine == "sglang" else switches
+    return tuple(_run(switch, same, engine, found.kl) for switch in possible(engine, found.quantization))
+
+
+def sglang_switches(engine: Mapping[str, Any], quantization: str) -> Iterator[Switch]:
+    """Yield what can be switched in an engine of SGLang's with these arguments."""
+    yield from _weights(engine, quantization)
+    if engine.get("dtype") != "float32":
+        if not quantization:
+            yield Switch("dtype", "float32", {"dtype": "float32"})
+        yield Switch("head", "float32", {"enable_fp32_lm_head": True})
+    yield Switch("batch", f"{OTHERS} others in its step", options=(f"--read={BESIDE}",))
+    yield Switch("cached prefix", f"{BLOCK} tokens read before", options=(f"--read={CACHED}",))
 
 
 def switches(engine: Mapping[str, Any], quantization: str) -> Iterator[Switch]:
-    """Yield what can be switched in an engine with these arguments."""
-    if quantization:
-        given = names(os.environ.get("FLASHPATCH", ""))
-        without = ["bf16" if name.startswith(EIGHT_BITS) else name for name in given]
-        change = {"quantization": None} if "quantization" in engine else {}
-        if change or without != list(given):
-            yield Switch("weights", "16 bits", change, variables={"FLASHPATCH": ",".join(without)})
+    """Yield what can be switched in an engine of vLLM's with these arguments."""
+    yield from _weights(engine, quantization)
     if engine.get("dtype") != "float32":
         if not quantization:
             yield Switch("dtype", "float32", {"dtype": "float32"})
@@ -95,6 +103,15 @@ def switches(engine: Mapping[str, Any], quantization: str) -> Iterator[Switch]:
     yield Switch("prefix cache", f"{BLOCK} tokens from it", cache, (f"--read={CACHED}",))
     if engine.get("enforce_eager", True):
         yield Switch("kernels", "compiled, as without enforce_eager", {"enforce_eager": False})
+
+
+def _weights(engine: Mapping[str, Any], quantization: str) -> Iterator[Switch]:
+    if quantization:
+        given = names(os.environ.get("FLASHPATCH", ""))
+        without = ["bf16" if name.startswith(EIGHT_BITS) else name for name in given]
+        change = {"quantization": None} if "quantization" in engine else {}
+        if change or without != list(given):
+            yield Switch("weights", "16 bits", change, variables={"FLASHPATCH": ",".join(without)})
 
 
 def _run(switch: Switch, same: tuple[str, ...], engine: Mapping[str, Any], gap: float) -> Cause:

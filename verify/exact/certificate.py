@@ -47,6 +47,7 @@ class Certificate:
         left_out: what was not compared: of what the job's engine does, and of modules.
         quantization: how the engine's weights are quantized, "" if they are not.
         causes: what is left of the gap with one cause switched off, if asked for.
+        engine: the package whose engine it is, "" if none was opened.
     """
 
     places: list[Place]
@@ -60,6 +61,7 @@ class Certificate:
     left_out: tuple[str, ...] = ()
     quantization: str = ""
     causes: tuple[Cause, ...] = ()
+    engine: str = ""
 
     @property
     def first(self) -> Place | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import json
 import os
@@ -23,6 +24,8 @@ from flashpatch.verify.exact.verl_job import Job, JobError, composed
 if TYPE_CHECKING:
     import torch
 
+ENGINES = {"vllm": "engine", "sglang": "sglang_engine"}
+"""Modules that open engines, by the package whose engines they are."""
 AGREE, DIFFER, USAGE = 0, 1, 2
 TEXT = (
     "A trainer and an engine that hold the same weights should give the same probabilities. Seven times eight is 56, and "
@@ -71,7 +74,8 @@ def of_job(job: Job, options: argparse.Namespace, engine: dict[str, Any]) -> Cer
         return Certificate([], problem=job.problem)
     settings = {**job.engine, **engine}
     with _bounded(options.seconds, options.json):
-        found = certify(job.model, options.prompt, settings, options.syncs, options.read)
+        kind = options.rollout or job.kind
+        found = certify(job.model, options.prompt, settings, options.syncs, options.read, kind)
     if options.causes and not found.problem:
         found = replace(found, causes=causes.measured(job.model, settings, found, options))
     return replace(found, left_out=(*job.left_out, *found.left_out))
@@ -103,33 +107,34 @@ def certify(
     engine: dict[str, Any] | None = None,
     syncs: int = 0,
     read: str = causes.ALONE,
+    kind: str = "",
 ) -> Certificate:
     """Open an engine and the Hugging Face model on the same checkpoint, and return their `Certificate`.
 
     Args:
         model: path or name of a checkpoint that transformers loads unquantized.
         prompt: text to compare on; "" takes a built-in one, or random tokens if the model has no tokenizer.
-        engine: arguments of `vllm.LLM`; ``model`` among them is another checkpoint for it, ``adapter`` the folder of a LoRA
-            adapter that it serves.
+        engine: arguments of `vllm.LLM` or `sglang.Engine`; ``model``, SGLang's ``model_path``, among them is another checkpoint
+            for it, ``adapter`` the folder of a LoRA adapter that it serves.
         syncs: how often the same weights are loaded into the engine, after which no module may return other bits.
         read: one of `causes.WAYS`: how the engine reads the prompt.
+        kind: of the engine, one of `ENGINES`; "" takes the first of them that is installed.
     """
-    if importlib.util.find_spec("vllm") is None:
-        return Certificate(
-            [], problem="cannot compare here: vLLM is not installed, and only its engines are compared"
-        )
+    kind, wanted = installed(kind), kind or " or ".join(ENGINES)
+    if not kind:
+        return Certificate([], problem=f"cannot compare here: {wanted} is not installed")
+    rollout = importlib.import_module(f"flashpatch.verify.exact.{ENGINES[kind]}")
     begun = time.monotonic()
     from transformers import AutoModelForCausalLM
 
-    from flashpatch.verify.exact import engine as rollout
     from flashpatch.verify.exact.compare import compare
 
     ids = tokens(model, prompt or TEXT)
-    settings = {"model": model, "dtype": "bfloat16", "max_model_len": max(len(ids) + 8, 64), **(engine or {})}
-    ids = ids[: (settings["max_model_len"] or len(ids) + 1) - 1]
-    adapter = settings.pop("adapter", "")
+    settings = {**rollout.defaults(model, max(len(ids) + 8, 64)), **(engine or {})}
+    ids = ids[: (settings[rollout.LENGTH] or len(ids) + 1) - 1]
     if problem := rollout.refusal(settings):
         return Certificate([], problem=f"cannot compare here: {problem}")
+    adapter = settings.pop("adapter", "")
     with rollout.opened(**({"enable_lora": True} if adapter else {}), **settings) as llm:
         if problem := rollout.ignored(llm, settings):
             return Certificate([], problem=f"cannot compare here: {problem}")
@@ -147,7 +152,12 @@ def certify(
 
     found = compare(load, ids, seen)
     seconds = {"engine": done - begun, "trainer's model": time.monotonic() - done}
-    return replace(found, syncs=tuple(changes), seconds=seconds)
+    return replace(found, syncs=tuple(changes), seconds=seconds, engine=kind)
+
+
+def installed(kind: str = "") -> str:
+    """Return the kind of engine, or the first of all kinds, that is installed; "" if none is."""
+    return next((one for one in ([kind] if kind else ENGINES) if importlib.util.find_spec(one)), "")
 
 
 def tokens(model: str, text: str) -> list[int]:
@@ -216,7 +226,7 @@ def _causes(certificate: Certificate) -> Table:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="flashpatch-verify exact",
-        description="Compare vLLM with the Hugging Face model that a trainer trains, and name the first module that differs.",
+        description="Compare vLLM or SGLang with the Hugging Face model that a trainer trains, and name the first module that differs.",
         epilog="Exit status: 0 they agree to rounding, 1 they differ or cannot be compared, 2 wrong use.",
     )
     parser.add_argument("model", nargs="?", help="path or name of a checkpoint")
@@ -232,7 +242,13 @@ def _parser() -> argparse.ArgumentParser:
         "--engine",
         default="{}",
         metavar="JSON",
-        help='arguments of vllm.LLM, as {"quantization": "fp8"} (default: none, or those of the job)',
+        help='arguments of vllm.LLM or sglang.Engine, as {"quantization": "fp8"} (default: none, or those of the job)',
+    )
+    parser.add_argument(
+        "--rollout",
+        choices=ENGINES,
+        default="",
+        help="whose engine is opened (default: the job's; vLLM's where it is installed, or SGLang's)",
     )
     parser.add_argument(
         "--syncs",

@@ -48,9 +48,14 @@ def compare(load: Callable[[torch.dtype], torch.nn.Module], ids: list[int], engi
     same = pairs(exact, len(ids), engine.calls)[0]  # the same modules, so that the same lies between them
     calls = [call for call in calls if call.name in same]
     rounding = {gap.place: gap.size for gap in gaps(exact, ids, calls, near)}
+    places = [_place(gap, rounding) for gap in found]
+    blind = [place.name for place in places if place.bound >= 1]
+    if blind and not engine.quantization:
+        problem = f"the trainer's own model in bf16 and in float32 have nothing in common at {blind[0]}"
+        return Certificate(places, problem=f"cannot compare here: {problem}")
     # Ranks that disagree come first, as what follows is compared with the first rank's.
-    places = [Place(apart.place, apart.size, AGREE, apart.ranks) for apart in engine.apart]
-    places = _ordered([*places, *(_place(gap, rounding) for gap in found)], engine.calls)
+    apart = [Place(apart.place, apart.size, AGREE, apart.ranks) for apart in engine.apart]
+    places = _ordered([*apart, *places], engine.calls)
     kl, largest = _apart(wanted, engine.logits)
     kl_rounding, largest_rounding = _apart(wanted, near)
     # The last place: a difference that no module has that is compared.

@@ -16,6 +16,7 @@ from flashpatch.verify.exact.calls import Call
 from flashpatch.verify.exact.causes import ALONE, BESIDE, BLOCK, CACHED, OTHERS
 from flashpatch.verify.exact.shards import HEAD, Apart, join, some
 
+LENGTH = "max_model_len"
 PARALLEL = tuple(
     f"{kind}_parallel_size" for kind in ("pipeline", "data", "prefill_context", "decode_context")
 )
@@ -42,6 +43,11 @@ class Pass:
     ranks: list[list[Call]] = field(default_factory=list)
     apart: list[Apart] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
+
+
+def defaults(model: str, length: int) -> dict[str, Any]:
+    """Return the arguments of `vllm.LLM` for ``length`` tokens of a model."""
+    return {"model": model, "dtype": "bfloat16", LENGTH: length}
 
 
 def refusal(settings: Mapping[str, Any]) -> str:
@@ -117,10 +123,10 @@ def prefill(llm: Any, ids: list[int], adapter: str = "", read: str = ALONE) -> P
         calls = calls_of(ids, *others)
         if calls[0][0].returned.shape[0] != length * (1 + OTHERS):
             problem = f"the engine does not read {1 + OTHERS} sequences of {length} tokens in one step"
-        calls = [_rows(rank, length * (1 + OTHERS), length) for rank in calls]
+        calls = [rows_of(rank, length * (1 + OTHERS), length) for rank in calls]
     elif read == CACHED:
         llm.reset_prefix_cache()
-        before = [_rows(rank, BLOCK + 1, BLOCK) for rank in calls_of(ids[: BLOCK + 1])]
+        before = [rows_of(rank, BLOCK + 1, BLOCK) for rank in calls_of(ids[: BLOCK + 1])]
         after = calls_of(ids)
         if after[0][0].returned.shape[0] != length - BLOCK:
             problem = f"the engine does not read {BLOCK} tokens from its prefix cache"
@@ -135,8 +141,8 @@ def prefill(llm: Any, ids: list[int], adapter: str = "", read: str = ALONE) -> P
     return Pass(whole.calls, logits, config.quantization or "", problem, ranks, whole.apart, whole.left)
 
 
-def _rows(calls: list[Call], of: int, count: int) -> list[Call]:
-    """The calls with the first ``count`` rows of each tensor that has ``of``."""
+def rows_of(calls: list[Call], of: int, count: int) -> list[Call]:
+    """Return the calls with the first ``count`` rows of each tensor that has ``of``."""
 
     def first(tensor: torch.Tensor) -> torch.Tensor:
         return tensor[:count] if tensor.dim() and tensor.shape[0] == of else tensor
@@ -196,14 +202,15 @@ def first_changes(
 
 def _first_changed(before: list[list[Call]], after: list[list[Call]]) -> str:
     """The module, and its ranks where not all changed it first."""
-    changed = [_first_change(*calls) for calls in zip(before, after, strict=True)]
+    changed = [first_change(*calls) for calls in zip(before, after, strict=True)]
     order = [call.name for call in before[0]]
     name = min(filter(None, changed), key=lambda name: order.index(name) if name in order else -1, default="")
     ranks = [rank for rank, first in enumerate(changed) if first == name]
     return name if name in ("", HEAD) else ", ".join(filter(None, (name, some(ranks, len(changed)))))
 
 
-def _first_change(before: list[Call], after: list[Call]) -> str:
+def first_change(before: list[Call], after: list[Call]) -> str:
+    """Return the name of the innermost module that returned other bits in the second pass first; "" if none did."""
     if [call.name for call in before] != [call.name for call in after]:
         return "the order of modules"
     pairs = zip(before, after, strict=True)

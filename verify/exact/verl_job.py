@@ -21,7 +21,13 @@ TAKEN = (
     "gpu_memory_utilization",
 )
 """Settings of a rollout that are arguments of `vllm.LLM` by the same name."""
-NOT_TAKEN = ("load_format", "compilation_config", "speculative_config", "kv_transfer_config")
+NOT_TAKEN = (
+    "load_format",
+    "compilation_config",
+    "speculative_config",
+    "kv_transfer_config",
+    "custom_weight_loader",
+)
 """Arguments of engines that are left out: the first is verl's "dummy", as its trainer sends the weights."""
 PARALLEL = tuple(f"{kind}_parallel_size" for kind in ("pipeline_model", "data", "expert"))
 
@@ -32,15 +38,17 @@ class Job:
 
     Attributes:
         model: path or name of the trainer's model.
-        engine: arguments of `vllm.LLM`.
+        engine: arguments of `vllm.LLM` or `sglang.Engine`.
         left_out: what the job's engine does and the compared one does not.
         problem: why nothing can be compared, "" if it can.
+        kind: the package whose engine it is, "" for any.
     """
 
     model: str
     engine: dict[str, Any]
     left_out: tuple[str, ...] = ()
     problem: str = ""
+    kind: str = ""
 
 
 class JobError(ValueError):
@@ -49,15 +57,20 @@ class JobError(ValueError):
 
 def read(get: Get) -> Job:
     """Return what a job compares; ``get(path, default)`` reads its configuration."""
-    engine = {name: get(f"{ROLLOUT}.{name}") for name in TAKEN}
+    kind = get(f"{ROLLOUT}.name")
+    taken = TAKEN if kind == "vllm" else ("dtype",)  # the others are for SGLang's scheduler and its memory
+    engine = {name: get(f"{ROLLOUT}.{name}") for name in taken}
     engine["trust_remote_code"] = get(f"{MODEL}.trust_remote_code")
-    if (ranks := get(f"{ROLLOUT}.tensor_model_parallel_size", 1)) > 1:
+    ranks = get(f"{ROLLOUT}.tensor_model_parallel_size", 1)
+    if kind == "vllm" and ranks > 1:
         engine["tensor_parallel_size"] = ranks
-    own = get(f"{ROLLOUT}.engine_kwargs.vllm") or {}
+    own = get(f"{ROLLOUT}.engine_kwargs.{kind}") or {}
     engine.update((name, value) for name, value in own.items() if name not in NOT_TAKEN)
     given = {name: value for name, value in engine.items() if value is not None}
-    given["max_model_len"] = get(f"{ROLLOUT}.max_model_len")  # without one, that of the model, as under verl
-    return Job(str(get(f"{MODEL}.path")), given, tuple(_left_out(get)), _problem(get))
+    # Without one, that of the model, as under verl, which never gives SGLang one.
+    length = {"max_model_len": get(f"{ROLLOUT}.max_model_len")}
+    given.update(length if kind == "vllm" else {"context_length": None})
+    return Job(str(get(f"{MODEL}.path")), given, tuple(_left_out(get)), _problem(get), kind)
 
 
 def composed(arguments: Sequence[str]) -> Job:
@@ -92,12 +105,14 @@ def composed(arguments: Sequence[str]) -> Job:
 
 
 def _left_out(get: Get) -> Iterator[str]:
-    for name in PARALLEL:
+    split = PARALLEL if get(f"{ROLLOUT}.name") == "vllm" else ("tensor_model_parallel_size", *PARALLEL)
+    for name in split:
         size = get(f"{ROLLOUT}.{name}", 1)
         if size and size > 1:
             yield f"{ROLLOUT}.{name}={size} (is compared without)"
     if not get(f"{ROLLOUT}.enforce_eager"):
-        yield f"{ROLLOUT}.enforce_eager=False (captured graphs hide modules; --causes compiles them)"
+        more = "; --causes compiles them" if get(f"{ROLLOUT}.name") == "vllm" else ""
+        yield f"{ROLLOUT}.enforce_eager=False (captured graphs hide modules{more})"
     for name in ("lora_rank", "lora.rank"):
         if get(f"{MODEL}.{name}") and not get(f"{MODEL}.lora.merge"):
             yield f"{MODEL}.{name}={get(f'{MODEL}.{name}')} (a new adapter changes nothing: its base is compared)"
@@ -108,8 +123,8 @@ def _left_out(get: Get) -> Iterator[str]:
 
 def _problem(get: Get) -> str:
     name, quantization = get(f"{ROLLOUT}.name"), get(f"{ROLLOUT}.quantization")
-    if name != "vllm":
-        return f"cannot compare here: {ROLLOUT}.name={name}, and only vLLM is compared"
+    if name not in ("vllm", "sglang"):
+        return f"cannot compare here: {ROLLOUT}.name={name}, and only vLLM and SGLang are compared"
     if quantization:
         return f"cannot compare here: {ROLLOUT}.quantization={quantization} is loaded by verl's own code"
     return ""

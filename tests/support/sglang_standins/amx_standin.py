@@ -55,6 +55,11 @@ def _prepare_torch():
         (torch._C._cpu if OLD else torch.cpu)._is_amx_tile_supported = lambda: True
     if hasattr(torch.tensor, "__wrapped__"):
         return
+    # torch keeps the functions that `with torch.device(...)` is for: those that are called in the end, not the ones made here.
+    # Else transformers, which makes its models on `meta`, would leave the buffers of positions as they come.
+    from torch.utils._device import _device_constructors
+
+    _device_constructors()
     for name in ("tensor", "zeros"):
         setattr(torch, name, _pageable(getattr(torch, name)))
     torch.Tensor.pin_memory = lambda tensor, device=None: tensor

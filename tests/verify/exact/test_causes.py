@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from argparse import Namespace
 
@@ -96,7 +95,8 @@ def test_a_picture_that_cannot_be_drawn_is_said_before_an_engine_opens(monkeypat
     assert "pip install 'flashpatch[plot]'" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is there")
-def test_where_vllm_is_not_installed_it_says_so(capsys) -> None:
-    assert command.main(["policy"]) == command.DIFFER
-    assert "vLLM is not installed, and only its engines" in capsys.readouterr().out
+@pytest.mark.parametrize(("given", "wanted"), [((), "vllm or sglang"), (("--rollout=sglang",), "sglang")])
+def test_where_no_engine_is_installed_it_says_so(given, wanted: str, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    assert command.main(["policy", *given]) == command.DIFFER
+    assert f"cannot compare here: {wanted} is not installed" in capsys.readouterr().out

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from flashpatch.verify.exact.calls import Call
 from flashpatch.verify.exact.certificate import Certificate
 from flashpatch.verify.exact.command import tables
-from flashpatch.verify.exact.engine import _first_change, joined
+from flashpatch.verify.exact.engine import first_change, joined
 
 NAMES = (
     "model",
@@ -36,11 +36,11 @@ def calls(*changed: str) -> list[Call]:
     ],
 )
 def test_the_innermost_module_is_named(changed, first):
-    assert _first_change(calls(), calls(*changed)) == first
+    assert first_change(calls(), calls(*changed)) == first
 
 
 def test_another_pass_is_no_equal_one():
-    assert _first_change(calls(), calls()[:-1]) == "the order of modules"
+    assert first_change(calls(), calls()[:-1]) == "the order of modules"
 
 
 def test_a_sync_that_changed_something_is_shown_and_fails():

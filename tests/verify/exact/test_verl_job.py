@@ -28,7 +28,16 @@ def job(**changes: object) -> Job:
 
 
 def test_a_plain_job_leaves_nothing_out() -> None:
-    assert job() == Job("policy", {"max_model_len": None})
+    assert job() == Job("policy", {"max_model_len": None}, kind="vllm")
+
+
+def test_a_job_on_sglang_opens_its_engine() -> None:
+    own = {f"{ROLLOUT}.engine_kwargs.sglang": {"attention_backend": "fa3", "load_format": "dummy"}}
+    changes = {f"{ROLLOUT}.name": "sglang", f"{ROLLOUT}.max_model_len": 64, f"{ROLLOUT}.dtype": "bfloat16"}
+    wanted = {"dtype": "bfloat16", "attention_backend": "fa3", "context_length": None}
+    assert job(**own, **changes) == Job("policy", wanted, kind="sglang")
+    (said,) = job(**changes, **{f"{ROLLOUT}.tensor_model_parallel_size": 2}).left_out
+    assert said == f"{ROLLOUT}.tensor_model_parallel_size=2 (is compared without)"
 
 
 def test_ranks_of_tensor_parallelism_are_the_rollouts() -> None:
@@ -51,7 +60,7 @@ def test_what_is_left_out_is_named(path: str, value: object, named: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("path", "value"), [(f"{ROLLOUT}.name", "sglang"), (f"{ROLLOUT}.quantization", "fp8")]
+    ("path", "value"), [(f"{ROLLOUT}.name", "trtllm"), (f"{ROLLOUT}.quantization", "fp8")]
 )
 def test_what_cannot_be_compared_says_why(path: str, value: str) -> None:
     assert job(**{path: value}).problem.startswith(f"cannot compare here: {path}={value}")
@@ -77,6 +86,7 @@ def test_the_engine_is_the_rollouts() -> None:
             "kv_cache_memory_bytes": 33554432,
             "seed": 3,
         },
+        kind="vllm",
     )
     with pytest.raises(JobError, match="nowhere"):
         composed(["nowhere=1"])

@@ -1,0 +1,194 @@
+"""Open SGLang's model runner in this process, let it read one sequence, and record its forward pass.
+
+It is opened, and given its requests, by the functions that SGLang's own ``bench_one_batch`` does it with: no scheduler, no
+processes of its own, no prefix cache.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import torch
+
+from flashpatch.patches.cpu import accelerator
+from flashpatch.verify.exact.calls import Call, recorded
+from flashpatch.verify.exact.causes import ALONE, BESIDE, BLOCK, CACHED, OTHERS
+from flashpatch.verify.exact.engine import Pass, first_change, joined, rows_of
+from flashpatch.verify.exact.shards import HEAD
+
+LENGTH = "context_length"
+PARALLEL = ("tp_size", "pp_size", "dp_size", "ep_size")
+NOT_READ = {
+    "adapter": "and on SGLang adapters are not compared",
+    "lora_paths": "and on SGLang adapters are not compared",
+    "speculative_algorithm": "and drafts are not compared: leave it out, the target's numbers are the same",
+}
+
+
+def defaults(model: str, length: int) -> dict[str, Any]:
+    """Return the arguments of `sglang.Engine` for ``length`` tokens of a model."""
+    room = {"max_total_tokens": 2 * (1 + OTHERS) * length, "max_running_requests": 2 * (1 + OTHERS)}
+    return {"model_path": model, "dtype": "bfloat16", LENGTH: length, **room}
+
+
+def refusal(settings: Mapping[str, Any]) -> str:
+    """Say why an engine with these arguments of `sglang.Engine` cannot be looked into; "" if it can."""
+    for name in PARALLEL:
+        if (settings.get(name) or 1) > 1:
+            return f"{name}={settings[name]}, and only an engine in one process is compared"
+    for name, why in NOT_READ.items():
+        if settings.get(name):
+            return f"{name}={settings[name]}, {why}"
+    if settings.get("disable_cuda_graph") is False:
+        return "disable_cuda_graph=False, and captured graphs hide modules"
+    return ""
+
+
+def ignored(runner: Any, settings: Mapping[str, Any]) -> str:
+    """Say which of its arguments an engine does not heed though it opens; none is known of SGLang's."""
+    return ""
+
+
+@contextmanager
+def opened(**arguments: Any) -> Iterator[Any]:
+    """Yield SGLang's runner for ``bench_one_batch``, eager, whose model is in this process; it ends with the block."""
+    if accelerator.found() is None:
+        os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")  # SGLang asks for it before it takes a CPU
+    bench = _bench()
+    from sglang.srt.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
+    from sglang.srt.server_args import PortArgs, ServerArgs
+
+    settings = {"disable_cuda_graph": True, "skip_tokenizer_init": True, "random_seed": 0, **arguments}
+    # A model without a tokenizer is compared too; standard output is the report's.
+    with redirect_stdout(sys.stderr), mock.patch.object(bench, "get_tokenizer"):
+        args = ServerArgs(**settings)
+        if hasattr(args, "resolve_once"):  # 0.5.12 resolves itself
+            args.resolve_once()
+        bench._set_envs_and_config(args)
+        _configure(bench, args)
+        runner, _ = bench.load_model(args, PortArgs.init_new(args), 0, 0)
+    try:
+        yield runner
+    finally:
+        del runner
+        destroy_model_parallel()
+        destroy_distributed_environment()
+        gc.collect()
+
+
+def _bench() -> Any:
+    """SGLang's module for single batches, which newer versions have elsewhere."""
+    newer = "sglang.benchmark.one_batch"
+    found = importlib.util.find_spec(newer) is not None
+    return importlib.import_module(newer if found else "sglang.bench_one_batch")
+
+
+def _configure(bench: Any, args: Any) -> None:
+    """Set what a scheduler's process sets before it loads a model."""
+    if hasattr(bench, "publish"):
+        rank = bench.spawn_world_rank(args, tp_rank=0, pp_rank=0)
+        bench.publish(args, role="scheduler", ranks=bench.SpawnRanks(world_rank=rank, gpu_id=0))
+        bench._init_process_global_configs()
+    else:
+        bench.initialize_moe_config(args)
+        bench.initialize_fp8_gemm_config(args)
+        bench.initialize_fp4_gemm_config(args)
+
+
+def prefill(runner: Any, ids: list[int], adapter: str = "", read: str = ALONE) -> Pass:
+    """Let the engine read the tokens ``ids``; return what its modules did.
+
+    Args:
+        runner: that was `opened`.
+        ids: one sequence.
+        adapter: none, see `refusal`.
+        read: one of `causes.WAYS`.
+    """
+    bench, length = _bench(), len(ids)
+    if read == CACHED and length <= BLOCK:
+        return Pass(
+            [], torch.empty(0), "", f"the prompt has {length} tokens, and {BLOCK} are to come before others"
+        )
+
+    def asked(*prompts: list[int]) -> list[Any]:
+        runner.clear()
+        return bench.prepare_synthetic_inputs_for_latency_test(len(prompts), len(prompts[0]), list(prompts))
+
+    def calls_of(requests: list[Any]) -> list[Call]:
+        with redirect_stdout(sys.stderr), _whole(runner.torch_runner.model) as calls:
+            runner.extend(requests)
+        return calls
+
+    if read == BESIDE:
+        others = [ids[at:] + ids[:at] for at in range(1, 1 + OTHERS)]
+        calls = rows_of(calls_of(asked(ids, *others)), length * (1 + OTHERS), length)
+    elif read == CACHED:
+        requests = asked(ids[:BLOCK])
+        calls = calls_of(requests)
+        cut = bench.BenchArgs(cut_len=BLOCK)
+        more = bench.prepare_extend_inputs_for_correctness_test(cut, [ids], requests, runner.torch_runner)
+        if (
+            row := getattr(more[0], "req_pool_idx", None)
+        ) is not None:  # 0.5.12, which reads row 0 of its table
+            slots = runner.torch_runner.req_to_token_pool.req_to_token[row, :BLOCK]
+            more[0].prefix_indices = slots.to(more[0].prefix_indices.dtype)
+        calls += calls_of(more)
+    else:
+        calls = calls_of(asked(ids))
+    modules, logits = joined(calls)
+    whole = logits[:-1] if len(logits) == length else torch.empty(0)
+    return Pass(modules, whole, runner.torch_runner.model_config.quantization or "")
+
+
+@contextmanager
+def _whole(model: torch.nn.Module) -> Iterator[list[Call]]:
+    """Within, record calls; at the end those of the logits' module have returned the logits of all tokens they were given."""
+    logits: list[torch.Tensor] = []
+
+    def after(module: Any, args: tuple, kwargs: dict, returned: Any) -> None:
+        given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+        found = module._get_logits(given["hidden_states"], given["lm_head"], given["logits_metadata"])
+        logits.append(found.float().cpu())
+
+    heads = [module for name, module in model.named_modules() if name == HEAD]
+    hooks = [head.register_forward_hook(after, with_kwargs=True) for head in heads]
+    try:
+        with recorded(model) as calls:
+            yield calls
+    finally:
+        for hook in hooks:
+            hook.remove()
+    found = iter(logits)
+    calls[:] = [replace(call, returned=next(found)) if call.name == HEAD else call for call in calls]
+
+
+def first_changes(
+    runner: Any,
+    ids: list[int],
+    first: Pass,
+    checkpoint: str,
+    syncs: int,
+    adapter: str = "",
+    read: str = ALONE,
+) -> list[str]:
+    """Load the trainer's checkpoint into the engine ``syncs`` times; see `engine.first_changes`."""
+    model = runner.torch_runner
+    found = []
+    for _ in range(syncs):
+        with redirect_stdout(sys.stderr):
+            updater = getattr(model, "weight_updater", model)  # 0.5.12: the runner itself
+            done, message = updater.update_weights_from_disk(checkpoint, "auto")
+        if not done:
+            raise RuntimeError(f"SGLang does not load {checkpoint}: {message}")
+        found.append(first_change(first.calls, prefill(runner, ids, adapter, read).calls))
+    return found
