@@ -42,7 +42,7 @@ def test_a_job_on_sglang_opens_its_engine() -> None:
 
 def test_ranks_of_tensor_parallelism_are_the_rollouts() -> None:
     found = job(**{f"{ROLLOUT}.tensor_model_parallel_size": 2})
-    assert found == Job("policy", {"tensor_parallel_size": 2, "max_model_len": None})
+    assert found == Job("policy", {"tensor_parallel_size": 2, "max_model_len": None}, kind="vllm")
 
 
 @pytest.mark.parametrize(
