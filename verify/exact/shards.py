@@ -101,7 +101,7 @@ def _layout(name: str, module: Any, modules: Mapping[str, Any]) -> Pair:
         copies = getattr(beside, "num_kv_head_replicas", 1) if last.startswith("k") else 1
         heads = Layout("heads", ((0, copies),))
         return heads, heads
-    if hasattr(module, "shard_indices") or (hasattr(module, "quant_method") and not is_split):
+    if hasattr(module, "shard_indices") or (hasattr(module, "output_partition_sizes") and not is_split):
         return SAME, SAME
     if hasattr(module, "input_is_parallel"):
         given = Layout("split", REST) if module.input_is_parallel else SAME

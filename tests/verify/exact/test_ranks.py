@@ -64,6 +64,17 @@ def test_an_honest_engine_agrees(run, tmp_path, family: str) -> None:
     assert found["ok"] and len(found["places"]) >= 30, (found["first"], found["problem"])
 
 
+@pytest.mark.full
+def test_eight_bits_are_no_fault(tmp_path) -> None:
+    model = models.checkpoint(tmp_path, "llama")
+    env = {**ENV, "FLASHPATCH": "int8", "FLASHPATCH_LEDGER": str(tmp_path)}
+    found = scenario.run(certified, str(model), syncs=1, env=env, timeout=300)
+    assert found["ok"] and found["quantization"] and found["syncs"] == [""], (
+        found["first"],
+        found["problem"],
+    )
+
+
 @pytest.mark.parametrize(
     ("fault", "place", "rank"),
     [

@@ -104,7 +104,7 @@ def module(
 
 
 def test_a_modules_class_says_how_it_is_split() -> None:
-    linear = dict(quant_method=None, tp_size=4)
+    linear = dict(output_partition_sizes=[8], tp_size=4)
     qkv = dict(gather_output=False, output_partition_sizes=[8, 2, 2], num_kv_head_replicas=2)
     row = dict(input_is_parallel=True, reduce_results=True)
     found = layouts_of(
@@ -115,20 +115,20 @@ def test_a_modules_class_says_how_it_is_split() -> None:
                 "attn",
                 module(
                     "Attention",
-                    ("qkv_proj", module("Adapter", base_layer=module(**linear, **qkv))),
+                    ("qkv_proj", module("Adapter", base_layer=module(**{**linear, **qkv}))),
                     ("q_norm", module("RMSNorm")),
                     ("k_norm", module("RMSNorm")),
                 ),
             ),
             ("o_proj", module(**linear, **row)),
             ("shared_down_proj", module(**linear, **{**row, "reduce_results": False})),
-            ("gate", module(quant_method=None)),
-            ("act_fn", module()),
+            ("gate", module(output_partition_sizes=[8])),
+            ("attn_quantized", module(quant_method=None)),
             (
                 "mixer",
                 module(
                     "Mixer",
-                    ("in_proj", module(**linear, gather_output=False, output_partition_sizes=[9])),
+                    ("in_proj", module(**{**linear, "gather_output": False})),
                     ("norm", module("MixerRMSNormGated", tp_size=4)),
                     groups_ssm_state_size=1,
                 ),
