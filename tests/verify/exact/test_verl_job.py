@@ -111,6 +111,25 @@ def test_a_setting_that_changes_the_engine_alone_is_found(world, tmp_path, setti
     assert found["first"] == place and found["seconds"]["engine"] > 0, found
 
 
+@pytest.mark.full
+@pytest.mark.verl
+@pytest.mark.sglang
+@pytest.mark.parametrize("setting", [None, '{"rms_norm_eps": 0.1}'])
+def test_a_setting_that_changes_sglang_alone_is_found(world, tmp_path, setting) -> None:
+    from flashpatch.patches.cpu.verl_config import sglang_arguments
+
+    own = f"+{ROLLOUT}.engine_kwargs.sglang.json_model_override_args='{setting}'"
+    given = [*COMMAND, f"{MODEL}.path={world}/model", f"{ROLLOUT}.name=sglang", *([own] if setting else [])]
+    # What the family cpu sets once a job has begun, before it compares.
+    more = sglang_arguments(lambda path, default=None: default)
+    given += [f"+{path}={value}" for path, value in more if not path.endswith("max_total_tokens")]
+    done = python(CERTIFY, tmp_path, arguments=given, FLASHPATCH="cpu,bf16")
+    assert done.returncode == bool(setting), tail(done)
+    found, _ = json.JSONDecoder().raw_decode(done.stdout[done.stdout.index("{\n") :])
+    assert found["first"] == ("model.layers.0.input_layernorm" if setting else None), found
+    assert found["engine"] == "sglang" and found["seconds"]["engine"] > 0
+
+
 def test_a_comparison_that_hangs_is_given_up(monkeypatch, capsys) -> None:
     from flashpatch.verify.exact import command
 
