@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import lora_lab
 import pytest
 from exact_faults import plant
 from vllm_lab import engines, models, scenario
@@ -14,6 +15,8 @@ pytestmark = pytest.mark.vllm
 TP2 = dict(tensor_parallel_size=2, kv_cache_memory_bytes=16 << 20)
 ENV = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 NORM = "model.layers.1.post_attention_layernorm"
+CUT = dict(enable_chunked_prefill=True, max_num_batched_tokens=16, max_num_seqs=1)
+CACHE = dict(enable_prefix_caching=True, block_size=32)
 HONEST = {
     "llama": {},
     "qwen3": dict(num_key_value_heads=1),  # both ranks have the one head of keys
@@ -62,6 +65,23 @@ def test_an_honest_engine_agrees(run, tmp_path, family: str) -> None:
     model = models.checkpoint(tmp_path, family, **HONEST[family])
     found = run(certified, str(model), timeout=300)
     assert found["ok"] and len(found["places"]) >= 30, (found["first"], found["problem"])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("read", "engine"), [("alone", CUT), ("beside", {}), ("cached", CACHE)])
+def test_however_the_prompt_is_read_it_agrees(run, tmp_path, read: str, engine: dict) -> None:
+    model = models.checkpoint(tmp_path, "llama")
+    found = run(certified, str(model), read=read, timeout=300, **engine)
+    assert found["ok"] and len(found["places"]) >= 30, (found["first"], found["problem"])
+
+
+@pytest.mark.full
+def test_an_adapter_counts_once(run, tmp_path) -> None:
+    base = models.checkpoint(tmp_path, "llama")
+    adapter = lora_lab.write(tmp_path / "adapter", lora_lab.tensors(str(base), 1))
+    served = dict(model=str(base), adapter=str(adapter), max_lora_rank=8, max_loras=1)
+    found = run(certified, str(lora_lab.merged(str(base), 1)), timeout=300, **served)
+    assert found["ok"], (found["first"], found["problem"])
 
 
 @pytest.mark.full
