@@ -104,6 +104,18 @@ def test_a_trainer_that_does_not_agree_with_itself_is_not_compared(tmp_path: Pat
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("precision", ["fp8", "int8"])
+def test_rounding_to_eight_bits_is_no_fault(tmp_path: Path, precision: str) -> None:
+    asked = dict(model=lab.checkpoint(tmp_path, "llama", 0), engine=SMALL, syncs=2)
+    on = dict(flashpatch=precision, env={"STANDIN_AMX": "1"})  # SGLang quantizes on no other CPU
+    seen = lab.bare(tmp_path / "job", ["certify", asked], **on)
+    assert seen.done, str(seen)
+    (found,) = seen.steps
+    assert found["ok"] and found["kl_rounding"] > 1e-3 and found["syncs"] == ["", ""], found["first"]
+    assert precision in found["quantization"]
+
+
+@pytest.mark.full
 def test_the_command_opens_the_engine_that_flashpatch_asks_for(tmp_path: Path) -> None:
     """int8, and its causes, each in a process of its own."""
     command = Path(sys.executable).with_name("flashpatch-verify")
