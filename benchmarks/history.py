@@ -1,6 +1,7 @@
 """What drafts from history gain or cost on a real model's rollouts, against stock vLLM and its own drafts without a drafter.
 
     python benchmarks/history.py WORLD [--against suffix,ngram] [--batches 1,8,16] [--rounds 6] [--tokens 64]
+        [--full-length] [--clock wall|cpu]
 
 WORLD is a directory made by examples/world/make.py. Engines in processes of their own take turns on the same prompts:
 stock, the family's history, and vLLM's methods that `--against` names (suffix needs arctic-inference installed). These too run
@@ -13,7 +14,10 @@ and accepts few. The batch shrinks as answers end. Per batch size:
                cached prefixes are dropped: what drafts from an older policy's answers are worth
 
 Ratios are stock's seconds per token over an engine's, the median over the rounds and the interval that holds the true
-median in 95 of 100 such runs (the range, for few rounds). Above 1 the engine is faster than stock.
+median in 95 of 100 such runs (the range, for few rounds). Above 1 the engine is faster than stock. Where answers are short
+most of a token's time is its prompt's, and ratios go with how many tokens an engine happened to draw: ``--full-length`` lets
+every answer go on to ``--tokens``. On a machine that others
+use, ``--clock cpu`` counts the processor time of each engine's process instead of the time that passed.
 """
 
 from __future__ import annotations
@@ -51,7 +55,11 @@ def main() -> None:
     parser.add_argument("--batches", default="1,8,16")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=64, help="most tokens of an answer")
+    parser.add_argument(
+        "--full-length", action="store_true", help="no answer ends before it has --tokens tokens"
+    )
     parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--engine", choices=ENGINES, help=argparse.SUPPRESS)
     wanted = quick.parse(parser, batches="1", rounds=2, tokens=8, against="ngram")
@@ -133,7 +141,13 @@ def _serve(wanted: argparse.Namespace) -> None:
         tokenizer.apply_chat_template(list(row), tokenize=False, add_generation_prompt=True) for row in rows
     ]
     ids = [{"prompt_token_ids": tokenizer(text, add_special_tokens=False)["input_ids"]} for text in texts]
-    sampling = SamplingParams(temperature=wanted.temperature, max_tokens=wanted.tokens, detokenize=False)
+    sampling = SamplingParams(
+        temperature=wanted.temperature,
+        max_tokens=wanted.tokens,
+        ignore_eos=wanted.full_length,
+        detokenize=False,
+    )
+    clock = time.process_time if wanted.clock == "cpu" else time.perf_counter
     print(json.dumps({"prompts": len(ids)}), flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
@@ -143,9 +157,9 @@ def _serve(wanted: argparse.Namespace) -> None:
             print(json.dumps({}), flush=True)
             continue
         before = _counts(llm)
-        began = time.perf_counter()
+        began = clock()
         found = llm.generate([ids[number] for number in asked], sampling, use_tqdm=False)
-        seconds = time.perf_counter() - began
+        seconds = clock() - began
         tokens = sum(len(one.outputs[0].token_ids) for one in found)
         counts = {key: count - before[key] for key, count in _counts(llm).items()}
         print(json.dumps({"tokens": tokens, "seconds": seconds, **counts}), flush=True)

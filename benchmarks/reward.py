@@ -1,7 +1,7 @@
 """What int8 rollouts and corrections of rollout against trainer do to whole GRPO jobs: mismatch, reward, seconds.
 
     python benchmarks/reward.py WORLD|moe [--names bf16,int8] [--kinds nothing,tis,...] [--steps 6] [--seeds 1]
-                                [--keep FOLDER] [--picture OUT.png]
+                                [--keep FOLDER] [--picture OUT.png] [--curves OUT.png] [SETTING...]
 
 WORLD is a directory made by examples/world/make.py, moe a tiny random mixture of experts made
 on the spot, which vLLM does not open in int8 on a CPU (--names bf16). Needs verl and
@@ -18,7 +18,8 @@ Printed per job: k3 of rollout and trainer (mean and largest of the steps), the 
 reward of the first and of the last quarter of the steps, seconds of a step and of its rollouts (medians without
 the first step), and reward gained per minute. Then int8 over bf16 in seconds, and k3 over that of "nothing".
 
-FOLDER keeps each job's log and metrics; a job whose metrics are there is not run again. --picture draws them.
+FOLDER keeps each job's log and metrics; a job whose metrics are there is not run again. --picture draws k3 and weights,
+--curves the reward by seconds of training. OMP_NUM_THREADS is the trainer's threads, 1 if it is not set.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -87,6 +89,14 @@ class Job:
         file = folder / f"{self}.jsonl"
         lines = file.read_text().splitlines() if file.exists() else []
         return [row for row in (json.loads(line)["data"] for line in lines) if REWARD in row]
+
+    def curve(self, folder: Path) -> dict[str, list[float]]:
+        """Its reward after each step, and the seconds since the first step began."""
+        rows = self.rows(folder)
+        return {
+            "seconds": list(accumulate(row["timing_s/step"] for row in rows)),
+            "reward": [row[REWARD] for row in rows],
+        }
 
     def run(self, world: Path, settings: list[str], steps: int, folder: Path) -> list[dict[str, float]]:
         """Run it, unless its metrics are there; return them.
@@ -235,12 +245,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("world", metavar="WORLD|moe")
+    parser.add_argument("settings", nargs="*", help="verl's own, which win; before the options")
     parser.add_argument("--names", default="bf16,int8")
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--seeds", default="1")
     parser.add_argument("--keep", type=Path, help="folder for logs and metrics")
     parser.add_argument("--picture", type=Path)
+    parser.add_argument("--curves", type=Path)
     given = quick.parse(parser, names="bf16", kinds="all", steps=2)
     folder = (given.keep or Path(tempfile.mkdtemp(prefix="reward-"))).resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -251,7 +263,7 @@ def main() -> None:
     world = folder / "moe" if tiny else Path(given.world).resolve()
     if tiny and not (world / "test.parquet").exists():
         experts(world)
-    settings = [] if tiny or given.quick else WORLD
+    settings = [*([] if tiny or given.quick else WORLD), *given.settings]
     print(f"{processor()}; {given.steps} steps")
     print(
         f"{'':12} {'seed':>4} {'k3':>8} {'worst':>8} {'weight':>8} {'reward':>15} {'step, s':>8} {'rollout':>8} {'a minute':>10}"
@@ -260,11 +272,17 @@ def main() -> None:
     for job in (Job(name, kind, seed) for seed in seeds for kind in kinds for name in names):
         found[job] = Found.of(job.run(world, settings, given.steps, folder))
         print(f"{job.name:4} {job.kind:7} {job.seed:4} {found[job]}", flush=True)
-    if given.picture:
+    pictures = {given.picture: numbers(found, seeds[0])} if given.picture else {}
+    if given.curves:
+        curves: dict[str, list[dict[str, list[float]]]] = {}
+        for job in found:
+            curves.setdefault(f"{job.name}, {job.kind}", []).append(job.curve(folder))
+        pictures[given.curves] = {"picture": "reward by seconds", "jobs": curves}
+    if pictures:
         sys.path.insert(1, str(TREE / "examples"))
         from pictures import finish
 
-        finish({given.picture: numbers(found, seeds[0])})
+        finish(pictures)
     compare(found, names)
 
 

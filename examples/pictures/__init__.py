@@ -29,6 +29,7 @@ DRAWINGS = {
     "arms by round": ("drift", "arms"),
     "speed by arm": ("drift", "speed"),
     "corrections": ("corrections", "corrections"),
+    "reward by seconds": ("pace", "by_seconds"),
     "distances to a known target": ("exact", "distances"),
     "right answers of a language model": ("language_model", "right_answers"),
 }
