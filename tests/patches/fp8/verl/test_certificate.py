@@ -51,7 +51,7 @@ def test_a_job_prints_its_certificate_and_trains(world, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("rollout", "said"),
     [
-        ({"name": "sglang"}, "rollout.name=sglang"),
+        ({"name": "trtllm"}, "rollout.name=trtllm"),
         pytest.param({"name": "vllm"}, "cannot compare here: ", marks=pytest.mark.full),
     ],
 )

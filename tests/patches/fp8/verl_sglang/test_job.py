@@ -54,6 +54,16 @@ def test_two_steps_with_updated_fp8_rollouts(world, tmp_path):
     check(done.stdout, live(tmp_path), 0.05, corrected=True)
 
 
+@pytest.mark.full
+def test_a_job_prints_its_certificate_and_trains(world, tmp_path):
+    config = tmp_path / "flashpatch.toml"
+    config.write_text('[fp8]\ncertificate = "stop"\n')
+    done = train(world, tmp_path, *SGLANG, FLASHPATCH="cpu,bf16", FLASHPATCH_CONFIG=str(config))
+    assert done.returncode == 0, done.stdout[-8000:]
+    assert "engine and trainer agree to rounding" in done.stdout
+    check(done.stdout, live(tmp_path), 0.01, corrected=False)  # its own engine is no evidence of the job's
+
+
 @pytest.mark.skipif(not lab.OLD, reason="newer versions have their jobs below, and in tests/patches/fsdp")
 def test_four_families_on_the_version_that_stock_verl_installs(world, tmp_path):
     done = train(world, tmp_path, *SGLANG, FLASHPATCH="cpu,int8,grpo,fsdp", **QUANTIZED)
