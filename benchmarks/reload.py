@@ -41,7 +41,10 @@ WAYS = {  # way -> process
 }
 UPDATES = ("one call", "buckets", "native")  # of an engine: these have ratios
 AIMS = {"time / native": 1.0, "memory / native": 1.0, "time / bound": 1.3}
-ROUNDED = 0.25  # on one policy, two engines' logprobs differ at most by this share of what two policies' do
+ROUNDED = 0.5
+"""On one policy, two engines' logprobs differ at most by this share of what two policies' do. In fp8 a random model magnifies
+rounding: one unit of bf16 in a hundredth of the embedding moves those of a single engine by a fifth of it.
+"""
 ENGINE = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",
