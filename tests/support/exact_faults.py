@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 Tensors = dict[str, Any]
 LAYER = "model.layers.1"
@@ -113,3 +115,10 @@ def plant(source: Path, fault: str, folder: Path) -> Path:
     act(tensors)
     save_file(tensors, file, metadata={"format": "pt"})
     return copy
+
+
+def some_full(names: Iterable[str], soon: Container[str]) -> list[Any]:
+    """Parameters by name; all but those of ``soon`` are marked `full`."""
+    return [
+        pytest.param(name, marks=() if name in soon else pytest.mark.full, id=str(name)) for name in names
+    ]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import lora_lab
 import pytest
-from exact_faults import FAULTS, plant
+from exact_faults import FAULTS, plant, some_full
 from machine import limit
 from packaging.version import Version
 from vllm_lab import models
@@ -42,12 +42,6 @@ CHANGED = {
 SMALL = {"kv_cache_memory_bytes": 16 << 20}
 
 
-def _some_full(names, soon):
-    return [
-        pytest.param(name, marks=() if name in soon else pytest.mark.full, id=str(name)) for name in names
-    ]
-
-
 @pytest.fixture
 def certify(monkeypatch):
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
@@ -59,7 +53,7 @@ def certify(monkeypatch):
     return certify
 
 
-@pytest.mark.parametrize("family", _some_full((*HONEST, *MORE), HONEST))
+@pytest.mark.parametrize("family", some_full((*HONEST, *MORE), HONEST))
 def test_an_honest_engine_agrees(certify, tmp_path, family: str) -> None:
     model = models.checkpoint(tmp_path, family, **CHANGED.get(family, {}))
     found = certify(model, syncs=2 * (family in HONEST))
@@ -98,7 +92,7 @@ def _printed(folder: Path, precision: str, *options: str) -> dict:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("precision", _some_full(("int8", "fp8"), ()))
+@pytest.mark.parametrize("precision", some_full(("int8", "fp8"), ()))
 def test_rounding_to_eight_bits_is_no_fault(tmp_path, precision: str) -> None:
     found = _printed(tmp_path, precision, "--syncs=2")
     assert found["ok"] and found["kl_rounding"] > 1e-4 and found["syncs"] == ["", ""]
@@ -153,7 +147,7 @@ def test_a_compiled_engine_is_compared_by_its_distributions(certify, tmp_path) -
     assert found.ok and [place.name for place in found.places] == [DISTRIBUTIONS], found.problem
 
 
-@pytest.mark.parametrize("fault", _some_full(FAULTS, SOON))
+@pytest.mark.parametrize("fault", some_full(FAULTS, SOON))
 def test_a_planted_fault_is_named(certify, tmp_path, fault: str) -> None:
     family, _, where, place = FAULTS[fault]
     source = models.checkpoint(tmp_path, family)

@@ -8,7 +8,7 @@ from typing import Any
 
 import lora_lab
 import pytest
-from exact_faults import plant
+from exact_faults import plant, some_full
 from packaging.version import Version
 from vllm_lab import engines, models, scenario
 
@@ -58,11 +58,7 @@ def run():
         yield runner
 
 
-def _some_full(names, soon):
-    return [pytest.param(name, marks=() if name in soon else pytest.mark.full, id=name) for name in names]
-
-
-@pytest.mark.parametrize("family", _some_full(HONEST, ("llama",)))
+@pytest.mark.parametrize("family", some_full(HONEST, ("llama",)))
 def test_an_honest_engine_agrees(run, tmp_path, family: str) -> None:
     model = models.checkpoint(tmp_path, family, **HONEST[family])
     found = run(certified, str(model), timeout=300)

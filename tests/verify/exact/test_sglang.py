@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import sglang_lab as lab
-from exact_faults import FAULTS, plant
+from exact_faults import FAULTS, plant, some_full
 from machine import limit
 
 from flashpatch.verify.exact.causes import WAYS
@@ -32,12 +32,6 @@ PLANTED = (
 SMALL = {name: lab.ENGINE[name] for name in ("device", "attention_backend", "mem_fraction_static")}
 
 
-def _some_full(names):
-    return [
-        pytest.param(name, marks=() if name in SOON else pytest.mark.full, id=str(name)) for name in names
-    ]
-
-
 def certify(folder: Path, model: Path | str, syncs: int = 0, read: str = "alone", **engine: object) -> dict:
     """What is found in a process of its own."""
     asked = dict(model=str(model), engine={**SMALL, **engine}, syncs=syncs, read=read)
@@ -46,7 +40,7 @@ def certify(folder: Path, model: Path | str, syncs: int = 0, read: str = "alone"
     return seen.steps[0]
 
 
-@pytest.mark.parametrize("family", _some_full(HONEST))
+@pytest.mark.parametrize("family", some_full(HONEST, SOON))
 def test_an_honest_engine_agrees(tmp_path: Path, family: str) -> None:
     if family == "gemma3" and lab.OLD:
         pytest.skip("SGLang 0.5.12 does not open it beside the transformers that it pins")
@@ -56,7 +50,7 @@ def test_an_honest_engine_agrees(tmp_path: Path, family: str) -> None:
     assert found["engine"] == "sglang" and found["syncs"] == ["", ""] * (family in SOON)
 
 
-@pytest.mark.parametrize("fault", _some_full(PLANTED))
+@pytest.mark.parametrize("fault", some_full(PLANTED, SOON))
 def test_a_planted_fault_is_named(tmp_path: Path, fault: str) -> None:
     family, _, where, place = FAULTS[fault]
     source = Path(lab.checkpoint(tmp_path, family, 0))
