@@ -47,6 +47,13 @@ class Cause:
     share: float | None = None
     problem: str = ""
 
+    @property
+    def part(self) -> str:
+        """The share as it is printed: a percentage, or how often the gap is what it was where it more than doubles."""
+        if self.share is None:
+            return ""
+        return f"{round(self.share, 2) + 0.0:.0%}" if self.share >= -1 else f"gap x {1 - self.share:,.0f}"
+
 
 @dataclass(frozen=True)
 class Switch:
@@ -73,7 +80,8 @@ def measured(
     same = (model, "--json", f"--seconds={options.seconds}", f"--prompt={options.prompt}")
     same = (*same, *([f"--rollout={found.engine}"] if found.engine else []))
     possible = sglang_switches if found.engine == "sglang" else switches
-    return tuple(_run(switch, same, engine, found.kl) for switch in possible(engine, found.quantization))
+    found_by = (*_adapter(model, engine), *possible(engine, found.quantization))
+    return tuple(_run(switch, same, engine, found.kl) for switch in found_by)
 
 
 def sglang_switches(engine: Mapping[str, Any], quantization: str) -> Iterator[Switch]:
@@ -95,6 +103,8 @@ def switches(engine: Mapping[str, Any], quantization: str) -> Iterator[Switch]:
             yield Switch("dtype", "float32", {"dtype": "float32"})
         head = {**(engine.get("hf_overrides") or {}), "head_dtype": "float32"}
         yield Switch("head", "float32", {"hf_overrides": head})
+    if (engine.get("tensor_parallel_size") or 1) > 1:
+        yield Switch("ranks", "one", {"tensor_parallel_size": 1})
     cut = {"enable_chunked_prefill": True, "max_num_batched_tokens": STEP, "max_num_seqs": 1}
     if (engine.get("max_num_batched_tokens") or STEP + 1) > STEP:
         yield Switch("chunked prefill", f"steps of {STEP} tokens", cut)
@@ -103,6 +113,12 @@ def switches(engine: Mapping[str, Any], quantization: str) -> Iterator[Switch]:
     yield Switch("prefix cache", f"{BLOCK} tokens from it", cache, (f"--read={CACHED}",))
     if engine.get("enforce_eager", True):
         yield Switch("kernels", "compiled, as without enforce_eager", {"enforce_eager": False})
+
+
+def _adapter(model: str, engine: Mapping[str, Any]) -> Iterator[Switch]:
+    if engine.get("adapter"):
+        place = "model_path" if "model_path" in engine else "model"
+        yield Switch("adapter", "merged into the base", {"adapter": "", place: model})
 
 
 def _weights(engine: Mapping[str, Any], quantization: str) -> Iterator[Switch]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from flashpatch.commands.report import Table, emit
 from flashpatch.verify.exact import causes, picture
 from flashpatch.verify.exact.certificate import Certificate
-from flashpatch.verify.exact.verl_job import Job, JobError, composed
+from flashpatch.verify.exact.verl_job import Job, JobError, Trainer, composed
 
 if TYPE_CHECKING:
     import torch
@@ -75,9 +75,10 @@ def of_job(job: Job, options: argparse.Namespace, engine: dict[str, Any]) -> Cer
     settings = {**job.engine, **engine}
     with _bounded(options.seconds, options.json):
         kind = options.rollout or job.kind
-        found = certify(job.model, options.prompt, settings, options.syncs, options.read, kind)
+        trainer = job.trainer if options.causes else None
+        found = certify(job.model, options.prompt, settings, options.syncs, options.read, kind, trainer)
     if options.causes and not found.problem:
-        found = replace(found, causes=causes.measured(job.model, settings, found, options))
+        found = replace(found, causes=(*causes.measured(job.model, settings, found, options), *found.causes))
     return replace(found, left_out=(*job.left_out, *found.left_out))
 
 
@@ -108,6 +109,7 @@ def certify(
     syncs: int = 0,
     read: str = causes.ALONE,
     kind: str = "",
+    trainer: Trainer | None = None,
 ) -> Certificate:
     """Open an engine and the Hugging Face model on the same checkpoint, and return their `Certificate`.
 
@@ -119,6 +121,7 @@ def certify(
         syncs: how often the same weights are loaded into the engine, after which no module may return other bits.
         read: one of `causes.WAYS`: how the engine reads the prompt.
         kind: of the engine, one of `ENGINES`; "" takes the first of them that is installed.
+        trainer: whose ways to compute are measured too, as causes.
     """
     kind, wanted = installed(kind), kind or " or ".join(ENGINES)
     if not kind:
@@ -128,6 +131,7 @@ def certify(
     from transformers import AutoModelForCausalLM
 
     from flashpatch.verify.exact.compare import compare
+    from flashpatch.verify.exact.trainer import measured
 
     ids = tokens(model, prompt or TEXT)
     settings = {**rollout.defaults(model, max(len(ids) + 8, 64)), **(engine or {})}
@@ -152,7 +156,10 @@ def certify(
 
     found = compare(load, ids, seen)
     seconds = {"engine": done - begun, "trainer's model": time.monotonic() - done}
-    return replace(found, syncs=tuple(changes), seconds=seconds, engine=kind)
+    found = replace(found, syncs=tuple(changes), seconds=seconds, engine=kind)
+    if trainer is None or found.problem:
+        return found
+    return replace(found, causes=measured(load, model, ids, seen.logits, trainer))
 
 
 def installed(kind: str = "") -> str:
@@ -216,8 +223,7 @@ def tables(certificate: Certificate) -> list[Table]:
 def _causes(certificate: Certificate) -> Table:
     rows = [("all", "as they are", f"{certificate.kl:.1e}", "")]
     for cause in certificate.causes:
-        left, share = ("", "") if cause.problem else (f"{cause.kl:.1e}", f"{round(cause.share, 2) + 0.0:.0%}")
-        rows.append((cause.name, cause.to, left, share))
+        rows.append((cause.name, cause.to, "" if cause.kl is None else f"{cause.kl:.1e}", cause.part))
     notes = [f"{cause.name}: {cause.problem}" for cause in certificate.causes if cause.problem]
     columns = ("cause", "switched to", "mean KL, nats", "share")
     return Table("Causes, one switched at a time", columns, rows, notes=notes)
@@ -260,7 +266,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--causes",
         action="store_true",
-        help="also switch causes of the gap one at a time, in an engine each, and print the share of each",
+        help="also switch causes of the gap one at a time, in the engine or in the trainer's model, and print the share of each",
     )
     parser.add_argument(
         "--picture",

@@ -9,6 +9,7 @@ import torch
 
 from flashpatch.verify.exact.calls import Call, recorded
 from flashpatch.verify.exact.certificate import DISTRIBUTIONS, Certificate, Place
+from flashpatch.verify.exact.distributions import likeliest, logits, mean_kl
 from flashpatch.verify.exact.engine import Pass
 from flashpatch.verify.exact.forced import Gap, gaps, pairs
 from flashpatch.verify.exact.names import FUSED, counterparts, unwrapped
@@ -56,8 +57,8 @@ def compare(load: Callable[[torch.dtype], torch.nn.Module], ids: list[int], engi
     # Ranks that disagree come first, as what follows is compared with the first rank's.
     apart = [Place(apart.place, apart.size, AGREE, apart.ranks) for apart in engine.apart]
     places = _ordered([*apart, *places], engine.calls)
-    kl, largest = _apart(wanted, engine.logits)
-    kl_rounding, largest_rounding = _apart(wanted, near)
+    kl, largest = mean_kl(wanted, engine.logits), likeliest(wanted, engine.logits)
+    kl_rounding, largest_rounding = mean_kl(wanted, near), likeliest(wanted, near)
     # The last place: a difference that no module has that is compared.
     places.append(Place(DISTRIBUTIONS, kl, max(FACTOR**2 * kl_rounding, FLOOR**2)))
     known, called = {name for name, _ in exact.named_modules()}, {call.name for call in engine.calls}
@@ -84,14 +85,6 @@ def _ordered(places: list[Place], calls: list[Call]) -> list[Place]:
     return sorted(places, key=lambda place: order.get(place.name, len(order)))
 
 
-def logits(model: torch.nn.Module, ids: list[int]) -> torch.Tensor:
-    """Return the model's logits at each position but the last, [T - 1, V], float32 on the host."""
-    device = next(model.parameters()).device
-    with torch.no_grad():
-        found = model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits
-    return found[0, :-1].float().cpu()
-
-
 def _noise(place: str, rounding: dict[str, float]) -> float:
     """The largest rounding of the modules that make up a place; that of the worst place if none of its name is known."""
     place = unwrapped(place)
@@ -101,10 +94,3 @@ def _noise(place: str, rounding: dict[str, float]) -> float:
     names = [place, last, *(f"{head}.{part}" for part in FUSED.get(last, ()))]
     known = [rounding[name] for name in names if name in rounding]
     return max(known or rounding.values())
-
-
-def _apart(wanted: torch.Tensor, got: torch.Tensor) -> tuple[float, float]:
-    """Mean KL and the largest difference of the likeliest token's log-probability."""
-    a, b = wanted.log_softmax(-1), got[:, : wanted.shape[1]].log_softmax(-1)
-    top = a.argmax(-1, keepdim=True)
-    return (a.exp() * (a - b)).sum(-1).mean().item(), (a - b).gather(-1, top).abs().max().item()

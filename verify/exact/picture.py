@@ -21,11 +21,11 @@ def draw(found: Certificate, path: Path) -> None:
     from matplotlib.ticker import PercentFormatter
 
     causes = [cause for cause in found.causes if cause.share is not None]
-    shares = [cause.share for cause in causes]
+    shares = [max(cause.share, -1) for cause in causes]  # a longer bar would hide the others
     made = Figure(figsize=(9, 1.5 + 0.4 * len(causes)), layout="constrained")
     axes = made.subplots()
     bars = axes.barh([f"{cause.name}: {cause.to}" for cause in causes], shares)
-    axes.bar_label(bars, [f"{round(share, 2) + 0.0:.0%}" for share in shares], padding=3)
+    axes.bar_label(bars, [cause.part for cause in causes], padding=3)
     axes.margins(x=0.15)  # for the labels
     axes.invert_yaxis()
     axes.axvline(0, color="black", linewidth=0.8)

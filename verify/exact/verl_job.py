@@ -11,7 +11,7 @@ from typing import Any
 Get = Callable[..., Any]
 """``get(path, default=None)``: read one setting."""
 
-ROLLOUT, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+ROLLOUT, MODEL, ACTOR = (f"actor_rollout_ref.{part}" for part in ("rollout", "model", "actor"))
 TAKEN = (
     "dtype",
     "max_num_seqs",
@@ -33,6 +33,28 @@ PARALLEL = tuple(f"{kind}_parallel_size" for kind in ("pipeline_model", "data", 
 
 
 @dataclass(frozen=True)
+class Trainer:
+    """What else a trainer's probabilities depend on.
+
+    Attributes:
+        ranks: of Ulysses' sequence parallelism.
+        top_p, top_k: which tokens its rollouts may draw; 1 and -1: all.
+    """
+
+    ranks: int = 1
+    top_p: float = 1.0
+    top_k: int = -1
+
+    @property
+    def truncates(self) -> bool:
+        return self.top_p < 1 or self.top_k > 0
+
+    @property
+    def sampling(self) -> str:
+        return f"top_p {self.top_p:g}, top_k {self.top_k}"
+
+
+@dataclass(frozen=True)
 class Job:
     """What is to be compared.
 
@@ -42,6 +64,7 @@ class Job:
         left_out: what the job's engine does and the compared one does not.
         problem: why nothing can be compared, "" if it can.
         kind: the package whose engine it is, "" for any.
+        trainer: its.
     """
 
     model: str
@@ -49,6 +72,7 @@ class Job:
     left_out: tuple[str, ...] = ()
     problem: str = ""
     kind: str = ""
+    trainer: Trainer = Trainer()
 
 
 class JobError(ValueError):
@@ -70,7 +94,16 @@ def read(get: Get) -> Job:
     # Without one, that of the model, as under verl, which never gives SGLang one.
     length = {"max_model_len": get(f"{ROLLOUT}.max_model_len")}
     given.update(length if kind == "vllm" else {"context_length": None})
-    return Job(str(get(f"{MODEL}.path")), given, tuple(_left_out(get)), _problem(get), kind)
+    return Job(str(get(f"{MODEL}.path")), given, tuple(_left_out(get)), _problem(get), kind, _trainer(get))
+
+
+def _trainer(get: Get) -> Trainer:
+    names = (
+        "fsdp_config.ulysses_sequence_parallel_size",
+        "ulysses_sequence_parallel_size",
+    )  # verl takes either
+    ranks = max(get(f"{ACTOR}.{name}", 1) or 1 for name in names)
+    return Trainer(ranks, get(f"{ROLLOUT}.top_p", 1.0), get(f"{ROLLOUT}.top_k", -1))
 
 
 def composed(arguments: Sequence[str]) -> Job:

@@ -43,6 +43,13 @@ def test_what_the_model_overrides_stays() -> None:
     assert head.engine == {"hf_overrides": {"a": 1, "head_dtype": "float32"}}
 
 
+def test_ranks_are_one(monkeypatch) -> None:
+    monkeypatch.setenv("FLASHPATCH", "")
+    assert switched(tensor_parallel_size=2) == ["dtype", "head", "ranks", *ALWAYS]
+    (one,) = [each for each in causes.switches({"tensor_parallel_size": 2}, "") if each.name == "ranks"]
+    assert one.engine == {"tensor_parallel_size": 1}
+
+
 def measured(code: str, monkeypatch) -> tuple[causes.Cause, ...]:
     monkeypatch.setattr(causes, "COMMAND", code)
     options = Namespace(prompt="of all", seconds=5.0)
@@ -56,6 +63,25 @@ def test_each_is_asked_about_the_same_prompt_and_has_its_share(monkeypatch, tmp_
     said = [json.loads(line) for line in seen.read_text().splitlines()]
     assert all({"--prompt=of all", "--seconds=5.0", "policy"} <= set(line) for line in said)
     assert [line for line in said if "--read=beside" in line] == [said[1]]
+
+
+def test_an_adapter_is_merged(monkeypatch, tmp_path) -> None:
+    seen = tmp_path / "seen"
+    monkeypatch.setattr(causes, "COMMAND", f"{SHOW}; open({str(seen)!r}, 'a').write(sys.argv[-1] + '\\n')")
+    options = Namespace(prompt="", seconds=5.0)
+    served = {"model": "base", "adapter": "folder", "dtype": "float32"}
+    first, *_ = causes.measured("policy", served, Certificate([], kl=2.0), options)
+    assert (first.name, first.to, first.share) == ("adapter", "merged into the base", 0.75)
+    engine, *others = [json.loads(line) for line in seen.read_text().splitlines()]
+    assert engine == {"model": "policy", "adapter": "", "dtype": "float32"}
+    assert all(one["adapter"] == "folder" for one in others)
+
+
+@pytest.mark.parametrize(
+    ("share", "part"), [(None, ""), (0.341, "34%"), (-0.001, "0%"), (-0.5, "-50%"), (-174.3, "gap x 175")]
+)
+def test_a_share_is_printed_as_a_percentage_or_as_growth(share, part: str) -> None:
+    assert causes.Cause("head", "float32", 1.0, share).part == part
 
 
 def test_one_that_fails_says_why_and_has_no_share(monkeypatch) -> None:

@@ -11,9 +11,10 @@ import pytest
 from cpu_lab import python, tail
 from verl_job import COMMAND, make_world
 
-from flashpatch.verify.exact.verl_job import MODEL, ROLLOUT, Job, JobError, composed, read
+from flashpatch.verify.exact.verl_job import ACTOR, MODEL, ROLLOUT, Job, JobError, Trainer, composed, read
 
 CERTIFY = "import sys; from flashpatch.verify.cli import main; sys.exit(main(['exact', '--json', '--verl', *sys.argv[1:]]))"
+CAUSES = CERTIFY.replace("'--json'", "'--json', '--causes'")
 PLAIN = {f"{ROLLOUT}.name": "vllm", f"{ROLLOUT}.enforce_eager": True, f"{MODEL}.path": "policy"}
 
 
@@ -43,6 +44,18 @@ def test_a_job_on_sglang_opens_its_engine() -> None:
 def test_ranks_of_tensor_parallelism_are_the_rollouts() -> None:
     found = job(**{f"{ROLLOUT}.tensor_model_parallel_size": 2})
     assert found == Job("policy", {"tensor_parallel_size": 2, "max_model_len": None}, kind="vllm")
+
+
+def test_what_the_trainers_probabilities_depend_on_is_read() -> None:
+    assert job().trainer == Trainer() and not Trainer().truncates
+    changes = {
+        f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 2,
+        f"{ROLLOUT}.top_p": 0.9,
+        f"{ROLLOUT}.top_k": 50,
+    }
+    found = job(**changes).trainer
+    assert found == Trainer(2, 0.9, 50) and found.truncates and found.sampling == "top_p 0.9, top_k 50"
+    assert job(**{f"{ACTOR}.ulysses_sequence_parallel_size": 2}).trainer.ranks == 2  # verl's older place
 
 
 @pytest.mark.parametrize(
@@ -109,6 +122,24 @@ def test_a_setting_that_changes_the_engine_alone_is_found(world, tmp_path, setti
     assert done.returncode == bool(setting), tail(done)
     found, _ = json.JSONDecoder().raw_decode(done.stdout[done.stdout.index("{\n") :])
     assert found["first"] == place and found["seconds"]["engine"] > 0, found
+
+
+@pytest.mark.full
+@pytest.mark.verl
+def test_the_causes_of_a_job_are_its_engines_and_its_trainers(world, tmp_path) -> None:
+    given = [
+        *(*COMMAND, f"{MODEL}.path={world}/model", f"{ROLLOUT}.top_p=0.9"),
+        f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size=2",
+    ]
+    done = python(CAUSES, tmp_path, arguments=given, FLASHPATCH="cpu,int8")
+    assert done.returncode == 0, tail(done)
+    found, _ = json.JSONDecoder().raw_decode(done.stdout[done.stdout.index("{\n") :])
+    seen = {cause["name"]: cause for cause in found["causes"]}
+    unswitched = {name: cause["problem"] for name, cause in seen.items() if cause["problem"]}
+    assert set(unswitched) <= {"head"}, unswitched  # which vLLM before 0.26 leaves in its dtype
+    assert seen["weights"]["share"] > 0.5 and seen["truncated sampling"]["share"] < -1
+    for name in ("Ulysses", "remove padding", "padding", "position ids", "trainer's attention"):
+        assert abs(seen[name]["share"]) < 0.05, seen[name]
 
 
 @pytest.mark.full

@@ -1,0 +1,148 @@
+"""Compute the trainer's model as trainers do, one way at a time, and measure what is left of the gap to the engine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from flashpatch.verify.exact.causes import OTHERS, Cause
+from flashpatch.verify.exact.distributions import kept_kl, logits, mean_kl
+from flashpatch.verify.exact.verl_job import Trainer
+
+PADS = 8
+"""Tokens of padding before the prompt."""
+LIMIT = 300
+"""Seconds after which ranks that wait for each other are given up."""
+Way = tuple[str, str, Callable[[], torch.Tensor]]
+"""What is switched, how, and what then gives the model's logits."""
+
+
+def measured(
+    load: Callable[[torch.dtype], torch.nn.Module],
+    checkpoint: str,
+    ids: list[int],
+    engine: torch.Tensor,
+    trainer: Trainer,
+) -> tuple[Cause, ...]:
+    """Return what a trainer does to its model's numbers, each with the gap that is left.
+
+    Args:
+        load: returns the Hugging Face model in a dtype, with eager attention, in evaluation mode.
+        checkpoint: path or name of that model.
+        ids: the tokens that the engine was given.
+        engine: its logits at each position but the last, [T - 1, V].
+        trainer: what the job's does.
+    """
+    small = load(torch.bfloat16)
+    in_bf16 = logits(small, ids)
+    del small  # one model in memory at a time
+    exact = load(torch.float32)
+    wanted = logits(exact, ids)
+    gap = mean_kl(wanted, engine)
+
+    def cause(
+        name: str, to: str, compute: Callable[[], torch.Tensor], kl: Callable[..., float] = mean_kl
+    ) -> Cause:
+        try:
+            left = kl(compute(), engine)
+        except Exception as error:  # of a model's own code, which does not take every batch
+            said = str(error).strip().splitlines() or [type(error).__name__]
+            return Cause(name, to, problem=f"cannot compare here: {said[0].split('. ')[0]}")
+        return Cause(name, to, left, 1 - left / max(gap, 1e-30))
+
+    found = [cause("trainer's dtype", "bfloat16", lambda: in_bf16)]
+    found += [cause(*way) for way in (*batches(exact, ids), *_ulysses(checkpoint, ids, trainer.ranks))]
+    if trainer.truncates:
+        cut = partial(kept_kl, top_p=trainer.top_p, top_k=trainer.top_k)
+        over = f"{trainer.sampling}; the trainer's over"
+        found += [
+            cause("truncated sampling", f"{over} all tokens", lambda: wanted, partial(cut, over_kept=False)),
+            cause("same support", f"{over} the kept", lambda: wanted, partial(cut, over_kept=True)),
+        ]
+    return tuple(found)
+
+
+def batches(model: torch.nn.Module, ids: list[int]) -> Iterator[Way]:
+    """Yield the ways in which trainers give a model a sequence among others.
+
+    Args:
+        model: with eager attention.
+        ids: the sequence.
+    """
+    length, device = len(ids), next(model.parameters()).device
+    row = torch.tensor(ids, device=device)
+    others = [row.roll(-at) for at in range(1, 1 + OTHERS)]
+
+    def forward(at: int, begin: int, **batch: torch.Tensor | None) -> torch.Tensor:
+        """The logits of the sequence that begins at ``begin`` in row ``at``."""
+        with torch.no_grad():
+            found = model(use_cache=False, **batch).logits
+        return found[at, begin : begin + length - 1].float().cpu()
+
+    def attention() -> torch.Tensor:
+        model.set_attn_implementation("sdpa")
+        try:
+            return forward(0, 0, input_ids=row[None])
+        finally:
+            model.set_attn_implementation("eager")
+
+    def padded(positions: bool) -> torch.Tensor:
+        mask = torch.ones(2, PADS + length, dtype=torch.long, device=device)
+        mask[0, :PADS] = 0
+        rows = torch.stack([torch.cat([row.new_zeros(PADS), row]), torch.cat([row[:PADS], others[0]])])
+        counted = {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0)} if positions else {}
+        return forward(0, PADS, input_ids=rows, attention_mask=mask, **counted)
+
+    def packed() -> torch.Tensor:
+        inputs, positions = pack([others[0], row, *others[1:]])
+        return forward(0, length, input_ids=inputs, attention_mask=None, position_ids=positions)
+
+    yield "trainer's attention", "sdpa, transformers' default", attention
+    yield "padding", f"{PADS} tokens before it, beside a longer row", lambda: padded(True)
+    yield "position ids", "none given, under that padding", lambda: padded(False)
+    yield "remove padding", f"packed with {OTHERS} others in one row", packed
+
+
+def pack(sequences: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the sequences in one row, [1, sum of T], and their positions, which begin at 0 in each."""
+    positions = [torch.arange(len(sequence), device=sequence.device) for sequence in sequences]
+    return torch.cat(sequences)[None], torch.cat(positions)[None]
+
+
+def _ulysses(checkpoint: str, ids: list[int], ranks: int) -> Iterator[Way]:
+    if ranks < 2:
+        return
+
+    def compute() -> torch.Tensor:
+        with tempfile.TemporaryDirectory() as folder:
+            asked, answer = Path(folder, "asked.json"), Path(folder, "answer.pt")
+            asked.write_text(json.dumps({"checkpoint": checkpoint, "ids": ids, "answer": str(answer)}))
+            launch = [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                f"--nproc-per-node={ranks}",
+            ]
+            done = subprocess.run(
+                [*launch, "-m", "flashpatch.verify.exact.ulysses", asked],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=LIMIT,
+            )
+            if not answer.exists():
+                lines = [line for line in done.stderr.splitlines() if "Error: " in line] or [
+                    f"exit status {done.returncode}"
+                ]
+                raise RuntimeError(lines[0])
+            return torch.load(answer)
+
+    yield "Ulysses", f"{ranks} ranks, packed with {OTHERS} others", compute
