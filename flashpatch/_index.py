@@ -154,6 +154,7 @@ FAMILIES = {
             "fp8.sglang.tokenizer_end_weight_update": ("sglang.srt.managers.tokenizer_control_mixin",),
             "fp8.sglang.scheduler_init": ("sglang.srt.managers.scheduler",),
             "fp8.sglang.get_next_batch_to_run": ("sglang.srt.managers.scheduler",),
+            "fp8.sglang.generate_request": ("sglang.srt.managers.tokenizer_manager",),
             "fp8.sglang.launch_scheduler_processes": ("sglang.srt.entrypoints.engine",),
             "fp8.verl_sglang.launch_server": ("verl.workers.rollout.sglang_rollout.async_sglang_server",),
             "fp8.verl_sglang.generate": ("verl.workers.rollout.sglang_rollout.async_sglang_server",),

@@ -18,6 +18,7 @@ from typing import Any
 import amx_standin  # noqa: F401  before SGLang
 import sglang_bare
 import sglang_lora
+import sglang_sampled
 import sglang_session
 from sglang_versions import across, versions
 
@@ -91,29 +92,6 @@ def logprobs(engine: Any, count: int = 24) -> list[dict[str, Any]]:
     return [
         dict(prompt=prompt, ids=output["output_ids"], logprobs=values)
         for prompt, output, values in zip(PROMPTS, outputs, said)
-    ]
-
-
-def sampled(
-    engine: Any, times: int, count: int, prompt: list[int], greedy: int = 0, **params: Any
-) -> list[dict[str, Any]]:
-    """Continuations of one prompt, ``times`` sampled and then ``greedy`` greedy ones, in common batches.
-
-    Token ids, the log-probability of each, and, under speculation, how many were accepted per step.
-    """
-    common = dict(max_new_tokens=count, ignore_eos=True)
-    outputs = engine.generate(
-        input_ids=[prompt] * (times + greedy),
-        sampling_params=[dict(common, **params)] * times + [dict(common, temperature=0)] * greedy,
-        return_logprob=True,
-    )
-    return [
-        dict(
-            ids=output["output_ids"],
-            logprobs=[one[0] for one in output["meta_info"]["output_token_logprobs"]],
-            accept=output["meta_info"].get("spec_accept_length"),
-        )
-        for output in outputs
     ]
 
 
@@ -329,7 +307,8 @@ STEPS = {
         answers,
         tokens,
         logprobs,
-        sampled,
+        sglang_sampled.sampled,
+        sglang_sampled.kept,
         refused,
         update,
         loose,

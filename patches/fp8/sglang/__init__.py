@@ -6,6 +6,7 @@ from flashpatch.patches.fp8.sglang import (
     engine_args,
     expected_processes,
     initialize_model,
+    kept_tokens,
     memory,
     reload,
     scheduler_gate,
@@ -37,5 +38,6 @@ PATCHES = (
     weight_version.END,
     scheduler_gate.INIT,
     scheduler_gate.STEP,
+    kept_tokens.PATCH,
     expected_processes.PATCH,
 )

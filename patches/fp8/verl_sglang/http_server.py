@@ -14,6 +14,7 @@ from typing import Any
 from flashpatch import engine
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.precision import fleet
+from flashpatch.patches.fp8.sglang.kept_tokens import HELD
 from flashpatch.patches.fp8.verl.correction import sample_precision
 from flashpatch.record import Contract, Patch
 
@@ -72,8 +73,17 @@ def _scheduler_info() -> Iterator[list[dict[str, Any]]]:
 
 
 async def on_generate(original, self, *args: Any, **kwargs: Any) -> Any:
-    """Around ``generate``; see `complete`."""
-    return await complete(GENERATE, original, self, *args, **kwargs)
+    """Around ``generate``: see `complete`; the sample's log-probabilities are those over the kept tokens, and have their ids,
+    if the engine returned them."""
+    held: list[Any] = []
+    token = HELD.set(held)
+    try:
+        output = await complete(GENERATE, original, self, *args, **kwargs)
+    finally:
+        HELD.reset(token)
+    if held and len(held) == len(output.token_ids):  # without them the trainer stops
+        output.log_probs = held
+    return output
 
 
 async def complete(
@@ -150,12 +160,17 @@ GENERATE = _patch(
     contract=Contract(
         params=("prompt_ids", "sampling_params", "request_id"),
         mentions=("TokenOutput", "output_token_logprobs", "max_new_tokens"),
-        exists=("verl.workers.rollout.replica:TokenOutput.extra_fields",),
+        exists=(
+            "verl.workers.rollout.replica:TokenOutput.extra_fields",
+            "verl.workers.rollout.replica:TokenOutput.log_probs",
+        ),
     ),
     evidence="step",
     when="anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_sglang.launch_servers",
     why="Where SGLang returns another number of log-probabilities than tokens, verl logs an error and trains on an "
-    "empty answer; a request that SGLang refuses ends with an exception that Ray cannot pass on. In a mixed fleet the trainer cannot tell which samples come from an 8-bit replica.",
-    how="Raises for such a sample, unless it was aborted, and with the refusal's text; adds the replica's precision to the extra fields.",
-    remove_when="verl raises, and its samples name their replica.",
+    "empty answer; a request that SGLang refuses ends with an exception that Ray cannot pass on. In a mixed fleet the trainer cannot tell which samples come from an 8-bit replica, "
+    "nor under truncated sampling which tokens were kept.",
+    how="Raises for such a sample, unless it was aborted, and with the refusal's text; adds the replica's precision to the extra "
+    "fields and, with the option support, the kept ids to the log-probabilities.",
+    remove_when="verl raises, and its samples name their replica and have sampling masks.",
 )

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.metadata import version
+
+from packaging.version import Version
 
 from flashpatch.patches._shared.verl_config import Get, JobConfig
 
 ROLLOUT, ACTOR, MODEL = (f"actor_rollout_ref.{name}" for name in ("rollout", "actor", "model"))
 MOST = f"{ROLLOUT}.engine_kwargs.vllm.max_logprobs"
+FIRST_SGLANG = Version("0.5.21")
 ADVICE = "Change these settings, or set fp8's option support=0."
 
 
@@ -20,6 +24,8 @@ def prepare(job: JobConfig, width: int) -> None:
     if not width:
         return
     job.refuse(refusals(job.get, width), "cannot renormalize over the kept tokens with", ADVICE)
+    if job.get(f"{ROLLOUT}.name") == "sglang":
+        return
     most = job.get(MOST)
     if most is None or 0 <= most < width:
         job.set(MOST, width, "the kept tokens are read from the log-probabilities (fp8's option support)")
@@ -30,14 +36,15 @@ def refusals(get: Get, width: int) -> Iterator[str]:
     top_k = get(f"{ROLLOUT}.top_k")
     if not top_k or not 0 < top_k <= width:
         yield f"{ROLLOUT}.top_k={top_k} (support={width} needs one of 1 to {width}: it bounds the kept tokens)"
-    if get(f"{ROLLOUT}.name", "vllm") != "vllm":
-        yield f"{ROLLOUT}.name={get(f'{ROLLOUT}.name')} (kept tokens are read from vLLM)"
-    for path, value in (
-        (f"{ROLLOUT}.logprobs_mode", "processed_logprobs"),
-        (f"{ROLLOUT}.calculate_log_probs", True),
-    ):
-        if get(path) != value:
-            yield f"{path}={get(path)} (kept tokens are read from vLLM's processed log-probabilities: {value})"
+    name = get(f"{ROLLOUT}.name", "vllm")
+    if name not in ("vllm", "sglang"):
+        yield f"{ROLLOUT}.name={name} (kept tokens are read from vLLM and SGLang)"
+    if name == "sglang":
+        yield from _of_sglang(get, width)
+    elif get(f"{ROLLOUT}.logprobs_mode") != "processed_logprobs":
+        yield f"{ROLLOUT}.logprobs_mode={get(f'{ROLLOUT}.logprobs_mode')} (kept tokens are read from processed_logprobs)"
+    if get(f"{ROLLOUT}.calculate_log_probs") is not True:
+        yield f"{ROLLOUT}.calculate_log_probs={get(f'{ROLLOUT}.calculate_log_probs')} (kept tokens come with them: True)"
     if get("trainer.use_v1", True) is False:
         yield "trainer.use_v1=False (the older trainer's samples have no field for them)"
     if get("trainer.v1.trainer_mode") == "stream_async":
@@ -47,6 +54,18 @@ def refusals(get: Get, width: int) -> Iterator[str]:
     for path, why in _SWITCHES.items():
         if get(path):
             yield f"{path}={get(path)} ({why})"
+
+
+def _of_sglang(get: Get, width: int) -> Iterator[str]:
+    installed = Version(version("sglang"))
+    if installed < FIRST_SGLANG:
+        yield f"SGLang {installed} (its sampling masks are read from {FIRST_SGLANG} on)"
+    own = f"{ROLLOUT}.engine_kwargs.sglang"
+    if get(f"{own}.speculative_algorithm"):
+        yield f"{own}.speculative_algorithm={get(f'{own}.speculative_algorithm')} (SGLang has no masks of verified drafts)"
+    most = get(f"{own}.sampling_mask_max_tokens")
+    if most is not None and most < width:
+        yield f"{own}.sampling_mask_max_tokens={most} (SGLang stops a request that keeps more; support={width})"
 
 
 _SWITCHES = {

@@ -64,6 +64,27 @@ def test_a_job_prints_its_certificate_and_trains(world, tmp_path):
     check(done.stdout, live(tmp_path), 0.01, corrected=False)  # its own engine is no evidence of the job's
 
 
+@pytest.mark.full
+@pytest.mark.skipif(lab.OLD, reason="SGLang 0.5.12 has no sampling masks")
+def test_ratios_over_the_kept_tokens_are_one(world, tmp_path):
+    """SGLang's own log-probabilities, and so the ratios, are over all tokens, from which none was drawn."""
+    config = tmp_path / "flashpatch.toml"
+    config.write_text("[fp8]\nsupport = 40\n")
+    cut = ("actor_rollout_ref.rollout.top_p=0.8", "actor_rollout_ref.rollout.top_k=20")
+    done = train(world, tmp_path, *SGLANG, *cut, FLASHPATCH="cpu,bf16", FLASHPATCH_CONFIG=str(config))
+    assert done.returncode == 0, done.stdout[-8000:]
+    processes = live(tmp_path)
+    check(done.stdout, processes, 0.05, corrected=False)
+    assert metrics(done.stdout, "mismatch/ratio_mean") == pytest.approx([1, 1], abs=5e-3)
+    assert max(metrics(done.stdout, "mismatch/k3")) < 1e-3
+
+    def calls(patch: str) -> int:
+        return sum(one["patches"].get(patch, {}).get("calls", 0) for one in processes)
+
+    assert calls("fp8.verl.agent_loop_output_as_dict") == 64 <= calls("fp8.sglang.generate_request")
+    assert calls("fp8.verl.prepare_model_outputs") >= 4 and calls("fp8.verl.logprobs_from_logits") >= 4
+
+
 @pytest.mark.skipif(not lab.OLD, reason="newer versions have their jobs below, and in tests/patches/fsdp")
 def test_four_families_on_the_version_that_stock_verl_installs(world, tmp_path):
     done = train(world, tmp_path, *SGLANG, FLASHPATCH="cpu,int8,grpo,fsdp", **QUANTIZED)

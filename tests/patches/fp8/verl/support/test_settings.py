@@ -12,6 +12,7 @@ from flashpatch.errors import PatchError
 from flashpatch.patches._shared.verl_config import JobConfig
 from flashpatch.patches.fp8.verl.correction import truncated_sampling
 from flashpatch.patches.fp8.verl.correction.truncated_sampling import CORRECTION, NOTE, ROLLOUT
+from flashpatch.patches.fp8.verl.support import settings
 from flashpatch.patches.fp8.verl.support.settings import ACTOR, MODEL, MOST, prepare
 
 GOOD = {
@@ -50,7 +51,7 @@ def test_vllm_may_return_as_many_log_probabilities(most, then):
     [
         (f"{ROLLOUT}.top_k", -1, "bounds the kept tokens"),
         (f"{ROLLOUT}.top_k", 33, "one of 1 to 32"),
-        (f"{ROLLOUT}.name", "sglang", "read from vLLM"),
+        (f"{ROLLOUT}.name", "trtllm", "read from vLLM and SGLang"),
         (f"{ROLLOUT}.logprobs_mode", "raw_logprobs", "processed_logprobs"),
         (f"{ROLLOUT}.calculate_log_probs", False, "True"),
         ("trainer.use_v1", False, "older trainer"),
@@ -71,6 +72,35 @@ def test_what_stands_against_it_is_named(path, value, why):
     assert MOST not in job.values
     prepare(job, 0)  # off, nothing is asked for
     assert MOST not in job.values
+
+
+SGLANG = {f"{ROLLOUT}.name": "sglang", f"{ROLLOUT}.logprobs_mode": "raw_logprobs"}
+OWN = f"{ROLLOUT}.engine_kwargs.sglang"
+
+
+def test_of_sglang_nothing_is_to_be_set(monkeypatch):
+    monkeypatch.setattr(settings, "version", lambda name: "0.5.21")
+    job = Job(SGLANG)
+    prepare(job, 32)
+    assert job.values == {**GOOD, **SGLANG}
+
+
+@pytest.mark.parametrize(
+    ("changes", "installed", "why"),
+    [
+        ({}, "0.5.12", r"SGLang 0\.5\.12 \(.*from 0\.5\.21 on"),
+        (
+            {f"{OWN}.speculative_algorithm": "EAGLE"},
+            "0.5.23",
+            "speculative_algorithm=EAGLE .*verified drafts",
+        ),
+        ({f"{OWN}.sampling_mask_max_tokens": 16}, "0.5.23", "sampling_mask_max_tokens=16 .*support=32"),
+    ],
+)
+def test_what_stands_against_it_on_sglang_is_named(monkeypatch, changes, installed, why):
+    monkeypatch.setattr(settings, "version", lambda name: installed)
+    with pytest.raises(PatchError, match=why):
+        prepare(Job({**SGLANG, **changes}), 32)
 
 
 @pytest.mark.parametrize(("width", "warned"), [(0, True), (32, False)])
