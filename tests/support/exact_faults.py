@@ -78,7 +78,7 @@ def _softcap(config: dict) -> None:
 
 
 def _attention_softcap(config: dict) -> None:
-    config["attn_logit_softcapping"] = None
+    config["attn_logit_softcapping"] = 0.0  # none, in a word that SGLang's kernels take too
 
 
 FAULTS: dict[str, tuple[str, Callable[[Any], None], str, str]] = {

@@ -48,11 +48,11 @@ ENGINE: dict[str, Any] = dict(
 )
 
 
-def checkpoint(root: Path, family: str, seed: int) -> str:
-    """A tiny random bf16 model on disk."""
+def checkpoint(root: Path, family: str, seed: int, **overrides: Any) -> str:
+    """A tiny random bf16 model on disk; ``overrides`` change its configuration."""
     from vllm_lab import models
 
-    return str(models.checkpoint(root, family, seed))
+    return str(models.checkpoint(root, family, seed, **overrides))
 
 
 def int8_checkpoint(root: Path, family: str, seed: int) -> str:

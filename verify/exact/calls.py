@@ -35,16 +35,18 @@ class Call:
 def recorded(model: torch.nn.Module) -> Iterator[list[Call]]:
     """Within, append each call of a module of ``model`` to the list yielded, in the order in which they begin."""
     calls: list[Call] = []
-    places: list[int] = []
+    begun: list[tuple[int, list[torch.Tensor]]] = []  # places, and the two parts of a sum
 
     def before(module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
-        places.append(len(calls))
+        begun.append((len(calls), [_host(part) for part in _added(module, args, kwargs)]))
         given, parts = given_to(module, args, kwargs)
         calls.append(Call(names[id(module)], _host(given), torch.empty(0), parts))
 
     def after(module: torch.nn.Module, args: tuple, kwargs: dict, returned: Any) -> None:
-        place = places.pop()
+        place, added = begun.pop()
         calls[place] = replace(calls[place], returned=_host(first_tensor(returned)))
+        if added and added[0].any() and _passed_on(added[1], returned):
+            calls[place] = replace(calls[place], given=added[0])
 
     names = {id(module): name for name, module in model.named_modules() if name}
     hooks = []
@@ -73,11 +75,23 @@ def given_to(module: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[torch.
     wide = [tensor for tensor in tensors if tensor.is_floating_point()]
     if not wide:
         return (tensors[0] if tensors else torch.empty(0)), 1
-    alike = [tensor for tensor in wide if tensor.shape == wide[0].shape]
+    if added := _added(module, args, kwargs):
+        return added[0].float() + added[1].float(), 1
+    return wide[0], sum(tensor.shape == wide[0].shape for tensor in wide)
+
+
+def _added(module: torch.nn.Module, args: tuple, kwargs: dict) -> list[torch.Tensor]:
+    """The values and the residual that a fused norm is given; none of another module."""
+    wide = [tensor for tensor in tensors_in((*args, *kwargs.values())) if tensor.is_floating_point()]
     kind = type(module).__name__
-    if "Norm" in kind and "Gated" not in kind and len(alike) == len(wide) == 2:
-        return wide[0].float() + wide[1].float(), 1
-    return wide[0], len(alike)
+    is_fused = "Norm" in kind and "Gated" not in kind and len(wide) == 2 and wide[0].shape == wide[1].shape
+    return wide if is_fused else []
+
+
+def _passed_on(residual: torch.Tensor, returned: Any) -> bool:
+    """Whether a norm gave the residual back as it was, as Cohere's does: it added nothing to it."""
+    found = tensors_in(returned) if isinstance(returned, (list, tuple)) else []
+    return len(found) == 2 and torch.equal(_host(found[1]), residual)
 
 
 def first_tensor(returned: Any) -> torch.Tensor:

@@ -27,10 +27,10 @@ from flashpatch.verify.exact.engine import Pass, first_change, joined, rows_of
 from flashpatch.verify.exact.shards import HEAD
 
 LENGTH = "context_length"
+ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PARALLEL = ("tp_size", "pp_size", "dp_size", "ep_size")
 NOT_READ = {
-    "adapter": "and on SGLang adapters are not compared",
-    "lora_paths": "and on SGLang adapters are not compared",
+    "lora_paths": "and of adapters one is compared: name its folder as adapter",
     "speculative_algorithm": "and drafts are not compared: leave it out, the target's numbers are the same",
 }
 
@@ -62,13 +62,25 @@ def ignored(runner: Any, settings: Mapping[str, Any]) -> str:
 @contextmanager
 def opened(**arguments: Any) -> Iterator[Any]:
     """Yield SGLang's runner for ``bench_one_batch``, eager, whose model is in this process; it ends with the block."""
+    adapted: dict[str, Any] = {}
+    if arguments.get("enable_lora"):
+        adapted = {"max_lora_rank": 64, "lora_target_modules": list(ADAPTED)}
     if accelerator.found() is None:
         os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")  # SGLang asks for it before it takes a CPU
+        if adapted:
+            adapted["lora_backend"] = "torch_native"  # the others are in Triton
     bench = _bench()
     from sglang.srt.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
     from sglang.srt.server_args import PortArgs, ServerArgs
 
-    settings = {"disable_cuda_graph": True, "skip_tokenizer_init": True, "random_seed": 0, **arguments}
+    settings = {
+        "disable_cuda_graph": True,
+        "disable_radix_cache": True,  # there is none here, and hybrid models on a CPU are refused with it
+        "skip_tokenizer_init": True,
+        "random_seed": 0,
+        **adapted,
+        **arguments,
+    }
     # A model without a tokenizer is compared too; standard output is the report's.
     with redirect_stdout(sys.stderr), mock.patch.object(bench, "get_tokenizer"):
         args = ServerArgs(**settings)
@@ -106,15 +118,15 @@ def _configure(bench: Any, args: Any) -> None:
 
 
 def prefill(runner: Any, ids: list[int], adapter: str = "", read: str = ALONE) -> Pass:
-    """Let the engine read the tokens ``ids``; return what its modules did.
+    """Let the engine read the tokens ``ids``, under a LoRA adapter if one is named; return what its modules did.
 
     Args:
         runner: that was `opened`.
         ids: one sequence.
-        adapter: none, see `refusal`.
+        adapter: its folder.
         read: one of `causes.WAYS`.
     """
-    bench, length = _bench(), len(ids)
+    bench, length, under = _bench(), len(ids), _loaded(runner, adapter) if adapter else None
     if read == CACHED and length <= BLOCK:
         return Pass(
             [], torch.empty(0), "", f"the prompt has {length} tokens, and {BLOCK} are to come before others"
@@ -122,7 +134,12 @@ def prefill(runner: Any, ids: list[int], adapter: str = "", read: str = ALONE) -
 
     def asked(*prompts: list[int]) -> list[Any]:
         runner.clear()
-        return bench.prepare_synthetic_inputs_for_latency_test(len(prompts), len(prompts[0]), list(prompts))
+        requests = bench.prepare_synthetic_inputs_for_latency_test(
+            len(prompts), len(prompts[0]), list(prompts)
+        )
+        for request in requests:
+            request.lora_id = under
+        return requests
 
     def calls_of(requests: list[Any]) -> list[Call]:
         with redirect_stdout(sys.stderr), _whole(runner.torch_runner.model) as calls:
@@ -148,6 +165,18 @@ def prefill(runner: Any, ids: list[int], adapter: str = "", read: str = ALONE) -
     modules, logits = joined(calls)
     whole = logits[:-1] if len(logits) == length else torch.empty(0)
     return Pass(modules, whole, runner.torch_runner.model_config.quantization or "")
+
+
+def _loaded(runner: Any, folder: str) -> str:
+    """Load an adapter, once; return the name that requests are served under."""
+    from sglang.srt.lora.lora_registry import LoRARef
+
+    if folder not in runner.torch_runner.lora_manager.loras:
+        ref = LoRARef(lora_id=folder, lora_name=folder, lora_path=folder, pinned=False)
+        found = runner.torch_runner.load_lora_adapter(ref)
+        if not found.success:
+            raise RuntimeError(f"SGLang does not load the adapter {folder}: {found.error_message}")
+    return folder
 
 
 @contextmanager

@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from vllm_lab.families import MORE
+
 VOCAB = 256
 MAX_LENGTH = 512
 
@@ -70,6 +72,7 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             sliding_window=64,
             attn_logit_softcapping=0.5,
             final_logit_softcapping=1.0,
+            hidden_act="gelu_pytorch_tanh",  # which published ones have too, and SGLang reads
         ),
     ),  # scores and logits are capped, here as low as random weights take them
     "glm4-moe": (
@@ -228,7 +231,7 @@ def _write(directory: Path, family: str, seed: int, overrides: Mapping[str, Any]
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    model_type, extra = FAMILIES[family]
+    model_type, extra = {**FAMILIES, **MORE}[family]
     config = AutoConfig.for_model(model_type, **{**_SMALL, **extra, **overrides})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     with torch.no_grad():

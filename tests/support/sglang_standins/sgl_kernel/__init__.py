@@ -1,6 +1,6 @@
 """Operators of SGLang's kernel package for a CPU without that package, in plain PyTorch."""
 
-from . import attention, packed  # noqa: F401  they register torch.ops.sgl_kernel.*
+from . import attention, experts, mamba, packed  # noqa: F401  they register torch.ops.sgl_kernel.*
 from .cache import (
     assign_draft_cache_locs_contiguous_cpu,
     assign_extend_cache_locs_cpu,

@@ -97,7 +97,9 @@ def extend_attention(
     tree_mask=None,
     is_causal=True,
 ):
-    """Several new tokens per request, whose keys and values are in the buffers already.
+    """Several new tokens per request, whose keys and values are given or, with those before, in the buffers.
+
+    Given ones may be of other sizes than the buffers', which MLA fills with latents, where nothing comes before them.
 
     ``tree_mask`` holds, request after request, bool [new, columns]; columns are the whole sequence or, where the
     sizes say so, the new tokens alone.
@@ -105,7 +107,7 @@ def extend_attention(
     own_only = tree_mask is not None and tree_mask.numel() == int((new.long() ** 2).sum())
     read = 0
     for row, length, count, start in zip(rows.tolist(), lengths.tolist(), new.tolist(), starts.tolist()):
-        here, there = torch.arange(length - count, length)[:, None], torch.arange(length)[None]
+        at, there = torch.arange(length - count, length)[:, None], torch.arange(length)[None]
         if tree_mask is not None:
             columns = count if own_only else length
             visible = torch.ones(count, length, dtype=torch.bool)
@@ -113,13 +115,20 @@ def extend_attention(
             visible[:, length - columns :] = given.bool()
             read += count * columns
         else:
-            visible = there <= here if is_causal else torch.ones(count, length, dtype=torch.bool)
+            visible = there <= at if is_causal else torch.ones(count, length, dtype=torch.bool)
         if window > 0:
-            visible = visible & (there > here - window)
-        slots = table[row, :length].long()
-        o[start : start + count] = _attend(
-            q[start : start + count], k_buffer[slots], v_buffer[slots], scale, cap, visible, sinks
+            visible = visible & (there > at - window)
+        slots, here = table[row, :length].long(), slice(start, start + count)
+        keys, values = (
+            buffer[slots] if own is None else _behind(buffer[slots[: length - count]], own[here])
+            for buffer, own in ((k_buffer, k), (v_buffer, v))
         )
+        o[here] = _attend(q[here], keys, values, scale, cap, visible, sinks)
+
+
+def _behind(before, own):
+    """The rows of a buffer, then a request's own."""
+    return torch.cat([before.to(own.dtype), own]) if len(before) else own
 
 
 @operator(

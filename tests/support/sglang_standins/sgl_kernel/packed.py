@@ -66,11 +66,34 @@ def add_rms_norm(x, residual, weight, eps):
     x.copy_(rms_norm(residual, weight, eps))
 
 
+@operator("gemma_rmsnorm_cpu(Tensor x, Tensor weight, float eps) -> Tensor")
+def gemma_norm(x, weight, eps):
+    """The same, scaled by 1 + weight in float32."""
+    return rms_norm(x.float(), 1 + weight.float(), eps).to(x.dtype)
+
+
+operator("gemma3_rmsnorm_cpu(Tensor x, Tensor weight, float eps) -> Tensor")(gemma_norm)
+
+
+@operator("gemma_fused_add_rmsnorm_cpu(Tensor(a!) x, Tensor(b!) residual, Tensor weight, float eps) -> ()")
+def add_gemma_norm(x, residual, weight, eps):
+    """As `add_rms_norm`."""
+    residual.add_(x)
+    x.copy_(gemma_norm(residual, weight, eps))
+
+
 @operator("silu_and_mul_cpu(Tensor x) -> Tensor")
 def silu_and_mul(x):
     """silu(first half) * second half."""
     gate, up = x.chunk(2, -1)
     return F.silu(gate) * up
+
+
+@operator("gelu_tanh_and_mul_cpu(Tensor x) -> Tensor")
+def gelu_and_mul(x):
+    """gelu(first half), by its approximation with tanh, * second half."""
+    gate, up = x.chunk(2, -1)
+    return F.gelu(gate, approximate="tanh") * up
 
 
 @operator(

@@ -1,0 +1,53 @@
+"""More models than `models.FAMILIES` has, for what needs no engine of each: those that differ from Llama in one thing or another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+MORE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "mistral": ("mistral", dict(head_dim=64, sliding_window=None)),
+    "olmo": ("olmo", dict(num_key_value_heads=4)),  # norms without weights
+    "olmo2": ("olmo2", {}),  # norms behind attention and mlp, and over all heads of q and k at once
+    "olmo3": ("olmo3", dict(sliding_window=64)),
+    "granite": (
+        "granite",
+        dict(embedding_multiplier=1.5, residual_multiplier=0.8, attention_multiplier=0.1, logits_scaling=2.0),
+    ),
+    "glm4": ("glm4", dict(head_dim=64)),  # four norms a layer, pairs of features turned side by side
+    "starcoder2": ("starcoder2", {}),  # norms with means and biases, no gate
+    "stablelm": ("stablelm", {}),  # a quarter of each head is turned
+    "persimmon": ("persimmon", dict(num_key_value_heads=4)),  # q, k, v head by head, squared ReLU
+    "apertus": ("apertus", {}),  # xIELU
+    "smollm3": ("smollm3", {}),
+    "gemma": ("gemma", dict(head_dim=64, tie_word_embeddings=True)),
+    "cohere": ("cohere", dict(tie_word_embeddings=True)),  # attention and mlp side by side
+    "cohere2": ("cohere2", dict(head_dim=64, tie_word_embeddings=True, sliding_window=64)),
+    "gpt2": ("gpt2", dict(num_key_value_heads=4, tie_word_embeddings=True)),  # learned positions
+    "phi": ("phi", dict(num_key_value_heads=4)),  # a bias of the head
+    "ernie4": ("ernie4_5", dict(head_dim=64)),
+    "ernie4-moe": (
+        "ernie4_5_moe",
+        dict(
+            moe_num_experts=4,
+            moe_k=2,
+            moe_intermediate_size=128,
+            moe_num_shared_experts=1,
+            moe_layer_start_index=0,
+        ),
+    ),
+    "granite-moe": (
+        "granitemoe",
+        dict(num_local_experts=4, num_experts_per_tok=2, intermediate_size=128),
+    ),
+    "qwen2-moe": (
+        "qwen2_moe",
+        dict(
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=128,
+            shared_expert_intermediate_size=128,
+            decoder_sparse_step=1,
+        ),
+    ),  # a gate of its shared expert
+}
