@@ -51,6 +51,12 @@ def _drop_router_bias(tensors: Tensors) -> None:
     tensors[f"{LAYER}.mlp.gate.e_score_correction_bias"].zero_()
 
 
+def _keep_router(tensors: Tensors) -> None:
+    """The router of an older policy."""
+    weight = tensors[f"{LAYER}.mlp.gate.weight"]
+    weight.copy_(weight.roll(1, 0))
+
+
 def _round_norm(tensors: Tensors) -> None:
     """A norm whose weights went through eight bits."""
     import torch
@@ -90,6 +96,7 @@ FAULTS: dict[str, tuple[str, Callable[[Any], None], str, str]] = {
     "rms eps": ("llama", _epsilon, "config", "model.layers.0.input_layernorm"),
     "experts exchanged": ("qwen3-moe", _permute_experts, "tensors", f"{LAYER}.mlp"),
     "router bias": ("glm4-moe", _drop_router_bias, "tensors", f"{LAYER}.mlp"),
+    "router stale": ("qwen3-moe", _keep_router, "tensors", f"{LAYER}.mlp.gate"),
     "a norm in eight bits": ("llama", _round_norm, "tensors", f"{LAYER}.post_attention_layernorm"),
     "softcap of logits": ("gemma2", _softcap, "config", "logits"),
     "softcap of attention": ("gemma2", _attention_softcap, "config", "into model.layers.0.self_attn.o_proj"),

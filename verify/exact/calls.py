@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from flashpatch.verify.exact.routers import is_router, logits_of
+
 
 @dataclass(frozen=True)
 class Call:
@@ -18,7 +20,7 @@ class Call:
         name: of the module in its model.
         given: first tensor of the arguments, [T, ...], of a norm summed with the residual if it is given one: float32 on the
             host, or ids.
-        returned: first tensor of what was returned, [T, ...], float32 on the host.
+        returned: first tensor of what was returned, a router's logits, [T, ...], float32 on the host.
         parts: how many tensors of the first one's shape it was given, as values and a gate; a sum is one.
         given_by, returned_by: the rank of each column, None if they are every rank's.
     """
@@ -44,7 +46,7 @@ def recorded(model: torch.nn.Module) -> Iterator[list[Call]]:
 
     def after(module: torch.nn.Module, args: tuple, kwargs: dict, returned: Any) -> None:
         place, added = begun.pop()
-        calls[place] = replace(calls[place], returned=_host(first_tensor(returned)))
+        calls[place] = replace(calls[place], returned=_host(_tensor(calls[place].name, returned)))
         if added and added[0].any() and _passed_on(added[1], returned):
             calls[place] = replace(calls[place], given=added[0])
 
@@ -100,6 +102,10 @@ def first_tensor(returned: Any) -> torch.Tensor:
         return returned
     found = tensors_in(returned) if isinstance(returned, (list, tuple)) else []
     return found[0] if found else torch.empty(0)
+
+
+def _tensor(name: str, returned: Any) -> torch.Tensor:
+    return logits_of(returned) if is_router(name, returned) else first_tensor(returned)
 
 
 def _host(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,8 +12,9 @@ from flashpatch.verify.exact.certificate import DISTRIBUTIONS, Certificate, Plac
 from flashpatch.verify.exact.distributions import likeliest, logits, mean_kl
 from flashpatch.verify.exact.engine import Pass
 from flashpatch.verify.exact.forced import Gap, gaps, pairs
-from flashpatch.verify.exact.names import FUSED, counterparts, unwrapped
+from flashpatch.verify.exact.names import FUSED, counterparts, spellings
 from flashpatch.verify.exact.noise import rounded
+from flashpatch.verify.exact.routers import ROUTER, choosing
 from flashpatch.verify.exact.shards import AGREE, some
 
 _NUMBER = re.compile(r"\.\d+(?=\.)")  # of a layer
@@ -59,8 +60,11 @@ def compare(load: Callable[[torch.dtype], torch.nn.Module], ids: list[int], engi
     places = _ordered([*apart, *places], engine.calls)
     kl, largest = mean_kl(wanted, engine.logits), likeliest(wanted, engine.logits)
     kl_rounding, largest_rounding = mean_kl(wanted, near), likeliest(wanted, near)
+    bound = max(FACTOR**2 * kl_rounding, FLOOR**2)
+    if kl > bound and not any(place.differs for place in places):
+        bound += _by_choice(exact, ids, same, wanted)
     # The last place: a difference that no module has that is compared.
-    places.append(Place(DISTRIBUTIONS, kl, max(FACTOR**2 * kl_rounding, FLOOR**2)))
+    places.append(Place(DISTRIBUTIONS, kl, bound))
     known, called = {name for name, _ in exact.named_modules()}, {call.name for call in engine.calls}
     left = [_NUMBER.sub(".*", name) for name in engine.left if counterparts(name, known, called)]
     return Certificate(
@@ -68,6 +72,18 @@ def compare(load: Callable[[torch.dtype], torch.nn.Module], ids: list[int], engi
         quantization=engine.quantization,
         left_out=tuple(f"{name}, which cannot be joined from its ranks" for name in dict.fromkeys(left)),
     )
+
+
+def _by_choice(
+    model: torch.nn.Module, ids: list[int], leading: dict[str, tuple[Call, int]], wanted: torch.Tensor
+) -> float:
+    """The KL that comes with the experts that the engine's routers chose, whichever it took of those with equal logits."""
+    routers = {name: call.returned for name, (call, _) in leading.items() if ROUTER.search(name)}
+    found = 0.0
+    for later in (False, True) if routers else ():
+        with choosing(model, routers, later):
+            found += mean_kl(wanted, logits(model, ids))
+    return found
 
 
 def _place(gap: Gap, rounding: dict[str, float]) -> Place:
@@ -87,10 +103,10 @@ def _ordered(places: list[Place], calls: list[Call]) -> list[Place]:
 
 def _noise(place: str, rounding: dict[str, float]) -> float:
     """The largest rounding of the modules that make up a place; that of the worst place if none of its name is known."""
-    place = unwrapped(place)
-    head, _, last = place.rpartition(".")
+    places = spellings(place)
+    head, _, last = places[0].rpartition(".")
     if place == "logits":
         last = "lm_head"  # which engines apply without calling it
-    names = [place, last, *(f"{head}.{part}" for part in FUSED.get(last, ()))]
+    names = [*places, last, *(f"{head}.{part}" for part in FUSED.get(last, ()))]
     known = [rounding[name] for name in names if name in rounding]
     return max(known or rounding.values())

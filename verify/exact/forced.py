@@ -1,7 +1,8 @@
 """Run the trainer's model along an engine's forward pass, module by module.
 
 Each module that both models have is given what the engine's module was given, and what the engine's returned goes on to the
-next. So a difference shows where it arises and is carried no further.
+next. So a difference shows where it arises and is carried no further. A router's logits go on too: the experts that they choose are
+compared, whatever rounding did to the choice.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 
 from flashpatch.verify.exact.calls import Call, first_tensor, given_to
 from flashpatch.verify.exact.names import counterparts
+from flashpatch.verify.exact.routers import decided, following, is_router, logits_of
 from flashpatch.verify.exact.shards import HEAD
 
 
@@ -98,6 +100,8 @@ class _State:
         self.leading, self.found = leading, found
         #: Modules of the engine that are given something else than their namesakes.
         self.unlike: set[str] = set()
+        #: By name of a block of experts, which tokens' are the same in both models.
+        self.decided: dict[str, torch.Tensor] = {}
 
     def attach(self, name: str, module: torch.nn.Module) -> list[Any]:
         call, start = self.leading[name]
@@ -105,7 +109,7 @@ class _State:
         def before(module: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
             incoming, parts = given_to(module, args, kwargs)
             # Some norms are given heads first, some modules a residual that their namesakes are not.
-            in_rows = incoming.dim() < 2 or incoming.shape[1] == call.given.shape[0]
+            in_rows = incoming.dim() < 2 or call.given.shape[0] in incoming.shape[:2]
             alike = incoming.numel() == call.given.numel() and parts == call.parts
             if not alike or not in_rows or "Scaled" in type(module).__name__:
                 self.unlike.add(call.name)
@@ -117,15 +121,25 @@ class _State:
         def after(module: torch.nn.Module, args: tuple, kwargs: dict, returned: Any) -> Any:
             if call.name in self.unlike:
                 return None
-            ours = first_tensor(returned)
+            routes = is_router(name, returned)
+            ours = logits_of(returned) if routes else first_tensor(returned)
             rows = call.returned.reshape(call.returned.shape[0], -1)
             width = ours.numel() // rows.shape[0]
             theirs = rows[:, start : start + width]
             if theirs.numel() != ours.numel():
                 return None
             owners = call.returned_by
-            self.note(call.name, ours, theirs, None if owners is None else owners[start : start + width])
-            return theirs.reshape(ours.shape).to(ours) if isinstance(returned, torch.Tensor) else None
+            owners = None if owners is None else owners[start : start + width]
+            kept = self.decided.get(name, slice(None))
+            self.note(call.name, ours.reshape(theirs.shape)[kept], theirs[kept], owners)
+            if routes:
+                returned = following(module, args, kwargs, theirs)
+                self.decided[name.rpartition(".")[0]] = decided(theirs, returned)
+                return returned
+            goes_on = theirs.reshape(ours.shape).to(ours)
+            if not isinstance(returned, tuple):
+                return goes_on if isinstance(returned, torch.Tensor) else None
+            return tuple(goes_on if value is ours else value for value in returned)
 
         return [
             module.register_forward_pre_hook(before, with_kwargs=True),
@@ -139,10 +153,10 @@ class _State:
 
         Args:
             place: see `Gap`.
-            ours, theirs: as many values each.
+            ours, theirs: as many values each; where there are none, nothing is kept.
             owners: the rank of each column.
         """
-        if ours.numel() != theirs.numel() or not ours.is_floating_point():
+        if ours.numel() != theirs.numel() or not ours.numel() or not ours.is_floating_point():
             return
         other = theirs.reshape(theirs.shape[0], -1)
         mine = ours.detach().float().cpu().reshape(other.shape)

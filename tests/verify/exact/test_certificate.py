@@ -19,11 +19,12 @@ from flashpatch.verify.exact.certificate import DISTRIBUTIONS
 
 pytestmark = [pytest.mark.vllm]
 
-SOON = ("q and k swapped", "rope theta")
-HONEST = ("llama",)
+SOON = ("q and k swapped", "rope theta", "experts exchanged")
+HONEST = ("llama", "qwen2-tied", "qwen3-moe")
+SYNCED = ("llama", "qwen2-tied")
 MORE = (
-    *("qwen2", "qwen2-tied", "llama-tied", "llama-biased", "qwen3", "phi3", "gemma2", "gemma3"),
-    *("qwen3-moe", "mixtral", "glm4-moe", "olmoe", "gpt-oss"),
+    *("qwen2", "llama-tied", "llama-biased", "qwen3", "phi3", "gemma2", "gemma3"),
+    *("mixtral", "glm4-moe", "olmoe", "gpt-oss"),
     *("qwen3-next", "mamba2", "granite-moe-hybrid", "nemotron-h", "falcon-h1", "deepseek-v3", "bloom"),
 )
 YARN = dict(
@@ -56,9 +57,9 @@ def certify(monkeypatch):
 @pytest.mark.parametrize("family", some_full((*HONEST, *MORE), HONEST))
 def test_an_honest_engine_agrees(certify, tmp_path, family: str) -> None:
     model = models.checkpoint(tmp_path, family, **CHANGED.get(family, {}))
-    found = certify(model, syncs=2 * (family in HONEST))
+    found = certify(model, syncs=2 * (family in SYNCED))
     assert found.ok and len(found.places) >= 15, (found.first, found.problem, found.syncs)
-    assert found.syncs == ("", "") or family not in HONEST
+    assert found.syncs == ("", "") or family not in SYNCED
 
 
 def _with_outliers(folder: Path) -> Path:
@@ -77,10 +78,10 @@ def _with_outliers(folder: Path) -> Path:
     return model
 
 
-def _printed(folder: Path, precision: str, *options: str) -> dict:
+def _printed(model: Path, precision: str, *options: str) -> dict:
     """What the command prints of an honest model, with the engine in the precision that FLASHPATCH gives it."""
-    command = [Path(sys.executable).with_name("flashpatch-verify"), "exact", _with_outliers(folder)]
-    variables = {**os.environ, "FLASHPATCH": precision, "FLASHPATCH_LEDGER": str(folder / "ledger")}
+    command = [Path(sys.executable).with_name("flashpatch-verify"), "exact", model]
+    variables = {**os.environ, "FLASHPATCH": precision, "FLASHPATCH_LEDGER": str(model.parent / "ledger")}
     done = subprocess.run(
         [*command, "--json", "--engine", json.dumps(SMALL), *options],
         env=variables,
@@ -94,13 +95,24 @@ def _printed(folder: Path, precision: str, *options: str) -> dict:
 
 @pytest.mark.parametrize("precision", some_full(("int8", "fp8"), ()))
 def test_rounding_to_eight_bits_is_no_fault(tmp_path, precision: str) -> None:
-    found = _printed(tmp_path, precision, "--syncs=2")
+    found = _printed(_with_outliers(tmp_path), precision, "--syncs=2")
     assert found["ok"] and found["kl_rounding"] > 1e-4 and found["syncs"] == ["", ""]
 
 
 @pytest.mark.full
+def test_experts_that_a_sync_leaves_wrong_are_named(certify, tmp_path) -> None:
+    """Those of vLLM 0.31 and 0.32 on a CPU compute something else after `reload_weights`, but where a precision is armed."""
+    import vllm
+
+    model = models.checkpoint(tmp_path, "qwen3-moe")
+    wrong = Version(vllm.__version__) >= Version("0.31")
+    assert certify(model, syncs=1).syncs == ("model.layers.0.mlp.experts" if wrong else "",)
+    assert _printed(model, "bf16", "--syncs=2")["syncs"] == ["", ""]
+
+
+@pytest.mark.full
 def test_the_weights_have_the_largest_share(tmp_path) -> None:
-    found = _printed(tmp_path, "int8", "--causes")
+    found = _printed(_with_outliers(tmp_path), "int8", "--causes")
     weights, *others = found["causes"]
     assert (weights["name"], weights["to"]) == ("weights", "16 bits"), found["causes"]
     assert weights["share"] == pytest.approx(1 - weights["kl"] / found["kl"]) and weights["share"] > 0.8
@@ -151,9 +163,10 @@ def test_a_compiled_engine_is_compared_by_its_distributions(certify, tmp_path) -
 def test_a_planted_fault_is_named(certify, tmp_path, fault: str) -> None:
     family, _, where, place = FAULTS[fault]
     source = models.checkpoint(tmp_path, family)
-    found = certify(source, syncs=2 * (fault in SOON), model=str(plant(source, fault, tmp_path)))
+    synced = fault in SOON and family in SYNCED
+    found = certify(source, syncs=2 * synced, model=str(plant(source, fault, tmp_path)))
     assert not found.ok and found.first.name == place
-    if fault in SOON:  # a sync brings the weights as they should be
+    if synced:  # a sync brings the weights as they should be
         assert found.syncs == (place if where == "tensors" else "",) * 2
 
 

@@ -24,6 +24,7 @@ HONEST = {
     "qwen3": dict(num_key_value_heads=1),  # both ranks have the one head of keys
     "phi3": {},
     "glm4-moe": dict(scoring_func="sigmoid"),  # with an expert that all tokens share
+    "qwen3-next": {},  # of one token two experts have the same logit
 }
 
 
