@@ -23,7 +23,7 @@ SOON = ("q and k swapped", "rope theta", "experts exchanged")
 HONEST = ("llama", "qwen2-tied", "qwen3-moe")
 SYNCED = ("llama", "qwen2-tied")
 MORE = (
-    *("qwen2", "llama-tied", "llama-biased", "qwen3", "phi3", "gemma2", "gemma3"),
+    *("qwen2", "llama-tied", "llama-biased", "qwen3", "phi3", "gemma2", "gemma3", "cohere"),
     *("mixtral", "glm4-moe", "olmoe", "gpt-oss"),
     *("qwen3-next", "mamba2", "granite-moe-hybrid", "nemotron-h", "falcon-h1", "deepseek-v3", "bloom"),
 )
@@ -175,6 +175,13 @@ def test_a_norm_that_the_trainer_does_not_group_is_named(certify, tmp_path) -> N
     """Hugging Face's Mamba-2 normalizes over all groups at once, vLLM over each, as the authors' code does."""
     found = certify(models.checkpoint(tmp_path, "mamba2"))
     assert found.first.name == "backbone.layers.0.mixer.norm" and found.kl > 100 * found.kl_rounding
+
+
+@pytest.mark.full
+def test_a_window_that_the_trainers_model_has_shorter_is_named(certify, tmp_path) -> None:
+    """Cohere 2 was trained, as vLLM's source says, with a token more than Hugging Face gives it."""
+    found = certify(models.checkpoint(tmp_path, "cohere2"))
+    assert found.first.name == "into model.layers.0.self_attn.o_proj" and found.kl > 10 * found.kl_rounding
 
 
 @pytest.mark.full

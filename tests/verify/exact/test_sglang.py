@@ -106,7 +106,7 @@ OTHERWISE = {
     "phi": ({}, "logits"),
     # Its Cohere takes the embeddings for a head, whatever ``tie_word_embeddings`` says.
     "cohere": (dict(tie_word_embeddings=False), "logits"),
-    # Its windows of Cohere 2 have a token more.
+    # Its windows of Cohere 2 have a token more than Hugging Face's, as vLLM's have.
     "cohere2": ({}, "into model.layers.0.self_attn.o_proj"),
     # It reads ``rope_theta`` where transformers 5 writes it per kind of layer, and takes 10,000.
     "olmo3": ({}, "into model.layers.0.self_attn.o_proj"),
@@ -199,7 +199,7 @@ def test_the_command_opens_the_engine_that_flashpatch_asks_for(tmp_path: Path) -
     assert found["quantization"] == "w8a8_int8" and found["kl_rounding"] > 1e-4
     weights, *others = found["causes"]
     assert (weights["name"], weights["to"]) == ("weights", "16 bits") and weights["share"] > 0.8
-    assert [one["name"] for one in others] == ["head", "batch", "cached prefix"]
+    assert [one["name"] for one in others[:3]] == ["head", "batch", "cached prefix"]  # the trainer's follow
     assert not any(one["problem"] for one in others), others
 
 
