@@ -159,7 +159,7 @@ def certify(
     found = replace(found, syncs=tuple(changes), seconds=seconds, engine=kind)
     if trainer is None or found.problem:
         return found
-    return replace(found, causes=measured(load, model, ids, seen.logits, trainer))
+    return replace(found, causes=measured(load, model, ids, seen, trainer))
 
 
 def installed(kind: str = "") -> str:

@@ -11,10 +11,10 @@ from flashpatch.verify.exact.calls import Call, recorded
 from flashpatch.verify.exact.certificate import DISTRIBUTIONS, Certificate, Place
 from flashpatch.verify.exact.distributions import likeliest, logits, mean_kl
 from flashpatch.verify.exact.engine import Pass
-from flashpatch.verify.exact.forced import Gap, gaps, pairs
+from flashpatch.verify.exact.forced import Gap, gaps, pairs, router_logits
 from flashpatch.verify.exact.names import FUSED, counterparts, spellings
 from flashpatch.verify.exact.noise import rounded
-from flashpatch.verify.exact.routers import ROUTER, choosing
+from flashpatch.verify.exact.routers import choosing
 from flashpatch.verify.exact.shards import AGREE, some
 
 _NUMBER = re.compile(r"\.\d+(?=\.)")  # of a layer
@@ -62,7 +62,7 @@ def compare(load: Callable[[torch.dtype], torch.nn.Module], ids: list[int], engi
     kl_rounding, largest_rounding = mean_kl(wanted, near), likeliest(wanted, near)
     bound = max(FACTOR**2 * kl_rounding, FLOOR**2)
     if kl > bound and not any(place.differs for place in places):
-        bound += _by_choice(exact, ids, same, wanted)
+        bound += _by_choice(exact, ids, engine.calls, wanted)
     # The last place: a difference that no module has that is compared.
     places.append(Place(DISTRIBUTIONS, kl, bound))
     known, called = {name for name, _ in exact.named_modules()}, {call.name for call in engine.calls}
@@ -74,11 +74,9 @@ def compare(load: Callable[[torch.dtype], torch.nn.Module], ids: list[int], engi
     )
 
 
-def _by_choice(
-    model: torch.nn.Module, ids: list[int], leading: dict[str, tuple[Call, int]], wanted: torch.Tensor
-) -> float:
+def _by_choice(model: torch.nn.Module, ids: list[int], calls: list[Call], wanted: torch.Tensor) -> float:
     """The KL that comes with the experts that the engine's routers chose, whichever it took of those with equal logits."""
-    routers = {name: call.returned for name, (call, _) in leading.items() if ROUTER.search(name)}
+    routers = router_logits(model, len(ids), calls)
     found = 0.0
     for later in (False, True) if routers else ():
         with choosing(model, routers, later):

@@ -16,7 +16,7 @@ import torch
 
 from flashpatch.verify.exact.calls import Call, first_tensor, given_to
 from flashpatch.verify.exact.names import counterparts
-from flashpatch.verify.exact.routers import decided, following, is_router, logits_of
+from flashpatch.verify.exact.routers import ROUTER, decided, following, is_router, logits_of
 from flashpatch.verify.exact.shards import HEAD
 
 
@@ -93,6 +93,12 @@ def pairs(
             leading[name] = (call, start)
             start += getattr(model.get_submodule(name), "out_features", 0)
     return leading, order
+
+
+def router_logits(model: torch.nn.Module, length: int, engine: list[Call]) -> dict[str, torch.Tensor]:
+    """Return by router of ``model`` the logits of the engine's, [T, E]; see `pairs`."""
+    leading, _ = pairs(model, length, engine)
+    return {name: call.returned for name, (call, _) in leading.items() if ROUTER.search(name)}
 
 
 class _State:

@@ -14,6 +14,9 @@ import torch
 
 from flashpatch.verify.exact.causes import OTHERS, Cause
 from flashpatch.verify.exact.distributions import kept_kl, logits, mean_kl
+from flashpatch.verify.exact.engine import Pass
+from flashpatch.verify.exact.forced import router_logits
+from flashpatch.verify.exact.routers import choosing
 from flashpatch.verify.exact.verl_job import Trainer
 
 PADS = 8
@@ -28,7 +31,7 @@ def measured(
     load: Callable[[torch.dtype], torch.nn.Module],
     checkpoint: str,
     ids: list[int],
-    engine: torch.Tensor,
+    engine: Pass,
     trainer: Trainer,
 ) -> tuple[Cause, ...]:
     """Return what a trainer does to its model's numbers, each with the gap that is left.
@@ -37,7 +40,7 @@ def measured(
         load: returns the Hugging Face model in a dtype, with eager attention, in evaluation mode.
         checkpoint: path or name of that model.
         ids: the tokens that the engine was given.
-        engine: its logits at each position but the last, [T - 1, V].
+        engine: what it did.
         trainer: what the job's does.
     """
     small = load(torch.bfloat16)
@@ -45,20 +48,21 @@ def measured(
     del small  # one model in memory at a time
     exact = load(torch.float32)
     wanted = logits(exact, ids)
-    gap = mean_kl(wanted, engine)
+    gap = mean_kl(wanted, engine.logits)
 
     def cause(
         name: str, to: str, compute: Callable[[], torch.Tensor], kl: Callable[..., float] = mean_kl
     ) -> Cause:
         try:
-            left = kl(compute(), engine)
+            left = kl(compute(), engine.logits)
         except Exception as error:  # of a model's own code, which does not take every batch
             said = str(error).strip().splitlines() or [type(error).__name__]
             return Cause(name, to, problem=f"cannot compare here: {said[0].split('. ')[0]}")
         return Cause(name, to, left, 1 - left / max(gap, 1e-30))
 
     found = [cause("trainer's dtype", "bfloat16", lambda: in_bf16)]
-    found += [cause(*way) for way in (*batches(exact, ids), *_ulysses(checkpoint, ids, trainer.ranks))]
+    ways = (*_routing(exact, ids, engine), *batches(exact, ids), *_ulysses(checkpoint, ids, trainer.ranks))
+    found += [cause(*way) for way in ways]
     if trainer.truncates:
         cut = partial(kept_kl, top_p=trainer.top_p, top_k=trainer.top_k)
         over = f"{trainer.sampling}; the trainer's over"
@@ -67,6 +71,16 @@ def measured(
             cause("same support", f"{over} the kept", lambda: wanted, partial(cut, over_kept=True)),
         ]
     return tuple(found)
+
+
+def _routing(model: torch.nn.Module, ids: list[int], engine: Pass) -> Iterator[Way]:
+    if routers := router_logits(model, len(ids), engine.calls):
+
+        def compute() -> torch.Tensor:
+            with choosing(model, routers, later=False):
+                return logits(model, ids)
+
+        yield "routing", "by the logits of the engine's routers", compute
 
 
 def batches(model: torch.nn.Module, ids: list[int]) -> Iterator[Way]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,14 +13,21 @@ transformers = pytest.importorskip("transformers")
 
 from vllm_lab import models
 
+from flashpatch.verify.exact.calls import recorded
 from flashpatch.verify.exact.causes import Cause
 from flashpatch.verify.exact.command import tokens
 from flashpatch.verify.exact.distributions import kept_kl, logits, mean_kl
+from flashpatch.verify.exact.engine import Pass
+from flashpatch.verify.exact.routers import following, logits_of
 from flashpatch.verify.exact.trainer import measured
 from flashpatch.verify.exact.verl_job import Trainer
 
 
-def causes_of(path: Path, trainer: Trainer = Trainer()) -> dict[str, Cause]:
+def causes_of(
+    path: Path, trainer: Trainer = Trainer(), change: Callable[[Any], None] = lambda engine: None
+) -> dict[str, Cause]:
+    """By name; ``change`` does something to the engine."""
+
     def load(dtype):
         model = transformers.AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, attn_implementation="eager"
@@ -26,7 +35,11 @@ def causes_of(path: Path, trainer: Trainer = Trainer()) -> dict[str, Cause]:
         return model.eval()
 
     ids = tokens(str(path), "")
-    found = measured(load, str(path), ids, logits(load(torch.bfloat16), ids), trainer)
+    engine = load(torch.bfloat16)
+    change(engine)
+    with recorded(engine) as calls:
+        given = logits(engine, ids)
+    found = measured(load, str(path), ids, Pass(calls, given, ""), trainer)
     return {cause.name: cause for cause in found}
 
 
@@ -58,6 +71,24 @@ def test_one_that_does_not_is_measured(tmp_path: Path, family: str, fault: str) 
     found = causes_of(path)
     assert found[fault].share < -10 and found[fault].part.startswith("gap x "), found[fault]
     assert all(abs(found[name].share) < 0.1 for name in WAYS if name != fault and found[name].kl is not None)
+
+
+def test_experts_that_the_engine_chose_otherwise_are_a_cause(tmp_path: Path) -> None:
+    random = torch.Generator().manual_seed(0)
+
+    def route(router, args, kwargs, returned):
+        logits = logits_of(returned)
+        noise = 0.05 * torch.randn(logits.shape, generator=random)
+        return following(router, args, kwargs, logits + noise)
+
+    def routed(engine):
+        for name, module in engine.float().named_modules():
+            if name.endswith("mlp.gate"):
+                module.register_forward_hook(route, with_kwargs=True)
+
+    found = causes_of(models.checkpoint(tmp_path, "qwen3-moe"), change=routed)
+    assert found["routing"].share > 0.9, found
+    assert all(abs(found[name].share) < 0.1 for name in WAYS)
 
 
 def test_a_batch_that_the_model_does_not_take_says_so(tmp_path: Path) -> None:
