@@ -162,7 +162,9 @@ class _State:
             ours, theirs: as many values each; where there are none, nothing is kept.
             owners: the rank of each column.
         """
-        if ours.numel() != theirs.numel() or not ours.numel() or not ours.is_floating_point():
+        if ours.numel() != theirs.numel() or not ours.numel():
+            return
+        if not (ours.is_floating_point() and theirs.is_floating_point()):  # ids, or a mask
             return
         other = theirs.reshape(theirs.shape[0], -1)
         mine = ours.detach().float().cpu().reshape(other.shape)
