@@ -251,6 +251,7 @@ FAMILIES = {
             "grpo.verl.actor_rollout_ref_worker_init": ("verl.workers.engine_workers",),
             "grpo.verl.forward_backward_batch": ("verl.workers.engine.fsdp.transformer_impl",),
             "grpo.verl.forward_step": ("verl.workers.engine.fsdp.transformer_impl",),
+            "grpo.sglang.generate_request": ("sglang.srt.managers.tokenizer_manager",),
         },
         "commands": {
         },

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from flashpatch.patches.grpo import verl_config
 from flashpatch.patches.grpo.loss import batch_counts, fused_logprobs, policy_loss
-from flashpatch.patches.grpo.replay import actor
+from flashpatch.patches.grpo.replay import actor, sglang_record
 from flashpatch.patches.grpo.routing import partial_outputs, resubmit, router
 from flashpatch.patches.grpo.streaming import mode, token_versions
 from flashpatch.record import Family, Option
 
 FAMILY = Family(
     name="grpo",
-    summary="GRPO loss that no split of the batch changes; routing by tokens; retries on lost servers; experts as vLLM chose them",
+    summary="GRPO loss that no split of the batch changes; routing by tokens; retries on lost servers; experts as the engine chose them",
     patches=(
         verl_config.PATCH,
         policy_loss.PATCH,
@@ -29,6 +29,7 @@ FAMILY = Family(
         token_versions.PART,
         token_versions.WHOLE,
         *actor.PATCHES,
+        sglang_record.PATCH,
     ),
     options={
         "loss": Option(

@@ -78,6 +78,9 @@ SHARED: Mapping[str, Listed] = {
     "sglang.srt.arg_groups.pipeline:run_resolution_pipeline": Listed(
         ("fp8", "eagle"), "they set different arguments: quantization, speculation"
     ),
+    "sglang.srt.managers.tokenizer_manager:TokenizerManager.generate_request": Listed(
+        ("fp8", "grpo"), "each reads a part of its own of what SGLang returns"
+    ),
     f"{_SGLANG}.begin_weight_update": Listed(
         ("fp8", "fsdp", "eagle"), "an audit opens only for a session that fp8 has opened"
     ),

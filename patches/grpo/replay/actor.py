@@ -127,7 +127,7 @@ _patch = functools.partial(
     requires="verl>=0.9",
     evidence="optional",
     scope=frozenset({"trainer"}),
-    why="verl carries the experts that vLLM chose to the trainer (rollout.enable_rollout_routing_replay), where only "
+    why="verl carries the experts that the engine chose to the trainer (rollout.enable_rollout_routing_replay), where only "
     "Megatron and VeOmni use them: an FSDP actor routes anew, and tokens near a tie get other experts than answered.",
     remove_when="verl's FSDP engine replays routed_experts.",
 )

@@ -1,8 +1,8 @@
 """Prepare torch for SGLang on a CPU. Import it before SGLang; what it changes waits for SGLang's imports.
 
 - With STANDIN_AMX=1 SGLang believes that the processor has AMX tiles.
-- Pinned memory, which SGLang's LoRA layers ask for, and SGLang 0.5.12 for a prompt's log-probabilities too, is pageable: a machine
-  without an accelerator has no other, and torch would raise.
+- Pinned memory, which SGLang's LoRA layers and its record of experts ask for, and SGLang 0.5.12 for a prompt's log-probabilities too, is
+  pageable: a machine without an accelerator has no other, and torch would raise.
 - 0.5.12: ``apply_fp8_linear``, which SGLang 0.5.12 calls on a CPU too and which is in Triton, is replaced by plain PyTorch.
 """
 
@@ -11,6 +11,7 @@ import importlib.util
 import os
 import sys
 from importlib import metadata
+from types import SimpleNamespace
 
 OLD = metadata.version("sglang").startswith("0.5.12")
 FP8 = "sglang.srt.layers.quantization.fp8_utils"
@@ -63,6 +64,8 @@ def _prepare_torch():
     for name in ("tensor", "zeros"):
         setattr(torch, name, _pageable(getattr(torch, name)))
     torch.Tensor.pin_memory = lambda tensor, device=None: tensor
+    done = lambda *range: 0  # noqa: E731
+    torch.cuda.cudart = lambda: SimpleNamespace(cudaHostRegister=done, cudaHostUnregister=done)
 
 
 def _pageable(make):
