@@ -46,7 +46,7 @@ async def readable(outputs: AsyncIterator[Any], shape: tuple[int, int, int]) -> 
 PATCH = Patch(
     id="grpo.sglang.generate_request",
     targets=("sglang.srt.managers.tokenizer_manager:TokenizerManager.generate_request",),
-    requires="sglang>=0.5.12",
+    requires="sglang>=0.5.23",
     wrapper=on_request,
     contract=Contract(
         params=("obj", "request"),
@@ -54,7 +54,6 @@ PATCH = Patch(
     ),
     evidence="optional",
     scope=frozenset({"driver"}),
-    tested=("0.5.23",),
     why="SGLang returns recorded experts as text; verl takes them for a tensor, and every request of a job with "
     "rollout.enable_rollout_routing_replay ends with an AttributeError.",
     how="Gives that text the method that verl calls; for all others it is the text that it was.",

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 import verl_job
 from verl_job import live, metrics, train
 
-pytestmark = [pytest.mark.verl, pytest.mark.sglang, pytest.mark.full]
+pytestmark = [pytest.mark.verl, pytest.mark.sglang(least="0.5.23"), pytest.mark.full]
 
 REPLAY = "actor_rollout_ref.rollout.enable_rollout_routing_replay=True"
 
