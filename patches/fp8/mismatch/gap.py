@@ -42,7 +42,7 @@ def measure(
     return {
         "tokens": float(d.numel()),
         "k1": float(-d.mean()),
-        "k3": float((ratio - d - 1).mean()),
+        "k3": float((d.expm1() - d).clamp(min=0).mean()),
         "ratio_mean": float(ratio.mean()),
         "ratio_std": float(ratio.std(correction=0)),
         "clip_fraction": float((ratio > cap).double().mean()),
