@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from importlib.metadata import version
 from typing import Any
+
+from packaging.version import Version
 
 from flashpatch import engine
 from flashpatch.patches._shared.verl_config import Get, JobConfig, validate_config_patch
@@ -17,7 +20,9 @@ logger = logging.getLogger("flashpatch.grpo")
 ID = "grpo.verl.validate_config"
 ACTOR = "actor_rollout_ref.actor"
 LOSS = f"{ACTOR}.policy_loss.loss_mode"
-REPLAY = "actor_rollout_ref.rollout.enable_rollout_routing_replay"
+ROLLOUT = "actor_rollout_ref.rollout"
+REPLAY = f"{ROLLOUT}.enable_rollout_routing_replay"
+FIRST_SGLANG = Version("0.5.23")
 _DEFAULT = "vanilla"  # verl's; the same whether the user wrote it or not
 
 
@@ -59,6 +64,8 @@ def refusals(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
     """Yield the settings that contradict the family, each with the reason."""
     if requirements.asked(get) and get(REPLAY):
         yield f"{REPLAY}=True ({requirements.MODE} trains in rounds of its own, which replay no experts)"
+    if get(REPLAY) and get(f"{ROLLOUT}.name") == "sglang" and Version(version("sglang")) < FIRST_SGLANG:
+        yield f"{REPLAY}=True (SGLang {version('sglang')}; its record of experts was found true from {FIRST_SGLANG} on)"
     mode = get(LOSS, _DEFAULT)
     if not options["loss"]:
         if mode == MODE:

@@ -46,7 +46,7 @@ async def readable(outputs: AsyncIterator[Any], shape: tuple[int, int, int]) -> 
 PATCH = Patch(
     id="grpo.sglang.generate_request",
     targets=("sglang.srt.managers.tokenizer_manager:TokenizerManager.generate_request",),
-    requires="sglang>=0.5.23",
+    requires="sglang>=0.5.12",
     wrapper=on_request,
     contract=Contract(
         params=("obj", "request"),

@@ -46,6 +46,17 @@ def test_recorded_experts_are_refused_where_the_streaming_trainer_would_ignore_t
     assert refusal.startswith(f"{verl_config.REPLAY}=True (stream_async")
 
 
+@pytest.mark.parametrize(
+    ("installed", "engine"), [("0.5.12", "sglang"), ("0.5.23", "sglang"), ("0.5.12", "vllm")]
+)
+def test_recorded_experts_are_refused_where_they_were_not_found_true(monkeypatch, installed, engine):
+    monkeypatch.setattr(verl_config, "version", lambda name: installed)
+    get = reader(**{verl_config.REPLAY: True, f"{verl_config.ROLLOUT}.name": engine})
+    found = list(verl_config.refusals(get, ON))
+    assert len(found) == (installed == "0.5.12" and engine == "sglang")
+    assert not found or found[0].startswith(f"{verl_config.REPLAY}=True (SGLang 0.5.12; its record")
+
+
 def test_a_constant_divisor_is_given_where_verl_would_take_a_width():
     get = reader(**{f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm", "data.max_response_length": 512})
     assert (f"{ACTOR}.loss_scale_factor", 512) in [
