@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
 from vllm_lab import engines, scenario
@@ -44,6 +44,12 @@ def run(function: Callable[..., Any], *args: Any, **kw: Any) -> list[Any]:
             runner(_ready)
         pool = stack.enter_context(ThreadPoolExecutor(SIZE))
         calls = [pool.submit(runner, function, rank, *args, **kw) for rank, runner in enumerate(runners)]
+        ended, waiting = wait(calls, return_when=FIRST_EXCEPTION)
+        if waiting:  # for a rank that has failed
+            for runner in runners:
+                runner.kill()
+            for call in ended:
+                call.result()
         return [call.result() for call in calls]
 
 

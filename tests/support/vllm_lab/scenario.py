@@ -90,6 +90,11 @@ class Runner:
         process.wait()
         os.close(self._results)
 
+    def kill(self) -> None:
+        """End the interpreter, from any thread; a call that waits for it raises."""
+        if self._process is not None:
+            self._process.kill()
+
     def __enter__(self) -> Runner:
         return self
 
