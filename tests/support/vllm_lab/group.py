@@ -8,6 +8,7 @@ CPUs reads past its own experts (it takes no map of them) and ends with a segmen
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -23,13 +24,10 @@ def run(function: Callable[..., Any], *args: Any, **kw: Any) -> list[Any]:
 
     ``function(rank, *args)`` opens its engine by `open_rank`, and must ask it as often as the other rank does.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     env = {
         "VLLM_DP_SIZE": str(SIZE),
         "VLLM_DP_MASTER_IP": "127.0.0.1",
-        "VLLM_DP_MASTER_PORT": str(port),
+        "VLLM_DP_MASTER_PORT": str(_port()),
         "VLLM_HOST_IP": "127.0.0.1",
         "GLOO_SOCKET_IFNAME": "lo",
     }
@@ -51,6 +49,15 @@ def run(function: Callable[..., Any], *args: Any, **kw: Any) -> list[Any]:
             for call in ended:
                 call.result()
         return [call.result() for call in calls]
+
+
+def _port() -> int:
+    """A free port that no connection is given by the kernel, which takes 32768 and more: vLLM listens on it seconds later."""
+    for port in random.sample(range(20_000, 32_000), 100):
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
+    raise OSError("no free port of a hundred between 20000 and 32000")
 
 
 def _ready() -> None:
