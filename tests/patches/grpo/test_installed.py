@@ -10,9 +10,12 @@ pytestmark = pytest.mark.verl
 def test_every_contract_holds_here(scenario):
     scenario(
         """
+        from importlib.util import find_spec
         from flashpatch.patches.grpo import FAMILY
         from flashpatch.arming.preflight import examine
         for patch in FAMILY.patches:
+            if patch.framework == "sglang" and find_spec("sglang") is None:
+                continue  # vLLM is installed in its place
             found = examine(patch)
             assert found.problem is None, (patch.id, found.problem)
             assert found.installed.version in patch.tested, (patch.id, found.installed)
