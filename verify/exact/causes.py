@@ -80,8 +80,8 @@ def measured(
     same = (model, "--json", f"--seconds={options.seconds}", f"--prompt={options.prompt}")
     same = (*same, *([f"--rollout={found.engine}"] if found.engine else []))
     possible = sglang_switches if found.engine == "sglang" else switches
-    found_by = (*_adapter(model, engine), *possible(engine, found.quantization))
-    return tuple(_run(switch, same, engine, found.kl) for switch in found_by)
+    all_of_them = (*_adapter(model, engine), *possible(engine, found.quantization))
+    return tuple(_run(switch, same, engine, found.kl) for switch in all_of_them)
 
 
 def sglang_switches(engine: Mapping[str, Any], quantization: str) -> Iterator[Switch]:

@@ -92,7 +92,6 @@ def batches(model: torch.nn.Module, ids: list[int]) -> Iterator[Way]:
     """
     length, device = len(ids), next(model.parameters()).device
     row = torch.tensor(ids, device=device)
-    others = [row.roll(-at) for at in range(1, 1 + OTHERS)]
 
     def forward(at: int, begin: int, **batch: torch.Tensor | None) -> torch.Tensor:
         """The logits of the sequence that begins at ``begin`` in row ``at``."""
@@ -110,12 +109,12 @@ def batches(model: torch.nn.Module, ids: list[int]) -> Iterator[Way]:
     def padded(positions: bool) -> torch.Tensor:
         mask = torch.ones(2, PADS + length, dtype=torch.long, device=device)
         mask[0, :PADS] = 0
-        rows = torch.stack([torch.cat([row.new_zeros(PADS), row]), torch.cat([row[:PADS], others[0]])])
+        rows = torch.stack([torch.cat([row.new_zeros(PADS), row]), torch.cat([row[:PADS], row.roll(-1)])])
         counted = {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0)} if positions else {}
         return forward(0, PADS, input_ids=rows, attention_mask=mask, **counted)
 
     def packed() -> torch.Tensor:
-        inputs, positions = pack([others[0], row, *others[1:]])
+        inputs, positions = among_others(row)
         return forward(0, length, input_ids=inputs, attention_mask=None, position_ids=positions)
 
     yield "trainer's attention", "sdpa, transformers' default", attention
@@ -124,10 +123,11 @@ def batches(model: torch.nn.Module, ids: list[int]) -> Iterator[Way]:
     yield "remove padding", f"packed with {OTHERS} others in one row", packed
 
 
-def pack(sequences: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the sequences in one row, [1, sum of T], and their positions, which begin at 0 in each."""
-    positions = [torch.arange(len(sequence), device=sequence.device) for sequence in sequences]
-    return torch.cat(sequences)[None], torch.cat(positions)[None]
+def among_others(row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a sequence, [T], as the second of `OTHERS` + 1 in one row, [1, (OTHERS + 1) T], and their positions, which begin at 0 in each."""
+    sequences = [row.roll(-1), row, *(row.roll(-at) for at in range(2, 1 + OTHERS))]
+    positions = torch.arange(len(row), device=row.device)
+    return torch.cat(sequences)[None], positions.repeat(len(sequences))[None]
 
 
 def _ulysses(checkpoint: str, ids: list[int], ranks: int) -> Iterator[Way]:

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from flashpatch.patches.cpu import ulysses as ours
-from flashpatch.verify.exact.causes import OTHERS
-from flashpatch.verify.exact.trainer import pack
+from flashpatch.verify.exact.trainer import among_others
 
 
 def main() -> None:
@@ -40,10 +39,7 @@ def main() -> None:
     apply_monkey_patch(model, ulysses_sp_size=ranks)
     ulysses.set_ulysses_sequence_parallel_group(dist.group.WORLD)
     row = torch.tensor(asked["ids"])
-    others = [row.roll(-at) for at in range(1, 1 + OTHERS)]
-    inputs, positions, pad = ulysses.ulysses_pad_and_slice_inputs(
-        *pack([others[0], row, *others[1:]]), sp_size=ranks
-    )
+    inputs, positions, pad = ulysses.ulysses_pad_and_slice_inputs(*among_others(row), sp_size=ranks)
     with torch.no_grad():
         part = model(input_ids=inputs, attention_mask=None, position_ids=positions, use_cache=False).logits
     whole = ulysses.gather_outputs_and_unpad(part, gather_dim=1, unpad_dim=1, padding_size=pad)

@@ -59,7 +59,7 @@ def run():
         yield runner
 
 
-@pytest.mark.parametrize("family", some_full(HONEST, ("llama",)))
+@pytest.mark.parametrize("family", some_full(HONEST, ()))
 def test_an_honest_engine_agrees(run, tmp_path, family: str) -> None:
     model = models.checkpoint(tmp_path, family, **HONEST[family])
     found = run(certified, str(model), timeout=300)
