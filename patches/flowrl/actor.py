@@ -13,8 +13,8 @@ from typing import Any
 
 from flashpatch import ledger
 from flashpatch.errors import PatchError
+from flashpatch.patches._shared.flow_names import FILE, FOLDER, HEAD, MODE, is_head
 from flashpatch.patches.flowrl import options
-from flashpatch.patches.flowrl.param_names import FILE, FOLDER, HEAD, MODE, is_head
 from flashpatch.record import Contract, Patch
 
 logger = logging.getLogger("flashpatch.flowrl")

@@ -9,8 +9,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from flashpatch.patches._shared.flow_names import FILE, FOLDER, HEAD, is_head, without_head
 from flashpatch.patches.flowrl.actor import IMPL
-from flashpatch.patches.flowrl.param_names import FILE, FOLDER, HEAD, is_head, without_head
 from flashpatch.record import Contract, Patch
 
 SHARDED = "verl.utils.fsdp_utils"

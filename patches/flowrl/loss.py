@@ -11,9 +11,9 @@ from typing import Any
 
 from flashpatch import engine
 from flashpatch.errors import PatchError
+from flashpatch.patches._shared.flow_names import MODE
 from flashpatch.patches.flowrl import options
 from flashpatch.patches.flowrl.forward import LOG_Z
-from flashpatch.patches.flowrl.param_names import MODE
 from flashpatch.record import Contract, Patch
 
 ALGOS = "verl.trainer.ppo.core_algos"

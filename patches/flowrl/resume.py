@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from flashpatch.patches._shared.flow_names import is_head
 from flashpatch.patches.flowrl.export import MANAGER
-from flashpatch.patches.flowrl.param_names import is_head
 from flashpatch.record import Contract, Patch
 
 logger = logging.getLogger("flashpatch.flowrl")

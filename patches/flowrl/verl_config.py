@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from flashpatch.patches._shared.flow_names import MODE
 from flashpatch.patches._shared.verl_config import Get, JobConfig, is_chosen, validate_config_patch
 from flashpatch.patches.flowrl import options, published
-from flashpatch.patches.flowrl.param_names import MODE
 from flashpatch.record import Contract
 
 ID = "flowrl.verl.validate_config"

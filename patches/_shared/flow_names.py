@@ -1,4 +1,4 @@
-"""Recognise the partition function's parameters by name."""
+"""Recognise the parameters of FlowRL's partition function by name."""
 
 from __future__ import annotations
 
