@@ -99,6 +99,7 @@ CASES["fp8_ipc"] = Case("llama", {}, engine=online("fp8", weight_transfer_config
 VERL = dict(worker_extension_cls="verl.workers.rollout.vllm_rollout.utils.vLLMColocateWorkerExtension")
 CASES["bf16_verl"] = Case("llama", {}, engine=VERL)
 CASES["fp8_verl"] = Case("llama", {}, engine=online("fp8_per_tensor", **VERL))
+CASES["block_kv_verl"] = Case("llama", {}, "block", {**CASES["block_kv"].engine, **VERL})
 TWO_RANKS = dict(tensor_parallel_size=2, distributed_executor_backend="mp", disable_custom_all_reduce=True)
 CASES["bf16_tp2"] = Case("llama", {}, engine=TWO_RANKS)
 CASES["fp8_tp2"] = Case("llama", {}, engine=online("fp8", **TWO_RANKS))

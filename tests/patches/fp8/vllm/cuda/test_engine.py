@@ -35,7 +35,7 @@ PROCESSES: list[tuple[int, dict[str, str], tuple[str, ...]]] = [
     (90, {RUNNER: "0"}, ("fp8:graphs:reload", "bf16:buckets")),
     (90, WORKER, ("fp8:graphs:reload",)),
     (90, WORKER, ("fp8_ipc:graphs:ipc",)),
-    *((90, WORKER, (f"{case}_verl:graphs:verl",)) for case in ("bf16", "fp8") if find_spec("verl")),
+    *((90, WORKER, (f"{case}_verl:graphs:verl",)) for case in ("bf16", "fp8", "block_kv") if find_spec("verl")),
     (90, {DEVICES: "2"}, ("bf16_tp2:graphs:reload", "fp8_tp2:graphs:buckets")),
     (80, {"FAKE_CUDA_FILL": "127"}, (f"fp8:{DISCARD}",)),  # memory comes back full of finite garbage
     (90, {"FAKE_CUDA_FILL": "127"}, (f"block_kv:{DISCARD}",)),
@@ -51,11 +51,22 @@ def updated(index: int) -> Run:
 
 
 def fresh(index: int) -> Run:
-    """Each case once in one process of the same capability, model runner and number of devices."""
-    same = [names for at, more, names in PROCESSES if kind(at, more) == kind(*PROCESSES[index][:2])]
+    """Each case once in one process of the same capability, model runner and number of devices.
+
+    Those with verl's worker have one of their own: once there, it records the layouts of all later fp8 checkpoints.
+    """
+    same = [
+        names
+        for at, more, names in PROCESSES
+        if kind(at, more) == kind(*PROCESSES[index][:2]) and of_verl(names) == of_verl(PROCESSES[index][2])
+    ]
     cases = sorted({name.partition(":")[0] for names in same for name in names})
     capability, more = kind(*PROCESSES[index][:2])
     return Run("engine", "fresh", capability, tuple(cases), more)
+
+
+def of_verl(names: tuple[str, ...]) -> bool:
+    return names[0].endswith(":verl")
 
 
 def kind(capability: int, more: dict[str, str]) -> tuple[int, tuple[tuple[str, str], ...]]:
