@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.nn.functional import all_reduce
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.flowrl.param_names import HEAD
+from flashpatch.patches.flowrl.options import HEAD
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
