@@ -126,6 +126,8 @@ FAMILIES = {
             "fp8.verl_vllm.receiver_init_socket": ("verl.workers.rollout.vllm_rollout.bucketed_weight_transfer",),
             "fp8.verl_vllm.receiver_cleanup": ("verl.workers.rollout.vllm_rollout.bucketed_weight_transfer",),
             "fp8.verl_vllm.update_weights_from_ipc": ("verl.workers.rollout.vllm_rollout.utils",),
+            "fp8.verl_vllm.prepare_quanted_weights": ("verl.utils.vllm.vllm_quant_utils",),
+            "fp8.verl_vllm.process_quanted_weights": ("verl.utils.vllm.vllm_quant_utils",),
             "fp8.verl_vllm.collective_rpc": ("verl.workers.rollout.vllm_rollout.vllm_async_server",),
             "fp8.verl_vllm.clear_kv_cache": ("verl.workers.rollout.vllm_rollout.vllm_async_server",),
             "fp8.verl_vllm.server_adapter_update_weights": ("verl.workers.rollout.vllm_rollout.vllm_rollout",),

@@ -12,8 +12,9 @@ from flashpatch import ledger
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared.context import holding
+from flashpatch.patches._shared.flow_names import FILE, FOLDER, HEAD, MODE, is_head
 from flashpatch.patches.flowrl import options
-from flashpatch.patches.flowrl.options import FILE, FOLDER, HEAD, LOG_Z, MODE, is_head
+from flashpatch.patches.flowrl.options import LOG_Z
 
 logger = logging.getLogger("flashpatch.flowrl")
 

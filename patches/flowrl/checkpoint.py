@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -11,8 +11,8 @@ from typing import Any
 
 from flashpatch.decorate import Patches
 from flashpatch.patches._shared.context import holding
+from flashpatch.patches._shared.flow_names import FILE, FOLDER, HEAD, is_head, without_head
 from flashpatch.patches.flowrl.actor import IMPL
-from flashpatch.patches.flowrl.options import FILE, FOLDER, HEAD, is_head
 
 logger = logging.getLogger("flashpatch.flowrl")
 
@@ -46,11 +46,6 @@ patches = Patches(
 def convert_weight_keys(original, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
     """Leave proj_z out where verl's FSDP engine names the weights it exports, before they are gathered."""
     return original(dict(without_head(state_dict.items())), *args, **kwargs)
-
-
-def without_head(pairs: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    """Yield tuples ``(parameter name, ...)`` except those of the partition function."""
-    return (pair for pair in pairs if not is_head(pair[0]))
 
 
 @patches.wrap(

@@ -14,8 +14,9 @@ from flashpatch import engine
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared.context import holding
+from flashpatch.patches._shared.flow_names import MODE
 from flashpatch.patches.flowrl import options
-from flashpatch.patches.flowrl.options import LOG_Z, MODE
+from flashpatch.patches.flowrl.options import LOG_Z
 
 ALGOS = "verl.trainer.ppo.core_algos"
 NEEDED = ("old_log_probs", "ref_log_prob", "token_level_rewards", "response_mask")

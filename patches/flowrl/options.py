@@ -1,4 +1,4 @@
-"""Define the family's options, and names that its files share."""
+"""Define the family's options."""
 
 from __future__ import annotations
 
@@ -10,17 +10,8 @@ from flashpatch.record import Option
 
 FAMILY = "flowrl"
 
-HEAD = "proj_z"
-"""The partition function's attribute of the actor's module, as in FlowRL's published code."""
-
 LOG_Z = "log_z"
-"""Its output, among those of the actor's forward."""
-
-MODE = "flowrl"
-"""verl's ``actor.policy_loss.loss_mode``."""
-
-FOLDER, FILE = "flowrl", "proj_z.safetensors"
-"""Folder of the partition function in an exported model, where loaders of the model do not look."""
+"""The partition function's output, among those of the actor's forward."""
 
 OPTIONS = {
     "beta": Option(15.0, "weight of the reward against the logprobs", kind=float, above=0),
@@ -126,8 +117,3 @@ def contradictions() -> Iterator[str]:
             yield f"{name}={value!r} with paper=True (the paper has {PAPER[name]!r})"
         elif chosen["log_z"] == "group" and name in LEARNED_ONLY:
             yield f"{name}={value!r} with log_z='group' (there is no partition function)"
-
-
-def is_head(name: str) -> bool:
-    """Whether a parameter's name belongs to the partition function, whatever wraps it or the model."""
-    return HEAD in name.split(".")

@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.nn.functional import all_reduce
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.flowrl.options import HEAD
+from flashpatch.patches._shared.flow_names import HEAD
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -90,12 +90,14 @@ class Prompts:
                 patch=PATCH,
                 advice="This model's last hidden state is not what FlowRL's partition function needs.",
             )
-        chosen = self.mask(columns).to(hidden.dtype)
+        lengths = self.lengths.clamp(min=1).unsqueeze(1).float()
+        scale = torch.exp2(-torch.frexp(lengths).exponent)  # exact, and keeps sums in the range of fp16
+        chosen = (self.mask(columns) * scale).to(hidden.dtype)
         sums = chosen @ hidden[0] if self.starts is not None else torch.bmm(chosen.unsqueeze(1), hidden)[:, 0]
         sums = sums.to(torch.promote_types(hidden.dtype, torch.float32))
         if self.sharers is not None:
             sums = all_reduce(sums, group=self.sharers)
-        return sums / self.lengths.clamp(min=1).unsqueeze(1).to(sums.dtype)
+        return sums / (lengths * scale)
 
 
 class Capture:

@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from flashpatch.decorate import Patches
+from flashpatch.patches._shared.flow_names import MODE
 from flashpatch.patches._shared.verl_config import TARGET, Get, JobConfig, is_chosen
 from flashpatch.patches.flowrl import options
-from flashpatch.patches.flowrl.options import MODE
 
 ACTOR = "actor_rollout_ref.actor"
 LOSS_MODE = f"{ACTOR}.policy_loss.loss_mode"

@@ -21,19 +21,22 @@ ID = "fp8.lora"
 ROLE = "lora"
 """Role of the policy that a rank reports for its adapters."""
 
+Names = tuple[str, int | str, str, str]
+
 
 @dataclass(frozen=True)
 class Adapter:
     """One adapter in place.
 
     Attributes:
-        name, number: what requests call it; SGLang numbers by texts.
+        name, number, path: what requests call it, and where it came from; SGLang numbers by texts.
         version: of the adapters of this rank when it was put in place.
         digest: of its content, see `check.digest`.
     """
 
     name: str
     number: int | str
+    path: str
     version: int
     digest: str
 
@@ -46,8 +49,9 @@ class Adapters:
 
     Attributes:
         version: number of the last adapter that was put in place, the same on all ranks.
-        meanings: how often a known name came to mean something else, by which what was cached under it is stale.
+        meanings: how often a known name or number came to mean something else, by which what was cached under it is stale.
         held: by number.
+        models: what the engine made of each that is held, by number; to be put in place again.
         error: why the adapters in place are not whole, empty if they are.
         asked: whether an adapter is being sent, not only named by a request.
         kept: numbers whose removal waits for their successor; None if removals are carried out.
@@ -57,6 +61,7 @@ class Adapters:
         self.consensus = consensus
         self.version = self.meanings = 0
         self.held: dict[int | str, Adapter] = {}
+        self.models: dict[int | str, Any] = {}
         self.error = ""
         self.asked = False
         self.kept: set[int] | None = None
@@ -66,7 +71,17 @@ class Adapters:
 
     def policy(self) -> Policy:
         """Return what the scheduler must know: the state, and a version that changes as ``meanings`` does."""
-        return Policy(ROLE, "broken" if self.error else "ready", self.meanings, error=self.error)
+        holds = {number: (one.name, one.path) for number, one in self.held.items()}
+        return Policy(ROLE, "broken" if self.error else "ready", self.meanings, error=self.error, holds=holds)
+
+    def changes(self, names: Names, digest: str) -> bool:
+        """Whether the number of ``names`` holds something else by now, or under another name or path."""
+        before = self.held.get(names[1])
+        return before is not None and (before.name, before.path, before.digest) != (
+            names[0],
+            names[2],
+            digest,
+        )
 
     def check_meaning(self, key: str, digest: str) -> None:
         """Raise if ``key`` has stood for another content, of which the engine may have cached prefixes."""
@@ -79,7 +94,7 @@ class Adapters:
 
     def replace(
         self,
-        names: tuple[str, int | str, str],
+        names: Names,
         stage: Callable[[], str],
         place: Callable[[], Any],
         restore: Callable[[], None],
@@ -87,7 +102,7 @@ class Adapters:
         """Stage an adapter, agree, put it in place, agree again; return what ``place`` gives.
 
         Args:
-            names: name and number by which requests call it, and what the engine's caches know it by.
+            names: name, number and path by which requests call it, and what the engine's caches know it by.
             stage: loads and checks it beside the one in place; returns its digest.
             place: puts it in place.
             restore: puts what was in place before back.
@@ -95,7 +110,7 @@ class Adapters:
         Raises:
             PatchError: another rank could not take it. What ``stage`` and ``place`` raise is raised on.
         """
-        name, number, key = names
+        name, number, path, key = names
         began = time.perf_counter()
         try:
             digest = self._agreed(stage)
@@ -107,18 +122,21 @@ class Adapters:
             raise
         self.version += 1
         self.error = ""
-        if self._contents.get(key, digest) != digest:
+        if self.changes(names, digest) or self._contents.get(key, digest) != digest:
             self.meanings += 1
         self._contents[key] = digest
-        self.held[number] = Adapter(name, number, self.version, digest)
+        self.held[number] = Adapter(name, number, path, self.version, digest)
         self._tell(began, "committed", name, version=self.version, digest=digest)
         ledger.note(adapter_version=self.version, adapters=self.digests())
         return result
 
     def keep_only(self, numbers: Collection[int | str]) -> None:
         """Note that adapters with other numbers are no longer held."""
-        self.held = {number: one for number, one in self.held.items() if number in numbers}
-        ledger.note(adapters=self.digests())
+        if gone := self.held.keys() - set(numbers):
+            for number in gone:
+                del self.held[number]
+                self.models.pop(number, None)
+            ledger.note(adapters=self.digests())
 
     def digests(self) -> dict[str, str]:
         """Return the digest of each adapter that is held, by name."""

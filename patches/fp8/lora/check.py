@@ -109,10 +109,13 @@ def _scaling(config: Mapping[str, Any]) -> float:
 
 
 def _unread(config: Mapping[str, Any]) -> Iterator[str]:
-    """Name settings of PEFT that change what an adapter does and that engines do not read."""
+    """Name settings of PEFT that change what an adapter does beyond its pairs."""
     for name in ("rank_pattern", "alpha_pattern", "use_dora", "lora_bias", "modules_to_save"):
         if config.get(name):
-            yield f"{name}={config[name]} is not read by the engine"
+            yield f"{name}={config[name]} is not followed"
+    init = config.get("init_lora_weights")
+    if isinstance(init, str) and init.lower().startswith(("pissa", "olora", "corda", "loftq")):
+        yield f"init_lora_weights={init!r} changes the base too: convert it by PEFT's path_initial_model_for_weight_conversion"
 
 
 def _of_pair(pair: Pair, place: Place | None, rank: int, scaling: float, finite: bool) -> Iterator[str]:

@@ -47,7 +47,7 @@ class Entry:
     @property
     def quantization(self) -> str | None:
         """vLLM's name; empty for none, None for the platform's default."""
-        return self.scheme or SCHEMES[self.precision]
+        return current_name(self.scheme) or SCHEMES[self.precision]
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,21 @@ class Place:
     source: str
 
 
+#: Platform to the scheme that it gets by default.
+DEFAULT_SCHEMES: Mapping[str, str] = {"cpu": "fp8_per_channel", "accelerator": "fp8_per_tensor"}
+
+
 def default_scheme() -> str:
     """Return vLLM's name of the online fp8 scheme that this platform can run."""
     from vllm.platforms import current_platform
 
-    return "fp8_per_channel" if current_platform.is_cpu() else "fp8"
+    return DEFAULT_SCHEMES["cpu" if current_platform.is_cpu() else "accelerator"]
+
+
+def current_name(scheme: str) -> str:
+    """Return today's name of a scheme: until vLLM 0.31 its ``fp8`` over a bf16 checkpoint meant per-tensor scales, and verl
+    takes an engine of that name for one of an fp8 checkpoint."""
+    return "fp8_per_tensor" if scheme == "fp8" else scheme
 
 
 def takes_scheme(precision: str) -> bool:

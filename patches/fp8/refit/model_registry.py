@@ -30,7 +30,10 @@ def add(model: torch.nn.Module, managed: ManagedModel) -> None:
 
 
 def get(model: torch.nn.Module) -> ManagedModel | None:
-    """Return the managed model of ``model``, None if it is not registered."""
+    """Return the managed model of ``model``, also of what vLLM wraps around it for CUDA graphs and micro-batches; None if
+    it is not registered."""
+    while hasattr(type(model), "unwrap"):
+        model = model.unwrap()
     return _models.get(model, lambda: None)()
 
 

@@ -81,7 +81,7 @@ def load(original, worker: Any, recv_req: Any, patch: str) -> Any:
 
     try:
         adapters.replace(
-            (ref.lora_name, ref.lora_id, ref.lora_id),
+            (ref.lora_name, ref.lora_id, ref.lora_path or "", ref.lora_id),
             stage,
             lambda: staged[0].place(),
             lambda: staged[0].restore(),

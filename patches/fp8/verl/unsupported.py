@@ -16,7 +16,7 @@ ID = "fp8.verl.validate_config_rollout"
 
 
 def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> None:
-    """Refuse what the update of an SGLang rollout, or a sync of differences, does not support.
+    """Refuse what the update of a rollout, or a sync of differences, does not support.
 
     Raises:
         PatchError: settings are not supported; all are named.
@@ -38,7 +38,9 @@ def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def refusals(get: Get) -> Iterator[str]:
-    """Yield the settings that are not supported on SGLang, each with the reason."""
+    """Yield the settings that are not supported, each with the reason."""
+    if get(f"{ROLLOUT}.qat.enable"):
+        yield f"{ROLLOUT}.qat.enable=True (verl writes NVFP4 weights into the layers by itself, past the update)"
     if get(f"{ROLLOUT}.name") != "sglang":
         return
     size = get(f"{ROLLOUT}.data_parallel_size", 1)
@@ -96,7 +98,7 @@ PATCH = validate_config_patch(
     ),
     evidence="optional",
     when="anywhere=fp8.verl.compute_old_log_prob",
-    why="Some settings of SGLang rollouts bring weights by ways that an update cannot follow, or fail minutes later.",
+    why="Some settings bring weights by ways that an update cannot follow, or fail minutes later.",
     how="Refuses them by name in the driver, before anything starts.",
     remove_when="never: it states what the family can run.",
 )

@@ -25,6 +25,8 @@ PATCHES = (
     receiver.SOCKET,
     receiver.CLEANUP,
     rollout_worker.PATCH,
+    rollout_worker.PREPARE,
+    rollout_worker.PROCESS,
     http_server.PATCH,
     http_server.CLEAR,
     server_adapter.UPDATE,

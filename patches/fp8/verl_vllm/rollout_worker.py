@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from typing import Any
 
 from flashpatch import engine, ledger
@@ -12,9 +13,11 @@ from flashpatch.ledger import files
 from flashpatch.patches.fp8.refit import model_registry, wide_weights
 from flashpatch.patches.fp8.verl.transfer.sync_calls import TICKET, Receiving, traceback_text
 from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
+from flashpatch.patches.fp8.vllm import reload
 from flashpatch.patches.fp8.vllm_lora import worker_manager
 from flashpatch.record import Contract, Patch
 
+QUANTIZED = "verl.utils.vllm.vllm_quant_utils"
 EXTENSION = "verl.workers.rollout.vllm_rollout.utils:vLLMColocateWorkerExtension"
 ID = "fp8.verl_vllm.update_weights_from_ipc"
 
@@ -80,6 +83,20 @@ def on_update(original, self, *args: Any, **kwargs: Any) -> dict[str, Any]:
     }
 
 
+def on_prepare(original, model: Any) -> dict[str, Any]:
+    """Around ``prepare_quanted_weights_for_loading``: a model that FlashPatch updates stages its own layers."""
+    return original(model) if model_registry.get(model) is None else {}
+
+
+def on_process(original, model: Any, reload_state: Any) -> None:
+    """Around ``process_quanted_weights_after_loading``: the end of the update."""
+    managed = model_registry.get(model)
+    if managed is None:
+        original(model, reload_state)
+    else:
+        reload.finish(managed)
+
+
 def _checksums(worker: Any, models: list[model_registry.ManagedModel]) -> list[str]:
     """Checksums of the live weights, and how they are stored; empty if none were asked for."""
     if not engine.options("fp8")["verify_commit"]:
@@ -113,4 +130,32 @@ PATCH = Patch(
     why="vLLM passes a worker's exception on as one line, and its success as nothing.",
     how="Puts the traceback into the message, and answers with what was committed and what it took.",
     remove_when="verl's update answers with the version that each worker committed.",
+)
+
+_quantized = partial(
+    Patch,
+    requires="verl>=0.9",
+    evidence="optional",
+    when="anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_vllm.async_send_weights",
+    scope=frozenset({"worker"}),
+    needs=("fp8.verl_vllm.update_weights_from_ipc",),
+    remove_when="verl ends every update with vLLM's process_weights_after_loading.",
+)
+
+PREPARE = _quantized(
+    id="fp8.verl_vllm.prepare_quanted_weights",
+    targets=(f"{QUANTIZED}:prepare_quanted_weights_for_loading",),
+    wrapper=on_prepare,
+    contract=Contract(params=("model",), mentions=("stage_fp8_params_for_loading",)),
+    why="For an engine on an fp8 checkpoint verl puts staging tensors in the place of live ones, beside the update's own.",
+    how="Leaves models whose weights FlashPatch updates to the update.",
+)
+
+PROCESS = _quantized(
+    id="fp8.verl_vllm.process_quanted_weights",
+    targets=(f"{QUANTIZED}:process_quanted_weights_after_loading",),
+    wrapper=on_process,
+    contract=Contract(params=("model", "reload_state"), mentions=("process_fp8_weights_after_loading",)),
+    why="For an engine on an fp8 checkpoint verl does not end an update with vLLM's function, so it would stay open.",
+    how="Commits the update, or raises with the names of what did not come.",
 )

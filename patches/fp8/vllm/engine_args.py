@@ -60,6 +60,8 @@ def _choose(args: Any, options: Any) -> None:
     """
     entries = fleet.entries(options["precision"], options["scheme"], options["fleet"])
     own = None if int8_config.is_marked(args) else _own_quantization(args)
+    if args.quantization == "fp8" and not own:
+        _set_scheme(args, fleet.current_name("fp8"))
     if len(entries) == 1:
         [entry] = entries
         if entry.quantization != "" and args.quantization is None and not int8_config.is_marked(args):

@@ -57,7 +57,7 @@ def on_end(original, model: torch.nn.Module, *args: Any, **kwargs: Any):
     if managed is None:
         return original(model, *args, **kwargs)
     if not managed.inside_load:
-        _finish(managed)
+        finish(managed)
     return None
 
 
@@ -73,11 +73,16 @@ def on_process(original, model: torch.nn.Module, model_config: Any, target_devic
             engine_args.check_quantized(model, model_config)
             ledger.note(kernels=quantize_on_load.kernels(model))
         return result
-    _finish(managed)
+    finish(managed)
     return None
 
 
-def _finish(managed: model_registry.ManagedModel) -> None:
+def finish(managed: model_registry.ManagedModel) -> None:
+    """Commit the open update, and note what became of it.
+
+    Raises:
+        PatchError: something is missing; it is named.
+    """
     try:
         managed.finish()
     finally:

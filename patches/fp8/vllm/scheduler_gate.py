@@ -25,6 +25,7 @@ from flashpatch.patches.fp8.refit import model_registry
 from flashpatch.patches.fp8.vllm import (
     caches,
     late_engines,
+    named_adapters,
     prefix_key,
     running_requests,
     unsupported,
@@ -54,7 +55,8 @@ class SchedulerGate:
         door: everything that reaches the workers passes here.
         turn: held during a step and during a call to the workers, which may come from another thread.
         version: version of the target's weights that the caches belong to.
-        adapters: how often the name of a LoRA adapter has come to mean something else.
+        adapters: how often the name or number of a LoRA adapter has come to mean something else.
+        holds: name and path of the adapter that each number stands for; None where adapters are not followed.
         prefix_key: of the prefix cache; None if commits empty it.
         drafter_version: version of the drafter's weights, 0 before its first update and without one.
         drafter_problem: why the drafter may not be used, empty if it may.
@@ -65,6 +67,7 @@ class SchedulerGate:
     def __init__(self, core: Any) -> None:
         self.version = self.drafter_version = self.adapters = 0
         self.drafter_problem = ""
+        self.holds: dict[int, tuple[str, str]] | None = None
         self.weight_version: str | None = None
         self.stepped = False
         self.prefix_key = prefix_key.open_for(core)
@@ -93,9 +96,11 @@ class SchedulerGate:
         if core.scheduler.has_unfinished_requests() and stale:
             reason = self.check_workers(core)
             if reason is not None:
-                ledger.event("refused", what="requests", problem=reason)
-                count("requests_refused")
-                return _finish(core, None, "ERROR", f"{MARK} {reason}")
+                return self._refuse(core, None, reason)
+        if self.holds is not None and core.scheduler.has_unfinished_requests():
+            refused, reason = named_adapters.unmet(core, self)
+            if refused:
+                return self._refuse(core, refused, reason)
         if self.drafter_problem:
             for request in core.scheduler.running:
                 request.spec_token_ids = []
@@ -130,7 +135,7 @@ class SchedulerGate:
 
         Each model is followed by itself. A rank may hold the target, the drafter, or both.
         """
-        reports = self.door.ask(worker.report)
+        reports = self.door.ask(worker.report, (named_adapters.numbers(core),))
         if unknown := worker_reports.without_target(reports):
             return f"{unknown}. {_SAME_EVERYWHERE}"
         self._follow_drafter(*worker_reports.agreed(reports, "drafter"))
@@ -140,6 +145,7 @@ class SchedulerGate:
         adapters, problem = worker_reports.agreed(reports, "lora")
         if problem:
             return f"{problem}. Send the adapter again."
+        self.holds = worker_reports.holds(reports)
         self._stale, self._seen_changes = False, model_registry.change_count(self.door.runner)
         if (version, adapters) == (self.version, self.adapters):
             return None
@@ -165,6 +171,8 @@ class SchedulerGate:
         """Adopt a new policy version, or adapters under known names: part with what was cached before."""
         if engine.options("fp8")["in_flight"] == "abort":
             self._abort(core, running_requests.begun(core))
+        elif adapters != self.adapters:
+            named_adapters.move(core, running_requests.begun(core), self.holds or {})
         caches.adopt(core, self.prefix_key, STEP.id)
         self.adapters = adapters
         if version == self.version:
@@ -202,6 +210,12 @@ class SchedulerGate:
         for one in (outputs or {}).values():
             if version is not None and hasattr(one, "weight_version"):
                 one.weight_version = version
+
+    def _refuse(self, core: Any, requests: list[str] | None, reason: str) -> dict[int, Any]:
+        """End ``requests`` (None: all) with an error; return the outputs that say so."""
+        ledger.event("refused", what="requests", problem=reason)
+        count("requests_refused")
+        return _finish(core, requests, "ERROR", f"{MARK} {reason}")
 
     def _abort(self, core: Any, requests: list[str]) -> None:
         """Abort ``requests`` and notify their clients: at once, or with the next step if there is no queue."""

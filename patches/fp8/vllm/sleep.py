@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashpatch.patches.fp8.refit import model_registry
 from flashpatch.patches.fp8.vllm.worker import WORKER
+from flashpatch.patches.fp8.vllm_lora import worker_manager
 from flashpatch.record import Contract, Patch
 
 if TYPE_CHECKING:
@@ -44,8 +45,10 @@ def on_wake_up(original, self, tags: list[str] | None = None, *args: Any, **kwar
     """Around ``Worker.wake_up``: the memory of weights is there again, and holds nothing of ours."""
     result = original(self, tags, *args, **kwargs)
     if tags is None or "weights" in tags:
-        for memory, copy in _saved.pop(self.model_runner, ()):
-            memory.copy_(copy)
+        if (saved := _saved.pop(self.model_runner, None)) is not None:
+            for memory, copy in saved:
+                memory.copy_(copy)
+            worker_manager.write_again(self.model_runner)
         for model in model_registry.all_models(self.model_runner):
             model.asleep = False
     return result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -87,17 +87,20 @@ def _one_whole_policy(runner: Any, scheduler_output: Any) -> Iterator[None]:
         yield
 
 
-def report(worker: Any) -> list[Policy]:
-    """Commit what is complete, then return the policy of each model and of LoRA adapters; run on each worker by the engine core."""
+def report(worker: Any, named: Collection[int] = ()) -> list[Policy]:
+    """Commit what is complete, then return the policy of each model and of LoRA adapters; run on each worker by the engine core.
+
+    Args:
+        worker: vLLM's.
+        named: numbers of the adapters that requests name.
+    """
     models = model_registry.all_models(worker.model_runner)
-    adapters = worker_manager.of(worker.model_runner)
     for model in models:
         try:
             model.commit_if_complete()
         except Exception:
             logger.exception("an update could not be committed")  # the model's policy carries the error
-    policies = [model.policy() for model in models]
-    return policies if adapters is None else [*policies, adapters.policy()]
+    return [model.policy() for model in models] + worker_manager.report(worker.model_runner, named)
 
 
 def discard(worker: Any, by: str) -> None:

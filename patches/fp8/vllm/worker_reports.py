@@ -39,6 +39,11 @@ def agreed(reports: list[list[Policy]], role: str) -> tuple[int, str]:
     return max(versions, default=0), ""
 
 
+def holds(reports: list[list[Policy]]) -> dict | None:
+    """Return what the numbers of LoRA adapters hold, the same on all ranks; None if adapters are not followed."""
+    return next((one.holds for policies in reports for one in policies if one.role == "lora"), None)
+
+
 def _serves(policy: Policy) -> bool:
     atomic = engine.options("fp8")["atomic"]
     return policy.state == "ready" or (policy.state == "open" and atomic == "model")

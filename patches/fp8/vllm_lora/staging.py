@@ -24,21 +24,22 @@ def checked(manager: Any, adapter: Any, request: Any, patch: str) -> str:
     Raises:
         PatchError: the engine would not do with it what the trainer does; all reasons are named.
     """
+    _own(adapter)
     pairs = {
         name: Pair(layer.lora_a, layer.lora_b, layer.scaling)
         for name, layer in adapter.loras.items()
         if not layer.is_packed
     }
-    digest = check.checked(request.lora_name, pairs, _consumed(manager, adapter), config(request), patch)
-    _own(adapter)
-    return digest
+    return check.checked(request.lora_name, pairs, _consumed(manager, adapter), config(request), patch)
 
 
 def _own(adapter: Any) -> None:
-    """Copy every lora_B: vLLM multiplies it by the scaling where it lies, twice if a sender gives it again."""
+    """Copy all tensors: they lie in a mapped file, or with a sender, and vLLM multiplies lora_B by the scaling there."""
     for layer in adapter.loras.values():
         if not layer.is_packed:
-            layer.lora_b = layer.lora_b.clone()
+            layer.lora_a, layer.lora_b = (
+                None if one is None else one.clone() for one in (layer.lora_a, layer.lora_b)
+            )
 
 
 def cached_under(request: Any) -> str:

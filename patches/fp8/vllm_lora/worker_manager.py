@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,12 +12,13 @@ from flashpatch import engine
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared import all_ranks
 from flashpatch.patches.fp8.refit import model_registry
-from flashpatch.patches.fp8.refit.errors import REQUESTS_RUN
+from flashpatch.patches.fp8.refit.errors import ASLEEP, REQUESTS_RUN
 from flashpatch.patches.fp8.vllm import unsupported
 from flashpatch.record import Contract, Patch
 
 if TYPE_CHECKING:
     from flashpatch.patches.fp8.lora.adapters import Adapters
+    from flashpatch.patches.fp8.refit.policy import Policy
 
 MODULE = "vllm.lora.worker_manager"
 MANAGER = f"{MODULE}:LRUCacheWorkerLoRAManager"
@@ -31,6 +32,36 @@ def of(runner: Any) -> Adapters | None:
     """Return the adapters of a model runner; None if it has none, or none that are followed."""
     manager = getattr(runner, "lora_manager", None)
     return None if manager is None else _followed.get(manager)
+
+
+def report(runner: Any, named: Collection[int]) -> list[Policy]:
+    """Return what the engine core must know of the adapters, which are then those in vLLM's cache and those ``named`` by requests."""
+    adapters = of(runner)
+    if adapters is None:
+        return []
+    adapters.keep_only(runner.lora_manager.list_adapters() | set(named))
+    return [adapters.policy()]
+
+
+def bring(worker: Any, lora_request: Any) -> str:
+    """Load an adapter that a request names before anything is scheduled for it; return why that fails, or an empty string."""
+    try:
+        worker.model_runner.lora_manager.add_adapter(lora_request)
+    except Exception as error:
+        return str(error) or type(error).__name__
+    return ""
+
+
+def write_again(runner: Any) -> None:
+    """Write the adapters into the engine's memory once more, of which a sleep has left nothing."""
+    if of(runner) is None:
+        return
+    models = runner.lora_manager._adapter_manager
+    restore = _snapshot(models)
+    for module in models.modules.values():
+        for slot in range(models.lora_slots):
+            module.reset_lora(slot)
+    restore()
 
 
 def on_create(original, self, model: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
@@ -49,7 +80,8 @@ def on_create(original, self, model: Any, vllm_config: Any, *args: Any, **kwargs
 def on_add(original, self, lora_request: Any) -> bool:
     """Around ``add_adapter``: stage, check, agree and place an adapter that is new or replaces one.
 
-    Every step passes here with the adapters of its requests; one that is held is only touched.
+    Every step passes here with the adapters of its requests; one that is held is touched, or put in place again if vLLM
+    has let it go for others.
 
     Raises:
         PatchError: the adapter is refused, on this rank or on another; the adapters from before are in place.
@@ -60,29 +92,29 @@ def on_add(original, self, lora_request: Any) -> bool:
     from flashpatch.patches.fp8.vllm_lora import staging
 
     number, staged = lora_request.lora_int_id, []
-    held = number in self.list_adapters()
+    if number in adapters.held and not adapters.asked:  # what requests name is never loaded anew
+        with _loaded(self, adapters.models[number]), _in_place(lora_request, False):
+            return original(self, lora_request)
+    key = staging.cached_under(lora_request)
+    names = lora_request.lora_name, number, lora_request.lora_path, key
 
     def stage() -> str:
-        if held:
-            _check_idle(self, number)
+        _check_awake(self)
         staged.append(self._load_adapter(lora_request))
         digest = staging.checked(self._adapter_manager, staged[0], lora_request, ADD.id)
         if not adapters.asked:
-            adapters.check_meaning(staging.cached_under(lora_request), digest)
+            adapters.check_meaning(key, digest)
+        elif adapters.changes(names, digest):
+            _check_idle(self, number)
         return digest
 
     def place() -> bool:
+        self._adapter_manager._last_mapping = None  # else vLLM 0.24 computes on with the places of before
         with _loaded(self, staged[0]), _in_place(lora_request, True):
             return original(self, lora_request)
 
-    if held and not adapters.asked:  # vLLM's server asks each request to load anew what it has sent once
-        with _in_place(lora_request, False):
-            return original(self, lora_request)
-    if held and not _replaces(adapters, lora_request):
-        return original(self, lora_request)
-    names = lora_request.lora_name, number, staging.cached_under(lora_request)
     result = adapters.replace(names, stage, place, _snapshot(self._adapter_manager))
-    adapters.keep_only(self.list_adapters())
+    adapters.models[number] = staged[0]
     if adapters.kept is not None:
         adapters.kept.discard(number)
     return result
@@ -109,7 +141,7 @@ def on_remove(original, self, adapter_id: int) -> bool:
         adapters.kept.add(adapter_id)
         return adapter_id in self.list_adapters()
     result = original(self, adapter_id)
-    adapters.keep_only(self.list_adapters())
+    adapters.keep_only(adapters.held.keys() - {adapter_id})
     return result
 
 
@@ -136,10 +168,11 @@ def kept_until_replaced(runner: Any) -> Iterator[Adapters | None]:
         adapters.kept = None
 
 
-def _replaces(adapters: Adapters, request: Any) -> bool:
-    """Whether a sent adapter replaces the one that has its number; vLLM would keep that one if only tensors say so."""
-    sent = getattr(request, "lora_tensors", None) is not None
-    return sent or request.load_inplace or request.lora_int_id in (adapters.kept or ())
+def _check_awake(manager: Any) -> None:
+    """Raise if the engine sleeps, whose memory takes nothing."""
+    managed = model_registry.get(manager._adapter_manager.model)
+    if managed is not None and managed.asleep:
+        raise PatchError(ASLEEP[0], patch=ADD.id, advice=ASLEEP[1])
 
 
 def _check_idle(manager: Any, number: int) -> None:

@@ -6,12 +6,15 @@ place; nothing is gathered.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
 from pathlib import Path
 from typing import Any
 
 from flashpatch.errors import PatchError
+from flashpatch.patches._shared.flow_names import without_head
 from flashpatch.patches.grpo.streaming import ID
+
+logger = logging.getLogger("flashpatch.grpo")
 
 
 def copy_policy(policy: Any, reference: Any) -> None:
@@ -23,13 +26,14 @@ def copy_policy(policy: Any, reference: Any) -> None:
     Raises:
         PatchError: the two are sharded differently; nothing was copied.
     """
-    problem = _copy(dict(_shards(policy)), reference)
+    problem = _copy(dict(without_head(_shards(policy).items())), reference)
     if problem:
         raise PatchError(
             f"cannot refresh the reference: {problem}.",
             patch=ID,
             target="verl.workers.engine_workers:ActorRolloutRefWorker",
-            advice="Give actor and ref the same strategy and fsdp_config, or set grpo's reference_every to 0.",
+            advice="Give actor and ref the same strategy and fsdp_config (with flowrl, PartitionFunction in "
+            "wrap_policy.transformer_layer_cls_to_wrap if that is set), or set grpo's reference_every to 0.",
         )
 
 
@@ -38,17 +42,22 @@ def save(reference: Any, folder: Path, rank: int, world: int) -> None:
     import torch
 
     folder.mkdir(parents=True, exist_ok=True)
-    torch.save({name: shard.cpu() for name, shard in _shards(reference)}, _file(folder, rank, world))
+    torch.save({name: shard.cpu() for name, shard in _shards(reference).items()}, _file(folder, rank, world))
 
 
 def load(reference: Any, folder: Path, rank: int, world: int) -> None:
-    """Read this rank's shards of the reference from ``folder``.
+    """Read this rank's shards of the reference from ``folder``; without one it stays the initial model, as it was then.
 
     Raises:
         PatchError: they were saved by another number of ranks, or of another model.
     """
     import torch
 
+    if not folder.exists():
+        folder = folder.parents[1] / folder.name  # beside the actor's, where it was written before
+    if not folder.exists():
+        logger.warning("no %s: without reference_every the reference was the initial model, and is", folder)
+        return
     file = _file(folder, rank, world)
     problem = f"{file} does not exist"
     if file.exists():
@@ -66,17 +75,29 @@ def _file(folder: Path, rank: int, world: int) -> Path:
     return folder / f"rank_{rank}_of_{world}.pt"
 
 
-def _shards(module: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each parameter's part on this rank, under its name."""
-    for name, parameter in module.named_parameters():
-        yield name, parameter.to_local() if hasattr(parameter, "to_local") else parameter.data
+def _shards(module: Any) -> dict[str, Any]:
+    """Return each parameter's part on this rank, by name.
+
+    Weights that a forward has gathered and kept are freed, so that the next one gathers the parts as they are by then.
+    """
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+
+    for unit in module.modules():
+        if isinstance(unit, FSDPModule):
+            unit.reshard()
+        elif isinstance(unit, FullyShardedDataParallel) and hasattr(unit._flat_param, "_full_param_padded"):
+            unit._handle.reshard(free_unsharded_flat_param=True)
+    return {
+        name: parameter.to_local() if hasattr(parameter, "to_local") else parameter.data
+        for name, parameter in module.named_parameters()
+    }
 
 
 def _copy(sources: dict[str, Any], module: Any) -> str:
     """Copy shards into those of ``module``, or say how the two sets differ and copy nothing; "" if they fit."""
     import torch
 
-    targets = dict(_shards(module))
+    targets = _shards(module)
     problem = _difference(sources, targets)
     if not problem:
         with torch.no_grad():

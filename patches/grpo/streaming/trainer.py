@@ -263,12 +263,10 @@ class PPOTrainerStreamAsync(PPOTrainer):
             metrics.update(compute_rollout_correction_and_add_to_batch(data, correction)[1])
 
     def _save_checkpoint(self) -> None:
-        """Save what verl saves, and the reference if it is refreshed."""
+        """Save what verl saves, and the reference if it is refreshed, within the actor's folder: verl deletes that in time."""
         if self._refreshes():
-            folder = Path(
-                self.config.trainer.default_local_dir, f"global_step_{self.global_steps}", "reference"
-            )
-            self.ref_policy_wg.stream_save_reference(str(folder.absolute()))
+            step = Path(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")
+            self.ref_policy_wg.stream_save_reference(str(step.absolute() / "actor" / "reference"))
         super()._save_checkpoint()
 
     def _load_checkpoint(self) -> None:
@@ -277,10 +275,8 @@ class PPOTrainerStreamAsync(PPOTrainer):
         if self.global_steps and self._refreshes():
             trainer = self.config.trainer
             chosen = trainer.resume_from_path if trainer.resume_mode == "resume_path" else None
-            folder = Path(
-                chosen or Path(trainer.default_local_dir, f"global_step_{self.global_steps}"), "reference"
-            )
-            self.ref_policy_wg.stream_load_reference(str(folder.absolute()))
+            step = Path(chosen or Path(trainer.default_local_dir, f"global_step_{self.global_steps}"))
+            self.ref_policy_wg.stream_load_reference(str(step.absolute() / "actor" / "reference"))
 
     def _refreshes(self) -> bool:
         return self.use_reference_policy and engine.options("grpo")["reference_every"] > 0

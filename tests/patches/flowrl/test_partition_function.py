@@ -31,6 +31,14 @@ def test_packed_and_padded_rows_give_the_same_means(sizes, extra):
     assert torch.allclose(Prompts(lengths, None).mean(rows), wanted, atol=1e-6)
 
 
+@pytest.mark.parametrize("starts", [torch.tensor([0]), None])
+def test_a_long_prompt_has_a_mean_in_half_precision(starts):
+    hidden = torch.randn(1, 2058, 4).half()
+    hidden[..., 3] = 60.0  # its sum is beyond 65504
+    found = Prompts(torch.tensor([2048]), starts).mean(hidden)
+    assert torch.allclose(found, hidden[:, :2048].float().mean(1), atol=1e-3), found
+
+
 def test_rows_that_are_not_the_micro_batchs_are_refused():
     with pytest.raises(PatchError, match="hidden states of 3 rows where 2 were expected"):
         Prompts(torch.tensor([1, 1]), None).mean(torch.zeros(3, 4, 8))

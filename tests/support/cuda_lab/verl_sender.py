@@ -25,7 +25,8 @@ def send(llm: vllm.LLM, checkpoint: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         received = pool.submit(llm.collective_rpc, "update_weights_from_ipc")
         asyncio.run(BucketedWeightSender(socket(), MIB).async_send_weights(iter(weights)))
-        received.result()
+        (receipt,) = received.result()
+    assert receipt["states"] == ["ready"] and receipt["before"] != receipt["after"], receipt
 
 
 def socket() -> str:

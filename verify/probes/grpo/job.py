@@ -100,8 +100,8 @@ def wanted(model: torch.nn.Module, batch: list[dict[str, torch.Tensor]], aggrega
     return torch.cat([parameter.grad.flatten() for _, parameter in sorted(model.named_parameters())])
 
 
-def engine_for(strategy: str, model: Path) -> Any:
-    """Return verl's engine of that name around the model, in float32 throughout."""
+def engine_for(strategy: str, model: Path, **settings: Any) -> Any:
+    """Return verl's engine of that name around the model, in float32 throughout, with further settings of FSDP."""
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
     from verl.workers.engine import EngineRegistry
@@ -119,10 +119,9 @@ def engine_for(strategy: str, model: Path) -> Any:
         ),
         engine_config=FSDPEngineConfig(
             strategy=strategy,
-            use_orig_params=True,
             use_torch_compile=False,
-            mixed_precision=precision,
             use_remove_padding=False,
+            **{"use_orig_params": True, "mixed_precision": precision, **settings},
         ),
         optimizer_config=FSDPOptimizerConfig(
             optimizer="SGD", lr=1.0, weight_decay=0.0, total_training_steps=1

@@ -38,7 +38,7 @@ def replace(adapters: Adapters, digest: str, key: str = "policy", place: Any = N
         return digest
 
     try:
-        adapters.replace((key, 1, key), stage, put, lambda: done.append("restore"))
+        adapters.replace((key, 1, "", key), stage, put, lambda: done.append("restore"))
     except Exception as error:
         done.append(type(error).__name__)
     return done
@@ -48,13 +48,13 @@ def fail() -> None:
     raise OSError("gone")
 
 
-def test_versions_count_commits_and_meanings_changes_of_content():
+def test_versions_count_commits_and_meanings_what_else_a_number_or_a_name_stands_for():
     adapters = Adapters(SingleRank())
     seen = []
     for digest, key in (("a", "policy"), ("a", "policy"), ("b", "policy"), ("b", "other"), ("a", "policy")):
         assert replace(adapters, digest, key) == ["stage", "place"]
         seen.append((adapters.version, adapters.policy().version))
-    assert seen == [(1, 0), (2, 0), (3, 1), (4, 1), (5, 2)]
+    assert seen == [(1, 0), (2, 0), (3, 1), (4, 2), (5, 3)]
 
 
 def test_content_is_remembered_when_the_adapter_is_gone():
@@ -88,7 +88,7 @@ def test_a_rank_that_fails_tells_the_others():
 def test_what_cannot_be_taken_back_stops_the_engine_until_an_adapter_is_whole():
     adapters = Adapters(SingleRank())
     with pytest.raises(OSError):
-        adapters.replace(("policy", 1, "policy"), lambda: "a", fail, fail)
+        adapters.replace(("policy", 1, "", "policy"), lambda: "a", fail, fail)
     assert adapters.policy().state == "broken" and "taken back" in adapters.policy().why_refused()
     replace(adapters, "a")
     assert adapters.policy().state == "ready"

@@ -63,8 +63,8 @@ def test_a_good_adapter_has_no_problems():
             {},
             "q_proj: holds NaN or infinity",
         ),
-        ({"q_proj": pair()}, {"rank_pattern": {"q_proj": 4}}, "rank_pattern={'q_proj': 4} is not read"),
-        ({"q_proj": pair()}, {"use_dora": True}, "use_dora=True is not read"),
+        ({"q_proj": pair()}, {"rank_pattern": {"q_proj": 4}}, "rank_pattern={'q_proj': 4} is not followed"),
+        ({"q_proj": pair()}, {"use_dora": True}, "use_dora=True is not followed"),
     ],
 )
 def test_each_problem_is_named(pairs, config, named):

@@ -31,6 +31,10 @@ class TestParse:
         assert entries == (Entry("bf16"), Entry("fp8"), Entry("fp8", "fp8_per_block"))
         assert [entry.quantization for entry in entries] == ["", None, "fp8_per_block"]
 
+    def test_no_entry_has_the_name_that_verl_takes_for_a_quantized_checkpoint(self) -> None:
+        assert Entry("fp8", "fp8").quantization == "fp8_per_tensor"
+        assert "fp8" not in fleet.DEFAULT_SCHEMES.values()
+
     @pytest.mark.parametrize(
         ("table", "said"),
         [

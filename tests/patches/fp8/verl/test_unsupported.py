@@ -34,6 +34,12 @@ def test_what_an_update_cannot_follow_is_refused_by_name(path, value):
     assert not list(unsupported.refusals(reader(**{path: value, f"{ROLLOUT}.name": "vllm"})))
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_quantization_aware_training_is_refused_on_each_engine(engine):
+    (refusal,) = unsupported.refusals(reader(**{f"{ROLLOUT}.qat.enable": True, f"{ROLLOUT}.name": engine}))
+    assert refusal.startswith(f"{ROLLOUT}.qat.enable=True (verl writes NVFP4 weights")
+
+
 def test_what_runs_passes():
     assert not list(unsupported.refusals(reader()))
     assert not list(unsupported.refusals(reader(**{f"{MODEL}.lora_rank": 8, f"{MODEL}.lora.merge": True})))

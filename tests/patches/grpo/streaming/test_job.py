@@ -65,13 +65,15 @@ def test_a_lost_server_and_a_lost_agent_worker_lose_no_sample(world, tmp_path):
 
 @pytest.mark.full
 def test_a_killed_job_goes_on_from_its_checkpoint(world, tmp_path):
-    """No sample is trained on twice, and the reference is what it was."""
+    """No sample is trained on twice, and the reference is what it was; it goes with the actor's old checkpoints."""
     config = tmp_path / "flashpatch.toml"
     config.write_text("[grpo]\nreference_every = 2\n")
     extra = (
         "actor_rollout_ref.actor.use_kl_loss=True",
         "trainer.total_training_steps=5",
+        "trainer.n_gpus_per_node=2",
         "trainer.save_freq=1",
+        "trainer.max_actor_ckpt_to_keep=2",
         f"trainer.default_local_dir={tmp_path}/saved",
         f"trainer.rollout_data_dir={tmp_path}/trained",
     )
@@ -86,6 +88,8 @@ def test_a_killed_job_goes_on_from_its_checkpoint(world, tmp_path):
     assert done.returncode == 0, done.stdout[-8000:]
     steps = metrics(done.stdout, "training/global_step")
     assert steps[0] in (3, 4) and steps[-1] == 5, steps
+    kept = {file.parts[-4] for file in (tmp_path / "saved").rglob("reference/rank_1_of_2.pt")}
+    assert "global_step_5" in kept and "global_step_1" not in kept, kept
     keys = [
         json.loads(line)["uid"]
         for file in sorted((tmp_path / "trained").glob("*.jsonl"))
