@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from flashpatch.api import enable as enable
     from flashpatch.api import list_patches as list_patches
     from flashpatch.api import status as status
+    from flashpatch.decorate import Patches as Patches
+    from flashpatch.decorate import collected as collected
     from flashpatch.errors import PatchError as PatchError
     from flashpatch.record import Contract as Contract
     from flashpatch.record import Family as Family
@@ -29,6 +31,8 @@ _HOMES = {
     "disable": "api",
     "list_patches": "api",
     "status": "api",
+    "Patches": "decorate",
+    "collected": "decorate",
     "PatchError": "errors",
     "Contract": "record",
     "Family": "record",

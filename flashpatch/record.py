@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from flashpatch import conditions
 from flashpatch.bounds import Bounded
@@ -149,6 +149,8 @@ class Patch:
                 raise ValueError(f"{self.id}: target {target!r} is not of the form package.module:Qual.name")
         if self.evidence not in WHEN_DUE:
             raise ValueError(f"{self.id}: evidence {self.evidence!r} is none of {', '.join(WHEN_DUE)}")
+        if unknown := self.scope - set(get_args(Role)):
+            raise ValueError(f"{self.id}: no process has the role {', '.join(sorted(unknown))}")
         if self.when and self.evidence == "fault":
             raise ValueError(f"{self.id}: what acts on faults alone is never due, so `when` says nothing")
         conditions.parse(self.when)
@@ -226,6 +228,9 @@ class Family:
     commands: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        ids = [patch.id for patch in self.patches]
+        if twice := {id for id in ids if ids.count(id) > 1}:
+            raise ValueError(f"two patches are called {', '.join(sorted(twice))}")
         for patch in self.patches:
             if patch.family != self.name:
                 raise ValueError(f"patch {patch.id!r} is not of family {self.name!r}")

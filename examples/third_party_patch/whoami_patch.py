@@ -6,29 +6,24 @@ it is one more name: ``FLASHPATCH=whoami``, ``flashpatch.enable("whoami")``, ``f
 
 import os
 
-from flashpatch import Contract, Family, Patch
+from flashpatch import Family, Patches
+
+patches = Patches(
+    "whoami",
+    "rich>=13",
+    evidence="optional",  # healthy while never called: not every process prints
+)
 
 
-def print_with_pid(original, console, *objects, **keywords):
-    """The wrapper: called instead of the target, with the plain function it replaces as first argument."""
+@patches.wrap(
+    "rich.console:Console.print",
+    params="objects",
+    why="Lines of many processes on one terminal look alike.",
+    remove_when="rich can prefix messages by itself.",
+)
+def print(original, console, *objects, **keywords):
+    """Put the process id in front of the objects that are printed."""
     return original(console, f"{os.getpid()}:", *objects, **keywords)
 
 
-FAMILY = Family(
-    name="whoami",
-    summary="rich prints the process id in front of every message",
-    names={"whoami": {}},
-    patches=(
-        Patch(
-            id="whoami.rich.print",
-            targets=("rich.console:Console.print",),
-            requires="rich>=13",
-            wrapper=print_with_pid,
-            contract=Contract(params=("objects",)),
-            evidence="optional",  # healthy while never called: not every process prints
-            why="Lines of many processes on one terminal look alike.",
-            how="Console.print gets the process id as one more object in front.",
-            remove_when="rich can prefix messages by itself.",
-        ),
-    ),
-)
+FAMILY = Family("whoami", "rich prints the process id in front of every message", tuple(patches))

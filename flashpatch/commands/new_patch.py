@@ -18,7 +18,7 @@ from flashpatch.contracts import contract, versions
 from flashpatch.contracts.source import SourceError, Sources
 from flashpatch.errors import PatchError
 
-HELP = "write a new patch into a checkout: its file, its record in the family, its test"
+HELP = "write a new patch into a checkout: its file, its place in the family, its test"
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -34,7 +34,7 @@ class Target:
 
     @property
     def name(self) -> str:
-        """Its last part in snake case: the file's, the wrapper's and the id's."""
+        """Its last part in snake case: the file's, the function's and the id's."""
         words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", self.path.rpartition(":")[2].rpartition(".")[2])
         return words.strip("_").lower()
 
@@ -43,15 +43,8 @@ class Target:
         return "." in self.path.partition(":")[2]
 
     @property
-    def parameters(self) -> list[str]:
-        """Its named parameters, without ``self``."""
-        arguments = self.node.args
-        names = [one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
-        return names[1:] if self.is_method else names
-
-    @property
     def required(self) -> list[str]:
-        """Those of its positional parameters that have no default, without ``self``."""
+        """Its positional parameters that have no default, without ``self``."""
         arguments = self.node.args
         names = [one.arg for one in (*arguments.posonlyargs, *arguments.args)]
         return names[self.is_method : len(names) - len(arguments.defaults)]
@@ -81,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     id = _id(args.family, target)
     steps = [
         (f"{written[1]}", "say what is different with the patch; it fails until then"),
-        (f"{written[0]}", "write the wrapper, why, how, remove_when; choose evidence and scope"),
+        (f"{written[0]}", "write the function, its docstring, why, remove_when; choose evidence and scope"),
         (f"make test-for PATCH={id}", "the tests that this patch needs"),
     ]
     data = {"id": id, "written": written, "changed": changed, "next": [list(step) for step in steps]}
@@ -144,25 +137,27 @@ def _joined(path: Path, family: str, name: str) -> str:
     source = path.read_text(encoding="utf-8")
     lines, module = source.splitlines(keepends=True), ast.parse(source)
     package = f"flashpatch.patches.{family}"
-    patches = next(
+    listed = next(
         (
             keyword.value
             for node in ast.walk(module)
             if isinstance(node, ast.Call)
             for keyword in node.keywords
-            if keyword.arg == "patches" and isinstance(keyword.value, ast.Tuple)
+            if keyword.arg == "patches" and isinstance(keyword.value, ast.Tuple | ast.Call)
         ),
         None,
     )
-    if patches is None or not patches.elts:
-        raise PatchError(f"{path} lists no patches.", advice="Add the record by hand.")
-    last = patches.elts[-1].end_lineno or 1
-    lines.insert(last, f"{' ' * patches.elts[-1].col_offset}{name}.PATCH,\n")
+    own = listed.args if isinstance(listed, ast.Call) else listed.elts if listed is not None else []
+    if not own:
+        raise PatchError(f"{path} lists no patches.", advice="Add the module by hand.")
+    at, line = own[-1].end_col_offset, (own[-1].end_lineno or 1) - 1
+    added = name if isinstance(listed, ast.Call) else f"*{name}.patches"
+    lines[line] = f"{lines[line][:at]}, {added}{lines[line][at:]}"
     imports = [node for node in module.body if isinstance(node, ast.ImportFrom)]
-    own = next((node for node in imports if node.module == package), None)
-    if own is not None:
-        names = sorted([*(one.name for one in own.names), name])
-        lines[own.lineno - 1 : own.end_lineno] = [f"from {package} import {', '.join(names)}\n"]
+    there = next((node for node in imports if node.module == package), None)
+    if there is not None:
+        names = sorted([*(one.name for one in there.names), name])
+        lines[there.lineno - 1 : there.end_lineno] = [f"from {package} import {', '.join(names)}\n"]
     else:
         after = [node for node in imports if (node.module or "") < package]
         lines.insert((after[-1].end_lineno or 0) if after else 0, f"from {package} import {name}\n")
@@ -175,7 +170,6 @@ def _patch(family: str, target: Target) -> str:
     given = ["self"] * target.is_method + target.required
     taken = ", ".join(["original", *given, "*args: Any", "**kwargs: Any"])
     passed = ", ".join([*given, "*args", "**kwargs"])
-    last = target.path.rpartition(":")[2]
     release = Version(target.installed.version).release
     least = ".".join(map(str, release[:2]))
     return f'''"""Say here in one sentence what the patch does."""
@@ -184,33 +178,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from flashpatch.record import Contract, Patch
+from flashpatch.decorate import Patches
+
+patches = Patches(
+    "{family}", "{target.framework}>={least}", scope="driver", evidence="optional", tested="{target.installed.version}"
+)
 
 
-{"async " * bool(awaited)}def on_{target.name}({taken}) -> Any:
-    """Around ``{last}``: say what happens before and after."""
-    return {awaited}original({passed})
-
-
-PATCH = Patch(
-    id="{_id(family, target)}",
-    targets=("{target.path}",),
-    requires="{target.framework}>={least}",
-    wrapper=on_{target.name},
-    contract=Contract(params={_tuple(target.parameters)}),  # keep those that the wrapper relies on
-    evidence="optional",
-    scope=frozenset({{"driver"}}),
-    tested=("{target.installed.version}",),
+@patches.wrap(
+    "{target.path}",
     why="Say what goes wrong without it.",
-    how="Say what it does.",
     remove_when="Say when it can go.",
 )
+{"async " * bool(awaited)}def {target.name}({taken}) -> Any:
+    """Say in one line what it does."""
+    return {awaited}original({passed})
 '''
-
-
-def _tuple(names: list[str]) -> str:
-    quoted = ", ".join(f'"{name}"' for name in names)
-    return f"({quoted},)" if len(names) == 1 else f"({quoted})"
 
 
 WARM = {"verl": "VERL", "vllm": "VLLM", "sglang": "VERL_SGLANG"}

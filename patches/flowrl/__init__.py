@@ -4,17 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from flashpatch.patches.flowrl import (
-    actor,
-    advantage,
-    export,
-    forward,
-    loss,
-    metrics,
-    options,
-    resume,
-    verl_config,
-)
+from flashpatch.decorate import collected
+from flashpatch.patches.flowrl import actor, checkpoint, diversity, loss, options, verl_config
 from flashpatch.record import Family
 
 
@@ -39,25 +30,7 @@ def _too_late() -> str | None:
 FAMILY = Family(
     name="flowrl",
     summary="FlowRL: trajectory balance with a learned partition function, as a loss mode of stock verl",
-    patches=(
-        verl_config.PATCH,
-        advantage.PATCH,
-        actor.INIT,
-        actor.BUILD,
-        actor.LORA,
-        actor.OPTIMIZER,
-        forward.INPUTS,
-        forward.OUTPUTS,
-        loss.REGISTRATION,
-        loss.LOSS,
-        export.ROLLOUT,
-        export.WHOLE,
-        export.SAVE,
-        export.MERGE,
-        export.MERGED,
-        resume.PATCH,
-        metrics.PATCH,
-    ),
+    patches=collected(verl_config, actor, loss, checkpoint, diversity),
     options=options.OPTIONS,
     too_late=_too_late,
     refuses=(

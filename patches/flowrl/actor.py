@@ -1,50 +1,55 @@
-"""Attach the partition function to the actor before FSDP wraps it, as a parameter group of its own."""
+"""Train the partition function beside the policy in verl's FSDP engine: built, optimised and run with it."""
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 from flashpatch import ledger
+from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
+from flashpatch.patches._shared.context import holding
 from flashpatch.patches._shared.flow_names import FILE, FOLDER, HEAD, MODE, is_head
 from flashpatch.patches.flowrl import options
-from flashpatch.record import Contract, Patch
+from flashpatch.patches.flowrl.options import LOG_Z
 
 logger = logging.getLogger("flashpatch.flowrl")
 
 WORKERS = "verl.workers.engine_workers"
 IMPL = "verl.workers.engine.fsdp.transformer_impl"
 
-_building: ContextVar[bool] = ContextVar("flashpatch_flowrl_building", default=False)
+BUILDING: ContextVar[bool] = ContextVar("flashpatch_flowrl_building", default=False)
 """Whether the engines made in this context belong to an actor that learns by FlowRL."""
 
 _CAPTURE = "_flashpatch_flowrl"
+"""Attribute of an engine, its `partition_function.Capture`."""
+
+patches = Patches(
+    "flowrl",
+    "verl>=0.9",
+    scope="trainer",
+    evidence="install",
+    remove_when="verl has a partition function of its own.",
+)
 
 
-def capture(engine: Any) -> Any:
-    """Return the `partition_function.Capture` of an engine, or None for one without partition function."""
-    return vars(engine).get(_CAPTURE)
-
-
-@contextmanager
-def building() -> Iterator[None]:
-    """Give a partition function to language-model engines that train and are built inside the block."""
-    token = _building.set(True)
-    try:
-        yield
-    finally:
-        _building.reset(token)
-
-
-def on_init_model(original, self) -> Any:
-    """Give the actor's engines a partition function while ``ActorRolloutRefWorker.init_model`` builds them.
+@patches.wrap(
+    f"{WORKERS}:ActorRolloutRefWorker.init_model",
+    relies_on=(
+        "self.role",
+        "self.actor.reset",
+        "self.ref.reset",
+        "ref_config.engine",
+        f"{WORKERS}:ActorRolloutRefWorker.update_actor",
+    ),
+    why="The engine that builds a model knows neither whether it is an actor's, nor its loss mode.",
+)
+def init_model(original, self) -> Any:
+    """Give engines that train a partition function while a worker with the actor's role builds them, and refuse a worker
+    with another loss mode.
 
     Raises:
         PatchError: the actor's loss mode is another one, or its strategy not FSDP.
@@ -56,20 +61,31 @@ def on_init_model(original, self) -> Any:
     if mode != MODE or strategy not in ("fsdp", "fsdp2"):
         raise PatchError(
             f"cannot train this actor: policy_loss.loss_mode={mode}, strategy={strategy}.",
-            patch=INIT.id,
-            target=INIT.targets[0],
+            **patches.at(init_model),
             advice=f"Set loss_mode={MODE} and strategy fsdp or fsdp2 (the driver of verl's own trainer does "
             "the first by itself), or take flowrl out of FLASHPATCH.",
         )
     ledger.role("trainer", rank=int(os.environ.get("RANK", 0)), world=int(os.environ.get("WORLD_SIZE", 1)))
-    with building():
+    with holding(BUILDING, True):
         return original(self)
 
 
-def on_build_module(original, self) -> Any:
-    """Attach the partition function to an actor, not a reference, in ``FSDPEngine._build_module``."""
+@patches.wrap(
+    f"{IMPL}:FSDPEngine._build_module",
+    relies_on=(
+        "self.engine_config.forward_only",
+        "module.to",
+        f"{IMPL}:FSDPEngine._build_model_optimizer",
+        f"{IMPL}:FSDPEngine._build_fsdp_module",
+        "verl.utils.fsdp_utils:get_fsdp_wrap_policy",
+        "verl.utils.fsdp_utils:apply_fsdp2",
+    ),
+    why="The partition function must exist before FSDP wraps the model, to be sharded and saved with it.",
+)
+def build_module(original, self) -> Any:
+    """Add proj_z to the actor's module, not a reference's, in the actor's dtype, as an FSDP unit of its own."""
     module = original(self)
-    if _building.get() and not self.engine_config.forward_only and options.current().log_z == "learned":
+    if BUILDING.get() and not self.engine_config.forward_only and options.current().log_z == "learned":
         attach(self, module)
     return module
 
@@ -100,8 +116,7 @@ def attach(engine: Any, module: Any) -> None:
     if unsupported:
         raise PatchError(
             f"does not support {', '.join(unsupported)}.",
-            patch=BUILD.id,
-            target=BUILD.targets[0],
+            **patches.at(build_module),
             advice="Change that, or take flowrl out of FLASHPATCH.",
         )
     width = module.config.get_text_config().hidden_size
@@ -116,18 +131,6 @@ def attach(engine: Any, module: Any) -> None:
     setattr(engine, _CAPTURE, Capture(module, chosen.detach_hidden))
 
 
-def on_build_lora_module(original, self, module: Any) -> Any:
-    """Keep the partition function out of ``FSDPEngine._build_lora_module``, which would freeze it and give it adapters."""
-    head = getattr(module, HEAD, None)
-    if head is None:
-        return original(self, module)
-    delattr(module, HEAD)
-    try:
-        return original(self, module)
-    finally:
-        module.add_module(HEAD, head)  # within the model that peft wraps now
-
-
 def _restore(head: Any, file: Path) -> None:
     if not file.exists():
         return
@@ -138,25 +141,38 @@ def _restore(head: Any, file: Path) -> None:
     except RuntimeError as error:
         raise PatchError(
             f"cannot take the partition function from {file}: {error}.",
-            patch=BUILD.id,
-            target=BUILD.targets[0],
+            **patches.at(build_module),
             advice="Set num_layers as it was, or move the file away to start from initial weights.",
         ) from error
     logger.warning("the partition function is loaded from %s", file)
 
 
-class _Grouped:
-    """Stand in for a module whose parameters only are read, and return them in groups."""
+@patches.wrap(
+    f"{IMPL}:FSDPEngine._build_lora_module",
+    relies_on=("get_peft_model", "PeftModel.from_pretrained"),
+    evidence="optional",
+    why="peft freezes all weights but its adapters, the partition function's too, and target_modules=all-linear "
+    "gives it adapters.",
+)
+def build_lora_module(original, self, module: Any) -> Any:
+    """Take proj_z out of the model while verl adds adapters, and put it back, trained as a whole."""
+    head = getattr(module, HEAD, None)
+    if head is None:
+        return original(self, module)
+    delattr(module, HEAD)
+    try:
+        return original(self, module)
+    finally:
+        module.add_module(HEAD, head)  # within the model that peft wraps now
 
-    def __init__(self, *groups: dict[str, Any]) -> None:
-        self._groups = list(groups)
 
-    def parameters(self) -> list[dict[str, Any]]:
-        return self._groups
-
-
-def on_build_optimizer(original, self, module: Any) -> Any:
-    """Make the partition function a second parameter group in ``FSDPEngine._build_optimizer``.
+@patches.wrap(
+    f"{IMPL}:FSDPEngine._build_optimizer",
+    relies_on=("module.parameters", "build_optimizer", "verl.workers.config.optimizer:build_optimizer"),
+    why="The partition function is not pretrained and may need another learning rate than the policy.",
+)
+def build_optimizer(original, self, module: Any) -> Any:
+    """Give verl's optimizer two parameter groups, the policy's and the partition function's.
 
     Raises:
         PatchError: it has rates of its own, and FSDP flattened it together with other weights.
@@ -175,8 +191,7 @@ def on_build_optimizer(original, self, module: Any) -> Any:
         raise PatchError(
             f"cannot give the partition function its own {' and '.join(own)}: FSDP flattened it together "
             "with other weights.",
-            patch=OPTIMIZER.id,
-            target=OPTIMIZER.targets[0],
+            **patches.at(build_optimizer),
             advice="Add PartitionFunction to fsdp_config.wrap_policy.transformer_layer_cls_to_wrap, set "
             "use_orig_params=True, or unset these options.",
         )
@@ -186,69 +201,79 @@ def on_build_optimizer(original, self, module: Any) -> Any:
     return original(self, _Grouped({"params": rest}, {"params": head, **own}))
 
 
-_patch = functools.partial(
-    Patch,
-    requires="verl>=0.9",
-    evidence="install",
-    scope=frozenset({"trainer"}),
-    remove_when="verl has a partition function of its own.",
-)
+class _Grouped:
+    """Stand in for a module whose parameters only are read, and return them in groups."""
 
-INIT = _patch(
-    id="flowrl.verl.init_model",
-    targets=(f"{WORKERS}:ActorRolloutRefWorker.init_model",),
-    wrapper=on_init_model,
-    contract=Contract(
-        params=("self",),
-        mentions=("self.role", "self.actor.reset", "self.ref.reset", "ref_config.engine"),
-        exists=(f"{WORKERS}:ActorRolloutRefWorker.update_actor",),
-    ),
-    why="The engine that builds a model knows neither whether it is an actor's, nor its loss mode.",
-    how="While a worker with the actor's role builds its engines, those that train get a partition function; "
-    "a worker with another loss mode is refused.",
-)
+    def __init__(self, *groups: dict[str, Any]) -> None:
+        self._groups = list(groups)
 
-BUILD = _patch(
-    id="flowrl.verl.build_module",
-    targets=(f"{IMPL}:FSDPEngine._build_module",),
-    wrapper=on_build_module,
-    contract=Contract(
-        params=("self",),
-        mentions=("self.engine_config.forward_only", "module.to"),
-        exists=(
-            f"{IMPL}:FSDPEngine._build_model_optimizer",
-            f"{IMPL}:FSDPEngine._build_fsdp_module",
-            "verl.utils.fsdp_utils:get_fsdp_wrap_policy",
-            "verl.utils.fsdp_utils:apply_fsdp2",
-        ),
-    ),
-    why="The partition function must exist before FSDP wraps the model, to be sharded and saved with it.",
-    how="Adds proj_z to the actor's module, in the actor's dtype, as an FSDP unit of its own.",
-)
+    def parameters(self) -> list[dict[str, Any]]:
+        return self._groups
 
-LORA = _patch(
-    id="flowrl.verl.build_lora_module",
-    targets=(f"{IMPL}:FSDPEngine._build_lora_module",),
-    wrapper=on_build_lora_module,
-    evidence="optional",
-    contract=Contract(
-        params=("self", "module"),
-        mentions=("get_peft_model", "PeftModel.from_pretrained"),
-    ),
-    why="peft freezes all weights but its adapters, the partition function's too, and target_modules=all-linear "
-    "gives it adapters.",
-    how="Takes proj_z out of the model while verl adds adapters, and puts it back, trained as a whole.",
-)
 
-OPTIMIZER = _patch(
-    id="flowrl.verl.build_optimizer",
-    targets=(f"{IMPL}:FSDPEngine._build_optimizer",),
-    wrapper=on_build_optimizer,
-    contract=Contract(
-        params=("self", "module"),
-        mentions=("module.parameters", "build_optimizer"),
-        exists=("verl.workers.config.optimizer:build_optimizer",),
+@patches.wrap(
+    f"{IMPL}:FSDPEngineWithLMHead.prepare_model_inputs",
+    relies_on=(
+        "input_ids.offsets",
+        "input_ids.values",
+        "self.use_ulysses_sp",
+        "verl.workers.utils.padding:no_padding_2_padding",
+        "verl.utils.ulysses:ulysses_pad_and_slice_inputs",
+        f"{IMPL}:FSDPEngine._init_device_mesh",
     ),
-    why="The partition function is not pretrained and may need another learning rate than the policy.",
-    how="Gives verl's optimizer two parameter groups, the policy's and the partition function's.",
+    evidence="step",
+    why="log Z must be computed in the actor's own forward, which keeps only its last layer's output.",
 )
+def prepare_model_inputs(original, self, micro_batch: Any) -> Any:
+    """Record the prompts' offsets in the micro-batch, packed or padded, before a forward with gradient, and the ranks
+    that hold parts of the same row."""
+    import torch
+
+    inputs = original(self, micro_batch)
+    held = capture(self)
+    if held is not None:
+        sharers = self.ulysses_parallel_group if self.use_ulysses_sp else None
+        held.prompts = locate(micro_batch, inputs[0], sharers) if torch.is_grad_enabled() else None
+    return inputs
+
+
+def locate(micro_batch: Any, model_inputs: Any, sharers: Any = None) -> Any:
+    """Return the `partition_function.Prompts` of a micro-batch, by the lengths that verl splits by.
+
+    Args:
+        sharers: process group of the ranks that hold parts of the packed row, or None.
+
+    Source: ``verl/workers/utils/padding.py: no_padding_2_padding``.
+    """
+    from flashpatch.patches.flowrl.partition_function import Prompts
+
+    prompts, ids = micro_batch["prompts"], micro_batch["input_ids"]
+    if prompts.is_nested:
+        lengths = prompts.offsets().diff()
+    else:
+        lengths = micro_batch["attention_mask"][:, : prompts.shape[1]].sum(1)
+    packed = model_inputs["attention_mask"] is None
+    starts = ids.offsets()[:-1].to(lengths.device) if packed else None
+    return Prompts(lengths.to(ids.device), starts if starts is None else starts.to(ids.device), sharers)
+
+
+@patches.wrap(
+    f"{IMPL}:FSDPEngineWithLMHead.prepare_model_outputs",
+    relies_on=("output.logits", "output.log_probs", f"{IMPL}:FSDPEngineWithLMHead.forward_step"),
+    params=("self", "output", "output_args", "micro_batch"),
+    evidence="step",
+    why="verl's loss gets what this returns, and log Z is not among it.",
+)
+def prepare_model_outputs(original, self, output: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Return log Z, (batch,), from the output's unused field loss."""
+    import torch
+
+    outputs = original(self, output, *args, **kwargs)
+    if capture(self) is not None and torch.is_grad_enabled():
+        outputs[LOG_Z] = output.loss
+    return outputs
+
+
+def capture(engine: Any) -> Any:
+    """Return the `partition_function.Capture` of an engine, or None for one without partition function."""
+    return vars(engine).get(_CAPTURE)

@@ -1,4 +1,4 @@
-"""Count how many different solutions the responses to a prompt are, without a judge. Plain Python.
+"""Count how many different solutions the responses to a prompt are, without a judge, and report it among a step's metrics.
 
 The paper (arXiv 2509.15207, section 5) asks a language model how different solutions are. Here two responses are the
 same solution when they are equal after normalisation, or share most of their runs of three words.
@@ -8,13 +8,80 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from flashpatch.decorate import Patches
+from flashpatch.patches.flowrl import options
+
+TRAINER = "verl.trainer.ppo.v1.trainer_base"
+FIELDS = ["responses", "rm_scores"]
 
 SAME = 0.8
 """Two responses are one solution when they share this part of all their runs of three words (Jaccard index)."""
 
 _DROPPED = re.compile(r"[^\w+\-*/=<>^.]+")
 _AROUND_OPERATORS = re.compile(r" ?([+\-*/=<>^]) ?")
+
+
+@Patches(
+    "flowrl",
+    "verl>=0.9",
+    scope="driver",
+    evidence="optional",
+    why="verl reports rewards and lengths, and nothing that tells whether right answers still differ.",
+    remove_when="verl reports how many different solutions the responses to a prompt are.",
+).wrap(
+    f"{TRAINER}:PPOTrainer._compute_metrics",
+    relies_on=(
+        "batch.tags",
+        "batch.keys",
+        "batch.partition_id",
+        "compute_data_metrics",
+        f"{TRAINER}:PPOTrainer._init_tokenizer",
+    ),
+    params=("self", "batch", "metrics", "timing_raw", "global_steps", "epoch"),
+)
+def compute_metrics(original, self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    """Count the different solutions among the responses to a step's first prompts, after verl's metrics of the step.
+
+    A response is right when its reward is above 0.
+    """
+    found = original(self, batch, metrics, *args, **kwargs)
+    chosen = first_prompts(batch.keys, batch.tags, options.current().diversity_prompts)
+    if chosen:
+        metrics.update(measure(responses(chosen, batch.partition_id, self.tokenizer)))
+    return found
+
+
+def first_prompts(keys: Sequence[str], tags: Sequence[dict[str, Any]], number: int) -> list[str]:
+    """Return the keys of the responses to the first ``number`` prompts; verl's keys begin with the prompt's id."""
+    prompts = dict.fromkeys(
+        _prompt(key) for key, tag in zip(keys, tags, strict=True) if not tag.get("is_padding")
+    )
+    wanted = set(list(prompts)[:number])
+    return [
+        key
+        for key, tag in zip(keys, tags, strict=True)
+        if _prompt(key) in wanted and not tag.get("is_padding")
+    ]
+
+
+def responses(keys: list[str], partition: str, tokenizer: Any) -> dict[str, list[tuple[str, bool]]]:
+    """Fetch responses from verl's queue; return, by prompt, their texts and whether their reward is above 0."""
+    import transfer_queue as tq
+
+    data = tq.kv_batch_get(keys=keys, partition_id=partition, select_fields=FIELDS)
+    groups = defaultdict(list)
+    for key, ids, scores in zip(keys, data["responses"].unbind(), data["rm_scores"].unbind(), strict=True):
+        text = tokenizer.decode(ids, skip_special_tokens=True)
+        groups[_prompt(key)].append((text, bool(scores.sum() > 0)))
+    return dict(groups)
+
+
+def _prompt(key: str) -> str:
+    return key.split("_")[0]
 
 
 def normalize(text: str) -> str:

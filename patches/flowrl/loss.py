@@ -1,25 +1,102 @@
-"""Register the loss mode ``flowrl`` with verl, and give it the inputs that verl does not pass."""
+"""Give verl the loss mode ``flowrl``, and the loss what verl does not pass: log Z and the reference's logprobs.
+
+log Z is the actor's, learned, or the group's; that is subtracted from the advantages, in the driver.
+"""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 from flashpatch import engine
+from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
+from flashpatch.patches._shared.context import holding
 from flashpatch.patches._shared.flow_names import MODE
 from flashpatch.patches.flowrl import options
-from flashpatch.patches.flowrl.forward import LOG_Z
-from flashpatch.record import Contract, Patch
+from flashpatch.patches.flowrl.options import LOG_Z
 
 ALGOS = "verl.trainer.ppo.core_algos"
-LOSSES = "verl.workers.utils.losses"
-MODE_ID = "flowrl.verl.register_policy_loss"
-LOSS_ID = "flowrl.verl.ppo_loss"
+NEEDED = ("old_log_probs", "ref_log_prob", "token_level_rewards", "response_mask")
+
+patches = Patches("flowrl", "verl>=0.9", scope="trainer", remove_when="verl has the trajectory-balance loss.")
+
+
+@patches.wrap(
+    "verl.trainer.ppo.ray_trainer:compute_advantage",
+    relies_on=(
+        "data.batch",
+        "data.non_tensor_batch",
+        "verl.trainer.ppo.v1.utils:compute_advantage_for_multi_trajectories",
+    ),
+    params=("data", "adv_estimator"),
+    evidence="optional",  # only one of a job's drivers has it
+    scope="driver",
+    why="A log Z estimated from the responses to one prompt needs all of them: micro-batches and ranks split groups.",
+    remove_when="verl has a trajectory-balance loss with a group estimate of log Z.",
+    upstream="VarGrad, arXiv 2010.10436",
+)
+def compute_advantage(original, data: Any, *args: Any, **kwargs: Any) -> Any:
+    """With log_z = "group" subtract the group's log Z from the advantages, (batch, tokens), once, before they go to the
+    workers; with reward = "raw" replace them by the response's reward.
+
+    The group's log Z is in units of the reward: the residual of FlowRL's loss then needs no log Z of its own. Here all
+    responses to a prompt are together, however they are spread over ranks and micro-batches later.
+
+    Raises:
+        PatchError: the batch lacks what the group's log Z is computed from.
+    """
+    done = original(data, *args, **kwargs)
+    chosen = options.current()
+    if chosen.reward == "raw":
+        done.batch["advantages"] = _spread(done.batch["token_level_rewards"].sum(-1), done.batch)
+    if chosen.log_z == "group":
+        done.batch["advantages"] = less_log_z(done.batch, done.non_tensor_batch.get("uid"), chosen)
+    return done
+
+
+def _spread(values: Any, batch: Any) -> Any:
+    """Repeat a number per response, ``(batch,)``, over its tokens; 0 at those that do not count."""
+    return values.unsqueeze(-1) * batch["response_mask"]
+
+
+def less_log_z(batch: Any, uids: Any, chosen: options.Choices) -> Any:
+    """Return the advantages less ``log Z / beta`` of each response's group, ``(batch, tokens)``.
+
+    Args:
+        batch: verl's tensors by name.
+        uids: of each response's prompt, ``(batch,)``.
+
+    Raises:
+        PatchError: something is missing.
+    """
+    import numpy
+    import torch
+
+    from flashpatch.patches.flowrl.objective import group_log_z
+
+    missing = [name for name in NEEDED if name not in batch.keys()]
+    missing += ["uid"] if uids is None else []
+    if missing:
+        raise PatchError(
+            f"cannot compute log Z of a group: the batch lacks {', '.join(missing)}.",
+            **patches.at(compute_advantage),
+            advice='Set log_z = "learned" in [flowrl], or use a trainer that computes the reference before advantages.',
+        )
+    advantages = batch["advantages"]
+    numbers = numpy.unique(numpy.asarray(uids, dtype=str), return_inverse=True)[1]
+    log_z = group_log_z(
+        batch["old_log_probs"],
+        batch["ref_log_prob"],
+        advantages,
+        batch["response_mask"].bool(),
+        torch.as_tensor(numbers, device=advantages.device),
+        beta=chosen.beta,
+        length=chosen.length,
+    )
+    return advantages - _spread(log_z.to(advantages.dtype) / chosen.beta, batch)
 
 
 @dataclass(eq=False)
@@ -41,8 +118,13 @@ class _Given:
 _given: ContextVar[_Given | None] = ContextVar("flashpatch_flowrl_given", default=None)
 
 
-def on_loss(original, config: Any, model_output: Any, data: Any, dp_group: Any = None) -> Any:
-    """Give the registered loss the model outputs and reference logprobs while ``ppo_loss`` calls it.
+@patches.wrap(
+    "verl.workers.utils.losses:ppo_loss",
+    relies_on=("config.policy_loss.get", "get_policy_loss_fn", "config.global_batch_info", "pg_metrics"),
+    why="Loss functions registered with verl get neither the model's outputs nor the reference's logprobs.",
+)
+def ppo_loss(original, config: Any, model_output: Any, data: Any, dp_group: Any = None) -> Any:
+    """Give the loss function of the mode flowrl both while verl's ppo_loss calls it; entropy bonus and metrics stay verl's.
 
     Raises:
         PatchError: the mode is ``flowrl`` and log Z or the reference's logprobs are missing.
@@ -62,24 +144,49 @@ def on_loss(original, config: Any, model_output: Any, data: Any, dp_group: Any =
     if missing:
         raise PatchError(
             f"lacks {' and '.join(missing)}.",
-            patch=LOSS_ID,
-            target=LOSS.targets[0],
+            **patches.at(ppo_loss),
             advice="Start the job through a trainer that calls verl.utils.config.validate_config.",
         )
     reference = data.select("ref_log_prob").to_padded_tensor()["ref_log_prob"]
     given = _Given(reference.new_zeros(len(reference)) if in_advantages else log_z, reference)
-    with _giving(given):
+    with holding(_given, given):
         loss, metrics = original(config, model_output, data, dp_group)
     return loss, {**metrics, **given.metrics}
 
 
-@contextmanager
-def _giving(given: _Given) -> Iterator[None]:
-    token = _given.set(given)
-    try:
-        yield
-    finally:
-        _given.reset(token)
+@patches.register(
+    f"{ALGOS}:register_policy_loss",
+    relies_on=(
+        "POLICY_LOSS_REGISTRY",
+        f"{ALGOS}:POLICY_LOSS_REGISTRY",
+        f"{ALGOS}:agg_loss",
+        "verl.utils.metric.utils:Metric",
+    ),
+    params="name",
+    why="verl has no trajectory-balance loss.",
+    upstream="FlowRL, arXiv 2509.15207",
+)
+def register_policy_loss(site: Any) -> Callable[[], None]:
+    """Register the loss mode flowrl with verl's own registry; verl's agg_loss scales it over micro-batches and ranks.
+
+    Raises:
+        PatchError: another loss is registered under this name.
+    """
+    registry = site.module.POLICY_LOSS_REGISTRY
+    taken = registry.get(MODE)
+    if taken is not None and taken is not trajectory_balance:
+        raise PatchError(
+            f"finds the loss mode {MODE!r} registered by {taken.__module__} already.",
+            **patches.at(register_policy_loss),
+            advice="Remove that registration, or take flowrl out of FLASHPATCH.",
+        )
+    site.module.register_policy_loss(MODE)(trajectory_balance)
+
+    def take_away() -> None:
+        if registry.get(MODE) is trajectory_balance:
+            del registry[MODE]
+
+    return take_away
 
 
 def trajectory_balance(
@@ -105,11 +212,10 @@ def trajectory_balance(
     if given is None:
         raise PatchError(
             "was called without log Z and the reference's logprobs.",
-            patch=MODE_ID,
-            target=REGISTRATION.targets[0],
+            **patches.at(register_policy_loss),
             advice="Only verl.workers.utils.losses.ppo_loss can use the loss mode flowrl.",
         )
-    engine.record_call(MODE_ID)
+    engine.record_call(patches.of(register_policy_loss).id)
     chosen = options.current()
     parts = balance(
         given.log_z,
@@ -183,68 +289,3 @@ def _metrics(
         "actor/tb_residual_min": Metric(AggregationType.MIN, least),
         "actor/tb_residual_max": Metric(AggregationType.MAX, most),
     }
-
-
-def apply(site: Any) -> None:
-    """Register the loss mode.
-
-    Raises:
-        PatchError: another loss is registered under this name.
-    """
-    taken = site.module.POLICY_LOSS_REGISTRY.get(MODE)
-    if taken is not None and taken is not trajectory_balance:
-        raise PatchError(
-            f"finds the loss mode {MODE!r} registered by {taken.__module__} already.",
-            patch=MODE_ID,
-            target=site.target,
-            advice="Remove that registration, or take flowrl out of FLASHPATCH.",
-        )
-    site.module.register_policy_loss(MODE)(trajectory_balance)
-
-
-def undo(site: Any) -> None:
-    """Remove it from the registry."""
-    if site.module.POLICY_LOSS_REGISTRY.get(MODE) is trajectory_balance:
-        del site.module.POLICY_LOSS_REGISTRY[MODE]
-
-
-_patch = functools.partial(
-    Patch,
-    requires="verl>=0.9",
-    evidence="step",
-    scope=frozenset({"trainer"}),
-    remove_when="verl has the trajectory-balance loss.",
-)
-
-REGISTRATION = _patch(
-    id=MODE_ID,
-    targets=(f"{ALGOS}:register_policy_loss",),
-    apply=apply,
-    undo=undo,
-    contract=Contract(
-        params=("name",),
-        mentions=("POLICY_LOSS_REGISTRY",),
-        exists=(
-            f"{ALGOS}:POLICY_LOSS_REGISTRY",
-            f"{ALGOS}:agg_loss",
-            "verl.utils.metric.utils:Metric",
-        ),
-    ),
-    why="verl has no trajectory-balance loss.",
-    how="Registers the loss mode flowrl with verl's own registry; verl's agg_loss scales it over "
-    "micro-batches and ranks.",
-    upstream="FlowRL, arXiv 2509.15207",
-)
-
-LOSS = _patch(
-    id=LOSS_ID,
-    targets=(f"{LOSSES}:ppo_loss",),
-    wrapper=on_loss,
-    contract=Contract(
-        params=("config", "model_output", "data", "dp_group"),
-        mentions=("config.policy_loss.get", "get_policy_loss_fn", "config.global_batch_info", "pg_metrics"),
-    ),
-    why="Loss functions registered with verl get neither the model's outputs nor the reference's logprobs.",
-    how="For the mode flowrl, gives the registered function both while verl's ppo_loss calls it; "
-    "entropy bonus and metrics stay verl's.",
-)

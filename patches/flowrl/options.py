@@ -10,6 +10,9 @@ from flashpatch.record import Option
 
 FAMILY = "flowrl"
 
+LOG_Z = "log_z"
+"""The partition function's output, among those of the actor's forward."""
+
 OPTIONS = {
     "beta": Option(15.0, "weight of the reward against the logprobs", kind=float, above=0),
     "length": Option(

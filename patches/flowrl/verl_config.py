@@ -1,16 +1,19 @@
-"""Set what FlowRL needs in verl's configuration, and refuse what contradicts it, before anything starts."""
+"""Set what FlowRL needs in verl's configuration, and refuse what contradicts it, before anything starts.
+
+With ``paper = true`` the settings of the published training scripts are set too. Source: the math script for 7B and 32B
+models of the published code; arXiv 2509.15207, its training details.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from flashpatch.decorate import Patches
 from flashpatch.patches._shared.flow_names import MODE
-from flashpatch.patches._shared.verl_config import Get, JobConfig, is_chosen, validate_config_patch
-from flashpatch.patches.flowrl import options, published
-from flashpatch.record import Contract
+from flashpatch.patches._shared.verl_config import TARGET, Get, JobConfig, is_chosen
+from flashpatch.patches.flowrl import options
 
-ID = "flowrl.verl.validate_config"
 ACTOR = "actor_rollout_ref.actor"
 LOSS_MODE = f"{ACTOR}.policy_loss.loss_mode"
 USE_KL, KL_COEF = f"{ACTOR}.use_kl_loss", f"{ACTOR}.kl_loss_coef"
@@ -23,17 +26,63 @@ DEFAULTS = {LOSS_MODE: "vanilla", USE_KL: False, KL_COEF: 0.001}
 
 REQUIRED = {LOSS_MODE: MODE, USE_KL: True, KL_COEF: 0}
 
+PUBLISHED_LAYERS = f"{ACTOR}.porj_layer"
+PUBLISHED_LOSS = f"{ACTOR}.tb_type"
+PUBLISHED = {
+    "algorithm.adv_estimator": ("grpo", "gae"),
+    "algorithm.norm_adv_by_std_in_grpo": (True, True),
+    "data.train_batch_size": (512, 1024),
+    "data.max_prompt_length": (2048, 512),
+    "data.max_response_length": (8192, 512),
+    "data.truncation": ("left", "error"),
+    f"{ACTOR}.optim.lr": (1e-6, 1e-6),
+    f"{ACTOR}.optim.lr_warmup_steps": (10, -1),
+    f"{ACTOR}.optim.weight_decay": (0.1, 0.01),
+    f"{ACTOR}.ppo_mini_batch_size": (32, 256),
+    f"{ACTOR}.entropy_coeff": (0, 0),
+    f"{ACTOR}.clip_ratio": (0.2, 0.2),
+    f"{ACTOR}.clip_ratio_low": (0.2, 0.2),
+    f"{ACTOR}.clip_ratio_high": (0.2, 0.2),
+    "actor_rollout_ref.rollout.n": (8, 1),
+    "actor_rollout_ref.rollout.temperature": (1.0, 1.0),
+}
+"""Settings by path: the published value, and verl's own, which does not count as chosen unless the command line
+names it."""
 
-def on_validate(original, config: Any, use_reference_policy: bool = False, *args: Any, **kwargs: Any) -> Any:
-    """Set what FlowRL needs and refuse what contradicts it, before verl validates its configuration.
+patches = Patches(
+    "flowrl",
+    "verl>=0.9",
+    scope="driver",
+    evidence="install",
+    remove_when="never: it states what the family needs.",
+)
+
+
+@patches.wrap(
+    TARGET,
+    relies_on=(
+        "config.actor_rollout_ref.actor.strategy",
+        "config.actor_rollout_ref.actor.use_kl_loss",
+        "verl.trainer.ppo.utils:need_reference_policy",
+        "verl.workers.config.actor:ActorConfig.kl_loss_coef",
+        "verl.workers.config.actor:PolicyLossConfig.loss_mode",
+    ),
+    why="FlowRL needs a loss mode, the reference's logprobs and one reward per response; without them it "
+    "would fail at the first step, or train something else.",
+)
+def validate_config(
+    original, config: Any, use_reference_policy: bool = False, *args: Any, **kwargs: Any
+) -> Any:
+    """Set loss_mode=flowrl and use_kl_loss=True with kl_loss_coef=0 before anything starts, unless the user chose
+    otherwise, log that, and refuse contradicting settings by name.
 
     Raises:
         PatchError: the configuration contradicts FlowRL; all such settings are named.
     """
-    job = JobConfig.open(config, ID)
+    job = JobConfig.open(config, patches.of(validate_config).id)
     chosen = options.current()
-    refused = [*options.contradictions(), *published.refusals(job.get, chosen)]
-    published.accept(job, chosen)
+    refused = [*options.contradictions(), *published_refusals(job.get, chosen)]
+    take_published(job, chosen)
     refused += refusals(job.get, job.overrides)
     clip_low = job.get(CLIP_LOW)
     if chosen.weight == "clip" and not 0 <= (clip_low or 0) < 1:
@@ -93,23 +142,38 @@ def group_refusals(get: Get) -> Iterator[str]:
         yield f"{TRAINER_MODE}=stream_async (it computes the reference after log_z = 'group' needs it)"
 
 
-PATCH = validate_config_patch(
-    id=ID,
-    requires="verl>=0.9",
-    wrapper=on_validate,
-    contract=Contract(
-        params=("config", "use_reference_policy"),
-        mentions=("config.actor_rollout_ref.actor.strategy", "config.actor_rollout_ref.actor.use_kl_loss"),
-        exists=(
-            "verl.trainer.ppo.utils:need_reference_policy",
-            "verl.workers.config.actor:ActorConfig.kl_loss_coef",
-            "verl.workers.config.actor:PolicyLossConfig.loss_mode",
-        ),
-    ),
-    evidence="install",
-    why="FlowRL needs a loss mode, the reference's logprobs and one reward per response; without them it "
-    "would fail at the first step, or train something else.",
-    how="Before anything starts, sets loss_mode=flowrl and use_kl_loss=True with kl_loss_coef=0 unless the "
-    "user chose otherwise, logs that, and refuses contradicting settings by name.",
-    remove_when="never: it states what the family needs.",
-)
+def take_published(job: JobConfig, chosen: options.Choices) -> None:
+    """Set what `PUBLISHED` has and the user did not choose, with ``paper``; drop the published code's own settings.
+
+    verl refuses settings that its dataclasses do not know; `published_refusals` has checked them.
+    """
+    for path in (PUBLISHED_LAYERS, PUBLISHED_LOSS):
+        _drop(job, path)
+    for path, (value, own) in PUBLISHED.items() if chosen.paper else ():
+        if not is_chosen(job.get, path, own, job.overrides):
+            job.set(path, value, "the paper's")
+
+
+def published_refusals(get: Get, chosen: options.Choices) -> Iterator[str]:
+    """Yield the published code's own settings that ask for something else than the options of the family."""
+    layers, kind = get(PUBLISHED_LAYERS), get(PUBLISHED_LOSS)
+    if layers is not None and layers != chosen.num_layers:
+        yield f"{PUBLISHED_LAYERS}={layers} (num_layers in [flowrl] is {chosen.num_layers}: set that)"
+    if layers is not None and chosen.log_z != "learned":
+        yield f"{PUBLISHED_LAYERS}={layers} (log_z = 'group' has no partition function)"
+    if kind not in (None, "tempered_important_sampling"):
+        yield f"{PUBLISHED_LOSS}={kind} (only the published tempered_important_sampling is known; see length and weight)"
+
+
+def _drop(job: JobConfig, path: str) -> None:
+    """Remove a setting, if it is there."""
+    if job.get(path) is None:
+        return
+    from omegaconf import open_dict
+
+    holder, _, name = path.rpartition(".")
+    node = job.config
+    for key in holder.split("."):
+        node = node[key]
+    with open_dict(node):
+        del node[name]

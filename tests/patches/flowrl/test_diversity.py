@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashpatch.patches.flowrl.diversity import effective, measure, normalize, solutions
-from flashpatch.patches.flowrl.metrics import first_prompts
+from flashpatch.patches.flowrl.diversity import effective, first_prompts, measure, normalize, solutions
 
 LONG = "First add three and four to get seven, then double it, which makes fourteen in all."
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.flowrl import options
-from flashpatch.patches.flowrl.advantage import less_log_z
+from flashpatch.patches.flowrl.loss import less_log_z
 from flashpatch.patches.flowrl.objective import balance, group_log_z
 
 DEFAULTS = {name: option.default for name, option in options.OPTIONS.items()}
@@ -170,7 +170,7 @@ def test_verls_own_trainers_compute_it_and_stock_verl_does_not(tmp_path):
         from verl import DataProto
         from verl.trainer.ppo import ray_trainer
         from verl.trainer.ppo.v1 import utils
-        from flashpatch.patches.flowrl.advantage import less_log_z
+        from flashpatch.patches.flowrl.loss import less_log_z
 
         uids = ["b", "a", "b", "c", "a", "a", "c", "b"]
         keys = [f"{uid}_{at}_0" for at, uid in enumerate(uids)]

@@ -102,7 +102,7 @@ def test_two_steps_with_log_z_of_the_group(world, tmp_path):
 def test_a_head_that_leaks_is_refused_by_the_rollout(world, tmp_path):
     """The filter taken out of our export: vLLM knows no proj_z. The trainer would then wait for ever."""
     (tmp_path / "sitecustomize.py").write_text(
-        "from flashpatch.patches.flowrl import export\nexport.without_head = lambda pairs: pairs\n"
+        "from flashpatch.patches.flowrl import checkpoint\ncheckpoint.without_head = lambda pairs: pairs\n"
     )
     job = start(world, tmp_path, *SETTINGS, PYTHONPATH=str(tmp_path), **FLOWRL)
     deadline = time.monotonic() + LIMIT

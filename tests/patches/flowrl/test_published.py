@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from flashpatch import engine
-from flashpatch.patches.flowrl import options, published, verl_config
+from flashpatch.patches.flowrl import options, verl_config
 
 DEFAULTS = {name: option.default for name, option in options.OPTIONS.items()}
 
@@ -27,7 +27,7 @@ def choose(monkeypatch):
 
 def job(overrides=(), **settings):
     """What `JobConfig` offers, over a flat table of settings."""
-    held = {path: own for path, (_, own) in published.SETTINGS.items()} | settings
+    held = {path: own for path, (_, own) in verl_config.PUBLISHED.items()} | settings
     return SimpleNamespace(
         get=held.get,
         overrides=set(overrides),
@@ -71,9 +71,9 @@ def test_options_that_agree_are_not(choose):
 def test_the_papers_settings_are_set_where_nobody_chose(choose):
     mine = {"actor_rollout_ref.actor.optim.lr": 3e-6}
     done = job(overrides=["actor_rollout_ref.rollout.n"], **mine)
-    published.accept(done, choose(paper=True))
+    verl_config.take_published(done, choose(paper=True))
     kept = {**mine, "actor_rollout_ref.rollout.n": 1}
-    wanted = {path: value for path, (value, _) in published.SETTINGS.items()} | kept
+    wanted = {path: value for path, (value, _) in verl_config.PUBLISHED.items()} | kept
     assert done.held == wanted
     assert done.held["data.train_batch_size"] == 512 and done.held["algorithm.adv_estimator"] == "grpo"
 
@@ -81,27 +81,32 @@ def test_the_papers_settings_are_set_where_nobody_chose(choose):
 def test_without_paper_nothing_is_set(choose):
     done = job()
     before = dict(done.held)
-    published.accept(done, choose())
+    verl_config.take_published(done, choose())
     assert done.held == before
 
 
 @pytest.mark.parametrize(
     "changes, setting, value, named",
     [
-        ({}, published.LAYERS, 4, "porj_layer=4 (num_layers in [flowrl] is 3"),
-        ({"log_z": "group"}, published.LAYERS, 3, "porj_layer=3 (log_z = 'group' has no partition function)"),
-        ({}, published.LOSS_KIND, "other", "tb_type=other ("),
+        ({}, verl_config.PUBLISHED_LAYERS, 4, "porj_layer=4 (num_layers in [flowrl] is 3"),
+        (
+            {"log_z": "group"},
+            verl_config.PUBLISHED_LAYERS,
+            3,
+            "porj_layer=3 (log_z = 'group' has no partition function)",
+        ),
+        ({}, verl_config.PUBLISHED_LOSS, "other", "tb_type=other ("),
     ],
 )
 def test_the_published_codes_settings_are_refused_where_they_differ(choose, changes, setting, value, named):
-    (refusal,) = published.refusals({setting: value}.get, choose(**changes))
+    (refusal,) = verl_config.published_refusals({setting: value}.get, choose(**changes))
     assert named in refusal
 
 
 def test_the_published_codes_settings_are_accepted_where_they_agree(choose):
-    given = {published.LAYERS: 3, published.LOSS_KIND: "tempered_important_sampling"}
-    assert list(published.refusals(given.get, choose())) == []
-    assert list(published.refusals({}.get, choose())) == []
+    given = {verl_config.PUBLISHED_LAYERS: 3, verl_config.PUBLISHED_LOSS: "tempered_important_sampling"}
+    assert list(verl_config.published_refusals(given.get, choose())) == []
+    assert list(verl_config.published_refusals({}.get, choose())) == []
 
 
 def test_they_are_taken_out_for_verl(choose):
@@ -113,7 +118,9 @@ def test_they_are_taken_out_for_verl(choose):
         {"actor_rollout_ref": {"actor": {"porj_layer": 3, "tb_type": "tempered_important_sampling", "lr": 1}}}
     )
     omegaconf.OmegaConf.set_struct(config, True)
-    published.accept(JobConfig(config, verl_config.ID), choose())
+    verl_config.take_published(
+        JobConfig(config, verl_config.patches.of(verl_config.validate_config).id), choose()
+    )
     assert config == {"actor_rollout_ref": {"actor": {"lr": 1}}}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flashpatch.patches.flowrl.resume import with_group, with_rate
+from flashpatch.patches.flowrl.checkpoint import with_group, with_rate
 
 OLD = {"state": {0: "a", 1: "b"}, "param_groups": [{"lr": 0.5, "initial_lr": 1.0, "params": [0, 1]}]}
 FRESH = {

@@ -164,7 +164,7 @@ def refused() -> str:
     from verl.utils.config import validate_config
 
     from flashpatch.errors import PatchError
-    from flashpatch.patches.flowrl import verl_config as recipe_patch
+    from flashpatch.patches.flowrl import verl_config
 
     recipe = {
         "actor_rollout_ref": {"actor": {"strategy": "megatron"}},
@@ -174,5 +174,6 @@ def refused() -> str:
     try:
         validate_config(OmegaConf.create(recipe), False, False)
     except PatchError as error:
-        return str(error) if error.patch == recipe_patch.ID else f"not refused by {recipe_patch.ID}: {error}"
+        own = verl_config.patches.of(verl_config.validate_config).id
+        return str(error) if error.patch == own else f"not refused by {own}: {error}"
     return ""

@@ -26,6 +26,7 @@ CODE = """
     import flashpatch
     flashpatch.enable("cpu", "bf16", "grpo", "flowrl")
     import stream_rounds as lab
+    from flashpatch.patches._shared.context import holding
     from flashpatch.patches.flowrl import actor as flowrl
     from flashpatch.patches.grpo.streaming.divisor import UNITS
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, agg_loss
@@ -67,7 +68,7 @@ CODE = """
     seen, modes = {}, sorted(POLICY_LOSS_REGISTRY)
     for strategy, wanted in STRATEGIES.items():
         plain = lab.job.engine_for(strategy, folder / "model")
-        with flowrl.building():
+        with holding(flowrl.BUILDING, True):
             balanced = lab.job.engine_for(strategy, folder / "model")
         for at, mode in enumerate(wanted or modes):
             engine = balanced if mode == "flowrl" else plain
