@@ -143,7 +143,7 @@ _quantized = partial(
 )
 
 PREPARE = _quantized(
-    id="fp8.verl_vllm.prepare_quanted_weights",
+    id="fp8.verl_vllm.prepare_quanted_weights_for_loading",
     targets=(f"{QUANTIZED}:prepare_quanted_weights_for_loading",),
     wrapper=on_prepare,
     contract=Contract(params=("model",), mentions=("stage_fp8_params_for_loading",)),
@@ -152,7 +152,7 @@ PREPARE = _quantized(
 )
 
 PROCESS = _quantized(
-    id="fp8.verl_vllm.process_quanted_weights",
+    id="fp8.verl_vllm.process_quanted_weights_after_loading",
     targets=(f"{QUANTIZED}:process_quanted_weights_after_loading",),
     wrapper=on_process,
     contract=Contract(params=("model", "reload_state"), mentions=("process_fp8_weights_after_loading",)),

@@ -21,8 +21,8 @@ _FOREIGN = (
     *("vllm.config", "sglang.srt.configs", "sglang.srt.server_args"),
     *("transformers", "logging", "threading", "flashpatch"),
 )
-# vLLM's timer of its own rounding, and the folder of a model's first checkpoint.
-_BOOKKEEPING = ("online_quantization_time", "['flashpatch']", "_name_or_path")
+# vLLM's timer of its own rounding, the folder of a model's first checkpoint, names that verl notes during an update.
+_BOOKKEEPING = ("online_quantization_time", "['flashpatch']", "_name_or_path", "@_verl_qualname")
 
 
 def snapshot(model: torch.nn.Module) -> tuple[dict[str, tuple], dict[str, int]]:

@@ -21,7 +21,10 @@ def send(llm: vllm.LLM, checkpoint: Path) -> None:
         llm: with verl's extension of the worker, in another process.
         checkpoint: of a transformers model; a tensor larger than a bucket goes by a handle of its own.
     """
-    weights = [(name, tensor.cuda()) for name, tensor in models.weights(checkpoint)]
+    trained = checkpoint.with_name(
+        checkpoint.name.removesuffix("-block")
+    )  # verl's worker rounds to blocks what comes in bf16
+    weights = [(name, tensor.cuda()) for name, tensor in models.weights(trained)]
     with ThreadPoolExecutor(1) as pool:
         received = pool.submit(llm.collective_rpc, "update_weights_from_ipc")
         asyncio.run(BucketedWeightSender(socket(), MIB).async_send_weights(iter(weights)))
