@@ -97,7 +97,7 @@ class Engine:
     def step(self) -> None:
         """The engine core asks its workers: what is complete is committed."""
         spec = self.spec
-        if spec.is_open and not spec.session and spec.complete:
+        if spec.is_open and not spec.session and spec.complete and (spec.names.framed or not spec.names.doubt):
             self.count["commits by a step"] += 1
             spec.failed() if spec.finish(False) == FAILS else spec.succeeded()
 

@@ -81,7 +81,7 @@ class ManagedModel:
         self._events = UpdateEvents(adapter.role)
         self._inside = False
         self._constants: list[weakref.ref[torch.Tensor]] = []
-        self._session = False  # whether the open update was opened by name, so that only its end ends it
+        self._anew = False  # whether the next call begins another update
         self._left_out = False  # whether the sender of the open update allows layers to be left out
         self._model = model
         part_loads.install(model, self)
@@ -183,16 +183,24 @@ class ManagedModel:
         with self._alone():
             return self._close_if_empty()
 
-    def commit_if_complete(self) -> None:
-        """Before a step: commit an update that was not opened by name, once everything has come.
+    def commit_if_complete(self, more: bool = False) -> None:
+        """Commit an update that was not opened by name, once everything has come; one that leaves layers out waits.
 
-        Who opens an update ends it. Where nobody does, only the last tensor says that the sender is done: an update
-        that leaves layers out has no such sign and waits for its end.
+        Args:
+            more: no step follows, so tensors may; then only what a single call has brought is known to be whole.
         """
-        waits = self.state == "open" and not self._session and not self._inside and not self.asleep
-        complete = waits and not self._update.missing(partial=False)
+        names = self._update.names
+        waits = self.state == "open" and not self._update.session and not self._inside and not self.asleep
+        whole = names.in_one_call if more else names.framed or not names.doubt
+        complete = waits and whole and not self._update.missing(partial=False)
         if self.adapter.consensus.everyone_ready(complete):
+            names.learn()
             self.finish(partial=False)
+
+    def expect_begin(self, if_unclear: bool = False) -> None:
+        """Let the next tensor begin an update: its sender says so, or a request shows that an unclear one was sent."""
+        waits = self.state == "open" and not (self._update.session or self.asleep)
+        self._anew |= not if_unclear or (waits and self._update.names.unclear)
 
     def mark_discarded(self, preserved: Collection[str] = (), by: str = "sleep level 2") -> None:
         """Refuse generation until a complete update: the weights are gone.
@@ -231,9 +239,11 @@ class ManagedModel:
 
     def policy(self) -> Policy:
         """Return state and version, for the scheduler."""
-        missing = self._missing() if self.state == "open" else []
-        state = "broken" if self.state == "open" and self._update.mixed else self.state
-        return Policy(self.adapter.role, state, self.version, missing[:SHOWN], self.error)
+        is_open = self.state == "open"
+        doubt = self._update.names.doubt if is_open and not self._update.session else ""
+        missing = self._missing() if is_open and not doubt else []
+        state = "broken" if is_open and self._update.mixed else self.state
+        return Policy(self.adapter.role, state, self.version, missing[:SHOWN], doubt or self.error)
 
     @property
     def may_generate(self) -> bool:
@@ -279,17 +289,17 @@ class ManagedModel:
                 self._watched_load(original, iter(()), **kwargs)
             log.undo()
         ended = self.adapter.consensus.failure() if self.state == "open" else None
-        if ended is not None and (self._session or ended[1]):
+        if ended is not None and (self._update.session or ended[1]):
             with self._failing(names):
                 raise self._error(ended[0], "Begin again, with a complete update.")
-        if self.state != "open" or ended is not None:
+        if self.state != "open" or ended is not None or self._anew:
             self._begin(session=False)
         with self._failing(names), torch.no_grad(), self._events.loading():
             result = self._update.load(original, names, self.constants(), **kwargs)
         self._left_out |= bool(partial)
-        if not self._session and self.adapter.consensus.update is None:
+        if not self._update.session and self.adapter.consensus.update is None:
             self._close_if_empty()  # a tied tensor that is sent again after the commit is no update
-        if partial and not self._session:
+        if partial and not self._update.session:
             self._finish()
         return result
 
@@ -302,7 +312,8 @@ class ManagedModel:
         self._update.note_mixture()
         self._update.drop()
         self.release_removed_layers()
-        self._session, self._left_out = session, False
+        self._update.names.clear(framed=self._anew)
+        self._update.session, self._left_out, self._anew = session, False, False
         self.state = "open"
         self._events.opened()
 
@@ -341,7 +352,7 @@ class ManagedModel:
         self._update.discarded = self._update.mixed = False
         self._update.preserve(())
         self.version = self.adapter.consensus.update or self.version + 1
-        self.state, self.error = "ready", ""
+        self.state, self.error, self._anew = "ready", "", False
         self._events.committed(self.version)
 
     def _close_if_empty(self) -> bool:

@@ -87,15 +87,17 @@ def _one_whole_policy(runner: Any, scheduler_output: Any) -> Iterator[None]:
         yield
 
 
-def report(worker: Any) -> list[Policy]:
+def report(worker: Any, before_step: bool = False) -> list[Policy]:
     """Commit what is complete, then return the policy of each model and of LoRA adapters; run on each worker by the engine core."""
     models = model_registry.all_models(worker.model_runner)
     adapters = worker_manager.of(worker.model_runner)
     for model in models:
         try:
-            model.commit_if_complete()
+            model.commit_if_complete(more=not before_step)
         except Exception:
             logger.exception("an update could not be committed")  # the model's policy carries the error
+        if before_step:
+            model.expect_begin(if_unclear=True)
     policies = [model.policy() for model in models]
     return policies if adapters is None else [*policies, adapters.policy()]
 
