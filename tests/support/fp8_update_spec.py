@@ -163,14 +163,14 @@ class Spec:
         self.names.clear()
         self._placed = False
 
-    def request(self) -> str:
-        """A request comes; whatever could end without a name does."""
+    def request(self, more: bool = False) -> str:
+        """A request comes, or with ``more`` another call alone: what could end without a name does."""
         if not self.is_open or self.session:
             return OK
-        if self.complete and (self.names.framed or not self.names.doubt):
+        if self.complete and self.names.whole(more):
             self.names.learn()
             return self.finish(False)
-        self._anew |= self.names.unclear
+        self._anew |= self.names.unclear and not more
         return OK
 
     def _restart(self, name: str) -> None:

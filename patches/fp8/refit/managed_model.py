@@ -57,6 +57,7 @@ class ManagedModel:
         rounding_errors: layer to the relative error with which it was rounded last.
         wide: which weights it holds in float32.
         turns: keep steps and updates apart.
+        inside_load: ``model.load_weights`` is running.
         asleep: the engine has taken the memory of the weights away for now: no update begins, none is committed.
     """
 
@@ -79,7 +80,7 @@ class ManagedModel:
         self.asleep = False
         self.turns = Turns()
         self._events = UpdateEvents(adapter.role)
-        self._inside = False
+        self.inside_load = False
         self._constants: list[weakref.ref[torch.Tensor]] = []
         self._anew = False  # whether the next call begins another update
         self._left_out = False  # whether the sender of the open update allows layers to be left out
@@ -111,15 +112,10 @@ class ManagedModel:
 
     # -- what hooks call -------------------------------------------------------------------------------
 
-    @property
-    def inside_load(self) -> bool:
-        """Whether ``model.load_weights`` is running."""
-        return self._inside
-
     def load(self, original: Callable[..., Any], weights: Iterable, **kwargs: Any) -> Any:
         """Stand in for ``model.load_weights(weights)``: one bucket of an update, or the first load."""
         with self._alone():
-            self._inside = True
+            self.inside_load = True
             self._hooks.phase = "first" if self.state == "loading" else "bucket"
             try:
                 if self.rounding is not None:
@@ -127,7 +123,7 @@ class ManagedModel:
                 load = self._first_load if self.state == "loading" else self._load_bucket
                 return load(original, NamedWeights(weights), **kwargs)
             finally:
-                self._inside = False
+                self.inside_load = False
                 self._hooks.phase = "first" if self.state == "loading" else "commit"
 
     def remove_hooks(self) -> None:
@@ -184,17 +180,11 @@ class ManagedModel:
             return self._close_if_empty()
 
     def commit_if_complete(self, more: bool = False) -> None:
-        """Commit an update that was not opened by name, once everything has come; one that leaves layers out waits.
-
-        Args:
-            more: no step follows, so tensors may; then only what a single call has brought is known to be whole.
-        """
-        names = self._update.names
-        waits = self.state == "open" and not self._update.session and not self._inside and not self.asleep
-        whole = names.in_one_call if more else names.framed or not names.doubt
-        complete = waits and whole and not self._update.missing(partial=False)
+        """Commit an update that nobody opened by name, if it is complete; ``more``: no step follows, so tensors may."""
+        waits = self.state == "open" and not self._update.session and not self.inside_load and not self.asleep
+        complete = waits and self._update.names.whole(more) and not self._update.missing(partial=False)
         if self.adapter.consensus.everyone_ready(complete):
-            names.learn()
+            self._update.names.learn()
             self.finish(partial=False)
 
     def expect_begin(self, if_unclear: bool = False) -> None:
@@ -248,7 +238,7 @@ class ManagedModel:
     @property
     def may_generate(self) -> bool:
         """Whether the live weights are one whole policy."""
-        if self._inside or self._update.mixed or self._update.discarded:
+        if self.inside_load or self._update.mixed or self._update.discarded:
             return False
         return self.state == "ready" or (self.state == "open" and self.options["atomic"] == "model")
 
@@ -345,9 +335,8 @@ class ManagedModel:
             return
         if self._allows_partial(partial) and self._close_if_empty():
             return
-        missing = self._missing(partial)
         with self._failing(), torch.no_grad(), self._events.committing():
-            self._update.commit(missing, self._hooks.run)
+            self._update.commit(self._missing(partial), self._hooks.run)
         self._update.drop()
         self._update.discarded = self._update.mixed = False
         self._update.preserve(())

@@ -32,6 +32,10 @@ class NameOrder:
         self._due: list[str] = []  # names in order, perhaps only the first ones
         self._known = False  # whether an update in this order was committed
 
+    def whole(self, more: bool = False) -> bool:
+        """Whether what came, if it is complete, is one update; ``more``: further tensors may follow before a request."""
+        return self.in_one_call or (not more and (self.framed or not self.doubt))
+
     @property
     def in_one_call(self) -> bool:
         """Whether a single call has brought everything."""

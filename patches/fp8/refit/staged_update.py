@@ -308,10 +308,8 @@ class StagedUpdate:
         touched.clear()
 
     def _process_queue(self, last: bool = False) -> None:
-        """Process the layers that are complete on every rank; ``last``: at the end of a call, until all ranks are.
-
-        One that an earlier call opened waits for that end: until then a tensor of it may come again.
-        """
+        """Process the layers that are complete on every rank; ``last``: at the end of a call, until all ranks are, and
+        those too that an earlier call opened: until then a tensor of them may come again."""
         while self._queue or self._adapter.consensus.ranks > 1:
             with _disable_current_modes():
                 queue = [layer for layer in self._queue if last or layer.opened_in == self._call]

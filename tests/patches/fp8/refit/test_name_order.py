@@ -122,6 +122,15 @@ def test_a_whole_update_in_one_call_after_an_unfinished_one(atomic):
         assert request(engine) == policy, POLICIES[1][left][0]
 
 
+def test_one_call_is_whole_in_any_order(atomic):
+    engine, order = toys.engine(atomic=atomic), list(range(len(POLICIES[0])))
+    for call in calls(1, order):
+        engine.load(call)
+    assert request(engine) == 1
+    engine.load(calls(2, order[::-1], len(order))[0])
+    assert request(engine) == 2
+
+
 def test_names_in_their_order_leave_no_doubt():
     names = NameOrder()
     for call in (1, 2, 3):

@@ -234,10 +234,13 @@ class Updates(RuleBasedStateMachine):
             self.load(unit, items[start : start + cuts], partial=door == "partial" or None)
         if door in ("session", "reload", "verl") or unit.spec.session:
             unit.call(unit.spec.finish(None), unit.managed.finish)
-        in_doubt = unit.spec.is_open and bool(unit.spec.names.doubt)
+        names = unit.spec.names
+        in_doubt = unit.spec.is_open and names.doubt and not names.in_one_call
         self.request(index)
         if in_doubt:
-            assert unit.managed.state == "open" and "in one call, or name its end" in unit.managed.policy().error
+            assert (
+                unit.managed.state == "open" and "in one call, or name its end" in unit.managed.policy().error
+            )
             return
         assert unit.managed.may_generate and set(unit.spec.served[0].items()) >= set(items)
 
