@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from flashpatch.patches.fp8.refit.name_order import NameOrder
+
 OK, FAILS, MAY_FAIL = "ok", "fails", "may fail"
 
 Policy = Mapping[str, int]
@@ -44,7 +46,8 @@ class Spec:
         self.version = 0
         self.is_open = self.session = self.left_out = self.broken = self.discarded = False
         self.came: dict[str, int | None] = {}
-        self._calls: dict[str, int] = {}
+        self.names = NameOrder()  # has tests of its own
+        self._anew = self._placed = False
         self._call = 0
         self._commits: list[Policy] = []  # what the call under way commits if it succeeds
 
@@ -65,11 +68,6 @@ class Spec:
         """Whether no update can be opened: there is nothing that atomic='model' could fall back to."""
         return self.discarded and self.atomic == "model"
 
-    def came_in_order(self, items: Iterable[tuple[str, int | None]]) -> bool:
-        """Whether what has come is what begins such a list: a sender that sends it all anew is told by its first."""
-        names = [name for name, _ in items]
-        return list(self.came) == names[: len(self.came)] and len(self.came) < len(names)
-
     def begin(self) -> str:
         """An update is opened by name."""
         if self.hopeless:
@@ -81,21 +79,33 @@ class Spec:
         """A bucket comes; None in place of a seed: NaN."""
         if self.hopeless:
             return FAILS
-        if not self.is_open:
+        if not self.is_open or self._anew:
             self._open(session=False)
         self._call += 1
-        outcome, completed = OK, set()
+        outcome, completed, reopened = OK, set(), set()
+        placed = {layer for layer in set(self.layers.values()) - self.deferred if self._has_come(layer)}
         for name, seed in items:
-            layer, call = self.layers[name], self._calls.get(name)
+            layer, call = self.layers[name], self.names.came.get(name)
             if call == self._call or layer in completed:
                 outcome = MAY_FAIL  # twice in one call, or too late for a new start: refused, or the later one counts
-            if call not in (None, self._call):
-                self._restart()
-            self.came[name], self._calls[name] = seed, self._call
+            if self.session and layer in placed - reopened:
+                reopened.add(layer)
+                for other in self._of(layer):
+                    del self.came[other]
+            elif not self.session and self.names.ends(name, self._call):
+                self._restart(name)
+            self.names.add(name, self._call)
+            self.came[name] = seed
             if self._has_come(layer) and layer not in self.deferred:
                 completed.add(layer)
-                if None in self._of(layer).values():
+                at_once = {self.names.came[other] for other in self._of(layer)} == {self._call}
+                self._placed |= at_once
+                if None in self._of(layer).values() and at_once:
                     return FAILS
+        completed = {layer for layer in completed if self._has_come(layer)}
+        self._placed |= bool(completed)
+        if any(None in self._of(layer).values() for layer in completed):
+            return FAILS
         self.left_out |= bool(partial)
         if partial and not self.session:
             ending = self.finish(None)
@@ -124,7 +134,7 @@ class Spec:
     def succeeded(self) -> None:
         """The call has returned."""
         if self._commits:
-            self.served, self._commits = self._commits, []
+            self.served, self._commits, self._anew = self._commits, [], False
             self.version += 1
             self._close()
             self.broken = self.discarded = False
@@ -144,23 +154,34 @@ class Spec:
     def _open(self, session: bool) -> None:
         self._note_mixture()
         self._close()
-        self.is_open, self.session = True, session
+        self.names.clear(framed=self._anew)
+        self.is_open, self.session, self._anew = True, session, False
 
     def _close(self) -> None:
         self.is_open = self.session = self.left_out = False
         self.came.clear()
-        self._calls.clear()
+        self.names.clear()
+        self._placed = False
 
-    def _restart(self) -> None:
+    def request(self, more: bool = False) -> str:
+        """A request comes, or with ``more`` another call alone: what could end without a name does."""
+        if not self.is_open or self.session:
+            return OK
+        if self.complete and self.names.whole(more):
+            self.names.learn()
+            return self.finish(False)
+        self._anew |= self.names.unclear and not more
+        return OK
+
+    def _restart(self, name: str) -> None:
         """A tensor came again: what earlier calls brought was another update."""
         self._note_mixture()
-        for name in [name for name, call in self._calls.items() if call != self._call]:
-            del self.came[name], self._calls[name]
+        self.names.restart(name, self._call, self.complete)
+        self.came = {name: self.came[name] for name in self.names.came if name in self.came}
 
     def _note_mixture(self) -> None:
         """The open update is dropped: layers of it may be in place."""
-        in_place = (layer for layer in set(self.layers.values()) - self.deferred if self._has_come(layer))
-        if self.atomic == "layer" and any(in_place):
+        if self.atomic == "layer" and self._placed:
             self.broken = True
 
     def _of(self, layer: str) -> dict[str, int | None]:

@@ -89,17 +89,16 @@ class Engine:
         assert error is None or outcome != OK, f"this should have worked: {error!r}; {vars(self.spec)}"
         self.spec.succeeded() if error is None else self.spec.failed()
         if through_engine and error is None:
-            self.step()
+            self.step(more=True)
         self.count["failed calls" if error else "calls"] += 1
         self.check()
         return error
 
-    def step(self) -> None:
-        """The engine core asks its workers: what is complete is committed."""
-        spec = self.spec
-        if spec.is_open and not spec.session and spec.complete:
-            self.count["commits by a step"] += 1
-            spec.failed() if spec.finish(False) == FAILS else spec.succeeded()
+    def step(self, more: bool = False) -> None:
+        """The engine core asks its workers, before a step or after another call: what is complete is committed."""
+        outcome = self.spec.request(more)
+        self.count["commits by a step"] += bool(self.spec._commits)
+        self.spec.failed() if outcome == FAILS else self.spec.succeeded()
 
     def commits_only_known(self, call: str, *args: Any) -> bool:
         """Whether there is an answer for whatever this call would commit."""

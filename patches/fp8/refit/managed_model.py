@@ -57,6 +57,7 @@ class ManagedModel:
         rounding_errors: layer to the relative error with which it was rounded last.
         wide: which weights it holds in float32.
         turns: keep steps and updates apart.
+        inside_load: ``model.load_weights`` is running.
         asleep: the engine has taken the memory of the weights away for now: no update begins, none is committed.
     """
 
@@ -79,9 +80,9 @@ class ManagedModel:
         self.asleep = False
         self.turns = Turns()
         self._events = UpdateEvents(adapter.role)
-        self._inside = False
+        self.inside_load = False
         self._constants: list[weakref.ref[torch.Tensor]] = []
-        self._session = False  # whether the open update was opened by name, so that only its end ends it
+        self._anew = False  # whether the next call begins another update
         self._left_out = False  # whether the sender of the open update allows layers to be left out
         self._model = model
         part_loads.install(model, self)
@@ -111,15 +112,10 @@ class ManagedModel:
 
     # -- what hooks call -------------------------------------------------------------------------------
 
-    @property
-    def inside_load(self) -> bool:
-        """Whether ``model.load_weights`` is running."""
-        return self._inside
-
     def load(self, original: Callable[..., Any], weights: Iterable, **kwargs: Any) -> Any:
         """Stand in for ``model.load_weights(weights)``: one bucket of an update, or the first load."""
         with self._alone():
-            self._inside = True
+            self.inside_load = True
             self._hooks.phase = "first" if self.state == "loading" else "bucket"
             try:
                 if self.rounding is not None:
@@ -127,7 +123,7 @@ class ManagedModel:
                 load = self._first_load if self.state == "loading" else self._load_bucket
                 return load(original, NamedWeights(weights), **kwargs)
             finally:
-                self._inside = False
+                self.inside_load = False
                 self._hooks.phase = "first" if self.state == "loading" else "commit"
 
     def remove_hooks(self) -> None:
@@ -183,16 +179,18 @@ class ManagedModel:
         with self._alone():
             return self._close_if_empty()
 
-    def commit_if_complete(self) -> None:
-        """Before a step: commit an update that was not opened by name, once everything has come.
-
-        Who opens an update ends it. Where nobody does, only the last tensor says that the sender is done: an update
-        that leaves layers out has no such sign and waits for its end.
-        """
-        waits = self.state == "open" and not self._session and not self._inside and not self.asleep
-        complete = waits and not self._update.missing(partial=False)
+    def commit_if_complete(self, more: bool = False) -> None:
+        """Commit an update that nobody opened by name, if it is complete; ``more``: no step follows, so tensors may."""
+        waits = self.state == "open" and not self._update.session and not self.inside_load and not self.asleep
+        complete = waits and self._update.names.whole(more) and not self._update.missing(partial=False)
         if self.adapter.consensus.everyone_ready(complete):
+            self._update.names.learn()
             self.finish(partial=False)
+
+    def expect_begin(self, if_unclear: bool = False) -> None:
+        """Let the next tensor begin an update: its sender says so, or a request shows that an unclear one was sent."""
+        waits = self.state == "open" and not (self._update.session or self.asleep)
+        self._anew |= not if_unclear or (waits and self._update.names.unclear)
 
     def mark_discarded(self, preserved: Collection[str] = (), by: str = "sleep level 2") -> None:
         """Refuse generation until a complete update: the weights are gone.
@@ -231,14 +229,16 @@ class ManagedModel:
 
     def policy(self) -> Policy:
         """Return state and version, for the scheduler."""
-        missing = self._missing() if self.state == "open" else []
-        state = "broken" if self.state == "open" and self._update.mixed else self.state
-        return Policy(self.adapter.role, state, self.version, missing[:SHOWN], self.error)
+        is_open = self.state == "open"
+        doubt = self._update.names.doubt if is_open and not self._update.session else ""
+        missing = self._missing() if is_open and not doubt else []
+        state = "broken" if is_open and self._update.mixed else self.state
+        return Policy(self.adapter.role, state, self.version, missing[:SHOWN], doubt or self.error)
 
     @property
     def may_generate(self) -> bool:
         """Whether the live weights are one whole policy."""
-        if self._inside or self._update.mixed or self._update.discarded:
+        if self.inside_load or self._update.mixed or self._update.discarded:
             return False
         return self.state == "ready" or (self.state == "open" and self.options["atomic"] == "model")
 
@@ -279,17 +279,17 @@ class ManagedModel:
                 self._watched_load(original, iter(()), **kwargs)
             log.undo()
         ended = self.adapter.consensus.failure() if self.state == "open" else None
-        if ended is not None and (self._session or ended[1]):
+        if ended is not None and (self._update.session or ended[1]):
             with self._failing(names):
                 raise self._error(ended[0], "Begin again, with a complete update.")
-        if self.state != "open" or ended is not None:
+        if self.state != "open" or ended is not None or self._anew:
             self._begin(session=False)
         with self._failing(names), torch.no_grad(), self._events.loading():
             result = self._update.load(original, names, self.constants(), **kwargs)
         self._left_out |= bool(partial)
-        if not self._session and self.adapter.consensus.update is None:
+        if not self._update.session and self.adapter.consensus.update is None:
             self._close_if_empty()  # a tied tensor that is sent again after the commit is no update
-        if partial and not self._session:
+        if partial and not self._update.session:
             self._finish()
         return result
 
@@ -302,7 +302,8 @@ class ManagedModel:
         self._update.note_mixture()
         self._update.drop()
         self.release_removed_layers()
-        self._session, self._left_out = session, False
+        self._update.names.clear(framed=self._anew)
+        self._update.session, self._left_out, self._anew = session, False, False
         self.state = "open"
         self._events.opened()
 
@@ -334,14 +335,13 @@ class ManagedModel:
             return
         if self._allows_partial(partial) and self._close_if_empty():
             return
-        missing = self._missing(partial)
         with self._failing(), torch.no_grad(), self._events.committing():
-            self._update.commit(missing, self._hooks.run)
+            self._update.commit(self._missing(partial), self._hooks.run)
         self._update.drop()
         self._update.discarded = self._update.mixed = False
         self._update.preserve(())
         self.version = self.adapter.consensus.update or self.version + 1
-        self.state, self.error = "ready", ""
+        self.state, self.error, self._anew = "ready", "", False
         self._events.committed(self.version)
 
     def _close_if_empty(self) -> bool:

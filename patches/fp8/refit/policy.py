@@ -16,7 +16,7 @@ class Policy:
         state: ``loading``, ``ready``, ``open`` or ``broken``, see `managed_model`.
         version: number of the last committed update, 0 before the first.
         missing: names that an open update still waits for, the first few.
-        error: why the weights are broken; empty otherwise.
+        error: why the weights are broken, or what came may be of several updates; empty otherwise.
         holds: of LoRA adapters, number to name and path.
     """
 
@@ -31,7 +31,7 @@ class Policy:
         """Return one sentence for a policy that may not generate."""
         if self.missing:
             return f"an update is incomplete, {', '.join(self.missing)} did not come"
-        if self.state == "open":
+        if self.state == "open" and not self.error:
             return "an update is open, its sender has not ended it"
         return self.error or f"its state is {self.state!r}"
 

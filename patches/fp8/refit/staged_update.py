@@ -23,6 +23,7 @@ from flashpatch.patches.fp8.refit.joined_layers import JoinedLayers
 from flashpatch.patches.fp8.refit.layer import Layer
 from flashpatch.patches.fp8.refit.layer_state import LayerState
 from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
+from flashpatch.patches.fp8.refit.name_order import NameOrder
 from flashpatch.patches.fp8.refit.policy import listed
 from flashpatch.patches.fp8.refit.pristine_params import PristineParam
 from flashpatch.patches.fp8.refit.wide_weights import WideWeights
@@ -31,9 +32,8 @@ from flashpatch.patches.fp8.refit.write_tracker import NamedWeights, WriteTracke
 
 logger = logging.getLogger("flashpatch.fp8")
 
-_BETWEEN = (
-    128  # tensors of one call between two agreements of several ranks: bounds the memory that waits for them
-)
+#: Tensors of one call between two agreements of several ranks: bounds the memory that waits for them.
+_BETWEEN = 128
 
 
 class StagedUpdate:
@@ -52,6 +52,8 @@ class StagedUpdate:
         mixed: the live layers may be of several policies, so only a complete update helps. Outlives `drop`.
         discarded: the live weights are gone (sleep level 2). Outlives `drop`.
         verdict: the error that all ranks agreed on; None while there is none.
+        session: opened by name, so that only its end ends it and a tensor may come again.
+        names: what came, and whether it is one update where nobody says so. Outlives `drop`.
     """
 
     def __init__(
@@ -81,14 +83,15 @@ class StagedUpdate:
         self._numbers: dict[Layer, int] = {}  # of the layers, the same on all ranks
         self._call = 0  # number of the load_weights call under way
         self._accessible: dict[int, bool] = {}  # storages known to have memory, see `WriteTracker`
-        self._came: dict[str, int] = {}  # name of a tensor -> the call that brought it
+        self._in_place = False  # whether a layer of it was put in place
         self._pins: list[StorageWeakRef] = []  # what this call has let go of, whose identity its loader knows
-        self._late: list[
-            tuple[PristineParam, torch.Tensor, str]
-        ] = []  # writes of this call to layers opened before
+        #: writes of this call to layers opened before
+        self._late: list[tuple[PristineParam, torch.Tensor, str]] = []
         self.mixed = False
         self.discarded = False
         self.verdict: PatchError | None = None
+        self.session = False
+        self.names = NameOrder()
 
     @property
     def empty(self) -> bool:
@@ -101,7 +104,8 @@ class StagedUpdate:
         self._joined.restart()
         self._new = False
         self._queue.clear()
-        self._came.clear()
+        self.names.clear()
+        self._in_place = False
         self._call = 0
         for layer in self._layers:
             layer.reset()
@@ -117,8 +121,7 @@ class StagedUpdate:
 
     def note_mixture(self) -> None:
         """Before an unfinished update is dropped: note that layers of it may be in place already."""
-        if self._atomic == "layer" and any(layer.processed_in for layer in self._layers):
-            self.mixed = True
+        self.mixed |= self._in_place
 
     def missing(self, partial: bool) -> list[str]:
         """Return names that a complete update would still have to bring; ``partial``: layers left out whole are fine."""
@@ -254,7 +257,10 @@ class StagedUpdate:
         def on_write(param: PristineParam, view: torch.Tensor, source: torch.Tensor | None) -> None:
             layer = owner[id(param)]
             if layer.processed_in or (layer in self._queue and layer.opened_in != self._call):
-                self._restart(names.current or param.name)
+                if not self.session:
+                    self._restart(names.current or param.name)
+                elif layer.processed_in:
+                    self._forget(layer)  # a session is one update, so this layer alone begins anew
             layer.opened_in = layer.opened_in or self._call
             if layer.opened_in != self._call:
                 self._late.append((param, view, names.current))
@@ -285,9 +291,9 @@ class StagedUpdate:
 
     def _pass_on(self, names: NamedWeights, touched: dict[Layer, None]) -> Iterator[tuple[str, torch.Tensor]]:
         for number, item in enumerate(names, start=1):
-            if self._came.get(names.current, self._call) != self._call:
+            if not self.session and self.names.ends(names.current, self._call):
                 self._restart(names.current)
-            self._came[names.current] = self._call
+            self.names.add(names.current, self._call)
             yield item
             self._queue_complete(touched)
             # Drawing the next tensor may be a collective. So ranks meet at a number of tensors, whatever order they come in.
@@ -302,12 +308,14 @@ class StagedUpdate:
         touched.clear()
 
     def _process_queue(self, last: bool = False) -> None:
-        """Process the layers that are complete on every rank; ``last``: at the end of a call, until all ranks are."""
+        """Process the layers that are complete on every rank; ``last``: at the end of a call, until all ranks are, and
+        those too that an earlier call opened: until then a tensor of them may come again."""
         while self._queue or self._adapter.consensus.ranks > 1:
             with _disable_current_modes():
-                for layer in self._queue:
+                queue = [layer for layer in self._queue if last or layer.opened_in == self._call]
+                for layer in queue:
                     layer.prepare()
-                ready, all_last = self._agree(None, [self._numbers[layer] for layer in self._queue], last)
+                ready, all_last = self._agree(None, [self._numbers[layer] for layer in queue], last)
                 for number in ready:
                     self._process(self._layers[number])
                     self._queue.remove(self._layers[number])
@@ -323,6 +331,7 @@ class StagedUpdate:
         memory = [param.storage.get() for param in layer.params if param.tensor is not None]
         self._pins += map(StorageWeakRef, memory)
         if self._atomic == "layer":
+            self._in_place = True
             plan.apply()
             layer.release()
         else:
@@ -351,20 +360,23 @@ class StagedUpdate:
         layer.processed_in = self._call or 1
         return plan
 
+    def _forget(self, layer: Layer) -> None:
+        layer.forget()
+        self._plans.pop(layer, None)
+        if layer in self._queue:
+            self._queue.remove(layer)
+
     def _restart(self, name: str) -> None:
         """A tensor of an earlier call came again: a new update has begun, to which all of this call belongs."""
         logger.warning("%s came again: taking it as the start of a new update", name)
         self.note_mixture()
-        self._came = {name: call for name, call in self._came.items() if call == self._call}
+        self.names.restart(name, self._call, not self.missing(partial=False))
         self._joined.restart()
         self._new = False
         owner = {id(param): layer for layer in self._layers for param in layer.params}
         for layer in self._layers:
             if layer.opened_in != self._call:
-                layer.forget()
-                self._plans.pop(layer, None)
-                if layer in self._queue:
-                    self._queue.remove(layer)
+                self._forget(layer)
         late, self._late = self._late, []
         for param, view, written_by in late:
             layer = owner[id(param)]

@@ -24,6 +24,8 @@ def on_sync_weights(original, self, *args: Any, **kwargs: Any) -> Any:
     """Around ``VLLMGeneration.sync_weights``: commit, compare versions, record what it took."""
     models = _models(self)
     before = [model.version for model in models]
+    for model in models:
+        model.expect_begin()
     began = time.perf_counter()
     result = original(self, *args, **kwargs)
     for model in models:

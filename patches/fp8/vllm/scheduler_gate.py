@@ -94,7 +94,7 @@ class SchedulerGate:
         """Return the outputs of requests that were ended, in place of a step; None when the step may run."""
         stale = self._stale or model_registry.changed_since(self.door.runner, self._seen_changes)
         if core.scheduler.has_unfinished_requests() and stale:
-            reason = self.check_workers(core)
+            reason = self.check_workers(core, before_step=True)
             if reason is not None:
                 return self._refuse(core, None, reason)
         if self.holds is not None and core.scheduler.has_unfinished_requests():
@@ -130,12 +130,12 @@ class SchedulerGate:
         if unknown := worker_reports.without_target(reports):
             raise _unfollowed(unknown)
 
-    def check_workers(self, core: Any) -> str | None:
+    def check_workers(self, core: Any, before_step: bool = False) -> str | None:
         """Ask all workers for their policies, adopt a new version; return why nothing may be generated, or None.
 
         Each model is followed by itself. A rank may hold the target, the drafter, or both.
         """
-        reports = self.door.ask(worker.report, (named_adapters.numbers(core),))
+        reports = self.door.ask(worker.report, (before_step, named_adapters.numbers(core)))
         if unknown := worker_reports.without_target(reports):
             return f"{unknown}. {_SAME_EVERYWHERE}"
         self._follow_drafter(*worker_reports.agreed(reports, "drafter"))

@@ -87,19 +87,22 @@ def _one_whole_policy(runner: Any, scheduler_output: Any) -> Iterator[None]:
         yield
 
 
-def report(worker: Any, named: Collection[int] = ()) -> list[Policy]:
+def report(worker: Any, before_step: bool = False, named: Collection[int] = ()) -> list[Policy]:
     """Commit what is complete, then return the policy of each model and of LoRA adapters; run on each worker by the engine core.
 
     Args:
         worker: vLLM's.
+        before_step: a step follows, so what has come is all that its sender means to be there.
         named: numbers of the adapters that requests name.
     """
     models = model_registry.all_models(worker.model_runner)
     for model in models:
         try:
-            model.commit_if_complete()
+            model.commit_if_complete(more=not before_step)
         except Exception:
             logger.exception("an update could not be committed")  # the model's policy carries the error
+        if before_step:
+            model.expect_begin(if_unclear=True)
     return [model.policy() for model in models] + worker_manager.report(worker.model_runner, named)
 
 
