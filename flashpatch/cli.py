@@ -24,7 +24,11 @@ from flashpatch.errors import PatchError
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code; wrong usage raises SystemExit(2), as argparse does."""
     argv = sys.argv[1:] if argv is None else argv
-    args = _parser(argv[0] if argv else "").parse_args(argv)
+    asked = argv[0] if argv else ""
+    if asked in registry.REPLACED_COMMANDS and asked not in registry.commands():
+        print(f"flashpatch {asked} is gone: {registry.REPLACED_COMMANDS[asked]}", file=sys.stderr)
+        return 2
+    args = _parser(asked).parse_args(argv)
     try:
         code = args.run(args)
         if sys.stdout is not None:

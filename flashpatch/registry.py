@@ -27,13 +27,17 @@ log = logging.getLogger("flashpatch")
 GROUP = "flashpatch.patches"
 BUILT_IN = "flashpatch.patches"
 BUILT_IN_COMMANDS = {
-    **{
-        name: f"flashpatch.commands.{name}" for name in ("list", "show", "doctor", "env", "status", "migrate")
-    },
+    **{name: f"flashpatch.commands.{name}" for name in ("list", "show", "doctor")},
     "new-patch": "flashpatch.commands.new_patch",
     **{name: f"flashpatch.verify.job.commands.{name}" for name in ("report", "trace", "metrics", "watch")},
 }
 """Name of every subcommand that no family brings, to its module."""
+REPLACED_COMMANDS = {
+    "status": "use flashpatch-verify --live",
+    "env": "use flashpatch doctor; docs/reference/environment.md lists the variables",
+    "migrate": "see docs/reference/forks.md",
+}
+"""Name of every subcommand that there was, to what has taken its place."""
 
 
 def families() -> Mapping[str, Family]:

@@ -1,4 +1,4 @@
-"""Tables of the reference, made from the records: names, options, patches, environment variables; and the list of pages.
+"""Tables of the reference, made from the records: names, options, patches; and the list of pages.
 
 ``python docs/site/tables.py`` writes the short ones into the pages, so that they are there without the site.
 """
@@ -13,7 +13,6 @@ from typing import Any
 import messages
 
 from flashpatch import evidence, registry
-from flashpatch.commands import env
 from flashpatch.record import Option, Patch
 
 TREE = Path(__file__).parents[2]
@@ -28,12 +27,10 @@ TOP = {
 PAGES = TREE / "docs" / "README.md"
 WRITTEN = [
     PAGES,
-    *(TREE / "docs" / "reference" / f"{name}.md" for name in ("names-and-options", "environment")),
+    TREE / "docs" / "reference" / "names-and-options.md",
 ]
 """Pages that hold their tables."""
-_PLACE = re.compile(
-    r"^<!-- (names|options: \w+|environment|pages) -->\n(?:(?:\||No options\.| *- ).*\n)*", re.M
-)
+_PLACE = re.compile(r"^<!-- (names|options: \w+|pages) -->\n(?:(?:\||No options\.| *- ).*\n)*", re.M)
 
 
 def filled(page: str) -> str:
@@ -45,7 +42,7 @@ def table(of: str, which: str = "") -> str:
     """Return a Markdown table.
 
     Args:
-        of: ``names``, ``options`` (of a family), ``environment``; ``patches`` and ``messages`` are a table per family;
+        of: ``names``, ``options`` (of a family); ``patches`` and ``messages`` are a table per family;
             ``pages`` is a list of the site's pages.
         which: the family.
     """
@@ -53,7 +50,6 @@ def table(of: str, which: str = "") -> str:
         "names": _names,
         "options": lambda: _options(which),
         "patches": _patches,
-        "environment": _environment,
         "pages": _pages,
         "messages": lambda: messages.table(messages.messages(TREE)),
     }[of]()
@@ -99,10 +95,6 @@ def _patch(patch: Patch) -> Sequence[str]:
     target = f"`{patch.targets[0]}`" if patch.targets else ""
     where = f"{target}<br>{patch.requires}<br>{', '.join(sorted(patch.scope))}"
     return f"`{patch.id}`", where, why, evidence.explain(patch)
-
-
-def _environment() -> str:
-    return _table(("variable", "meaning"), [(f"`{name}`", meaning) for name, meaning in env.MEANINGS.items()])
 
 
 def _pages() -> str:

@@ -11,12 +11,13 @@ from packaging.version import Version
 from flashpatch import __version__, registry
 from flashpatch.arming import preflight
 from flashpatch.commands import original_env, surroundings
+from flashpatch.commands.provenance import in_force
 from flashpatch.commands.report import Table, emit
 from flashpatch.contracts import contract, versions
 from flashpatch.record import Family, Patch
 from flashpatch.settings import selections
 
-HELP = "what would work in this environment, what would not, and the command that changes it"
+HELP = "what would work in this environment, what would not, the command that changes it, and where settings come from"
 FRAMEWORKS = ("vllm", "sglang", "verl", "trl", "torch", "transformers", "ray")
 LIBRARIES = frozenset({"torch", "transformers"})
 """What engines and trainers are built on: alone they give a family nothing to act on."""
@@ -75,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
             selections.from_environment(selections.NOTHING).choices
         )
     outlooks = [outlook(family, family.name in asked) for family in registry.families().values()]
+    settings = in_force()
     conflicts = surroundings.conflicts()
     rows = [_framework_row(name) for name in FRAMEWORKS]
     data = {
@@ -83,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
         "accelerator": surroundings.accelerator(),
         "frameworks": {row[0]: row[1] for row in rows},
         "names": [{**asdict(one), "works": one.works} for one in outlooks],
+        "settings": [setting._asdict() for setting in settings],
         "conflicts": [asdict(one) for one in conflicts],
     }
     machine = Table(
@@ -91,6 +94,8 @@ def run(args: argparse.Namespace) -> int:
         [("Python", surroundings.python()), ("accelerator", surroundings.accelerator()), *rows],
     )
     tables = [machine, Table("Names", ("name", "works on", "in the way", "do this"), _name_rows(outlooks))]
+    if chosen := [(one.name, str(one.value), one.source) for one in settings if one.source != "default"]:
+        tables.append(Table("Settings, without defaults", ("setting", "value", "source"), chosen))
     if conflicts:
         cells = [(one.what, one.remedy) for one in conflicts]
         tables.append(Table("Conflicts", ("found", "do this"), cells))

@@ -12,11 +12,6 @@ from flashpatch.commands import original_env
 from flashpatch.ledger import files
 from flashpatch.settings import config_file, selections
 
-PRECEDENCE = (
-    "settings: enable(), FLASHPATCH_RESOLVED of a parent process, FLASHPATCH and its config, defaults",
-    "options: enable(), what the chosen name presets, the config, defaults",
-)
-
 
 class Setting(NamedTuple):
     """Hold one setting and its source: a variable, a file, ``name 'int8'`` for a preset, or ``default``."""

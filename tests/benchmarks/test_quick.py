@@ -15,17 +15,9 @@ EXAMPLE = FOLDER.parent / "examples" / "verl_cpu"
 NUMBER = r"[+-]?[\d.,]+"
 
 LAST = {
-    "adapter": rf"{NUMBER}( +{NUMBER}){{6}}",
     "bandit": rf"thompson +x{NUMBER} +x{NUMBER}",
     "batcher": r"\d+ aims? missed",
-    "bookkeeping": rf"8( +{NUMBER}){{5}}",
     "delta": rf"verl is not installed|10% changed .* {NUMBER}",
-    "gather": rf"Ray is not installed|rows reach the driver .* {NUMBER} times .*",
-    "growth": rf"longest at the limit: .* {NUMBER} s",
-    "idle": rf"8 +one ahead( +{NUMBER}%){{2}} +{NUMBER}",
-    "job_page": r"not opened: .*|opened .*",
-    "logprobs": r"verl fused( left out: verl is not installed| .*)",
-    "quantize": rf"int8, smoothed +{NUMBER} +{NUMBER}",
     "router": rf"256 requests, independent, equal: {NUMBER}, {NUMBER} us",
     "startup": r"verl is not installed|verl, in hooks, with kept verdicts: .*: (met|missed)",
     "transfer": rf"verl is not installed|a sync takes {NUMBER} to {NUMBER} times .*",
@@ -33,24 +25,16 @@ LAST = {
 """What the last line of each is that needs no engine."""
 
 
-HELPERS = {"quick", "longtail", "bandit_fastrl", "bandit_traces", "prefix_key_cost", "router_traces", "turns"}
-RECORDERS = {"record_lengths", "record_steps", "record_trace"}
+HELPERS = {"quick", "longtail", "bandit_fastrl", "bandit_traces", "router_traces", "turns"}
+RECORDERS = {"record_lengths", "record_trace"}
 """These write the traces that others replay, in hours."""
 WITH_ENGINE = {
     "capture": (pytest.mark.vllm, r"samples, of which lost +\d+, \d+"),
-    "cpu_fp8": (pytest.mark.vllm, rf"\| 256 \| 1( \| {NUMBER})+ \|"),
-    "drafter_training": (
-        pytest.mark.verl,
-        rf"training: steps took {NUMBER} of .* acceptance length {NUMBER}",
-    ),
     "first_step": (pytest.mark.verl, r"best \d+ s, aim \d+ s: (met|missed)"),
-    "flowrl": (pytest.mark.verl, rf"ratio +{NUMBER}x +{NUMBER}x +\(aim: 1.02x each\)"),
     "history": (pytest.mark.vllm, rf"1 moved, ngram +\d+ +{NUMBER} \({NUMBER} to {NUMBER}\) +{NUMBER} +\d+%"),
-    "nodes": (pytest.mark.verl, rf"rows read and judged in {NUMBER} s .*"),
     "reload": (pytest.mark.vllm(least="0.32"), rf"0 aims missed|.*: .* {NUMBER}, aim {NUMBER}"),
     "reward": (pytest.mark.verl, r"bf16 all +1( +[-+]?\d[\d.e+-]*){8}"),
     "rollout": (pytest.mark.vllm, r"int8 is faster than stock bf16 at batches .*"),
-    "support": (pytest.mark.verl, rf"40( +{NUMBER})+"),
     "sync": (pytest.mark.verl, rf"50M +1 .* {NUMBER}%"),
 }
 """What those need that need an engine or verl, and their last lines. Stock vLLM 0.24 opens no fp8 on a CPU, which `reload` compares."""

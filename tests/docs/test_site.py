@@ -9,8 +9,9 @@ from tree import TREE
 
 import flashpatch
 from flashpatch import registry
-from flashpatch.commands import env
+from flashpatch.ledger import events, old_runs
 from flashpatch.patches.eagle.train.settings import WorkerSettings
+from flashpatch.settings import child_env
 
 sys.path.insert(0, str(TREE / "docs" / "site"))
 import tables
@@ -102,7 +103,9 @@ def test_every_name_patch_and_variable_is_in_the_reference():
     pages = {
         name: (TREE / "docs" / "reference" / f"{name}.md").read_text() for name in ("patches", "environment")
     }
-    assert all(f"<!-- {name} -->" in page for name, page in pages.items())
+    assert "<!-- patches -->" in pages["patches"]
     assert all(f"| `{name}` |" in tables.table("names") for name in registry.names())
     assert all(f"| `{id}` |" in tables.table("patches") for id in registry.patches())
-    assert all(f"| `{name}` |" in tables.table("environment") for name in env.MEANINGS)
+    assert all(f"| `{name}` |" in pages["environment"] for name in child_env.VARIABLES)
+    defaults = old_runs.DEFAULT_DAYS, old_runs.DEFAULT_RUNS, events.DEFAULT_BYTES
+    assert all(f"unset: {int(default)} |" in pages["environment"] for default in defaults)

@@ -210,18 +210,18 @@ class TestCommandsOfFamilies:
             registry._admit(late, {"toy": toy})
 
 
-class TestEnv:
+@pytest.mark.parametrize("name", registry.REPLACED_COMMANDS)
+def test_a_command_that_is_gone_names_what_took_its_place(name: str, toys) -> None:
+    done = toys.run("flashpatch", name, "--json", "anything")
+    line = f"flashpatch {name} is gone: {registry.REPLACED_COMMANDS[name]}\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
+
+
+class TestSettingsOfDoctor:
     @staticmethod
     def settings(toys, **env: str) -> dict[str, tuple[object, str]]:
-        found = read(toys.run("flashpatch", "env", "--json", **env))["settings"]
+        found = json.loads(toys.run("flashpatch", "doctor", "--json", **env).stdout)["settings"]
         return {setting["name"]: (setting["value"], setting["source"]) for setting in found}
-
-    def test_every_variable_is_explained(self, toys) -> None:
-        from flashpatch.settings.child_env import VARIABLES
-
-        shown = read(toys.run("flashpatch", "env", "--json", FLASHPATCH="toy"))["variables"]
-        assert {variable["name"] for variable in shown} == set(VARIABLES)
-        assert {v["name"]: v["value"] for v in shown if v["value"] is not None} == {"FLASHPATCH": "toy"}
 
     def test_unset(self, toys) -> None:
         assert self.settings(toys)["names"] == ([], "default")
@@ -249,62 +249,15 @@ class TestEnv:
         assert self.settings(toys, FLASHPATCH="loud", **env)["toy.volume"] == (11, "name 'loud'")
 
 
-class TestStatus:
-    @pytest.fixture
-    def ledger(self, tmp_path: Path) -> Path:
-        return tmp_path / "ledger"
-
-    def test_no_run(self, toys, ledger: Path) -> None:
-        done = toys.run("flashpatch", "status", "--ledger", ledger)
-        assert (done.returncode, done.stdout) == (1, "")
-        assert str(ledger) in done.stderr
-
-    def test_a_job_is_found_behind_runs_of_our_own_commands(self, toys, ledger: Path) -> None:
-        env = {"FLASHPATCH": "toy", "FLASHPATCH_LEDGER": str(ledger)}
-        toys.python("from packaging.version import parse; parse('1')", FLASHPATCH_RUN="job", **env)
-        toys.run("flashpatch", "list", **env)
-        found = read(toys.run("flashpatch", "status", "--json", **env))
-        assert found["run"] == "job"
-        (row,) = found["rows"]
-        assert row["patches"]["toy.packaging.fits"]["state"] == "live"
-        assert (row["alive"], found["missing"]) == (False, [])
-        assert "job" in toys.run("flashpatch", "status", "--ledger", ledger).stdout
-
-    def test_a_patch_that_does_not_act_fails_the_command(self, toys, ledger: Path) -> None:
-        env = {"FLASHPATCH": "drifted", "FLASHPATCH_LEDGER": str(ledger)}
-        toys.run("python", "-c", "import packaging.version", **env)
-        found = read(toys.run("flashpatch", "status", "--json", "--ledger", ledger), code=1)
-        assert {patch["state"] for patch in found["rows"][0]["patches"].values()} == {"skipped"}
-
-    def test_a_framework_that_is_not_installed_takes_one_line_and_is_no_fault(
-        self, toys, ledger: Path
-    ) -> None:
-        env = {"FLASHPATCH": "haunted", "FLASHPATCH_LEDGER": str(ledger)}
-        toys.python("from packaging.version import parse; parse('1')", **env)
-        done = toys.run("flashpatch", "status", "--ledger", ledger)
-        assert done.returncode == 0, done.stdout
-        [line] = [line for line in done.stdout.splitlines() if "ghost" in line]
-        assert "3 for ghost" in line and "skipped(not installed)" in line
-        [row] = read(toys.run("flashpatch", "status", "--json", "--ledger", ledger))["rows"]
-        assert sum(name.startswith("haunted.ghost.") for name in row["patches"]) == 3
-
-    def test_a_process_that_never_reported_fails_the_command(self, toys, ledger: Path) -> None:
-        env = {"FLASHPATCH": "toy", "FLASHPATCH_LEDGER": str(ledger)}
-        toys.python("from flashpatch import ledger; ledger.expect(1, ['worker'], ['toy'])", **env)
-        done = toys.run("flashpatch", "status", "--ledger", ledger)
-        assert done.returncode == 1
-        assert "missing(expected by " in done.stdout
-
-
 class TestOutput:
-    @pytest.mark.parametrize("command", ["list", "env"])
+    @pytest.mark.parametrize("command", ["list", "doctor"])
     def test_plain_text_into_a_pipe(self, command: str, toys) -> None:
         done = toys.run("flashpatch", command)
         assert done.returncode == 0
         assert done.stdout.isascii() and "\x1b" not in done.stdout
 
     @pytest.mark.parametrize(
-        "command", [["flashpatch", "list"], ["python", "-m", "flashpatch", "env", "--json"]]
+        "command", [["flashpatch", "list"], ["python", "-m", "flashpatch", "list", "--json"]]
     )
     def test_a_reader_that_ends_first_is_no_error(self, command: list[str], toys) -> None:
         ours, theirs = os.pipe()
@@ -330,7 +283,7 @@ class TestOutput:
     def test_wrong_usage(self, arguments: list[str], toys) -> None:
         assert toys.run("flashpatch", *arguments).returncode == 2
 
-    @pytest.mark.parametrize("command", ["list", "env", "status"])
+    @pytest.mark.parametrize("command", ["list", "doctor"])
     def test_torch_is_never_imported(self, command: str, toys, tmp_path: Path) -> None:
         for name in ("torch", "vllm"):
             (tmp_path / f"{name}.py").write_text("raise SystemExit('caught importing it')")

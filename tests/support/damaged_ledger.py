@@ -143,7 +143,6 @@ def outputs(home: Path, workdir: Path) -> dict[str, str]:
         "trace": ["trace", RUN, *ledger, "-o", str(trace)],
         "metrics": ["metrics", RUN, *ledger],
         "watch": ["watch", RUN, *ledger, "--once"],
-        "status": ["status", *ledger],
     }.items():
         found[name] = _printed(cli.main, command)
     found["page"], found["trace file"] = page.read_text(), trace.read_text()

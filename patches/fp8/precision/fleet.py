@@ -126,7 +126,7 @@ def entries(precision: str, scheme: str, tables: Sequence[Mapping[str, Any]]) ->
     if theirs:
         raise _refuse(
             f"{', '.join(theirs)} is set, and FlashPatch does not read FlashRL's variables.",
-            "Run 'flashpatch migrate --from flashrl' for the options that do the same, then unset it.",
+            "docs/reference/forks.md has the options that do the same; unset it then.",
         )
     return parse(tables, "[[fp8.fleet]]") or (Entry(precision, scheme if takes_scheme(precision) else ""),)
 

@@ -145,7 +145,7 @@ class TestEntries:
     def test_a_variable_of_flashrl_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("FLASHRL_CONFIG", "int8")
         message = refused(fleet.entries, "fp8", "", ())
-        assert "FLASHRL_CONFIG is set" in message and "flashpatch migrate --from flashrl" in message
+        assert "FLASHRL_CONFIG is set" in message and "docs/reference/forks.md" in message
         monkeypatch.setenv("FLASHRL_CONFIG", "")
         assert fleet.entries("fp8", "", ()) == (Entry("fp8"),)
 

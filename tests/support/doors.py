@@ -1,20 +1,21 @@
-"""Find every door in an engine's source by which weights can be written, and write the page of them.
+"""Find every door in an engine's source by which weights can be written. The source is read, not run.
 
-    python -m flashpatch.verify.doors /path/to/site-packages > docs/reference/doors.md
+docs/reference/doors.md says what becomes of each; `named` reads it. A door is
 
-The source is read, not run.
+- ``rpc NAME``: a public method of vLLM's workers, which anyone may call by ``collective_rpc``;
+- ``backend NAME``: a backend of vLLM's ``weight_transfer_config``;
+- ``request NAME``: a request that a scheduler of SGLang takes from whoever may send it some;
+- ``module:function``: a function in which a parameter is written, or a model's ``load_weights`` is called.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from flashpatch.verify import door_table, door_table_sglang
-from flashpatch.verify.door_table import Door
+from tree import TREE
 
 #: Where vLLM may write weights, but for models and layers, which it calls through their ``load_weights``.
 _FOLDERS = (
@@ -64,15 +65,33 @@ _RECEIVES = frozenset({"broadcast", "irecv", "recv"})
 _WRITES_ARGUMENTS = frozenset({"_foreach_copy_", "swap_tensors"})
 _BACKEND = re.compile(r'WeightTransferEngineFactory\.register_engine\(\s*"([^"]+)"')
 
+#: Public methods of vLLM's workers, and requests of SGLang's scheduler, that write no weight.
+HARMLESS = frozenset(
+    "annotate_profile check_health compile_or_warm_up_model compute_weight_checksums determine_available_memory "
+    "execute_dummy_batch execute_model get_cache_block_size_bytes get_compilation_match_table get_encoder_timing_stats "
+    "get_kv_cache_spec get_kv_connector_handshake_metadata get_model_inspection get_simple_cpu_offload_num_cpu_blocks "
+    "get_supported_kv_cache_layouts get_supported_tasks init_device initialize_from_config list_loras profile "
+    "randomize_dummy_inputs release_late_interaction_query_cache reset_encoder_cache reset_mm_cache sample_tokens "
+    "save_sharded_state save_tensorized_model set_kv_cache_layout shutdown sleep_mode_backend "
+    "supports_draft_weight_updates synchronize_device take_draft_token_ids update_config update_environment_variables "
+    "update_max_model_len vocab_size "
+    "AbortReq AddExternalCorpusReqInput AttachHiCacheStorageReqInput BatchTokenizedEmbeddingReqInput "
+    "BatchTokenizedGenerateReqInput ClearHiCacheReqInput CloseSessionReqInput ConfigureLoggingReq "
+    "ContinueGenerationReqInput DestroyWeightsUpdateGroupReqInput DetachHiCacheStorageReqInput DumperControlReqInput "
+    "ExpertDistributionReq FlushCacheReqInput FreezeGCReq GetHiCacheL3LayoutReq GetInternalStateReq GetLoadsReqInput "
+    "GetWeightsByNameReqInput InitWeightsSendGroupForRemoteInstanceReqInput InitWeightsUpdateGroupReqInput "
+    "ListExternalCorporaReqInput OpenSessionReqInput PauseGenerationReqInput PdRoleSwitchReqInput ProfileReq "
+    "RemoveExternalCorpusReqInput SendWeightsToRemoteInstanceReqInput SetInternalStateReq ShutdownReq SlowDownReqInput "
+    "TokenizedEmbeddingReqInput TokenizedGenerateReqInput UpdateWeightVersionReqInput".split()
+)
+
 
 def of_vllm(root: Path) -> set[str]:
-    """Return the doors of a vLLM, named as in `door_table`; ``root`` is its package's folder."""
+    """Return the doors of a vLLM, named as above; ``root`` is its package's folder."""
     factory = root / "distributed/weight_transfer/factory.py"
     backends = _BACKEND.findall(factory.read_text()) if factory.is_file() else []
     methods = {name for file in _WORKERS for name in _worker_methods(ast.parse((root / file).read_text()))}
-    found = {f"backend {name}" for name in backends} | {
-        f"rpc {name}" for name in methods - door_table.VLLM_HARMLESS
-    }
+    found = {f"backend {name}" for name in backends} | {f"rpc {name}" for name in methods - HARMLESS}
     for folder in _FOLDERS:
         for file in sorted((root / folder).rglob("*.py")):
             module = ".".join(file.relative_to(root).with_suffix("").parts)
@@ -81,10 +100,10 @@ def of_vllm(root: Path) -> set[str]:
 
 
 def of_sglang(root: Path) -> set[str]:
-    """Return the doors of an SGLang, named as in `door_table_sglang`; ``root`` is its package's folder."""
+    """Return the doors of an SGLang, named as above; ``root`` is its package's folder."""
     srt = root / "srt"
     requests = _requests(ast.parse((srt / "managers/scheduler.py").read_text()))
-    found = {f"request {name}" for name in requests if name not in door_table_sglang.HARMLESS}
+    found = {f"request {name}" for name in requests if name not in HARMLESS}
     for file in sorted(srt.rglob("*.py")):
         place = file.relative_to(srt)
         if place.parts[0] not in _SGLANG_INNER:
@@ -93,44 +112,14 @@ def of_sglang(root: Path) -> set[str]:
     return found
 
 
-def unnamed(found: set[str], table: Sequence[Door] = door_table.VLLM) -> set[str]:
-    """Return the doors of which a table does not say what becomes of them."""
-    return found - {name for door in table for name in door.doors}
-
-
-def page() -> str:
-    """Return the page of both tables."""
-    lines = [
-        "# Doors",
-        "",
-        "Every function of an engine that can write weights after they were loaded, and what becomes of it while `fp8`, `int8` or",
-        "`bf16` is on. Written by `python -m flashpatch.verify.doors` from `verify/door_table.py` and `verify/door_table_sglang.py`;",
-        "a test reads the installed engine's source and fails when it has one that is not listed. Models and layers are left out:",
-        "they are loaded through `load_weights`. A parameter is known by its name (`param`, `parameter`, `weight`) or by `.data`: what",
-        "writes to one under another name alone is not found.",
-        "",
-        "## vLLM",
-        "",
-        "Checked on the sources of vLLM 0.24, 0.27, 0.31, 0.32 and 0.33.",
-        "",
-        *_rows(door_table.VLLM),
-        "",
-        "## SGLang",
-        "",
-        "Checked on the sources of SGLang 0.5.12, 0.5.21 and 0.5.23, names below `sglang.srt`.",
-        "",
-        *_rows(door_table_sglang.SGLANG),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _rows(table: Sequence[Door]) -> Iterator[str]:
-    yield "| door | | how, or why |"
-    yield "| --- | --- | --- |"
-    for door in sorted(table, key=lambda one: ("followed", "refused", "cannot", "unseen").index(one.fate)):
-        names = "<br>".join(f"`{name}`" for name in door.doors)
-        fate = "cannot happen" if door.fate == "cannot" else door.fate
-        yield f"| {names} | {fate} | {door.why} |"
+def named(engine: str) -> dict[str, str]:
+    """Return the doors of an engine, as its heading on the page spells it, and the fate of each."""
+    page = (TREE / "docs" / "reference" / "doors.md").read_text()
+    part = page.partition(f"\n## {engine}\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \| ([a-z ]+) \| ", part, re.M)
+    found = [(name, fate) for names, fate in rows for name in re.findall(r"`(.*?)`", names)]
+    assert len(found) == len(dict(found)), "a door is named twice"
+    return dict(found)
 
 
 def _requests(tree: ast.Module) -> Iterator[str]:
@@ -195,21 +184,3 @@ def _is_parameter(node: ast.expr) -> bool:
     if isinstance(whole, ast.Attribute):
         return whole.attr == "data" and (whole is node or ast.unparse(whole) != "self.data")
     return isinstance(whole, ast.Name) and whole.id in ("param", "parameter", "weight")
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Print the page; return 1 if an engine below the folders that are given has doors that no row names."""
-    print(page(), end="")
-    missing: set[str] = set()
-    for folder in map(Path, arguments):
-        if (folder / "vllm").is_dir():
-            missing |= unnamed(of_vllm(folder / "vllm"))
-        if (folder / "sglang").is_dir():
-            missing |= unnamed(of_sglang(folder / "sglang"), door_table_sglang.SGLANG)
-    for name in sorted(missing):
-        print(f"not in the table: {name}", file=sys.stderr)
-    return 1 if missing else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,60 +1,15 @@
-"""Measure how long a job's page takes to make and to open, and what recording an event costs.
-
-    python benchmarks/job_page.py [--processes 1000] [--updates 10000] [--keep DIR]
-
-A run is made up: a driver, replicas of an engine core and workers, weight updates, syncs and what verl logs. Its page is
-made by ``flashpatch report`` and opened in headless Chromium; "opened" is the time from the navigation to the last table
-and chart, as the page itself takes it.
-"""
+"""Write the run of a large job that never ran, and open its page in a headless Chromium."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import re
 import shutil
 import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-import quick
-
 _BEGAN = 1_750_000_000.0
-_BUDGET_SECONDS = 3.0
-
-
-def main() -> None:
-    """Read the options and measure; exit 1 where the page opens in more than 3 s."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--processes", type=int, default=1000)
-    parser.add_argument("--updates", type=int, default=10_000)
-    parser.add_argument("--keep", type=Path, help="write the run and its page here")
-    options = quick.parse(parser, processes=20, updates=200)
-    with tempfile.TemporaryDirectory(prefix="flashpatch-page-") as scratch:
-        folder = options.keep or Path(scratch)
-        sys.exit(_measure(folder, options.processes, options.updates))
-
-
-def _measure(folder: Path, processes: int, updates: int) -> int:
-    run = write_run(folder / "ledger" / "made-up", processes, updates)
-    page = folder / "job.html"
-    began = time.perf_counter()
-    command = "import sys; from flashpatch.cli import main; sys.exit(main())"
-    subprocess.run([sys.executable, "-c", command, "report", str(run), "-o", str(page)], check=True)
-    print(f"{processes} processes, {updates} updates: made in {time.perf_counter() - began:.1f} s,", end=" ")
-    print(f"{page.stat().st_size / 1e6:.1f} MB; recording an event takes {_event_seconds() * 1e6:.0f} us")
-    browser = find_browser()
-    if browser is None:
-        print("not opened: no chromium is at hand")
-        return 0
-    opened = sorted(float(re.search(r'data-ready="(\d+)"', dump(browser, page)).group(1)) for _ in range(3))
-    seconds = opened[1] / 1000
-    print(f"opened in {seconds:.2f} s (median of 3), of a budget of {_BUDGET_SECONDS:g} s")
-    return int(seconds > _BUDGET_SECONDS)
 
 
 def find_browser() -> str | None:
@@ -167,25 +122,3 @@ def _write_process(
     if events:
         lines = (json.dumps({"n": number, **event}) for number, event in enumerate(events, 1))
         (folder / f"events-made-up-{pid}-7.jsonl").write_text("".join(f"{line}\n" for line in lines))
-
-
-def _event_seconds(events: int = 2000) -> float:
-    """Return the mean seconds of one recorded event, in a process of its own."""
-    code = f"""
-import time
-from flashpatch import engine, ledger
-ledger.boot()
-began = time.perf_counter()
-for number in range({events}):
-    ledger.event("update", outcome="committed", version=number, seconds=0.25, load_seconds=0.2, commit_seconds=0.01)
-print((time.perf_counter() - began) / {events})
-"""
-    with tempfile.TemporaryDirectory(prefix="flashpatch-events-") as ledger:
-        env = {**os.environ, "FLASHPATCH_LEDGER": ledger}
-        return float(
-            subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True).stdout
-        )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,1 +1,0 @@
-"""Parts of growth.py: each function times one thing at one size."""
