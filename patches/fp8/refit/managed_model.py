@@ -22,7 +22,7 @@ from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.precision.quantize_on_load import Rounding
 from flashpatch.patches.fp8.refit import checksum, lost_writes, part_loads
 from flashpatch.patches.fp8.refit.coverage import Coverage
-from flashpatch.patches.fp8.refit.errors import ASLEEP, PATCH, REQUESTS_RUN, update_error
+from flashpatch.patches.fp8.refit.errors import ASLEEP, BUSY, PATCH, update_error
 from flashpatch.patches.fp8.refit.layer import Layer
 from flashpatch.patches.fp8.refit.layer_groups import group_layers, layers_and_parents, release_removed
 from flashpatch.patches.fp8.refit.layer_state import LayerState, held_tensors
@@ -317,10 +317,7 @@ class ManagedModel:
         if self.asleep:
             return self._error(*ASLEEP)
         if self.options["in_flight"] == "refuse" and self.adapter.busy():
-            return self._error(
-                f"{REQUESTS_RUN}, so the update is refused",
-                "Wait for them, or set the option in_flight to abort, recompute or keep.",
-            )
+            return self._error(*BUSY)
         if self._update.discarded and self.options["atomic"] == "model":
             return self._error(
                 "sleep level 2 discarded the weights, so atomic='model' has nothing to fall back to",
@@ -373,9 +370,12 @@ class ManagedModel:
 
     @contextmanager
     def _failing(self, names: NamedWeights | None = None) -> Iterator[None]:
-        """Within, any exception abandons the update; it is raised on with a note of what follows."""
+        """Abandon the update at any exception within, and if the policy has requests that began since it was opened."""
         update = self._update
         try:
+            met = self.options["in_flight"] == "refuse" and self.adapter.busy()
+            if met and self.adapter.role == "target":  # a drafter's weights mix nothing
+                raise self._error(*BUSY)
             yield
         except BaseException as error:
             known_to_all, update.verdict = error is update.verdict, None

@@ -1,6 +1,6 @@
-"""Track whether requests are running.
+"""Track whether requests have begun: those that have not meet the next policy alone.
 
-The scheduler may live in another process than the workers. An engine core in this process is asked directly;
+What a scheduler calls unfinished leaves out those that it holds back while the engine is paused. The scheduler may live in another process than the workers. An engine core in this process is asked directly;
 otherwise the engine core reports to its workers before each call that may carry an update.
 """
 
@@ -19,18 +19,16 @@ def track(core: Any) -> None:
 
 
 def running(runner: Any) -> bool:
-    """Whether requests run on a model runner, as known in this process; None: on any."""
+    """Whether requests have begun on a model runner, as known in this process; None: on any."""
     reported = any(_reported.values()) if runner is None else _reported.get(runner, False)
     return reported or any(
-        core.scheduler.has_unfinished_requests()
-        for core in list(_cores)
-        if runner is None or _driven_by(core) is runner
+        begun(core) for core in list(_cores) if runner is None or _driven_by(core) is runner
     )
 
 
 def begun(core: Any) -> list[str]:
     """Return the requests that hold tokens or KV of the policy so far; one that was preempted waits with its tokens."""
-    requests = core.scheduler.requests.values()
+    requests = (one for one in list(core.scheduler.requests.values()) if not one.is_finished())
     return [one.request_id for one in requests if one.num_computed_tokens or one.num_output_tokens]
 
 

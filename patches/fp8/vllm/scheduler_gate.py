@@ -83,9 +83,9 @@ class SchedulerGate:
         self._stale = True
 
     def before_call(self, core: Any) -> None:
-        """Prepare for a call to the workers that may carry an update: report whether requests run."""
+        """Prepare for a call to the workers that may carry an update: report to those elsewhere whether requests have begun."""
         self.workers_changed()
-        running = core.scheduler.has_unfinished_requests()
+        running = self.door.runner is None and bool(running_requests.begun(core))
         if running != self._reported_busy:
             self.door.ask(running_requests.report, (running,))
             self._reported_busy = running
