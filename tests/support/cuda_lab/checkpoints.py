@@ -86,10 +86,10 @@ def _block_fp8(name: str, weight: Any) -> Tensors:
     padded = torch.zeros(down * BLOCK, across * BLOCK)
     padded[:rows, :columns] = weight.float()
     blocks = padded.view(down, BLOCK, across, BLOCK)
-    factor = 448 / blocks.abs().amax((1, 3)).clamp(min=1e-8)
-    rounded = (blocks * factor[:, None, :, None]).view(down * BLOCK, across * BLOCK)[:rows, :columns]
+    scale = blocks.abs().amax((1, 3)).clamp(min=1e-8) / 448
+    rounded = (blocks / scale[:, None, :, None]).view(down * BLOCK, across * BLOCK)[:rows, :columns]
     yield name, rounded.to(torch.float8_e4m3fn)
-    yield f"{name}_scale_inv", 1 / factor  # as verl computes it, to the last bit
+    yield f"{name}_scale_inv", scale
 
 
 def _static_fp8(name: str, weight: Any) -> Tensors:

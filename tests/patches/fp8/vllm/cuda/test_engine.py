@@ -109,6 +109,8 @@ def test_an_updated_engine_answers_as_a_fresh_one(lane, index: int, name: str) -
     is_first = RUNNER in more or name.partition(":")[0] in FIRST_RUNNER
     assert all(("gpu_model_runner" in worker["runner"]) == is_first for worker in got["workers"])
     is_equal, stored = got["answers"] == wanted["answers"], differing(wanted["workers"], got["workers"])
+    if name.startswith("block_kv_verl"):  # verl takes the inverse of the inverse: the last bit of a scale
+        stored = [path for path in stored if not path.endswith("weight_scale_inv")]
     verdict = f"answers {'equal' if is_equal else 'differ'}, {len(stored)} values differ, {len(got['moved'])} tensors moved"
     table.add("engine", capability, name, " ".join(f"{key}={value}" for key, value in more.items()), verdict)
     if name.endswith("out-of-place"):  # a captured graph is seen to read the addresses of its capture
