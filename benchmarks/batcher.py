@@ -33,11 +33,9 @@ SIZES = (1000, 10_000, 100_000, 1_000_000)
 RANKS = (8, 64, 256, 1024)
 
 
-def streaming(
-    lengths: list[int], ranks: int, budget: int, rebalance: bool
-) -> tuple[list[list[list[int]]], float, int]:
+def streaming(lengths: list[int], ranks: int, budget: int) -> tuple[list[list[list[int]]], float, int]:
     """Rounds as lists of lengths per rank, seconds, and after how many samples the first one left."""
-    packer, rounds, first = Packer(ranks, budget, rebalance=rebalance), [], len(lengths)
+    packer, rounds, first = Packer(ranks, budget), [], len(lengths)
     began = time.process_time()
     for number, tokens in enumerate(lengths, 1):
         for done in packer.add(tokens, tokens):
@@ -109,9 +107,7 @@ def ways(
     lengths: list[int], ranks: int, given: argparse.Namespace, peer: bool
 ) -> list[tuple[str, dict[str, float], str]]:
     """Pack one set of samples in each way; return names, figures, and the last column."""
-    cases, size = {}, len(lengths)
-    for name, rebalance in (("ours", True), ("ours, as they came", False)):
-        cases[name] = streaming(lengths, ranks, given.budget, rebalance)
+    cases, size = {"ours": streaming(lengths, ranks, given.budget)}, len(lengths)
     if peer:
         cases["verl, complete"] = (*complete(lengths, ranks, given.budget), size)
     found = []

@@ -16,6 +16,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from flashpatch.patches.fp8.precision.quantize import quantized
+
 FAMILIES = ("qwen2", "llama", "qwen3", "gemma", "gemma3_text")
 VOCAB = 128
 _NORM_AFTER = {"gemma3_text": "pre_feedforward_layernorm"}
@@ -130,6 +132,16 @@ def _rounded(weight: numpy.ndarray, form: str, granularity: str) -> tuple[torch.
         return torch.tensor(values), scale
     scale = torch.tensor(amax / 448).bfloat16()
     return torch.tensor(weight / scale.float().numpy()).clamp(-448, 448).to(torch.float8_e4m3fn), scale
+
+
+def rounded(weights, profile, form: str = "int8") -> dict[str, torch.Tensor]:
+    """Return a model's weights, smoothed and rounded as the profile says, each scale as ``NAME_scale``."""
+    found = {}
+    for name, tensor in weights:
+        found[name] = profile.smoothed(name, tensor)
+        if name in profile.quantized:
+            found[name], found[f"{name}_scale"] = quantized(found[name], form)
+    return found
 
 
 def edit(directory: Path, change) -> None:

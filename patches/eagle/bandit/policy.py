@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from flashpatch.errors import PatchError
@@ -17,7 +15,6 @@ from flashpatch.patches.eagle.bandit.rules import DEFAULT, rule_class
 from flashpatch.patches.eagle.bandit.rules.base import Setting
 
 FORMAT = 3
-RECENT = 256
 MAX_SECONDS = 1e6  # seconds of a step; a longer one is a clock that jumped
 
 
@@ -46,7 +43,6 @@ class Policy:
         window: steps after which an observation weighs little or nothing.
         seed: of the rule's random draws.
         hold: steps for which a choice is kept (unless the guard forbids it by then); None for the rule's own.
-        clock: seconds, for `begin` and `end`.
         broadcast: makes all ranks of an engine run the same arm.
 
     Raises:
@@ -62,7 +58,6 @@ class Policy:
         window: int = 300,
         seed: int = 0,
         hold: int | None = None,
-        clock: Callable[[], float] = time.perf_counter,
         broadcast: ArmBroadcast | None = None,
     ) -> None:
         self.arms = parse_arms(arms)
@@ -86,8 +81,6 @@ class Policy:
         self._allowed: dict[int, tuple[int, ...]] = {}
         self._index, self._table = self.buckets.index, self.buckets.table
         self._broadcast = broadcast
-        self._clock = clock
-        self._began = self._batch = 0
         self._step = 0
         self._hold_left = 0
         self._current = -1  # place of the arm the engine runs, -1 before the first
@@ -96,10 +89,6 @@ class Policy:
         self._pulls = [[0] * len(self.arms) for _ in range(len(self.buckets))]
         self._tokens, self._seconds, self._regret_seconds = 0.0, 0.0, 0.0
         self._switches = self._ignored = self._guarded = 0
-        self.recent: deque[tuple[int, int, Arm]] = deque(maxlen=RECENT)
-        """The last choices: step, batch size, arm."""
-        self.record: Callable[[int, int, Arm], None] | None = None
-        """Called with step, batch size and arm of every choice, if set."""
 
     def select(self, batch_size: int) -> Arm:
         """Return the arm for the next step over ``batch_size`` requests; ``disable`` for an empty batch.
@@ -129,14 +118,10 @@ class Policy:
             chosen = allowed[0] if allowed else -1
             self._hold_left = 0
             self._guarded += 1
-        arm = self.arms[chosen] if chosen >= 0 else Arm.DISABLE
         if chosen != current:
             self._switches += 1
             self._current = chosen
-        self.recent.append((self._step, batch_size, arm))
-        if self.record is not None:
-            self.record(self._step, batch_size, arm)
-        return arm
+        return self.arms[chosen] if chosen >= 0 else Arm.DISABLE
 
     def update(self, batch_size: int, arm: Arm, accepted_tokens: float, seconds: float) -> None:
         """Learn from a step.
@@ -178,24 +163,10 @@ class Policy:
         if best:
             self._regret_seconds += seconds - accepted_tokens / best
 
-    def begin(self, batch_size: int) -> Arm:
-        """Call `select`, and note the time."""
-        self._batch, self._began = batch_size, self._clock()
-        return self.select(batch_size)
-
-    def end(self, accepted_tokens: float) -> None:
-        """Call `update` with the time since `begin`."""
-        arm = self.arms[self._current] if self._current >= 0 else Arm.DISABLE
-        self.update(self._batch, arm, accepted_tokens, self._clock() - self._began)
-
     def refresh(self) -> None:
         """Trust less what was learned so far: drafter or policy have new weights."""
         self.rule.refresh()
         self._hold_left = 0
-
-    def allowed(self, batch_size: int) -> tuple[Arm, ...]:
-        """Return the arms that the guard leaves for a batch size."""
-        return tuple(self.arms[place] for place in self._allow(batch_size))
 
     def metrics(self) -> dict[str, float]:
         """Return totals, and per bucket seen the pulls and estimated rates of each arm, flat.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -87,11 +87,6 @@ class Profile:
             scale = outward.to(new.device)
             new = (new + offset) / (scale if new.dim() == 1 else scale[:, None]) - offset
         return new if name in self.quantized else new.to(tensor.dtype)
-
-    def apply(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Apply `smoothed` to a stream of weights, one at a time."""
-        for name, tensor in weights:
-            yield name, self.smoothed(name, tensor)
 
     def scales(self, name: str) -> tuple[torch.Tensor | None, torch.Tensor | None, float]:
         """Return, for a tensor, what multiplies its input channels, what divides its output channels, and the

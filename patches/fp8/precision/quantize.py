@@ -9,15 +9,9 @@ The largest error of one weight is ``scale / 2`` in int8. In fp8 it is 2^-4 of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
-
 import torch
 
 from flashpatch.errors import PatchError
-
-if TYPE_CHECKING:
-    from flashpatch.patches.fp8.calibration.profile_file import Profile
 
 FP8 = torch.float8_e4m3fn
 LARGEST = {torch.int8: 127.0, FP8: 448.0}
@@ -96,53 +90,6 @@ def rows_at_once(w: torch.Tensor) -> int:
     """Return how many entries of the first dimension make a block that stays in the cache in float32."""
     threads = min(THREADS, torch.get_num_threads()) if w.is_cpu else THREADS
     return max(1, BLOCK * threads * w.shape[0] // max(1, w.numel()))
-
-
-def stream(
-    weights: Iterable[tuple[str, torch.Tensor]],
-    form: str,
-    granularity: str = "channel",
-    profile: Profile | None = None,
-    chosen: Callable[[str, torch.Tensor], bool] | None = None,
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Smooth, then round a trainer's weights for an engine, one tensor at a time.
-
-    Args:
-        weights: name and bf16 tensor, whole (not cut by tensor parallelism), in any order.
-        form: ``int8`` or ``fp8``.
-        granularity: ``channel`` or ``tensor``.
-        profile: what to smooth, and which weights to round.
-        chosen: which weights to round, from name and tensor, if there is no profile to say so.
-
-    Yields:
-        For a rounded weight its ``q`` under its own name and the scale under ``NAME_scale``, as in a
-        compressed-tensors checkpoint; every other tensor as it is, or smoothed.
-
-    Raises:
-        PatchError: neither profile nor ``chosen``; a shape that the profile was not made for; NaN or Inf.
-    """
-    if profile is None and chosen is None:
-        raise PatchError(
-            "neither a profile nor a choice of weights to round is given.",
-            patch=_PATCH,
-            advice="Give a profile.",
-        )
-    for name, tensor in weights:
-        new = tensor if profile is None else profile.smoothed(name, tensor)
-        if name in profile.quantized if profile is not None else chosen(name, tensor):
-            try:
-                q, scale = quantized(new, form, granularity)
-            except PatchError as error:
-                raise PatchError(f"{name}: {error.problem}", patch=_PATCH, advice=error.advice) from error
-            yield name, q
-            yield f"{name}_scale", scale
-        else:
-            yield name, new
-
-
-def _rounded(x: torch.Tensor, amax: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    scale = _scale(amax, dtype)
-    return rounded_to(x, scale, dtype), scale
 
 
 def _scale(amax: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

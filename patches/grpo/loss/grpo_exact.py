@@ -63,8 +63,7 @@ class GrpoLoss:
     Attributes:
         loss: scalar; call ``backward`` on it once per micro-batch.
         sums: detached scalars, summed over the micro-batch's output tokens: ``tokens``, ``clipped`` and
-            ``clipped_dual`` (tokens whose ratio was clipped), ``log_ratio`` (old minus new), ``kl``,
-            ``truncated`` (importance weights at their cap).
+            ``clipped_dual`` (tokens whose ratio was clipped), ``log_ratio`` (old minus new).
     """
 
     loss: torch.Tensor
@@ -100,10 +99,6 @@ def grpo_loss(
     constant: float | None = None,
     old_logprobs: torch.Tensor | None = None,
     clip: Clip | None = None,
-    reference_logprobs: torch.Tensor | None = None,
-    kl_coefficient: float = 0.0,
-    rollout_logprobs: torch.Tensor | None = None,
-    truncation: float = 2.0,
     weights: torch.Tensor | None = None,
 ) -> GrpoLoss:
     """Compute the loss of one micro-batch.
@@ -120,38 +115,20 @@ def grpo_loss(
             None
             where policy and data agree: then it is the log-probability, which has the same gradient.
         clip: clips the ratio; needs ``old_logprobs``.
-        reference_logprobs: [B, L]; with a coefficient, adds the k3 estimate of the divergence from the
-            reference, exp(d) - d - 1 with d = reference - policy (Schulman, 2020).
-        kl_coefficient: factor of that term.
-        rollout_logprobs: [B, L], of the engine that generated the tokens; then each token is weighted with
-            the ratio of ``old_logprobs`` (or the policy's own) to them, at most ``truncation`` (truncated
-            importance sampling, Yao et al. 2025). No gradient goes through it.
-        weights: [B, L], such weights if they are computed already.
+        weights: [B, L], importance weights of the tokens, through which no gradient goes.
 
     Raises:
         PatchError: shapes do not fit, or an argument that cannot be meant.
     """
-    _check(
-        logprobs, mask, counts, aggregation, constant, old_logprobs, clip, rollout_logprobs, weights, world
-    )
+    _check(logprobs, mask, counts, aggregation, constant, old_logprobs, clip, world)
     kept = mask != 0
     new = _inside(logprobs, kept)
     old = None if old_logprobs is None else _inside(old_logprobs, kept).detach()
     gain = _inside(advantages if advantages.ndim == 2 else advantages[:, None].expand_as(new), kept).detach()
     sums: dict[str, torch.Tensor] = {"tokens": kept.sum()}
     per_token = -gain * new if old is None else _surrogate(new, old, gain, clip, sums)
-    if rollout_logprobs is not None:
-        base = new.detach() if old is None else old
-        ratio = (base - _inside(rollout_logprobs, kept).detach()).exp()
-        weights = ratio.clamp(max=truncation)
-        sums["truncated"] = (ratio > truncation).sum()
     if weights is not None:
         per_token = per_token * _inside(weights, kept).detach()
-    if reference_logprobs is not None and kl_coefficient:
-        gap = _inside(reference_logprobs, kept).detach() - new
-        divergence = gap.exp() - gap - 1
-        sums["kl"] = divergence.detach().sum()
-        per_token = per_token + kl_coefficient * divergence
     loss = aggregate(per_token, kept, counts, aggregation, constant, world)
     return GrpoLoss(loss, sums)
 
@@ -206,7 +183,7 @@ def _inside(values: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
     return wide.masked_fill(~kept, 0.0)
 
 
-def _check(logprobs, mask, counts, aggregation, constant, old, clip, rollout, weights, world) -> None:
+def _check(logprobs, mask, counts, aggregation, constant, old, clip, world) -> None:
     if aggregation not in AGGREGATIONS:
         refuse("loss", "aggregation", f"is {aggregation!r}.", f"Choose one of {', '.join(AGGREGATIONS)}.")
     if aggregation == "seq-mean-token-sum-norm" and not constant:
@@ -222,8 +199,6 @@ def _check(logprobs, mask, counts, aggregation, constant, old, clip, rollout, we
         refuse("loss", "logprobs, mask", f"have the shapes {shapes}.", "Give both as [samples, tokens].")
     if clip is not None and old is None:
         refuse("loss", "clip", "was given without old_logprobs.", "A ratio needs both policies.")
-    if rollout is not None and weights is not None:
-        refuse("loss", "weights", "were given, and rollout_logprobs too.", "Give one of the two.")
     if counts.samples < 0 or counts.tokens < 0 or world < 1:
         refuse(
             "loss",

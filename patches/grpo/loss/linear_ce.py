@@ -23,7 +23,7 @@ class Shape:
         tokens, vocabulary: largest block.
         first: the vocabulary index of the head's first row.
         group: process group over which the head's rows are divided, or None.
-        entropy, agreement: what to return besides log-probabilities.
+        entropy: whether to return it besides log-probabilities.
     """
 
     tokens: int
@@ -31,32 +31,28 @@ class Shape:
     first: int
     group: Any
     entropy: bool
-    agreement: bool
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """``apply(hidden [T, H], head [V, H], labels [T], scale, shape)`` gives logprobs, entropy, agreement."""
+    """``apply(hidden [T, H], head [V, H], labels [T], scale, shape)`` gives logprobs, entropy."""
 
     @staticmethod
     def forward(ctx: Any, hidden, head, labels, scale, shape: Shape):
         with _exact(hidden):
             wide = _widen(hidden, scale)
-            top, total, weighted, target, best = _sweep(wide, head, labels, shape)
+            top, total, weighted, target = _sweep(wide, head, labels, shape)
             if shape.group is not None:
-                top, total, weighted, target, best = _join(top, total, weighted, target, best, shape.group)
+                top, total, weighted, target = _join(top, total, weighted, target, shape.group)
             norm = total.log().add_(top)
             entropy = norm - weighted / total if shape.entropy else None
         ctx.save_for_backward(hidden, head, labels, norm, entropy)
         ctx.scale, ctx.shape = scale, shape
         ctx.set_materialize_grads(False)
-        agrees = best == labels if shape.agreement else None
-        if agrees is not None:
-            ctx.mark_non_differentiable(agrees)
-        return target - norm, entropy, agrees
+        return target - norm, entropy
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, up, up_entropy, _):
+    def backward(ctx: Any, up, up_entropy):
         hidden, head, labels, norm, entropy = ctx.saved_tensors
         shape: Shape = ctx.shape
         needs_hidden, needs_head = ctx.needs_input_grad[:2]
@@ -88,25 +84,18 @@ class LinearCrossEntropy(torch.autograd.Function):
 
 def _sweep(wide, head, labels, shape: Shape):
     """Running sums over the local rows of the head, each [T]: the maximum, the sum of exponentials relative
-    to it, their sum weighted with the logits, the label's logit (0 where it is not local), the likeliest
-    token."""
+    to it, their sum weighted with the logits, the label's logit (0 where it is not local)."""
     count = wide.shape[0]
     top = wide.new_full((count,), float("-inf"))
     total, target = wide.new_zeros(count), wide.new_zeros(count)
     weighted = wide.new_zeros(count) if shape.entropy else None
-    best = labels.new_zeros(count) if shape.agreement else None
     for rows in _blocks(head.shape[0], shape.vocabulary):
         part, first = _wide(head[rows]), shape.first + rows.start
         for block in _blocks(count, shape.tokens):
             logits = wide[block] @ part.t()
             local, here = _local(labels[block], first, logits.shape[1])
             target[block] += logits.gather(1, local).squeeze(1) * here
-            if best is None:
-                peak = logits.amax(1)
-            else:
-                peak, at = logits.max(1)
-                best[block] = torch.where(peak > top[block], at + first, best[block])
-            new = torch.maximum(top[block], peak)
+            new = torch.maximum(top[block], logits.amax(1))
             fade = (top[block] - new).exp_()
             top[block] = new
             logits.sub_(new[:, None])
@@ -117,11 +106,11 @@ def _sweep(wide, head, labels, shape: Shape):
                 # The sum of exp(z - top) * z, from z - top, which is what the block holds now.
                 moment = torch.linalg.vecdot(powers, logits) + new * sums
                 weighted[block] = weighted[block] * fade + moment
-    return top, total, weighted, target, best
+    return top, total, weighted, target
 
 
-def _join(top, total, weighted, target, best, group):
-    """The same sums over the rows of all ranks; of equally likely tokens the first one counts."""
+def _join(top, total, weighted, target, group):
+    """The same sums over the rows of all ranks."""
     from torch.distributed import ReduceOp, all_reduce
 
     mine = top.clone()
@@ -133,10 +122,7 @@ def _join(top, total, weighted, target, best, group):
     if weighted is not None:
         weighted = weighted * fade
         all_reduce(weighted, group=group)
-    if best is not None:
-        best = torch.where(mine == top, best, torch.iinfo(best.dtype).max)
-        all_reduce(best, ReduceOp.MIN, group=group)
-    return top, total, weighted, target, best
+    return top, total, weighted, target
 
 
 def _slope(wide, part, labels, norm, entropy, up, up_entropy, first: int, block: slice):

@@ -30,13 +30,10 @@ class TokenLogprobs:
         logprobs: float32 (float64 for float64 input), log-probability of the label; 0 where it is -100.
         entropy: same dtype, entropy of the distribution in nats, 0 where the label is -100; None unless
             asked.
-        agrees: bool, whether the label is the likeliest token (the first one of equals), False where the
-            label is -100; None unless asked.
     """
 
     logprobs: torch.Tensor
     entropy: torch.Tensor | None = None
-    agrees: torch.Tensor | None = None
 
 
 def token_logprobs(
@@ -46,7 +43,6 @@ def token_logprobs(
     *,
     temperature: float | torch.Tensor = 1.0,
     entropy: bool = False,
-    agreement: bool = False,
     group: Any = None,
     tokens: int = TOKENS,
     vocabulary: int = VOCABULARY,
@@ -62,7 +58,6 @@ def token_logprobs(
         labels: [...], int64, in [0, V) of the whole vocabulary, or -100.
         temperature: positive; a number, or a tensor of the labels' shape.
         entropy: also return the entropy.
-        agreement: also return whether the label is the likeliest token.
         group: process group over which the rows of the head are divided, in rank order. ``hidden`` and
             ``labels`` are the same on all of its ranks, and so must be what is computed from the result; the
             gradient of ``hidden`` is then the same on all of them.
@@ -89,7 +84,7 @@ def token_logprobs(
     rows = hidden.reshape(-1, hidden.shape[-1])
     # A selection of all rows would only copy them.
     rows = rows if bool(keep.all()) else rows[keep]
-    shape = Shape(tokens, vocabulary, first, group, entropy, agreement)
+    shape = Shape(tokens, vocabulary, first, group, entropy)
     found = LinearCrossEntropy.apply(rows, head, wanted, scale, shape)
 
     def spread(values: torch.Tensor | None) -> torch.Tensor | None:
@@ -100,23 +95,6 @@ def token_logprobs(
         return values.new_zeros(flat.shape).masked_scatter(keep, values).reshape(labels.shape)
 
     return TokenLogprobs(*map(spread, found))
-
-
-def logprobs_from_logits(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Compute the same from given logits: negative cross entropy without reduction.
-
-    Args:
-        logits: [..., V], floating point.
-        labels: [...], int64; -100 gives 0.
-
-    Returns:
-        float32 (float64 for float64 logits), [...].
-    """
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    losses = torch.nn.functional.cross_entropy(
-        wide.reshape(-1, wide.shape[-1]), labels.reshape(-1), ignore_index=IGNORE, reduction="none"
-    )
-    return -losses.reshape(labels.shape)
 
 
 def _check(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import OrderedDict
-from collections.abc import Collection, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from flashpatch.patches.grpo.errors import refuse
@@ -124,17 +124,15 @@ class Pool:
         request: Hashable,
         tokens: int,
         prefix: Hashable = None,
-        avoid: Collection[str] = (),
         shared: Hashable = None,
         saving: int = 0,
     ) -> str | None:
-        """Choose a worker and count the request on it; None when all are full, suspended or to be avoided.
+        """Choose a worker and count the request on it; None when all are full or suspended.
 
         Args:
             request: must not be outstanding already.
             tokens: what it will cost, such as prompt and expected response; at least 1.
             prefix: what it shares with others, for affinity.
-            avoid: workers that must not get it.
             shared: a beginning that it has in common with other requests, such as the prompt of a group. A worker
                 that has had one of them is preferred, unless it is fuller than another by more than ``saving``.
             saving: tokens, less than ``tokens``, that it does not cost on such a worker.
@@ -150,10 +148,10 @@ class Pool:
             refuse(
                 "registry", "tokens", f"is {tokens} for request {request!r}.", "Count prompt and response."
             )
-        chosen = self._known(tokens, prefix, avoid)
+        chosen = self._known(tokens, prefix)
         holders = self._shared.get(shared, []) if shared is not None else []
         if chosen is None:
-            chosen = self._sharing(tokens, saving, holders, self._least(tokens, avoid), avoid)
+            chosen = self._sharing(tokens, saving, holders, self._least(tokens))
         if chosen is None:
             return None
         if chosen in holders:
@@ -199,35 +197,33 @@ class Pool:
         """Return the outstanding tokens by worker."""
         return {name: worker.tokens for name, worker in self.workers.items()}
 
-    def _known(self, tokens: int, prefix: Hashable, avoid: Collection[str]) -> Worker | None:
+    def _known(self, tokens: int, prefix: Hashable) -> Worker | None:
         """Return the worker that has the prefix, if it may take the request and is not too full."""
         name = self._prefixes.get(prefix) if prefix is not None else None
-        worker = self.workers.get(name) if name is not None and name not in avoid else None
+        worker = self.workers.get(name) if name is not None else None
         if worker is None or not worker.takes(tokens):
             return None
         if self.slack is not None:
-            least = self._least(tokens, avoid)
+            least = self._least(tokens)
             if least is not None and worker.tokens > least.tokens + self.slack:
                 return None
         return worker
 
     def _sharing(
-        self, tokens: int, saving: int, holders: list[Worker], least: Worker | None, avoid: Collection[str]
+        self, tokens: int, saving: int, holders: list[Worker], least: Worker | None
     ) -> Worker | None:
         """Return the emptiest worker that has the shared beginning, or the emptiest of all if that is better."""
         able = [
             worker
             for worker in holders
-            if worker is self.workers.get(worker.name)
-            and worker.name not in avoid
-            and worker.takes(tokens - saving)
+            if worker is self.workers.get(worker.name) and worker.takes(tokens - saving)
         ]
         best = min(able, key=lambda worker: worker.tokens, default=None)
         if best is None or (least is not None and least.tokens + saving < best.tokens):
             return least
         return best
 
-    def _least(self, tokens: int, avoid: Collection[str]) -> Worker | None:
+    def _least(self, tokens: int) -> Worker | None:
         """Return the emptiest worker that takes the request; thresholds may differ between workers."""
         passed, found = [], None
         while self._heap:
@@ -237,7 +233,7 @@ class Pool:
                 heapq.heappop(self._heap)  # of a past load, or it is entered again when it opens
             elif worker.tokens and worker.tokens + tokens > self._highest:
                 break  # all that follow are as full
-            elif entry[2] in avoid or not worker.takes(tokens):
+            elif not worker.takes(tokens):
                 passed.append(heapq.heappop(self._heap))
             else:
                 found = worker

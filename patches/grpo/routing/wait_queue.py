@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ from flashpatch.patches.grpo.routing.pool import Pool
 
 
 class RequestLost(PatchError):
-    """Report a request without a result: its workers died or did not answer, or none took it."""
+    """Report a request without a result: all workers left while it waited."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +23,6 @@ class Wait:
     request: Hashable
     tokens: Callable[[], int]
     prefix: Hashable
-    avoid: tuple[str, ...]
     shared: Hashable
     saving: int
 
@@ -34,15 +32,12 @@ class Places:
 
     Args:
         pool: whose thresholds are kept. After any change of it that is not made here, call `serve`.
-        timeout: seconds a request may wait; None for any time.
         order: which request is next; None for first come, first served.
     """
 
-    def __init__(self, pool: Pool, timeout: float | None = None, order: Order[Wait] | None = None) -> None:
+    def __init__(self, pool: Pool, order: Order[Wait] | None = None) -> None:
         self.pool = pool
-        self._timeout = timeout
         self._order: Order[Wait] = Arrival() if order is None else order
-        self._retries: deque[Wait] = deque()
         self._waiting = 0
 
     @property
@@ -55,7 +50,6 @@ class Places:
         request: Hashable,
         tokens: int | Callable[[], int],
         prefix: Hashable = None,
-        avoid: tuple[str, ...] = (),
         *,
         shared: Hashable = None,
         saving: int = 0,
@@ -66,28 +60,23 @@ class Places:
         The worker may be gone when the caller goes on: ``pool.where(request)`` says whether it still counts.
 
         Args:
-            request, prefix, avoid, shared, saving: see `Pool.acquire`.
+            request, prefix, shared, saving: see `Pool.acquire`.
             tokens: see there; a function is asked when the request gets its place.
             prompt: what the order knows it by.
 
         Raises:
-            RequestLost: none took it in time.
+            RequestLost: see `end`.
             PatchError: see `Pool.acquire`.
         """
         cost = tokens if callable(tokens) else lambda: tokens
-        wait = Wait(asyncio.get_running_loop().create_future(), request, cost, prefix, avoid, shared, saving)
-        if avoid:
-            self._retries.appendleft(wait)  # what was tried once already came earlier than all that wait
-        else:
-            self._order.push(wait, prompt)
+        wait = Wait(asyncio.get_running_loop().create_future(), request, cost, prefix, shared, saving)
+        self._order.push(wait, prompt)
         self.serve()
         if wait.place.done():
             return wait.place.result()
         self._waiting += 1
         try:
-            return await asyncio.wait_for(wait.place, self._timeout)
-        except TimeoutError:
-            raise _no_place(request, f"none took it within {self._timeout} s") from None
+            return await wait.place
         except asyncio.CancelledError:
             if wait.place.done() and not wait.place.cancelled():
                 self.pool.release(request)
@@ -97,8 +86,7 @@ class Places:
             self._waiting -= 1
 
     def serve(self) -> None:
-        """Give places to those that wait, in order; a request that avoids workers does not hold up others."""
-        self._retries = deque(wait for wait in self._retries if not self._place(wait))
+        """Give places to those that wait, in order."""
         while (wait := self._order.first()) is not None and self._place(wait):
             self._order.drop()
 
@@ -107,9 +95,7 @@ class Places:
         if wait.place.done():
             return True  # it was cancelled
         try:
-            name = self.pool.acquire(
-                wait.request, wait.tokens(), wait.prefix, wait.avoid, wait.shared, wait.saving
-            )
+            name = self.pool.acquire(wait.request, wait.tokens(), wait.prefix, wait.shared, wait.saving)
         except PatchError as error:
             wait.place.set_exception(error)
             return True
@@ -119,15 +105,8 @@ class Places:
 
     def end(self, why: str) -> None:
         """Fail all waiting requests with the reason."""
-        for wait in (*self._retries, *self._order):
+        for wait in self._order:
             if not wait.place.done():
-                wait.place.set_exception(_no_place(wait.request, why))
+                lost = f"request {wait.request!r} found no worker: {why}."
+                wait.place.set_exception(RequestLost(lost, patch="grpo.registry", advice="Register workers."))
         self.serve()
-
-
-def _no_place(request: Hashable, why: str) -> RequestLost:
-    return RequestLost(
-        f"request {request!r} found no worker: {why}.",
-        patch="grpo.registry",
-        advice="Register workers, or raise their thresholds.",
-    )

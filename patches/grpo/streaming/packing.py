@@ -52,23 +52,15 @@ class Packer:
     Args:
         ranks: number of batches in a round.
         budget: largest number of tokens in a batch.
-        rebalance: divide a complete round's samples anew. Without it samples go to the least-full rank, and
-            stay there.
 
     Raises:
         PatchError: an invalid argument.
     """
 
-    def __init__(
-        self,
-        ranks: int,
-        budget: int,
-        *,
-        rebalance: bool = True,
-    ) -> None:
+    def __init__(self, ranks: int, budget: int) -> None:
         if ranks < 1 or budget < 1:
             refuse("packing", "ranks, budget", f"are {ranks} and {budget}.", "Give positive numbers.")
-        self.ranks, self.budget, self.rebalance = ranks, budget, rebalance
+        self.ranks, self.budget = ranks, budget
         self.round = 0
         self._open()
 
@@ -113,11 +105,11 @@ class Packer:
         """Return the place in ``_gaps`` of the rank that takes a sample; one over the budget needs an empty
         rank."""
         need = min(tokens, self.budget) * self.ranks
-        at = bisect_left(self._gaps, need) if self.rebalance else self.ranks - 1
-        return at if at < self.ranks and self._gaps[at] >= need else None
+        at = bisect_left(self._gaps, need)
+        return at if at < self.ranks else None
 
     def _close(self) -> Round:
-        rows = self._balanced() if self.rebalance else self._rows
+        rows = self._balanced()
         shortest = min((row for row in rows if row), key=lambda row: sum(tokens for tokens, _ in row))
         batches = tuple(self._batch(rank, row or shortest[:1], not row) for rank, row in enumerate(rows))
         self.round += 1

@@ -1,4 +1,3 @@
-import itertools
 import json
 import math
 
@@ -179,18 +178,6 @@ def test_a_state_of_another_policy_or_a_damaged_one_changes_nothing():
         with pytest.raises(PatchError, match="bandit state"):
             policy.restore(wrong)
         assert policy.state() == before
-
-
-def test_decisions_can_be_recorded_and_timed():
-    ticks = itertools.count()
-    policy, seen = Policy(ARMS, clock=lambda: next(ticks) * 0.5), []
-    policy.record = lambda *decision: seen.append(decision)
-    for _ in range(10):
-        policy.begin(2)
-        policy.end(2.0)
-    assert [turn for turn, _, _ in seen] == sorted({turn for turn, _, _ in seen})
-    assert list(policy.recent) == seen
-    assert policy.metrics()["seconds"] == 5.0 and policy.metrics()["tokens"] == 20.0
 
 
 def test_the_regret_estimate_is_near_the_truth():

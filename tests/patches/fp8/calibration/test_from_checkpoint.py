@@ -16,7 +16,6 @@ from flashpatch import PatchError
 from flashpatch.patches.fp8.calibration import profile_file
 from flashpatch.patches.fp8.calibration.checkpoint import Checkpoint
 from flashpatch.patches.fp8.calibration.from_checkpoint import compare
-from flashpatch.patches.fp8.precision import quantize
 
 
 def compared(model, other):
@@ -41,7 +40,7 @@ def test_every_scale_is_found_and_turns_one_into_the_other(family: str, pairs, t
     profile_file.save(profile, tmp_path / "p.safetensors")
     loaded = profile_file.load(tmp_path / "p.safetensors")
     wanted = profile_lab.tensors(other)
-    made = dict(quantize.stream(profile_lab.tensors(model).items(), "int8", profile=loaded))
+    made = profile_lab.rounded(profile_lab.tensors(model).items(), loaded)
     assert set(made) == {name for name in wanted if name != "lm_head.weight" or "lm_head.weight" in made}
     for name, tensor in made.items():
         if tensor.dtype == torch.int8:  # scales differ by 127.5 / 127, so values are compared, not codes
@@ -67,7 +66,7 @@ def test_the_smoothed_model_computes_the_same_function(family: str, pairs) -> No
             parameter += 0.05 * torch.randn_like(parameter)
     ids = torch.arange(32).reshape(1, 32)
     before = trained(input_ids=ids).logits
-    smoothed = {name: new.float() for name, new in profile.apply(trained.state_dict().items())}
+    smoothed = {name: profile.smoothed(name, w).float() for name, w in trained.state_dict().items()}
     trained.load_state_dict(smoothed)
     after = trained(input_ids=ids).logits
     assert torch.allclose(before, after, atol=1e-3 * float(before.abs().max()))

@@ -6,6 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import profile_lab
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -104,7 +105,7 @@ class TestLayers:
             assert torch.equal(grid.bfloat16().double(), grid)
 
 
-class TestStream:
+class TestSmoothed:
     WEIGHTS = {
         "m.norm.weight": random(8, 1)[:, 0],
         "m.a.weight": random(6, 8, seed=1),
@@ -128,7 +129,7 @@ class TestStream:
     def test_against_float64(self, form: str) -> None:
         """norm(x) a b, rounded, equals the same from the smoothed float64 weights within the bound."""
         profile = self.profile()
-        made = dict(quantize.stream(self.WEIGHTS.items(), form, profile=profile))
+        made = profile_lab.rounded(self.WEIGHTS.items(), profile, form)
         w = {name: tensor.double() for name, tensor in self.WEIGHTS.items()}
         s, t = profile.smooth["m.norm"].double(), profile.smooth["m.a"].double()
         wanted = {
@@ -147,34 +148,6 @@ class TestStream:
                 assert bool((error <= bound(scale, exact, form) + 1e-6 * exact.abs().max()).all())
             else:
                 assert torch.allclose(made[name].double(), exact, rtol=1e-6)
-
-    def test_one_at_a_time_and_nothing_is_kept(self) -> None:
-        import gc
-        import weakref
-
-        alive: list[weakref.ref] = []
-
-        def source():
-            for n in range(6):
-                gc.collect()
-                assert sum(ref() is not None for ref in alive) <= 1, "earlier tensors are still held"
-                tensor = random(4, 4, seed=n)
-                alive.append(weakref.ref(tensor))
-                yield f"w{n}.weight", tensor
-                del tensor
-
-        for _ in quantize.stream(source(), "int8", chosen=lambda name, tensor: True):
-            pass
-        assert len(alive) == 6
-
-    def test_without_a_choice_of_weights_to_round(self) -> None:
-        with pytest.raises(PatchError, match="weights to round"):
-            list(quantize.stream([], "int8"))
-
-    def test_the_tensor_that_cannot_be_rounded_is_named(self) -> None:
-        bad = [("x.weight", torch.full((2, 2), float("nan")))]
-        with pytest.raises(PatchError, match="x.weight: a weight holds NaN"):
-            list(quantize.stream(bad, "int8", chosen=lambda name, tensor: True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])

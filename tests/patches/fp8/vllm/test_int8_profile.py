@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import profile_lab
 import pytest
 import vllm_updates as updates
 from vllm_lab import engines, environment, models, oracle, quantized, scenario
@@ -53,7 +54,6 @@ def smoothed(model: str) -> str:
     from safetensors.torch import save_file
 
     from flashpatch.patches.fp8.calibration.profile_file import load
-    from flashpatch.patches.fp8.precision import quantize
 
     source = Path(model)
     profile = load(smooth_profile(str(source.with_name("qwen2-0"))))
@@ -63,7 +63,7 @@ def smoothed(model: str) -> str:
                 if file.suffix != ".safetensors":
                     (work / file.name).write_bytes(file.read_bytes())
             save_file(
-                dict(quantize.stream(models.weights(source), "int8", profile=profile)),
+                profile_lab.rounded(models.weights(source), profile),
                 work / "model.safetensors",
                 metadata={"format": "pt"},
             )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.grpo.loss.logprobs import logprobs_from_logits, token_logprobs
+from flashpatch.patches.grpo.loss.logprobs import token_logprobs
 
 
 def case(tokens: int, hidden: int, vocabulary: int, dtype=torch.float64, seed: int = 0):
@@ -26,12 +26,12 @@ def case(tokens: int, hidden: int, vocabulary: int, dtype=torch.float64, seed: i
 
 
 def through_logits(states, head, labels, temperature=1.0):
-    """The plain way, in the inputs' dtype: logprobs, entropy, agreement."""
+    """The plain way, in the inputs' dtype: logprobs and entropy."""
     logs = torch.log_softmax((states @ head.t()) / temperature, -1)
     kept = labels != -100
     picked = logs.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
     entropy = -(logs.exp() * logs).sum(-1)
-    return picked * kept, entropy * kept, (logs.argmax(-1) == labels) & kept
+    return picked * kept, entropy * kept
 
 
 def test_gradients_of_both_outputs_pass_gradcheck():
@@ -61,12 +61,10 @@ def test_any_blocks_give_the_numbers_of_all_logits(tokens, vocabulary, block, te
         labels,
         temperature=temperature,
         entropy=True,
-        agreement=True,
         tokens=block[0],
         vocabulary=block[1],
     )
-    logprobs, entropy, agrees = through_logits(states, head, labels, temperature)
-    assert torch.equal(found.agrees, agrees)
+    logprobs, entropy = through_logits(states, head, labels, temperature)
     torch.testing.assert_close(found.logprobs, logprobs, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(found.entropy, entropy, rtol=1e-12, atol=1e-12)
     weights = torch.linspace(-1, 1, tokens, dtype=torch.float64)
@@ -108,18 +106,6 @@ def test_shapes_follow_the_labels_and_nothing_may_be_wanted():
     assert not states.grad.any() and not head.grad.any()
 
 
-def test_logits_that_exist_already():
-    states, head, labels = case(12, 4, 9)
-    wanted = through_logits(states, head, labels)[0]
-    torch.testing.assert_close(logprobs_from_logits(states @ head.t(), labels), wanted)
-
-
-def test_the_likeliest_of_equals_is_the_first():
-    states, head = torch.ones(2, 2), torch.ones(6, 2)
-    found = token_logprobs(states, head, torch.tensor([0, 3]), agreement=True, vocabulary=2)
-    assert found.agrees.tolist() == [True, False]
-
-
 def test_all_logits_never_exist(monkeypatch):
     """The largest tensor made, forward and backward, is a block or as large as an input."""
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -151,19 +137,14 @@ def test_a_head_divided_over_ranks(ranks):
         states, head, labels = case(13, 5, 17)
         rows = slice(0, 6) if rank == 0 else slice(6, 17)
         part = head.detach()[rows].clone().requires_grad_()
-        found = token_logprobs(states, part, labels, temperature=0.8, entropy=True, agreement=True,
+        found = token_logprobs(states, part, labels, temperature=0.8, entropy=True,
                                group=dist.group.WORLD, tokens=4, vocabulary=3)
-        logprobs, entropy, agrees = through_logits(states, head, labels, 0.8)
-        assert torch.equal(found.agrees, agrees)
+        logprobs, entropy = through_logits(states, head, labels, 0.8)
         torch.testing.assert_close(found.logprobs, logprobs)
         torch.testing.assert_close(found.entropy, entropy)
         mine = torch.autograd.grad((found.logprobs + 2 * found.entropy).sum(), (states, part))
         into_states, into_head = torch.autograd.grad((logprobs + 2 * entropy).sum(), (states, head))
         torch.testing.assert_close(mine, (into_states, into_head[rows]))
-        # Equal logits on both ranks: the first one of the whole vocabulary is the likeliest.
-        even = token_logprobs(torch.ones(2, 3), torch.ones(4, 3), torch.tensor([0, 4]), agreement=True,
-                              group=dist.group.WORLD)
-        assert even.agrees.tolist() == [True, False]
     """,
         TESTS=str(Path(__file__).parent),
     )
