@@ -1,6 +1,6 @@
 """Wait for a framework with nothing loaded but an index; most processes of a job never import one.
 
-`start` reads the environment, exports what it means to children, writes the ledger row, and watches the target
+`start` reads the environment, exports what it means to children, and watches the target
 modules of the chosen families. When the first of them has been imported, or code calls a function of the
 engine, `wake` lets the engine take over, by the function that `start` was given. What takes more than the index (a third
 party's family, an error to report, a framework that is loaded already) is left to the engine at once.
@@ -16,13 +16,12 @@ from flashpatch import index
 from flashpatch.arming import import_hooks
 from flashpatch.errors import PatchError
 from flashpatch.ledger import files, nodes
-from flashpatch.settings import options, selections
+from flashpatch.settings import selections
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
-    from typing import Any
 
     from flashpatch.settings.selections import Selection
 
@@ -69,7 +68,7 @@ def start(take_over: Callable[[tuple[str | None, str | None]], Callable[[], None
     _pending, _exported, _take_over = selection, _environment(), take_over
     for name in sorted(_watched(selection)):
         import_hooks.when_ready(name, _on_module)
-    write_row()
+    files.row_path()  # names the run, and the directory if it is not the usual one, to children
     nodes.watch()
     return True
 
@@ -95,41 +94,6 @@ def wake() -> None:
     sweep()
 
 
-def snapshot() -> dict[str, Any]:
-    """What `flashpatch.engine.snapshot` would give: patches that wait, or whose framework is not installed."""
-    patches, on = {}, {}
-    found: dict[str, bool] = {}
-    for key, choice in (_pending or selections.NOTHING).choices.items():
-        family = index.family(key)
-        on[key] = {"name": choice.name, "options": options.changed(family, choice.options)}
-        for patch_id, modules in family.patches.items():
-            packages = sorted({module.partition(".")[0] for module in modules})
-            found.update((package, _is_installed(package)) for package in packages if package not in found)
-            absent = not any(found[package] for package in packages)
-            patches[patch_id] = {
-                "state": "skipped" if absent else "waiting",
-                "detail": f"{', '.join(packages)} is not installed" if absent else "",
-                "calls": 0,
-                "target": "",
-                "tested": None,
-            }
-    return {"patches": patches, "versions": {}, "on": on, "error": None}
-
-
-def write_row() -> None:
-    """Write this process's row in the ledger; a failure is logged."""
-    try:
-        if files.write_row(files.row(snapshot())):
-            from flashpatch.ledger import old_runs
-
-            old_runs.prune_once()
-    except OSError as error:
-        import logging
-
-        message = "flashpatch: the ledger row of this process cannot be written: %s"
-        logging.getLogger("flashpatch").warning(message, error)
-
-
 def _on_module(module: ModuleType) -> None:
     wake()
 
@@ -153,22 +117,10 @@ def _resolved() -> Selection | None:
     return selection if selection.choices and selection.choices.keys() <= {*index.families()} else None
 
 
-def _is_installed(package: str) -> bool:
-    """Whether a top-level package is there, without importing it; as `flashpatch.contracts.contract.installed_root`."""
-    for finder in sys.meta_path:
-        find_spec = getattr(finder, "find_spec", None)
-        spec = find_spec(package, None, None) if find_spec is not None else None
-        if spec is not None:
-            return bool(spec.submodule_search_locations or (spec.origin or "").endswith(".py"))
-    return False
-
-
 def _after_fork() -> None:
-    """In a forked child: write its own row. A thread of the parent that was waking is not here."""
+    """In a forked child: a thread of the parent that was waking is not here."""
     global _lock, _waking
     _lock, _waking = _thread.RLock(), False
-    if _pending is not None:
-        write_row()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -1,14 +1,14 @@
-"""Append timestamped events of this process to a bounded file beside its row.
+"""Append timestamped events of this process to bounded files beside its row.
 
-The row holds counts and last values; this file says when something happened. Each process has a file of its own,
-``events-<host>-<pid>-<start>.jsonl``, one JSON object a line, so processes never write to the same file, and what a
-killed process leaves behind is whole but for its last line. A line has ``n``, the number of the event in this process
-from 1, ``t``, seconds since 1970 when it ended, ``event``, its name, and what the caller gave. Samples of a value that
-is measured over and over have ``sample``: true.
+The row holds counts and last values; these files say when something happened. Each process has files of its own,
+``events-<host>-<pid>-<start>.jsonl`` and, for samples of a value that is measured over and over, ``samples-...``, one
+JSON object a line, so processes never write to the same file, and what a killed process leaves behind is whole but for
+its last line. A line has ``n``, the number of the event in this process from 1, ``t``, seconds since 1970 when it ended,
+``event``, its name, and what the caller gave; a sample has ``sample``: true.
 
-A file that exceeds ``FLASHPATCH_EVENT_BYTES`` is rewritten in half of that: without every second sample, as often as it
-takes, and without the oldest events if few samples are left. Its first line then counts what is gone, under the names of `kind_of`. An event equal to the one before
-it within a second is only counted, in ``repeats`` of the next.
+A file that has half of ``FLASHPATCH_EVENT_BYTES`` is renamed to ``...old.jsonl``, in place of the one before. The next
+one begins with a line that counts what is gone since the process began, events under the names of `kind_of`. An event
+equal to the one before it within a second is only counted, in ``repeats`` of the next.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import logging
 import os
 import threading
 import time
+from collections import Counter, deque
 from typing import Any
 
 from flashpatch.ledger import files
@@ -28,11 +29,10 @@ LARGEST_LINE = 16 << 10
 """Bytes; of a longer event only its name and time are written."""
 
 DROPPED = "dropped"
-"""Name of the first line of a file that was shortened, with the numbers ``events`` and ``samples`` that are gone."""
+"""Name of a line that counts, in ``events`` or ``samples`` and in ``by``, what was there before its file."""
 
 _LONGEST_TEXT = 2000  # letters of one text
 _REPEAT_SECONDS = 1.0
-_FEWEST_SAMPLES = 64  # below which old events go instead
 _log = logging.getLogger("flashpatch")
 
 
@@ -40,27 +40,37 @@ class EventLog:
     """Write one process's events. All methods may be called from any thread, and raise nothing."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._waiting: deque[tuple[str, dict[str, Any], bool]] = deque()
+        self._is_writing = False
         self._number = 0
         self._repeats = 0
         self._last: tuple[str, dict[str, Any]] | None = None
         self._last_time = 0.0
-        self._torn = False  # whether the last write was cut short, by a full disk
+        self._events, self._samples = _Files("events"), _Files("samples")
         self.problem: str | None = None
 
     def append(self, name: str, facts: dict[str, Any], sample: bool = False) -> None:
         """Write one event; ``facts`` are JSON values, others are written as their ``repr``."""
-        try:
-            largest = limit()
-            if largest:
-                with self._lock:
-                    self._append(name, facts, sample, largest)
-        except (OSError, ValueError, TypeError) as error:
-            if self.problem is None:
-                _log.warning("flashpatch: events of this process are not recorded: %s", error)
-            self.problem = str(error)
+        self._waiting.append((name, facts, sample))
+        with self._lock:
+            if self._is_writing:  # a signal handler: the call that it interrupted writes this event too
+                return
+            self._is_writing = True
+            try:
+                while self._waiting:
+                    self._append(*self._waiting.popleft())
+            except (OSError, ValueError, TypeError) as error:
+                if self.problem is None:
+                    _log.warning("flashpatch: events of this process are not recorded: %s", error)
+                self.problem = str(error)
+            finally:
+                self._is_writing = False
 
-    def _append(self, name: str, facts: dict[str, Any], sample: bool, largest: int) -> None:
+    def _append(self, name: str, facts: dict[str, Any], sample: bool) -> None:
+        largest = limit()
+        if not largest:
+            return
         now = time.time()
         if self._last == (name, facts) and 0 <= now - self._last_time < _REPEAT_SECONDS:
             self._repeats += 1
@@ -74,31 +84,40 @@ class EventLog:
         line = _line({**head, **_shortened(facts), **head})
         if len(line) > LARGEST_LINE:
             line = _line({**head, "too_long": len(line)})
-        self._write(line, largest)
+        (self._samples if sample else self._events).append(line, kind_of({**facts, "event": name}), largest)
         self._last, self._last_time, self._repeats = (name, facts), now, 0
 
-    def _write(self, line: bytes, largest: int) -> None:
-        path = event_path()
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+
+class _Files:
+    """The lines of one kind, in the file that they are appended to and the one before it."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._gone, self._old, self._new = Counter[str](), Counter[str](), Counter[str]()
+        self._is_torn = False  # the last write was cut short, by a full disk
+
+    def append(self, line: bytes, name: str, largest: int) -> None:
+        path = event_path(self._kind)
+        file = _opened(path)
         try:
-            file = os.open(path, flags, 0o600)
-        except FileNotFoundError:
-            files.make_private(os.path.dirname(path))
-            file = os.open(path, flags, 0o600)
-        try:
-            size = os.fstat(file).st_size
-            line = b"\n" + line if self._torn else line
-            self._torn = os.write(file, line) != len(line)
+            if self._new and os.fstat(file).st_size + len(line) > largest // 2:
+                os.replace(path, f"{path.removesuffix('.jsonl')}.old.jsonl")
+                self._gone, self._old, self._new = self._gone + self._old, self._new, Counter()
+                os.close(file)
+                file = _opened(path)
+                gone = {self._kind: self._gone.total(), "by": self._gone}
+                line = _line({"n": 0, "t": round(time.time(), 6), "event": DROPPED, **gone}) + line
+            line = b"\n" + line if self._is_torn else line
+            self._is_torn = os.write(file, line) != len(line)
+            self._new[name] += 1
         finally:
             os.close(file)
-        if size + len(line) > largest:
-            _shorten(path, largest // 2)
 
 
-def event_path() -> str:
-    """The file of this process's events."""
+def event_path(kind: str = "events") -> str:
+    """The file of this process's events, or of its samples."""
     folder, name = os.path.split(files.row_path())
-    return os.path.join(folder, f"events-{name.removeprefix('row-')}l")
+    return os.path.join(folder, f"{kind}-{name.removeprefix('row-')}l")
 
 
 def limit() -> int:
@@ -113,13 +132,18 @@ def limit() -> int:
     return int(text) if text else DEFAULT_BYTES
 
 
-def parsed(line: bytes) -> dict[str, Any] | None:
-    """Return the event of a line of this process; None if it is none. Who reads other processes' takes `schema.event`."""
+def kind_of(event: dict[str, Any]) -> str:
+    """Return the name under which dropped events are counted: the event's, with its outcome if it has one."""
+    return f"{event['event']}/{event['outcome']}" if "outcome" in event else event["event"]
+
+
+def _opened(path: str) -> int:
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) and isinstance(value.get("event"), str) else None
+        return os.open(path, flags, 0o600)
+    except FileNotFoundError:
+        files.make_private(os.path.dirname(path))
+        return os.open(path, flags, 0o600)
 
 
 def _line(value: dict[str, Any]) -> bytes:
@@ -132,76 +156,6 @@ def _shortened(facts: dict[str, Any]) -> dict[str, Any]:
         for key, value in facts.items()
         if value is not None
     }
-
-
-def _shorten(path: str, target: int) -> None:
-    """Rewrite a file of events in at most ``target`` bytes, or its newest event."""
-    with open(path, "rb") as file:
-        lines = file.readlines()
-    gone: dict[str, Any] = {"events": 0, "samples": 0, "by": {}}
-    kept: list[tuple[bytes, bool]] = []
-    for line in lines:
-        event = parsed(line)
-        if event is None:
-            continue
-        if event["event"] == DROPPED:
-            count_dropped(gone, line)
-            continue
-        kept.append((line, bool(event.get("sample"))))
-    while _size(kept) > target and sum(is_sample for _, is_sample in kept) > _FEWEST_SAMPLES:
-        fewer = _thinned(kept)
-        gone["samples"] += len(kept) - len(fewer)
-        kept = fewer
-    size, first = _size(kept), 0
-    while size > target and first < len(kept) - 1:
-        line, _ = kept[first]
-        count_dropped(gone, line)
-        size, first = size - len(line), first + 1
-    header = _line({"n": 0, "t": round(time.time(), 6), "event": DROPPED, **gone})
-    temporary = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{os.getpid()}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-    try:
-        with open(os.open(temporary, flags, 0o600), "wb") as out:
-            out.write(header + b"".join(line for line, _ in kept[first:]))
-        os.replace(temporary, path)
-    except OSError:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-        raise
-
-
-def count_dropped(gone: dict[str, Any], line: bytes) -> None:
-    """Add a line that is not kept to ``events``, ``samples`` and ``by`` of ``gone``; a header's numbers replace them."""
-    event = parsed(line)
-    if event is None:
-        return
-    if event["event"] == DROPPED:
-        gone.update({kind: event[kind] for kind in ("events", "samples", "by") if kind in event})
-    elif event.get("sample"):
-        gone["samples"] += 1
-    else:
-        gone["events"] += 1
-        kind = kind_of(event)
-        gone["by"][kind] = gone["by"].get(kind, 0) + 1
-
-
-def kind_of(event: dict[str, Any]) -> str:
-    """Return the name under which dropped events are counted: the event's, with its outcome if it has one."""
-    return f"{event['event']}/{event['outcome']}" if "outcome" in event else event["event"]
-
-
-def _size(lines: list[tuple[bytes, bool]]) -> int:
-    return sum(len(line) for line, _ in lines)
-
-
-def _thinned(lines: list[tuple[bytes, bool]]) -> list[tuple[bytes, bool]]:
-    """Return lines without every second one that is a sample."""
-    kept, odd = [], False
-    for line, is_sample in lines:
-        odd = odd ^ is_sample
-        if not (is_sample and odd):
-            kept.append((line, is_sample))
-    return kept
 
 
 log = EventLog()

@@ -1,13 +1,13 @@
-"""Remove old runs from the ledger: by age, and by number beyond the newest.
+"""Remove old runs from the ledger: by age, and by number beyond the newest, those in which nothing happened first.
 
 The process that begins a run looks once, at its start. A run stays while one of its processes may be alive, while
 it was written to within the last hour, and whatever is in its directory that FlashPatch did not put there keeps all
-of it. A directory is renamed before its files are removed, so of two processes only one removes it, and what a
-killed one leaves is removed by the next.
+of it.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
@@ -27,13 +27,10 @@ REMOVED = ".removed-"
 _FOLDERS = frozenset({"samples", "nodes"})
 """What is kept beside the rows: eagle's queue of samples, and what was fetched from other nodes."""
 
-_FILE = re.compile(
-    r"(?:row|expect)-.*\.json|events-.*\.jsonl|\.(?:row|expect|events)-.*\.jsonl?\.\d+|\.publisher-[0-9a-f]+"
-)
+_TEMPORARY = re.compile(r"\.(?:row|expect)-.*\.json\.\d+|\.publisher-[0-9a-f]+")
 _DAY = 86400.0
 _RECENT = 3600.0  # seconds
-_LEFT = 60.0  # seconds from a renaming until the process that renamed counts as killed
-_FILES = 500  # looked at in one go; the rest is left to the next run
+_MOST = 20  # runs removed in one go; the rest is left to the next start
 _done = False
 
 
@@ -65,10 +62,9 @@ def limits() -> tuple[float, int]:
 
 
 def prune(directory: Path, present: str, days: float, runs: int) -> list[str]:
-    """Remove runs older than ``days``, and of the others all but the newest ``runs``; 0 is no limit.
+    """Remove runs older than ``days``, and of the others all but ``runs``, idle ones first; 0 is no limit.
 
-    A process on another host counts as alive until its run is older than ``days``. The oldest come first; a call ends
-    with the run that takes it past `_FILES` files, so that no start waits long.
+    A process on another host counts as alive until its run is older than ``days``.
 
     Args:
         directory: the ledger.
@@ -79,24 +75,20 @@ def prune(directory: Path, present: str, days: float, runs: int) -> list[str]:
     Returns:
         The ids of the runs removed here.
     """
-    now, files_seen = time.time(), 0
-    found, removed = _own_directories(directory), []
-    for status, entry in found:
-        if entry.name.startswith(REMOVED) and now - status.st_ctime > _LEFT:
-            _delete(entry.path)
-    found = [pair for pair in found if not pair[1].name.startswith(".")]
-    for rank, (status, entry) in enumerate(found):
-        age = now - status.st_mtime
-        by_age = bool(days) and age > days * _DAY
-        by_number = bool(runs) and len(found) - rank > runs
-        if not (by_age or by_number):
-            break
-        files_seen += _files_in(entry.path)
-        may_go = entry.name != present and age > _RECENT and _is_over(entry, by_age)
-        if may_go and _remove(entry, status.st_mtime_ns):
-            removed.append(entry.name)
-        if files_seen > _FILES:
-            break
+    now, removed = time.time(), list[str]()
+    found = _own_directories(directory)
+    old = [run for run in found if days and now - found[run] > days * _DAY]
+    young, surplus = [run for run in found if run not in old], len(found) - len(old) - runs
+    if runs and surplus > 0:
+        others = (run for run in young if os.path.basename(run) != present)
+        old_or_idle = [*old, *sorted(others, key=lambda run: (_has_events(run), found[run]))[:surplus]]
+    else:
+        old_or_idle = old
+    for run in old_or_idle:
+        name = os.path.basename(run)
+        may_go = name != present and now - found[run] > _RECENT and _is_over(run, by_age=run in old)
+        if may_go and len(removed) < _MOST and _remove(run):
+            removed.append(name)
     return removed
 
 
@@ -111,70 +103,70 @@ def _number(name: str, default: float) -> float:
     return value
 
 
-def _own_directories(directory: Path) -> list[tuple[os.stat_result, os.DirEntry[str]]]:
-    """Directories of this user, the one written to least recently first. Every write of a row renames a file into
-    its run's directory, which changes the directory's own time."""
-    found = []
+def _own_directories(directory: Path) -> dict[str, float]:
+    """Return this user's directories and when each was written to, the least recently first; remove what a killed
+    process left. Every write of a row renames a file into its run's directory, which changes the directory's own time."""
+    found = {}
     with os.scandir(directory) as entries:
         for entry in entries:
             try:
                 status = entry.stat(follow_symlinks=False)
             except FileNotFoundError:  # another process removed it
                 continue
-            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
-                found.append((status, entry))
-    return sorted(found, key=lambda pair: pair[0].st_mtime_ns)
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+                continue
+            if entry.name.startswith(REMOVED):
+                _delete(entry.path)
+            elif not entry.name.startswith("."):
+                found[entry.path] = status.st_mtime
+    return dict(sorted(found.items(), key=lambda run: run[1]))
 
 
-def _is_over(entry: os.DirEntry[str], by_age: bool) -> bool:
-    """Whether a directory is a run with nothing else in it, and no process of it is alive."""
-    from flashpatch.ledger import runs
-
-    if not _holds_only_a_run(entry.path):
-        return False
-    run = runs.read_run(entry)
-    if run is None:
-        return False
-    alive = {row.alive for row in run.rows} | {wanted.alive for wanted in run.expected}
-    unknown = None in alive or bool(run.problems)
-    named = {row.run for row in run.rows}  # a copy under another name was made to be kept
-    return named == {entry.name} and True not in alive and (by_age or not unknown)
-
-
-def _holds_only_a_run(folder: str) -> bool:
+def _has_events(folder: str) -> bool:
     try:
-        with os.scandir(folder) as entries:
-            return all(
-                entry.name in _FOLDERS
-                if entry.is_dir(follow_symlinks=False)
-                else _FILE.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
-                for entry in entries
-            )
-    except OSError:
-        return False
-
-
-def _files_in(folder: str) -> int:
-    try:
-        return len(os.listdir(folder))
+        return any(name.startswith("events-") for name in os.listdir(folder))
     except OSError:  # another process has removed it
-        return 0
+        return False
 
 
-def _remove(entry: os.DirEntry[str], written: int) -> bool:
-    target = os.path.join(os.path.dirname(entry.path), f"{REMOVED}{entry.name}-{os.getpid()}")
-    try:
-        os.rename(entry.path, target)
-        if os.lstat(target).st_mtime_ns != written:  # a process has joined it meanwhile
-            os.rename(target, entry.path)
+def _is_over(folder: str, by_age: bool) -> bool:
+    """Whether a directory is a run with nothing else in it, and no process of it may be alive."""
+    from flashpatch.ledger import runs
+    from flashpatch.ledger.nodes import keys
+
+    rows, alive = [], set()
+    for entry in runs.entries(folder):
+        of = keys.FILE.fullmatch(entry.name)
+        if entry.is_dir(follow_symlinks=False):
+            if entry.name not in _FOLDERS:
+                return False
+        elif not entry.is_file(follow_symlinks=False) or not (of or _TEMPORARY.fullmatch(entry.name)):
             return False
+        elif of and of["kind"] in ("row", "expect"):
+            start = "" if of["start"] == "unknown" else of["start"]
+            alive.add(runs.is_alive(of["host"], int(of["pid"]), start))
+            rows += [entry.path] if of["kind"] == "row" else []
+    if not rows or True in alive or (None in alive and not by_age):
+        return False
+    try:
+        row = json.loads(files.load_bytes(rows[0], 4 << 20)[0])
+        return row["run"] == os.path.basename(folder)  # a copy under another name was made to be kept
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return False
+
+
+def _remove(folder: str) -> bool:
+    """Remove a directory, renamed first, so that of two processes only one does and no half of a run is left."""
+    target = os.path.join(os.path.dirname(folder), f"{REMOVED}{os.path.basename(folder)}-{os.getpid()}")
+    try:
+        os.rename(folder, target)
     except OSError:  # another process was first
         return False
-    return _delete(target)
+    _delete(target)
+    return True
 
 
-def _delete(folder: str) -> bool:
+def _delete(folder: str) -> None:
     import shutil
 
     shutil.rmtree(folder, ignore_errors=True)
-    return True

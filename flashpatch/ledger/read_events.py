@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from flashpatch.ledger import events, files, runs, schema
-from flashpatch.ledger.nodes import node
+from flashpatch.ledger.nodes import keys, node
 
-_NAME = re.compile(r"events-(?P<host>.*)-(?P<pid>\d+)-(?P<start>[^-]*)\.jsonl")
 _LARGEST = 64 << 20  # bytes of one file
 
 
@@ -19,8 +18,8 @@ class ProcessEvents:
     """Hold the events of one process, oldest first. ``repeated`` of an event counts equal ones that followed it.
 
     Attributes:
-        dropped: number of old events that its file had no room for.
-        thinned: number of samples left out between those kept.
+        dropped: number of old events that its files had no room for.
+        dropped_samples: number of old samples, likewise.
         dropped_kinds: name and outcome, see `events.kind_of`, to the number of events that were dropped.
         unreadable: number of lines that are no event; a killed process may leave one.
     """
@@ -30,7 +29,7 @@ class ProcessEvents:
     start: str
     events: list[dict[str, Any]] = field(default_factory=list)
     dropped: int = 0
-    thinned: int = 0
+    dropped_samples: int = 0
     dropped_kinds: dict[str, int] = field(default_factory=dict)
     unreadable: int = 0
 
@@ -61,32 +60,37 @@ def _places(folder: Path) -> list[node.Place]:
 
 
 def _read_directory(folder: Path) -> tuple[list[ProcessEvents], list[str]]:
-    found, problems = [], []
+    found: dict[tuple[str, int, str], ProcessEvents] = {}
+    problems = []
     for entry in sorted(runs.entries(folder), key=lambda entry: entry.name):
-        match = _NAME.fullmatch(entry.name)
-        if match is None:
+        match = keys.FILE.fullmatch(entry.name)
+        if match is None or match["kind"] not in ("events", "samples"):
             continue
-        process = ProcessEvents(schema.text(match["host"]), int(match["pid"]), schema.text(match["start"]))
         try:
             content, _ = files.load_bytes(entry.path, _LARGEST)
         except (OSError, ValueError) as error:
             problems.append(schema.text(f"{folder.name}/{entry.name}: {error}"))
             continue
+        of = schema.text(match["host"]), int(match["pid"]), match["start"]
+        process = found.setdefault(of, ProcessEvents(*of))
         for line in content.split(b"\n"):
             if line.strip():
                 _add(process, line)
-        found.append(process)
-    return found, problems
+    for process in found.values():
+        process.events.sort(key=lambda event: event.get("n", 0))
+        for before, event in pairwise(process.events):
+            if "repeats" in event:
+                before["repeated"] = event.pop("repeats")
+    return list(found.values()), problems
 
 
 def _add(process: ProcessEvents, line: bytes) -> None:
     event = schema.event(line)
     if event is None:
         process.unreadable += 1
-    elif event["event"] == events.DROPPED:
-        process.dropped, process.thinned = event.get("events", 0), event.get("samples", 0)
-        process.dropped_kinds = event.get("by", {})
-    else:
-        if process.events and "repeats" in event:
-            process.events[-1]["repeated"] = event.pop("repeats")
+    elif event["event"] != events.DROPPED:
         process.events.append(event)
+    else:
+        process.dropped_samples = max(process.dropped_samples, event.get("samples", 0))
+        if event.get("events", 0) > process.dropped:
+            process.dropped, process.dropped_kinds = event["events"], event.get("by", {})

@@ -1,7 +1,7 @@
 """Write this process's row in the ledger: its roles, and the state and call count of its patches.
 
-The row is written at `boot`, at a patch's first call, and from then on at most once a second; a change that
-falls between two writes is written by a timer, so an idle process loses nothing, and engines that die by
+The row is written at `boot`, in a forked child at its first role, note, event or call; at a patch's first call, and from
+then on at most once a second; a change that falls between two writes is written by a timer, so an idle process loses nothing, and engines that die by
 SIGKILL lose at most the last second; after an event, a tenth of one. No failure to write reaches the caller: it is logged once and kept in
 `problem`. Everything here may be called from any thread and, by the engine, under the engine's own lock.
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashpatch.arming import standby
-from flashpatch.ledger import files, nodes
+from flashpatch.ledger import events, files, nodes
 
 if TYPE_CHECKING:
     from flashpatch.ledger.runs import Run
@@ -79,7 +79,8 @@ class _Row:
             self._write()
 
     def flush(self) -> None:
-        if self.booted and self._writing.acquire(timeout=_FLUSH_SECONDS):
+        is_due = self._dirty or self._last  # not in a forked child in which nothing happened
+        if self.booted and is_due and self._writing.acquire(timeout=_FLUSH_SECONDS):
             try:
                 self._write_row()
             finally:
@@ -152,8 +153,7 @@ _fork_is_watched = False
 
 
 def boot() -> None:
-    """Write this process's first row; later calls do nothing. The engine must be imported by then, so that
-    in a forked child its counters are reset before this module's fork handler writes the child's row."""
+    """Write this process's first row; later calls do nothing."""
     global _fork_is_watched
     if not _fork_is_watched:
         _fork_is_watched = True
@@ -194,8 +194,6 @@ def sample(name: str, /, **facts: Any) -> None:
 def _record(name: str, facts: dict[str, Any], sample: bool = False) -> None:
     standby.wake()
     if _row.booted:
-        from flashpatch.ledger import events
-
         events.log.append(name, facts, sample)
         if not sample:
             _row.touch(within=_BEHIND)  # else a kill leaves counts behind what the events say
@@ -280,5 +278,4 @@ def _after_fork() -> None:
     global _row
     was_booted = _row.booted
     _row = _Row()
-    if was_booted:
-        _row.boot()
+    _row.booted = was_booted

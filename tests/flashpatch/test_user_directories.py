@@ -73,12 +73,15 @@ def job(code: str, temporary: Path, **env: str) -> subprocess.CompletedProcess[s
 BECOME_NOBODY = f"""
 import json, logging, os  # this user may not read what a later import needs
 import flashpatch.arming.standby, flashpatch.bootstrap
+from flashpatch.ledger import row
 os.setgroups([])
 os.setgid({UID})
 os.setuid({UID})
 os.environ["FLASHPATCH"] = "fp8"
 flashpatch.bootstrap.start()
-child = os.fork()  # writes a row of its own
+row.boot()
+child = os.fork()
+row.touch(now=True)  # both have a row of their own
 if child:
     assert os.waitpid(child, 0)[1] == 0
     print("goes on")
@@ -143,7 +146,8 @@ def test_somebody_elses_folder_is_refused(temporary):
 
 
 def test_a_job_whose_home_cannot_be_written_warns_once(temporary):
-    code = "import os, subprocess, sys; subprocess.run([sys.executable, '-c', 'pass'], check=True)"
+    code = "from flashpatch.ledger import row; row.boot()"
+    code = f"import subprocess, sys; {code}; subprocess.run([sys.executable, '-c', {code!r}], check=True)"
     done = job(code, temporary, HOME="/dev/null/home", FLASHPATCH="fp8")  # not even root can
     assert done.returncode == 0, done.stderr
     [ours] = temporary.iterdir()

@@ -240,6 +240,6 @@ def _recorded(source: Source) -> dict[str, int]:
         "events": sum(len(process.events) for process in processes),
         "processes": len(processes),
         "dropped": sum(process.dropped for process in processes),
-        "thinned": sum(process.thinned for process in processes),
+        "dropped_samples": sum(process.dropped_samples for process in processes),
         "unreadable": sum(process.unreadable for process in processes),
     }

@@ -49,8 +49,8 @@ def sentences(found: dict[str, Any]) -> list[str]:
             f"{recorded['dropped']} old events, for which their files had no room (FLASHPATCH_EVENT_BYTES is bytes per "
             "process): what is shown of those processes begins later than they did."
         )
-    if recorded["thinned"]:
-        said.append(f"{recorded['thinned']} samples between those shown, which were left out to save room.")
+    if recorded["dropped_samples"]:
+        said.append(f"{recorded['dropped_samples']} old samples, for which there was no room either.")
     if recorded["unreadable"]:
         said.append(f"{recorded['unreadable']} lines that cannot be read, as a killed process leaves one.")
     left_out = sum(chart["lines_left_out"] for chart in found["charts"])

@@ -29,8 +29,10 @@ CHUNKS = 16
 MOST_BYTES = 64 << 20
 """Bytes of all rows of one place; rows beyond are left out, and counted."""
 
-FILE = re.compile(r"(?P<kind>row|expect|events)-(?P<host>.*)-(?P<pid>\d+)-(?P<start>[A-Za-z0-9._]*)\.jsonl?")
-"""Name of a file in a run directory that is published."""
+FILE = re.compile(
+    r"(?P<kind>row|expect|events|samples)-(?P<host>.*)-(?P<pid>\d+)-(?P<start>[A-Za-z0-9._]*?)(?:\.old)?\.jsonl?"
+)
+"""Name of a file of a process in a run directory."""
 
 _PLAIN = re.compile(r"[A-Za-z0-9._-]+")
 

@@ -6,7 +6,7 @@ import os
 import zlib
 from typing import Any
 
-from flashpatch.ledger import events
+from flashpatch.ledger import events, schema
 from flashpatch.ledger.nodes import keys
 from flashpatch.ledger.nodes.ray_store import Store
 
@@ -77,5 +77,11 @@ def _before(file: Any, end: int) -> dict[str, Any]:
     gone: dict[str, Any] = {"events": 0, "samples": 0, "by": {}}
     file.seek(0)
     while file.tell() < end:
-        events.count_dropped(gone, file.readline())
+        event = schema.event(file.readline())
+        if event is not None and event["event"] == events.DROPPED:
+            gone.update({kind: event[kind] for kind in gone if kind in event})
+        elif event is not None:
+            kind = events.kind_of(event)
+            gone["events"] += 1
+            gone["by"][kind] = gone["by"].get(kind, 0) + 1
     return gone

@@ -1,6 +1,5 @@
 """Which runs are removed from a ledger, which stay, and who removes them."""
 
-import itertools
 import json
 import os
 import subprocess
@@ -56,6 +55,16 @@ def test_by_number_the_newest_stay(tmp_path):
     assert names(tmp_path) == ["r1", "r2"]
 
 
+def test_by_number_those_in_which_nothing_happened_go_first(tmp_path):
+    for days in range(1, 7):
+        folder = put(tmp_path, f"r{days}", days)
+        if days > 3:
+            (folder / f"events-{files.host()}-{DEAD}-5.jsonl").write_text("{}")
+            age(folder, days)
+    assert prune(tmp_path, runs=4) == ["r2", "r3"]
+    assert prune(tmp_path, runs=2) == ["r1", "r6"]
+
+
 def test_zero_is_no_limit(tmp_path):
     for days in (1, 400):
         put(tmp_path, f"r{days}", days)
@@ -78,7 +87,8 @@ def test_a_run_whose_process_is_alive_stays(tmp_path, kind):
         put(tmp_path, "r", 0, child.pid, value["start"])
     else:
         value |= {"roles": [], "families": [], "by": 1}
-        (folder / "expect-h-1-1.json").write_text(json.dumps(value))
+        name = files.file_name("expect", files.host(), child.pid, value["start"])
+        (folder / name).write_text(json.dumps(value))
     age(folder, 400)
     assert prune(tmp_path) == []
     child.communicate(b"\n")
@@ -89,14 +99,6 @@ def test_what_runs_on_another_host_may_be_alive_while_it_is_young(tmp_path):
     put(tmp_path, "young", 20, host="elsewhere")
     put(tmp_path, "old", 31, host="elsewhere")
     assert prune(tmp_path, runs=0) == ["old"]
-    put(tmp_path, "newer", 1)
-    assert prune(tmp_path, runs=1) == []
-
-
-def test_a_row_that_cannot_be_read_may_be_of_a_living_process(tmp_path):
-    folder = put(tmp_path, "r", 20)
-    (folder / "row-h-2-3.json").write_text("{")
-    age(folder, 20)
     put(tmp_path, "newer", 1)
     assert prune(tmp_path, runs=1) == []
 
@@ -140,29 +142,12 @@ def test_another_users_run_stays(tmp_path):
     assert prune(tmp_path) == []
 
 
-def test_what_a_killed_process_left_is_removed_and_is_no_run(tmp_path, monkeypatch):
+def test_what_a_killed_process_left_is_removed_and_is_no_run(tmp_path):
     folder = put(tmp_path, "r", 400)
     left = tmp_path / f"{old_runs.REMOVED}r-1"
     folder.rename(left)
     assert ledger.read(tmp_path) == []
-    assert prune(tmp_path) == [] and names(tmp_path) == [left.name], "perhaps at work"
-    monkeypatch.setattr(old_runs, "_LEFT", -1.0)
     assert prune(tmp_path) == [] and names(tmp_path) == []
-
-
-def test_a_run_that_is_taken_up_while_it_is_removed_stays(tmp_path, monkeypatch):
-    put(tmp_path, "r", 400)
-    real = os.rename
-
-    def rename(source, target):
-        monkeypatch.setattr(os, "rename", real)
-        put(tmp_path, "r", 0, pid=os.getpid(), start=files.process_start(os.getpid()))
-        real(source, target)
-
-    monkeypatch.setattr(os, "rename", rename)
-    assert prune(tmp_path) == []
-    [run] = ledger.read(tmp_path)
-    assert len(run.rows) == 2
 
 
 def test_several_at_once_remove_each_run_once(tmp_path):
@@ -178,18 +163,8 @@ def test_several_at_once_remove_each_run_once(tmp_path):
 def test_a_start_never_spends_long(tmp_path, monkeypatch):
     for number in range(20):
         put(tmp_path, f"r{number}", 31 + number)
-    monkeypatch.setattr(old_runs, "_FILES", 0)
-    assert prune(tmp_path) == ["r19"], "the oldest, and one at least"
-    monkeypatch.setattr(old_runs, "_FILES", 2)
-    assert prune(tmp_path) == ["r16", "r17", "r18"]
-
-
-def test_a_busy_machine_removes_as_many(tmp_path, monkeypatch):
-    clock = itertools.count()
-    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
-    for number in range(3):
-        put(tmp_path, f"r{number}", 31 + number)
-    assert prune(tmp_path) == ["r0", "r1", "r2"]
+    monkeypatch.setattr(old_runs, "_MOST", 3)
+    assert prune(tmp_path) == ["r17", "r18", "r19"], "the oldest"
 
 
 def test_the_process_that_begins_a_run_removes_old_ones_once(home, finish):

@@ -216,6 +216,21 @@ def test_a_plain_fork_does_not_touch_the_parents_row(home, finish):
     }
 
 
+def test_a_forked_child_in_which_nothing_happens_leaves_no_row(home, finish):
+    finish("""
+        ledger.boot()
+        for _ in range(3):
+            pid = os.fork()
+            if pid == 0:
+                sys.exit()
+            os.waitpid(pid, 0)
+        import multiprocessing
+        child = multiprocessing.get_context("fork").Process(target=int)
+        child.start(); child.join()
+    """)
+    assert only_row(home).ppid == os.getpid()
+
+
 def test_a_full_disk_never_breaks_the_job(home, start):
     process = start(
         """

@@ -80,7 +80,7 @@ def wait_for(home: Path) -> None:
     import time
 
     deadline = time.monotonic() + limit(60)
-    while sum(path.read_bytes().count(b"\n") for path in (home / RUN).glob("events-*")) < 16:
+    while sum(path.read_bytes().count(b"\n") for path in (home / RUN).glob("*.jsonl")) < 16:
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
