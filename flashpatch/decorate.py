@@ -62,6 +62,7 @@ class Own(Shared, total=False):
             colon, that the target's body must contain, such as ``"self.model_runner"``.
         since: definitions that older supported versions have not, see `Contract`.
         params: parameters that the target must have, if not those that the function names.
+        undo: called with the site in place of its ``unwrap``, which it calls, to leave nothing else behind either.
     """
 
     id: str
@@ -70,6 +71,7 @@ class Own(Shared, total=False):
     relies_on: Names
     since: Mapping[str, tuple[str, ...]]
     params: Names
+    undo: Callable[[Site], None]
 
 
 class Patches:

@@ -285,7 +285,7 @@ def eagle(engine: Any, method: str, given: list[Any]) -> Any:
     from types import SimpleNamespace
 
     from flashpatch.errors import PatchError
-    from flashpatch.patches.eagle.verl_sglang.http_server import eagle_call
+    from flashpatch.patches.eagle.verl_sglang import eagle_call
 
     server = SimpleNamespace(tokenizer_manager=engine.tokenizer_manager)
     try:

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
+from flashpatch.decorate import collected
 from flashpatch.patches.eagle.sglang import capture, commands, drafter_refit, history_drafts, spec_arms
 
-PATCHES = (
-    *capture.PATCHES,
-    *spec_arms.PATCHES,
-    *drafter_refit.PATCHES,
-    *history_drafts.PATCHES,
-    commands.PATCH,
-)
+PATCHES = collected(capture, spec_arms, drafter_refit, history_drafts, commands)

@@ -6,8 +6,8 @@ rejected drafts: they are fed again by a later step or lie past the request's en
 no step waits to learn how many were accepted.
 
 Under EAGLE-3 the target hands its drafter inner layers side by side. SGLang 0.5.23 keeps the last hidden states beside
-them when its logits processor is told to, which `on_init` does before graphs are recorded. SGLang moves the inner layers
-of a tree to the front and leaves the last states at their nodes; `last_rows` takes those of the accepted path.
+them when its logits processor is told to, which `eagle_worker_v2_init` does before graphs are recorded. SGLang moves the
+inner layers of a tree to the front and leaves the last states at their nodes; `last_rows` takes those of the accepted path.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from flashpatch import engine, ledger
 from flashpatch.arming.site import Site
-from flashpatch.patches.eagle.sglang.targets import WORKER, WorkerPatch
-from flashpatch.record import Contract
+from flashpatch.decorate import Patches
+from flashpatch.patches.eagle.options import UNTIL_SGLANG
 
 if TYPE_CHECKING:
     import torch
@@ -28,11 +28,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("flashpatch.eagle")
 
+WORKER = "sglang.srt.speculative.eagle_worker_v2:EAGLEWorkerV2"
 _KEEP = "keep_last_hidden_states"
+_WHY = (
+    "A drafter learns from the target's hidden states, which SGLang computes at every step and throws away."
+)
 
 _recorder: Recorder | None = None
 _made = False
 _keeping: list[weakref.ref[Any]] = []  # logits processors that were told to keep the last states
+
+
+patches = Patches("eagle", "sglang>=0.5.21", scope="worker", evidence="optional", remove_when=UNTIL_SGLANG)
 
 
 def recorder_of(worker: Any) -> Recorder | None:
@@ -88,8 +95,20 @@ def _note_off(problem: str) -> None:
     ledger.note(eagle_capture_off=problem)
 
 
-def on_init(original, self, *args: Any, **kwargs: Any):
-    """Around ``EAGLEWorkerV2.__init__``: make the recorder while no graph of the target is recorded yet."""
+@patches.wrap(
+    f"{WORKER}.__init__",
+    relies_on=(
+        "self._target_worker",
+        "self.speculative_algorithm",
+        "sglang.srt.layers.logits_processor:LogitsProcessor",
+    ),
+    params="target_worker",
+    when="called=eagle.sglang.verify",
+    why="A drafter learns to give the target's last hidden states; under EAGLE-3 SGLang returns inner layers alone.",
+    upstream="SGLang keeps them for --enable-return-aux-hidden-states, which excludes speculation.",
+)
+def eagle_worker_v2_init(original, self, *args: Any, **kwargs: Any):
+    """Tell the target's logits processor to return last states and inner layers, before graphs are recorded."""
     original(self, *args, **kwargs)
     recorder_of(self)
 
@@ -118,8 +137,34 @@ def captured_states(worker: Any, output: Any) -> tuple[torch.Tensor | None, torc
     return output.last_hidden_states, output.hidden_states
 
 
-def on_verify(original, self, batch: Any, *args: Any, **kwargs: Any):
-    """Around ``EAGLEWorkerV2.verify``: note the accepted path of each request."""
+def _end_capture(site: Site) -> None:
+    global _recorder, _made
+    if _recorder is not None:
+        _recorder.close()
+    _recorder, _made = None, False
+    for one in _keeping:
+        processor = one()
+        if processor is not None:
+            setattr(processor, _KEEP, False)
+    _keeping.clear()
+    site.unwrap()
+
+
+@patches.wrap(
+    f"{WORKER}.verify",
+    relies_on=(
+        "run_eagle_verify",
+        "sglang.srt.managers.utils:GenerationBatchResult.accept_lens",
+        "sglang.srt.speculative.eagle_worker_common:_finalize_accept_tree_path",
+        "sglang.srt.runtime_context:get_parallel",
+        "sglang.srt.managers.utils:GenerationBatchResult.accept_index",
+    ),
+    when="called=eagle.sglang.on_verify_complete_cpu",  # an engine without speculation verifies nothing
+    why=_WHY,
+    undo=_end_capture,
+)
+def verify(original, self, batch: Any, *args: Any, **kwargs: Any):
+    """Note tokens, positions and states of the accepted path after each verification."""
     recorder = recorder_of(self)
     if recorder is None or batch.forward_mode.is_idle():
         return original(self, batch, *args, **kwargs)
@@ -177,9 +222,17 @@ def last_rows(result: Any, last: torch.Tensor) -> torch.Tensor:
     return last[result.accept_index.reshape(-1).long().clamp(min=0)]
 
 
-def on_prefill(original, self, batch: Any, *args: Any, **kwargs: Any):
-    """Around ``EAGLEWorkerV2._forward_prefill_batch``: note the inputs before it shifts them by one, and
-    states."""
+@patches.wrap(
+    f"{WORKER}._forward_prefill_batch",
+    relies_on="batch_output.logits_output.hidden_states",
+    when="called=eagle.sglang.draft_extend_for_prefill",
+    why=_WHY,
+)
+def forward_prefill_batch(original, self, batch: Any, *args: Any, **kwargs: Any):
+    """Note tokens, positions and states of prompts, chunk by chunk; cached prefixes stay unknown.
+
+    The drafter shifts the inputs by one.
+    """
     recorder = recorder_of(self)
     if recorder is None or batch.forward_mode.is_idle():
         return original(self, batch, *args, **kwargs)
@@ -207,96 +260,18 @@ def positions_of(starts: list[int], lengths: list[int], device: Any) -> torch.Te
     return torch.cat(spans).to(device)
 
 
-def on_release(original, req: Any, *args: Any, **kwargs: Any):
-    """Around ``release_kv_cache``: finish a request that gives its cache back, unless it was retracted."""
+@patches.wrap(
+    "sglang.srt.mem_cache.common:release_kv_cache",
+    relies_on=(
+        "sglang.srt.managers.schedule_batch:Req.output_ids_through_stop",
+        "sglang.srt.managers.schedule_batch:Req.finished",
+    ),
+    why="Only the scheduler knows which tokens a request kept.",
+)
+def release_kv_cache(original, req: Any, *args: Any, **kwargs: Any):
+    """Pass the tokens of a finished request to the recorder when its cache is released."""
     recorder = current_recorder()
     if recorder is not None and req.finished():
         tokens = [*req.origin_input_ids, *req.output_ids_through_stop]
         recorder.finish({req.rid: (tokens, len(req.origin_input_ids))})
     return original(req, *args, **kwargs)
-
-
-def _undo(site: Site) -> None:
-    global _recorder, _made
-    if _recorder is not None:
-        _recorder.close()
-    _recorder, _made = None, False
-    for one in _keeping:
-        processor = one()
-        if processor is not None:
-            setattr(processor, _KEEP, False)
-    _keeping.clear()
-    site.unwrap()
-
-
-_WHY = (
-    "A drafter learns from the target's hidden states, which SGLang computes at every step and throws away."
-)
-
-INIT = WorkerPatch(
-    id="eagle.sglang.eagle_worker_v2_init",
-    targets=(f"{WORKER}.__init__",),
-    wrapper=on_init,
-    contract=Contract(
-        params=("target_worker",),
-        mentions=("self._target_worker", "self.speculative_algorithm"),
-        exists=("sglang.srt.layers.logits_processor:LogitsProcessor",),
-    ),
-    evidence="optional",
-    when="called=eagle.sglang.verify",
-    why="A drafter learns to give the target's last hidden states; under EAGLE-3 SGLang returns inner layers alone.",
-    how="Tells the target's logits processor to return both, before graphs are recorded.",
-    upstream="SGLang keeps them for --enable-return-aux-hidden-states, which excludes speculation.",
-)
-
-VERIFY = WorkerPatch(
-    id="eagle.sglang.verify",
-    targets=(f"{WORKER}.verify",),
-    wrapper=on_verify,
-    undo=_undo,
-    contract=Contract(
-        params=("batch",),
-        mentions=("run_eagle_verify",),
-        exists=(
-            "sglang.srt.managers.utils:GenerationBatchResult.accept_lens",
-            "sglang.srt.speculative.eagle_worker_common:_finalize_accept_tree_path",
-            "sglang.srt.runtime_context:get_parallel",
-            "sglang.srt.managers.utils:GenerationBatchResult.accept_index",
-        ),
-    ),
-    evidence="optional",
-    when="called=eagle.sglang.on_verify_complete_cpu",  # an engine without speculation verifies nothing
-    needs=("eagle.sglang.release_kv_cache", "eagle.sglang.eagle_worker_v2_init"),
-    why=_WHY,
-    how="Notes tokens, positions and states of the accepted path after each verification.",
-)
-
-PREFILL = WorkerPatch(
-    id="eagle.sglang.forward_prefill_batch",
-    targets=(f"{WORKER}._forward_prefill_batch",),
-    wrapper=on_prefill,
-    contract=Contract(params=("batch",), mentions=("batch_output.logits_output.hidden_states",)),
-    evidence="optional",
-    when="called=eagle.sglang.draft_extend_for_prefill",
-    needs=("eagle.sglang.verify",),
-    why=_WHY,
-    how="Notes tokens, positions and states of prompts, chunk by chunk; cached prefixes stay unknown.",
-)
-
-FINISHED = WorkerPatch(
-    id="eagle.sglang.release_kv_cache",
-    targets=("sglang.srt.mem_cache.common:release_kv_cache",),
-    wrapper=on_release,
-    contract=Contract(
-        params=("req",),
-        exists=(
-            "sglang.srt.managers.schedule_batch:Req.output_ids_through_stop",
-            "sglang.srt.managers.schedule_batch:Req.finished",
-        ),
-    ),
-    evidence="optional",
-    why="Only the scheduler knows which tokens a request kept.",
-    how="Passes the tokens of a finished request to the recorder when its cache is released.",
-)
-
-PATCHES = (INIT, VERIFY, PREFILL, FINISHED)

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashpatch import ledger
+from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.drafter_refit import checkpoint, embeddings_and_head
 from flashpatch.patches.eagle.drafter_refit.commands import FLUSH, SAVE_EMBEDDINGS, UPDATE
 from flashpatch.patches.eagle.drafter_refit.versions import Weights
+from flashpatch.patches.eagle.options import UNTIL_SGLANG
 from flashpatch.patches.eagle.sglang import capture, drafter_refit
-from flashpatch.patches.eagle.sglang.targets import MANAGER, WorkerPatch
-from flashpatch.record import Contract
 
 if TYPE_CHECKING:
     import torch
@@ -60,8 +60,22 @@ def answers(state: dict[str, Any], method: str) -> list[Any]:
     return [one["answer"] for one in found]
 
 
-def on_state(original, self, recv_req: Any):
-    """Around ``Scheduler.get_internal_state``: answer a call of the family."""
+@Patches("eagle", "sglang>=0.5.21", scope="worker", remove_when=UNTIL_SGLANG).wrap(
+    "sglang.srt.managers.scheduler:Scheduler.get_internal_state",
+    relies_on=(
+        f"{drafter_refit.MANAGER}.begin_weight_update",
+        f"{drafter_refit.MANAGER}._select_runners",
+        "sglang.srt.managers.io_struct:GetInternalStateReq.rid",
+        "sglang.srt.managers.io_struct:GetInternalStateReqOutput.internal_state",
+        "sglang.srt.managers.scheduler_components.weight_updater:_WeightUpdateSession.loaded_weights",
+        "sglang.srt.distributed:tensor_model_parallel_all_gather",
+    ),
+    evidence="optional",
+    why="A server's schedulers have no call that takes a file's name and returns an answer of every rank.",
+)
+def get_internal_state(original, self, recv_req: Any):
+    """Answer a request for the internal state whose id names a call: where samples are, what is accepted, new drafter
+    weights, and the target's embeddings and head."""
     if not (recv_req.rid or "").startswith(MARK):
         return original(self, recv_req)
     from sglang.srt.managers.io_struct import GetInternalStateReqOutput
@@ -202,26 +216,3 @@ def _gather(manager: Any, one: Any) -> list[Any]:
     found = [None] * torch.distributed.get_world_size(manager.tp_cpu_group)
     torch.distributed.all_gather_object(found, one, group=manager.tp_cpu_group)
     return found
-
-
-PATCH = WorkerPatch(
-    id=ID,
-    targets=("sglang.srt.managers.scheduler:Scheduler.get_internal_state",),
-    wrapper=on_state,
-    contract=Contract(
-        params=("recv_req",),
-        exists=(
-            f"{MANAGER}.begin_weight_update",
-            f"{MANAGER}._select_runners",
-            "sglang.srt.managers.io_struct:GetInternalStateReq.rid",
-            "sglang.srt.managers.io_struct:GetInternalStateReqOutput.internal_state",
-            "sglang.srt.managers.scheduler_components.weight_updater:_WeightUpdateSession.loaded_weights",
-            "sglang.srt.distributed:tensor_model_parallel_all_gather",
-        ),
-    ),
-    evidence="optional",
-    needs=("eagle.sglang.init_weight_updater", "eagle.sglang.verify"),
-    why="A server's schedulers have no call that takes a file's name and returns an answer of every rank.",
-    how="Answers a request for the internal state whose id names a call: where samples are, what is accepted, "
-    "new drafter weights, and the target's embeddings and head.",
-)

@@ -13,15 +13,25 @@ from typing import TYPE_CHECKING, Any
 
 from flashpatch import engine, ledger
 from flashpatch.arming.site import Site
+from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.drafter_refit.acceptance_check import AcceptanceCheck, DraftCounts
 from flashpatch.patches.eagle.drafter_refit.versions import DrafterVersions, Weights
+from flashpatch.patches.eagle.options import UNTIL_SGLANG
 from flashpatch.patches.eagle.sglang import capture, spec_controller
-from flashpatch.patches.eagle.sglang.targets import MANAGER, WorkerPatch
-from flashpatch.record import Contract
 
 if TYPE_CHECKING:
     import torch
+
+MANAGER = "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager"
+
+patches = Patches(
+    "eagle",
+    "sglang>=0.5.21",
+    scope="worker",
+    why="Drafter weights that the target accepts less make every following step slower, and nothing reports it.",
+    remove_when=UNTIL_SGLANG,
+)
 
 
 class DrafterRefit(DrafterVersions):
@@ -153,22 +163,45 @@ def observe(worker: Any, accepted: list[int]) -> None:
         refit.count(accepted, steps)
 
 
-def on_init(original, self):
-    """Around ``Scheduler.init_weight_updater``: follow acceptance from the first batch on."""
+def _forget(site: Site) -> None:
+    _refits.clear()
+    site.unwrap()
+
+
+@patches.wrap(
+    "sglang.srt.managers.scheduler:Scheduler.init_weight_updater",
+    relies_on=("self.weight_updater", f"{MANAGER}.draft_worker", f"{MANAGER}._select_runners"),
+    evidence="install",
+    undo=_forget,
+)
+def init_weight_updater(original, self):
+    """Follow acceptance from the first batch on."""
     original(self)
     refit_of(self.weight_updater)
 
 
-def on_begin(original, self, recv_req: Any):
-    """Around ``begin_weight_update``: back up the drafter before a session that may change it."""
+@patches.wrap(
+    f"{MANAGER}.begin_weight_update",
+    relies_on=("recv_req.selector", "self._session"),
+    evidence="optional",
+    when="called=eagle.sglang.end_weight_update",
+)
+def begin_weight_update(original, self, recv_req: Any):
+    """Keep the drafter's weights before they change."""
     refit = refit_of(self) if recv_req.selector in ("draft", "all") and self._session is None else None
     if refit is not None:
         refit.session_started()
     return original(self, recv_req)
 
 
-def on_end(original, self, recv_req: Any):
-    """Around ``end_weight_update``: count the update."""
+@patches.wrap(
+    f"{MANAGER}.end_weight_update",
+    relies_on="self._session.selector",
+    evidence="optional",
+    when="called=eagle.sglang.begin_weight_update",
+)
+def end_weight_update(original, self, recv_req: Any):
+    """Count versions of policy and drafter, and judge the update over the following steps."""
     selector = self._session.selector if self._session is not None else None
     output = original(self, recv_req)
     if selector is not None:
@@ -176,9 +209,9 @@ def on_end(original, self, recv_req: Any):
     return output
 
 
-def on_disk(original, self, recv_req: Any):
-    """Around ``update_weights_from_disk``, which reaches both models: back up the drafter, count the
-    update."""
+@patches.wrap(f"{MANAGER}.update_weights_from_disk", evidence="optional")
+def update_weights_from_disk(original, self, recv_req: Any):
+    """Keep the drafter's weights, count and judge, for weights from disk, which reach both models."""
     refit = refit_of(self)
     if refit is not None:
         refit.session_started()
@@ -219,7 +252,7 @@ def send(llm: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         if not done:
             raise PatchError(
                 f"the engine refused the drafter's weights: {message}",
-                patch=END.id,
+                patch=patches.of(end_weight_update).id,
                 advice="Send the tensors of the drafter's checkpoint, under their names there.",
             )
 
@@ -234,64 +267,3 @@ def send(llm: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
     finally:
         ended = llm.end_weight_update()
     check(*ended)
-
-
-def _undo(site: Site) -> None:
-    _refits.clear()
-    site.unwrap()
-
-
-_WHY = (
-    "Drafter weights that the target accepts less make every following step slower, and nothing reports it."
-)
-
-FOLLOW = WorkerPatch(
-    id="eagle.sglang.init_weight_updater",
-    targets=("sglang.srt.managers.scheduler:Scheduler.init_weight_updater",),
-    wrapper=on_init,
-    undo=_undo,
-    contract=Contract(
-        mentions=("self.weight_updater",), exists=(f"{MANAGER}.draft_worker", f"{MANAGER}._select_runners")
-    ),
-    evidence="install",
-    needs=("eagle.sglang.on_verify_complete_cpu",),
-    why=_WHY,
-    how="Follows acceptance from the first batch on.",
-)
-
-BEGIN = WorkerPatch(
-    id="eagle.sglang.begin_weight_update",
-    targets=(f"{MANAGER}.begin_weight_update",),
-    wrapper=on_begin,
-    contract=Contract(params=("recv_req",), mentions=("recv_req.selector", "self._session")),
-    evidence="optional",
-    when="called=eagle.sglang.end_weight_update",
-    needs=("eagle.sglang.init_weight_updater",),
-    why=_WHY,
-    how="Keeps the drafter's weights before they change.",
-)
-
-END = WorkerPatch(
-    id="eagle.sglang.end_weight_update",
-    targets=(f"{MANAGER}.end_weight_update",),
-    wrapper=on_end,
-    contract=Contract(params=("recv_req",), mentions=("self._session.selector",)),
-    evidence="optional",
-    when="called=eagle.sglang.begin_weight_update",
-    needs=("eagle.sglang.begin_weight_update",),
-    why=_WHY,
-    how="Counts versions of policy and drafter, and judges the update over the following steps.",
-)
-
-DISK = WorkerPatch(
-    id="eagle.sglang.update_weights_from_disk",
-    targets=(f"{MANAGER}.update_weights_from_disk",),
-    wrapper=on_disk,
-    contract=Contract(params=("recv_req",)),
-    evidence="optional",
-    needs=("eagle.sglang.init_weight_updater",),
-    why=_WHY,
-    how="The same for weights from disk.",
-)
-
-PATCHES = (FOLLOW, BEGIN, END, DISK)

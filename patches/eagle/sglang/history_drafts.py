@@ -16,14 +16,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from flashpatch import engine, ledger
+from flashpatch.arming.site import Site
+from flashpatch.decorate import Patches
 from flashpatch.patches.eagle.history.drafts import MAX_DRAFTS, HistoryDrafts, Text
-from flashpatch.patches.eagle.sglang.targets import WorkerPatch
-from flashpatch.record import Contract
+from flashpatch.patches.eagle.options import UNTIL_SGLANG
 
 logger = logging.getLogger("flashpatch.eagle")
 
 _NOTE_SECONDS = 1.0  # between two notes to the ledger
 _BESIDE = ("EAGLE", "EAGLE3", "NGRAM")  # speculative algorithms whose drafts are replaced
+
+patches = Patches(
+    "eagle",
+    "sglang>=0.5.21",
+    scope="worker",
+    evidence="optional",
+    why="What a policy generated before, for the same prompt above all, is the cheapest drafter.",
+    remove_when=UNTIL_SGLANG,
+)
 
 
 class WorkerHistory:
@@ -162,8 +172,24 @@ def batch_verified(worker: Any, accepted: list[int]) -> list[int]:
     return [count for row, count in enumerate(accepted) if row not in history.rows]
 
 
-def on_prepare(original, self, batch: Any):
-    """Around ``NGRAMWorker._prepare_draft_tokens``: put drafts from history in the place of the trie's."""
+def _forget(site: Site) -> None:
+    _histories.clear()
+    site.unwrap()
+
+
+@patches.wrap(
+    "sglang.srt.speculative.ngram_worker:NGRAMWorker._prepare_draft_tokens",
+    relies_on=(
+        "self.draft_token_num",
+        "self.enable_overlap",
+        "self.ngram_corpus.batch_get",
+        "req.output_ids",
+    ),
+    upstream="The n-gram worker's trie: matches over all texts alike, without the prompt they belong to.",
+    undo=_forget,
+)
+def prepare_draft_tokens(original, self, batch: Any):
+    """Draft continuations of earlier answers, those to the same prompt first, if more of them are accepted."""
     drafts, mask = original(self, batch)
     history = _history_of(self, "overlap scheduling" if self.enable_overlap else "")
     if history is None:
@@ -183,8 +209,12 @@ def on_prepare(original, self, batch: Any):
     return drafts, mask
 
 
-def on_resolve(original, server_args: Any):
-    """Around ``run_resolution_pipeline``: open speculation for drafts from history, if nothing else speculates."""
+@patches.wrap(
+    "sglang.srt.arg_groups.pipeline:run_resolution_pipeline",
+    relies_on="sglang.srt.arg_groups.overrides:declare_resolution",
+)
+def run_resolution_pipeline(original, server_args: Any):
+    """Open SGLang's n-gram speculation if the option history is on and nothing else speculates."""
     options = engine.options("eagle")
     asked = (server_args.speculative_algorithm or "").upper()
     if options["history"] and (not asked or asked in _BESIDE):
@@ -197,51 +227,7 @@ def on_resolve(original, server_args: Any):
                 "speculative_num_draft_tokens": MAX_DRAFTS + 1,
                 "speculative_ngram_max_bfs_breadth": 1,
             }
-        declare_resolution(server_args, OPEN.id, **fields)
+        declare_resolution(server_args, patches.of(run_resolution_pipeline).id, **fields)
     elif options["history"]:
         _say_off(f"SGLang's speculative_algorithm={asked}")
     return original(server_args)
-
-
-def _undo(site: Any) -> None:
-    _histories.clear()
-    site.unwrap()
-
-
-_WHY = "What a policy generated before, for the same prompt above all, is the cheapest drafter."
-
-OPEN = WorkerPatch(
-    id="eagle.sglang.run_resolution_pipeline",
-    targets=("sglang.srt.arg_groups.pipeline:run_resolution_pipeline",),
-    wrapper=on_resolve,
-    contract=Contract(
-        params=("server_args",),
-        exists=("sglang.srt.arg_groups.overrides:declare_resolution",),
-    ),
-    evidence="optional",
-    why=_WHY,
-    how="Opens SGLang's n-gram speculation if the option history is on and nothing else speculates.",
-)
-
-PREPARE = WorkerPatch(
-    id="eagle.sglang.prepare_draft_tokens",
-    targets=("sglang.srt.speculative.ngram_worker:NGRAMWorker._prepare_draft_tokens",),
-    wrapper=on_prepare,
-    undo=_undo,
-    contract=Contract(
-        params=("batch",),
-        mentions=(
-            "self.draft_token_num",
-            "self.enable_overlap",
-            "self.ngram_corpus.batch_get",
-            "req.output_ids",
-        ),
-    ),
-    evidence="optional",
-    needs=("eagle.sglang.run_resolution_pipeline",),
-    why=_WHY,
-    how="Drafts continuations of earlier answers, those to the same prompt first, if more of them are accepted.",
-    upstream="The n-gram worker's trie: matches over all texts alike, without the prompt they belong to.",
-)
-
-PATCHES = (OPEN, PREPARE)

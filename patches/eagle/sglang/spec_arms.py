@@ -16,12 +16,19 @@ from typing import Any
 
 from flashpatch import engine, user_directories
 from flashpatch.arming.site import Site
+from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.bandit.arm import Arm
+from flashpatch.patches.eagle.options import UNTIL_SGLANG
 from flashpatch.patches.eagle.sglang import drafter_refit, history_drafts, spec_controller
+from flashpatch.patches.eagle.sglang.capture import WORKER
 from flashpatch.patches.eagle.sglang.spec_controller import BanditStepsPolicy, SpecController
-from flashpatch.patches.eagle.sglang.targets import DRAFTER, WORKER, WorkerPatch
-from flashpatch.record import Contract, Patch
+
+_DRAFTER = "sglang.srt.speculative.eagle_worker_v2:EagleDraftWorker"
+_ADAPTIVE = "sglang.srt.speculative.adaptive_runtime_state"
+_WHY = "How much speculation pays depends on the batch and on the drafter, and both change during a rollout."
+
+patches = Patches("eagle", "sglang>=0.5.21", scope="worker", evidence="optional", remove_when=UNTIL_SGLANG)
 
 
 class TreeSwitcher:
@@ -58,8 +65,32 @@ _trees: weakref.WeakKeyDictionary[Any, TreeSwitcher] = weakref.WeakKeyDictionary
 _reserved = 0  # slots per request and step that the largest configuration needs
 
 
-def on_init_graphs(original, self, *args: Any, **kwargs: Any):
-    """Around ``EAGLEWorkerV2.init_cuda_graphs``: build a runtime state per arm, before anything runs."""
+def _forget(site: Site) -> None:
+    _trees.clear()
+    spec_controller.remove_controllers()
+    site.unwrap()
+
+
+@patches.wrap(
+    f"{WORKER}.init_cuda_graphs",
+    relies_on=(
+        "draft_tp_context",
+        "self.adaptive_controller.init_states",
+        f"{WORKER}.build_adaptive_runtime_state",
+        f"{WORKER}.apply_runtime_state",
+        f"{_ADAPTIVE}:AdaptiveController",
+        f"{_ADAPTIVE}:AdaptiveSpecPolicy.get_steps_for_batch",
+        f"{_ADAPTIVE}:AdaptiveSpecPolicy.cuda_graph_bs_for_step",
+        "sglang.srt.distributed.parallel_state:get_tp_group",
+        "sglang.srt.mem_cache.allocation_sizing:get_alloc_len_per_decode",
+    ),
+    when="called=eagle.sglang.verify",
+    why=_WHY,
+    upstream="AdaptiveSpeculativeParams: accepted drafts only, top-k 1 only, and constructed by name.",
+    undo=_forget,
+)
+def init_cuda_graphs(original, self, *args: Any, **kwargs: Any):
+    """Build a runtime state per arm; put the bandit into SGLang's adaptive controller, or beside it for trees."""
     from sglang.srt.distributed.parallel_state import get_tp_group
     from sglang.srt.mem_cache import allocation_sizing
     from sglang.srt.runtime_context import get_parallel
@@ -94,7 +125,7 @@ def _check(worker: Any, arms: tuple[Arm, ...]) -> None:
     from sglang.srt.runtime_context import get_schedule, get_spec
 
     def refuse(problem: str, advice: str) -> None:
-        raise PatchError(problem, patch=INIT.id, target=INIT.targets[0], advice=advice)
+        raise PatchError(problem, **patches.at(init_cuda_graphs), advice=advice)
 
     if get_spec().speculative_adaptive:
         refuse(
@@ -108,8 +139,14 @@ def _check(worker: Any, arms: tuple[Arm, ...]) -> None:
         )
 
 
-def on_activate(original, self, batch_size: int):
-    """Around ``activate_step_by_batch``: switch to the bandit's arm before each decode batch."""
+@patches.wrap(
+    f"{WORKER}.activate_step_by_batch",
+    relies_on="self.adaptive_controller",
+    when="called=eagle.sglang.verify",
+    why=_WHY,
+)
+def activate_step_by_batch(original, self, batch_size: int):
+    """Switch to the bandit's arm before each decode batch."""
     trees = _trees.get(self)
     if trees is None:
         return original(self, batch_size)
@@ -117,8 +154,9 @@ def on_activate(original, self, batch_size: int):
     return None
 
 
-def on_complete(original, self, num_correct_drafts_per_req: list[int], batch_size: int = 0):
-    """Around ``on_verify_complete_cpu``: learn from the accepted counts of a batch, now on the host."""
+@patches.wrap(f"{WORKER}.on_verify_complete_cpu", when="called=eagle.sglang.verify", why=_WHY)
+def on_verify_complete_cpu(original, self, num_correct_drafts_per_req: list[int], batch_size: int = 0):
+    """Reward the arm with tokens per second once the accepted counts are on the host."""
     trees = _trees.get(self)
     if trees is not None:
         trees.controller.step_finished(num_correct_drafts_per_req, batch_size)
@@ -126,8 +164,14 @@ def on_complete(original, self, num_correct_drafts_per_req: list[int], batch_siz
     drafter_refit.observe(self, history_drafts.batch_verified(self, num_correct_drafts_per_req))
 
 
-def on_draft(original, self, batch: Any, *args: Any, **kwargs: Any):
-    """Around ``EagleDraftWorker.draft``: cut the proposals kept for it to the arm's top-k, and let history replace drafts."""
+@patches.wrap(
+    f"{_DRAFTER}.draft",
+    relies_on="self.topk",
+    when="called=eagle.sglang.verify",
+    why="The step before has proposed for the largest top-k; and earlier answers may be better drafts.",
+)
+def draft(original, self, batch: Any, *args: Any, **kwargs: Any):
+    """Take the first proposals, which are the likeliest; with the option history, drafts from earlier answers."""
     kept = batch.spec_info
     if kept is not None and kept.topk_p is not None and kept.topk_p.shape[1] > self.topk:
         kept.topk_p, kept.topk_index = kept.topk_p[:, : self.topk], kept.topk_index[:, : self.topk]
@@ -136,9 +180,23 @@ def on_draft(original, self, batch: Any, *args: Any, **kwargs: Any):
     return verify_input
 
 
-def on_extend(original, self, *args: Any, **kwargs: Any):
-    """Around both draft extends: propose for the largest top-k, as the next configuration is not chosen
-    yet."""
+@patches.wrap(
+    f"{_DRAFTER}._draft_extend_for_decode",
+    relies_on="self.topk",
+    params="batch",
+    id="eagle.sglang.draft_extend_for_decode",
+    when="called=eagle.sglang.verify",
+    why="Proposals are made before the arm that will use them is chosen.",
+)
+@patches.wrap(
+    f"{_DRAFTER}._draft_extend_for_prefill",
+    relies_on="self.topk",
+    params="batch",
+    when="called=eagle.sglang.forward_prefill_batch",
+    why="Proposals are made before the arm that will use them is chosen.",
+)
+def draft_extend_for_prefill(original, self, *args: Any, **kwargs: Any):
+    """Propose as many as the largest arm takes."""
     trees = next((t for worker, t in _trees.items() if worker._draft_worker is self), None)
     if trees is None:
         return original(self, *args, **kwargs)
@@ -149,8 +207,13 @@ def on_extend(original, self, *args: Any, **kwargs: Any):
         self.topk = own
 
 
-def on_reserve(original):
-    """Around ``get_alloc_len_per_decode``: reserve slots for the largest configuration, whatever runs now."""
+@patches.wrap(
+    "sglang.srt.mem_cache.allocation_sizing:get_alloc_len_per_decode",
+    relies_on=("spec_steps", "spec_topk"),
+    why="Slots are reserved for the configuration that runs now; the next may need more.",
+)
+def get_alloc_len_per_decode(original):
+    """Reserve what the engine's own, largest configuration needs."""
     return max(original(), _reserved)
 
 
@@ -180,7 +243,7 @@ def _set_topk(worker: Any, topk: int) -> None:
 
     if worker.topk != topk:
         worker.topk = worker._draft_worker.topk = topk
-        get_context().override(INIT.id, speculative_eagle_topk=topk)
+        get_context().override(patches.of(init_cuda_graphs).id, speculative_eagle_topk=topk)
 
 
 @contextmanager
@@ -223,108 +286,3 @@ def _draft_ranks(drafter: Any) -> AbstractContextManager[None]:
     if hasattr(drafter, "draft_tp_context"):
         return drafter.draft_tp_context(drafter.draft_runner.tp_group, owns_attention=owns_attention)
     return draft_tp_context(owns_attention)
-
-
-def _undo(site: Site) -> None:
-    _trees.clear()
-    spec_controller.remove_controllers()
-    site.unwrap()
-
-
-_WHY = "How much speculation pays depends on the batch and on the drafter, and both change during a rollout."
-
-INIT = WorkerPatch(
-    id="eagle.sglang.init_cuda_graphs",
-    targets=(f"{WORKER}.init_cuda_graphs",),
-    wrapper=on_init_graphs,
-    undo=_undo,
-    contract=Contract(
-        mentions=("draft_tp_context", "self.adaptive_controller.init_states"),
-        exists=(
-            f"{WORKER}.build_adaptive_runtime_state",
-            f"{WORKER}.apply_runtime_state",
-            "sglang.srt.speculative.adaptive_runtime_state:AdaptiveController",
-            "sglang.srt.speculative.adaptive_runtime_state:AdaptiveSpecPolicy.get_steps_for_batch",
-            "sglang.srt.speculative.adaptive_runtime_state:AdaptiveSpecPolicy.cuda_graph_bs_for_step",
-            "sglang.srt.distributed.parallel_state:get_tp_group",
-            "sglang.srt.mem_cache.allocation_sizing:get_alloc_len_per_decode",
-        ),
-    ),
-    evidence="optional",
-    when="called=eagle.sglang.verify",
-    why=_WHY,
-    how="Builds a runtime state per arm; puts the bandit into SGLang's adaptive controller, or beside it for trees.",
-    upstream="AdaptiveSpeculativeParams: accepted drafts only, top-k 1 only, and constructed by name.",
-)
-
-ACTIVATE = WorkerPatch(
-    id="eagle.sglang.activate_step_by_batch",
-    targets=(f"{WORKER}.activate_step_by_batch",),
-    wrapper=on_activate,
-    contract=Contract(params=("batch_size",), mentions=("self.adaptive_controller",)),
-    evidence="optional",
-    when="called=eagle.sglang.verify",
-    needs=("eagle.sglang.init_cuda_graphs",),
-    why=_WHY,
-    how="Switches to the bandit's arm before each decode batch.",
-)
-
-COMPLETE = WorkerPatch(
-    id="eagle.sglang.on_verify_complete_cpu",
-    targets=(f"{WORKER}.on_verify_complete_cpu",),
-    wrapper=on_complete,
-    contract=Contract(params=("num_correct_drafts_per_req", "batch_size")),
-    evidence="optional",
-    when="called=eagle.sglang.verify",
-    needs=("eagle.sglang.init_cuda_graphs",),
-    why=_WHY,
-    how="Rewards the arm with tokens per second once the accepted counts are on the host.",
-)
-
-DRAFT = WorkerPatch(
-    id="eagle.sglang.draft",
-    targets=(f"{DRAFTER}.draft",),
-    wrapper=on_draft,
-    contract=Contract(params=("batch",), mentions=("self.topk",)),
-    evidence="optional",
-    when="called=eagle.sglang.verify",
-    needs=("eagle.sglang.init_cuda_graphs",),
-    why="The step before has proposed for the largest top-k; and earlier answers may be better drafts.",
-    how="Takes the first proposals, which are the likeliest; with the option history, drafts from earlier answers.",
-)
-
-
-def _extend(name: str, method: str, before: str) -> Patch:
-    return WorkerPatch(
-        id=f"eagle.sglang.{name}",
-        targets=(f"{DRAFTER}.{method}",),
-        wrapper=on_extend,
-        contract=Contract(params=("batch",), mentions=("self.topk",)),
-        evidence="optional",
-        when=f"called=eagle.sglang.{before}",
-        needs=("eagle.sglang.draft",),
-        why="Proposals are made before the arm that will use them is chosen.",
-        how="Proposes as many as the largest arm takes.",
-    )
-
-
-RESERVE = WorkerPatch(
-    id="eagle.sglang.get_alloc_len_per_decode",
-    targets=("sglang.srt.mem_cache.allocation_sizing:get_alloc_len_per_decode",),
-    wrapper=on_reserve,
-    contract=Contract(mentions=("spec_steps", "spec_topk")),
-    evidence="optional",
-    needs=("eagle.sglang.init_cuda_graphs",),
-    why="Slots are reserved for the configuration that runs now; the next may need more.",
-    how="Reserves what the engine's own, largest configuration needs.",
-)
-
-PATCHES = (
-    INIT,
-    ACTIVATE,
-    COMPLETE,
-    DRAFT,
-    _extend("draft_extend_for_prefill", "_draft_extend_for_prefill", "forward_prefill_batch"),
-    _extend("draft_extend_for_decode", "_draft_extend_for_decode", "verify"),
-    RESERVE,
-)

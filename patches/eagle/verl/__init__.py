@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from flashpatch.patches.eagle.verl import checkpoint_manager, verl_config
+from flashpatch.decorate import collected
+from flashpatch.patches.eagle.verl import cotraining, verl_config
 
-PATCHES = (
-    verl_config.PATCH,
-    checkpoint_manager.IDLE,
-    checkpoint_manager.UPDATE,
-    checkpoint_manager.LOG,
-)
+PATCHES = collected(verl_config, cotraining)

@@ -1,4 +1,4 @@
-"""Co-train the drafter of one verl job: train between rollouts, and send new weights to every replica.
+"""Co-train the drafter of one verl job: train when rollouts end, and send it to every replica before the next begin.
 
 Nothing here stops a job. Whatever fails, the target's verification keeps every token right; only speed is
 lost, and the log, the ledger and the metrics say so.
@@ -6,14 +6,20 @@ lost, and the log, the ledger and the metrics say so.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import shutil
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from flashpatch import ledger
+from flashpatch.arming.site import Site
+from flashpatch.decorate import Patches
+from flashpatch.patches._shared.awaits import caller_awaits, resolve
+from flashpatch.patches.eagle import verl_sglang, verl_vllm
 from flashpatch.patches.eagle.drafter_refit.commands import (
     ACCEPT_LENGTH,
     ACCEPT_RATE,
@@ -22,8 +28,10 @@ from flashpatch.patches.eagle.drafter_refit.commands import (
     SAVE_EMBEDDINGS,
     UPDATE,
 )
+from flashpatch.patches.eagle.options import UNTIL_VERL
 from flashpatch.patches.eagle.train.coordinator import Coordinator
 from flashpatch.patches.eagle.train.settings import WorkerSettings
+from flashpatch.patches.eagle.verl import verl_config
 
 logger = logging.getLogger("flashpatch.eagle")
 
@@ -38,7 +46,7 @@ class Job:
 
     Args:
         settings: of the training process, without ``queue``, which the replicas report.
-        slice: most seconds of training between two rollouts.
+        train_seconds: most seconds of training between two rollouts.
         timeout: seconds to wait for the trainer when rollouts are about to go on.
         steps: most optimizer steps between two rollouts; 0: any.
         every: train in every so many steps of the policy.
@@ -50,9 +58,14 @@ class Job:
     """
 
     def __init__(
-        self, settings: Mapping[str, Any], slice: float, timeout: float, steps: int = 0, every: int = 1
+        self,
+        settings: Mapping[str, Any],
+        train_seconds: float,
+        timeout: float,
+        steps: int = 0,
+        every: int = 1,
     ) -> None:
-        self.settings, self.slice, self.timeout = dict(settings), slice, timeout
+        self.settings, self.train_seconds, self.timeout = dict(settings), train_seconds, timeout
         self.steps, self.every = steps or None, every
         self.coordinator: Coordinator | None = None
         self.version = 0
@@ -64,7 +77,7 @@ class Job:
     def rollouts_ended(self) -> None:
         """Start a slice of training, now that the replicas sleep."""
         if self.coordinator is not None and self._updates % self.every == 0:
-            self.coordinator.train(self.slice, steps=self.steps)
+            self.coordinator.train(self.train_seconds, steps=self.steps)
 
     def policy_updated(self, call: Call, step: int | None) -> None:
         """Send the newest drafter to the replicas, which have a new policy and no rollout yet. Never
@@ -139,10 +152,8 @@ class Job:
             shutil.rmtree(old, ignore_errors=True)
 
     def _report(self, counts: list[Mapping[str, Any]]) -> None:
-        figures, lengths = (
-            self.coordinator.figures,
-            [one["acceptance"] for one in counts if one.get("acceptance")],
-        )
+        figures = self.coordinator.figures
+        lengths = [one["acceptance"] for one in counts if one.get("acceptance")]
         self.metrics = {
             "eagle/drafter_version": float(self.version),
             "eagle/trained_steps": float(figures.get("step", 0)),
@@ -185,3 +196,109 @@ def _with_device(settings: WorkerSettings) -> tuple[WorkerSettings, dict[str, st
     if kind != "cuda" or not number:
         return settings, {}
     return replace(settings, device=kind), {"CUDA_VISIBLE_DEVICES": number}
+
+
+MANAGER = "verl.checkpoint_engine.base:CheckpointEngineManager"
+_RPC_SECONDS = 600.0  # for a call to the replicas
+_SERVERS = {"vllm": verl_vllm, "sglang": verl_sglang}
+_metrics: dict[str, float] = {}  # of the last pause, until they are logged
+_job: Job | None = None
+
+patches = Patches("eagle", "verl>=0.9", scope="driver", remove_when=UNTIL_VERL)
+
+
+@patches.wrap(
+    f"{MANAGER}.sleep_replicas",
+    relies_on="self.replicas",
+    evidence="optional",  # only one of a job's drivers has it
+    why="A drafter can be trained at no cost to the rollouts only while they rest.",
+)
+def sleep_replicas(original, self, *args: Any, **kwargs: Any) -> Any:
+    """Start a slice of drafter training when a step's rollouts are complete; it ends with the next weight update."""
+
+    async def awaited() -> Any:
+        result = await original(self, *args, **kwargs)
+        await asyncio.to_thread(_rollouts_ended)
+        return result
+
+    if caller_awaits():
+        return awaited()
+    result = original(self, *args, **kwargs)
+    _rollouts_ended()
+    return result
+
+
+def _rollouts_ended() -> None:
+    if _job is not None:
+        _job.rollouts_ended()
+
+
+def _end_job(site: Site) -> None:
+    global _job
+    if _job is not None:
+        _job.close()
+        _job = None
+    site.unwrap()
+
+
+@patches.wrap(
+    f"{MANAGER}.update_weights",
+    relies_on=(
+        "self.replicas",
+        "verl.utils.ray_utils:auto_await",
+        "verl.workers.rollout.replica:RolloutReplica.server_handle",
+    ),
+    evidence="update",
+    when="anywhere=eagle.verl.validate_config",
+    why="A drafter falls behind a policy in training, and verl sends the replicas nothing but the policy.",
+    undo=_end_job,
+)
+def update_weights(original, self, global_steps: int | None = None, *args: Any, **kwargs: Any) -> Any:
+    """Send every replica the newest drafter after each update of the policy, and the trainer the policy's embeddings
+    and head."""
+
+    async def awaited() -> Any:
+        result = await resolve(original(self, global_steps, *args, **kwargs))
+        await asyncio.to_thread(_policy_updated, self, global_steps)
+        return result
+
+    if caller_awaits():
+        return awaited()
+    result = original(self, global_steps, *args, **kwargs)
+    _policy_updated(self, global_steps)
+    return result
+
+
+def _policy_updated(manager: Any, step: int | None) -> None:
+    global _job
+    if _job is None:
+        settings = verl_config.settings(manager.replicas[0].config) if manager.replicas else None
+        if settings is None:
+            return
+        ledger.role("driver")
+        _job = Job(**settings)
+    started = time.monotonic()
+
+    def call(method: str, arguments: tuple) -> list[Any]:
+        import ray
+
+        start = _SERVERS[_job.settings["engine"]].start_call
+        calls = [start(replica.server_handle, method, arguments) for replica in manager.replicas]
+        return ray.get(calls, timeout=_RPC_SECONDS)
+
+    _job.policy_updated(call, step)
+    _metrics.update(_job.metrics)
+    _metrics["timing_s/eagle"] = time.monotonic() - started
+
+
+@patches.wrap(
+    "verl.utils.tracking:Tracking.log",
+    params=("data", "step"),
+    evidence="optional",
+    why="verl does not log what a drafter of its own training does.",
+)
+def tracking_log(original, self, data: Any, *args: Any, **kwargs: Any) -> Any:
+    """Add eagle/* to what the trainer logs next."""
+    data = {**data, **_metrics}
+    _metrics.clear()
+    return original(self, data, *args, **kwargs)

@@ -10,14 +10,14 @@ from typing import Any
 
 from flashpatch import engine, registry, user_directories
 from flashpatch.arming.preflight import examine
+from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared.verl_config import TARGET, Get, JobConfig
 from flashpatch.patches.eagle.bandit.arm import Arm
+from flashpatch.patches.eagle.options import UNTIL_VERL
 from flashpatch.patches.eagle.train.settings import WorkerSettings
 from flashpatch.patches.eagle.verl import speculation
 from flashpatch.patches.eagle.verl.speculation import ID, ROLLOUT, Dialect, Speculation
-from flashpatch.patches.eagle.verl.targets import DriverPatch
-from flashpatch.record import Contract
 
 logger = logging.getLogger("flashpatch.eagle")
 
@@ -44,8 +44,15 @@ def settings(rollout: Any) -> dict[str, Any] | None:
     return json.loads(found["eagle"]) if found else None
 
 
-def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> Any:
-    """Set the drafter and its training in verl's configuration, before verl validates it.
+@Patches("eagle", "verl>=0.9", scope="driver", remove_when=UNTIL_VERL).wrap(
+    TARGET,
+    relies_on="config.actor_rollout_ref.rollout",
+    evidence="install",
+    why="verl starts its engines with the configured speculation, by default none.",
+)
+def validate_config(original, config: Any, *args: Any, **kwargs: Any) -> Any:
+    """Give the rollout engine the drafter that the option names, made from scratch on demand, and log why a configured
+    drafter cannot be trained.
 
     Raises:
         PatchError: the configuration contradicts the family's options; all such settings are named.
@@ -188,7 +195,7 @@ def training(get: Get, options: Mapping[str, Any], dialect: Dialect, found: Spec
     made = WorkerSettings.of({**given, **fixed, "engine": dialect.engine, "kind": found.method, "queue": ""})
     return {
         "settings": {name: value for name, value in vars(made).items() if name != "queue"},
-        "slice": options["train_seconds"],
+        "train_seconds": options["train_seconds"],
         "timeout": WAIT_SECONDS,
         "steps": steps,
         "every": options["train_every"],
@@ -233,15 +240,3 @@ def _path(text: str) -> Path:
 def _folder(get: Get) -> Path:
     """Return a folder beside the job's own checkpoints, which every node sees."""
     return _path(get("trainer.default_local_dir") or "checkpoints").absolute() / "eagle"
-
-
-PATCH = DriverPatch(
-    id=ID,
-    targets=(TARGET,),
-    wrapper=on_validate,
-    contract=Contract(params=("config",), mentions=("config.actor_rollout_ref.rollout",)),
-    evidence="install",
-    why="verl starts its engines with the configured speculation, by default none.",
-    how="Gives the rollout engine the drafter that the option names, made from scratch on demand, and logs why a "
-    "configured drafter cannot be trained.",
-)

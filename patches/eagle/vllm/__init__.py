@@ -2,22 +2,7 @@
 
 from __future__ import annotations
 
-from flashpatch.patches.eagle.vllm import (
-    capture,
-    cpu_expand_kernel,
-    drafter_refit,
-    finished_requests,
-    history_drafts,
-    schedule,
-    spec_controller,
-)
+from flashpatch.decorate import collected
+from flashpatch.patches.eagle.vllm import capture, cpu_kernels, drafter_refit, history_drafts, scheduler
 
-PATCHES = (
-    finished_requests.PATCH,
-    schedule.PATCH,
-    *capture.PATCHES,
-    *spec_controller.PATCHES,
-    history_drafts.PATCH,
-    *drafter_refit.PATCHES,
-    *cpu_expand_kernel.PATCHES,
-)
+PATCHES = collected(scheduler, capture, history_drafts, drafter_refit, cpu_kernels)

@@ -9,17 +9,28 @@ kept of them.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from flashpatch import engine, ledger
 from flashpatch.arming.site import Site
-from flashpatch.patches.eagle.vllm import finished_requests
-from flashpatch.patches.eagle.vllm.targets import RUNNER, RUNNER_V2, WorkerPatch
-from flashpatch.record import Contract, Patch
+from flashpatch.decorate import Patches
+from flashpatch.patches.eagle.options import UNTIL_VLLM
+from flashpatch.patches.eagle.vllm import scheduler
 
 if TYPE_CHECKING:
     from flashpatch.patches.eagle.capture.recorder import Recorder
+
+_V1, _V2 = "vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner"
+_OUTPUT, _BATCH = "vllm.v1.core.sched.output:SchedulerOutput", "vllm.v1.worker.gpu.input_batch:InputBatch"
+_PLACE = ("vllm.distributed.parallel_state:get_tp_group", "vllm.distributed.parallel_state:get_pp_group")
+
+patches = Patches(
+    "eagle",
+    "vllm>=0.24",
+    scope="worker",
+    why="A drafter learns from the target's hidden states, which vLLM computes at every step and throws away.",
+    remove_when=UNTIL_VLLM,
+)
 
 
 class Capture:
@@ -93,56 +104,7 @@ def _make(runner: Any) -> Capture | None:
     return Capture(runner.get_model(), recorder)
 
 
-def on_execute(original, self, scheduler_output: Any, *args: Any, **kwargs: Any):
-    """Around ``execute_model``: finish requests that are over before their names may come again."""
-    capture = capture_of(self)
-    if capture is not None:
-        if capture.recorder is not None and scheduler_output.finished_req_ids:
-            tokens = getattr(scheduler_output, finished_requests.ATTRIBUTE, {})
-            capture.recorder.finish({name: tokens.get(name) for name in scheduler_output.finished_req_ids})
-        if scheduler_output.total_num_scheduled_tokens:
-            capture.before_step()
-    return original(self, scheduler_output, *args, **kwargs)
-
-
-def on_sample(original, self, *args: Any, **kwargs: Any):
-    """Around V1's ``sample_tokens``: note the step's inputs and states."""
-    state, capture = self.execute_model_state, _captures.get(self)
-    if state is not None and capture is not None and capture.recorder is not None:
-        names, scheduled = self.input_batch.req_ids, state.scheduler_output.num_scheduled_tokens
-        _step(
-            capture.recorder,
-            names,
-            [scheduled[name] for name in names],
-            self.input_ids.gpu,
-            self.positions,
-            state,
-        )
-    return original(self, *args, **kwargs)
-
-
-def on_sample_v2(original, self, *args: Any, **kwargs: Any):
-    """Around V2's ``sample_tokens``: note the step's inputs and states."""
-    state, capture = self.execute_model_state, _captures.get(self)
-    if (
-        state is not None
-        and state.hidden_states is not None
-        and capture is not None
-        and capture.recorder is not None
-    ):
-        batch = state.input_batch
-        lengths = batch.num_scheduled_tokens.tolist()
-        _step(capture.recorder, batch.req_ids, lengths, batch.input_ids, batch.positions, state)
-    return original(self, *args, **kwargs)
-
-
-def _step(
-    recorder: Recorder, names: Iterable[str], lengths: list[int], ids: Any, positions: Any, state: Any
-) -> None:
-    recorder.step(names, lengths, ids, positions, state.hidden_states, state.aux_hidden_states)
-
-
-def _undo(site: Site) -> None:
+def _end_captures(site: Site) -> None:
     for capture in list(_captures.values()):
         if capture is not None:
             capture.close()
@@ -150,80 +112,88 @@ def _undo(site: Site) -> None:
     site.unwrap()
 
 
-_WHY = "A drafter learns from the target's hidden states, which vLLM computes at every step and throws away."
-_STATE = ("{}:ExecuteModelState.hidden_states", "{}:ExecuteModelState.aux_hidden_states")
-
-
-def _state_fields(runner: str) -> tuple[str, ...]:
-    module = runner.partition(":")[0]
-    return tuple(text.format(module) for text in _STATE)
-
-
-def _execute_patch(id: str, runner: str, other: str) -> Patch:
-    return WorkerPatch(
-        id=id,
-        targets=(f"{runner}.execute_model",),
-        wrapper=on_execute,
-        undo=_undo,
-        contract=Contract(
-            params=("scheduler_output",),
-            exists=(
-                f"{runner}.get_model",
-                "vllm.distributed.parallel_state:get_tp_group",
-                "vllm.distributed.parallel_state:get_pp_group",
-                "vllm.v1.core.sched.output:SchedulerOutput.total_num_scheduled_tokens",
-            ),
-        ),
-        evidence="step",
-        one_of=(other,),
-        needs=("eagle.vllm.schedule",),
-        why=_WHY,
-        how="Ends the recording of requests that the scheduler reports as finished, and counts policy versions.",
-    )
-
-
-EXECUTE = _execute_patch("eagle.vllm.execute_model", RUNNER, "eagle.vllm.execute_model_v2")
-EXECUTE_V2 = _execute_patch("eagle.vllm.execute_model_v2", RUNNER_V2, "eagle.vllm.execute_model")
-
-SAMPLE = WorkerPatch(
-    id="eagle.vllm.sample_tokens",
-    targets=(f"{RUNNER}.sample_tokens",),
-    wrapper=on_sample,
-    contract=Contract(
-        mentions=("self.execute_model_state", "self.propose_draft_token_ids"),
-        exists=(
-            *_state_fields(RUNNER),
-            f"{RUNNER.partition(':')[0]}:ExecuteModelState.scheduler_output",
-            "vllm.v1.core.sched.output:SchedulerOutput.num_scheduled_tokens",
-        ),
-    ),
-    evidence="step",
-    one_of=("eagle.vllm.sample_tokens_v2",),
-    needs=("eagle.vllm.execute_model",),
-    why=_WHY,
-    how="Notes input tokens, positions and states before the step's tokens are sampled and drafts proposed.",
+@patches.wrap(
+    f"{_V2}:GPUModelRunner.execute_model",
+    id="eagle.vllm.execute_model_v2",
+    relies_on=(f"{_V2}:GPUModelRunner.get_model", *_PLACE, f"{_OUTPUT}.total_num_scheduled_tokens"),
+    one_of="eagle.vllm.execute_model",
+    undo=_end_captures,
 )
-
-SAMPLE_V2 = WorkerPatch(
-    id="eagle.vllm.sample_tokens_v2",
-    targets=(f"{RUNNER_V2}.sample_tokens",),
-    wrapper=on_sample_v2,
-    contract=Contract(
-        mentions=("self.execute_model_state", "self.speculator.propose"),
-        exists=(
-            *_state_fields(RUNNER_V2),
-            f"{RUNNER_V2.partition(':')[0]}:ExecuteModelState.input_batch",
-            "vllm.v1.worker.gpu.input_batch:InputBatch.num_scheduled_tokens",
-            "vllm.v1.worker.gpu.input_batch:InputBatch.input_ids",
-            "vllm.v1.worker.gpu.input_batch:InputBatch.positions",
-            "vllm.v1.worker.gpu.input_batch:InputBatch.req_ids",
-        ),
-    ),
-    evidence="step",
-    one_of=("eagle.vllm.sample_tokens",),
-    needs=("eagle.vllm.execute_model_v2",),
-    why=_WHY,
-    how="The same in vLLM's second model runner, its default on GPUs.",
+@patches.wrap(
+    f"{_V1}:GPUModelRunner.execute_model",
+    relies_on=(f"{_V1}:GPUModelRunner.get_model", *_PLACE, f"{_OUTPUT}.total_num_scheduled_tokens"),
+    one_of="eagle.vllm.execute_model_v2",
+    undo=_end_captures,
 )
+def execute_model(original, self, scheduler_output: Any, *args: Any, **kwargs: Any):
+    """End the recording of requests that the scheduler reports as finished, and count policy versions.
 
-PATCHES = (EXECUTE, SAMPLE, EXECUTE_V2, SAMPLE_V2)
+    Their names may come again in this step.
+    """
+    capture = capture_of(self)
+    if capture is not None:
+        if capture.recorder is not None and scheduler_output.finished_req_ids:
+            tokens = getattr(scheduler_output, scheduler.FINISHED, {})
+            capture.recorder.finish({name: tokens.get(name) for name in scheduler_output.finished_req_ids})
+        if scheduler_output.total_num_scheduled_tokens:
+            capture.before_step()
+    return original(self, scheduler_output, *args, **kwargs)
+
+
+@patches.wrap(
+    f"{_V1}:GPUModelRunner.sample_tokens",
+    relies_on=(
+        "self.execute_model_state",
+        "self.propose_draft_token_ids",
+        f"{_V1}:ExecuteModelState.hidden_states",
+        f"{_V1}:ExecuteModelState.aux_hidden_states",
+        f"{_V1}:ExecuteModelState.scheduler_output",
+        f"{_OUTPUT}.num_scheduled_tokens",
+    ),
+    one_of="eagle.vllm.sample_tokens_v2",
+)
+def sample_tokens(original, self, *args: Any, **kwargs: Any):
+    """Note input tokens, positions and states before the step's tokens are sampled and drafts proposed."""
+    state, recorder = self.execute_model_state, _recorder_of(self)
+    if state is not None and recorder is not None:
+        names, scheduled = self.input_batch.req_ids, state.scheduler_output.num_scheduled_tokens
+        recorder.step(
+            names,
+            [scheduled[name] for name in names],
+            self.input_ids.gpu,
+            self.positions,
+            state.hidden_states,
+            state.aux_hidden_states,
+        )
+    return original(self, *args, **kwargs)
+
+
+@patches.wrap(
+    f"{_V2}:GPUModelRunner.sample_tokens",
+    relies_on=(
+        "self.execute_model_state",
+        "self.speculator.propose",
+        f"{_V2}:ExecuteModelState.hidden_states",
+        f"{_V2}:ExecuteModelState.aux_hidden_states",
+        f"{_V2}:ExecuteModelState.input_batch",
+        f"{_BATCH}.num_scheduled_tokens",
+        f"{_BATCH}.input_ids",
+        f"{_BATCH}.positions",
+        f"{_BATCH}.req_ids",
+    ),
+    one_of="eagle.vllm.sample_tokens",
+)
+def sample_tokens_v2(original, self, *args: Any, **kwargs: Any):
+    """Note the same in vLLM's second model runner, its default on GPUs."""
+    state, recorder = self.execute_model_state, _recorder_of(self)
+    if state is not None and state.hidden_states is not None and recorder is not None:
+        batch = state.input_batch
+        lengths = batch.num_scheduled_tokens.tolist()
+        inputs = batch.input_ids, batch.positions
+        recorder.step(batch.req_ids, lengths, *inputs, state.hidden_states, state.aux_hidden_states)
+    return original(self, *args, **kwargs)
+
+
+def _recorder_of(runner: Any) -> Recorder | None:
+    capture = _captures.get(runner)
+    return capture and capture.recorder

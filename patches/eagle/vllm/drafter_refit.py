@@ -9,19 +9,29 @@ the new ones turn out worse.
 
 from __future__ import annotations
 
+import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flashpatch import engine, ledger
 from flashpatch.arming.site import Site
+from flashpatch.decorate import Patches
 from flashpatch.patches._shared import all_ranks
+from flashpatch.patches.eagle.drafter_refit import checkpoint, embeddings_and_head
 from flashpatch.patches.eagle.drafter_refit.commands import FLUSH, SAVE_EMBEDDINGS, UPDATE
 from flashpatch.patches.eagle.drafter_refit.versions import DrafterVersions, Weights
-from flashpatch.patches.eagle.vllm import capture, drafter_weights, embeddings_and_head, spec_controller
-from flashpatch.patches.eagle.vllm.targets import CORE, WORKER, EnginePatch, WorkerPatch
-from flashpatch.record import Contract
+from flashpatch.patches.eagle.options import UNTIL_VLLM
+from flashpatch.patches.eagle.vllm import capture, spec_controller
+
+if TYPE_CHECKING:
+    import torch
+
+METHOD_NAMES = (UPDATE, FLUSH, SAVE_EMBEDDINGS)
+
+patches = Patches("eagle", "vllm>=0.24", evidence="optional", remove_when=UNTIL_VLLM)
 
 
 class DrafterRefit(DrafterVersions):
@@ -77,23 +87,34 @@ def refit_of(core: Any) -> DrafterRefit | None:
     return _refits[core]
 
 
-def on_rpc(original, self, method: Any, timeout: float | None = None, args: tuple = (), kwargs: Any = None):
-    """Around ``EngineCore.collective_rpc``: follow updates of drafter and policy, and answer with
-    acceptance."""
+@patches.wrap(
+    "vllm.v1.engine.core:EngineCore.collective_rpc",
+    relies_on="self.model_executor.collective_rpc",
+    scope="engine-core",
+    when="anywhere=eagle.verl_vllm.collective_rpc",
+    why="Acceptance is seen in the scheduler, the weights are in the workers.",
+)
+def collective_rpc(
+    original, self, method: Any, timeout: float | None = None, args: tuple = (), kwargs: Any = None
+):
+    """Compare acceptance before and after each update of the drafter, roll back when it has fallen, and refresh the
+    bandit."""
     if method == UPDATE:
-        path, version = _arguments(*args, **(kwargs or {}))
+        path, version = _update_arguments(*args, **(kwargs or {}))
         result = _all_ranks(original, self, method, timeout, (path, version), None)
         refit = refit_of(self)
         if refit is not None:
             refit.workers_updated(path, version)
         return result
-    if method in _METHODS:
+    if method in METHOD_NAMES:
         result = _all_ranks(original, self, method, timeout, args, kwargs)
         refit = refit_of(self) if method == FLUSH else None
         return result if refit is None else [{**result[0], **refit.state()}, *result[1:]]
     result = original(self, method, timeout, args, kwargs)
     if "weight" in getattr(method, "__name__", str(method)):  # any of vLLM's, verl's or a user's ways
-        policy_updated(self)
+        refit = refit_of(self)
+        if refit is not None:
+            refit.policy_updated()
     return result
 
 
@@ -105,15 +126,33 @@ def _all_ranks(original: Any, core: Any, method: str, timeout: Any, args: tuple,
     return all_ranks.unwrap(original(core, guarded, timeout, its_args))
 
 
-def policy_updated(core: Any) -> None:
-    """Note that the target may have new weights, to which the drafter does not fit."""
-    refit = refit_of(core)
-    if refit is not None:
-        refit.policy_updated()
-
-
-def _arguments(path: Any, version: int) -> tuple[str, int]:
+def _update_arguments(path: Any, version: int) -> tuple[str, int]:
     return str(path), int(version)
+
+
+@patches.register(
+    "vllm.v1.worker.gpu_worker:Worker",
+    relies_on=(
+        "vllm.model_executor.model_loader.reload.layerwise:initialize_layerwise_reload",
+        "vllm.model_executor.model_loader.reload.layerwise:finalize_layerwise_reload",
+        "vllm.utils.torch_utils:set_default_torch_dtype",
+        "vllm.config:set_current_vllm_config",
+    ),
+    scope="worker",
+    why="vLLM updates its target and never its drafter, which falls behind a policy that is trained.",
+)
+def worker(site: Site) -> Callable[[], None]:
+    """Give workers methods that collective_rpc can call."""
+    methods = dict(zip(METHOD_NAMES, (update_drafter, flush, save_embeddings), strict=True))
+    for name, method in methods.items():
+        setattr(site.original, name, method)
+
+    def take_away() -> None:
+        for name, method in methods.items():
+            if vars(site.original).get(name) is method:
+                delattr(site.original, name)
+
+    return take_away
 
 
 def update_drafter(self, path: str, version: int) -> dict[str, Any]:
@@ -129,8 +168,8 @@ def update_drafter(self, path: str, version: int) -> dict[str, Any]:
     Raises:
         PatchError: the checkpoint is not one of this drafter; nothing has changed then.
     """
-    tensors = drafter_weights.update(self.model_runner, Path(path))
-    engine.record_call(METHODS.id)
+    tensors = load_drafter(self.model_runner, Path(path))
+    engine.record_call(patches.of(worker).id)
     ledger.note(eagle_drafter_loaded={"version": version, "path": str(path), "tensors": tensors})
     return {"version": version, "tensors": tensors}
 
@@ -163,55 +202,86 @@ def save_embeddings(self, folder: str) -> int:
     Raises:
         PatchError: the target has no plain embeddings.
     """
-    return embeddings_and_head.save_embeddings_and_head(self.model_runner.get_model(), Path(folder))
+    from vllm.distributed import tensor_model_parallel_all_gather
+    from vllm.distributed.parallel_state import get_tp_group
+
+    return embeddings_and_head.save_embeddings_and_head(
+        self.model_runner.get_model(),
+        Path(folder),
+        lambda weight: tensor_model_parallel_all_gather(weight, dim=0),
+        get_tp_group().rank_in_group == 0,
+        patches.of(worker).id,
+    )
 
 
-_METHODS = {UPDATE: update_drafter, FLUSH: flush, SAVE_EMBEDDINGS: save_embeddings}
-METHOD_NAMES = tuple(_METHODS)
+def load_drafter(runner: Any, path: str | os.PathLike[str]) -> int:
+    """Load the checkpoint at ``path`` into the runner's drafter; return the number of tensors.
+
+    The drafter's own checkpoint, with which the engine was opened, says which names and shapes an update must have: exactly
+    those, less what the drafter shares with the target. So a tensor of the target is refused by name, and an update is read,
+    checked and known to be whole before anything is touched.
+
+    Args:
+        runner: a vLLM model runner with a drafter that is a model.
+        path: a safetensors file, or a directory of them, named as the drafter's own checkpoint is.
+
+    Raises:
+        PatchError: there is no such drafter, or the checkpoint is not one of it; nothing has changed then.
+    """
+    id = patches.of(worker).id
+    drafter = getattr(getattr(runner, "drafter", None) or getattr(runner, "speculator", None), "model", None)
+    if drafter is None or not hasattr(drafter, "load_weights"):
+        raise checkpoint.problem(
+            id, "this engine has no drafter with weights", "Open it with a speculative_config."
+        )
+    config = runner.vllm_config.speculative_config.draft_model_config
+    tensors = checkpoint.read(Path(path), id)
+    shared = _shared(drafter, runner.get_model())
+    names = {name for _, name in shared}
+    if Path(path) == Path(config.model):  # the first checkpoint: it may hold a copy of what is shared
+        tensors = {name: tensor for name, tensor in tensors.items() if not names & set(name.split("."))}
+    checkpoint.check(tensors, Path(config.model), names, path, id)
+    with _detached(shared):
+        _load(runner, drafter, config, tensors)
+    return len(tensors)
 
 
-def _apply(site: Site) -> None:
-    for name, method in _METHODS.items():
-        setattr(site.original, name, method)
+def _load(runner: Any, drafter: Any, config: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Load through the fp8 family if it is on and wraps ``load_weights``; else as vLLM reloads a model."""
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    if engine.enabled("fp8") and "load_weights" in vars(drafter):
+        drafter.load_weights(iter(tensors.items()), partial=True)
+        return
+    with set_current_vllm_config(runner.vllm_config), set_default_torch_dtype(config.dtype):
+        initialize_layerwise_reload(drafter)
+        drafter.load_weights(iter(tensors.items()))
+        finalize_layerwise_reload(drafter, config)
 
 
-def _undo(site: Site) -> None:
-    for name, method in _METHODS.items():
-        if vars(site.original).get(name) is method:
-            delattr(site.original, name)
+def _shared(drafter: Any, target: Any) -> list[tuple[Any, str]]:
+    """Find the target's modules in the drafter; return their parents there and their names."""
+    theirs = {id(module) for module in target.modules()}
+    found = []
+    for parent in drafter.modules():
+        if id(parent) not in theirs:
+            found += [(parent, name) for name, child in parent._modules.items() if id(child) in theirs]
+    return found
 
 
-METHODS = WorkerPatch(
-    id="eagle.vllm.worker",
-    targets=(WORKER,),
-    apply=_apply,
-    undo=_undo,
-    contract=Contract(
-        exists=(
-            "vllm.model_executor.model_loader.reload.layerwise:initialize_layerwise_reload",
-            "vllm.model_executor.model_loader.reload.layerwise:finalize_layerwise_reload",
-            "vllm.utils.torch_utils:set_default_torch_dtype",
-            "vllm.config:set_current_vllm_config",
-        ),
-    ),
-    evidence="optional",
-    why="vLLM updates its target and never its drafter, which falls behind a policy that is trained.",
-    how="Gives workers methods that collective_rpc can call.",
-)
-
-RPC = EnginePatch(
-    id="eagle.vllm.collective_rpc",
-    targets=(f"{CORE}.collective_rpc",),
-    wrapper=on_rpc,
-    contract=Contract(
-        params=("method", "timeout", "args", "kwargs"), mentions=("self.model_executor.collective_rpc",)
-    ),
-    evidence="optional",
-    when="anywhere=eagle.verl_vllm.collective_rpc",
-    needs=("eagle.vllm.worker", "eagle.vllm.update_from_output"),
-    why="Acceptance is seen in the scheduler, the weights are in the workers.",
-    how="Compares acceptance before and after each update of the drafter, rolls back when it has fallen, and "
-    "refreshes the bandit.",
-)
-
-PATCHES = (METHODS, RPC)
+@contextmanager
+def _detached(shared: list[tuple[Any, str]]) -> Iterator[None]:
+    """Take the shared modules out of the drafter meanwhile, so that no loader can reach them."""
+    held = [
+        (parent, dict(parent._modules)) for parent in {id(parent): parent for parent, _ in shared}.values()
+    ]
+    for parent, name in shared:
+        del parent._modules[name]
+    try:
+        yield
+    finally:
+        for parent, modules in held:
+            parent._modules.clear()
+            parent._modules.update(modules)

@@ -14,14 +14,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from flashpatch import engine, ledger
+from flashpatch.arming.site import Site
+from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.history.drafts import MAX_DRAFTS, HistoryDrafts, Text
-from flashpatch.patches.eagle.vllm.targets import SCHEDULER, EnginePatch
-from flashpatch.record import Contract
+from flashpatch.patches.eagle.options import UNTIL_VLLM
 
 logger = logging.getLogger("flashpatch.eagle")
 
-_ID = "eagle.vllm.update_draft_token_ids"
 _NOTE_SECONDS = 1.0  # between two notes to the ledger
 
 
@@ -50,7 +50,7 @@ def open_speculation(arguments: Any, options: Mapping[str, Any]) -> None:
     if arguments.async_scheduling:
         raise PatchError(
             "drafts from history cannot be used with async_scheduling=True: the scheduler does not see tokens in time.",
-            patch=_ID,
+            patch=Patches.of(update_draft_token_ids).id,
             target="vllm.engine.arg_utils:EngineArgs",
             advice="Leave async_scheduling away, or set eagle's option history to false.",
         )
@@ -194,8 +194,27 @@ def _unsuited(config: Any) -> str:
     return ""
 
 
-def on_update(original, self, draft_token_ids: Any, *args: Any, **kwargs: Any):
-    """Around ``Scheduler.update_draft_token_ids``: put drafts from history in the place of the drafter's.
+def _forget(site: Site) -> None:
+    _histories.clear()
+    site.unwrap()
+
+
+@Patches("eagle", "vllm>=0.24", scope="engine-core", remove_when=UNTIL_VLLM).wrap(
+    "vllm.v1.core.sched.scheduler:Scheduler.update_draft_token_ids",
+    relies_on=(
+        "draft_token_ids.req_ids",
+        "request.spec_token_ids",
+        "request.is_prefill_chunk",
+        "vllm.v1.spec_decode.custom_class_proposer:create_custom_proposer",
+        "vllm.v1.request:Request.all_token_ids",
+        "vllm.v1.outputs:DraftTokenIds",
+    ),
+    evidence="optional",
+    why="What a policy generated before, for the same prompt above all, is the cheapest drafter, and vLLM forgets it.",
+    undo=_forget,
+)
+def update_draft_token_ids(original, self, draft_token_ids: Any, *args: Any, **kwargs: Any):
+    """Propose continuations of earlier answers to the scheduler, as many as raise the step's tokens per second.
 
     vLLM takes them up as it takes a drafter's, and so drops what a grammar does not allow.
     """
@@ -209,34 +228,3 @@ def on_update(original, self, draft_token_ids: Any, *args: Any, **kwargs: Any):
         except Exception as error:
             _turn_off(self, error)
     return result
-
-
-def _undo(site: Any) -> None:
-    _histories.clear()
-    site.unwrap()
-
-
-PATCH = EnginePatch(
-    id=_ID,
-    targets=(f"{SCHEDULER}.update_draft_token_ids",),
-    wrapper=on_update,
-    undo=_undo,
-    contract=Contract(
-        params=("draft_token_ids",),
-        mentions=("draft_token_ids.req_ids", "request.spec_token_ids", "request.is_prefill_chunk"),
-        exists=(
-            "vllm.v1.spec_decode.custom_class_proposer:create_custom_proposer",
-            "vllm.v1.request:Request.all_token_ids",
-            "vllm.v1.outputs:DraftTokenIds",
-        ),
-    ),
-    evidence="optional",
-    needs=(
-        "eagle.vllm.create_speculative_config",
-        "eagle.vllm.scheduler_init",
-        "eagle.vllm.schedule",
-        "eagle.vllm.update_from_output",
-    ),
-    why="What a policy generated before, for the same prompt above all, is the cheapest drafter, and vLLM forgets it.",
-    how="Proposes continuations of earlier answers to the scheduler, as many as raise the step's tokens per second.",
-)

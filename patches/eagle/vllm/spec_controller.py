@@ -19,21 +19,15 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from flashpatch import engine, ledger, user_directories
+from flashpatch import ledger
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.bandit.arm import Arm, parse_arms
 from flashpatch.patches.eagle.bandit.controller import Controller
 from flashpatch.patches.eagle.bandit.options import policy_settings
 from flashpatch.patches.eagle.bandit.policy import Policy
 from flashpatch.patches.eagle.drafter_refit.acceptance_check import AcceptanceCheck, DraftCounts
-from flashpatch.patches.eagle.vllm import history_drafts
-from flashpatch.patches.eagle.vllm.targets import SCHEDULER, EnginePatch
-from flashpatch.record import Contract
 
 logger = logging.getLogger("flashpatch.eagle")
-
-STARTED = "flashpatch_started"
-"""Attribute of a ``SchedulerOutput``: when scheduling of the step started."""
 
 _MOST_REQUESTS = 1024  # batch sizes that the schedule names; larger ones have the arm of the last
 UNTAUGHT_STEPS = 32  # steps in a row that teach nothing, after which a step with a prompt in it does
@@ -213,12 +207,12 @@ class SpecController(Controller):
         ledger.note(steps=self.steps)
 
 
-_controllers: weakref.WeakKeyDictionary[Any, SpecController] = weakref.WeakKeyDictionary()
+controllers: weakref.WeakKeyDictionary[Any, SpecController] = weakref.WeakKeyDictionary()
 
 
 def controller_of(scheduler: Any) -> SpecController | None:
     """Return the scheduler's controller; None if its speculation is not adapted."""
-    return _controllers.get(scheduler)
+    return controllers.get(scheduler)
 
 
 def engine_arms(asked: list[Any], max_drafts: int) -> tuple[Arm, ...]:
@@ -249,151 +243,3 @@ def make_policy(options: Any, max_drafts: int) -> Policy:
     described = policy_settings(options)
     policy = Policy(arms, **described)
     return policy if policy.hold >= HOLD or len(arms) == 1 else Policy(arms, hold=HOLD, **described)
-
-
-def on_config(original, self, *args: Any, **kwargs: Any):
-    """Around ``EngineArgs.create_speculative_config``: open vLLM's dynamic speculation, unless the user did, and its
-    speculation itself for drafts from history.
-
-    vLLM then turns full CUDA graphs to piecewise if its runner needs that. Under data parallelism, whose ranks must take
-    steps alike, it stays static: vLLM 0.26 and newer turn the schedule off again, older ones would hang.
-    """
-    history_drafts.open_speculation(self, engine.options("eagle"))
-    config = original(self, *args, **kwargs)
-    if config is None or not engine.options("eagle")["adapt"] or config.num_speculative_tokens_per_batch_size:
-        return config
-    if config.target_parallel_config.data_parallel_size > 1:
-        return config
-    adaptable = config.method == "ngram" or config.use_eagle() or config.uses_draft_model()
-    if adaptable and not config.use_dflash() and not getattr(config, "parallel_drafting", False):
-        # raises before the engine starts
-        arms = make_policy(engine.options("eagle"), config.num_speculative_tokens).arms
-        config.num_speculative_tokens_per_batch_size = arms_schedule(arms)
-    return config
-
-
-def on_scheduler(original, self, *args: Any, **kwargs: Any):
-    """Around ``Scheduler.__init__``: put the bandit in the place of the look-up table."""
-    original(self, *args, **kwargs)
-    ledger.role("engine-core")
-    history_drafts.attach(self)
-    config, options = self.vllm_config.speculative_config, engine.options("eagle")
-    if config is None or not options["adapt"]:
-        return
-    policy = make_policy(options, self.num_spec_tokens)
-    if config.num_speculative_tokens_per_batch_size != arms_schedule(policy.arms):
-        ledger.note(eagle_bandit_off="the method, data parallelism, or a schedule of the user's own")
-        return
-    state = Path(user_directories.expand(options["state"])) if options["state"] else None
-    controller = SpecController(policy, self.num_spec_tokens, state)
-    controller.check = AcceptanceCheck(self.num_spec_tokens, options["rollback"])
-    controller.on_drafts = controller.check.add
-    _controllers[self] = controller
-    self.dynamic_sd_lookup = BanditLookup(controller)
-    controller.note_arms()
-    controller.note()
-
-
-def on_output(original, self, scheduler_output: Any, model_runner_output: Any, *args: Any, **kwargs: Any):
-    """Around ``Scheduler.update_from_output``: learn from the step."""
-    requests = {}
-    if history_drafts.history_of(self) is not None:  # finished requests are gone afterwards
-        running = ((name, self.requests.get(name)) for name in scheduler_output.num_scheduled_tokens)
-        requests = {
-            name: request for name, request in running if request is not None
-        }  # None: aborted meanwhile
-    result = original(self, scheduler_output, model_runner_output, *args, **kwargs)
-    ours = history_drafts.step_finished(self, scheduler_output, model_runner_output, requests)
-    controller = _controllers.get(self)
-    if controller is not None:
-        started = getattr(scheduler_output, STARTED, None)
-        if started is not None:
-            controller.step_finished(started, scheduler_output, model_runner_output, ours)
-        if controller.pending is not None and not self.has_unfinished_requests():
-            controller.requests_finished()
-    return result
-
-
-def on_shutdown(original, self, *args: Any, **kwargs: Any):
-    """Around ``Scheduler.shutdown``: save what was learned."""
-    controller = _controllers.get(self)
-    if controller is not None:
-        controller.note()
-        controller.save()
-    return original(self, *args, **kwargs)
-
-
-def _undo(site: Any) -> None:
-    """Restore the look-up table that vLLM's own code would have made, in every scheduler."""
-    for scheduler, controller in list(_controllers.items()):
-        scheduler.dynamic_sd_lookup = [controller.max_drafts] * (scheduler.scheduler_config.max_num_seqs + 1)
-    _controllers.clear()
-    site.unwrap()
-
-
-_WHY = (
-    "vLLM's number of speculative tokens is fixed, or a table by batch size that does not follow acceptance."
-)
-
-DYNAMIC = EnginePatch(
-    id="eagle.vllm.create_speculative_config",
-    targets=("vllm.engine.arg_utils:EngineArgs.create_speculative_config",),
-    wrapper=on_config,
-    contract=Contract(
-        exists=(
-            "vllm.config.speculative:SpeculativeConfig.num_speculative_tokens_per_batch_size",
-            "vllm.config.speculative:SpeculativeConfig.use_eagle",
-            "vllm.config.speculative:SpeculativeConfig.uses_draft_model",
-            "vllm.config.speculative:SpeculativeConfig.use_dflash",
-            "vllm.config.speculative:SpeculativeConfig.target_parallel_config",
-            "vllm.config.parallel:ParallelConfig.data_parallel_size",
-            "vllm.v1.spec_decode.dynamic.utils:build_dynamic_sd_schedule_lookup",
-        ),
-    ),
-    evidence="optional",
-    when="child=engine-core",
-    why=_WHY,
-    how="Opens vLLM's dynamic speculation with a schedule that names every arm.",
-    scope=frozenset({"driver"}),
-)
-
-CHOOSE = EnginePatch(
-    id="eagle.vllm.scheduler_init",
-    targets=(f"{SCHEDULER}.__init__",),
-    wrapper=on_scheduler,
-    undo=_undo,
-    contract=Contract(mentions=("self.dynamic_sd_lookup", "self.num_spec_tokens")),
-    evidence="install",
-    needs=("eagle.vllm.create_speculative_config", "eagle.vllm.schedule", "eagle.vllm.update_from_output"),
-    why=_WHY,
-    how="Puts an object that asks the bandit in the place of the look-up table.",
-)
-
-REWARD = EnginePatch(
-    id="eagle.vllm.update_from_output",
-    targets=(f"{SCHEDULER}.update_from_output",),
-    wrapper=on_output,
-    contract=Contract(
-        params=("scheduler_output", "model_runner_output"),
-        mentions=("model_runner_output.sampled_token_ids", "self.make_spec_decoding_stats"),
-        exists=(
-            "vllm.v1.core.sched.output:SchedulerOutput.scheduled_spec_decode_tokens",
-            "vllm.v1.core.sched.output:SchedulerOutput.num_spec_tokens_to_schedule",
-        ),
-    ),
-    evidence="step",
-    why="The reward of an arm is the tokens of its steps over their seconds.",
-    how="Counts the tokens of each step and its wall time.",
-)
-
-SHUTDOWN = EnginePatch(
-    id="eagle.vllm.scheduler_shutdown",
-    targets=(f"{SCHEDULER}.shutdown",),
-    wrapper=on_shutdown,
-    evidence="optional",
-    needs=("eagle.vllm.scheduler_init",),
-    why="What the bandit learned serves the next run too.",
-    how="Saves it when the engine ends.",
-)
-
-PATCHES = (DYNAMIC, CHOOSE, REWARD, SHUTDOWN)

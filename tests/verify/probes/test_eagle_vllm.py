@@ -64,7 +64,7 @@ def test_a_live_engine_is_proven(tmp_path):
             "the bandit",
         ),
         (
-            "drafter_weights.py",
+            "drafter_refit.py",
             "        drafter.load_weights(iter(tensors.items()))\n",
             "",
             "new drafter weights",

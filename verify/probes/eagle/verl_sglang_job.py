@@ -37,7 +37,7 @@ def main() -> None:
 
 async def _run(workdir: Path, seen: dict[str, Any]) -> None:
     from flashpatch.patches.eagle.drafter_refit.commands import FLUSH, UPDATE
-    from flashpatch.patches.eagle.verl_sglang.http_server import start_call
+    from flashpatch.patches.eagle.verl_sglang import start_call
     from flashpatch.verify import verl_sglang_server as verl
 
     exact, noise, _ = (str(workdir / name) for name in DRAFTERS)

@@ -170,7 +170,7 @@ def test_a_target_keeps_its_last_states_beside_inner_layers_until_undone() -> No
     assert returned() is None
     assert capture.keep_last_states(target) == ""
     assert returned() is last
-    capture._undo(types.SimpleNamespace(unwrap=lambda: None))
+    capture._end_capture(types.SimpleNamespace(unwrap=lambda: None))
     assert returned() is None
     del processor.keep_last_hidden_states  # before 0.5.23
     assert "0.5.23" in capture.keep_last_states(target)

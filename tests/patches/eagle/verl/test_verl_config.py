@@ -215,6 +215,6 @@ def test_a_drafter_from_scratch_that_nothing_trains_is_not_drafted_with(tmp_path
 
     monkeypatch.setattr(verl_config.JobConfig, "open", lambda config, patch: Job)
     monkeypatch.setattr(verl_config.engine, "options", lambda family: {**OFF, "drafter": "new"})
-    assert verl_config.on_validate(lambda config: "validated", None) == "validated"
+    assert verl_config.validate_config(lambda config: "validated", None) == "validated"
     assert (SPECULATIVE in set_to) == (mode is None) == (tmp_path / "saved").exists()
     assert ("eagle drafts nothing" in caplog.text) == (mode is not None)

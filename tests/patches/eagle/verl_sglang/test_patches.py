@@ -14,9 +14,9 @@ pytestmark = [pytest.mark.verl, pytest.mark.sglang]
 CODE = """
 import flashpatch
 from flashpatch.arming.preflight import examine
-from flashpatch.patches.eagle.verl_sglang import PATCHES
+from flashpatch.patches.eagle.verl_sglang import patches
 
-for patch in PATCHES:
+for patch in patches:
     found = examine(patch)
     assert found.problem is None, (patch.id, found.problem)
 
@@ -55,23 +55,21 @@ class Server:
 
 
 def test_drafts_are_counted_per_request_under_sglangs_names():
+    from flashpatch.patches.eagle import verl_sglang
     from flashpatch.patches.eagle.drafter_refit import commands
-    from flashpatch.patches.eagle.verl_sglang import spec_metrics
 
     server, zero = Server(), {"spec_num_draft_tokens": 9, "spec_num_accepted_tokens": 0}
 
     async def run():
-        calls = [
-            spec_metrics.on_generate(Server.generate, server, n, zero if n == 2 else {}) for n in range(3)
-        ]
+        calls = [verl_sglang.generate(Server.generate, server, n, zero if n == 2 else {}) for n in range(3)]
         return [output.extra_fields for output in await asyncio.gather(*calls)]
 
     plain, also_plain, mtp = asyncio.run(run())
     assert plain == also_plain == {} and mtp == {"spec_num_draft_tokens": 6, "spec_num_accepted_tokens": 2}
     assert server.latest in range(3), "what generate() sets belongs to the server"
-    assert spec_metrics.take(server) == {
+    assert verl_sglang.take(server) == {
         commands.REQUESTS: 2,
         commands.ACCEPT_RATE: pytest.approx(1 / 3),
         commands.ACCEPT_LENGTH: 2.0,
     }
-    assert spec_metrics.take(server) == {}
+    assert verl_sglang.take(server) == {}

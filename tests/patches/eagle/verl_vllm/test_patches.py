@@ -11,11 +11,11 @@ pytestmark = pytest.mark.verl
 CODE = """
 import flashpatch
 from flashpatch.arming.preflight import examine
-from flashpatch.patches.eagle.verl_vllm import PATCHES
+from flashpatch.decorate import Patches
+from flashpatch.patches.eagle.verl_vllm import collective_rpc
 
-for patch in PATCHES:
-    found = examine(patch)
-    assert found.problem is None, (patch.id, found.problem)
+found = examine(Patches.of(collective_rpc))
+assert found.problem is None, found.problem
 
 flashpatch.enable("cpu", "bf16")
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer as server

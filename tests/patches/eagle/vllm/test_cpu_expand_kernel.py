@@ -8,7 +8,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from flashpatch.patches.eagle.vllm.cpu_expand_kernel import EXPAND, RECOVERED, on_expand, on_recovered
+from flashpatch.patches.eagle.vllm import cpu_kernels
+from flashpatch.patches.eagle.vllm.cpu_kernels import expand, recover
 
 
 def _stock(output, input_val, cu_num_tokens, replace_from, replace_to, **kwargs):
@@ -18,7 +19,7 @@ def _stock(output, input_val, cu_num_tokens, replace_from, replace_to, **kwargs)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32])
 def test_values_reach_the_output(dtype):
     output = torch.full((6,), 77, dtype=dtype)
-    on_expand(
+    expand(
         _stock,
         output,
         torch.tensor([2, 0, 5], dtype=dtype),
@@ -32,13 +33,13 @@ def test_values_reach_the_output(dtype):
 
 def test_requests_without_drafts_get_nothing():
     output = torch.full((2,), 77.0)
-    on_expand(_stock, output, torch.tensor([0.5, 0.7, 0.9]), torch.tensor([0, 2, 2]), 0, 1)
+    expand(_stock, output, torch.tensor([0.5, 0.7, 0.9]), torch.tensor([0, 2, 2]), 0, 1)
     assert output.tolist() == pytest.approx([0.7, 0.7])
 
 
 def test_what_the_kernel_can_do_is_left_to_it():
     output = torch.zeros(1, dtype=torch.int64)
-    on_expand(_stock, output, torch.ones(1, dtype=torch.int64), torch.ones(1), 0, 1)
+    expand(_stock, output, torch.ones(1, dtype=torch.int64), torch.ones(1), 0, 1)
     assert output.tolist() == [-1]
 
 
@@ -51,8 +52,8 @@ def test_an_argument_that_the_stand_in_does_not_take_is_left_out():
     def of_0_24(inv_q, NO_DRAFT_PROBS=False):
         took["0.24"] = NO_DRAFT_PROBS
 
-    on_recovered(newer, None, USE_FP64_GUMBEL=True)
-    on_recovered(of_0_24, None, NO_DRAFT_PROBS=True, USE_FP64_GUMBEL=True)
+    recover(newer, None, USE_FP64_GUMBEL=True)
+    recover(of_0_24, None, NO_DRAFT_PROBS=True, USE_FP64_GUMBEL=True)
     assert took == {"newer": True, "0.24": True}
 
 
@@ -62,7 +63,7 @@ def test_the_kernels_that_vllm_calls_are_the_corrected_ones():
     import flashpatch
 
     stand_ins = pytest.importorskip("vllm.utils.cpu_triton_utils")
-    names = [patch.targets[0].partition(":")[2] for patch in (EXPAND, RECOVERED)]
+    names = [patch.targets[0].partition(":")[2] for patch in cpu_kernels.patches]
     kernels = [getattr(stand_ins, name.strip("_").removesuffix("_impl"), None) for name in names]
     before = [getattr(kernel, "func", None) for kernel in kernels]
     flashpatch.enable("eagle")

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.drafter_refit import checkpoint
-from flashpatch.patches.eagle.vllm import drafter_weights
+from flashpatch.patches.eagle.vllm import drafter_refit
 
 
 @pytest.fixture
@@ -68,9 +68,9 @@ def test_what_is_shared_is_out_of_reach_and_back_in_its_place():
     drafter.model.fc = torch.nn.Linear(4, 2)
     drafter.lm_head = target["head"]
     before = list(drafter.state_dict())
-    shared = drafter_weights._shared(drafter, target)
+    shared = drafter_refit._shared(drafter, target)
     assert sorted(name for _, name in shared) == ["embed_tokens", "lm_head"]
-    with pytest.raises(RuntimeError), drafter_weights._detached(shared):
+    with pytest.raises(RuntimeError), drafter_refit._detached(shared):
         assert list(drafter.state_dict()) == ["model.fc.weight", "model.fc.bias"]
         raise RuntimeError
     assert list(drafter.state_dict()) == before
@@ -79,4 +79,4 @@ def test_what_is_shared_is_out_of_reach_and_back_in_its_place():
 
 def test_an_engine_without_a_drafter_says_so(tmp_path):
     with pytest.raises(PatchError, match="no drafter with weights"):
-        drafter_weights.update(object(), tmp_path)
+        drafter_refit.load_drafter(object(), tmp_path)

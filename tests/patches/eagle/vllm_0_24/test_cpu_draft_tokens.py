@@ -10,7 +10,7 @@ from packaging.version import Version
 
 torch = pytest.importorskip("torch")
 
-from flashpatch.patches.eagle.vllm_0_24.cpu_draft_tokens import COPY, GET, on_copy, on_get
+from flashpatch.patches.eagle import vllm_0_24
 
 pytestmark = pytest.mark.vllm
 
@@ -39,8 +39,11 @@ def runner(drafts: torch.Tensor) -> SimpleNamespace:
 @pytest.mark.parametrize("drafts", [[[5, 6], [7, 8]], [[5], [7]], [[5, 6, 9], [7, 8, 9]], [[], []]])
 def test_what_was_drafted_is_handed_out(runner_class, drafts):
     held = runner(torch.tensor(drafts, dtype=torch.int64))
-    on_copy(runner_class._copy_draft_token_ids_to_cpu, held, None)
-    assert on_get(runner_class._get_draft_token_ids_cpu, held) == (drafts, ["a", "b"])
+    vllm_0_24.copy_draft_token_ids_to_cpu(runner_class._copy_draft_token_ids_to_cpu, held, None)
+    assert vllm_0_24.get_draft_token_ids_cpu(runner_class._get_draft_token_ids_cpu, held) == (
+        drafts,
+        ["a", "b"],
+    )
     assert held.draft_token_ids_cpu.shape == (4, 3) and held.prev_num_spec_tokens == len(drafts[0])
 
 
@@ -55,7 +58,7 @@ def test_stock_fails_or_hands_out_copies(runner_class):
 def test_they_are_there_on_and_gone_off(runner_class):
     import flashpatch
 
-    names = [patch.targets[0].rpartition(".")[2] for patch in (COPY, GET)]
+    names = [patch.targets[0].rpartition(".")[2] for patch in vllm_0_24.patches]
     before = [vars(runner_class)[name] for name in names]
     flashpatch.enable("eagle")
     try:

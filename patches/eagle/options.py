@@ -1,0 +1,82 @@
+"""Name the family's options, and say when its patches are no longer needed."""
+
+from __future__ import annotations
+
+from flashpatch.record import Option
+
+UNTIL_VLLM = (
+    "vLLM hands out hidden states, chooses its number of speculative tokens by what they bring, and "
+    "updates its drafter."
+)
+UNTIL_SGLANG = (
+    "SGLang hands out hidden states, chooses its configuration by what it brings per second, and judges "
+    "new drafter weights."
+)
+UNTIL_VERL = "verl trains drafters between rollouts and brings them to its replicas."
+
+OPTIONS = {
+    "capture_rate": Option(
+        1.0,
+        "save the hidden states of this share of requests, to train the drafter; 0: none",
+        kind=float,
+        least=0,
+        most=1,
+    ),
+    "capture_budget": Option(
+        0, "stop capturing after this many tokens per policy version; 0: no limit", kind=int, least=0
+    ),
+    "capture_window": Option(
+        512,
+        "capture at most this many positions per request; of a longer one, a random window",
+        kind=int,
+        least=16,
+    ),
+    "samples": Option(
+        "",
+        "keep captured samples in this directory (mode 0700, at most 1024 samples and 1 GiB); empty: beside the ledger",
+    ),
+    "adapt": Option(True, "let a bandit choose how many tokens to draft at each step", kind=bool),
+    "arms": Option(
+        [],
+        "let the bandit choose among these, such as 3_1_4 (steps, top-k, tokens) or disable; empty: all that the "
+        "engine can run",
+        kind=list,
+    ),
+    "rule": Option("", "choose by this rule: thompson, eg or ucb1; empty: thompson"),
+    "guard": Option(
+        2048,
+        "never verify more draft tokens than this in one step, over the whole batch",
+        kind=int,
+        least=1,
+    ),
+    "state": Option("", "keep what the bandit learned in this file, for the next run; empty: forget it"),
+    "history": Option(
+        False, "draft from the prompt and from earlier answers too; needs no drafter", kind=bool
+    ),
+    "drafter": Option(
+        "",
+        "under verl: draft with the drafter in this folder; new or new-eagle3: make one, which co-training improves; "
+        "empty: as verl's configuration says",
+    ),
+    "cotrain": Option(True, "under verl: train the drafter between rollouts", kind=bool),
+    "train_seconds": Option(
+        60.0,
+        "under verl: train the drafter for at most this long between two rollouts",
+        kind=float,
+        above=0,
+    ),
+    "train_every": Option(
+        1, "under verl: train the drafter in every N-th step of the policy", kind=int, least=1
+    ),
+    "trainer": Option(
+        [],
+        "settings of the drafter's training, such as rate=1e-3 or device=cuda:7",
+        kind=list,
+    ),
+    "rollback": Option(
+        0.2,
+        "take new drafter weights back if they cost more than this share of the acceptance length; 1: never",
+        kind=float,
+        least=0,
+    ),
+}

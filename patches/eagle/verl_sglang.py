@@ -1,0 +1,144 @@
+"""Reach SGLang's schedulers from verl's driver, and count accepted drafts under SGLang's names for them.
+
+A group of its own, checked when verl imports its code for SGLang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flashpatch.arming.site import Site
+from flashpatch.decorate import Patches
+from flashpatch.patches.eagle.drafter_refit.commands import ACCEPT_LENGTH, ACCEPT_RATE, FLUSH, REQUESTS
+from flashpatch.patches.eagle.options import UNTIL_VERL
+from flashpatch.patches.eagle.sglang import commands
+
+SERVER = "verl.workers.rollout.sglang_rollout.async_sglang_server:SGLangHttpServer"
+_METHOD = "flashpatch_eagle_call"
+_COUNTS = "_flashpatch_spec"
+
+patches = Patches("eagle", "verl>=0.9", framework="verl_sglang", scope="driver")
+
+
+@patches.register(
+    SERVER,
+    relies_on=(
+        "sglang.srt.managers.tokenizer_control_mixin:TokenizerControlMixin.get_internal_state",
+        "sglang.srt.managers.tokenizer_manager:TokenizerManager.auto_create_handle_loop",
+    ),
+    evidence="optional",  # a job without co-training calls nothing
+    why="verl's server for SGLang has no call to its schedulers that returns their answers.",
+    remove_when=UNTIL_VERL,
+)
+def sg_lang_http_server(site: Site) -> Callable[[], None]:
+    """Add a method that sends the family's calls and returns each rank's answer."""
+    server = site.original  # verl has made no Ray actor of it yet
+    setattr(server, _METHOD, eagle_call)
+
+    def take_away() -> None:
+        if vars(server).get(_METHOD) is eagle_call:
+            delattr(server, _METHOD)
+
+    return take_away
+
+
+async def eagle_call(self, method: str, arguments: tuple) -> list[Any]:
+    """Call a command in the server's schedulers and return each rank's answer.
+
+    Args:
+        self: verl's ``SGLangHttpServer``, the one of the replica's first node.
+        method: a name of `flashpatch.patches.eagle.drafter_refit.commands`.
+        arguments: of the command, as JSON can hold.
+
+    Raises:
+        PatchError: a rank refused, or the schedulers carry no FlashPatch.
+    """
+    manager = self.tokenizer_manager
+    manager.auto_create_handle_loop()
+    [output, *_] = await manager.get_internal_state_communicator(commands.request(method, arguments))
+    found = commands.answers(output.internal_state, method)
+    if method == FLUSH and found:
+        found[0] = {**found[0], **take(self)}
+    return found
+
+
+def start_call(server: Any, method: str, arguments: tuple) -> Any:
+    """Call a command through verl's server actor; return Ray's reference to the ranks' answers."""
+    return getattr(server, _METHOD).remote(method, arguments)
+
+
+@patches.wrap(
+    f"{SERVER}.generate",
+    relies_on=(
+        "self.tokenizer_manager.generate_request",
+        "extra_fields",
+        "verl.workers.rollout.replica:TokenOutput.extra_fields",
+    ),
+    when="anywhere=eagle.verl.update_weights anywhere=eagle.sglang.init_weight_updater",
+    why="verl reads spec_draft_token_num and spec_accept_token_num, which SGLang does not return, so that nothing ever "
+    "looks accepted; and it reads them for its own MTP drafter only.",
+    remove_when="verl reads the names that SGLang returns.",
+)
+async def generate(original, self, *args: Any, **kwargs: Any) -> Any:
+    """Count SGLang's spec_num_proposed_drafts and spec_num_correct_drafts, which the driver logs under verl's names;
+    under verl's MTP drafter put them into the sample."""
+    seen: dict[str, Any] = {}
+    output = await original(_Watched(self, seen), *args, **kwargs)
+    drafted, accepted, verified = counts(seen)
+    if verified:
+        found = vars(self).setdefault(_COUNTS, [0, 0.0, 0.0])
+        found[0] += 1
+        found[1] += accepted / drafted if drafted else 0.0
+        found[2] += 1 + accepted / verified
+    if "spec_num_draft_tokens" in output.extra_fields:
+        output.extra_fields["spec_num_draft_tokens"] = drafted
+        output.extra_fields["spec_num_accepted_tokens"] = accepted
+    return output
+
+
+def counts(meta_info: dict[str, Any]) -> tuple[int, int, int]:
+    """Return drafted and accepted tokens and verifications of one request, from SGLang's ``meta_info``."""
+    names = ("spec_num_proposed_drafts", "spec_num_correct_drafts", "spec_verify_ct")
+    return tuple(int(meta_info.get(name) or 0) for name in names)
+
+
+def take(server: Any) -> dict[str, float]:
+    """Return and forget the means over the requests since the last call, with their number; empty if none was
+    drafted for."""
+    requests, rates, lengths = vars(server).pop(_COUNTS, (0, 0.0, 0.0))
+    if not requests:
+        return {}
+    return {REQUESTS: requests, ACCEPT_RATE: rates / requests, ACCEPT_LENGTH: lengths / requests}
+
+
+class _Watched:
+    """Stand for a server during one request and keep the ``meta_info`` of its output.
+
+    A server runs many requests at once, and ``generate`` hands on nothing of ``meta_info``.
+    """
+
+    def __init__(self, server: Any, seen: dict[str, Any]) -> None:
+        vars(self).update(_server=server, _seen=seen)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._server, name)
+        return _WatchedManager(found, self._seen) if name == "tokenizer_manager" else found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._server, name, value)
+
+
+class _WatchedManager:
+    """Stand for the server's tokenizer manager."""
+
+    def __init__(self, manager: Any, seen: dict[str, Any]) -> None:
+        self._manager, self._seen = manager, seen
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._manager, name)
+
+    async def generate_request(self, *args: Any, **kwargs: Any) -> Any:
+        async for output in self._manager.generate_request(*args, **kwargs):
+            self._seen.update(output.get("meta_info") or {})
+            yield output
