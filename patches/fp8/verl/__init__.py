@@ -26,7 +26,7 @@ PATCHES = (
     delta_versions.PATCH,
     checkpoint_manager.UPDATE,
     checkpoint_manager.LOG,
-    expected_processes.PATCH,
+    *expected_processes.patches,
     unsupported.PATCH,
     certificate.PATCH,
     rollout_correction.PATCH,
