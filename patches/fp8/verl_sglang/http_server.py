@@ -15,7 +15,7 @@ from flashpatch import engine
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.precision import fleet
 from flashpatch.patches.fp8.sglang.kept_tokens import HELD
-from flashpatch.patches.fp8.verl.correction import sample_precision
+from flashpatch.patches.fp8.verl.correction import mismatch
 from flashpatch.record import Contract, Patch
 
 MODULE = "verl.workers.rollout.sglang_rollout.async_sglang_server"
@@ -125,7 +125,7 @@ async def complete(
             target=patch.targets[0],
             advice="verl would train on an empty answer. The server's log has both lengths.",
         )
-    sample_precision.note(output, self.replica_rank)
+    mismatch.note_precision(output, self.replica_rank)
     return output
 
 

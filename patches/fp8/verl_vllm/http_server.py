@@ -10,7 +10,7 @@ from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared.context import holding
 from flashpatch.patches.fp8.support.kept import Drawn
-from flashpatch.patches.fp8.verl.correction import sample_precision
+from flashpatch.patches.fp8.verl.correction import mismatch
 from flashpatch.patches.fp8.verl.expected_processes import of_servers
 from flashpatch.patches.fp8.verl_vllm.trainer import RECEIVE
 from flashpatch.patches.fp8.vllm.kept_tokens import HELD
@@ -113,5 +113,5 @@ async def generate(original, self, *args: Any, **kwargs: Any) -> Any:
         output = await original(self, *args, **kwargs)
     if held and output.log_probs:
         output.log_probs = [Drawn(*pair) for pair in zip(output.log_probs, held, strict=True)]
-    sample_precision.note(output, self.replica_rank)
+    mismatch.note_precision(output, self.replica_rank)
     return output

@@ -21,7 +21,7 @@ ASKED = dict(logprobs=True, max_new_tokens=8)
 
 @pytest.fixture(autouse=True)
 def one_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server.sample_precision, "note", lambda output, replica: None)
+    monkeypatch.setattr(http_server.mismatch, "note_precision", lambda output, replica: None)
 
 
 def generate(tokens: list[int], stop: str, settings: dict[str, Any], error: Exception | None = None) -> Any:

@@ -14,7 +14,6 @@ import torch
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.verl import adapters
-from flashpatch.patches.fp8.verl.transfer import adapter_stream
 from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
 from flashpatch.patches.fp8.verl_vllm import trainer
 
@@ -60,8 +59,8 @@ def sync(client: Client, items: Any, **kwargs: Any) -> list[Any]:
 
 def marked(base: bool) -> Any:
     if base:
-        yield from adapter_stream.marked(BASE, CONFIG, base_sync_done=False)
-    yield from adapter_stream.marked(ADAPTER, CONFIG, base_sync_done=True)
+        yield from adapters.marked(BASE, CONFIG, base_sync_done=False)
+    yield from adapters.marked(ADAPTER, CONFIG, base_sync_done=True)
 
 
 def test_a_stream_becomes_the_calls_that_verl_makes_itself():
