@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from flashpatch import ledger
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8.verl.transfer.sync_calls import relayed
+from flashpatch.patches.fp8.verl.transfer.weight_sync import relayed
 from flashpatch.record import Patch
 
 if TYPE_CHECKING:

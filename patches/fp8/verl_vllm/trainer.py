@@ -14,14 +14,14 @@ from flashpatch.errors import PatchError
 from flashpatch.ledger import files
 from flashpatch.patches.fp8.verl import adapters
 from flashpatch.patches.fp8.verl.transfer import receipts
-from flashpatch.patches.fp8.verl.transfer.sync_calls import (
+from flashpatch.patches.fp8.verl.transfer.weight_sync import (
     TICKET,
+    WEIGHT_SYNC,
     Sending,
     job_socket_name,
     relayed,
     traceback_text,
 )
-from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
 
 ADAPTER = "verl.workers.rollout.vllm_rollout.vllm_rollout:ServerAdapter"
 SENDER = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:BucketedWeightSender"

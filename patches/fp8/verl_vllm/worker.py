@@ -15,8 +15,13 @@ from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.ledger import files
 from flashpatch.patches.fp8.refit import model_registry, wide_weights
-from flashpatch.patches.fp8.verl.transfer.sync_calls import TICKET, Receiving, job_socket_name, traceback_text
-from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
+from flashpatch.patches.fp8.verl.transfer.weight_sync import (
+    TICKET,
+    WEIGHT_SYNC,
+    Receiving,
+    job_socket_name,
+    traceback_text,
+)
 from flashpatch.patches.fp8.vllm import reload
 from flashpatch.patches.fp8.vllm_lora import worker_manager
 
