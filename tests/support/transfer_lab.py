@@ -194,7 +194,7 @@ def ticket() -> dict:
 
     if not engine.enabled("fp8"):
         return {"use_shm": True}
-    from flashpatch.patches.fp8.verl.transfer.sync_calls import TICKET, Sending
+    from flashpatch.patches.fp8.verl.transfer.weight_sync import TICKET, Sending
 
     return {"use_shm": True, TICKET: Sending(STEP).ticket()}
 

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 from flashpatch import engine, ledger
+from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.delta.receiver import Damaged, Receiver
 from flashpatch.patches.fp8.delta.sender import Sender
 from flashpatch.patches.fp8.verl import adapters
-from flashpatch.record import Contract, Patch
 
 ROLLOUT = "verl.checkpoint_engine.base:CheckpointEngineWorker"
 FAMILY = "fp8"
@@ -27,6 +26,15 @@ APART = ("naive", "delta_sharded")
 _MUCH = 0.9  # of the bytes of everything: nothing is gained
 
 logger = logging.getLogger("flashpatch.fp8")
+
+patches = Patches(
+    "fp8",
+    "verl>=0.9",
+    evidence="update",
+    when="delta_sync=true anywhere=fp8.verl.checkpoint_manager_update_weights_delta",
+    scope="trainer",
+    remove_when="verl sends differences through all checkpoint engines, to quantized engines too.",
+)
 
 
 class Plan(NamedTuple):
@@ -65,10 +73,17 @@ def is_on() -> bool:
     return engine.enabled(FAMILY) and bool(engine.options(FAMILY)["delta_sync"])
 
 
-async def on_send(
+@patches.wrap(
+    f"{adapters.WORKER}.update_weights",
+    relies_on=("self.actor.engine.get_per_tensor_param", "self.checkpoint_engine.send_weights"),
+    why="Between two steps of RL one to three per cent of bf16 weights change, and verl sends all; its own differences "
+    "(delta_sharded) go to bf16 engines on CUDA alone.",
+)
+async def actor_update_weights_delta(
     original, self, global_steps: int | None = None, mode: str = "auto", *args: Any, **kwargs: Any
 ) -> Any:
-    """Around ``ActorRolloutRefWorker.update_weights``: send what changed, and return what that took beside verl's numbers."""
+    """With delta_sync, keep what was sent last, and send patches of what changed, with versions and fingerprints; return what that
+    took beside verl's numbers."""
     backend = self.config.rollout.checkpoint_engine.backend if mode == "auto" else mode
     plan, ENDS.plan = ENDS.plan, None
     if plan is None or backend in APART or adapters.asked(self.config.model):
@@ -90,20 +105,6 @@ async def on_send(
     return {**(metrics or {}), **_recorded(global_steps, plan)}
 
 
-def on_unfuse(original, weights: Any, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
-    """Around ``unfuse_moe_params``, through which verl's FSDP engine passes all weights that it exports, whole."""
-    unfused, plan = original(weights, *args, **kwargs), ENDS.exporting
-    return unfused if plan is None or plan.wide is None else _cast(unfused, frozenset(plan.wide))
-
-
-def _cast(weights: Any, wide: frozenset[str]) -> Iterator[tuple[str, Any]]:
-    import torch
-
-    for name, tensor in weights:
-        narrow = tensor.dtype == torch.float32 and name not in wide
-        yield name, tensor.to(torch.bfloat16) if narrow else tensor
-
-
 def _recorded(step: int | None, plan: Plan) -> dict[str, float]:
     """Write the last sync's numbers into the ledger, and return them under verl's names."""
     assert ENDS.sender.last is not None
@@ -114,7 +115,7 @@ def _recorded(step: int | None, plan: Plan) -> dict[str, float]:
     if facts["base"] and facts["share"] > _MUCH:
         logger.warning(
             "[flashpatch: %s] step %s: %.0f %% of the values changed, so delta_sync saves nothing (%s)",
-            SEND.id,
+            patches.of(actor_update_weights_delta).id,
             step,
             100 * changed,
             "rollouts did not say which weights may come in bf16"
@@ -129,8 +130,37 @@ def _recorded(step: int | None, plan: Plan) -> dict[str, float]:
     }
 
 
-async def on_receive(original, self, global_steps: int | None = None, *args: Any, **kwargs: Any) -> Any:
-    """Around ``CheckpointEngineWorker.update_weights``: load whole weights, whatever came; load nothing if they were refused.
+@patches.wrap(
+    "verl.workers.engine.fsdp.utils:unfuse_moe_params",
+    relies_on="verl.workers.engine.fsdp.transformer_impl:FSDPEngine.get_per_tensor_param",
+    evidence="optional",
+    why="With model_dtype=fp32, its default, verl's FSDP sends the optimizer's float32 weights, nearly all of which change "
+    "with each step; rounded to bf16, as engines hold them, few do.",
+)
+def unfuse_moe_params(original, weights: Any, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
+    """With delta_sync, cast to bf16 what no rollout holds in float32, before an audit takes fingerprints."""
+    unfused, plan = original(weights, *args, **kwargs), ENDS.exporting
+    return unfused if plan is None or plan.wide is None else _cast(unfused, frozenset(plan.wide))
+
+
+def _cast(weights: Any, wide: frozenset[str]) -> Iterator[tuple[str, Any]]:
+    import torch
+
+    for name, tensor in weights:
+        narrow = tensor.dtype == torch.float32 and name not in wide
+        yield name, tensor.to(torch.bfloat16) if narrow else tensor
+
+
+@patches.wrap(
+    f"{ROLLOUT}.update_weights",
+    relies_on=("self.checkpoint_engine.receive_weights", "self.server_adapter.update_weights"),
+    why="A rollout's client takes whole weights.",
+)
+async def rollout_update_weights_delta(
+    original, self, global_steps: int | None = None, *args: Any, **kwargs: Any
+) -> Any:
+    """With delta_sync, keep the weights, bring them up to date, compare fingerprints, and hand all of them on; load nothing if they
+    were refused.
 
     Raises:
         PatchError: everything came and is not what was sent.
@@ -151,60 +181,10 @@ async def on_receive(original, self, global_steps: int | None = None, *args: Any
     except Damaged as damage:
         raise PatchError(
             f"the weights of step {global_steps} were damaged on their way: {damage}",
-            patch=RECEIVE.id,
+            patch=patches.of(rollout_update_weights_delta).id,
             target=ROLLOUT,
             advice="The update was not committed. Send the weights again, or look for the damage in the transfer.",
         ) from damage
     receiver.commit()
     ledger.note(delta=receiver.facts)
     return None
-
-
-_patch = partial(
-    Patch,
-    requires="verl>=0.9",
-    evidence="update",
-    when="delta_sync=true anywhere=fp8.verl.checkpoint_manager_update_weights_delta",
-    scope=frozenset({"trainer"}),
-    needs=("fp8.verl.checkpoint_manager_update_weights_delta",),
-    remove_when="verl sends differences through all checkpoint engines, to quantized engines too.",
-)
-
-SEND = _patch(
-    id="fp8.verl.actor_update_weights_delta",
-    targets=(f"{adapters.WORKER}.update_weights",),
-    wrapper=on_send,
-    contract=Contract(
-        params=("global_steps", "mode"),
-        mentions=("self.actor.engine.get_per_tensor_param", "self.checkpoint_engine.send_weights"),
-    ),
-    why="Between two steps of RL one to three per cent of bf16 weights change, and verl sends all; its own differences "
-    "(delta_sharded) go to bf16 engines on CUDA alone.",
-    how="With delta_sync, keeps what was sent last, and sends patches of what changed, with versions and fingerprints.",
-)
-
-CAST = _patch(
-    id="fp8.verl.unfuse_moe_params",
-    targets=("verl.workers.engine.fsdp.utils:unfuse_moe_params",),
-    wrapper=on_unfuse,
-    contract=Contract(
-        params=("weights",),
-        exists=("verl.workers.engine.fsdp.transformer_impl:FSDPEngine.get_per_tensor_param",),
-    ),
-    evidence="optional",
-    why="With model_dtype=fp32, its default, verl's FSDP sends the optimizer's float32 weights, nearly all of which change "
-    "with each step; rounded to bf16, as engines hold them, few do.",
-    how="With delta_sync, casts to bf16 what no rollout holds in float32, before an audit takes fingerprints.",
-)
-
-RECEIVE = _patch(
-    id="fp8.verl.rollout_update_weights_delta",
-    targets=(f"{ROLLOUT}.update_weights",),
-    wrapper=on_receive,
-    contract=Contract(
-        params=("global_steps",),
-        mentions=("self.checkpoint_engine.receive_weights", "self.server_adapter.update_weights"),
-    ),
-    why="A rollout's client takes whole weights.",
-    how="With delta_sync, keeps the weights, brings them up to date, compares fingerprints, and hands all of them on.",
-)

@@ -11,13 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from flashpatch import ledger
+from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared.awaits import caller_awaits, resolve
 from flashpatch.patches.fp8.verl import delta_sync
-from flashpatch.record import Contract, Patch
 
 MANAGER = "verl.checkpoint_engine.base:CheckpointEngineManager"
-ID = "fp8.verl.checkpoint_manager_update_weights_delta"
 
 logger = logging.getLogger("flashpatch.fp8")
 
@@ -55,8 +54,22 @@ class Versions:
 VERSIONS = Versions()
 
 
-def on_update(original, self, global_steps: int | None = None, *args: Any, **kwargs: Any) -> Any:
-    """Around ``CheckpointEngineManager.update_weights``, which returns its result or a coroutine, as its caller asks.
+@Patches("fp8", "verl>=0.9").wrap(
+    f"{MANAGER}.update_weights",
+    relies_on=("self.backend", "self.actor_wg", "self.replicas", "verl.utils.ray_utils:auto_await"),
+    evidence="update",
+    when="delta_sync=true anywhere=fp8.verl.validate_config_rollout",
+    scope="driver",
+    why="Whoever sends differences must know what all receivers hold: one may be new, restarted, or have failed.",
+    remove_when="verl sends differences through all checkpoint engines, to quantized engines too.",
+)
+def checkpoint_manager_update_weights_delta(
+    original, self, global_steps: int | None = None, *args: Any, **kwargs: Any
+) -> Any:
+    """With delta_sync, ask all rollouts for their version, tell the trainer, and have everything sent in the same call if versions
+    differ or a rollout refused what came.
+
+    Like verl's it returns its result or a coroutine, as its caller asks.
 
     Raises:
         PatchError: a process does not take part, or refused a sync of everything.
@@ -80,7 +93,7 @@ def on_update(original, self, global_steps: int | None = None, *args: Any, **kwa
             if problems := await _refusals(self):
                 raise PatchError(
                     f"rollouts refused all weights of step {global_steps}: {'; '.join(problems)}.",
-                    patch=ID,
+                    patch=Patches.of(checkpoint_manager_update_weights_delta).id,
                     target=MANAGER,
                     advice="Set delta_sync=False, and look for what changes weights on their way.",
                 )
@@ -126,7 +139,7 @@ def _require(side: str, answers: list[Any]) -> None:
     if without:
         raise PatchError(
             f"{side} ranks {without} do not send or take differences: FlashPatch, or its option delta_sync, is missing there",
-            patch=ID,
+            patch=Patches.of(checkpoint_manager_update_weights_delta).id,
             target=MANAGER,
             advice="Give all processes of a job the same FLASHPATCH; flashpatch-verify --live shows them.",
         )
@@ -134,7 +147,11 @@ def _require(side: str, answers: list[Any]) -> None:
 
 def _report(step: int | None, what: str, problems: list[str]) -> None:
     logger.warning(
-        "[flashpatch: %s] step %s: %s, so all weights are sent: %s", ID, step, what, "; ".join(problems)
+        "[flashpatch: %s] step %s: %s, so all weights are sent: %s",
+        Patches.of(checkpoint_manager_update_weights_delta).id,
+        step,
+        what,
+        "; ".join(problems),
     )
     ledger.event("error", what=f"delta sync: {what}", step=step, problem="; ".join(problems))
 
@@ -174,24 +191,3 @@ def _planner(*given: Any) -> Callable[[Any], Any]:
         return True
 
     return plan
-
-
-PATCH = Patch(
-    id=ID,
-    targets=(f"{MANAGER}.update_weights",),
-    requires="verl>=0.9",
-    wrapper=on_update,
-    contract=Contract(
-        params=("global_steps",),
-        mentions=("self.backend", "self.actor_wg", "self.replicas"),
-        exists=("verl.utils.ray_utils:auto_await",),
-    ),
-    evidence="update",
-    when="delta_sync=true anywhere=fp8.verl.validate_config_rollout",
-    scope=frozenset({"driver"}),
-    needs=("fp8.verl.actor_update_weights_delta", "fp8.verl.rollout_update_weights_delta"),
-    why="Whoever sends differences must know what all receivers hold: one may be new, restarted, or have failed.",
-    how="With delta_sync, asks all rollouts for their version, tells the trainer, and has everything sent in the same call if "
-    "versions differ or a rollout refused what came.",
-    remove_when="verl sends differences through all checkpoint engines, to quantized engines too.",
-)

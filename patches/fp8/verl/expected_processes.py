@@ -1,19 +1,34 @@
-"""Write an expected ledger row for each Ray worker that is started."""
+"""Write an expected ledger row for each Ray worker, and for each of verl's servers, that is started."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from flashpatch import engine, ledger
-from flashpatch.record import Contract, Patch
+from flashpatch.decorate import Patches, Shared
 
 RAY = "verl.single_controller.ray.base"
+SHARED: Shared = {
+    "evidence": "optional",
+    "scope": ("driver", "trainer"),
+    "why": "A process that never loaded FlashPatch writes nothing, so its parent records that it is expected.",
+    "remove_when": "never: this is the evidence itself.",
+}
+
+patches = Patches("fp8", "verl>=0.9", **SHARED)
 
 
-def on_workers(original, self, *args: Any, **kwargs: Any) -> Any:
-    """Around ``RayWorkerGroup._init_with_resource_pool``. The workers record their roles themselves."""
+@patches.wrap(
+    f"{RAY}:RayWorkerGroup._init_with_resource_pool",
+    relies_on=("self._create_worker", f"{RAY}:RayWorkerGroup._create_worker"),
+    when="anywhere=fp8.verl.checkpoint_manager_update_weights",
+)
+def init_with_resource_pool(original, self, *args: Any, **kwargs: Any) -> Any:
+    """Ask each new actor for its host and pid, and write an expected row with them.
+
+    The workers record their roles themselves.
+    """
     import ray
 
     result = original(self, *args, **kwargs)
@@ -21,12 +36,24 @@ def on_workers(original, self, *args: Any, **kwargs: Any) -> Any:
     return result
 
 
-async def on_servers(original, self, *args: Any, **kwargs: Any) -> Any:
-    """Around a replica's ``launch_servers``: each server is a driver of its engine."""
-    result = await original(self, *args, **kwargs)
-    for server in self.servers:
-        _expect([await server.__ray_call__.remote(_identity())], ("driver",))
-    return result
+def of_servers(patches: Patches, replica: str, when: str) -> Callable[..., Any]:
+    """Add the patch for the servers of one engine.
+
+    Args:
+        patches: to add it to.
+        replica: verl's class that launches them, as ``"package.module:Class"``.
+        when: see `Patch`.
+    """
+
+    @patches.wrap(f"{replica}.launch_servers", relies_on="self.servers", when=when, **SHARED)
+    async def launch_servers(original, self, *args: Any, **kwargs: Any) -> Any:
+        """Ask each new actor for its host and pid, and write an expected row with them: each server drives its engine."""
+        result = await original(self, *args, **kwargs)
+        for server in self.servers:
+            _expect([await server.__ray_call__.remote(_identity())], ("driver",))
+        return result
+
+    return launch_servers
 
 
 def _expect(identities: Iterable[tuple[str, int]], roles: tuple[str, ...]) -> None:
@@ -44,39 +71,3 @@ def _identity() -> Any:
         return re.sub(r"[^A-Za-z0-9._-]", "-", os.uname().nodename).lstrip(".")[:100], os.getpid()
 
     return identity
-
-
-_patch = partial(
-    Patch,
-    requires="verl>=0.9",
-    evidence="optional",
-    scope=frozenset({"driver", "trainer"}),
-    why="A process that never loaded FlashPatch writes nothing, so its parent records that it is expected.",
-    how="Asks each new actor for its host and pid, and writes an expected row with them.",
-    remove_when="never: this is the evidence itself.",
-)
-
-PATCH = _patch(
-    id="fp8.verl.init_with_resource_pool",
-    when="anywhere=fp8.verl.checkpoint_manager_update_weights",
-    targets=(f"{RAY}:RayWorkerGroup._init_with_resource_pool",),
-    wrapper=on_workers,
-    contract=Contract(mentions=("self._create_worker",), exists=(f"{RAY}:RayWorkerGroup._create_worker",)),
-)
-
-
-def of_servers(patch_id: str, replica: str) -> Patch:
-    """Make the record for the servers of one engine.
-
-    Args:
-        patch_id: id of the record.
-        replica: verl's class that launches them, as ``"package.module:Class"``.
-    """
-    servers = patch_id.rpartition(".")[0]
-    return _patch(
-        id=patch_id,
-        when=f"anywhere=fp8.verl.validate_config_rollout anywhere={servers}.generate",
-        targets=(f"{replica}.launch_servers",),
-        wrapper=on_servers,
-        contract=Contract(mentions=("self.servers",)),
-    )

@@ -7,16 +7,26 @@ from collections.abc import Iterator
 from typing import Any
 
 from flashpatch import engine
+from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared.verl_config import Get, JobConfig
-from flashpatch.record import Contract, Patch
 
 ROLLOUT, ACTOR, MODEL = (f"actor_rollout_ref.{name}" for name in ("rollout", "actor", "model"))
 ADVICE = "Change these settings, or unset fp8's option lm_head."
 
 
-def on_build(original, self, *args: Any, **kwargs: Any) -> Any:
-    """Around ``FSDPEngine._build_module``: with the option lm_head=float32 the model's head computes in float32.
+@Patches("fp8", "verl>=0.9").wrap(
+    "verl.workers.engine.fsdp.transformer_impl:FSDPEngine._build_module",
+    relies_on="self.model_config.model_type",
+    evidence="optional",
+    when="lm_head=float32 anywhere=fp8.verl.validate_config_correction",
+    scope="trainer",
+    why="With a head in float32 in the rollouts alone, their log-probabilities and the trainer's, whose logits are rounded to "
+    "bf16, differ by that rounding.",
+    remove_when="verl computes the head in float32 on both sides by a setting.",
+)
+def build_module(original, self, *args: Any, **kwargs: Any) -> Any:
+    """With the option lm_head=float32, let the model's head multiply in float32, under autocast too.
 
     Raises:
         PatchError: the model has no head that is a linear layer.
@@ -41,8 +51,7 @@ def use_float32(model: Any) -> None:
     if not isinstance(head, torch.nn.Linear):
         raise PatchError(
             f"the head of {type(model).__name__} is no linear layer ({type(head).__name__}) and is not computed in float32.",
-            patch=PATCH.id,
-            target=PATCH.targets[0],
+            **Patches.at(build_module),
             advice=ADVICE,
         )
     head.forward = types.MethodType(_forward, head)
@@ -82,19 +91,3 @@ def refusals(get: Get) -> Iterator[str]:
     for path in ("lora_rank", "lora.rank"):
         if get(f"{MODEL}.{path}"):
             yield f"{MODEL}.{path}={get(f'{MODEL}.{path}')} (the engine's head is another class beside adapters)"
-
-
-PATCH = Patch(
-    id="fp8.verl.build_module",
-    targets=("verl.workers.engine.fsdp.transformer_impl:FSDPEngine._build_module",),
-    requires="verl>=0.9",
-    wrapper=on_build,
-    contract=Contract(params=("self",), mentions=("self.model_config.model_type",)),
-    evidence="optional",
-    when="lm_head=float32 anywhere=fp8.verl.validate_config_correction",
-    scope=frozenset({"trainer"}),
-    why="With a head in float32 in the rollouts alone, their log-probabilities and the trainer's, whose logits are rounded to "
-    "bf16, differ by that rounding.",
-    how="With the option lm_head=float32, the model's head multiplies in float32, under autocast too.",
-    remove_when="verl computes the head in float32 on both sides by a setting.",
-)

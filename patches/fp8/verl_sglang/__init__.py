@@ -6,24 +6,7 @@ vLLM does not depend on the SGLang that may be installed beside it.
 
 from __future__ import annotations
 
-from flashpatch.patches.fp8.verl_sglang import (
-    adapters,
-    dead_scheduler,
-    expected_processes,
-    http_engine,
-    http_server,
-    server_adapter,
-)
+from flashpatch.decorate import collected
+from flashpatch.patches.fp8.verl_sglang import http_engine, http_server, server_adapter
 
-PATCHES = (
-    http_server.LAUNCH,
-    http_server.GENERATE,
-    http_engine.SESSION,
-    http_engine.TENSOR,
-    http_engine.FLUSH,
-    adapters.LOAD,
-    adapters.UNLOAD,
-    server_adapter.PATCH,
-    expected_processes.PATCH,
-    dead_scheduler.PATCH,
-)
+PATCHES = collected(http_server, http_engine, server_adapter)

@@ -1,4 +1,7 @@
-"""Send each request of a weight update to SGLang's server exactly once, and raise its answer."""
+"""Send each request of a weight update to SGLang's server exactly once, and raise its answer.
+
+A LoRA adapter is sent once too, in place of the one that the server holds.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +11,111 @@ import base64
 import json
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any
 
 from flashpatch import engine
+from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.refit.errors import REQUESTS_RUN
 from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
-from flashpatch.record import Contract, Patch
 
 ENGINE = "verl.workers.rollout.sglang_rollout.http_server_engine:AsyncHttpServerAdapter"
 SELECTOR = "target"
 """The policy alone: SGLang's default would load it into a drafter as well."""
 BUSY_SECONDS = 10.0
 """Seconds in which a server's requests may end. It answers before it removes what has ended from its batch."""
+_SENT = "anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_sglang.server_adapter_update_weights"
+
+patches = Patches(
+    "fp8",
+    "verl>=0.9",
+    framework="verl_sglang",
+    beside="sglang>=0.5.21",
+    evidence="update",
+    scope="trainer",
+)
 
 
-async def on_tensor(original, self, req: Any) -> Any:
-    """Around ``update_weights_from_tensor``: within a sync, post one bucket of the policy, once.
+async def begin_weight_update(self, selector: str = "all", sync: str = "") -> dict[str, Any]:
+    """Open an update session on the server, asking again for `BUSY_SECONDS` while it still has requests.
+
+    Args:
+        self: verl's ``AsyncHttpServerAdapter``.
+        selector: target, draft or all: the models that it updates.
+        sync: id of the sync, returned in the receipts; empty: no receipts.
+
+    Raises:
+        PatchError: see `post`.
+    """
+    engine.record_call(patches.of(async_http_server_adapter).id)
+    return await post_patiently(self, "begin_weight_update", {"selector": selector, "rid": sync or None})
+
+
+async def end_weight_update(self) -> dict[str, Any]:
+    """End the session: commit the update and flush the cache.
+
+    Raises:
+        PatchError: see `post`.
+    """
+    return await post(self, "end_weight_update", {})
+
+
+_METHODS = {"begin_weight_update": begin_weight_update, "end_weight_update": end_weight_update}
+
+
+def _native(site: Any) -> str | None:
+    """Name verl's own method, once its client has one."""
+    theirs = vars(_client(site)).get("begin_weight_update")
+    return None if theirs in (None, begin_weight_update) else f"{ENGINE}.begin_weight_update"
+
+
+def _client(site: Any) -> type:
+    return site.module.AsyncHttpServerAdapter
+
+
+@patches.register(
+    ENGINE,
+    relies_on=(
+        "sglang.srt.entrypoints.EngineBase:EngineBase.begin_weight_update",
+        "sglang.srt.entrypoints.EngineBase:EngineBase.end_weight_update",
+    ),
+    native=_native,
+    when=_SENT,
+    why="SGLang's base class of engines asks for begin_weight_update and end_weight_update, which verl's client has not: "
+    "the trainer ends with 'Can't instantiate abstract class'.",
+    upstream="sglang/srt/entrypoints/EngineBase.py",
+    remove_when="verl's client has both methods.",
+)
+def async_http_server_adapter(site: Any) -> Callable[[], None]:
+    """Give verl's client both methods, as posts to the server."""
+    client = _client(site)
+
+    def take_away() -> None:
+        for name in _METHODS:
+            delattr(client, name)
+        abc.update_abstractmethods(client)
+
+    for name, method in _METHODS.items():
+        setattr(client, name, method)
+    abc.update_abstractmethods(client)
+    return take_away
+
+
+@patches.wrap(
+    f"{ENGINE}.update_weights_from_tensor",
+    relies_on=(
+        "req.serialized_named_tensors",
+        "req.load_format",
+        "self._make_async_request",
+        "sglang.srt.managers.io_struct:UpdateWeightsFromTensorReqInput.selector",
+    ),
+    when=_SENT,
+    why="verl posts a bucket again when it takes longer than 60 s, up to three times, loads the policy into a drafter "
+    "too, and has every bucket flush the cache, which SGLang refuses while requests wait.",
+    remove_when="verl's client knows which requests it may repeat, and passes selector and flush_cache on.",
+)
+async def update_weights_from_tensor(original, self, req: Any) -> Any:
+    """Post each bucket of a sync once, for the policy alone, without a flush; a refusal raises with the server's text.
 
     Raises:
         PatchError: see `post`.
@@ -41,8 +131,15 @@ def bucket(req: Any) -> dict[str, Any]:
     return {"serialized_named_tensors": encoded, "load_format": req.load_format, "flush_cache": False}
 
 
-async def on_flush(original, self) -> Any:
-    """Around ``flush_cache``: within a sync, which verl ends so, end the session; that commits, then flushes once.
+@patches.wrap(
+    f"{ENGINE}.flush_cache",
+    relies_on=("self.max_attempts", "sglang.srt.managers.io_struct:EndWeightUpdateReqInput"),
+    when=_SENT,
+    why="SGLang finishes an update at end_weight_update, which verl never calls; and a flush that fails is only logged.",
+    remove_when="verl ends SGLang's session itself.",
+)
+async def flush_cache(original, self) -> Any:
+    """End the session at the end of a sync, which commits the update, flushes the cache and answers with receipts.
 
     Raises:
         PatchError: see `post`.
@@ -67,47 +164,52 @@ async def flush_or_end(
     return sending.committed
 
 
-def native(site: Any) -> str | None:
-    """Name verl's own method, once its client has one."""
-    theirs = vars(_client(site)).get("begin_weight_update")
-    return (
-        None
-        if theirs is None or theirs is _METHODS["begin_weight_update"]
-        else f"{ENGINE}.begin_weight_update"
-    )
-
-
-def apply(site: Any) -> None:
-    """Give verl's client the two methods that SGLang's base class asks for."""
-    for name, method in _METHODS.items():
-        setattr(_client(site), name, method)
-    abc.update_abstractmethods(_client(site))
-
-
-def undo(site: Any) -> None:
-    """Take them away."""
-    for name in _METHODS:
-        delattr(_client(site), name)
-    abc.update_abstractmethods(_client(site))
-
-
-def _client(site: Any) -> type:
-    return site.module.AsyncHttpServerAdapter
-
-
-async def begin_weight_update(self, selector: str = "all", sync: str = "") -> dict[str, Any]:
-    """Open an update session on the server, asking again for `BUSY_SECONDS` while it still has requests.
-
-    Args:
-        self: verl's ``AsyncHttpServerAdapter``.
-        selector: target, draft or all: the models that it updates.
-        sync: id of the sync, returned in the receipts; empty: no receipts.
+@patches.wrap(
+    f"{ENGINE}.load_lora_adapter_from_tensor",
+    relies_on=("req.serialized_named_tensors", "req.config_dict"),
+    evidence="optional",  # a job may have no adapters
+    why="verl posts an adapter again when it takes longer than 60 s, and takes a refusal for an error of the connection.",
+    remove_when="verl's client knows which requests it may repeat.",
+)
+async def load_lora_adapter_from_tensor(original, self, req: Any) -> Any:
+    """Post an adapter of a sync once, and keep the ranks' receipts; a refusal raises with the server's text.
 
     Raises:
         PatchError: see `post`.
     """
-    engine.record_call(SESSION.id)
-    return await post_patiently(self, "begin_weight_update", {"selector": selector, "rid": sync or None})
+    if WEIGHT_SYNC.sending is None:
+        return await original(self, req)
+    encoded = [base64.b64encode(part).decode() for part in req.serialized_named_tensors]
+    return await send_adapter(
+        self, req, {"serialized_named_tensors": encoded}, patches.of(load_lora_adapter_from_tensor).id
+    )
+
+
+async def send_adapter(client: Any, req: Any, tensors: dict[str, Any], patch: str) -> dict[str, Any]:
+    """Post an adapter, asking again while requests run under the one before; keep and return the answer.
+
+    Args:
+        client: verl's ``AsyncHttpServerAdapter``.
+        req: name and configuration of the adapter.
+        tensors: the field of the request that holds them.
+        patch: id that errors name.
+    """
+    sending = WEIGHT_SYNC.sending
+    fields = {"lora_name": req.lora_name, "config_dict": req.config_dict, "rid": sending.id, **tensors}
+    sending.committed = await post_patiently(client, "load_lora_adapter_from_tensors", fields, patch)
+    sending.send = time.perf_counter() - sending.began
+    return sending.committed
+
+
+@patches.wrap(
+    f"{ENGINE}.unload_lora_adapter",
+    evidence="optional",
+    why="verl unloads an adapter before its successor has come; if that is refused, rollouts have none.",
+    remove_when="SGLang replaces an adapter by itself.",
+)
+async def unload_lora_adapter(original, self, lora_name: str) -> Any:
+    """Leave the old adapter in place within verl's update: the new one takes its name."""
+    return await original(self, lora_name) if WEIGHT_SYNC.sending is None else {}
 
 
 async def post_patiently(
@@ -124,25 +226,13 @@ async def post_patiently(
         await asyncio.sleep(0.1)
 
 
-async def end_weight_update(self) -> dict[str, Any]:
-    """End the session: commit the update and flush the cache.
-
-    Raises:
-        PatchError: see `post`.
-    """
-    return await post(self, "end_weight_update", {})
-
-
-_METHODS = {"begin_weight_update": begin_weight_update, "end_weight_update": end_weight_update}
-
-
 async def post(adapter: Any, endpoint: str, payload: dict[str, Any], patch: str = "") -> dict[str, Any]:
     """Post one request and return the JSON answer. verl's own client sends it again after 60 s.
 
     Args:
         adapter: verl's ``AsyncHttpServerAdapter``.
         endpoint, payload: the request.
-        patch: id that errors name, if not that of `TENSOR`.
+        patch: id that errors name, if not that of `update_weights_from_tensor`.
 
     Raises:
         PatchError: the server refused, is gone, or did not answer within ``transfer_timeout`` seconds.
@@ -165,7 +255,7 @@ async def post(adapter: Any, endpoint: str, payload: dict[str, Any], patch: str 
         problem = f"is gone: {endpoint} ended with {type(error).__name__}: {error}."
     raise PatchError(
         f"the rollout server at {url.rpartition('/')[0]} {problem}",
-        patch=patch or TENSOR.id,
+        patch=patch or patches.of(update_weights_from_tensor).id,
         advice="The trainer stops; the rollout server's log has the reason.",
     )
 
@@ -177,65 +267,3 @@ def _reason(body: str) -> str:
         return str(told.get("message") or told["error_message"]).rstrip()
     except (ValueError, KeyError, TypeError, AttributeError):
         return body.rstrip()
-
-
-_patch = partial(
-    Patch,
-    requires="verl>=0.9",
-    evidence="optional",  # ranks that are not the first of a server send nothing
-    beside="sglang>=0.5.21",
-    scope=frozenset({"trainer"}),
-    needs=("fp8.verl_sglang.server_adapter_update_weights",),
-)
-
-SESSION = _patch(
-    id="fp8.verl_sglang.async_http_server_adapter",
-    evidence="update",
-    when="anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_sglang.server_adapter_update_weights",
-    targets=(ENGINE,),
-    apply=apply,
-    undo=undo,
-    native=native,
-    contract=Contract(
-        exists=(
-            "sglang.srt.entrypoints.EngineBase:EngineBase.begin_weight_update",
-            "sglang.srt.entrypoints.EngineBase:EngineBase.end_weight_update",
-        ),
-    ),
-    why="SGLang's base class of engines asks for begin_weight_update and end_weight_update, which verl's client has not: "
-    "the trainer ends with 'Can't instantiate abstract class'.",
-    how="Gives verl's client both methods, as posts to the server.",
-    upstream="sglang/srt/entrypoints/EngineBase.py",
-    remove_when="verl's client has both methods.",
-)
-
-TENSOR = _patch(
-    id="fp8.verl_sglang.update_weights_from_tensor",
-    evidence="update",
-    when="anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_sglang.server_adapter_update_weights",
-    targets=(f"{ENGINE}.update_weights_from_tensor",),
-    wrapper=on_tensor,
-    contract=Contract(
-        params=("req",),
-        mentions=("req.serialized_named_tensors", "req.load_format", "self._make_async_request"),
-        exists=("sglang.srt.managers.io_struct:UpdateWeightsFromTensorReqInput.selector",),
-    ),
-    why="verl posts a bucket again when it takes longer than 60 s, up to three times, loads the policy into a drafter "
-    "too, and has every bucket flush the cache, which SGLang refuses while requests wait.",
-    how="Posts each bucket once, for the policy alone, without a flush; a refusal raises with the server's text.",
-    remove_when="verl's client knows which requests it may repeat, and passes selector and flush_cache on.",
-)
-
-FLUSH = _patch(
-    id="fp8.verl_sglang.flush_cache",
-    evidence="update",
-    when="anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_sglang.server_adapter_update_weights",
-    targets=(f"{ENGINE}.flush_cache",),
-    wrapper=on_flush,
-    contract=Contract(
-        mentions=("self.max_attempts",), exists=("sglang.srt.managers.io_struct:EndWeightUpdateReqInput",)
-    ),
-    why="SGLang finishes an update at end_weight_update, which verl never calls; and a flush that fails is only logged.",
-    how="At the end of a sync ends the session, which commits the update, flushes the cache and answers with receipts.",
-    remove_when="verl ends SGLang's session itself.",
-)

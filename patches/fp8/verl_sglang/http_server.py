@@ -1,30 +1,93 @@
-"""Launch SGLang 0.5.20 and newer from verl's server, and return samples whose log-probabilities are complete."""
+"""Follow verl's SGLang servers: launch them on 0.5.20 and newer, return complete samples, and end one whose scheduler died.
+
+SGLang's watchdog sends its own process SIGQUIT, whose handler ends it. In a Ray actor handlers run when Ray's loop comes back
+to Python, which may be never: the server stays, answers nothing, and the trainer waits until its time limit.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
+import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 from flashpatch import engine
+from flashpatch.decorate import Own, Patches
 from flashpatch.errors import PatchError
+from flashpatch.patches._shared.context import holding
 from flashpatch.patches.fp8.precision import fleet
 from flashpatch.patches.fp8.sglang.kept_tokens import HELD
-from flashpatch.patches.fp8.verl.correction import sample_precision
-from flashpatch.record import Contract, Patch
+from flashpatch.patches.fp8.verl.correction import mismatch
+from flashpatch.patches.fp8.verl.expected_processes import of_servers
+from flashpatch.record import Patch
+
+logger = logging.getLogger("flashpatch.fp8")
 
 MODULE = "verl.workers.rollout.sglang_rollout.async_sglang_server"
-SERVER = f"{MODULE}:SGLangHttpServer"
+SERVER, REPLICA = f"{MODULE}:SGLangHttpServer", f"{MODULE}:SGLangReplica"
+WATCHDOG = "sglang.srt.utils.watchdog:SubprocessWatchdog"
+GRACE = 10.0
+"""Seconds that SGLang's own handler has to end the process."""
+
+# What patches for SGLang 0.5.12 share:
+GENERATE: Own = {
+    "relies_on": (
+        "TokenOutput",
+        "output_token_logprobs",
+        "max_new_tokens",
+        "verl.workers.rollout.replica:TokenOutput.extra_fields",
+        "verl.workers.rollout.replica:TokenOutput.log_probs",
+    ),
+    "params": ("prompt_ids", "sampling_params", "request_id"),
+    "why": "Where SGLang returns another number of log-probabilities than tokens, verl logs an error and trains on an "
+    "empty answer; a request that SGLang refuses ends with an exception that Ray cannot pass on. In a mixed fleet the trainer "
+    "cannot tell which samples come from an 8-bit replica, nor under truncated sampling which tokens were kept.",
+    "how": "Raise for such a sample, unless it was aborted, and with the refusal's text; add the replica's precision to the "
+    "extra fields and, with the option support, the kept ids to the log-probabilities.",
+    "remove_when": "verl raises, and its samples name their replica and have sampling masks.",
+}
+CHECK: Own = {
+    "relies_on": ("self._processes", "signal.SIGQUIT", f"{WATCHDOG}._monitor_loop"),
+    "evidence": "optional",  # only a death calls for it
+    "scope": "driver",
+    "why": "SGLang's server ends itself by a signal when a scheduler dies; in verl's Ray actor that signal's handler may never "
+    "run, and the trainer waits for a server that answers nothing.",
+    "how": f"Kill the server and its children when it is still there {GRACE:g} s after the signal.",
+    "remove_when": "SGLang's watchdog ends the process without a handler in the main thread.",
+}
+
+patches = Patches("fp8", "verl>=0.9", framework="verl_sglang", beside="sglang>=0.5.21", scope="driver")
+servers = Patches("fp8", "verl>=0.9", framework="verl_sglang")
+watchdog = Patches("fp8", "sglang>=0.5.20", framework="verl_sglang", tested=("0.5.21", "0.5.23"))
 
 
-async def on_launch(original, self, *args: Any, **kwargs: Any) -> None:
-    """Around ``launch_server``: list the fields of SGLang's arguments, whatever kind of class they are; then keep
-    the scheduler's description where verl keeps the ports."""
+@patches.wrap(
+    f"{SERVER}.launch_server",
+    relies_on=(
+        "dataclasses.fields",
+        "ServerArgs",
+        "Engine._launch_subprocesses",
+        "self.scheduler_info",
+        "sglang.srt.entrypoints.engine:Engine._launch_subprocesses",
+        "sglang.srt.entrypoints.engine:SchedulerInitResult.scheduler_infos",
+        "sglang.srt.entrypoints.http_server:get_global_state",
+    ),
+    evidence="optional",
+    when="anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_sglang.generate",
+    why="verl lists the fields of SGLang's ServerArgs as a dataclass's; from SGLang 0.5.20 on it is a msgspec struct, "
+    "and verl ends with a TypeError. What verl keeps as scheduler_info is the tuple's third part: the ports.",
+    upstream="sglang/srt/server_args.py: ServerArgs(msgspec.Struct)",
+    remove_when="verl asks ServerArgs for its fields in a way that both kinds answer.",
+)
+async def launch_server(original, self, *args: Any, **kwargs: Any) -> None:
+    """Answer dataclasses.fields in verl's module for msgspec structs, and put the first scheduler's description where the server's
+    endpoints look for it."""
     from sglang.srt.entrypoints import http_server
 
     engine.require("fp8")
@@ -72,15 +135,16 @@ def _scheduler_info() -> Iterator[list[dict[str, Any]]]:
         Engine._launch_subprocesses = launch
 
 
-async def on_generate(original, self, *args: Any, **kwargs: Any) -> Any:
-    """Around ``generate``: see `complete`; the sample's log-probabilities are those over the kept tokens, and have their ids,
-    if the engine returned them."""
+@patches.wrap(
+    f"{SERVER}.generate",
+    when="anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_sglang.launch_servers",
+    **GENERATE,
+)
+async def generate(original, self, *args: Any, **kwargs: Any) -> Any:
+    """See `complete`; the sample's log-probabilities are those over the kept tokens, and have their ids, if the engine returned them."""
     held: list[Any] = []
-    token = HELD.set(held)
-    try:
-        output = await complete(GENERATE, original, self, *args, **kwargs)
-    finally:
-        HELD.reset(token)
+    with holding(HELD, held):
+        output = await complete(patches.of(generate), original, self, *args, **kwargs)
     if held and len(held) == len(output.token_ids):  # without them the trainer stops
         output.log_probs = held
     return output
@@ -125,52 +189,32 @@ async def complete(
             target=patch.targets[0],
             advice="verl would train on an empty answer. The server's log has both lengths.",
         )
-    sample_precision.note(output, self.replica_rank)
+    mismatch.note_precision(output, self.replica_rank)
     return output
 
 
-_patch = partial(Patch, requires="verl>=0.9", beside="sglang>=0.5.21", scope=frozenset({"driver"}))
-
-LAUNCH = _patch(
-    id="fp8.verl_sglang.launch_server",
-    targets=(f"{SERVER}.launch_server",),
-    wrapper=on_launch,
-    contract=Contract(
-        mentions=("dataclasses.fields", "ServerArgs", "Engine._launch_subprocesses", "self.scheduler_info"),
-        exists=(
-            "sglang.srt.entrypoints.engine:Engine._launch_subprocesses",
-            "sglang.srt.entrypoints.engine:SchedulerInitResult.scheduler_infos",
-            "sglang.srt.entrypoints.http_server:get_global_state",
-        ),
-    ),
-    evidence="optional",
-    when="anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_sglang.generate",
-    why="verl lists the fields of SGLang's ServerArgs as a dataclass's; from SGLang 0.5.20 on it is a msgspec struct, "
-    "and verl ends with a TypeError. What verl keeps as scheduler_info is the tuple's third part: the ports.",
-    how="Answers dataclasses.fields in verl's module for msgspec structs, and puts the first scheduler's description "
-    "where the server's endpoints look for it.",
-    upstream="sglang/srt/server_args.py: ServerArgs(msgspec.Struct)",
-    remove_when="verl asks ServerArgs for its fields in a way that both kinds answer.",
+launch_servers = of_servers(
+    servers, REPLICA, "anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_sglang.generate"
 )
 
-GENERATE = _patch(
-    id="fp8.verl_sglang.generate",
-    targets=(f"{SERVER}.generate",),
-    wrapper=on_generate,
-    contract=Contract(
-        params=("prompt_ids", "sampling_params", "request_id"),
-        mentions=("TokenOutput", "output_token_logprobs", "max_new_tokens"),
-        exists=(
-            "verl.workers.rollout.replica:TokenOutput.extra_fields",
-            "verl.workers.rollout.replica:TokenOutput.log_probs",
-        ),
-    ),
-    evidence="step",
-    when="anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_sglang.launch_servers",
-    why="Where SGLang returns another number of log-probabilities than tokens, verl logs an error and trains on an "
-    "empty answer; a request that SGLang refuses ends with an exception that Ray cannot pass on. In a mixed fleet the trainer cannot tell which samples come from an 8-bit replica, "
-    "nor under truncated sampling which tokens were kept.",
-    how="Raises for such a sample, unless it was aborted, and with the refusal's text; adds the replica's precision to the extra "
-    "fields and, with the option support, the kept ids to the log-probabilities.",
-    remove_when="verl raises, and its samples name their replica and have sampling masks.",
-)
+
+@watchdog.wrap(f"{WATCHDOG}._check_processes", **CHECK)
+def check_processes(original, self, *args: Any, **kwargs: Any) -> bool:
+    """Kill, in the watchdog's thread, what outlives SGLang's signal."""
+    crashed = original(self, *args, **kwargs)
+    if crashed:
+        time.sleep(GRACE)  # SGLang's handler mostly ends the process meanwhile
+        _end_process()
+    return crashed
+
+
+def _end_process() -> None:
+    import psutil
+
+    logger.error("a scheduler of this SGLang server died, and the server is still there: ending it")
+    for child in psutil.Process().children(recursive=True):
+        try:
+            child.kill()
+        except psutil.NoSuchProcess:
+            continue
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -8,20 +8,37 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from flashpatch import ledger
+from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.sglang.receipts import MARK
 from flashpatch.patches.fp8.verl import adapters
 from flashpatch.patches.fp8.verl.transfer import receipts
-from flashpatch.patches.fp8.verl.transfer.sync_calls import relayed
-from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
+from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC, relayed
 from flashpatch.patches.fp8.verl_sglang import http_engine
-from flashpatch.record import Contract, Patch
+from flashpatch.record import Patch
 
 ADAPTER = "verl.workers.rollout.sglang_rollout.sglang_rollout:ServerAdapter"
 
 
-def on_update(original, self, weights: Any, *args: Any, **kwargs: Any) -> Coroutine:
-    """Around ``update_weights``.
+@Patches("fp8", "verl>=0.9", framework="verl_sglang", beside="sglang>=0.5.21").wrap(
+    f"{ADAPTER}.update_weights",
+    relies_on=(
+        "self._init_server_adapter",
+        "self._engine.flush_cache",
+        "sgl_update_weights",
+        "sglang.srt.managers.io_struct:BeginWeightUpdateReqInput.selector",
+    ),
+    params=("weights", "global_steps"),
+    evidence="update",
+    when="anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_sglang.launch_servers",
+    scope="trainer",
+    why="From 0.5.21 on SGLang takes weights only between begin_weight_update and end_weight_update, which verl calls "
+    "neither; and verl does not know which policy a replica holds after a sync.",
+    remove_when="verl opens and ends SGLang's session, and its update returns what each rank committed.",
+)
+def server_adapter_update_weights(original, self, weights: Any, *args: Any, **kwargs: Any) -> Coroutine:
+    """Open a session for the policy before the first bucket, and keep the receipts of the server's ranks until the driver asks.
+    After a failure the session stays open, so that nothing half-updated is served.
 
     Raises:
         PatchError: sparse updates, which write past the model's loader; adapters that do not come, or before any base; or a
@@ -31,7 +48,7 @@ def on_update(original, self, weights: Any, *args: Any, **kwargs: Any) -> Corout
     def begin(sync: str) -> Awaitable[Any]:
         return http_engine.begin_weight_update(self._engine, http_engine.SELECTOR, sync)
 
-    return update(original, self, weights, args, kwargs, begin, PATCH)
+    return update(original, self, weights, args, kwargs, begin, Patches.of(server_adapter_update_weights))
 
 
 async def update(
@@ -108,26 +125,3 @@ def _refuse(kwargs: dict[str, Any], patch: Patch) -> None:
             target=patch.targets[0],
             advice="Send whole weights: rollout.checkpoint_engine.backend=naive.",
         )
-
-
-PATCH = Patch(
-    id="fp8.verl_sglang.server_adapter_update_weights",
-    targets=(f"{ADAPTER}.update_weights",),
-    requires="verl>=0.9",
-    beside="sglang>=0.5.21",
-    wrapper=on_update,
-    contract=Contract(
-        params=("weights", "global_steps"),
-        mentions=("self._init_server_adapter", "self._engine.flush_cache", "sgl_update_weights"),
-        exists=("sglang.srt.managers.io_struct:BeginWeightUpdateReqInput.selector",),
-    ),
-    evidence="update",
-    when="anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_sglang.launch_servers",
-    scope=frozenset({"trainer"}),
-    needs=("fp8.verl_sglang.update_weights_from_tensor", "fp8.verl_sglang.flush_cache"),
-    why="From 0.5.21 on SGLang takes weights only between begin_weight_update and end_weight_update, which verl calls "
-    "neither; and verl does not know which policy a replica holds after a sync.",
-    how="Opens a session for the policy before the first bucket, and keeps the receipts of the server's ranks until the "
-    "driver asks. After a failure the session stays open, so that nothing half-updated is served.",
-    remove_when="verl opens and ends SGLang's session, and its update returns what each rank committed.",
-)

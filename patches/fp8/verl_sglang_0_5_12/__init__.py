@@ -5,15 +5,7 @@ These patches are in the place of those in `verl_sglang`, which are for newer ve
 
 from __future__ import annotations
 
+from flashpatch.decorate import collected
 from flashpatch.patches.fp8.verl_sglang_0_5_12 import client, server
 
-PATCHES = (
-    server.LAUNCH,
-    server.GENERATE,
-    server.LAUNCHED,
-    server.DEAD,
-    client.CLIENT,
-    client.TENSOR,
-    client.FLUSH,
-    client.UPDATE,
-)
+PATCHES = collected(server, client)

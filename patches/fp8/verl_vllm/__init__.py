@@ -6,32 +6,7 @@ vLLM.
 
 from __future__ import annotations
 
-from flashpatch.patches.fp8.verl_vllm import (
-    expected_processes,
-    generate,
-    hijack,
-    http_server,
-    receiver,
-    rollout_worker,
-    sender,
-    server_adapter,
-)
+from flashpatch.decorate import collected
+from flashpatch.patches.fp8.verl_vllm import http_server, trainer, worker
 
-PATCHES = (
-    sender.SEND,
-    sender.SOCKET,
-    sender.CLEANUP,
-    receiver.RECEIVE,
-    receiver.SOCKET,
-    receiver.CLEANUP,
-    rollout_worker.PATCH,
-    rollout_worker.PREPARE,
-    rollout_worker.PROCESS,
-    http_server.PATCH,
-    http_server.CLEAR,
-    server_adapter.UPDATE,
-    server_adapter.EXECUTE,
-    expected_processes.PATCH,
-    generate.PATCH,
-    hijack.PATCH,
-)
+PATCHES = collected(trainer, worker, http_server)

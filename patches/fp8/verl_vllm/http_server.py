@@ -1,25 +1,45 @@
-"""Forward worker results and engine death to the trainer."""
+"""Forward worker results and engine death from verl's vLLM server to the trainer, and say what its samples were drawn with."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from functools import partial
 from typing import Any
 
+from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8.verl_vllm.server_adapter import RECEIVE
-from flashpatch.record import Contract, Patch
+from flashpatch.patches._shared.context import holding
+from flashpatch.patches.fp8.support.kept import Drawn
+from flashpatch.patches.fp8.verl.correction import mismatch
+from flashpatch.patches.fp8.verl.expected_processes import of_servers
+from flashpatch.patches.fp8.verl_vllm.trainer import RECEIVE
+from flashpatch.patches.fp8.vllm.kept_tokens import HELD
 
-ID = "fp8.verl_vllm.collective_rpc"
-SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer"
+SERVERS = "verl.workers.rollout.vllm_rollout.vllm_async_server"
+_SYNC = "anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_vllm.server_adapter_update_weights"
 _TICK = 0.5  # seconds between two checks of the engine
 
+patches = Patches(
+    "fp8",
+    "verl>=0.9",
+    framework="verl_vllm",
+    scope="driver",
+    remove_when="verl returns the answers, and vLLM fails the calls under way when an engine core ends.",
+)
 
-async def on_collective_rpc(
+
+@patches.wrap(
+    f"{SERVERS}:vLLMHttpServer.collective_rpc",
+    relies_on=("self.engine.collective_rpc", "vllm.v1.engine.async_llm:AsyncLLM.errored"),
+    evidence="optional",
+    when=_SYNC,
+    why="verl's server drops the workers' answers, and a call to an engine that dies meanwhile never returns: "
+    "vLLM's client fails later calls only.",
+)
+async def collective_rpc(
     original, self, method: Any, timeout: Any = None, args: tuple = (), kwargs: Any = None
 ):
-    """Around ``vLLMHttpServer.collective_rpc``, which drops the workers' answers: return those of an update.
+    """Return the receipts of an update, and while any call runs check that the engine still lives.
 
     Raises:
         PatchError: the engine ended before it answered.
@@ -31,8 +51,15 @@ async def on_collective_rpc(
     return await _while_alive(self, answer, str(method))
 
 
-async def on_clear(original, self):
-    """Around ``vLLMHttpServer.clear_kv_cache``, the end of each sync.
+@patches.wrap(
+    f"{SERVERS}:vLLMHttpServer.clear_kv_cache",
+    relies_on="self.engine.reset_prefix_cache",
+    evidence="update",
+    when=_SYNC,
+    why="The same: an engine that dies while a sync clears its caches leaves the trainer waiting.",
+)
+async def clear_kv_cache(original, self):
+    """Check that the engine still lives while the call runs.
 
     Raises:
         PatchError: the engine ended before it answered.
@@ -48,7 +75,7 @@ async def _while_alive(server: Any, answer: Awaitable[Any], what: str) -> Any:
             if getattr(getattr(server, "engine", None), "errored", False):
                 raise PatchError(
                     f"the rollout engine ended during {what}.",
-                    patch=ID,
+                    patch=patches.of(collective_rpc).id,
                     advice="The log of the rollout server has the reason; a worker may have been killed.",
                 )
         return call.result()
@@ -56,37 +83,35 @@ async def _while_alive(server: Any, answer: Awaitable[Any], what: str) -> Any:
         call.cancel()
 
 
-_patch = partial(
-    Patch,
-    requires="verl>=0.9",
-    evidence="optional",
-    scope=frozenset({"driver"}),
-    remove_when="verl returns the answers, and vLLM fails the calls under way when an engine core ends.",
+launch_servers = of_servers(
+    patches,
+    f"{SERVERS}:vLLMReplica",
+    "anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_vllm.generate",
 )
 
-PATCH = _patch(
-    id=ID,
-    when="anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_vllm.server_adapter_update_weights",
-    targets=(f"{SERVER}.collective_rpc",),
-    wrapper=on_collective_rpc,
-    contract=Contract(
-        params=("method", "timeout", "args", "kwargs"),
-        mentions=("self.engine.collective_rpc",),
-        exists=("vllm.v1.engine.async_llm:AsyncLLM.errored",),
+
+@patches.wrap(
+    f"{SERVERS}:vLLMHttpServer.generate",
+    relies_on=(
+        "TokenOutput",
+        "self.replica_rank",
+        "self.engine.generate",
+        "verl.workers.rollout.replica:TokenOutput.extra_fields",
+        "verl.workers.rollout.replica:TokenOutput.log_probs",
     ),
-    why="verl's server drops the workers' answers, and a call to an engine that dies meanwhile never returns: "
-    "vLLM's client fails later calls only.",
-    how="Returns the receipts of an update, and while any call runs checks that the engine still lives.",
+    params=("prompt_ids", "sampling_params", "request_id"),
+    when="anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_vllm.launch_servers",
+    needs="fp8.verl.calculate_debug_metrics",
+    why="In a mixed fleet the trainer cannot tell which samples come from an 8-bit replica, nor under truncated sampling "
+    "which tokens were kept.",
+    remove_when="verl's samples name their replica and have sampling masks.",
 )
-
-CLEAR = _patch(
-    id="fp8.verl_vllm.clear_kv_cache",
-    evidence="update",
-    when="anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_vllm.server_adapter_update_weights",
-    targets=(f"{SERVER}.clear_kv_cache",),
-    wrapper=on_clear,
-    contract=Contract(mentions=("self.engine.reset_prefix_cache",)),
-    needs=(ID,),
-    why="The same: an engine that dies while a sync clears its caches leaves the trainer waiting.",
-    how="Checks that the engine still lives while the call runs.",
-)
+async def generate(original, self, *args: Any, **kwargs: Any) -> Any:
+    """Add the replica's precision to the sample's extra fields; with the option support, the kept ids to the log-probabilities."""
+    held: list[Any] = []
+    with holding(HELD, held):
+        output = await original(self, *args, **kwargs)
+    if held and output.log_probs:
+        output.log_probs = [Drawn(*pair) for pair in zip(output.log_probs, held, strict=True)]
+    mismatch.note_precision(output, self.replica_rank)
+    return output

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flashpatch import engine, ledger
+from flashpatch.decorate import Patches
+from flashpatch.patches._shared.context import holding
 from flashpatch.patches.fp8.mismatch.monitor import MONITOR, Batch, observe
+from flashpatch.patches.fp8.precision import fleet
 from flashpatch.patches.fp8.verl.correction import truncated_sampling
-from flashpatch.patches.fp8.verl.correction.rollout_correction import CAP
-from flashpatch.record import Contract, Patch
 
 if TYPE_CHECKING:
     from flashpatch.patches._shared.verl_config import Get
+
+CAP = 2.0
+"""Largest importance weight of a token: verl's own default, and that of its TIS presets."""
 
 KEY = "rollout_precision"
 """Key of a sample's precision among verl's extra fields."""
@@ -27,8 +30,19 @@ KEY = "rollout_precision"
 BATCH: ContextVar[Batch] = ContextVar("batch", default=Batch())
 
 
-def on_debug_metrics(original, data: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """Around ``calculate_debug_metrics``, whose ``data`` has both logprobs."""
+patches = Patches("fp8", "verl>=0.9", evidence="optional", scope="driver")
+
+
+@patches.wrap(
+    "verl.utils.debug.metrics:calculate_debug_metrics",
+    relies_on="data.batch",
+    why="A rollout that drifts from the trainer harms training long before rewards show it, and verl does "
+    "not say which update or layer caused it.",
+    remove_when="verl compares updates, and its rollouts report their rounding errors.",
+)
+def calculate_debug_metrics(original, data: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Add mismatch/* to verl's metrics, per precision in a mixed fleet, and report an update after which k3 jumps with the layers
+    whose rounding error grew most."""
     found = original(data, *args, **kwargs)
     rollout, trainer = data.batch["rollout_log_probs"], data.batch["old_log_probs"]
     mask = data.batch["response_mask"] if "response_mask" in data.batch else data.batch["attention_mask"]
@@ -44,14 +58,18 @@ def on_debug_metrics(original, data: Any, *args: Any, **kwargs: Any) -> dict[str
     return {**found, **observe(MONITOR, rollout, trainer, mask, batch, factor)}
 
 
-def on_old_log_prob(original, self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around the trainer's ``_compute_old_log_prob``: look up the precision of each sample of this batch."""
+@patches.wrap(
+    "verl.trainer.ppo.v1.trainer_base:PPOTrainer._compute_old_log_prob",
+    relies_on=("calculate_debug_metrics", "self.config"),
+    params=("batch", "metrics"),
+    why="verl's debug metrics see tensors only, neither padding nor the replica of a sample.",
+    remove_when="verl's metrics are per replica.",
+)
+def compute_old_log_prob(original, self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    """Look up what precision each sample carries, and which samples are padding."""
     truncated = truncated_sampling.is_measurable(_reader(self.config), engine.options("fp8")["support"])
-    token = BATCH.set(Batch(_cap(self.config), _precisions(batch), truncated))
-    try:
+    with holding(BATCH, Batch(_cap(self.config), _precisions(batch), truncated)):
         return original(self, batch, *args, **kwargs)
-    finally:
-        BATCH.reset(token)
 
 
 def _reader(config: Any) -> Get:
@@ -88,27 +106,9 @@ def _precisions(batch: Any) -> list[str | None] | None:
     ]
 
 
-_patch = partial(Patch, requires="verl>=0.9", evidence="optional", scope=frozenset({"driver"}))
-
-MEASURE = _patch(
-    id="fp8.verl.calculate_debug_metrics",
-    targets=("verl.utils.debug.metrics:calculate_debug_metrics",),
-    wrapper=on_debug_metrics,
-    contract=Contract(params=("data",), mentions=("data.batch",)),
-    why="A rollout that drifts from the trainer harms training long before rewards show it, and verl does "
-    "not say which update or layer caused it.",
-    how="Adds mismatch/* to verl's metrics, per precision in a mixed fleet, and reports an update after which k3 "
-    "jumps with the layers whose rounding error grew most.",
-    remove_when="verl compares updates, and its rollouts report their rounding errors.",
-)
-
-PRECISIONS = _patch(
-    id="fp8.verl.compute_old_log_prob",
-    targets=("verl.trainer.ppo.v1.trainer_base:PPOTrainer._compute_old_log_prob",),
-    wrapper=on_old_log_prob,
-    contract=Contract(params=("batch", "metrics"), mentions=("calculate_debug_metrics", "self.config")),
-    needs=("fp8.verl.calculate_debug_metrics",),
-    why="verl's debug metrics see tensors only, neither padding nor the replica of a sample.",
-    how="Looks up what precision each sample carries, and which samples are padding.",
-    remove_when="verl's metrics are per replica.",
-)
+def note_precision(output: Any, replica: int) -> None:
+    """Add the precision of a replica, in a fleet of several precisions, to verl's ``TokenOutput``."""
+    options = engine.options("fp8")
+    if len(options["fleet"]) > 1:
+        entries = fleet.entries(options["precision"], options["scheme"], options["fleet"])
+        output.extra_fields[KEY] = fleet.assigned(entries, replica).precision

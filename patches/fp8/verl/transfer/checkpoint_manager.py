@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
+import time
 from typing import Any
 
 from flashpatch import ledger
+from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared import step_metrics
 from flashpatch.patches._shared.awaits import caller_awaits, resolve
@@ -13,14 +14,34 @@ from flashpatch.patches.fp8.mismatch.monitor import MONITOR
 from flashpatch.patches.fp8.verl.delta_versions import VERSIONS
 from flashpatch.patches.fp8.verl.transfer import receipts
 from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
-from flashpatch.record import Contract, Patch
 
 MANAGER = "verl.checkpoint_engine.base:CheckpointEngineManager"
 _RECEIPTS = ("verl.workers.rollout.vllm_rollout", "verl.workers.rollout.sglang_rollout")
 
 
-def on_update(original, self, global_steps: int | None = None, *args: Any, **kwargs: Any) -> Any:
-    """Around ``update_weights``, which returns its result or a coroutine, as its caller asks."""
+patches = Patches("fp8", "verl>=0.9", scope="driver")
+
+
+@patches.wrap(
+    f"{MANAGER}.update_weights",
+    relies_on=(
+        "self.backend",
+        "self.actor_wg",
+        "self.replicas",
+        "verl.utils.ray_utils:auto_await",
+        "verl.single_controller.ray.base:RayWorkerGroup._init_with_resource_pool",
+    ),
+    evidence="update",
+    when="anywhere=fp8.verl.validate_config_rollout",
+    why="A replica that kept an old policy, or has committed twice, is trained on as if it had the new one.",
+    remove_when="verl compares what its replicas committed.",
+)
+def checkpoint_manager_update_weights(
+    original, self, global_steps: int | None = None, *args: Any, **kwargs: Any
+) -> Any:
+    """Collect the receipts of all ranks after each sync and compare steps and versions.
+
+    Like verl's it returns its result or a coroutine, as its caller asks."""
 
     judged = _leaves_receipts(self)
 
@@ -38,13 +59,6 @@ def on_update(original, self, global_steps: int | None = None, *args: Any, **kwa
 
         _check_and_record(global_steps, ray.get(_collect_calls(self)), result)
     return result
-
-
-def on_log(original, self, data: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around ``Tracking.log(data, step)``: add the last sync's numbers to verl's own; keep them for the report."""
-    data = {**data, **WEIGHT_SYNC.take_metrics()}
-    step_metrics.record(data, kwargs.get("step", args[0] if args else None))
-    return original(self, data, *args, **kwargs)
 
 
 def _leaves_receipts(manager: Any) -> bool:
@@ -92,35 +106,34 @@ def _check_and_record(step: int | None, given: list, result: Any) -> None:
     ledger.event("sync", step=step, **{name: round(value, 6) for name, value in numbers.items()})
 
 
-_patch = partial(Patch, requires="verl>=0.9", scope=frozenset({"driver"}))
-
-UPDATE = _patch(
-    id=receipts.ID,
-    targets=(f"{MANAGER}.update_weights",),
-    wrapper=on_update,
-    contract=Contract(
-        params=("global_steps",),
-        mentions=("self.backend", "self.actor_wg", "self.replicas"),
-        exists=(
-            "verl.utils.ray_utils:auto_await",
-            "verl.single_controller.ray.base:RayWorkerGroup._init_with_resource_pool",
-        ),
-    ),
-    evidence="update",
-    when="anywhere=fp8.verl.validate_config_rollout",
-    why="A replica that kept an old policy, or has committed twice, is trained on as if it had the new one.",
-    how="Collects the receipts of all ranks after each sync and compares steps and versions.",
-    remove_when="verl compares what its replicas committed.",
-)
-
-LOG = _patch(
-    id="fp8.verl.tracking_log",
-    targets=("verl.utils.tracking:Tracking.log",),
-    wrapper=on_log,
-    contract=Contract(params=("data", "step")),
+@patches.wrap(
+    "verl.utils.tracking:Tracking.log",
+    params=("data", "step"),
     evidence="optional",
-    needs=(receipts.ID,),
     why="verl logs how long an update took, not where.",
-    how="Adds timing_s/sync/* and sync/* to what the trainer logs next.",
     remove_when="verl logs the parts of a sync.",
 )
+def tracking_log(original, self, data: Any, *args: Any, **kwargs: Any) -> Any:
+    """Add timing_s/sync/* and sync/* to what the trainer logs next; keep it for the report."""
+    data = {**data, **WEIGHT_SYNC.take_metrics()}
+    step_metrics.record(data, kwargs.get("step", args[0] if args else None))
+    return original(self, data, *args, **kwargs)
+
+
+@patches.wrap(
+    "verl.workers.engine.fsdp.transformer_impl:FSDPEngine.get_per_tensor_param",
+    relies_on="self.module.state_dict",
+    params=("layered_summon", "base_sync_done"),
+    evidence="update",
+    when="anywhere=fsdp.verl.get_sharding_strategy anywhere=fp8.verl.validate_config_rollout",
+    scope="trainer",
+    why="Under FSDP1 the gathering of a sync happens before the sync, where its time is lost.",
+    remove_when="verl logs the parts of a sync.",
+)
+def get_per_tensor_param(original, self, *args: Any, **kwargs: Any) -> Any:
+    """Count the gathering of whole weights, before the generator starts, towards the next sync's gather."""
+    began = time.perf_counter()
+    try:
+        return original(self, *args, **kwargs)
+    finally:
+        WEIGHT_SYNC.export_seconds += time.perf_counter() - began

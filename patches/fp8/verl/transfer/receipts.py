@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8.verl.transfer.sync_calls import Sending
+
+if TYPE_CHECKING:
+    from flashpatch.patches.fp8.verl.transfer.weight_sync import Sending
 
 ID = "fp8.verl.checkpoint_manager_update_weights"
 

@@ -1,15 +1,132 @@
-"""Hold the state of verl's weight syncs in this process, at whichever end of them it is."""
+"""Describe verl's weight syncs in this process, at whichever end of them it is: each call, and what is known between calls."""
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+import traceback
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
+from flashpatch.ledger import files
+from flashpatch.patches._shared.context import holding
 from flashpatch.patches.fp8.verl.transfer.receipts import WorkerVersions
-from flashpatch.patches.fp8.verl.transfer.sync_calls import Receiving, Sending
+
+TICKET = "flashpatch"
+"""The keyword argument that carries `Sending.ticket` to the rollout workers."""
+
+
+@dataclass
+class Sending:
+    """One call of verl's ``ServerAdapter.update_weights``.
+
+    Attributes:
+        step: verl's ``global_steps``, None if it gives none.
+        ticketed: whether the call that makes the workers receive carries `ticket`.
+        id: identifies this call; workers return it in their receipts.
+        adapter: whether a LoRA adapter travels, and no weights.
+        future: of the call that makes the workers receive; None on ranks that do not make it.
+        call: the same as what can be awaited for the workers' receipts; None if they give none.
+        committed: SGLang's answer to the end of the session, or to the adapter; None until then.
+        began: time.perf_counter() when SGLang's session was open.
+        export: seconds in which the training engine prepared, before the sync.
+        gather: seconds in the generator of weights.
+        waited: seconds waiting for the worker.
+        send: seconds in the transfer, both included.
+        bytes, tensors: what was sent.
+    """
+
+    step: int | None = None
+    ticketed: bool = True
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    adapter: bool = False
+    future: Any = None
+    call: Any = None
+    committed: dict[str, Any] | None = None
+    began: float = 0.0
+    export: float = 0.0
+    gather: float = 0.0
+    waited: float = 0.0
+    send: float = 0.0
+    bytes: int = 0
+    tensors: int = 0
+
+    def ticket(self) -> dict[str, Any]:
+        """Return plain values for the workers: which sync it is, and which process sends."""
+        pid = os.getpid()
+        return {
+            "id": self.id,
+            "step": self.step,
+            "run": files.run_id(),
+            "host": files.host(),
+            "pid": pid,
+            "start": files.process_start(pid) or "",
+        }
+
+    def timed(self, weights: Any) -> Any:
+        """Return the same weights, as lazily, and count and time them."""
+        return self._async(weights) if relayed(weights) else self._plain(weights)
+
+    def _plain(self, weights: Any) -> Iterator[Any]:
+        weights = iter(weights)
+        while True:
+            with self._gathering():
+                item = next(weights, None)
+            if item is None:
+                return
+            self._count(item)
+            yield item
+
+    async def _async(self, weights: Any) -> AsyncIterator[Any]:
+        weights = aiter(weights)
+        while True:
+            with self._gathering():
+                item = await anext(weights, None)
+            if item is None:
+                return
+            self._count(item)
+            yield item
+
+    @contextmanager
+    def _gathering(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.gather += time.perf_counter() - began
+
+    def _count(self, item: tuple[str, Any]) -> None:
+        self.tensors += 1
+        self.bytes += item[1].nbytes
+
+
+@dataclass
+class Receiving:
+    """One call of verl's ``vLLMColocateWorkerExtension.update_weights_from_ipc``.
+
+    Attributes:
+        ticket: of the sender, empty if it sent none.
+        receive: seconds in ``receive_weights``; load: of them, in the engine's loading.
+        bytes, tensors: what was received.
+    """
+
+    ticket: dict[str, Any] = field(default_factory=dict)
+    receive: float = 0.0
+    load: float = 0.0
+    bytes: int = 0
+    tensors: int = 0
+
+    def sender_gone(self) -> bool:
+        """Whether the sending process is known to have ended; False for one on another host."""
+        pid, start = self.ticket.get("pid"), self.ticket.get("start")
+        if not start or self.ticket.get("host") != files.host():
+            return False
+        return files.process_start(pid) != start
 
 
 class WeightSync:
@@ -52,23 +169,13 @@ class WeightSync:
         sending, self.export_seconds = Sending(step, export=self.export_seconds), 0.0
         return sending
 
-    @contextmanager
-    def in_sending(self, sending: Sending) -> Iterator[None]:
+    def in_sending(self, sending: Sending) -> AbstractContextManager[None]:
         """Make ``sending`` the current call of this context."""
-        token = self._sending.set(sending)
-        try:
-            yield
-        finally:
-            self._sending.reset(token)
+        return holding(self._sending, sending)
 
-    @contextmanager
-    def in_receiving(self, receiving: Receiving) -> Iterator[None]:
+    def in_receiving(self, receiving: Receiving) -> AbstractContextManager[None]:
         """Make ``receiving`` the current call of this context."""
-        token = self._receiving.set(receiving)
-        try:
-            yield
-        finally:
-            self._receiving.reset(token)
+        return holding(self._receiving, receiving)
 
     def keep_receipt(self, receipt: dict[str, Any]) -> None:
         """Keep the receipt of a finished sync until the driver collects it."""
@@ -87,3 +194,31 @@ class WeightSync:
 
 WEIGHT_SYNC = WeightSync()
 os.register_at_fork(after_in_child=WEIGHT_SYNC.reset)
+
+
+def relayed(weights: Any) -> bool:
+    """Whether weights come from a trainer in another process, through one of verl's checkpoint engines.
+
+    These receive asynchronously; the generator of a training engine is a plain one.
+    """
+    return hasattr(weights, "__aiter__")
+
+
+def job_socket_name(handle: str, run: str) -> str:
+    """Return a socket name that no other job on this host uses.
+
+    verl names it after Ray's job id and the ranks. Two jobs that each start a Ray of their own have the same name,
+    and the rollout of one would take the weights of the other.
+
+    Args:
+        handle: verl's name.
+        run: id of this job's run.
+    """
+    mark = hashlib.blake2b(run.encode(), digest_size=6).hexdigest()
+    stem, dot, _ = handle.rpartition(".sock")
+    return f"{stem or handle}-{mark}{dot}"
+
+
+def traceback_text(error: BaseException) -> str:
+    """Format an exception with its traceback, causes and notes."""
+    return "".join(traceback.format_exception(error)).rstrip()

@@ -9,7 +9,7 @@ import pytest
 from verl_job import live, metrics, train
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8.verl import certificate
+from flashpatch.patches.fp8.verl import verl_config
 
 OTHER_NORM = "+actor_rollout_ref.rollout.engine_kwargs.vllm.hf_overrides.rms_norm_eps=0.1"
 
@@ -56,9 +56,9 @@ def test_a_job_prints_its_certificate_and_trains(world, tmp_path) -> None:
     ],
 )
 def test_what_cannot_be_compared_warns_or_stops(rollout, said, caplog) -> None:
-    agree, found = certificate.certificate({"rollout": rollout, "model": {"path": "/nowhere"}}, 60)
+    agree, found = verl_config.certificate({"rollout": rollout, "model": {"path": "/nowhere"}}, 60)
     assert not agree and said in found
-    certificate.judge(agree, found, "warn")
+    verl_config.judge(agree, found, "warn")
     assert said in caplog.text
     with pytest.raises(PatchError, match="certificate='warn'"):
-        certificate.judge(agree, found, "stop")
+        verl_config.judge(agree, found, "stop")

@@ -101,7 +101,7 @@ class Job:
         self.faults: list[Any] = []  # called between the driver's plan and the transfer
 
     def export(self) -> tuple[Any, None]:
-        return delta_sync.on_unfuse(lambda weights: weights, iter(list(self.weights.items()))), None
+        return delta_sync.unfuse_moe_params(lambda weights: weights, iter(list(self.weights.items()))), None
 
     def rollout(self) -> Process:
         return Process(
@@ -114,9 +114,13 @@ class Job:
             self.faults.pop()()
         merged: dict[str, float] = {}
         for one in self.trainers:
-            merged.update(await one.within(delta_sync.on_send(self.unpatched, one, global_steps, "gloo")))
+            merged.update(
+                await one.within(
+                    delta_sync.actor_update_weights_delta(self.unpatched, one, global_steps, "gloo")
+                )
+            )
         for one in self.rollouts:
-            await one.within(delta_sync.on_receive(self.unpatched, one, global_steps))
+            await one.within(delta_sync.rollout_update_weights_delta(self.unpatched, one, global_steps))
         return merged
 
     async def unpatched(self, worker: Any, global_steps: int, *mode: str) -> dict[str, float]:
@@ -131,7 +135,7 @@ class Job:
         for name, tensor in self.weights.items():
             chosen = torch.rand(tensor.shape, generator=self.random) < 0.01
             self.weights[name] = torch.where(chosen, tensor + 1, tensor)
-        return delta_versions.on_update(self.stock, self.manager, 1)
+        return delta_versions.checkpoint_manager_update_weights_delta(self.stock, self.manager, 1)
 
     def right(self) -> bool:
         return all(
@@ -188,7 +192,7 @@ def test_what_no_rollout_holds_in_float32_comes_in_bf16_from_the_second_sync_on(
 
 def test_a_caller_that_awaits_gets_a_coroutine(job):
     async def awaits():
-        return await delta_versions.on_update(job.stock, job.manager, 1)
+        return await delta_versions.checkpoint_manager_update_weights_delta(job.stock, job.manager, 1)
 
     assert asyncio.run(awaits())["sync/wire_share"] > 1 and job.right()
 
@@ -254,7 +258,9 @@ def test_a_sync_that_failed_anywhere_is_followed_by_everything_from_all_ranks(jo
 def test_receipts_are_read_after_the_answer(job):
     """The first patch of a target is the innermost: the other one asks for receipts once both tries are over."""
     ids = [patch.id for patch in verl.PATCHES]
-    assert ids.index(delta_versions.ID) < ids.index("fp8.verl.checkpoint_manager_update_weights")
+    assert ids.index("fp8.verl.checkpoint_manager_update_weights_delta") < ids.index(
+        "fp8.verl.checkpoint_manager_update_weights"
+    )
 
 
 def test_a_rollout_that_joins_gets_everything(job):

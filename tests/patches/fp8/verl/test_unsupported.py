@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8.verl import unsupported
+from flashpatch.patches.fp8.verl import verl_config
 
-ROLLOUT, MODEL = unsupported.ROLLOUT, unsupported.MODEL
+ROLLOUT, MODEL = verl_config.ROLLOUT, verl_config.MODEL
 PLAIN = {
     f"{ROLLOUT}.name": "sglang",
     f"{ROLLOUT}.data_parallel_size": 1,
@@ -29,20 +29,20 @@ def reader(**changes):
 
 @pytest.mark.parametrize("path, value", REFUSED)
 def test_what_an_update_cannot_follow_is_refused_by_name(path, value):
-    (refusal,) = unsupported.refusals(reader(**{path: value}))
+    (refusal,) = verl_config.refusals(reader(**{path: value}))
     assert refusal.startswith(f"{path}={value} (")
-    assert not list(unsupported.refusals(reader(**{path: value, f"{ROLLOUT}.name": "vllm"})))
+    assert not list(verl_config.refusals(reader(**{path: value, f"{ROLLOUT}.name": "vllm"})))
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_quantization_aware_training_is_refused_on_each_engine(engine):
-    (refusal,) = unsupported.refusals(reader(**{f"{ROLLOUT}.qat.enable": True, f"{ROLLOUT}.name": engine}))
+    (refusal,) = verl_config.refusals(reader(**{f"{ROLLOUT}.qat.enable": True, f"{ROLLOUT}.name": engine}))
     assert refusal.startswith(f"{ROLLOUT}.qat.enable=True (verl writes NVFP4 weights")
 
 
 def test_what_runs_passes():
-    assert not list(unsupported.refusals(reader()))
-    assert not list(unsupported.refusals(reader(**{f"{MODEL}.lora_rank": 8, f"{MODEL}.lora.merge": True})))
+    assert not list(verl_config.refusals(reader()))
+    assert not list(verl_config.refusals(reader(**{f"{MODEL}.lora_rank": 8, f"{MODEL}.lora.merge": True})))
 
 
 @pytest.mark.parametrize(
@@ -56,22 +56,22 @@ def test_what_runs_passes():
 def test_adapters_reach_sglang_from_the_version_on_that_takes_verls_request(
     monkeypatch, version, backend, says
 ):
-    monkeypatch.setattr(unsupported.metadata, "version", lambda name: version)
+    monkeypatch.setattr(verl_config.metadata, "version", lambda name: version)
     settings = {f"{MODEL}.lora_rank": 8, f"{ROLLOUT}.checkpoint_engine.backend": backend}
-    found = list(unsupported.refusals(reader(**settings)))
+    found = list(verl_config.refusals(reader(**settings)))
     assert len(found) == len(says) and all(one in text for one, text in zip(says, found))
 
 
 def test_all_are_in_one_error_and_verl_is_not_called(monkeypatch):
     asked = []
     monkeypatch.setattr(
-        unsupported.JobConfig, "get", lambda self, path, default=None: self.config.get(path, default)
+        verl_config.JobConfig, "get", lambda self, path, default=None: self.config.get(path, default)
     )
     with pytest.raises(PatchError) as caught:
-        unsupported.on_validate(asked.append, {**PLAIN, **dict(REFUSED)})
+        verl_config.validate_config_rollout(asked.append, {**PLAIN, **dict(REFUSED)})
     assert not asked and all(path in str(caught.value) for path, _ in REFUSED)
     config = dict(PLAIN)
-    unsupported.on_validate(asked.append, config)
+    verl_config.validate_config_rollout(asked.append, config)
     assert asked == [config]
 
 
@@ -88,33 +88,35 @@ def test_all_are_in_one_error_and_verl_is_not_called(monkeypatch):
 )
 def test_what_sends_no_differences_is_refused_by_name(path, value):
     settings = {f"{ROLLOUT}.checkpoint_engine.backend": "nccl", path: value}
-    (refusal,) = unsupported.without_differences(reader(**settings))
+    (refusal,) = verl_config.without_differences(reader(**settings))
     assert refusal.startswith(f"{path}={value} (")
 
 
 def test_differences_go_with_what_carries_whole_tensors():
     for backend in ("nccl", "hccl", "nixl", "gloo"):
         assert not list(
-            unsupported.without_differences(reader(**{f"{ROLLOUT}.checkpoint_engine.backend": backend}))
+            verl_config.without_differences(reader(**{f"{ROLLOUT}.checkpoint_engine.backend": backend}))
         )
     merged = {
         f"{ROLLOUT}.checkpoint_engine.backend": "nccl",
         f"{MODEL}.lora_rank": 8,
         f"{MODEL}.lora.merge": True,
     }
-    assert not list(unsupported.without_differences(reader(**merged)))
+    assert not list(verl_config.without_differences(reader(**merged)))
 
 
 def test_they_are_refused_after_other_families_have_chosen(monkeypatch):
-    monkeypatch.setattr(unsupported.delta_sync, "is_on", lambda: True)
+    monkeypatch.setattr(verl_config.delta_sync, "is_on", lambda: True)
     config = {f"{ROLLOUT}.checkpoint_engine.backend": "naive"}
 
     def chooses(config):
         config[f"{ROLLOUT}.checkpoint_engine.backend"] = "gloo"
 
     monkeypatch.setattr(
-        unsupported.JobConfig, "get", lambda self, path, default=None: self.config.get(path, default)
+        verl_config.JobConfig, "get", lambda self, path, default=None: self.config.get(path, default)
     )
-    unsupported.on_validate(chooses, config)
+    verl_config.validate_config_rollout(chooses, config)
     with pytest.raises(PatchError, match="delta_sync does not go with .*backend=naive"):
-        unsupported.on_validate(lambda config: None, {f"{ROLLOUT}.checkpoint_engine.backend": "naive"})
+        verl_config.validate_config_rollout(
+            lambda config: None, {f"{ROLLOUT}.checkpoint_engine.backend": "naive"}
+        )

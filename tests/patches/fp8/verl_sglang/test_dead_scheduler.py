@@ -19,10 +19,10 @@ import flashpatch
 patched = sys.argv[1] == "patched"
 from sglang.srt.utils.watchdog import SubprocessWatchdog
 if patched:
-    from flashpatch.patches.fp8.verl_sglang import dead_scheduler
-    dead_scheduler.GRACE = 1.0
+    from flashpatch.patches.fp8.verl_sglang import http_server
+    http_server.GRACE = 1.0
     original = SubprocessWatchdog._check_processes
-    SubprocessWatchdog._check_processes = lambda self: dead_scheduler.on_check(original, self)
+    SubprocessWatchdog._check_processes = lambda self: http_server.check_processes(original, self)
 signal.signal(signal.SIGQUIT, signal.SIG_IGN)
 scheduler, other = (multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,)) for _ in range(2))
 scheduler.start(); other.start()

@@ -21,7 +21,7 @@ ASKED = dict(logprobs=True, max_new_tokens=8)
 
 @pytest.fixture(autouse=True)
 def one_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server.sample_precision, "note", lambda output, replica: None)
+    monkeypatch.setattr(http_server.mismatch, "note_precision", lambda output, replica: None)
 
 
 def generate(tokens: list[int], stop: str, settings: dict[str, Any], error: Exception | None = None) -> Any:
@@ -34,9 +34,7 @@ def generate(tokens: list[int], stop: str, settings: dict[str, Any], error: Exce
             raise error
         return output
 
-    return asyncio.run(
-        http_server.on_generate(original, SimpleNamespace(replica_rank=0), [1], dict(settings))
-    )
+    return asyncio.run(http_server.generate(original, SimpleNamespace(replica_rank=0), [1], dict(settings)))
 
 
 def test_an_empty_answer_in_place_of_a_sample_is_an_error() -> None:
@@ -73,6 +71,6 @@ def test_log_probabilities_are_those_that_have_kept_ids_if_each_token_has_one(to
         HELD.get().extend(held)
         return output
 
-    asyncio.run(http_server.on_generate(original, SimpleNamespace(replica_rank=0), [1], dict(ASKED)))
+    asyncio.run(http_server.generate(original, SimpleNamespace(replica_rank=0), [1], dict(ASKED)))
     assert output.log_probs == (held if len(tokens) == len(held) else [-1.0] * len(tokens))
     assert HELD.get() is None

@@ -36,7 +36,7 @@ def begin(monkeypatch: pytest.MonkeyPatch) -> Any:
         counted: list[str] = []
         monkeypatch.setattr(http_engine.engine, "record_call", counted.append)
         asyncio.run(http_engine.begin_weight_update(object(), "target", "sync-1"))
-        assert counted == [http_engine.SESSION.id]
+        assert counted == [http_engine.patches.of(http_engine.async_http_server_adapter).id]
         return calls
 
     return with_answers

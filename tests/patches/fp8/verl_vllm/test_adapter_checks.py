@@ -14,9 +14,8 @@ import torch
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.verl import adapters
-from flashpatch.patches.fp8.verl.transfer import adapter_stream
 from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
-from flashpatch.patches.fp8.verl_vllm import server_adapter
+from flashpatch.patches.fp8.verl_vllm import trainer
 
 BASE = [("q_proj.base_layer.weight", torch.ones(2, 2))]
 ADAPTER = [("q_proj.lora_A.weight", torch.zeros(1, 2))]
@@ -49,7 +48,7 @@ def sync(client: Client, items: Any, **kwargs: Any) -> list[Any]:
             yield item
 
     async def take() -> None:
-        await server_adapter.on_update(original, client, relayed(), global_steps=3, **kwargs)
+        await trainer.server_adapter_update_weights(original, client, relayed(), global_steps=3, **kwargs)
 
     try:
         asyncio.run(take())
@@ -60,8 +59,8 @@ def sync(client: Client, items: Any, **kwargs: Any) -> list[Any]:
 
 def marked(base: bool) -> Any:
     if base:
-        yield from adapter_stream.marked(BASE, CONFIG, base_sync_done=False)
-    yield from adapter_stream.marked(ADAPTER, CONFIG, base_sync_done=True)
+        yield from adapters.marked(BASE, CONFIG, base_sync_done=False)
+    yield from adapters.marked(ADAPTER, CONFIG, base_sync_done=True)
 
 
 def test_a_stream_becomes_the_calls_that_verl_makes_itself():

@@ -45,7 +45,7 @@ def call(behaviour: str, method: str):
 
     async def run():
         return await asyncio.wait_for(
-            http_server.on_collective_rpc(stock, actor, method, kwargs={"a": 1}), limit(60)
+            http_server.collective_rpc(stock, actor, method, kwargs={"a": 1}), limit(60)
         )
 
     return asyncio.run(run())
@@ -77,7 +77,7 @@ def test_an_engine_that_ends_is_named(method):
 def test_also_while_caches_are_cleared():
     actor = types.SimpleNamespace(engine=Engine("ends"))
     with pytest.raises(PatchError, match="ended during clear_kv_cache"):
-        asyncio.run(http_server.on_clear(clear, actor))
+        asyncio.run(http_server.clear_kv_cache(clear, actor))
     assert actor.engine.cancelled
 
 

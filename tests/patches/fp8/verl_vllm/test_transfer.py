@@ -86,7 +86,7 @@ def test_a_transfer_without_fault(request, kind):
 
 def test_jobs_whose_sockets_verl_names_alike_do_not_meet(ours):
     """What stock jobs do depends on who binds last, so the names themselves are compared too."""
-    from flashpatch.patches.fp8.verl.transfer.sync_calls import job_socket_name
+    from flashpatch.patches.fp8.verl.transfer.weight_sync import job_socket_name
 
     handle = "ipc:///run/rl-colocate-zmq-01000000-replica-0-rank-0.sock"
     assert len({handle, job_socket_name(handle, "run-a"), job_socket_name(handle, "run-b")}) == 3

@@ -135,7 +135,7 @@ def test_verls_metrics_stay_and_ours_join(monkeypatch) -> None:
         },
         non_tensor_batch={mismatch.KEY: numpy.array(["int8", "bf16", None], dtype=object)},
     )
-    found = mismatch.on_debug_metrics(lambda data: {"training/rollout_probs_diff_max": 1.0}, data)
+    found = mismatch.calculate_debug_metrics(lambda data: {"training/rollout_probs_diff_max": 1.0}, data)
     assert found["training/rollout_probs_diff_max"] == 1.0
     assert (
         found["mismatch/tokens"] == 120

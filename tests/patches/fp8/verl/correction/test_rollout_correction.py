@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flashpatch.patches.fp8.verl.correction.rollout_correction import (
+from flashpatch.patches.fp8.verl.verl_config import (
     ASKED,
     CORRECTION,
     MODE,

@@ -153,16 +153,16 @@ def test_both_trainers_of_verl_are_measured(monkeypatch, top_p):
     data = SimpleNamespace(batch=batch, non_tensor_batch={})
 
     def trainer(self, batch) -> dict[str, float]:
-        return mismatch.on_debug_metrics(lambda data: {}, data)
+        return mismatch.calculate_debug_metrics(lambda data: {}, data)
 
     values = {**DEFAULTS, f"{ROLLOUT}.top_p": top_p}
     config = omegaconf.OmegaConf.create()
     for path, value in values.items():
         omegaconf.OmegaConf.update(config, path, value, force_add=True)
     truncated_sampling.report(reader({}))
-    newer = mismatch.on_old_log_prob(trainer, SimpleNamespace(config=config), SimpleNamespace(tags=[{}]))
+    newer = mismatch.compute_old_log_prob(trainer, SimpleNamespace(config=config), SimpleNamespace(tags=[{}]))
     truncated_sampling.report(reader(values))
-    older = mismatch.on_debug_metrics(lambda data: {}, data)
+    older = mismatch.calculate_debug_metrics(lambda data: {}, data)
     truncated_sampling.report(reader({}))
     assert ("mismatch/kept_mass" in newer) == ("mismatch/kept_mass" in older) == (top_p < 1)
 

@@ -62,7 +62,7 @@ def test_quantized_rollouts_are_corrected_and_measured(tmp_path):
     said = scenario(
         """
         from flashpatch import engine, ledger
-        from flashpatch.patches.fp8.verl.correction.mismatch import on_old_log_prob
+        from flashpatch.patches.fp8.verl.correction.mismatch import compute_old_log_prob
 
         config = validated()
         correction = config.algorithm.rollout_correction

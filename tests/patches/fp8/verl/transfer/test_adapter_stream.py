@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from flashpatch.patches.fp8.verl.transfer import adapter_stream
+from flashpatch.patches.fp8.verl import adapters
 
 
 class Kind(enum.Enum):
@@ -35,7 +35,7 @@ async def relayed(items: Iterable[Any]) -> AsyncIterator[Any]:
 def cut(items: Iterable[Any]) -> list[Any]:
     async def parts() -> list[Any]:
         found = []
-        async for part, told in adapter_stream.Parts(relayed(items)):
+        async for part, told in adapters.Parts(relayed(items)):
             found.append(([item async for item in part], told))
         return found
 
@@ -43,9 +43,7 @@ def cut(items: Iterable[Any]) -> list[Any]:
 
 
 def test_base_and_adapter_come_out_as_they_went_in():
-    stream = itertools.chain(
-        adapter_stream.marked(BASE, CONFIG, False), adapter_stream.marked(ADAPTER, CONFIG, True)
-    )
+    stream = itertools.chain(adapters.marked(BASE, CONFIG, False), adapters.marked(ADAPTER, CONFIG, True))
     assert cut(stream) == [
         (BASE, {"peft_config": READ, "base_sync_done": False}),
         (ADAPTER, {"peft_config": READ, "base_sync_done": True}),
@@ -53,7 +51,7 @@ def test_base_and_adapter_come_out_as_they_went_in():
 
 
 def test_an_adapter_alone():
-    assert cut(adapter_stream.marked(ADAPTER, CONFIG, True)) == [
+    assert cut(adapters.marked(ADAPTER, CONFIG, True)) == [
         (ADAPTER, {"peft_config": READ, "base_sync_done": True})
     ]
 
@@ -64,5 +62,5 @@ def test_a_stream_without_marks_is_one_part():
 
 
 def test_marks_keep_what_is_packed_behind_them_aligned():
-    (name, mark), *_ = adapter_stream.marked(ADAPTER, CONFIG, True)
-    assert name.startswith(adapter_stream.MARK) and mark.numel() % 512 == 0 and mark.dtype == torch.uint8
+    (name, mark), *_ = adapters.marked(ADAPTER, CONFIG, True)
+    assert name.startswith(adapters.MARK) and mark.numel() % 512 == 0 and mark.dtype == torch.uint8

@@ -26,7 +26,7 @@ class Sender:
 
     def sync(self, step, by=1):
         from flashpatch.patches.fp8.verl.transfer.receipts import receipt
-        from flashpatch.patches.fp8.verl.transfer.sync_calls import Sending
+        from flashpatch.patches.fp8.verl.transfer.weight_sync import Sending
         from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
         before, self.version = self.version, self.version + by
         sending = Sending(step, export=0.5, gather=1.0, send=3.0, bytes=8, tensors=1)

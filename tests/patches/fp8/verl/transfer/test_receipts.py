@@ -9,7 +9,7 @@ import pytest
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.verl.transfer.receipts import WorkerVersions, metrics
-from flashpatch.patches.fp8.verl_vllm import rollout_worker
+from flashpatch.patches.fp8.verl_vllm import worker as rollout_worker
 
 
 def worker(rank: int, pid: int, version: int, step: int = 3, sync: str = "s", **changes) -> dict:
