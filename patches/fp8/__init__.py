@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from flashpatch.patches.fp8 import instances
+from flashpatch.decorate import collected
+from flashpatch.patches.fp8 import instances, vllm_0_24
 from flashpatch.patches.fp8.precision import fleet
 from flashpatch.patches.fp8.prime_rl import PATCHES as PRIME_RL
 from flashpatch.patches.fp8.sglang import PATCHES as SGLANG
@@ -35,7 +36,6 @@ from flashpatch.patches.fp8.vllm import (
     tied_weights,
     worker,
 )
-from flashpatch.patches.fp8.vllm_0_24 import PATCHES as VLLM_0_24
 from flashpatch.patches.fp8.vllm_lora import PATCHES as VLLM_LORA
 from flashpatch.record import Family, Option
 
@@ -94,7 +94,7 @@ FAMILY = Family(
         kept_tokens.PATCH,
         expected_processes.CORES,
         expected_processes.WORKERS,
-        *VLLM_0_24,
+        *collected(vllm_0_24),
         *VLLM_LORA,
         *VERL,
         *VERL_VLLM,
