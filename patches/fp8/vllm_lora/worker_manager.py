@@ -214,7 +214,7 @@ def _check_awake(manager: Any) -> None:
     """Raise if the engine sleeps, whose memory takes nothing."""
     managed = model_registry.get(manager._adapter_manager.model)
     if managed is not None and managed.asleep:
-        raise PatchError(ASLEEP[0], **patches.at(add_adapter), advice=ASLEEP[1])
+        raise PatchError(ASLEEP[0], patch=patches.of(add_adapter).id, advice=ASLEEP[1])
 
 
 def _check_idle(manager: Any, number: int) -> None:
@@ -232,7 +232,7 @@ def _check_idle(manager: Any, number: int) -> None:
             return
     raise PatchError(
         f"{REQUESTS_RUN} under the LoRA adapter {number}, so its replacement is refused",
-        **patches.at(add_adapter),
+        patch=patches.of(add_adapter).id,
         advice="Wait for them, give the new adapter a name and number of its own, or set the option in_flight to abort, "
         "recompute or keep.",
     )
