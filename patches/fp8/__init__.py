@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from flashpatch.patches.fp8 import instances
+from flashpatch.decorate import collected
+from flashpatch.patches.fp8 import instances, vllm_0_24
 from flashpatch.patches.fp8.precision import fleet
 from flashpatch.patches.fp8.prime_rl import PATCHES as PRIME_RL
 from flashpatch.patches.fp8.sglang import PATCHES as SGLANG
@@ -17,32 +18,24 @@ from flashpatch.patches.fp8.verl_sglang import PATCHES as VERL_SGLANG
 from flashpatch.patches.fp8.verl_sglang_0_5_12 import PATCHES as VERL_SGLANG_0_5_12
 from flashpatch.patches.fp8.verl_vllm import PATCHES as VERL_VLLM
 from flashpatch.patches.fp8.vllm import (
-    client_errors,
-    draft_load_config,
+    caches,
+    client,
+    cpu_kernels,
     engine_args,
-    engine_core_sleep,
+    engine_core,
     expected_processes,
-    initialize_model,
-    int8_inputs,
     kept_tokens,
-    late_engines,
-    linear_kernels,
-    prefix_key,
+    model_loader,
     reload,
-    scaled_fp8_quant,
-    scheduler_gate,
-    sleep,
-    tied_weights,
     worker,
 )
-from flashpatch.patches.fp8.vllm_0_24 import PATCHES as VLLM_0_24
 from flashpatch.patches.fp8.vllm_lora import PATCHES as VLLM_LORA
 from flashpatch.record import Family, Option
 
 
 def _too_late() -> str | None:
     """Return a sentence when an engine was built before the family was enabled, else None."""
-    return _too_late_sglang() or late_engines.find()
+    return _too_late_sglang() or client.find_late()
 
 
 def _too_late_sglang() -> str | None:
@@ -61,40 +54,8 @@ FAMILY = Family(
     name="fp8",
     summary="quantized (fp8, int8) or bf16 rollouts with exact in-place weight updates",
     patches=(
-        engine_args.PATCH,
-        initialize_model.PATCH,
-        draft_load_config.PATCH,
-        tied_weights.PATCH,
-        linear_kernels.PATCH,
-        scaled_fp8_quant.PATCH,
-        int8_inputs.PATCH,
-        reload.RELOAD_WEIGHTS,
-        reload.START,
-        reload.BEGIN,
-        reload.END,
-        reload.FINISH,
-        worker.LOAD,
-        worker.STEP,
-        worker.RUNNER,
-        worker.RUNNER_V2,
-        sleep.SLEEP,
-        sleep.WAKE_UP,
-        scheduler_gate.INIT,
-        scheduler_gate.STEP,
-        scheduler_gate.QUEUE,
-        scheduler_gate.RPC,
-        prefix_key.ENTER,
-        prefix_key.ADMIT,
-        engine_core_sleep.SLEEP,
-        engine_core_sleep.WAKE_UP,
-        late_engines.SYNC,
-        late_engines.ASYNC,
-        client_errors.PATCH,
-        client_errors.STEP,
-        kept_tokens.PATCH,
-        expected_processes.CORES,
-        expected_processes.WORKERS,
-        *VLLM_0_24,
+        *collected(engine_args, model_loader, cpu_kernels, reload, worker, engine_core, caches, client),
+        *collected(kept_tokens, expected_processes, vllm_0_24),
         *VLLM_LORA,
         *VERL,
         *VERL_VLLM,

@@ -35,13 +35,13 @@ class Engine:
 
     def __init__(self, llm: Any, paths: list[str], known: dict[str, list], options: dict[str, Any]) -> None:
         from flashpatch.patches.fp8.refit import model_registry
-        from flashpatch.patches.fp8.vllm import scheduler_gate
+        from flashpatch.patches.fp8.vllm import engine_core
 
         self.llm, self.known, self.options = llm, known, options
         self.runner, self.model = engines.inner_runner(llm), engines.inner_model(llm)
         self.managed = model_registry.get(self.model)
         self.core = llm.llm_engine.engine_core.engine_core
-        self.gate = scheduler_gate.gates[self.core]
+        self.gate = engine_core.gates[self.core]
         self.checkpoints = [dict(models.weights(path)) for path in paths]
         self.places = engines.addresses(self.model)
         self.count: Counter[str] = Counter()

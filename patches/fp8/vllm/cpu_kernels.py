@@ -1,6 +1,113 @@
-"""The family's kernels for CPUs in a vLLM without FlashPatch: the fresh engine of a comparison."""
+"""Give vLLM on a CPU the kernels that it lacks, or has wrong."""
 
 from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from flashpatch.arming.site import Site
+from flashpatch.decorate import Patches
+
+if TYPE_CHECKING:
+    import torch
+
+
+LINEAR = "vllm.model_executor.kernels.linear"
+
+patches = Patches("fp8", "vllm>=0.24", scope="worker")
+
+
+@patches.register(
+    f"{LINEAR}:_POSSIBLE_FP8_KERNELS",
+    relies_on=(
+        f"{LINEAR}:init_fp8_linear_kernel",
+        f"{LINEAR}.scaled_mm.ScaledMMLinearKernel:FP8ScaledMMLinearKernel.apply_scaled_mm",
+        f"{LINEAR}.scaled_mm.ScaledMMLinearKernel:FP8ScaledMMLinearKernel.process_weights_after_loading",
+        f"{LINEAR}.scaled_mm.ScaledMMLinearKernel:FP8ScaledMMLinearLayerConfig.weight_quant_key",
+        "vllm.platforms.interface:PlatformEnum",
+    ),
+    evidence="install",
+    why="torch's fp8 product is slow on CPUs, by a factor of ten, or of thousands if oneDNN takes its "
+    "reference kernel (CPUs with AMX); vLLM's own AMX kernel for one scale per tensor fails.",
+    remove_when="vLLM's fp8 kernels are exact and fast on CPUs with and without AMX.",
+)
+def possible_fp8_kernels(site: Site) -> Callable[[], None]:
+    """Put a kernel for CPUs before vLLM's: weights stay in fp8 and are decoded exactly, by integer shifts, into a buffer
+    that all layers share. vLLM's register_linear_kernel would put it last."""
+    from vllm.platforms.interface import PlatformEnum
+
+    from flashpatch.patches.fp8.vllm.cpu_kernel import FlashPatchCPUFP8LinearKernel
+
+    kernels = site.original[PlatformEnum.CPU]
+    _put_first(site.original)
+
+    def take_out() -> None:
+        if FlashPatchCPUFP8LinearKernel in kernels:  # layers that chose the kernel keep it
+            kernels.remove(FlashPatchCPUFP8LinearKernel)
+
+    return take_out
+
+
+def _put_first(possible: Mapping[Any, list[type]]) -> None:
+    """Put the kernel before vLLM's own in ``possible``, platform to kernels, best first. At most once."""
+    from vllm.platforms.interface import PlatformEnum
+
+    from flashpatch.patches.fp8.vllm.cpu_kernel import FlashPatchCPUFP8LinearKernel
+
+    if FlashPatchCPUFP8LinearKernel not in possible[PlatformEnum.CPU]:
+        possible[PlatformEnum.CPU].insert(0, FlashPatchCPUFP8LinearKernel)
+
+
+@functools.cache
+def _has_cpu_kernel() -> bool:
+    """Whether vLLM's extension has the operator for CPUs."""
+    import torch
+
+    return torch._C._dispatch_has_kernel_for_dispatch_key("_C::static_scaled_fp8_quant", "CPU")
+
+
+@patches.wrap(
+    "vllm._custom_ops:scaled_fp8_quant",
+    params=(
+        "input",
+        "scale",
+        "num_token_padding",
+        "scale_ub",
+        "use_per_token_if_dynamic",
+        "output",
+        "group_shape",
+    ),
+    evidence="optional",
+    why="On a CPU, fp8 with one scale per tensor ends while weights are loaded: the operator that rounds them exists "
+    "for GPUs only.",
+    remove_when="vLLM's static_scaled_fp8_quant has a kernel for CPUs.",
+)
+def scaled_fp8_quant(original: Any, input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Quantize tensors on a CPU in torch, if vLLM has no kernel for it."""
+    if not input.is_cpu or _has_cpu_kernel():
+        return original(input, *args, **kwargs)
+    from flashpatch.patches.fp8.precision import scaled_quant
+
+    return scaled_quant.scaled_fp8_quant(input, *args, **kwargs)
+
+
+@patches.wrap(
+    f"{LINEAR}.scaled_mm.cpu:CPUInt8ScaledMMLinearKernel._apply_weights_sgl",
+    relies_on="int8_scaled_mm_with_quant",
+    evidence="optional",
+    why="On CPUs with AMX, int8 models whose linear layers get three-dimensional inputs (GPT-NeoX, OLMo2) end in 'mat1 "
+    "must be a 2D tensor'.",
+    remove_when="vLLM's kernel flattens its input itself.",
+)
+def apply_weights_sgl(
+    original: Any, self: Any, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Flatten the leading dimensions of x [..., in] around the kernel, as its siblings do."""
+    if x.dim() == 2:
+        return original(self, layer, x, bias)
+    out = original(self, layer, x.reshape(-1, x.shape[-1]), bias)
+    return out.reshape(*x.shape[:-1], out.shape[-1])
 
 
 def use() -> None:
@@ -12,12 +119,10 @@ def use() -> None:
     from vllm.model_executor.kernels import linear
     from vllm.platforms import current_platform
 
-    from flashpatch.patches.fp8.precision.scaled_quant import scaled_fp8_quant
-    from flashpatch.patches.fp8.vllm import linear_kernels
-    from flashpatch.patches.fp8.vllm.scaled_fp8_quant import has_cpu_kernel
+    from flashpatch.patches.fp8.precision import scaled_quant
 
     if not current_platform.is_cpu():
         return
-    linear_kernels.put_first(linear._POSSIBLE_FP8_KERNELS)
-    if not has_cpu_kernel():
-        ops.scaled_fp8_quant = scaled_fp8_quant
+    _put_first(linear._POSSIBLE_FP8_KERNELS)
+    if not _has_cpu_kernel():
+        ops.scaled_fp8_quant = scaled_quant.scaled_fp8_quant

@@ -1,4 +1,4 @@
-"""Set the family's precision on engines opened without an explicit quantization."""
+"""Set the family's precision, and its logprobs, on engines opened without an explicit quantization."""
 
 from __future__ import annotations
 
@@ -7,28 +7,55 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from flashpatch import engine, ledger
+from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.precision import fleet
-from flashpatch.patches.fp8.vllm import int8_config, late_engines, logprobs, unsupported
-from flashpatch.record import Contract, Patch
+from flashpatch.patches.fp8.vllm import client, int8_config, unsupported
 
 if TYPE_CHECKING:
     import torch
 
 
-def on_engine_config(original, self, *args: Any, **kwargs: Any):
-    """Around ``EngineArgs.create_engine_config``: choose the scheme before anything is built."""
+@Patches(
+    "fp8",
+    "vllm>=0.24",
+    scope="driver",
+    evidence="install",
+    why="Rollout scripts open their engine in bf16 and ask for logprobs before temperature; vLLM has int8 kernels, but "
+    "only for checkpoints that are int8 already.",
+    remove_when="never: this is the switch itself.",
+).wrap(
+    "vllm.engine.arg_utils:EngineArgs.create_engine_config",
+    relies_on=(
+        "self.model",
+        "vllm.transformers_utils.config:get_config",
+        "vllm.engine.arg_utils:EngineArgs.hf_overrides",
+        "vllm.engine.arg_utils:EngineArgs.logprobs_mode",
+        "vllm.engine.arg_utils:EngineArgs.quantization_config",
+        "vllm.config.quantization:resolve_quantization_config",
+        "vllm.model_executor.layers.linear:LinearBase",
+        "vllm.model_executor.layers.linear:UnquantizedLinearMethod",
+    ),
+)
+def create_engine_config(original, self, *args: Any, **kwargs: Any):
+    """Set quantization if it is unset, the checkpoint is not quantized and the model is not excluded; for int8 describe
+    a compressed-tensors checkpoint over the model's config. Ask for processed logprobs if no others are asked for.
+    """
     engine.require("fp8")
     ledger.role("driver")
     options = engine.options("fp8")
-    if not _excluded(self.model, options):
+    if not any(fnmatch.fnmatch(self.model, pattern) for pattern in options["exclude"]):
         _choose(self, options)
-        logprobs.configure(self, options)
+        _set_logprobs(self, options)
     config = original(self, *args, **kwargs)
     if problem := unsupported.at_start(config):
-        raise PatchError(problem, patch=PATCH.id, advice="Or open this engine without FlashPatch.")
+        raise PatchError(
+            problem,
+            patch=Patches.of(create_engine_config).id,
+            advice="Or open this engine without FlashPatch.",
+        )
     ledger.note(quantization=config.model_config.quantization)
-    late_engines.opened_with(config)
+    client.opened_with(config)
     return config
 
 
@@ -47,7 +74,7 @@ def check_quantized(model: torch.nn.Module, model_config: Any) -> None:
         raise PatchError(
             f"quantization={model_config.quantization!r} leaves all {len(linear)} linear layers of "
             f"{type(model).__name__} unquantized",
-            patch=PATCH.id,
+            patch=Patches.of(create_engine_config).id,
             advice="Choose another scheme, for example fp8_per_channel.",
         )
 
@@ -78,7 +105,7 @@ def _choose(args: Any, options: Any) -> None:
     if asked not in (None, wanted):
         raise PatchError(
             f"replica {place.rank} of the fleet is to run in {entry.precision}, and its quantization is {asked}.",
-            patch=PATCH.id,
+            patch=Patches.of(create_engine_config).id,
             advice="Leave quantization to the fleet, start from the bf16 model, or exclude this model.",
         )
     if wanted is None or args.quantization is not None:
@@ -114,22 +141,14 @@ def _set_scheme(args: Any, scheme: str) -> None:
     args.quantization_config = resolve_quantization_config(scheme, args.quantization_config)
 
 
-def _excluded(model: str, options: Any) -> bool:
-    return any(fnmatch.fnmatch(model, pattern) for pattern in options["exclude"])
-
-
 def _own_quantization(args: Any) -> Any:
     """Return the checkpoint's own quantization config (vLLM then follows it), or None."""
     from vllm.transformers_utils.config import get_config
 
     if isinstance(args.hf_overrides, Mapping) and args.hf_overrides.get("quantization_config"):
         return args.hf_overrides["quantization_config"]
-    config = get_config(
-        args.hf_config_path or args.model,
-        args.trust_remote_code,
-        args.revision,
-        config_format=args.config_format,
-    )
+    path, form = args.hf_config_path or args.model, args.config_format
+    config = get_config(path, args.trust_remote_code, args.revision, config_format=form)
     for part in (config, getattr(config, "text_config", config)):
         for name in ("quantization_config", "compression_config"):
             if getattr(part, name, None):
@@ -137,30 +156,22 @@ def _own_quantization(args: Any) -> Any:
     return None
 
 
-PATCH = Patch(
-    id="fp8.vllm.create_engine_config",
-    targets=("vllm.engine.arg_utils:EngineArgs.create_engine_config",),
-    requires="vllm>=0.24",
-    wrapper=on_engine_config,
-    contract=Contract(
-        mentions=("self.model",),
-        exists=(
-            "vllm.transformers_utils.config:get_config",
-            "vllm.engine.arg_utils:EngineArgs.hf_overrides",
-            "vllm.engine.arg_utils:EngineArgs.logprobs_mode",
-            "vllm.engine.arg_utils:EngineArgs.quantization_config",
-            "vllm.config.quantization:resolve_quantization_config",
-            "vllm.model_executor.layers.linear:LinearBase",
-            "vllm.model_executor.layers.linear:UnquantizedLinearMethod",
-        ),
-    ),
-    evidence="install",
-    scope=frozenset({"driver"}),
-    needs=("fp8.vllm.initialize_model",),
-    why="Rollout scripts open their engine in bf16 and ask for logprobs before temperature; vLLM has int8 kernels, "
-    "but only for checkpoints that are int8 already.",
-    how="Sets quantization if it is unset, the checkpoint is not quantized and the model is not excluded; for int8 "
-    "describes a compressed-tensors checkpoint over the model's config. Asks for processed logprobs if no others "
-    "are asked for.",
-    remove_when="never: this is the switch itself.",
-)
+def _set_logprobs(args: Any, options: Mapping[str, Any]) -> None:
+    """Set ``logprobs_mode`` if it is at vLLM's default, and the head's dtype if requested.
+
+    An importance ratio needs the probability with which a token was sampled: after temperature, top-k and
+    top-p. vLLM's default are logprobs before them.
+
+    Args:
+        args: ``vllm.engine.arg_utils.EngineArgs``, changed in place.
+        options: the family's.
+    """
+    if options["logprobs"] == "processed" and args.logprobs_mode == "raw_logprobs":
+        args.logprobs_mode = "processed_logprobs"
+    if options["lm_head"] == "float32":
+        from vllm.model_executor.layers.logits_processor import LogitsProcessor
+
+        if hasattr(LogitsProcessor, "_apply_head"):  # before vLLM 0.26 `vllm_0_24` does it
+            int8_config.override(args, "head_dtype", "float32")
+        ledger.note(lm_head="float32")
+    ledger.note(logprobs=args.logprobs_mode)

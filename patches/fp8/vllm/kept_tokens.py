@@ -7,8 +7,8 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from flashpatch import engine
+from flashpatch.decorate import Patches
 from flashpatch.patches.fp8.support.kept import kept_ids
-from flashpatch.record import Contract, Patch
 
 if TYPE_CHECKING:
     import numpy
@@ -17,10 +17,23 @@ HELD: ContextVar[list[numpy.ndarray] | None] = ContextVar("flashpatch_kept_token
 """Where the request that is being handed to the engine wants the ids: one array per token is appended."""
 
 
-def on_generate(
+@Patches(
+    "fp8",
+    "vllm>=0.24",
+    scope="driver",
+    evidence="optional",
+    when="support!=0 anywhere=fp8.verl.validate_config_correction",
+    why="Under top-p, top-k or min-p a token is drawn from the kept ones only, and nobody else learns which.",
+    remove_when="verl asks vLLM for sampling masks, and passes them on.",
+).wrap(
+    "vllm.v1.engine.async_llm:AsyncLLM.generate",
+    relies_on=("vllm.sampling_params:SamplingParams.clone", "vllm.sampling_params:SamplingParams.top_k"),
+    tested=("0.24.0", "0.31.0", "0.32.0"),
+)
+def generate(
     original, self, prompt: Any, sampling_params: Any, request_id: str, **more: Any
 ) -> AsyncIterator[Any]:
-    """Around ``AsyncLLM.generate``: for a request with log-probabilities and top-k, also get those of the kept ids."""
+    """Ask for as many log-probabilities as the option support says: those that are finite are the kept ones."""
     held, width = HELD.get(), engine.options("fp8")["support"]
     if held is None or not is_carried(sampling_params, width):
         return original(self, prompt, sampling_params, request_id, **more)
@@ -42,22 +55,3 @@ async def collected(outputs: AsyncIterator[Any], held: list[numpy.ndarray], widt
             positions = output.outputs[0].logprobs
             held.extend(kept_ids(positions[at], width) for at in range(len(held), len(positions)))
         yield output
-
-
-PATCH = Patch(
-    id="fp8.vllm.generate",
-    targets=("vllm.v1.engine.async_llm:AsyncLLM.generate",),
-    requires="vllm>=0.24",
-    wrapper=on_generate,
-    contract=Contract(
-        params=("prompt", "sampling_params", "request_id"),
-        exists=("vllm.sampling_params:SamplingParams.clone", "vllm.sampling_params:SamplingParams.top_k"),
-    ),
-    evidence="optional",
-    when="support!=0 anywhere=fp8.verl.validate_config_correction",
-    scope=frozenset({"driver"}),
-    tested=("0.24.0", "0.31.0", "0.32.0"),
-    why="Under top-p, top-k or min-p a token is drawn from the kept ones only, and nobody else learns which.",
-    how="With the option support, asks for as many log-probabilities as it says: those that are finite are the kept ones.",
-    remove_when="verl asks vLLM for sampling masks, and passes them on.",
-)

@@ -12,33 +12,23 @@ from __future__ import annotations
 
 import logging
 import threading
-import weakref
 from collections import defaultdict
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flashpatch import api, engine, ledger
-from flashpatch.arming.site import Site
+from flashpatch import engine, ledger
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared.tally import count
 from flashpatch.patches.fp8.refit import model_registry
-from flashpatch.patches.fp8.vllm import (
-    caches,
-    late_engines,
-    named_adapters,
-    prefix_key,
-    running_requests,
-    unsupported,
-    worker,
-    worker_reports,
-)
+from flashpatch.patches.fp8.vllm import caches, running_requests, unsupported, worker
 from flashpatch.patches.fp8.vllm.executor_door import ExecutorDoor
-from flashpatch.record import Contract, Patch
+
+if TYPE_CHECKING:
+    from flashpatch.patches.fp8.refit.policy import Policy
 
 logger = logging.getLogger("flashpatch.fp8")
 
-CORE = "vllm.v1.engine.core:EngineCore"
-MARK = "[flashpatch: fp8.vllm.engine_core_step]"
+STEP = "fp8.vllm.engine_core_step"
+MARK = f"[flashpatch: {STEP}]"
 _SAME_EVERYWHERE = (
     "FLASHPATCH must have the same value in the engine core and in every worker process; Ray workers get it by "
     "runtime_env or from the driver's environment."
@@ -70,7 +60,7 @@ class SchedulerGate:
         self.holds: dict[int, tuple[str, str]] | None = None
         self.weight_version: str | None = None
         self.stepped = False
-        self.prefix_key = prefix_key.open_for(core)
+        self.prefix_key = caches.open_for(core)
         self.turn = threading.RLock()
         self._stale = True  # workers may have changed since their last report
         self._seen_changes = 0  # of models in this process, which can be loaded into without a call
@@ -98,7 +88,7 @@ class SchedulerGate:
             if reason is not None:
                 return self._refuse(core, None, reason)
         if self.holds is not None and core.scheduler.has_unfinished_requests():
-            refused, reason = named_adapters.unmet(core, self)
+            refused, reason = running_requests.unmet(core, self)
             if refused:
                 return self._refuse(core, refused, reason)
         if self.drafter_problem:
@@ -127,7 +117,7 @@ class SchedulerGate:
             reports = self.door.ask(worker.report)
         except RuntimeError as error:  # FlashPatch cannot even be imported there
             raise _unfollowed(f"a worker cannot report: {error}") from error
-        if unknown := worker_reports.without_target(reports):
+        if unknown := _without_target(reports):
             raise _unfollowed(unknown)
 
     def check_workers(self, core: Any, before_step: bool = False) -> str | None:
@@ -135,17 +125,17 @@ class SchedulerGate:
 
         Each model is followed by itself. A rank may hold the target, the drafter, or both.
         """
-        reports = self.door.ask(worker.report, (before_step, named_adapters.numbers(core)))
-        if unknown := worker_reports.without_target(reports):
+        reports = self.door.ask(worker.report, (before_step, running_requests.numbers(core)))
+        if unknown := _without_target(reports):
             return f"{unknown}. {_SAME_EVERYWHERE}"
-        self._follow_drafter(*worker_reports.agreed(reports, "drafter"))
-        version, problem = worker_reports.agreed(reports, "target")
+        self._follow_drafter(*_agreed(reports, "drafter"))
+        version, problem = _agreed(reports, "target")
         if problem:
             return f"{problem}. Send a complete update."
-        adapters, problem = worker_reports.agreed(reports, "lora")
+        adapters, problem = _agreed(reports, "lora")
         if problem:
             return f"{problem}. Send the adapter again."
-        self.holds = worker_reports.holds(reports)
+        self.holds = _holds(reports)
         self._stale, self._seen_changes = False, model_registry.change_count(self.door.runner)
         if (version, adapters) == (self.version, self.adapters):
             return None
@@ -172,8 +162,8 @@ class SchedulerGate:
         if engine.options("fp8")["in_flight"] == "abort":
             self._abort(core, running_requests.begun(core))
         elif adapters != self.adapters:
-            named_adapters.move(core, running_requests.begun(core), self.holds or {})
-        caches.adopt(core, self.prefix_key, STEP.id)
+            running_requests.move(core, running_requests.begun(core), self.holds or {})
+        caches.adopt(core, self.prefix_key)
         self.adapters = adapters
         if version == self.version:
             return
@@ -229,7 +219,7 @@ class SchedulerGate:
 
 
 def _unfollowed(problem: str) -> PatchError:
-    return PatchError(problem, patch=INIT.id, advice=_SAME_EVERYWHERE)
+    return PatchError(problem, patch="fp8.vllm.engine_core_init", advice=_SAME_EVERYWHERE)
 
 
 def _finish(core: Any, requests: list[str] | None, how: str, message: str | None = None) -> dict[int, Any]:
@@ -244,150 +234,41 @@ def _finish(core: Any, requests: list[str] | None, how: str, message: str | None
         name, client = request if isinstance(request, tuple) else (request.request_id, request.client_index)
         outputs[client].append(
             EngineCoreOutput(
-                request_id=name,
-                new_token_ids=[],
-                finish_reason=FinishReason[how],
-                stop_reason=message,
+                request_id=name, new_token_ids=[], finish_reason=FinishReason[how], stop_reason=message
             )
         )
     return {client: EngineCoreOutputs(outputs=items) for client, items in outputs.items()}
 
 
-gates: weakref.WeakKeyDictionary[Any, SchedulerGate] = weakref.WeakKeyDictionary()
+def _without_target(reports: list[list[Policy]]) -> str:
+    """Return the ranks that know no target, as a sentence; empty if all do."""
+    ranks = [str(rank) for rank, held in enumerate(reports) if all(one.role != "target" for one in held)]
+    if not ranks:
+        return ""
+    which = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(ranks)}"
+    return f"FlashPatch does not follow the weights of {which}, so an update there would go unnoticed"
 
 
-def on_init(original, self, *args: Any, **kwargs: Any):
-    """Around ``EngineCore.__init__``."""
-    engine.require("fp8")
-    ledger.role("engine-core")
-    original(self, *args, **kwargs)
-    gate = SchedulerGate(self)
-    try:
-        gate.check_followed()
-    except PatchError:
-        self.shutdown()
-        raise
-    gates[self] = gate
-    running_requests.track(self)
+def _agreed(reports: list[list[Policy]], role: str) -> tuple[int, str]:
+    """Return the version that all ranks hold of one model, 0 if none has it, and why it may not be used."""
+    held = [
+        (rank, policy) for rank, policies in enumerate(reports) for policy in policies if policy.role == role
+    ]
+    broken = [
+        f"rank {rank} cannot serve: {policy.why_refused()}" for rank, policy in held if not _serves(policy)
+    ]
+    versions = sorted({policy.version for _, policy in held})
+    if broken:
+        return max(versions), "; ".join(broken)
+    if len(versions) > 1:
+        return max(versions), f"ranks hold different versions of the {role}, {versions}"
+    return max(versions, default=0), ""
 
 
-def on_step(original, self):
-    """Around both step functions."""
-    gate = gates.get(self)
-    if gate is None:
-        return original(self)
-    if not gate.stepped:
-        gate.stepped = True
-        ledger.note(steps=1)  # from here on reports expect steps of this engine core's workers
-    with gate.turn, model_registry.in_use(gate.door.runner):
-        outputs = gate.replacement_outputs(self)
-        if outputs is None:
-            result = original(self)
-            gate.label(self, result[0])
-            return result
-        return outputs, gate.keep_lock_step(self)
+def _holds(reports: list[list[Policy]]) -> dict | None:
+    """Return what the numbers of LoRA adapters hold, the same on all ranks; None if adapters are not followed."""
+    return next((one.holds for policies in reports for one in policies if one.role == "lora"), None)
 
 
-def on_collective_rpc(original, self, method: Any, timeout: Any = None, args: tuple = (), kwargs: Any = None):
-    """Around ``EngineCore.collective_rpc``: any such call may have updated weights."""
-    gate = gates.get(self)
-    if gate is None:
-        late_engines.check(method)
-        return original(self, method, timeout, args, kwargs)
-    if method == api.CHECKSUM:
-        return original(self, worker.checksums, timeout)
-    with gate.turn:
-        result = original(self, method, timeout, args, kwargs)
-        gate.check_workers(self)
-    return result
-
-
-def _undo(site: Site) -> None:
-    for core, gate in list(gates.items()):
-        gate.door.remove()
-        late_engines.lost(core)
-    gates.clear()
-    prefix_key.keys.clear()
-    site.unwrap()
-
-
-_patch = partial(
-    Patch,
-    requires="vllm>=0.24",
-    scope=frozenset({"engine-core"}),
-    remove_when="vLLM refuses to schedule while an update is open or has failed, and resets its caches at commit.",
-)
-
-INIT = _patch(
-    id="fp8.vllm.engine_core_init",
-    targets=(f"{CORE}.__init__",),
-    wrapper=on_init,
-    undo=_undo,
-    contract=Contract(
-        params=("vllm_config", "executor_class"),
-        mentions=("self.scheduler", "self.model_executor", "self.batch_queue"),
-        exists=(
-            f"{CORE}.shutdown",
-            "vllm.v1.executor.abstract:Executor.collective_rpc",
-            "vllm.v1.executor.abstract:Executor.execute_model",
-            "vllm.v1.serial_utils:run_method",
-        ),
-        since={"0.27": (f"{CORE}.set_weight_version", f"{CORE}.get_weight_version")},
-    ),
-    evidence="install",
-    why="The scheduler must know which policy its workers hold.",
-    how="Attaches a gate to each engine core and to its executor, through which every call reaches the workers; "
-    "refuses an engine of which a rank is not followed.",
-)
-
-STEP = _patch(
-    id="fp8.vllm.engine_core_step",
-    targets=(f"{CORE}.step",),
-    wrapper=on_step,
-    contract=Contract(
-        mentions=("self.scheduler.schedule", "self.scheduler.has_requests"),
-        exists=(
-            "vllm.v1.core.sched.scheduler:Scheduler.reset_prefix_cache",
-            "vllm.v1.core.sched.scheduler:Scheduler.finish_requests",
-            "vllm.v1.engine:EngineCoreOutput.stop_reason",
-            "vllm.v1.engine:FinishReason.ERROR",
-            "vllm.v1.engine:FinishReason.ABORT",
-            "vllm.v1.request:RequestStatus.FINISHED_ERROR",
-            "vllm.v1.request:RequestStatus.FINISHED_ABORTED",
-        ),
-        since={"0.32": ("vllm.v1.engine:EngineCoreOutputs.weight_version",)},
-    ),
-    evidence="step",
-    one_of=(
-        "fp8.vllm.step_with_batch_queue",
-    ),  # an engine uses one of the two step functions, this or the next
-    needs=("fp8.vllm.engine_core_init",),
-    why="An engine that schedules on half-updated weights serves a policy that never existed; stale prefix "
-    "caches mix two.",
-    how="Asks the workers after every call that may have changed weights; adopts a committed version, refuses everything else.",
-)
-
-QUEUE = _patch(
-    id="fp8.vllm.step_with_batch_queue",
-    targets=(f"{CORE}.step_with_batch_queue",),
-    wrapper=on_step,
-    contract=Contract(mentions=("self.scheduler.schedule", "self.scheduler.has_requests")),
-    evidence="step",
-    one_of=("fp8.vllm.engine_core_step",),
-    needs=("fp8.vllm.engine_core_init",),
-    why="The same as fp8.vllm.engine_core_step, for asynchronous scheduling and pipeline parallelism.",
-    how="The same check before the other step function.",
-)
-
-RPC = _patch(
-    id="fp8.vllm.collective_rpc",
-    targets=(f"{CORE}.collective_rpc",),
-    wrapper=on_collective_rpc,
-    contract=Contract(params=("method", "timeout", "args", "kwargs"), mentions=("self.model_executor",)),
-    evidence="optional",
-    when="anywhere=fp8.verl_vllm.collective_rpc",
-    needs=("fp8.vllm.engine_core_init",),
-    why="Updates reach workers as calls through the engine core, which must notice the outcome.",
-    how="Checks the workers' policy after each call; an engine that was opened before FlashPatch was on takes none "
-    "that may write weights.",
-)
+def _serves(policy: Policy) -> bool:
+    return policy.state == "ready" or (policy.state == "open" and engine.options("fp8")["atomic"] == "model")

@@ -1,4 +1,9 @@
-"""Record a worker's role, stop it from running a broken policy, report its policies to the engine core."""
+"""Record a worker's role, stop it from running a broken policy, report its policies to the engine core, follow its sleep.
+
+At sleep level 2 vLLM gives the memory of weights back. Registered buffers it saves itself, and parameters that
+``sleep_preserve_parameter_names`` names. Tensors that a module holds as plain attributes, parameters that no checkpoint
+brings, and a drafter it does not save, and no update of the policy restores them: they are copied to the host.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +11,41 @@ import logging
 import weakref
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flashpatch import ledger
+from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared import all_ranks
 from flashpatch.patches.fp8.refit import model_registry
 from flashpatch.patches.fp8.vllm_lora import worker_manager
-from flashpatch.record import Contract, Patch
 
 if TYPE_CHECKING:
+    import torch
+
     from flashpatch.patches.fp8.refit.policy import Policy
 
 logger = logging.getLogger("flashpatch.fp8")
 
 _kept: weakref.WeakKeyDictionary[Any, list[tuple[Any, Any]]] = weakref.WeakKeyDictionary()  # by model runner
+_saved: weakref.WeakKeyDictionary[Any, list[tuple[torch.UntypedStorage, torch.UntypedStorage]]] = (
+    weakref.WeakKeyDictionary()
+)  # model runner -> memory of the engine, its copy on the host
 
 WORKER = "vllm.v1.worker.gpu_worker:Worker"
 
+patches = Patches("fp8", "vllm>=0.24", scope="worker")
 
-def on_load_model(original, self, *args: Any, **kwargs: Any):
-    """Around ``Worker.load_model``: record the worker's role, and end the first load."""
+
+@patches.wrap(
+    f"{WORKER}.load_model",
+    relies_on="self.model_runner.load_model",
+    evidence="install",
+    why="A process must be known as a worker, with its rank, for its absence to be noticed.",
+    remove_when="never: this is the evidence itself.",
+)
+def worker_load_model(original, self, *args: Any, **kwargs: Any):
+    """Write the worker's role and rank to the ledger, and end the first load of every model."""
     at = {"rank": self.rank, "local_rank": self.local_rank}
     if index := self.parallel_config.data_parallel_index:
         at["dp"] = index
@@ -40,14 +58,39 @@ def on_load_model(original, self, *args: Any, **kwargs: Any):
     return result
 
 
-def on_execute_model(original, self, scheduler_output: Any, *args: Any, **kwargs: Any):
-    """Around ``Worker.execute_model``: stop a worker that is driven past the engine core's own refusal."""
+@patches.wrap(
+    f"{WORKER}.execute_model",
+    relies_on="vllm.v1.core.sched.output:SchedulerOutput.total_num_scheduled_tokens",
+    why="A model that holds layers of two policies must not produce a token, whoever drives the worker; nor one whose "
+    "update the engine core has not noticed, since its prefix cache is of the policy before.",
+    remove_when="vLLM refuses steps while an update is open or has failed.",
+)
+def worker_execute_model(original, self, scheduler_output: Any, *args: Any, **kwargs: Any):
+    """Check one flag per model and compare versions before each step, and keep updates out of it."""
     with _one_whole_policy(self.model_runner, scheduler_output):
         return original(self, scheduler_output, *args, **kwargs)
 
 
-def on_runner_execute_model(original, self, scheduler_output: Any, *args: Any, **kwargs: Any):
-    """Around ``GPUModelRunner.execute_model``, which some executors call past the worker."""
+_runners = Patches(
+    "fp8",
+    "vllm>=0.24",
+    scope="worker",
+    why="Ray's executor up to vLLM 0.32 calls the model runner directly, past Worker.execute_model.",
+    remove_when="vLLM refuses steps while an update is open or has failed.",
+)
+
+
+@_runners.wrap(
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.execute_model",
+    id="fp8.vllm.model_runner_v2_execute_model",
+    one_of="fp8.vllm.model_runner_execute_model",
+)
+@_runners.wrap(
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model",
+    one_of="fp8.vllm.model_runner_v2_execute_model",
+)
+def model_runner_execute_model(original, self, scheduler_output: Any, *args: Any, **kwargs: Any):
+    """Make the same check before the model runner's step."""
     with _one_whole_policy(self, scheduler_output):
         return original(self, scheduler_output, *args, **kwargs)
 
@@ -72,7 +115,7 @@ def _one_whole_policy(runner: Any, scheduler_output: Any) -> Iterator[None]:
         if broken is not None:
             raise PatchError(
                 f"the weights are not one whole policy: {broken.policy().why_refused()}",
-                patch=STEP.id,
+                patch=patches.of(worker_execute_model).id,
                 advice="Send a complete update.",
             )
         believed, held = getattr(scheduler_output, "flashpatch_version", 0), model_registry.version(runner)
@@ -80,7 +123,7 @@ def _one_whole_policy(runner: Any, scheduler_output: Any) -> Iterator[None]:
             raise PatchError(
                 f"this rank holds version {held} of the policy, and the engine core schedules for version {believed}, "
                 "with what it has cached of it",
-                patch=STEP.id,
+                patch=patches.of(worker_execute_model).id,
                 advice="Update weights in a call of collective_rpc, not in a thread of the worker, with FlashPatch on in "
                 "the engine core too.",
             )
@@ -131,62 +174,79 @@ def checksums(worker: Any) -> dict[str, str]:
     if not models:
         raise PatchError(
             "the weights of this engine are not known to FlashPatch",
-            patch=LOAD.id,
+            patch=patches.of(worker_load_model).id,
             advice="Enable fp8, int8 or bf16 before the engine is opened.",
         )
     return {model.adapter.role: model.checksum() for model in models}
 
 
-_patch = partial(Patch, requires="vllm>=0.24", scope=frozenset({"worker"}))
+_AWAKE = "vLLM refuses to generate after sleep level 2 until weights are restored, and restores the rest."
 
-LOAD = _patch(
-    id="fp8.vllm.worker_load_model",
-    targets=(f"{WORKER}.load_model",),
-    wrapper=on_load_model,
-    contract=Contract(mentions=("self.model_runner.load_model",)),
-    evidence="install",
-    why="A process must be known as a worker, with its rank, for its absence to be noticed.",
-    how="Writes role and rank to the ledger and ends the first load of every model.",
-    remove_when="never: this is the evidence itself.",
-)
 
-STEP = _patch(
-    id="fp8.vllm.worker_execute_model",
-    targets=(f"{WORKER}.execute_model",),
-    wrapper=on_execute_model,
-    contract=Contract(
-        params=("scheduler_output",),
-        exists=("vllm.v1.core.sched.output:SchedulerOutput.total_num_scheduled_tokens",),
-    ),
-    evidence="step",
-    needs=("fp8.vllm.initialize_model",),
-    why="A model that holds layers of two policies must not produce a token, whoever drives the worker; nor one whose "
-    "update the engine core has not noticed, since its prefix cache is of the policy before.",
-    how="Checks one flag per model and compares versions before each step, and keeps updates out of it.",
-    remove_when="vLLM refuses steps while an update is open or has failed.",
+@patches.wrap(
+    f"{WORKER}.sleep",
+    evidence="optional",
+    remove_when=_AWAKE,
+    why="After sleep level 2 the weights' memory holds nothing; vLLM would generate from it, and with a drafter "
+    "that nobody sends again.",
 )
+def worker_sleep(original, self, level: int = 1, *args: Any, **kwargs: Any):
+    """Mark the policy as broken until a complete update, if level 2 discards the weights; copy the drafter, parameters
+    that no checkpoint brings, and what modules hold beside parameters, to the host.
+    """
+    models = model_registry.all_models(self.model_runner)
+    for model in models:
+        model.asleep = True
+    if level < 2:
+        return original(self, level, *args, **kwargs)
+    if self.model_runner not in _saved:  # else asleep already, with nothing to copy
+        _saved[self.model_runner] = _copy_to_host(models)
+    result = original(self, level, *args, **kwargs)
+    preserved = frozenset(getattr(self, "_sleep_saved_parameters", ()))
+    for model in models:
+        if model.adapter.role == "target":
+            model.mark_discarded(preserved)
+    return result
 
-_runner = partial(
-    _patch,
-    wrapper=on_runner_execute_model,
-    contract=Contract(params=("scheduler_output",)),
-    evidence="optional",  # an engine has one of the two model runners
-    needs=("fp8.vllm.initialize_model",),
-    why="Ray's executor up to vLLM 0.32 calls the model runner directly, past Worker.execute_model.",
-    how="The same check, before the model runner's step.",
-    remove_when=STEP.remove_when,
-)
 
-RUNNER = _runner(
-    id="fp8.vllm.model_runner_execute_model",
-    evidence="step",
-    one_of=("fp8.vllm.model_runner_v2_execute_model",),
-    targets=("vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model",),
+@patches.wrap(
+    f"{WORKER}.wake_up",
+    evidence="optional",
+    remove_when=_AWAKE,
+    when="anywhere=fp8.vllm.worker_sleep anywhere=fp8.vllm.engine_core_wake_up",
+    why="What was copied to the host before sleep level 2 must be in place before an update reads it.",
 )
+def worker_wake_up(original, self, tags: list[str] | None = None, *args: Any, **kwargs: Any):
+    """Copy back what was kept on the host, once the memory of weights is there again."""
+    result = original(self, tags, *args, **kwargs)
+    if tags is None or "weights" in tags:
+        if (saved := _saved.pop(self.model_runner, None)) is not None:
+            for memory, copy in saved:
+                memory.copy_(copy)
+            worker_manager.write_again(self.model_runner)
+        for model in model_registry.all_models(self.model_runner):
+            model.asleep = False
+    return result
 
-RUNNER_V2 = _runner(
-    id="fp8.vllm.model_runner_v2_execute_model",
-    evidence="step",
-    one_of=("fp8.vllm.model_runner_execute_model",),
-    targets=("vllm.v1.worker.gpu.model_runner:GPUModelRunner.execute_model",),
-)
+
+def _copy_to_host(
+    models: list[model_registry.ManagedModel],
+) -> list[tuple[torch.UntypedStorage, torch.UntypedStorage]]:
+    import torch
+
+    targets = [model for model in models if model.adapter.role == "target"]
+    never_loaded = [tensor for model in targets for tensor in model.never_loaded()]
+    come_again = {tensor.untyped_storage()._cdata for model in targets for tensor in model.parameters()}
+    come_again -= {tensor.untyped_storage()._cdata for tensor in never_loaded}
+    kept = [tensor for model in targets for tensor in model.constants()] + never_loaded
+    kept += [tensor for model in models if model not in targets for tensor in model.tensors()]
+    found: dict[int, torch.UntypedStorage] = {}
+    for tensor in kept:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in come_again and storage.nbytes():
+            found[storage._cdata] = storage
+    copies = []
+    for storage in found.values():
+        copy = torch.UntypedStorage(storage.nbytes(), device="cpu")
+        copies.append((storage, copy.copy_(storage)))
+    return copies

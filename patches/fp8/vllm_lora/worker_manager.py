@@ -5,24 +5,22 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flashpatch import engine
+from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared import all_ranks
 from flashpatch.patches.fp8.refit import model_registry
 from flashpatch.patches.fp8.refit.errors import ASLEEP, REQUESTS_RUN
 from flashpatch.patches.fp8.vllm import unsupported
-from flashpatch.record import Contract, Patch
 
 if TYPE_CHECKING:
     from flashpatch.patches.fp8.lora.adapters import Adapters
     from flashpatch.patches.fp8.refit.policy import Policy
 
-MODULE = "vllm.lora.worker_manager"
-MANAGER = f"{MODULE}:LRUCacheWorkerLoRAManager"
-BASE = f"{MODULE}:WorkerLoRAManager"
+MANAGER = "vllm.lora.worker_manager:LRUCacheWorkerLoRAManager"
+BASE = "vllm.lora.worker_manager:WorkerLoRAManager"
 MODELS = "vllm.lora.model_manager:LoRAModelManager"
 
 _followed: weakref.WeakKeyDictionary[Any, Adapters] = weakref.WeakKeyDictionary()
@@ -64,8 +62,21 @@ def write_again(runner: Any) -> None:
     restore()
 
 
-def on_create(original, self, model: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around ``create_lora_manager``: follow the adapters of a model whose weights are followed beside adapters."""
+patches = Patches(
+    "fp8",
+    "vllm>=0.24",
+    framework="vllm_lora",
+    scope="worker",
+    evidence="optional",  # an engine may have no adapters
+    remove_when="vLLM stages an adapter, checks it, and puts it in place on all ranks or on none.",
+)
+
+
+@patches.wrap(
+    f"{MANAGER}.create_lora_manager", why="The ranks of an engine must agree on an adapter, as on weights."
+)
+def create_lora_manager(original, self, model: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+    """Give each rank's manager an account of its adapters, if the model's weights are followed beside adapters."""
     result = original(self, model, vllm_config, *args, **kwargs)
     managed = model_registry.get(model)
     if managed is not None and self not in _followed and unsupported.adapters(vllm_config) is None:
@@ -77,8 +88,26 @@ def on_create(original, self, model: Any, vllm_config: Any, *args: Any, **kwargs
     return result
 
 
-def on_add(original, self, lora_request: Any) -> bool:
-    """Around ``add_adapter``: stage, check, agree and place an adapter that is new or replaces one.
+@patches.wrap(
+    f"{MANAGER}.add_adapter",
+    relies_on=(
+        "self._load_adapter",
+        "self._adapter_manager.remove_adapter",
+        "lora_request.load_inplace",
+        "vllm.lora.request:LoRARequest.load_inplace",
+        "vllm.lora.utils:get_adapter_absolute_path",
+        f"{MODELS}._get_lora_layer_weights",
+        f"{MODELS}.remove_all_adapters",
+        f"{MODELS}.activate_adapter",
+        "vllm.v1.core.kv_cache_utils:_gen_lora_extra_hash_keys",
+    ),
+    why="vLLM fills a smaller adapter into a larger place, leaves out modules that it does not know, takes NaN, scales the "
+    "sender's own tensors, and keeps what a name meant before in its prefix cache; a rank that fails is left behind.",
+    upstream="vLLM RFC #48297",
+)
+def add_adapter(original, self, lora_request: Any) -> bool:
+    """Load an adapter beside the one in place, check it against the engine's layers, agree over the ranks, replace it,
+    agree again, and else put the one from before back.
 
     Every step passes here with the adapters of its requests; one that is held is touched, or put in place again if vLLM
     has let it go for others.
@@ -101,7 +130,7 @@ def on_add(original, self, lora_request: Any) -> bool:
     def stage() -> str:
         _check_awake(self)
         staged.append(self._load_adapter(lora_request))
-        digest = staging.checked(self._adapter_manager, staged[0], lora_request, ADD.id)
+        digest = staging.checked(self._adapter_manager, staged[0], lora_request, patches.of(add_adapter).id)
         if not adapters.asked:
             adapters.check_meaning(key, digest)
         elif adapters.changes(names, digest):
@@ -120,8 +149,14 @@ def on_add(original, self, lora_request: Any) -> bool:
     return result
 
 
-def on_add_lora(original, self, lora_request: Any) -> bool:
-    """Around ``add_lora``, by which an adapter is sent; a step only names those of its requests."""
+@patches.wrap(
+    "vllm.v1.worker.lora_model_runner_mixin:LoRAModelRunnerMixin.add_lora",
+    relies_on="self.lora_manager.add_adapter",
+    why="A step passes the adapters of its requests to the same function as a sender does; what changes in a step comes after "
+    "the prefix cache was asked.",
+)
+def add_lora(original, self, lora_request: Any) -> bool:
+    """Tell an adapter that is sent from one that a step names, under which a name never comes to mean something else."""
     adapters = of(self)
     if adapters is None:
         return original(self, lora_request)
@@ -132,8 +167,12 @@ def on_add_lora(original, self, lora_request: Any) -> bool:
         adapters.asked = False
 
 
-def on_remove(original, self, adapter_id: int) -> bool:
-    """Around ``remove_adapter``: keep an adapter whose successor is on its way."""
+@patches.wrap(
+    f"{BASE}.remove_adapter",
+    why="verl removes an adapter before its successor has come; if it never does, requests draw from the base.",
+)
+def remove_adapter(original, self, adapter_id: int) -> bool:
+    """Keep an adapter within verl's update until its successor is in place."""
     adapters = _followed.get(self)
     if adapters is None:
         return original(self, adapter_id)
@@ -145,8 +184,11 @@ def on_remove(original, self, adapter_id: int) -> bool:
     return result
 
 
-def on_remove_all(original, self, *args: Any, **kwargs: Any) -> Any:
-    """Around ``remove_all_adapters``, by which vLLM forgets adapters when it replaces the base."""
+@patches.wrap(
+    f"{BASE}.remove_all_adapters", why="vLLM forgets all adapters when its own session replaced the base."
+)
+def remove_all_adapters(original, self, *args: Any, **kwargs: Any) -> Any:
+    """Note in the account that the adapters are gone."""
     result = original(self, *args, **kwargs)
     adapters = _followed.get(self)
     if adapters is not None:
@@ -172,7 +214,7 @@ def _check_awake(manager: Any) -> None:
     """Raise if the engine sleeps, whose memory takes nothing."""
     managed = model_registry.get(manager._adapter_manager.model)
     if managed is not None and managed.asleep:
-        raise PatchError(ASLEEP[0], patch=ADD.id, advice=ASLEEP[1])
+        raise PatchError(ASLEEP[0], patch=patches.of(add_adapter).id, advice=ASLEEP[1])
 
 
 def _check_idle(manager: Any, number: int) -> None:
@@ -190,7 +232,7 @@ def _check_idle(manager: Any, number: int) -> None:
             return
     raise PatchError(
         f"{REQUESTS_RUN} under the LoRA adapter {number}, so its replacement is refused",
-        patch=ADD.id,
+        patch=patches.of(add_adapter).id,
         advice="Wait for them, give the new adapter a name and number of its own, or set the option in_flight to abort, "
         "recompute or keep.",
     )
@@ -237,71 +279,18 @@ def _report_failed_call(call: int, error: str) -> None:
         adapters.consensus.announce_failed_call(call, error)
 
 
-_patch = partial(
-    Patch,
-    requires="vllm>=0.24",
-    scope=frozenset({"worker"}),
-    evidence="optional",  # an engine may have no adapters
-    remove_when="vLLM stages an adapter, checks it, and puts it in place on all ranks or on none.",
+@patches.wrap(
+    "vllm.lora.layers.utils:_get_lora_device",
+    relies_on="base_layer.weight.device",
+    why="On a CPU vLLM's int8 layers keep no weight once their kernel has packed it, so an engine with adapters does not open.",
+    remove_when="vLLM asks for the device of a layer without its weight.",
 )
+def get_lora_device(original, base_layer: Any) -> Any:
+    """Answer with the device of the layer's other tensors, or the platform's, if its kernel has packed the weight away."""
+    if getattr(base_layer, "weight", False) is not None:
+        return original(base_layer)
+    import torch
+    from vllm.platforms import current_platform
 
-CREATE = _patch(
-    id="fp8.vllm_lora.create_lora_manager",
-    targets=(f"{MANAGER}.create_lora_manager",),
-    wrapper=on_create,
-    contract=Contract(params=("model", "vllm_config")),
-    why="The ranks of an engine must agree on an adapter, as on weights.",
-    how="Gives each rank's manager an account of its adapters.",
-)
-
-ADD = _patch(
-    id="fp8.vllm_lora.add_adapter",
-    targets=(f"{MANAGER}.add_adapter",),
-    wrapper=on_add,
-    contract=Contract(
-        params=("lora_request",),
-        mentions=("self._load_adapter", "self._adapter_manager.remove_adapter", "lora_request.load_inplace"),
-        exists=(
-            "vllm.lora.request:LoRARequest.load_inplace",
-            "vllm.lora.utils:get_adapter_absolute_path",
-            f"{MODELS}._get_lora_layer_weights",
-            f"{MODELS}.remove_all_adapters",
-            f"{MODELS}.activate_adapter",
-            "vllm.v1.core.kv_cache_utils:_gen_lora_extra_hash_keys",
-        ),
-    ),
-    needs=("fp8.vllm_lora.create_lora_manager", "fp8.vllm_lora.remove_adapter"),
-    why="vLLM fills a smaller adapter into a larger place, leaves out modules that it does not know, takes NaN, scales the "
-    "sender's own tensors, and keeps what a name meant before in its prefix cache; a rank that fails is left behind.",
-    how="Loads the adapter beside the one in place, checks it against the engine's layers, agrees over the ranks, replaces it, "
-    "agrees again, and else puts the one from before back.",
-    upstream="vLLM RFC #48297",
-)
-
-ADD_LORA = _patch(
-    id="fp8.vllm_lora.add_lora",
-    targets=("vllm.v1.worker.lora_model_runner_mixin:LoRAModelRunnerMixin.add_lora",),
-    wrapper=on_add_lora,
-    contract=Contract(params=("lora_request",), mentions=("self.lora_manager.add_adapter",)),
-    needs=("fp8.vllm_lora.add_adapter",),
-    why="A step passes the adapters of its requests to the same function as a sender does; what changes in a step comes after "
-    "the prefix cache was asked.",
-    how="Tells the two apart: in a step a name never comes to mean something else.",
-)
-
-REMOVE = _patch(
-    id="fp8.vllm_lora.remove_adapter",
-    targets=(f"{BASE}.remove_adapter",),
-    wrapper=on_remove,
-    contract=Contract(params=("adapter_id",)),
-    why="verl removes an adapter before its successor has come; if it never does, requests draw from the base.",
-    how="Within verl's update keeps it until the successor is in place.",
-)
-
-REMOVE_ALL = _patch(
-    id="fp8.vllm_lora.remove_all_adapters",
-    targets=(f"{BASE}.remove_all_adapters",),
-    wrapper=on_remove_all,
-    why="vLLM forgets all adapters when its own session replaced the base.",
-    how="Notes it in the account.",
-)
+    tensors = (*base_layer.parameters(), *base_layer.buffers())
+    return next((tensor.device for tensor in tensors), torch.device(current_platform.device_type))

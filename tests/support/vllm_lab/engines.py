@@ -173,9 +173,9 @@ def weight_version(core: Any) -> str:
     """Return what an engine core calls its weights: vLLM's own word, before 0.27 the one that FlashPatch keeps."""
     if hasattr(core, "get_weight_version"):
         return core.get_weight_version()
-    from flashpatch.patches.fp8.vllm import scheduler_gate
+    from flashpatch.patches.fp8.vllm import engine_core
 
-    return scheduler_gate.gates[core].weight_version or "default"
+    return engine_core.gates[core].weight_version or "default"
 
 
 def addresses(model: Any) -> dict[str, tuple[int, int]]:

@@ -113,13 +113,12 @@ def test_sabotage_is_caught(verify, tmp_path, sabotage, said):
 
 def test_a_wrapper_on_the_wrong_class_is_caught(verify, doctored):
     right, wrong = 'f"{WORKER}.execute_model"', '"vllm.v1.worker.worker_base:WorkerBase.execute_model"'
-    site = doctored("patches/fp8/vllm/worker.py", f"targets=({right},)", f"targets=({wrong},)")
+    site = doctored("patches/fp8/vllm/worker.py", right, wrong)
     caught(verify("fp8", "--json", path=site), "fp8.vllm.worker_execute_model was never called in worker")
 
 
 def test_a_hook_that_raises_is_caught(verify, doctored):
-    healthy, broken = "    undo=_undo,\n", "    undo=_undo,\n    apply=lambda site: 1 / 0,\n"
-    site = doctored("patches/fp8/vllm/initialize_model.py", healthy, broken)
+    site = doctored("patches/fp8/vllm/model_loader.py", "    site.wrap(_initialize)\n", "    1 / 0\n")
     report = caught(
         verify("fp8", "--json", path=site), "fp8.vllm.initialize_model is failed: ZeroDivisionError"
     )

@@ -13,7 +13,7 @@ from machine import limit
 from flashpatch import ledger
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.refit import model_registry
-from flashpatch.patches.fp8.vllm import sleep
+from flashpatch.patches.fp8.vllm import worker as vllm_worker
 
 A, B = toys.checkpoint(0), toys.checkpoint(1)
 
@@ -105,9 +105,9 @@ def test_nothing_is_committed_while_the_memory_is_away(level, atomic):
         model_registry.add(engine.model, engine.managed)
     worker = types.SimpleNamespace(model_runner=runner)
     engine.model.load_weights(B)
-    sleep.on_sleep(lambda worker, level: None, worker, level)
+    vllm_worker.worker_sleep(lambda worker, level: None, worker, level)
     assert model_registry.first_unservable(runner) is None and engine.managed.version == 0
-    sleep.on_wake_up(lambda worker, tags: None, worker)
+    vllm_worker.worker_wake_up(lambda worker, tags: None, worker)
     assert model_registry.first_unservable(runner) is None and engine.managed.version == 1
     assert toys.same_answers(engine.model, toys.fresh("quantized", B))
 

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from flashpatch.patches.fp8.refit import model_registry
-from flashpatch.patches.fp8.vllm import sleep, worker
+from flashpatch.patches.fp8.vllm import worker
 
 configs = st.builds(
     Config,
@@ -254,7 +254,7 @@ class Updates(RuleBasedStateMachine):
         if unit.runner in self.asleep or (own[0].config.atomic == "model" and often):
             return
         self.asleep.append(unit.runner)
-        sleep.on_sleep(units.sleeping(own), types.SimpleNamespace(model_runner=unit.runner), 2)
+        worker.worker_sleep(units.sleeping(own), types.SimpleNamespace(model_runner=unit.runner), 2)
         for other in own:
             if other.role == "target":
                 other.spec.discard()
@@ -264,7 +264,7 @@ class Updates(RuleBasedStateMachine):
     @rule()
     def wake_up(self):
         runner = self.asleep.pop()
-        sleep.on_wake_up(lambda worker, tags: None, types.SimpleNamespace(model_runner=runner))
+        worker.worker_wake_up(lambda worker, tags: None, types.SimpleNamespace(model_runner=runner))
 
     @invariant()
     def one_policy_or_refused(self):

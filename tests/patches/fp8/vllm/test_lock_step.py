@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flashpatch.patches.fp8.vllm import scheduler_gate
+from flashpatch.patches.fp8.vllm import engine_core, scheduler_gate
 
 
 class Core:
@@ -42,6 +42,6 @@ def test_a_refused_step_runs_an_empty_batch_where_others_wait(core: Core, ran: i
 
     gate = Gate.__new__(Gate)
     vars(gate).update(stepped=True, turn=nullcontext(), door=SimpleNamespace(runner=None))
-    monkeypatch.setattr(scheduler_gate, "gates", {core: gate})
-    outputs = scheduler_gate.on_step(lambda core: pytest.fail("the step was refused"), core)
+    monkeypatch.setattr(engine_core, "gates", {core: gate})
+    outputs = engine_core.engine_core_step(lambda core: pytest.fail("the step was refused"), core)
     assert outputs == ({0: "ended"}, bool(ran)) and core.ran == ran

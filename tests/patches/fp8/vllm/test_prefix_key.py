@@ -104,12 +104,12 @@ def crossing(a: str, b: str, keyed: bool = True) -> dict[str, Any]:
 @contextmanager
 def _past_the_refusal(llm: Any) -> Iterator[None]:
     """Within, a commit leaves the cache of this engine as it is, and no key is in it."""
-    from flashpatch.patches.fp8.vllm import caches, prefix_key, scheduler_gate
+    from flashpatch.patches.fp8.vllm import caches, engine_core
 
     core = drafted.core_of(llm)
-    scheduler_gate.gates[core].prefix_key = None
-    del prefix_key.keys[core]
-    adopt, caches.adopt = caches.adopt, lambda core, key, patch: None
+    engine_core.gates[core].prefix_key = None
+    del caches.keys[core]
+    adopt, caches.adopt = caches.adopt, lambda core, key: None
     try:
         yield
     finally:

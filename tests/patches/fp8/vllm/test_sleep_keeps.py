@@ -13,7 +13,7 @@ import fp8_toys as toys  # noqa: E402
 from sleep_pool import SleepPool  # noqa: E402
 
 from flashpatch.patches.fp8.refit import model_registry  # noqa: E402
-from flashpatch.patches.fp8.vllm import sleep  # noqa: E402
+from flashpatch.patches.fp8.vllm import worker as vllm_worker  # noqa: E402
 
 
 class Table(torch.nn.Module):
@@ -38,8 +38,8 @@ def test_parameters_that_no_checkpoint_brings_come_back() -> None:
         model_registry.add(model, engine.managed)
     worker = types.SimpleNamespace(model_runner=runner)
     for seed in (1, 2):  # the pool spoils with NaN, then with a finite number
-        sleep.on_sleep(lambda worker, level: pool.sleep(kept=()), worker, 2)
-        sleep.on_wake_up(lambda worker, tags: pool.wake_up(), worker)
+        vllm_worker.worker_sleep(lambda worker, level: pool.sleep(kept=()), worker, 2)
+        vllm_worker.worker_wake_up(lambda worker, tags: pool.wake_up(), worker)
         model.load_weights(toys.checkpoint(seed))
         engine.managed.finish()
         assert toys.same_answers(model, toys.fresh("quantized", toys.checkpoint(seed)))

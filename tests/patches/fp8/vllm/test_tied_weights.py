@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from flashpatch.contracts.contract import check
-from flashpatch.patches.fp8.vllm.tied_weights import PATCH, native
+from flashpatch.patches.fp8.vllm import model_loader
 
 LOADS = "class AutoWeightsLoader:\n    def load_weights(self, weights): ...\n"
 CHECKS = LOADS + "    def _check_skipped_aliases(self, autoloaded_weights): ...\n"
@@ -21,6 +21,7 @@ def test_a_loader_without_the_check_needs_no_patch(tmp_path, source, method, by)
     module.write_text(source)
     for package in (module.parent, module.parents[1], module.parents[2]):
         (package / "__init__.py").touch()
-    found = check(PATCH, {"vllm": tmp_path / "vllm"}.get)
+    patch = model_loader.patches.of(model_loader.check_skipped_aliases)
+    found = check(patch, {"vllm": tmp_path / "vllm"}.get)
     assert found.ok and found.target.endswith(f":AutoWeightsLoader.{method}")
-    assert native(SimpleNamespace(target=found.target)) == by
+    assert patch.native(SimpleNamespace(target=found.target)) == by

@@ -26,7 +26,7 @@ def in_flight(a: str, b: str, mode: str, ahead: bool, labelled: bool = True) -> 
     from vllm import SamplingParams
 
     import flashpatch
-    from flashpatch.patches.fp8.vllm import scheduler_gate
+    from flashpatch.patches.fp8.vllm import engine_core, scheduler_gate
 
     if ahead:
         engines.schedule_a_step_ahead()
@@ -47,7 +47,7 @@ def in_flight(a: str, b: str, mode: str, ahead: bool, labelled: bool = True) -> 
         [answer] = [output.outputs[0] for output in ends]
         found = dict(asynchronous=core.async_scheduling, computed=computed)
         found["spans"] = [[span.version, span.start, span.end] for span in answer.weight_versions]
-        found["version"] = scheduler_gate.gates[core].version
+        found["version"] = engine_core.gates[core].version
     flashpatch.disable("bf16")
     return found
 

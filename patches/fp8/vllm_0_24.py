@@ -1,17 +1,36 @@
-"""Compute the lm_head in float32 on vLLM before 0.26, which has no ``head_dtype`` for models that generate."""
+"""Compute the lm_head in float32 on vLLM before 0.26, which has no ``head_dtype`` for models that generate.
+
+A group of its own: what newer versions do not need must not keep the other patches from them.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from flashpatch import engine
+from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
-from flashpatch.record import Contract, Patch
 
 
-def on_get_logits(original, self, hidden_states: Any, lm_head: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around ``LogitsProcessor._get_logits``: with the option lm_head=float32 the product, and what ranks gather of it,
-    is in float32.
+@Patches(
+    "fp8",
+    "vllm>=0.24,<0.26",
+    framework="vllm_0_24",
+    scope="worker",
+    evidence="optional",
+    when="lm_head=float32 called=fp8.vllm.initialize_model",
+    why="Logits in bf16 have steps of 1/8 from 16 on: the trainer's and the engine's fall on different ones, and each probability is "
+    "off by percents. vLLM has a float32 head from 0.26 on.",
+    remove_when="vLLM 0.26 is the oldest supported.",
+).wrap(
+    "vllm.model_executor.layers.logits_processor:LogitsProcessor._get_logits",
+    relies_on="lm_head.quant_method.apply",
+    params=("self", "hidden_states", "lm_head", "embedding_bias"),
+    needs="fp8.vllm.initialize_model",
+)
+def get_logits(original, self, hidden_states: Any, lm_head: Any, *args: Any, **kwargs: Any) -> Any:
+    """Multiply the lm_head in float32, and let ranks gather that, with the option lm_head=float32; otherwise pass the
+    call on.
 
     Raises:
         PatchError: the head is quantized.
@@ -45,8 +64,7 @@ class _Float32Head:
         if method not in ("UnquantizedEmbeddingMethod", "UnquantizedLinearMethod"):
             raise PatchError(
                 f"the lm_head is quantized ({method}) and cannot be computed in float32.",
-                patch=PATCH.id,
-                target=PATCH.targets[0],
+                **Patches.at(get_logits),
                 advice="Unset fp8's option lm_head, or leave lm_head out of the checkpoint's quantization.",
             )
         weight = self._head.weight
@@ -55,23 +73,3 @@ class _Float32Head:
             return torch.nn.functional.linear(hidden_states.float(), weight.float(), bias)
         logits = torch.mm(hidden_states, weight.t(), out_dtype=torch.float32)
         return logits if bias is None else logits + bias
-
-
-PATCH = Patch(
-    id="fp8.vllm_0_24.get_logits",
-    targets=("vllm.model_executor.layers.logits_processor:LogitsProcessor._get_logits",),
-    requires="vllm>=0.24,<0.26",
-    wrapper=on_get_logits,
-    contract=Contract(
-        params=("self", "hidden_states", "lm_head", "embedding_bias"),
-        mentions=("lm_head.quant_method.apply",),
-    ),
-    evidence="optional",
-    when="lm_head=float32 called=fp8.vllm.initialize_model",
-    scope=frozenset({"worker"}),
-    needs=("fp8.vllm.initialize_model",),
-    why="Logits in bf16 have steps of 1/8 from 16 on: the trainer's and the engine's fall on different ones, and each probability is "
-    "off by percents. vLLM has a float32 head from 0.26 on.",
-    how="With the option lm_head=float32, multiplies the head in float32; otherwise passes the call on.",
-    remove_when="vLLM 0.26 is the oldest supported.",
-)
