@@ -24,4 +24,4 @@ def factor() -> float:
 
     busy = os.getloadavg()[0] / len(os.sched_getaffinity(0))
     # What runs beside a test may come after the measurement: half as much again is allowed from the start.
-    return min(1.5 * max(machine_speed.factor(), busy), machine_speed.MOST)
+    return min(1.5 * max(machine_speed.measure(), busy), machine_speed.MOST)
