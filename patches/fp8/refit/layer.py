@@ -66,7 +66,7 @@ class Layer:
     @property
     def waits(self) -> bool:
         """Whether a tensor of it may come still, or not at all: only the end of the update tells."""
-        return any(param.may_come and not param.written for param in self.params)
+        return not self.processed_in and any(param.may_come and not param.written for param in self.params)
 
     def comes_last(self, left_out: bool) -> bool:
         """Whether it is processed at the end of an update, which leaves tensors out or not."""

@@ -53,7 +53,7 @@ class TiedHead:
             raise update_error(
                 f"{self._came[True][0]} and {self._came[False][0]} have different values, and this engine was opened with the "
                 "two tied",
-                "Open a new engine whose config says tie_word_embeddings=False, or send a head that equals the embedding.",
+                "Open a new engine with tie_word_embeddings=False in its config, or send a head that equals the embedding.",
                 self._target,
             )
 

@@ -77,6 +77,29 @@ def test_after_dummy_weights_a_buffer_may_come_or_not(atomic, first, processed):
         assert toys.same_answers(engine.model, toys.fresh("transposed", weights))
 
 
+class Scaled(toys.Model):
+    """A module with a buffer and no parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, tokens):
+        return super().forward(tokens) * self.scale
+
+
+@pytest.mark.parametrize("at", [0, 5, 99])
+def test_after_dummy_weights_a_buffer_may_come_alone(atomic, at):
+    engine = toys.Engine(Scaled(), None, atomic=atomic)
+    for seed in (1, 2):
+        weights = toys.checkpoint(seed)
+        weights.insert(at, ("scale", torch.tensor(seed + 0.5)))
+        engine.update(weights)
+        assert engine.model.scale.item() == seed + 0.5
+    engine.update(toys.checkpoint(3))
+    assert engine.model.scale.item() == 1
+
+
 @pytest.mark.parametrize("method", ["bare", "transposed", "closure"])
 def test_tied_weights(method, atomic):
     a, b = toys.checkpoint(0, tied=True), toys.checkpoint(1, tied=True)
