@@ -207,7 +207,7 @@ class Engine:
         self.managed = manage(model, **keywords)
         if first is None:
             with torch.no_grad():
-                for tensor in model.parameters():
+                for tensor in model.state_dict().values():
                     tensor.uniform_(-1e-3, 1e-3)
         else:
             self.load(first)

@@ -63,6 +63,17 @@ class Layer:
     def written(self) -> bool:
         return any(param.written for param in self.params)
 
+    @property
+    def waits(self) -> bool:
+        """Whether a tensor of it may come still, or not at all: only the end of the update tells."""
+        return not self.processed_in and any(param.may_come and not param.written for param in self.params)
+
+    def comes_last(self, left_out: bool) -> bool:
+        """Whether it is processed at the end of an update, which leaves tensors out or not."""
+        if self.deferred:
+            return self.complete or (left_out and not self.written)  # it may look at others that came
+        return self.waits and self.complete
+
     def consists_of(self, tensors: set[int]) -> bool:
         """Whether the layer has live parameters, and all are among ``tensors`` (identities)."""
         live = [
@@ -139,7 +150,7 @@ class Layer:
                 id(m): self._pristine.contents[id(m)][1]["_parameters"].copy() for m in self.modules
             }
             buffers: dict[int, dict] = {id(m): {} for m in self.modules}
-            for param, staged in self._staged():
+            for param, staged in self._staged(shown=True):
                 (buffers if param.is_buffer else parameters)[id(param.module)][param.key] = staged
             self._tables = [(m, parameters[id(m)], buffers[id(m)]) for m in self.modules]
         for module, staged_parameters, staged_buffers in self._tables:
@@ -234,7 +245,7 @@ class Layer:
             PatchError: the values do not fit the storage in use.
         """
         pairs = [(param.live(), param.stage(), param.name) for param in self.params if self._is_staged(param)]
-        if self.processed or any(live is None for live, _, _ in pairs):
+        if self.processed or self.waits or any(live is None for live, _, _ in pairs):
             return None
         plan = Plan()
         with self._refusing_layouts():
@@ -254,15 +265,19 @@ class Layer:
             ) from error
 
     def _is_staged(self, param: PristineParam) -> bool:
-        return (
-            not param.is_buffer or param.alias or (param.expected is not None and param.expected.covered > 0)
-        )
+        if param.may_come and param.initial is not None and not self.deferred:
+            return True  # dummy values may lie on it
+        return not param.is_buffer or param.alias or param.required or param.written
 
-    def _staged(self) -> Iterator[tuple[PristineParam, torch.Tensor]]:
-        """Yield what is loaded into, and the staged tensor: one for all parameters that are the same tensor."""
+    def _staged(self, shown: bool = False) -> Iterator[tuple[PristineParam, torch.Tensor]]:
+        """Yield what is loaded into, and the staged tensor: one for all parameters that are the same tensor.
+
+        Args:
+            shown: to a loader, so with what may come.
+        """
         twins: dict[tuple, torch.Tensor] = {}
         for param in self.params:
-            if self._is_staged(param):
+            if self._is_staged(param) or (shown and param.may_come):
                 identity = (id(param.storage), param.offset, param.shape, param.stride)
                 param.tensor = twins.setdefault(identity, param.stage())
                 yield param, param.tensor

@@ -182,10 +182,16 @@ class PristineParam:
         return self.expected.covered > 0
 
     @property
+    def may_come(self) -> bool:
+        """Whether it is a buffer of which nothing has shown whether checkpoints bring it: no index table, persistent."""
+        weight = self.is_buffer and (self.dtype.is_floating_point or not self.shape)
+        return weight and self.expected is None and self.key not in self.module._non_persistent_buffers_set
+
+    @property
     def complete(self) -> bool:
         if self.expected is not None and self.coverage.covered < self.expected.covered:
             return False  # asked after every tensor
-        if not self.required:
+        if not self.required and not (self.may_come and self.written):
             return True
         if self.expected is None:
             return self.coverage.covered == self.coverage.total

@@ -26,6 +26,7 @@ from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
 from flashpatch.patches.fp8.refit.name_order import NameOrder
 from flashpatch.patches.fp8.refit.policy import listed
 from flashpatch.patches.fp8.refit.pristine_params import PristineParam
+from flashpatch.patches.fp8.refit.tied_head import TiedHead
 from flashpatch.patches.fp8.refit.wide_weights import WideWeights
 from flashpatch.patches.fp8.refit.write_log import WriteLog
 from flashpatch.patches.fp8.refit.write_tracker import NamedWeights, WriteTracker
@@ -77,6 +78,7 @@ class StagedUpdate:
         self._plans: dict[Layer, Plan] = {}
         self._preserved: set[Layer] = set()  # layers that outlived a sleep of level 2
         self._joined = JoinedLayers(type(model).__name__)
+        self._tied = TiedHead(model, layers)
         self._new = False  # whether a layer was given what it does not hold already
         self._queue: list[Layer] = []
         self._constants: list[torch.Tensor] = []
@@ -96,12 +98,15 @@ class StagedUpdate:
     @property
     def empty(self) -> bool:
         """Whether nothing has been written yet, or only what layers hold already that share it with others."""
-        return not self._new and not any(layer.written and not layer.processed_in for layer in self._layers)
+        return not (self._new or self._tied.waiting) and not any(
+            layer.written and not layer.processed_in for layer in self._layers
+        )
 
     def drop(self) -> None:
         """Free everything staged and planned."""
         self._plans.clear()
         self._joined.restart()
+        self._tied.restart()
         self._new = False
         self._queue.clear()
         self.names.clear()
@@ -134,7 +139,8 @@ class StagedUpdate:
             if not layer.processed_in and (layer.written or layer not in present)
         ]
         missing = [name for layer in waiting if layer.written or not partial for name in layer.missing()]
-        return missing + [f"a part of {layer.name} on another rank" for layer in self._queue]
+        missing += [f"a part of {layer.name} on another rank" for layer in self._queue]
+        return self._tied.waiting + missing
 
     def load(
         self, original: Callable, names: NamedWeights, constants: list[torch.Tensor], **kwargs: Any
@@ -161,6 +167,7 @@ class StagedUpdate:
             for layer in self._layers:
                 layer.check_staged()
         self._process_queue(last=True)
+        self.mixed |= self._tied.alone
         return result
 
     def commit(self, missing: list[str], derive: Callable[[list[Undo] | None], None]) -> None:
@@ -174,9 +181,8 @@ class StagedUpdate:
             PatchError: something is missing, on this rank or another.
         """
         left_out = not missing and bool(self.missing(partial=False))
-        # Deferred layers that were left out may look at others that came.
-        deferred = (layer for layer in self._layers if layer.deferred)
-        last = [layer for layer in deferred if layer.complete or (left_out and not layer.written)]
+        by_turn = sorted(self._layers, key=lambda layer: layer.deferred)
+        last = [layer for layer in by_turn if layer.comes_last(left_out)]
         for layer in last:
             layer.prepare(left_out)
         followers = self._joined.followers(self._layers)
@@ -184,7 +190,7 @@ class StagedUpdate:
             (param, param.copy_small(param.tensor))
             for layer in last
             for param in layer.params
-            if param.written
+            if layer.deferred and param.written
         ]
         incomplete = f"the update is incomplete: {listed(missing)} did not come" if missing else None
         self._raise(self._adapter.consensus.agree_on_commit(incomplete or self._check_cache(loaded)))
@@ -209,6 +215,7 @@ class StagedUpdate:
             raise
         for param, values in loaded:
             param.loaded = values
+        self._tied.keep()
 
     def _check_cache(self, loaded: list[tuple[PristineParam, torch.Tensor | None]]) -> str | None:
         """Return why scales of a quantized KV cache may not change now, or None.
@@ -295,6 +302,7 @@ class StagedUpdate:
                 self._restart(names.current)
             self.names.add(names.current, self._call)
             yield item
+            self._tied.note(*item)
             self._queue_complete(touched)
             # Drawing the next tensor may be a collective. So ranks meet at a number of tensors, whatever order they come in.
             if self._adapter.consensus.ranks == 1 or number % _BETWEEN == 0:
@@ -303,7 +311,7 @@ class StagedUpdate:
     def _queue_complete(self, touched: dict[Layer, None]) -> None:
         """Queue the layers that have become complete."""
         for layer in touched:
-            if layer.complete and not layer.deferred and layer not in self._queue:
+            if layer.complete and not (layer.deferred or layer.waits or layer in self._queue):
                 self._queue.append(layer)
         touched.clear()
 
@@ -372,6 +380,7 @@ class StagedUpdate:
         self.note_mixture()
         self.names.restart(name, self._call, not self.missing(partial=False))
         self._joined.restart()
+        self._tied.restart(self._came)
         self._new = False
         owner = {id(param): layer for layer in self._layers for param in layer.params}
         for layer in self._layers:

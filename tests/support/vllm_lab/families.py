@@ -23,6 +23,29 @@ MORE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "gemma": ("gemma", dict(head_dim=64, tie_word_embeddings=True)),
     "cohere": ("cohere", dict(tie_word_embeddings=True)),  # attention and mlp side by side
     "cohere2": ("cohere2", dict(head_dim=64, tie_word_embeddings=True, sliding_window=64)),
+    "gemma4": (
+        "gemma4_text",
+        dict(
+            head_dim=64,
+            global_head_dim=64,
+            tie_word_embeddings=True,
+            sliding_window=64,
+            hidden_size_per_layer_input=0,
+            layer_types=["sliding_attention", "full_attention"],
+        ),
+    ),  # a scalar of each layer is a buffer
+    "dots1": (
+        "dots1",
+        dict(
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=128,
+            n_shared_experts=1,
+            first_k_dense_replace=1,
+            n_group=1,
+            topk_group=1,
+        ),
+    ),  # the router's correction bias is a buffer
     "gpt2": ("gpt2", dict(num_key_value_heads=4, tie_word_embeddings=True)),  # learned positions
     "phi": ("phi", dict(num_key_value_heads=4)),  # a bias of the head
     "ernie4": ("ernie4_5", dict(head_dim=64)),

@@ -238,7 +238,7 @@ def _write(directory: Path, family: str, seed: int, overrides: Mapping[str, Any]
         for name, parameter in model.named_parameters():
             parameter.copy_(_values(name, parameter.shape, seed, gemma=model_type.startswith("gemma")))
         for name, buffer in model.named_buffers():
-            if name.endswith("bias"):
+            if name.endswith(("bias", "scalar")):
                 buffer.copy_(_values(name, buffer.shape, seed, gemma=False))
     model.save_pretrained(directory)
     _tokenizer().save_pretrained(directory)
@@ -248,6 +248,8 @@ def _values(name: str, shape: Any, seed: int, gemma: bool) -> Any:
     import torch
 
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode())))
+    if name.endswith("scalar"):
+        return 1 + 0.2 * noise
     if "norm" in name:
         return 0.2 * noise if gemma else 1 + 0.2 * noise
     if gemma and "embed" in name:

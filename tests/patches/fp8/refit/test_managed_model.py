@@ -58,12 +58,46 @@ def test_an_update_of_dummy_weights_must_bring_everything():
     assert toys.same_answers(engine.model, toys.fresh("transposed", weights))
 
 
-def test_a_buffer_from_the_checkpoint_is_refused_after_dummy_weights(atomic):
-    """Nothing has taught that the checkpoint brings it, so it was not staged."""
-    engine = toys.engine(seed=None, atomic=atomic)
-    with pytest.raises(PatchError, match="straight into layers.0.norm.bias"):
-        engine.update(B)
-    assert engine.managed.may_generate == (atomic == "model")
+@pytest.mark.parametrize("processed", [True, False])
+@pytest.mark.parametrize("first", ["weights", "buffers"])
+def test_after_dummy_weights_a_buffer_may_come_or_not(atomic, first, processed):
+    """Nothing has taught whether checkpoints bring it; without, it is what the constructor made."""
+
+    def processes(module):
+        return processed or not isinstance(module, toys.Norm)
+
+    engine = toys.engine(seed=None, atomic=atomic, processes=processes)
+    for seed, brought, each in ((1, True, True), (2, False, True), (3, True, False)):
+        weights = toys.checkpoint(seed, buffers=brought)
+        if first == "buffers":
+            weights.sort(key=lambda item: not item[0].endswith(".bias"))
+        for bucket in [[item] for item in weights] if each else [weights]:
+            engine.load(bucket)
+        engine.managed.finish()
+        assert toys.same_answers(engine.model, toys.fresh("transposed", weights))
+
+
+class Scaled(toys.Model):
+    """A module with a buffer and no parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, tokens):
+        return super().forward(tokens) * self.scale
+
+
+@pytest.mark.parametrize("at", [0, 5, 99])
+def test_after_dummy_weights_a_buffer_may_come_alone(atomic, at):
+    engine = toys.Engine(Scaled(), None, atomic=atomic)
+    for seed in (1, 2):
+        weights = toys.checkpoint(seed)
+        weights.insert(at, ("scale", torch.tensor(seed + 0.5)))
+        engine.update(weights)
+        assert engine.model.scale.item() == seed + 0.5
+    engine.update(toys.checkpoint(3))
+    assert engine.model.scale.item() == 1
 
 
 @pytest.mark.parametrize("method", ["bare", "transposed", "closure"])

@@ -132,6 +132,31 @@ def test_stock_dies_of_it(models: Path, tmp_path: Path) -> None:
     assert "weight_loader" in seen.log
 
 
+def test_a_head_of_a_tied_model(models: Path, tmp_path: Path) -> None:
+    """One that equals the embedding is no matter; another one, which SGLang would drop, is refused."""
+    from safetensors.torch import load_file, save_file
+
+    a, b = (lab.checkpoint(models, "qwen2-tied", seed) for seed in (0, 1))
+    tensors = load_file(Path(b) / "model.safetensors")
+    embedding = tensors["model.embed_tokens.weight"]
+    sources = {"equal": embedding.clone(), "other": embedding.flip(0).contiguous()}
+    for name, head in sources.items():
+        (tmp_path / name).mkdir()
+        save_file({**tensors, "lm_head.weight": head}, tmp_path / name / "model.safetensors")
+    steps: list[Any] = ["answers"]
+    for name in sources:
+        steps += [["update", dict(source=str(tmp_path / name), how="split")], "answers"]
+    updated, fresh = lab.together(
+        tmp_path,
+        dict(model=a, steps=steps[:-1], flashpatch="bf16", env=AMX),
+        dict(model=b, steps=["answers"], flashpatch="bf16", env=AMX),
+    )
+    assert updated.done and fresh.done, str(updated)
+    assert all(done for done, _ in updated.steps[1]), updated.steps[1]
+    assert updated.steps[2] == fresh.steps[0]
+    assert "lm_head.weight and model.embed_tokens.weight have different values" in str(updated.steps[3])
+
+
 def test_what_is_wrong_is_an_answer(models: Path, tmp_path: Path) -> None:
     """An incomplete update, bad values, doors that lead past the transaction: refused by name, and the engine lives."""
     a, b = (lab.checkpoint(models, "llama", seed) for seed in (0, 1))

@@ -9,11 +9,11 @@ import pytest
 import vllm_updates as updates
 from installed import version_of
 from packaging.version import Version
-from vllm_lab import engines, models, oracle
+from vllm_lab import engines, models, oracle, scenario
 
 pytestmark = pytest.mark.vllm
 
-#: Whether vLLM's models take a head that is tied. Older ones pass over it, so a head alone changes nothing.
+#: Whether vLLM's models take a head that its checkpoint has. Older ones pass over it if the config says that it is tied.
 TAKEN = version_of("vllm") >= Version("0.31")
 
 
@@ -79,7 +79,53 @@ def test_what_is_tied_again_comes_with_what_it_is_tied_to(runner, atomic: str) -
     for how, answers in got.items():
         assert not isinstance(answers, str), f"{how}: {answers}"
         assert engines.difference(answers, want).exact, how
-    if atomic == "model" or not TAKEN:  # the old policy stays
+    if atomic == "model" and TAKEN:  # the old policy stays
         assert not isinstance(alone, str) and engines.difference(alone, want).exact, alone
     else:
         assert isinstance(alone, str), "nothing is generated"
+
+
+def heads(a: str, b: str, kw: dict[str, Any]) -> dict[str, Any]:
+    """An engine that was opened without a head gets one that equals the embedding, or is turned around."""
+    weights = dict(models.weights(b))
+    embedding = weights["model.embed_tokens.weight"]
+    equal, other = embedding.float(), embedding.flip(0).contiguous()
+    found: dict[str, Any] = {}
+    with engines.open_llm(a, **kw) as llm:
+        for head, which in ((equal, "equal"), (other, "other")):
+            items = [*weights.items(), ("lm_head.weight", head)]
+            for buckets, how in (([items], "one call"), ([items[-1:], items[:-1]], "before")):
+                try:
+                    updates.send(llm, buckets)
+                    found[f"{which} {how}"] = updates.refusal(llm) or engines.answers(llm)
+                except Exception as error:
+                    found[f"{which} {how}"] = str(error)
+                updates.send(llm, [items[:-1]])
+                engines.greedy(llm, 1)
+            for item in items:
+                updates.send(llm, [[item]])
+                llm.collective_rpc(rank)
+            found[f"{which} a call per tensor"] = updates.refusal(llm) or engines.answers(llm)
+            llm.collective_rpc("reload_weights", kwargs=dict(weights_iterator=iter(items[:-1])))
+    return found
+
+
+@pytest.mark.parametrize(
+    "family, kw",
+    [
+        ("qwen2-tied", {}),
+        pytest.param("qwen2-tied", dict(load_format="dummy", quantization="fp8_per_channel")),
+        pytest.param("gemma3", dict(load_format="dummy"), marks=pytest.mark.full),
+    ],
+)
+def test_an_engine_without_a_head(family: str, kw: dict[str, Any]) -> None:
+    a, b = (updates.checkpoint(family, seed) for seed in (0, 1))
+    with scenario.Runner({"FLASHPATCH": "bf16"}) as interpreter:
+        got = interpreter(heads, a, b, kw)
+    want = oracle.answers(b, **{key: value for key, value in kw.items() if key != "load_format"})
+    for how, answers in got.items():
+        if how.startswith("equal"):
+            assert not isinstance(answers, str), f"{how}: {answers}"
+            assert engines.difference(answers, want).exact, how
+        else:
+            assert isinstance(answers, str) and "lm_head.weight" in answers, how

@@ -18,8 +18,11 @@ CASES: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "moe": ("qwen3-moe", None, {}),
     "tied-fp8": ("gemma3", None, dict(quantization="fp8_per_channel")),
     "ct-int8": ("qwen2", "int8", {}),
+    "buffers": ("gemma4", None, {}),
+    "buffers-fp8": ("gemma4", None, dict(quantization="fp8_per_channel")),
+    "buffers-moe": ("dots1", None, {}),
 }
-LONG = ("bf16", "moe", "tied-fp8", "ct-int8")
+LONG = ("buffers-fp8", "buffers-moe", "bf16", "moe", "tied-fp8", "ct-int8")
 
 
 def first_weights(a: str, b: str, cut: int, kw: dict[str, Any]) -> dict[str, Any]:
