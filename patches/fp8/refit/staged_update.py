@@ -1,8 +1,7 @@
 """Load one update into staged tensors and bring layer after layer into the running model.
 
-Between the first bucket and the commit a `StagedUpdate` counts the load calls, queues the layers that are
-complete, lets the ranks agree on them, and processes them: into place at once (``atomic="layer"``), or into a plan
-that the commit carries out (``atomic="model"``).
+Layers that are complete are queued, agreed on by the ranks, and processed: into place at once (``atomic="layer"``), or
+into a plan that the commit carries out (``atomic="model"``).
 """
 
 from __future__ import annotations
@@ -89,10 +88,8 @@ class StagedUpdate:
         self._pins: list[StorageWeakRef] = []  # what this call has let go of, whose identity its loader knows
         #: writes of this call to layers opened before
         self._late: list[tuple[PristineParam, torch.Tensor, str]] = []
-        self.mixed = False
-        self.discarded = False
+        self.mixed = self.discarded = self.session = False
         self.verdict: PatchError | None = None
-        self.session = False
         self.names = NameOrder()
 
     @property
@@ -107,10 +104,9 @@ class StagedUpdate:
         self._plans.clear()
         self._joined.restart()
         self._tied.restart()
-        self._new = False
+        self._new = self._in_place = False
         self._queue.clear()
         self.names.clear()
-        self._in_place = False
         self._call = 0
         for layer in self._layers:
             layer.reset()
@@ -139,8 +135,11 @@ class StagedUpdate:
             if not layer.processed_in and (layer.written or layer not in present)
         ]
         missing = [name for layer in waiting if layer.written or not partial for name in layer.missing()]
-        missing += [f"a part of {layer.name} on another rank" for layer in self._queue]
-        return self._tied.waiting + missing
+        return (
+            self._tied.waiting
+            + missing
+            + [f"a part of {layer.name} on another rank" for layer in self._queue]
+        )
 
     def load(
         self, original: Callable, names: NamedWeights, constants: list[torch.Tensor], **kwargs: Any
@@ -151,7 +150,6 @@ class StagedUpdate:
             original: the model's ``load_weights``.
             names: the weights.
             constants: tensors beside parameters and buffers that must not be written either.
-            kwargs: passed on.
         """
         self._call += 1
         self._constants = constants
@@ -218,11 +216,7 @@ class StagedUpdate:
         self._tied.keep()
 
     def _check_cache(self, loaded: list[tuple[PristineParam, torch.Tensor | None]]) -> str | None:
-        """Return why scales of a quantized KV cache may not change now, or None.
-
-        Args:
-            loaded: parameters of layers that are processed last, with what came for them.
-        """
+        """Return why scales of a quantized KV cache may not change now, or None; ``loaded``: what came, by parameter."""
         changed = {
             id(param): param.name
             for param, values in loaded
@@ -336,8 +330,7 @@ class StagedUpdate:
         self._preserved.discard(layer)
         self._accessible.clear()
         # An identity is the address of a storage's descriptor: a weak reference keeps it from being used again.
-        memory = [param.storage.get() for param in layer.params if param.tensor is not None]
-        self._pins += map(StorageWeakRef, memory)
+        self._pins += [StorageWeakRef(one.storage.get()) for one in layer.params if one.tensor is not None]
         if self._atomic == "layer":
             self._in_place = True
             plan.apply()
@@ -352,8 +345,7 @@ class StagedUpdate:
         log = WriteLog(self._constants) if self._atomic == "model" else None
 
         def process(module: torch.nn.Module) -> None:
-            error = self._adapter.rounding_error(module)
-            if error is not None:
+            if (error := self._adapter.rounding_error(module)) is not None:
                 self._rounding_errors[paths[id(module)]] = error
             with log or nullcontext():
                 self._adapter.process(module)
@@ -371,8 +363,7 @@ class StagedUpdate:
     def _forget(self, layer: Layer) -> None:
         layer.forget()
         self._plans.pop(layer, None)
-        if layer in self._queue:
-            self._queue.remove(layer)
+        self._queue = [one for one in self._queue if one is not layer]
 
     def _restart(self, name: str) -> None:
         """A tensor of an earlier call came again: a new update has begun, to which all of this call belongs."""
@@ -380,7 +371,7 @@ class StagedUpdate:
         self.note_mixture()
         self.names.restart(name, self._call, not self.missing(partial=False))
         self._joined.restart()
-        self._tied.restart(self._came)
+        self._tied.restart(self.names.came)
         self._new = False
         owner = {id(param): layer for layer in self._layers for param in layer.params}
         for layer in self._layers:
