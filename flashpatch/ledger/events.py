@@ -6,9 +6,9 @@ JSON object a line, so processes never write to the same file, and what a killed
 its last line. A line has ``n``, the number of the event in this process from 1, ``t``, seconds since 1970 when it ended,
 ``event``, its name, and what the caller gave; a sample has ``sample``: true.
 
-A file that has half of ``FLASHPATCH_EVENT_BYTES`` is renamed to ``...old.jsonl``, in place of the one before. The next
-one begins with a line that counts what is gone since the process began, events under the names of `kind_of`. An event
-equal to the one before it within a second is only counted, in ``repeats`` of the next.
+A file that has half of ``FLASHPATCH_EVENT_BYTES`` is renamed to ``...old.jsonl``, in place of the one before. Each begins
+with a line that counts what the process wrote before, under the names of `kind_of`, and has another every `_MARKED`
+bytes, so whoever has the end of a file knows what is missing. An event equal to the one before it within a second is only counted, in ``repeats`` of the next.
 """
 
 from __future__ import annotations
@@ -29,7 +29,12 @@ LARGEST_LINE = 16 << 10
 """Bytes; of a longer event only its name and time are written."""
 
 DROPPED = "dropped"
-"""Name of a line that counts, in ``events`` or ``samples`` and in ``by``, what was there before its file."""
+"""Name of a line that counts, in ``events`` or ``samples`` and in ``by``, what was written before it."""
+
+MARK, OLD = b'{"n":0,', ".old.jsonl"
+"""How such a line begins, and how the name of the older file ends."""
+
+_MARKED = 64 << 10
 
 _LONGEST_TEXT = 2000  # letters of one text
 _REPEAT_SECONDS = 1.0
@@ -93,23 +98,24 @@ class _Files:
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
-        self._gone, self._old, self._new = Counter[str](), Counter[str](), Counter[str]()
+        self._counts = Counter[str]()
         self._is_torn = False  # the last write was cut short, by a full disk
 
     def append(self, line: bytes, name: str, largest: int) -> None:
         path = event_path(self._kind)
         file = _opened(path)
         try:
-            if self._new and os.fstat(file).st_size + len(line) > largest // 2:
-                os.replace(path, f"{path.removesuffix('.jsonl')}.old.jsonl")
-                self._gone, self._old, self._new = self._gone + self._old, self._new, Counter()
+            size = os.fstat(file).st_size
+            if size and size + len(line) > largest // 2:
+                os.replace(path, f"{path.removesuffix('.jsonl')}{OLD}")
                 os.close(file)
-                file = _opened(path)
-                gone = {self._kind: self._gone.total(), "by": self._gone}
-                line = _line({"n": 0, "t": round(time.time(), 6), "event": DROPPED, **gone}) + line
+                file, size = _opened(path), 0
+            if not size or size // _MARKED != (size + len(line)) // _MARKED:
+                counts = {self._kind: self._counts.total(), "by": self._counts}
+                line = _line({"n": 0, "t": round(time.time(), 6), "event": DROPPED, **counts}) + line
             line = b"\n" + line if self._is_torn else line
             self._is_torn = os.write(file, line) != len(line)
-            self._new[name] += 1
+            self._counts[name] += 1
         finally:
             os.close(file)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -41,56 +42,50 @@ def read(folder: Path) -> tuple[list[ProcessEvents], list[str]]:
         What each process recorded, and for each file that was not trusted or readable a sentence that names it.
         Nothing is raised.
     """
-    found, problems = _read_directory(folder)
-    known = {(process.host, process.pid, process.start) for process in found}
-    for place in _places(folder):
-        more, wrong = _read_directory(place.folder)
-        found += [process for process in more if (process.host, process.pid, process.start) not in known]
-        known |= {(process.host, process.pid, process.start) for process in more}
-        problems += wrong
-    return found, problems
-
-
-def _places(folder: Path) -> list[node.Place]:
-    """Return what was fetched from other nodes. What is wrong with it, the reader of rows says."""
-    try:
-        return node.places(folder)[0]
-    except (*schema.BROKEN, OverflowError, TypeError, KeyError):
-        return []
-
-
-def _read_directory(folder: Path) -> tuple[list[ProcessEvents], list[str]]:
-    found: dict[tuple[str, int, str], ProcessEvents] = {}
+    here: dict[tuple[str, int, str], ProcessEvents] = {}
     problems = []
     for entry in sorted(runs.entries(folder), key=lambda entry: entry.name):
-        match = keys.FILE.fullmatch(entry.name)
-        if match is None or match["kind"] not in ("events", "samples"):
+        if _of_events(entry.name) is None:
             continue
         try:
-            content, _ = files.load_bytes(entry.path, _LARGEST)
+            _add(here, entry.name, files.load_bytes(entry.path, _LARGEST)[0])
         except (OSError, ValueError) as error:
             problems.append(schema.text(f"{folder.name}/{entry.name}: {error}"))
-            continue
-        of = schema.text(match["host"]), int(match["pid"]), match["start"]
-        process = found.setdefault(of, ProcessEvents(*of))
-        for line in content.split(b"\n"):
-            if line.strip():
-                _add(process, line)
-    for process in found.values():
-        process.events.sort(key=lambda event: event.get("n", 0))
-        for before, event in pairwise(process.events):
-            if "repeats" in event:
-                before["repeated"] = event.pop("repeats")
-    return list(found.values()), problems
+    for place in node.places(folder)[0]:  # what is wrong with them, the reader of rows says
+        there: dict[tuple[str, int, str], ProcessEvents] = {}
+        for name, text in sorted(place.events().items()):
+            _add(there, name, text.encode(errors="replace"))
+        here = {**there, **here}
+    return [_finished(process) for _, process in sorted(here.items())], problems
 
 
-def _add(process: ProcessEvents, line: bytes) -> None:
-    event = schema.event(line)
-    if event is None:
-        process.unreadable += 1
-    elif event["event"] != events.DROPPED:
-        process.events.append(event)
-    else:
-        process.dropped_samples = max(process.dropped_samples, event.get("samples", 0))
-        if event.get("events", 0) > process.dropped:
-            process.dropped, process.dropped_kinds = event["events"], event.get("by", {})
+def _of_events(name: str) -> re.Match[str] | None:
+    match = keys.FILE.fullmatch(name)
+    return match if match and match["kind"] in ("events", "samples") else None
+
+
+def _add(found: dict[tuple[str, int, str], ProcessEvents], name: str, content: bytes) -> None:
+    """Add the lines of a file to those of its process."""
+    match = _of_events(name)
+    if match is None:
+        return
+    of = schema.text(match["host"]), int(match["pid"]), match["start"]
+    process = found.setdefault(of, ProcessEvents(*of))
+    for line in content.split(b"\n"):
+        event = schema.event(line) if line.strip() else None
+        process.unreadable += bool(line.strip()) and event is None
+        process.events += [event] if event is not None else []
+
+
+def _finished(process: ProcessEvents) -> ProcessEvents:
+    """Put the events in order, and take out the lines that count what was before: the first one's is missing."""
+    marks = [event for event in process.events if event["event"] == events.DROPPED]
+    first = min((mark for mark in marks if "events" in mark), key=lambda mark: mark["events"], default={})
+    process.dropped, process.dropped_kinds = first.get("events", 0), first.get("by", {})
+    process.dropped_samples = min((mark["samples"] for mark in marks if "samples" in mark), default=0)
+    process.events = [event for event in process.events if event["event"] != events.DROPPED]
+    process.events.sort(key=lambda event: event.get("n", 0))
+    for before, event in pairwise(process.events):
+        if "repeats" in event:
+            before["repeated"] = event.pop("repeats")
+    return process

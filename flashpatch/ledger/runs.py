@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flashpatch.ledger import files, schema
-from flashpatch.ledger.nodes import keys, node
+from flashpatch.ledger.nodes import node
 
 _LARGEST = 4 << 20
 
@@ -126,44 +126,40 @@ def read_run(folder: os.DirEntry[str] | Path) -> Run | None:
     """Read one run of a ledger, with what was fetched from other nodes; None when there is nothing of a run in it.
     Raises nothing, see `read`."""
     run = _read_directory(folder)
-    try:
-        places, problems = node.places(Path(folder))
-    except (*_BROKEN, OverflowError) as error:
-        places, problems = [], [f"{folder.name}/{node.FOLDER}/{node.FILE}: {_reason(error)}"]
-    run.problems += map(schema.text, problems)
+    places, problems = node.places(Path(folder))
+    run.problems += problems
     known = {row.key: number for number, row in enumerate(run.rows)}
     for place in places:
-        run.problems += map(schema.text, place.problems)
-        of = place.node if place.node is None else _shown(place.node)
-        if of is not None and not of.is_here:
-            _add(run, known, _read_packed(place.rows, f"{run.id}/{node.FOLDER}/{place.folder.name}"), of)
-        elif of is not None and len(places) > 1:
-            for number, row in enumerate(run.rows):
-                if row.node is None and row.host == of.host:
-                    run.rows[number] = replace(row, node=of)
+        _add(run, known, place)
     return run if run.rows or run.expected or run.problems else None
 
 
-def _add(run: Run, known: dict[tuple[str, int, str], int], found: Run, of: node.Node) -> None:
-    """Add what was fetched from one node. A row that is here already is newer, and learns its node.
+def _add(run: Run, known: dict[tuple[str, int, str], int], place: node.Place) -> None:
+    """Add what was fetched from one place. A row that is here already is newer, and learns its node.
 
     Args:
         run: where to.
         known: the key of each of its rows to its number; it is kept so.
-        found: what the node had.
-        of: the node.
+        place: what was fetched.
     """
+    found = Run(run.id)
+    for name, text in sorted(place.rows.items()):
+        try:
+            if _is_of_a_row(name):
+                _take(found, name, schema.loads(text))
+        except _BROKEN as error:
+            path = f"{run.id}/{node.FOLDER}/{place.name}/{name}"
+            run.problems.append(schema.text(f"{path}: {_reason(error)}"))
     for row in found.rows:
         number = known.setdefault(row.key, len(run.rows))
         if number == len(run.rows):
-            run.rows.append(replace(row, node=of, fetched=True))
+            run.rows.append(replace(row, node=place.node, fetched=True))
         elif run.rows[number].node is None:
-            run.rows[number] = replace(run.rows[number], node=of)
+            run.rows[number] = replace(run.rows[number], node=place.node)
     if found.expected:
         expected = set(run.expected)
         run.expected += [replace(one, fetched=True) for one in found.expected if one not in expected]
-    run.problems += found.problems
-    run.written = max(run.written, found.written)
+    run.written = max(run.written, place.node.fetched)
 
 
 def _read_directory(folder: os.DirEntry[str] | Path) -> Run:
@@ -182,24 +178,6 @@ def _read_directory(folder: os.DirEntry[str] | Path) -> Run:
     return run
 
 
-def _read_packed(path: Path, name: str) -> Run:
-    """Read the rows of a place, which lie in one file; ``name`` is for problems."""
-    run = Run(path.name)
-    try:
-        content, run.written = files.load_bytes(str(path), keys.MOST_BYTES)
-        texts = keys.unpacked(content).items()
-    except _BROKEN as error:
-        run.problems.append(f"{name}/{path.name}: {_reason(error)}")
-        return run
-    for file, text in sorted(texts):
-        try:
-            if _is_of_a_row(file):
-                _take(run, file, schema.loads(text))
-        except _BROKEN as error:
-            run.problems.append(f"{name}/{files.plain(file)}: {_reason(error)}")
-    return run
-
-
 _BROKEN = (*schema.BROKEN, KeyError, TypeError, AttributeError)
 
 
@@ -213,12 +191,6 @@ def _take(run: Run, name: str, value: Any) -> None:
         run.rows.append(Row(**schema.row(value)))
     else:
         run.expected.append(Expected(**schema.expected(value)))
-
-
-def _shown(of: node.Node) -> node.Node:
-    """Return a node with texts that are fit to be shown."""
-    shown = {name: schema.text(getattr(of, name)) for name in ("id", "name", "address", "host", "state")}
-    return replace(of, **shown)  # type: ignore[arg-type]
 
 
 def entries(folder: str | os.PathLike[str]) -> list[os.DirEntry[str]]:

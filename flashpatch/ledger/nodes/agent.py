@@ -146,7 +146,7 @@ class Agent:
             if row is not None:
                 row.flush()
             if self._publisher is not None:
-                self._publisher.publish()
+                self._publisher.publish(whole=True)
             if connection.is_driver:
                 self._copy(os.path.dirname(files.row_path()))
         except Exception as error:

@@ -2,12 +2,11 @@
 
 A *place* is one run directory on one node. Keys, in the namespace `NAMESPACE`:
 
-- ``v1/runs/<run>``: when a node last published for the run;
-- ``v1/index/<run>/<place>``: what the place holds, and which of its processes are alive;
-- ``v1/rows/<run>/<place>``: its row files, name to text;
-- ``v1/events/<run>/<place>/<file>/<generation>/<number>``: `CHUNK` bytes of a file of events, the last chunk fewer.
+- ``v2/runs/<run>``: when a node last published for the run;
+- ``v2/rows/<run>/<place>``: whose it is, which of its processes are alive, and its row files, name to text;
+- ``v2/events/<run>/<place>``: the ends of its files of events, name to text.
 
-Every value is JSON or bytes, compressed by zlib.
+Every value is JSON, compressed by zlib.
 """
 
 from __future__ import annotations
@@ -18,13 +17,6 @@ import zlib
 from typing import Any
 
 NAMESPACE = b"flashpatch"
-FORMAT = 1
-
-CHUNK = 64 << 10
-"""Bytes of a file of events under one key."""
-
-CHUNKS = 16
-"""Chunks of one file that are stored: the newest."""
 
 MOST_BYTES = 64 << 20
 """Bytes of all rows of one place; rows beyond are left out, and counted."""
@@ -44,32 +36,16 @@ def place(node: str, host: str, folder: str) -> str:
     return hashlib.sha256("\0".join((node, host, folder)).encode()).hexdigest()[:12]
 
 
-def runs() -> str:
-    return "v1/runs/"
-
-
-def run(run_id: str) -> str:
-    return f"v1/runs/{run_id}"
-
-
-def index(run_id: str, place: str = "") -> str:
-    return f"v1/index/{run_id}/{place}"
+def run(run_id: str = "") -> str:
+    return f"v2/runs/{run_id}"
 
 
 def rows(run_id: str, place: str = "") -> str:
-    return f"v1/rows/{run_id}/{place}"
+    return f"v2/rows/{run_id}/{place}"
 
 
 def events(run_id: str, place: str = "") -> str:
-    return f"v1/events/{run_id}/{place}"
-
-
-def chunk(run_id: str, place: str, name: str, generation: int, number: int) -> str:
-    return f"{generation_prefix(run_id, place, name, generation)}{number}"
-
-
-def generation_prefix(run_id: str, place: str, name: str, generation: int) -> str:
-    return f"v1/events/{run_id}/{place}/{name}/{generation}/"
+    return f"v2/events/{run_id}/{place}"
 
 
 def is_plain(text: str) -> bool:
@@ -88,20 +64,11 @@ def unpacked(data: bytes, largest: int = 2 * MOST_BYTES) -> Any:
     Raises:
         ValueError: it is not one, or has more than ``largest`` bytes.
     """
-    return json.loads(inflated(data, largest))
-
-
-def inflated(data: bytes, largest: int) -> bytes:
-    """Return what zlib compressed.
-
-    Raises:
-        ValueError: it is nothing of the kind, or has more than ``largest`` bytes.
-    """
     stream = zlib.decompressobj()
     try:
         content = stream.decompress(data, largest)
-    except zlib.error as error:
+        if stream.unconsumed_tail or not stream.eof:
+            raise ValueError(f"more than {largest} bytes, or cut short")
+        return json.loads(content)
+    except (zlib.error, RecursionError) as error:
         raise ValueError(str(error)) from None
-    if stream.unconsumed_tail or not stream.eof:
-        raise ValueError(f"more than {largest} bytes, or cut short")
-    return content

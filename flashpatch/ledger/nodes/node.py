@@ -1,27 +1,28 @@
-"""Say of a node whose ledger was fetched what it is called, whether it is alive, and which of its processes are."""
+"""Read what was fetched from the nodes of a run: what each is called, whether it is alive, which of its processes are."""
 
 from __future__ import annotations
 
+import base64
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flashpatch.ledger import files
+from flashpatch.ledger import files, schema
 from flashpatch.ledger.nodes import keys
 
-FOLDER = "nodes"
-"""Directory in a run directory that holds `FILE`, and for each place a directory with its rows and events."""
-
-FILE = "nodes.json"
-"""Each place and what is known of it; one file, since replacing many takes seconds on a busy disk."""
+FOLDER, FILE = "nodes", "nodes.json"
+"""The directory in a run directory, and the file in it, that hold what was fetched: one file, since replacing many takes
+seconds on a busy disk."""
 
 ALIVE, DEAD, UNKNOWN = "alive", "dead", "unknown"
 
 _STALE = 30.0  # seconds from a place's last word to the look at it
 _OLD = 60.0  # seconds from the look at it to now
-_LARGEST = 64 << 20  # bytes of FILE
+_LARGEST = 1 << 30  # bytes of FILE
+_BROKEN = (*schema.BROKEN, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,6 @@ class Node:
         written: when it last published, by its own clock, seconds since 1970.
         fetched: when that was read, likewise.
         running: pid and start of its processes that ran.
-        is_here: whether its run directory is the one that this was fetched into, so that no file was copied.
     """
 
     id: str
@@ -48,7 +48,6 @@ class Node:
     written: float
     fetched: float
     running: tuple[tuple[int, str], ...]
-    is_here: bool = False
 
     @property
     def title(self) -> str:
@@ -68,71 +67,73 @@ class Node:
         return True if is_recent else None
 
 
-def of(index: dict[str, Any]) -> Node:
-    """Return the node of a place's index. Raises KeyError, TypeError or ValueError if it is no node."""
-    return Node(
-        id=str(index["node"]),
-        name=str(index["name"]),
-        address=str(index["address"]),
-        host=str(index["host"]),
-        state=str(index["state"]),
-        written=float(index["written"]),
-        fetched=float(index["fetched"]),
-        running=tuple((int(pid), str(start)) for pid, start in index["alive"]),
-        is_here=bool(index.get("here")),
-    )
+@dataclass(frozen=True)
+class Place:
+    """Hold what was fetched of one place; ``rows`` is the name of each row file to its text."""
+
+    name: str
+    node: Node
+    rows: Mapping[str, str]
+    left_out: int
+    packed_events: str
+
+    def events(self) -> dict[str, str]:
+        """Return the name of each file of events to its end; nothing if it cannot be read."""
+        try:
+            found = keys.unpacked(base64.b64decode(self.packed_events))
+            return {name: text for name, text in found.items() if isinstance(text, str)}
+        except _BROKEN:
+            return {}
 
 
-def indexes(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return what was fetched into a run directory: the name of each place to its index.
+def kept(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return what was fetched into a run directory: the name of each place to what `flashpatch.ledger.nodes.fetch` wrote.
 
     Raises:
         OSError: the file cannot be read; FileNotFoundError if nothing was fetched.
-        ValueError: it is not what `flashpatch.ledger.nodes.fetch` writes.
+        ValueError: it is damaged, or of another version.
     """
-    found = json.loads(files.load_bytes(str(folder / FOLDER / FILE), _LARGEST)[0])
-    if not isinstance(found, dict) or not all(isinstance(index, dict) for index in found.values()):
-        raise ValueError("it does not hold an index per place")
-    return {place: index for place, index in found.items() if keys.is_plain(place)}
-
-
-def rows_name(version: int) -> str:
-    """Return the name of the file of a place's rows: another one for other rows, so that none is replaced."""
-    return f"rows-{version:08x}.z"
-
-
-@dataclass(frozen=True)
-class Place:
-    """Hold what was fetched of one place.
-
-    Attributes:
-        folder: its directory here, with its files of events.
-        rows: the file with its rows.
-        node: its node; None if it is not known.
-        problems: sentences that say what of it is missing.
-    """
-
-    folder: Path
-    rows: Path
-    node: Node | None
-    problems: list[str]
+    try:
+        found = json.loads(files.load_bytes(str(folder / FOLDER / FILE), _LARGEST)[0])
+        if all(isinstance(one["rows"], str) for one in found.values()):
+            return {place: one for place, one in found.items() if keys.is_plain(place)}
+    except (KeyError, TypeError, AttributeError, RecursionError):
+        pass
+    raise ValueError("it is damaged, or another version of FlashPatch wrote it")
 
 
 def places(folder: Path) -> tuple[list[Place], list[str]]:
-    """Return the places that were fetched into a run directory, and sentences that say what cannot be read."""
+    """Return the places that were fetched into a run directory, and sentences that say what of them is missing."""
+    result, problems = [], []
+    name = f"{folder.name}/{FOLDER}/{FILE}"
     try:
-        found = indexes(folder)
+        found = kept(folder)
     except FileNotFoundError:
         return [], []
     except (OSError, ValueError) as error:
-        return [], [f"{folder.name}/{FOLDER}/{FILE}: {error}"]
-    result = []
-    for place, index in sorted(found.items()):
-        target = folder / FOLDER / place
+        return [], [schema.text(f"{name}: {error}")]
+    for place, one in sorted(found.items()):
         try:
-            problems = [str(problem) for problem in index["problems"]]
-            rows = target / rows_name(int(index.get("rows", 0)))
-            result.append(Place(target, rows, of(index) if "node" in index else None, problems))
-        except (ValueError, KeyError, TypeError) as error:
-            result.append(Place(target, target, None, [f"{folder.name}/{FOLDER}/{FILE}: {place}: {error!r}"]))
-    return result, []
+            result.append(_place(place, one))
+        except _BROKEN as error:
+            problems.append(schema.text(f"{name}: what {place} published cannot be read: {error!r}"))
+            continue
+        if left_out := result[-1].left_out:
+            problems.append(
+                f"{name}: {left_out} rows of {place} are not gathered, over {keys.MOST_BYTES >> 20} MiB"
+            )
+    return result, problems
+
+
+def _place(name: str, one: dict[str, Any]) -> Place:
+    index = keys.unpacked(base64.b64decode(one["rows"]))
+    names = {key: schema.text(str(index[key])) for key in ("name", "address", "host")}
+    node = Node(
+        id=schema.text(str(index["node"])),
+        **names,
+        state=schema.text(str(one["state"])),
+        written=float(index["written"]),
+        fetched=float(one["fetched"]),
+        running=tuple((int(pid), str(start)) for pid, start in index["alive"]),
+    )
+    return Place(name, node, dict(index["rows"]), int(index["left_out"]), str(one["events"]))

@@ -49,9 +49,9 @@ def published(store: Store) -> dict[str, float]:
         StoreError: Ray does not answer.
     """
     found = {}
-    for key, value in store.get(store.keys(keys.runs())).items():
+    for key, value in store.get(store.keys(keys.run())).items():
         try:
-            found[key.removeprefix(keys.runs())] = float(keys.unpacked(value)["written"])
+            found[key.removeprefix(keys.run())] = float(keys.unpacked(value)["written"])
         except (ValueError, KeyError, TypeError):
             continue  # not ours, or of another format
     return found
@@ -59,6 +59,6 @@ def published(store: Store) -> dict[str, float]:
 
 def remove(store: Store, run: str) -> None:
     """Remove all keys of a run. Raises StoreError."""
-    for prefix in (keys.index(run), keys.rows(run), keys.events(run)):
+    for prefix in (keys.rows(run), keys.events(run)):
         store.delete(prefix, prefix=True)
     store.delete(keys.run(run))

@@ -1,27 +1,26 @@
-"""Publish one run directory in Ray's key-value store: its rows, its events, and which of its processes are alive."""
+"""Publish one run directory in Ray's key-value store: its rows, the ends of its events, which of its processes are alive."""
 
 from __future__ import annotations
 
 import os
 import stat
 import time
-import zlib
 from typing import Any
 
-from flashpatch.ledger import files, runs
+from flashpatch.ledger import events, files, runs
 from flashpatch.ledger.nodes import keys
-from flashpatch.ledger.nodes.published_events import PublishedEvents
 from flashpatch.ledger.nodes.ray_store import Store
 
 HEARTBEAT = 10.0
-"""Seconds after which the index is written again though nothing changed: it says who is alive."""
+"""Seconds after which everything is written again, whether it has changed or not; changed rows are at each call, and
+everything if there is a new file of events."""
 
-_RUN_HEARTBEAT = 60.0
-_NOTHING_STORED = b""
+_EVENT_BYTES = 256 << 10  # of the end of a process's events, and of its samples; fewer if they are many
+_MOST_EVENT_BYTES = 32 << 20  # of all
 
 
 class Publisher:
-    """Keep the store as the directory is. What was stored is remembered, so that only changes are written.
+    """Write one place.
 
     Args:
         store: where to.
@@ -37,61 +36,38 @@ class Publisher:
         self._folder = folder
         known = store.nodes().get(node, {})
         self._head = {
-            "format": keys.FORMAT,
-            "run": run,
             "node": node,
             "name": known.get("name", ""),
             "address": known.get("address", ""),
             "host": files.host(),
-            "folder": folder,
         }
-        self._forget()
+        self._stored: Any = None
+        self._logs: list[str] = []
+        self._time = float("-inf")
 
-    def _forget(self) -> None:
-        """Take nothing for stored, as at first."""
-        self._texts: dict[str, tuple[tuple[int, int, int], str]] = {}
-        self._events: dict[str, PublishedEvents] = {}
-        self._rows = _NOTHING_STORED
-        self._index: dict[str, Any] = {}
-        self._index_time = self._run_time = float("-inf")
-
-    def publish(self) -> None:
-        """Write what changed since the last call.
-
-        Raises:
-            StoreError: Ray does not answer; the next call writes everything again.
-        """
-        try:
-            self._publish()
-        except BaseException:
-            self._forget()
-            raise
-
-    def _publish(self) -> None:
+    def publish(self, whole: bool = False) -> None:
+        """Write rows that changed since the last call; everything if it is ``whole`` or time for it. Raises StoreError."""
         entries = self._entries()
-        left_out = self._publish_rows(entries)
-        renewed = self._publish_events(entries)
-        published = {name: one.entry for name, one in sorted(self._events.items()) if one.entry is not None}
-        index = {
-            **self._head,
-            "alive": _alive(entries),
-            "rows": zlib.crc32(self._rows),
-            "events": published,
-            "left_out": left_out,
-        }
+        rows = {name: found for name, found in entries.items() if name.startswith(("row-", "expect-"))}
+        alive = _alive(rows)
+        state = (
+            alive,
+            {name: (found.st_ino, found.st_size, found.st_mtime_ns) for name, found in rows.items()},
+        )
         now = time.monotonic()
-        if index != self._index or now - self._index_time >= HEARTBEAT:
-            data = keys.packed({**index, "written": round(time.time(), 3)})
-            is_new = self._store.put(keys.index(self._run, self.place), data)
-            if is_new and self._index:  # the store was lost, as when Ray's head was started again
-                self._forget()
-                return
-            self._index, self._index_time = index, now
-            for one in renewed:
-                one.forget_older(self._store)
-        if now - self._run_time >= _RUN_HEARTBEAT:
-            self._store.put(keys.run(self._run), keys.packed({"written": round(time.time(), 3)}))
-            self._run_time = now
+        logs = [name for name in entries if name not in rows]
+        whole = whole or now - self._time >= HEARTBEAT or logs != self._logs
+        if whole:
+            self._logs, ends = logs, self._ends(logs)
+            self._store.put(keys.events(self._run, self.place), keys.packed(ends))
+            self._time = now
+        if whole or state != self._stored:
+            written = {"written": round(time.time(), 3)}
+            texts, left_out = self._texts(rows)
+            index = {**self._head, **written, "alive": alive, "left_out": left_out, "rows": texts}
+            self._store.put(keys.rows(self._run, self.place), keys.packed(index))
+            self._store.put(keys.run(self._run), keys.packed(written))
+            self._stored = state
 
     def _entries(self) -> dict[str, os.stat_result]:
         """Return the files that this node has to publish: in a shared directory the others are of other hosts."""
@@ -105,54 +81,37 @@ class Publisher:
                     continue
                 if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
                     found[entry.name] = status
-        return found
+        return dict(sorted(found.items()))
 
-    def _publish_rows(self, entries: dict[str, os.stat_result]) -> int:
-        """Store the rows if one has changed; return how many had no room."""
-        changed, size, left_out, texts = False, 0, 0, {}
-        for name, status in sorted(entries.items()):
-            if name.startswith("events-"):
-                continue
+    def _texts(self, rows: dict[str, os.stat_result]) -> tuple[dict[str, str], int]:
+        """Return the text of each file, and how many had no room."""
+        texts, size, left_out = {}, 0, 0
+        for name, status in rows.items():
             size += status.st_size
             if size > keys.MOST_BYTES:
                 left_out += 1
-                continue
-            version = status.st_ino, status.st_size, status.st_mtime_ns
-            before = self._texts.get(name)
-            if before is None or before[0] != version:
-                text = _text(os.path.join(self._folder, name))
-                if text is None:
-                    continue
-                self._texts[name] = version, text
-                changed = True
-            texts[name] = self._texts[name][1]
-        if changed or not self._rows:
-            self._rows = keys.packed(texts)
-            self._store.put(keys.rows(self._run, self.place), self._rows)
-        return left_out
+            elif text := _end(os.path.join(self._folder, name), keys.MOST_BYTES):
+                texts[name] = text.decode(errors="replace")
+        return texts, left_out
 
-    def _publish_events(self, entries: dict[str, os.stat_result]) -> list[PublishedEvents]:
-        """Store new events; return the files of which another generation is stored now."""
-        renewed = []
-        for name, status in sorted(entries.items()):
-            if not name.startswith("events-"):
-                continue
+    def _ends(self, names: list[str]) -> dict[str, str]:
+        """Return the newest events of each process and kind, from a line on that counts those before."""
+        most = min(_EVENT_BYTES, _MOST_EVENT_BYTES // max(len(names), 1))
+        found = {}
+        for name in names:
             path = os.path.join(self._folder, name)
-            one = self._events.setdefault(name, PublishedEvents(self._run, self.place, path))
-            generation = one.entry and one.entry["generation"]
-            try:
-                one.publish(self._store, status)
-            except OSError:  # the file was replaced or removed meanwhile
+            if name.endswith(events.OLD):
                 continue
-            if one.entry is not None and one.entry["generation"] != generation:
-                renewed.append(one)
-        return renewed
+            before = _end(f"{path.removesuffix('.jsonl')}{events.OLD}", most)
+            content = (before + _end(path, most))[-most:]
+            found[name] = content[max(content.find(events.MARK), 0) :].decode(errors="replace")
+        return found
 
 
-def _alive(entries: dict[str, os.stat_result]) -> list[list[Any]]:
+def _alive(rows: dict[str, os.stat_result]) -> list[list[Any]]:
     """Return pid and start of the processes of this host that run."""
     found = []
-    for name in sorted(entries):
+    for name in rows:
         match = keys.FILE.fullmatch(name)
         if match and match["kind"] == "row":
             pid, start = int(match["pid"]), match["start"]
@@ -161,10 +120,11 @@ def _alive(entries: dict[str, os.stat_result]) -> list[list[Any]]:
     return found
 
 
-def _text(path: str) -> str | None:
-    """Return a file's text; None if it was replaced or removed meanwhile, or cannot be read."""
+def _end(path: str, most: int) -> bytes:
+    """Return the last bytes of a file; none if it was replaced or removed meanwhile, or cannot be read."""
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), encoding="utf-8", errors="replace") as file:
-            return file.read()
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+            file.seek(max(os.fstat(file.fileno()).st_size - most, 0))
+            return file.read(most)
     except OSError:
-        return None
+        return b""

@@ -121,6 +121,6 @@ def test_names_from_the_store_are_checked() -> None:
     for name in ("", "..", ".hidden", "a/b", "a\0b", "a\nb"):
         assert not keys.is_plain(name)
     with pytest.raises(ValueError, match="more than"):
-        keys.inflated(keys.packed("x" * 100), 50)
+        keys.unpacked(keys.packed("x" * 100), 50)
     with pytest.raises(ValueError):
-        keys.inflated(keys.packed("x" * 100)[:-4], 500)
+        keys.unpacked(keys.packed("x" * 100)[:-4], 500)

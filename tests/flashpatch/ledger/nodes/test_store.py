@@ -27,9 +27,9 @@ pytestmark = pytest.mark.verl
 def store(nodes) -> Iterator[Store]:
     """The store of a cluster, with nothing of ours in it."""
     found = Store(nodes.address)
-    found.delete("v1/", prefix=True)
+    found.delete("v2/", prefix=True)
     yield found
-    found.delete("v1/", prefix=True)
+    found.delete("v2/", prefix=True)
 
 
 class Here:
@@ -41,8 +41,6 @@ class Here:
         self.copy = folder / "here" / self.run
         self.store = store
         self.node = next(iter(store.nodes()))
-        pid, start = files.identity()
-        self.events = self.folder / f"events-{files.host()}-{pid}-{start}.jsonl"
         self.publisher = Publisher(store, self.run, str(self.folder), self.node)
         self.note(0)
 
@@ -52,9 +50,9 @@ class Here:
         files.write(self.folder / files.file_name("row", files.host(), pid, start), row)
 
     def log(self, count: int, first: int = 0, **facts: Any) -> None:
-        with self.events.open("a") as file:
-            for n in range(first, first + count):
-                file.write(json.dumps({"n": n + 1, "t": 1.0 + n, "event": "update", **facts}) + "\n")
+        """Write events as this process does, in its own run."""
+        for n in range(first, first + count):
+            events.log.append("update", {"number": n, **facts})
 
     def turn(self) -> tuple[runs.Row, list[read_events.ProcessEvents]]:
         """Publish, fetch and read."""
@@ -66,14 +64,14 @@ class Here:
         assert problems == []
         return run.rows[0], found
 
-    def copied(self) -> bytes:
-        [copy] = self.copy.glob(f"nodes/*/{self.events.name}")
-        return copy.read_bytes()
-
 
 @pytest.fixture
-def here(tmp_path: Path, store: Store) -> Here:
-    return Here(tmp_path, store)
+def here(tmp_path: Path, store: Store, monkeypatch) -> Here:
+    here = Here(tmp_path, store)
+    monkeypatch.setenv("FLASHPATCH_LEDGER", str(here.folder.parent))
+    monkeypatch.setenv("FLASHPATCH_RUN", here.run)
+    monkeypatch.setattr(events, "log", events.EventLog())
+    return here
 
 
 def test_a_row_comes_through_and_so_does_its_next_state(here: Here) -> None:
@@ -84,52 +82,41 @@ def test_a_row_comes_through_and_so_does_its_next_state(here: Here) -> None:
     assert here.turn()[0].notes == {"updates": 7}
 
 
-def test_of_a_growing_file_only_the_last_chunk_is_written_again(here: Here, monkeypatch) -> None:
-    here.log(3000)
+def test_only_changed_rows_are_written_between_two_heartbeats(here: Here, monkeypatch) -> None:
+    here.log(10)
     here.turn()
-    assert here.copied() == here.events.read_bytes()
     written: list[str] = []
     put = here.store.put
     monkeypatch.setattr(here.store, "put", lambda key, value: written.append(key) or put(key, value))
-    here.log(10, first=3000)
-    _, [found] = here.turn()
-    assert here.copied() == here.events.read_bytes() and len(found.events) == 3010
-    assert [key.rpartition("/")[2] for key in written if "/events/" in key] == [
-        str(here.events.stat().st_size // keys.CHUNK)
-    ]
-    written.clear()
     here.turn()
-    assert written == [], "nothing changed"
+    assert written == []
+    here.note(1)
+    here.log(10, first=10)
+    assert len(here.turn()[1][0].events) == 10 and not any("/events/" in key for key in written)
+    monkeypatch.setattr(publisher, "HEARTBEAT", 0.0)
+    assert len(here.turn()[1][0].events) == 20 and any("/events/" in key for key in written)
 
 
-def test_a_file_that_was_shortened_replaces_the_one_before(here: Here) -> None:
-    here.log(3000)
-    here.turn()
-    events._shorten(str(here.events), 20_000)
-    _, [found] = here.turn()
-    assert here.copied() == here.events.read_bytes() and found.dropped + len(found.events) == 3000
-    generations = {key.split("/")[-2] for key in here.store.keys("v1/events/")}
-    assert generations == {str(here.events.stat().st_ino)}
-
-
-def test_of_a_large_file_the_newest_events_are_kept_and_the_others_counted(here: Here) -> None:
-    here.log(20_000, outcome="committed", text="x" * 40)
-    assert here.events.stat().st_size > (keys.CHUNKS + 2) * keys.CHUNK
-    for more in (0, 900):
-        here.log(more, first=20_000, outcome="committed", text="x" * 40)
+@pytest.mark.parametrize("largest", ["1000000", "4000000"])
+def test_the_newest_events_are_kept_and_the_others_counted(here: Here, monkeypatch, largest: str) -> None:
+    """The end of one file, and of a file and the one before it."""
+    monkeypatch.setenv("FLASHPATCH_EVENT_BYTES", largest)
+    monkeypatch.setattr(publisher, "HEARTBEAT", 0.0)
+    for first, more in ((0, 7000), (7000, 900)):
+        here.log(more, first=first, outcome="committed", text="x" * 40)
         _, [found] = here.turn()
-        assert found.dropped + len(found.events) == 20_000 + more and found.unreadable == 0
+        total = first + more
+        assert found.dropped + len(found.events) == total and found.unreadable == 0
         assert found.dropped_kinds == {"update/committed": found.dropped}
-        assert found.events[-1]["n"] == 20_000 + more and found.events[0]["n"] == found.dropped + 1
-        assert len(here.store.keys("v1/events/")) == keys.CHUNKS
+        assert found.events[-1]["n"] == total and found.events[0]["n"] == found.dropped + 1
+        assert 190 << 10 < sum(len(json.dumps(event)) for event in found.events) < 300 << 10
 
 
 def test_what_was_lost_with_the_head_is_published_again(here: Here, store: Store, monkeypatch) -> None:
     here.log(10)
     here.turn()
-    store.delete("v1/", prefix=True)
+    store.delete("v2/", prefix=True)
     monkeypatch.setattr(publisher, "HEARTBEAT", 0.0)
-    here.publisher.publish()
     row, [found] = here.turn()
     assert row.pid == os.getpid() and len(found.events) == 10
     assert fetch.run_ids(store) == [here.run]
@@ -160,7 +147,7 @@ def test_rows_of_other_hosts_in_a_shared_directory_are_left_to_them(here: Here) 
     files.write(here.folder / "row-far-1-5.json", row)
     files.write(here.folder / "expect-far-2-.json", {"kind": "expect", "host": "far", "pid": 2})
     here.publisher.publish()
-    rows = keys.unpacked(store_value(here.store, "v1/rows/"))
+    rows = keys.unpacked(store_value(here.store, "v2/rows/"))["rows"]
     assert {name.split("-")[0] for name in rows} == {"row", "expect"} and "row-far-1-5.json" not in rows
 
 
@@ -182,27 +169,19 @@ def store_value(store: Store, prefix: str) -> bytes:
 def test_old_runs_leave_the_store(store: Store, age: float, days: float, most: int, gone: list[str]) -> None:
     for number, run in enumerate("abc"):
         store.put(keys.run(run), keys.packed({"written": time.time() - age + number}))
-        for key in (
-            keys.index(run, "p"),
-            keys.rows(run, "p"),
-            keys.chunk(run, "p", "events-h-1-2.jsonl", 3, 0),
-        ):
+        for key in (keys.rows(run, "p"), keys.events(run, "p")):
             store.put(key, b"")
     store.put(keys.run("odd"), b"of another format")
     assert sorted(old_keys.prune(store, "present", days, most)) == gone
-    left = {key.split("/")[2] for key in store.keys("v1/")}
+    left = {key.split("/")[2] for key in store.keys("v2/")}
     assert left == {*"abc", "odd"} - set(gone)
 
 
-def spoiled(change: Callable[[dict[str, Any], dict[str, str]], object]) -> Callable[[Here], None]:
+def spoiled(change: Callable[[dict[str, Any]], object]) -> Callable[[Here], None]:
     def spoil(here: Here) -> None:
-        index_key, rows_key = here.store.keys("v1/index/")[0], here.store.keys("v1/rows/")[0]
-        index = keys.unpacked(store_value(here.store, "v1/index/"))
-        rows = keys.unpacked(store_value(here.store, "v1/rows/"))
-        change(index, rows)
-        packed = keys.packed(rows)
-        here.store.put(rows_key, packed)
-        here.store.put(index_key, keys.packed({**index, "rows": zlib.crc32(packed)}))
+        index = keys.unpacked(store_value(here.store, "v2/rows/"))
+        change(index)
+        here.store.put(here.store.keys("v2/rows/")[0], keys.packed(index))
 
     return spoil
 
@@ -210,48 +189,32 @@ def spoiled(change: Callable[[dict[str, Any], dict[str, str]], object]) -> Calla
 @pytest.mark.parametrize(
     "spoil, problem",
     [
-        (spoiled(lambda index, rows: rows.update({"row-../../../../x-1-2.json": "{}"})), "no key"),
-        (spoiled(lambda index, rows: rows.update({"nodes.json": "{}", ".publisher-0": ""})), ""),
-        (spoiled(lambda index, rows: index["events"].update({"../../events-h-1-2.jsonl": {}})), ""),
-        (spoiled(lambda index, rows: index.update(format=9)), "format 9"),
-        (spoiled(lambda index, rows: index.pop("node")), "'node'"),
-        (
-            spoiled(
-                lambda index, rows: index["events"].update(
-                    {"events-h-1-2.jsonl": {"first": 0, "size": 1 << 40, "generation": 1, "gone": {}}}
-                )
-            ),
-            "chunks",
-        ),
-        (
-            spoiled(
-                lambda index, rows: index["events"].update(
-                    {"events-h-1-2.jsonl": {"first": 0, "size": 5, "generation": 1, "gone": {}}}
-                )
-            ),
-            "changed while",
-        ),
-        (lambda here: here.store.put(here.store.keys("v1/index/")[0], b"rubbish"), "cannot be read"),
+        (spoiled(lambda index: index["rows"].update({"row-../../../../x-1-2.json": "{}"})), "no key"),
+        (spoiled(lambda index: index["rows"].update({"nodes.json": "{}", ".publisher-0": ""})), ""),
+        (spoiled(lambda index: index["rows"].update({"row-h-1-2.json": 3})), "row-h-1-2.json"),
+        (spoiled(lambda index: index.update(rows=[3])), "cannot be read"),
+        (spoiled(lambda index: index.update(alive=3)), "cannot be read"),
+        (spoiled(lambda index: index.pop("node")), "'node'"),
+        (spoiled(lambda index: index.update(left_out=3)), "3 rows of"),
+        (lambda here: here.store.put(here.store.keys("v2/rows/")[0], b"rubbish"), "cannot be read"),
         (
             lambda here: here.store.put(
-                here.store.keys("v1/rows/")[0], zlib.compress(b" " * (3 * keys.MOST_BYTES))
+                here.store.keys("v2/rows/")[0], zlib.compress(b" " * (3 * keys.MOST_BYTES))
             ),
             "more than",
         ),
+        (lambda here: here.store.put(here.store.keys("v2/events/")[0], b"rubbish"), ""),
     ],
 )
-def test_what_is_in_the_store_is_not_trusted(here: Here, monkeypatch, spoil, problem: str) -> None:
-    monkeypatch.setattr(fetch, "_PAUSES", (0.0,))
+def test_what_is_in_the_store_is_not_trusted(here: Here, spoil, problem: str) -> None:
+    here.log(1)
     here.publisher.publish()
     spoil(here)
     fetch.fetch(here.store, here.run, here.copy)
     run = runs.read_run(here.copy)
     problems = run.problems if run is not None else []
     assert problem in " ".join(problems) if problem else problems == []
-    allowed = {here.copy / "nodes" / "nodes.json"}
-    written = {
-        path for path in here.copy.parents[1].rglob("*") if path.is_file() and here.folder not in path.parents
-    }
-    assert allowed <= written
-    assert {path.parent for path in written - allowed} <= {here.copy / "nodes" / here.publisher.place}
-    assert all(path.name.startswith("rows-") for path in written - allowed)
+    read_events.read(here.copy)
+    outside = here.copy.parents[1].rglob("*")
+    written = {path for path in outside if path.is_file() and here.folder not in path.parents}
+    assert written == {here.copy / "nodes" / "nodes.json"}
