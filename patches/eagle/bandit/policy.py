@@ -291,3 +291,8 @@ def _at_least(name: str, value: int, least: int) -> int:
             f"{name} is {value!r}.", patch="eagle", target=name, advice=f"Give an integer from {least}."
         )
     return value
+
+
+def policy_settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `Policy`, its arms apart, that the family's options describe."""
+    return {"rule": options["rule"] or None, "guard": options["guard"]}

@@ -17,8 +17,7 @@ from typing import Any
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.bandit.arm import Arm, parse_arms
 from flashpatch.patches.eagle.bandit.controller import Controller
-from flashpatch.patches.eagle.bandit.options import policy_settings
-from flashpatch.patches.eagle.bandit.policy import ArmBroadcast, Policy
+from flashpatch.patches.eagle.bandit.policy import ArmBroadcast, Policy, policy_settings
 
 
 class SpecController(Controller):
