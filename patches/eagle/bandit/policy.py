@@ -68,14 +68,7 @@ class Policy:
         self.window = _at_least("window", window, 2)
         self._random = RandomTables(seed)
         self._place = {arm: place for place, arm in enumerate(self.arms)}
-        self.rule = kind(
-            Setting(
-                self.arms,
-                self.buckets,
-                self.window,
-                self._random,
-            )
-        )
+        self.rule = kind(Setting(self.arms, self.buckets, self.window, self._random))
         self.hold = _at_least("hold", kind.hold if hold is None else hold, 1)
         self._off = self._place.get(Arm.DISABLE, -1)
         self._allowed: dict[int, tuple[int, ...]] = {}
