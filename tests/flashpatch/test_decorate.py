@@ -108,6 +108,16 @@ def test_what_is_registered_is_taken_away() -> None:
     assert registered == []
 
 
+def test_a_wrapper_may_have_an_undo_of_its_own() -> None:
+    def undo(site): ...
+
+    def wrapper(original):
+        """Keep something."""
+
+    Patches("toy", "engine_one", why="-", remove_when="-").wrap("a.b:c", undo=undo)(wrapper)
+    assert patches.of(wrapper).undo is undo and patches.of(wrapper).wrapper is wrapper
+
+
 def test_an_error_says_which_patch_it_is_of() -> None:
     assert patches.at(step) == {"patch": "toy.engine_one.step", "target": "engine_one.new:Run.step"}
 

@@ -23,7 +23,7 @@ torch = pytest.importorskip("torch")
 from eagle_samples import sample
 
 from flashpatch.contracts import disk_cache
-from flashpatch.patches.eagle.bandit import persistence
+from flashpatch.patches.eagle.bandit import controller
 from flashpatch.patches.eagle.bandit.policy import Policy
 from flashpatch.patches.eagle.capture.sample_queue import SampleReader, SampleWriter
 from flashpatch.patches.eagle.drafter_refit.embeddings_and_head import save_embeddings_and_head
@@ -65,7 +65,7 @@ def _kept(at: Path) -> None:
 
 
 def _bandit(at: Path) -> None:
-    persistence.save(Policy(["3_1_4", "disable"]), at / "bandit" / "state.json")
+    controller.save(Policy(["3_1_4", "disable"]), at / "bandit" / "state.json")
 
 
 def _embeddings(at: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -9,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from flashpatch import ledger
-from flashpatch.patches.eagle.bandit import persistence
+from flashpatch.atomic_file import replacing
+from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.bandit.arm import Arm
 from flashpatch.patches.eagle.bandit.policy import Policy
+
+logger = logging.getLogger("flashpatch.eagle")
 
 _NOTE_SECONDS = 1.0  # between two notes to the ledger
 _RECENT = 64  # choices that are remembered
@@ -46,7 +51,7 @@ class Controller:
         self.drafts = self.drafted = self.accepted = 0
         self._noted = self._saved = clock()
         if state is not None:
-            ledger.note(eagle_state=persistence.restore(policy, state))
+            ledger.note(eagle_state=restore(policy, state))
 
     def choose(self, batch_size: int) -> Arm:
         """Return the arm for the next step over ``batch_size`` requests."""
@@ -110,4 +115,31 @@ class Controller:
         """Write what was learned to the state file, if there is one."""
         if self._state is not None:
             self._saved = self.clock()
-            persistence.save(self.policy, self._state)
+            save(self.policy, self._state)
+
+
+def save(policy: Policy, path: Path) -> None:
+    """Write the policy's state, whole or not at all. A failure is logged, not raised."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps(policy.state()))
+    except OSError as error:
+        logger.warning("what the bandit learned cannot be saved: %s", error)
+
+
+def restore(policy: Policy, path: Path) -> str:
+    """Restore the policy from a file, if there is one.
+
+    Returns:
+        ``new``, ``restored`` or ``not restored: ...``, for the ledger. A file that does not fit is logged and
+        left as it is: the policy starts with nothing learned.
+    """
+    try:
+        policy.restore(json.loads(path.read_text()))
+    except FileNotFoundError:
+        return "new"
+    except (OSError, ValueError, PatchError) as error:
+        logger.warning("the bandit starts with nothing learned, %s cannot be used: %s", path, error)
+        return f"not restored: {error}"
+    return "restored"

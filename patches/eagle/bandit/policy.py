@@ -68,14 +68,7 @@ class Policy:
         self.window = _at_least("window", window, 2)
         self._random = RandomTables(seed)
         self._place = {arm: place for place, arm in enumerate(self.arms)}
-        self.rule = kind(
-            Setting(
-                self.arms,
-                self.buckets,
-                self.window,
-                self._random,
-            )
-        )
+        self.rule = kind(Setting(self.arms, self.buckets, self.window, self._random))
         self.hold = _at_least("hold", kind.hold if hold is None else hold, 1)
         self._off = self._place.get(Arm.DISABLE, -1)
         self._allowed: dict[int, tuple[int, ...]] = {}
@@ -291,3 +284,8 @@ def _at_least(name: str, value: int, least: int) -> int:
             f"{name} is {value!r}.", patch="eagle", target=name, advice=f"Give an integer from {least}."
         )
     return value
+
+
+def policy_settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `Policy`, its arms apart, that the family's options describe."""
+    return {"rule": options["rule"] or None, "guard": options["guard"]}

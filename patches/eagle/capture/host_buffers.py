@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from flashpatch.patches.eagle.capture.capture_window import CaptureWindow
-from flashpatch.patches.eagle.capture.host_memory import available_bytes
 
 _SHARE = 0.05  # of the host's available memory, for all buffers
 _LEAST_TOKENS = 8192  # whatever memory there is
@@ -117,3 +117,18 @@ class BufferPool:
 def _row_bytes(rows: Rows) -> int:
     """Return the bytes of a row's states."""
     return sum(one[:1].nbytes for one in (rows.hidden, rows.auxiliary) if one is not None)
+
+
+def available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the bytes that the kernel says are available, no more than the container's limit leaves; 0 if unknown."""
+    found = []
+    try:
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                found.append(int(line.split()[1]) * 1024)
+        limit, used = ((cgroup / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        if limit != "max":
+            found.append(max(0, int(limit) - int(used)))
+    except (OSError, ValueError):  # another kernel, or no limit
+        pass
+    return min(found, default=0)

@@ -8,17 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flashpatch.patches.eagle.history.acceptance_table import AcceptanceTable
-from flashpatch.patches.eagle.history.draft_lengths import draft_lengths
 from flashpatch.patches.eagle.history.step_cost import StepCost
 from flashpatch.patches.eagle.history.token_index import Guess, TokenIndex
 
 _PROMPT, _ANY = range(2)  # sources: texts of the same prompt, texts of any prompt
 _ORDERS = {_PROMPT: 2, _ANY: 3}
-_PROBE_STEPS = (
-    32  # steps without a draft after which one token is drafted to see what it costs; doubled each time
-)
+_PROBE_STEPS = 32
+"""Steps without a draft after which one token is drafted to see what it costs; doubled each time."""
 _MOST_PROBE_STEPS = 512
-
 
 MAX_DRAFTS = 8
 """Tokens drafted per request and step on an engine without a drafter."""
@@ -69,7 +66,7 @@ class HistoryDrafts:
         self._any = TokenIndex(_ORDERS[_ANY], max(1, capacity // 2))
         self._acceptance = AcceptanceTable(sources=2)
         self._cost = StepCost()
-        self._rivals = _Rivals()
+        self._rivals = DrafterAcceptance()
         self._idle, self._probe_after = 0, _PROBE_STEPS  # steps since the last draft, and until the next
         self.drafts = self.drafted = self.accepted = 0
         self.seconds = 0.0
@@ -211,7 +208,7 @@ class HistoryDrafts:
             total -= len(self._prompts.popitem(last=False)[1])
 
 
-class _Rivals:
+class DrafterAcceptance:
     """Follow the chance that a draft token of another drafter is accepted if those before it were."""
 
     def __init__(self) -> None:
@@ -226,3 +223,31 @@ class _Rivals:
         """Return the tokens expected to be accepted of a draft of so many."""
         chance = self._accepted / self._tried
         return sum(chance**place for place in range(1, drafted + 1))
+
+
+def draft_lengths(
+    chances: Sequence[Sequence[float]], base: float, slope: float, tokens: float | None = None
+) -> list[int]:
+    """Return for each request how many of its guesses to verify.
+
+    A request gives one token per step, and one more for each accepted guess. Guesses are taken in the order of their
+    chance as long as the next one raises the expected tokens per second of the step.
+
+    Args:
+        chances: for each request of the batch, for each guess the chance that it and all before it are accepted.
+        base: seconds of the step without these guesses.
+        slope: seconds that a verified guess adds.
+        tokens: expected tokens of the step without these guesses; None: one per request.
+    """
+    lengths = [0] * len(chances)
+    tokens, seconds = float(len(chances)) if tokens is None else tokens, base
+    ordered = sorted(
+        ((chance, request) for request, found in enumerate(chances) for chance in found), reverse=True
+    )
+    for chance, request in ordered:
+        if chance * seconds <= slope * tokens:
+            break
+        tokens += chance
+        seconds += slope
+        lengths[request] += 1
+    return lengths

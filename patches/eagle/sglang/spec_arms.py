@@ -67,7 +67,7 @@ _reserved = 0  # slots per request and step that the largest configuration needs
 
 def _forget(site: Site) -> None:
     _trees.clear()
-    spec_controller.remove_controllers()
+    spec_controller.controllers.clear()
     site.unwrap()
 
 
@@ -108,7 +108,7 @@ def init_cuda_graphs(original, self, *args: Any, **kwargs: Any):
     policy = spec_controller.make_policy(options, own, broadcast)
     state = Path(user_directories.expand(options["state"])) if options["state"] else None
     controller = SpecController(policy, state)
-    spec_controller.add_controller(self, controller)
+    spec_controller.controllers[self] = controller
     _reserved = allocation_sizing.get_alloc_len_per_decode()
     if all(arm.topk <= 1 for arm in (own, *policy.arms)):
         self.adaptive_controller = AdaptiveController(self, BanditStepsPolicy(controller))

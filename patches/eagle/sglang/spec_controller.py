@@ -17,8 +17,7 @@ from typing import Any
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.bandit.arm import Arm, parse_arms
 from flashpatch.patches.eagle.bandit.controller import Controller
-from flashpatch.patches.eagle.bandit.options import policy_settings
-from flashpatch.patches.eagle.bandit.policy import ArmBroadcast, Policy
+from flashpatch.patches.eagle.bandit.policy import ArmBroadcast, Policy, policy_settings
 
 
 class SpecController(Controller):
@@ -87,22 +86,12 @@ class BanditStepsPolicy:
         return None  # the next batch decides for itself
 
 
-_controllers: weakref.WeakKeyDictionary[Any, SpecController] = weakref.WeakKeyDictionary()
+controllers: weakref.WeakKeyDictionary[Any, SpecController] = weakref.WeakKeyDictionary()
 
 
 def controller_of(worker: Any) -> SpecController | None:
     """Return the worker's controller; None if its speculation is not adapted."""
-    return _controllers.get(worker)
-
-
-def add_controller(worker: Any, controller: SpecController) -> None:
-    """Make ``controller`` the worker's."""
-    _controllers[worker] = controller
-
-
-def remove_controllers() -> None:
-    """Adapt no worker's speculation any more."""
-    _controllers.clear()
+    return controllers.get(worker)
 
 
 def engine_arms(asked: list[Any], own: Arm) -> tuple[Arm, ...]:
@@ -127,11 +116,7 @@ def engine_arms(asked: list[Any], own: Arm) -> tuple[Arm, ...]:
     return arms
 
 
-def make_policy(
-    options: Any,
-    own: Arm,
-    broadcast: ArmBroadcast | None = None,
-) -> Policy:
+def make_policy(options: Any, own: Arm, broadcast: ArmBroadcast | None = None) -> Policy:
     """Make the bandit that the family's options describe, for an engine opened as ``own``.
 
     Args:

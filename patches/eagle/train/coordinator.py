@@ -17,6 +17,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,27 +63,20 @@ class Coordinator:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings if isinstance(settings, WorkerSettings) else WorkerSettings.of(settings)
-        if min(start_limit, stop_limit, silence_limit) <= 0 or restarts < 0:
-            raise PatchError(
-                "time limits of a trainer must be positive.",
-                patch="eagle",
-                target="coordinator",
-                advice="Give seconds above 0.",
-            )
         self.state: State = "down"
         self.drafter: Path | None = None
         self.figures: dict[str, Any] = {}
         self.counts: Counter[str] = Counter(started=0, died=0, killed=0, drafters=0, errors=0, undelivered=0)
         self.problem = ""
-        self._limits = {"starting": start_limit, "stopping": stop_limit}
-        self._silence, self._stop_limit = silence_limit, stop_limit
+        self._start_limit, self._stop_limit, self._silence = start_limit, stop_limit, silence_limit
         self._restarts, self._restarts_left, self._restart_at = restarts, restarts, 0.0
         self._environment, self._clock = dict(environment or {}), clock
         self._process: subprocess.Popen[str] | None = None
         self._readers: list[threading.Thread] = []
         self._events: queue.Queue[tuple[int, dict[str, Any]]] = queue.Queue()
         self._errors: deque[str] = deque(maxlen=20)
-        self._since = self._last_event = self._slice_ends = 0.0
+        self._since = self._last_event = 0.0
+        self._limit = inf  # seconds for which the worker may be in its state
         self._next_slice: dict[str, Any] | None = None  # asked for while the worker was starting
         self._standing: dict[str, dict[str, Any]] = {}  # the last command of `target`, and of `keep`
         self._lock = threading.RLock()
@@ -118,7 +112,7 @@ class Coordinator:
             self._process = process
             self._errors.clear()
             self.counts["started"] += 1
-            self._enter("starting")
+            self._enter("starting", self._start_limit)
             self._readers = [
                 threading.Thread(target=target, args=(process,), name="flashpatch-trainer", daemon=True)
                 for target in (self._read_events, self._read_errors)
@@ -134,12 +128,12 @@ class Coordinator:
             seconds: most seconds of the slice.
             steps: most steps.
         """
-        if not 0.0 < seconds < float("inf"):
+        if not 0.0 < seconds < inf:
             raise PatchError(
-                f"a slice of {seconds} seconds makes no sense.",
+                f"train_seconds must be positive and finite, got {seconds}.",
                 patch="eagle",
-                target="coordinator",
-                advice="Give a finite number above 0.",
+                target="train_seconds",
+                advice="Give seconds, such as 60.",
             )
         command = {"command": "train", "seconds": seconds, "steps": steps}
         with self._lock:
@@ -161,7 +155,7 @@ class Coordinator:
             self._next_slice = None
             if self.state != "training":
                 return self.state in ("idle", "stopping")
-            self._enter("stopping")
+            self._enter("stopping", self._stop_limit)
             return self._send({"command": "stop"})
 
     def load(self, folder: str | os.PathLike[str]) -> bool:
@@ -202,16 +196,13 @@ class Coordinator:
         """
         self.stop()
         end, killed = self._clock() + limit, self.counts["killed"]
-        while True:
+        while self.state in ("training", "stopping"):
             self.poll()
-            if self.state not in ("training", "stopping"):
-                return self.counts["killed"] == killed
-            if self._clock() >= end:
-                break
+            with self._lock:
+                if self._clock() >= end and self.state in ("training", "stopping"):
+                    self._kill(f"the trainer was not idle within {limit:g} seconds")
             time.sleep(0.01)
-        with self._lock:
-            self._kill(f"the trainer was not idle within {limit} seconds")
-        return False
+        return self.counts["killed"] == killed
 
     def close(self, timeout: float = 10.0) -> None:
         """End the worker by a command; kill it after ``timeout`` seconds."""
@@ -234,11 +225,10 @@ class Coordinator:
             self._enter("down")
 
     def _begin(self, command: dict[str, Any]) -> bool:
-        self._slice_ends = self._clock() + command["seconds"]
-        if self._send(command):
-            self._enter("training")
-            return True
-        return False
+        sent = self._send(command)
+        if sent:
+            self._enter("training", command["seconds"] + self._stop_limit)
+        return sent
 
     def _handle_events(self) -> list[dict[str, Any]]:
         found = []
@@ -295,10 +285,8 @@ class Coordinator:
                 else f"the trainer died, exit {code}{last}"
             )
             self._ended()
-        elif self.state in self._limits and now - self._since > self._limits[self.state]:
-            self._kill(f"the trainer was {self.state} for more than {self._limits[self.state]} seconds")
-        elif self.state == "training" and now > self._slice_ends + self._stop_limit:
-            self._kill(f"the trainer did not end its slice within {self._stop_limit} seconds")
+        elif now - self._since > self._limit:
+            self._kill(f"the trainer was {self.state} for more than {self._limit:g} seconds")
         elif self.state == "training" and now - max(self._last_event, self._since) > self._silence:
             self._kill(f"the trainer was silent for more than {self._silence} seconds")
         return last_events
@@ -306,17 +294,15 @@ class Coordinator:
     def _kill(self, why: str) -> None:
         self._warn(why)
         self.counts["killed"] += 1
-        if self._process is not None:
-            self._process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(1.0)  # SIGKILL takes no longer, unless the kernel itself is stuck
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)  # SIGKILL takes no longer, unless the kernel itself is stuck
         self._ended()
 
     def _ended(self) -> None:
-        process, self._process = self._process, None
-        if process is not None and process.stdin is not None:
-            with contextlib.suppress(OSError):
-                process.stdin.close()
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        self._process = None
         self._failed()
 
     def _failed(self) -> None:
@@ -328,8 +314,8 @@ class Coordinator:
             self._warn(f"{self.problem}; no drafter is trained any more")
             self._enter("given up")
 
-    def _enter(self, state: State) -> None:
-        self.state, self._since = state, self._clock()
+    def _enter(self, state: State, limit: float = inf) -> None:
+        self.state, self._since, self._limit = state, self._clock(), limit
 
     def _warn(self, problem: str) -> None:
         if problem != self.problem:
@@ -338,18 +324,15 @@ class Coordinator:
 
     def _send(self, command: dict[str, Any]) -> bool:
         with self._lock:
-            process = self._process
-            if process is None or process.stdin is None:
-                self.counts["undelivered"] += 1
-                return False
-            try:
-                os.write(
-                    process.stdin.fileno(), (json.dumps(command) + "\n").encode()
-                )  # below PIPE_BUF: written at once or not at all
-                return True
-            except (OSError, ValueError):  # it has ended, or does not read and the pipe is full
-                self.counts["undelivered"] += 1
-                return False
+            line = (json.dumps(command) + "\n").encode()
+            with contextlib.suppress(
+                OSError, ValueError
+            ):  # it has ended, or does not read and the pipe is full
+                if self._process is not None:
+                    os.write(self._process.stdin.fileno(), line)  # below PIPE_BUF: at once or not at all
+                    return True
+            self.counts["undelivered"] += 1
+            return False
 
     def _read_events(self, process: subprocess.Popen[str]) -> None:
         with contextlib.suppress(OSError, ValueError):

@@ -23,8 +23,7 @@ from flashpatch import ledger
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.bandit.arm import Arm, parse_arms
 from flashpatch.patches.eagle.bandit.controller import Controller
-from flashpatch.patches.eagle.bandit.options import policy_settings
-from flashpatch.patches.eagle.bandit.policy import Policy
+from flashpatch.patches.eagle.bandit.policy import Policy, policy_settings
 from flashpatch.patches.eagle.drafter_refit.acceptance_check import AcceptanceCheck, DraftCounts
 
 logger = logging.getLogger("flashpatch.eagle")

@@ -59,8 +59,8 @@ def test_a_live_engine_is_proven(tmp_path):
         ),
         (
             "spec_controller.py",
-            "min(super().choose(batch_size).steps, self.max_drafts)",
-            "self.max_drafts",
+            "self._arms[min(arm.steps, self.max_drafts)]",
+            "self._arms[self.max_drafts]",
             "the bandit",
         ),
         (

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.bandit.rules.base import Rule
-from flashpatch.patches.eagle.bandit.rules.greedy import Greedy
 from flashpatch.patches.eagle.bandit.rules.thompson import Thompson
-from flashpatch.patches.eagle.bandit.rules.ucb1 import Ucb1
+from flashpatch.patches.eagle.bandit.rules.windowed import Greedy, Ucb1
 
-RULES: dict[str, type[Rule]] = {
-    "eg": Greedy,
-    "ucb1": Ucb1,
-    "thompson": Thompson,
-}
+RULES: dict[str, type[Rule]] = {"eg": Greedy, "ucb1": Ucb1, "thompson": Thompson}
 DEFAULT = "thompson"
 
 

@@ -28,8 +28,7 @@ from flashpatch.patches.eagle.bandit.rules.acceptance_curves import (
     tokens_by_point,
 )
 from flashpatch.patches.eagle.bandit.rules.base import Rule, Setting
-from flashpatch.patches.eagle.bandit.rules.step_times import BORROWED, MAX_WEIGHT, StepTimes
-from flashpatch.patches.eagle.bandit.rules.switching import SwitchCost
+from flashpatch.patches.eagle.bandit.rules.step_times import BORROWED, MAX_WEIGHT, StepTimes, SwitchCost
 
 UNKNOWN = 4.0
 """Variance of the level before anything is seen, and the largest."""

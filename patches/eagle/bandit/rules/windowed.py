@@ -1,13 +1,15 @@
-"""Share what the rules over sliding windows need: a window per bucket, and a warm-up that borrows from
-others."""
+"""Choose by FastRL's rules, over a sliding window per bucket: epsilon-greedy, and UCB1."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import log, sqrt
 from typing import Any
 
 from flashpatch.patches.eagle.bandit.rules.base import Rule, Setting
 from flashpatch.patches.eagle.bandit.window import Window
+
+EPSILON = 0.1  # share of choices at random
 
 
 class Windowed(Rule):
@@ -66,3 +68,46 @@ class Windowed(Rule):
         for bucket, saved in state["windows"].items():
             self._windows[int(bucket)] = window = Window(len(self.setting.arms), self.setting.window)
             window.restore(saved)
+
+
+class Greedy(Windowed):
+    """Choose the arm with the highest rate, and one at random in a share `EPSILON` of the steps.
+
+    FastRL's ``EG``, with the window's mean instead of its median.
+    """
+
+    def choose(self, bucket: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
+        unwarmed = self.unwarmed_arm(allowed)
+        if unwarmed >= 0:
+            return unwarmed
+        rate = self.window(bucket).rate
+        best = max(allowed, key=rate.__getitem__)
+        self.best = rate[best]
+        random = self.setting.random
+        return allowed[random.below(len(allowed))] if random.uniform() < EPSILON else best
+
+
+class Ucb1(Windowed):
+    """Choose the arm with the highest rate, as a share of the best one's, plus ``scale * sqrt(2 ln N / n)``.
+
+    FastRL's UCB1 takes tokens per second, next to which the bonus is negligible.
+    """
+
+    scale = 0.1
+
+    def choose(self, bucket: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
+        unwarmed = self.unwarmed_arm(allowed)
+        if unwarmed >= 0:
+            return unwarmed
+        window = self.window(bucket)
+        rate, pulls = window.rate, window.pulls
+        best = self.best = max([rate[arm] for arm in allowed])
+        if best <= 0.0:
+            return allowed[0]
+        wide = self.scale * sqrt(2.0 * log(min(window.seen, window.length) + 1.0))
+        top, chosen = -1.0, allowed[0]
+        for arm in allowed:
+            index = rate[arm] / best + wide / sqrt(pulls[arm] or 0.5)
+            if index > top:
+                top, chosen = index, arm
+        return chosen

@@ -6,8 +6,7 @@ import pytest
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle import FAMILY
-from flashpatch.patches.eagle.bandit.options import policy_settings
-from flashpatch.patches.eagle.bandit.policy import Policy
+from flashpatch.patches.eagle.bandit.policy import Policy, policy_settings
 from flashpatch.patches.eagle.verl.verl_config import DRAFT_TOKENS, draft_tokens
 
 ARMS = ["8_4_32", "8_4_16", "8_4_8", "disable"]  # FastRL's

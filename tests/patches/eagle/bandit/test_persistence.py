@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from bandit_lab import ARMS, Engine, drive
 
-from flashpatch.patches.eagle.bandit import persistence
+from flashpatch.patches.eagle.bandit import controller
 from flashpatch.patches.eagle.bandit.policy import Policy
 
 
 def test_what_was_learned_comes_back(tmp_path):
     path, first, second = tmp_path / "new" / "bandit.json", Policy(ARMS), Policy(ARMS)
-    assert persistence.restore(first, path) == "new"
+    assert controller.restore(first, path) == "new"
     drive(first, Engine(0.5), 50)
-    persistence.save(first, path)
-    assert persistence.restore(second, path) == "restored"
+    controller.save(first, path)
+    assert controller.restore(second, path) == "restored"
     assert second.state() == first.state()
     assert [file.name for file in path.parent.iterdir()] == ["bandit.json"]
 
@@ -30,7 +30,7 @@ def test_a_file_that_does_not_fit_is_logged_and_left_alone(tmp_path, caplog, tex
     path, policy = tmp_path / "bandit.json", Policy(ARMS)
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     before, content = policy.state(), path.read_bytes()
-    assert persistence.restore(policy, path).startswith("not restored: ")
+    assert controller.restore(policy, path).startswith("not restored: ")
     assert (
         "starts with nothing learned" in caplog.text
         and policy.state() == before
@@ -64,7 +64,7 @@ def test_a_damaged_number_is_noticed_when_it_is_read_and_never_raises_in_a_step(
             inner[place[-1]] = damage
             path.write_text(json.dumps(state))
             policy = Policy(ARMS, rule=rule)
-            if persistence.restore(policy, path) == "restored":
+            if controller.restore(policy, path) == "restored":
                 for batch in (1, 7, 300):
                     policy.update(batch, policy.select(batch), batch, 0.01)
             else:
@@ -75,5 +75,5 @@ def test_a_damaged_number_is_noticed_when_it_is_read_and_never_raises_in_a_step(
 
 def test_a_full_disk_stops_nothing(tmp_path, caplog):
     (tmp_path / "file").write_text("")
-    persistence.save(Policy(ARMS), tmp_path / "file" / "bandit.json")
+    controller.save(Policy(ARMS), tmp_path / "file" / "bandit.json")
     assert "cannot be saved" in caplog.text

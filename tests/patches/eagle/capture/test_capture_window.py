@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 import torch
 
 from flashpatch.patches.eagle.capture.capture_window import CaptureWindow
-from flashpatch.patches.eagle.capture.host_memory import available_bytes
+from flashpatch.patches.eagle.capture.host_buffers import available_bytes
 from flashpatch.patches.eagle.capture.recorder import Recorder
 from flashpatch.patches.eagle.capture.sample_queue import SampleReader, SampleWriter
 
