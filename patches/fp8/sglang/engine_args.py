@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import fnmatch
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flashpatch import engine, ledger
+from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.precision import fleet
-from flashpatch.record import Contract, Patch
 
 #: SGLang's name of int8 weights with a scale per row, and of activations with one per token.
 INT8 = "w8a8_int8"
@@ -18,24 +18,42 @@ INT8 = "w8a8_int8"
 #: The family's precision to SGLang's name; None: no quantization.
 QUANTIZATIONS = {"bf16": None, "fp8": "fp8", "int8": INT8}
 
+GET_CONFIG = "sglang.srt.utils.hf_transformers_utils:get_config"
 
-def on_resolve(original, server_args: Any):
-    """Around ``run_resolution_pipeline``, which runs once, before anything is derived from the arguments."""
+
+@Patches(
+    "fp8",
+    "sglang>=0.5.21",
+    scope="driver",
+    evidence="optional",
+    when="called=fp8.sglang.launch_scheduler_processes",
+    why="Rollout scripts open their engine in bf16; asking for online fp8 means editing each of them.",
+    remove_when="never: this is the switch itself.",
+).wrap(
+    "sglang.srt.arg_groups.pipeline:run_resolution_pipeline",
+    relies_on=("sglang.srt.arg_groups.overrides:declare_resolution", GET_CONFIG),
+)
+def run_resolution_pipeline(original, server_args: Any):
+    """Declare quantization, as SGLang's own resolvers do, if it is unset, the checkpoint is not quantized and the model is not
+    excluded.
+
+    SGLang calls this once, before anything is derived from the arguments.
+    """
     from sglang.srt.arg_groups.overrides import declare_resolution
 
-    fields = fields_for(server_args, PATCH)
+    fields = fields_for(server_args, run_resolution_pipeline)
     if fields:
-        declare_resolution(server_args, PATCH.id, **fields)
+        declare_resolution(server_args, Patches.of(run_resolution_pipeline).id, **fields)
     return original(server_args)
 
 
-def fields_for(args: Any, patch: Patch) -> dict[str, Any]:
+def fields_for(args: Any, function: Callable[..., Any]) -> dict[str, Any]:
     """Return the arguments that give an engine the family's precision, and a float32 head if that is asked for; empty if the
     model keeps its own.
 
     Args:
         args: ``ServerArgs`` as the user gave them.
-        patch: named by errors.
+        function: whose patch errors name.
 
     Raises:
         PatchError: SGLang does not have this precision.
@@ -47,12 +65,12 @@ def fields_for(args: Any, patch: Patch) -> dict[str, Any]:
         return {}
 
     head = {"enable_fp32_lm_head": True} if options["lm_head"] == "float32" else {}
-    return head | _precision_for(args, patch, options)
+    return head | _precision_for(args, function, options)
 
 
-def _precision_for(args: Any, patch: Patch, options: Mapping[str, Any]) -> dict[str, str]:
+def _precision_for(args: Any, function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, str]:
     def refuse(problem: str, advice: str) -> PatchError:
-        return PatchError(problem, patch=patch.id, target=patch.targets[0], advice=advice)
+        return PatchError(problem, **Patches.at(function), advice=advice)
 
     entries = fleet.entries(options["precision"], options["scheme"], options["fleet"])
     if len(entries) > 1 and fleet.VERL_REPLICA_RANK not in os.environ:
@@ -102,26 +120,3 @@ def _has_own_quantization(args: Any) -> bool:
         getattr(c, "quantization_config", None) or getattr(c, "compression_config", None)
         for c in (config, text)
     )
-
-
-PATCH = Patch(
-    id="fp8.sglang.run_resolution_pipeline",
-    targets=("sglang.srt.arg_groups.pipeline:run_resolution_pipeline",),
-    requires="sglang>=0.5.21",
-    wrapper=on_resolve,
-    contract=Contract(
-        params=("server_args",),
-        exists=(
-            "sglang.srt.arg_groups.overrides:declare_resolution",
-            "sglang.srt.utils.hf_transformers_utils:get_config",
-        ),
-    ),
-    evidence="optional",
-    when="called=fp8.sglang.launch_scheduler_processes",
-    scope=frozenset({"driver"}),
-    needs=("fp8.sglang.initialize_model",),
-    why="Rollout scripts open their engine in bf16; asking for online fp8 means editing each of them.",
-    how="Declares quantization, as SGLang's own resolvers do, if it is unset, the checkpoint is not quantized "
-    "and the model is not excluded.",
-    remove_when="never: this is the switch itself.",
-)

@@ -7,15 +7,33 @@ from contextvars import ContextVar
 from typing import Any
 
 from flashpatch import engine
+from flashpatch.decorate import Patches
 from flashpatch.patches.fp8.support.kept import TOO_MANY, Drawn
-from flashpatch.record import Contract, Patch
 
 HELD: ContextVar[list[Drawn] | None] = ContextVar("flashpatch_sglang_kept_tokens", default=None)
 """Where the request that is being handed to the engine wants its log-probabilities: one `Drawn` per token."""
 
 
-def on_request(original, self, obj: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-    """Around ``TokenizerManager.generate_request``: for a request with log-probabilities and top-k, also get the kept ids."""
+@Patches(
+    "fp8",
+    "sglang>=0.5.21",
+    scope="driver",
+    evidence="optional",
+    when="support!=0 anywhere=fp8.verl.validate_config_correction",
+    tested="0.5.23",
+    why="Under top-p, top-k or min-p a token is drawn from the kept ones only. SGLang tells which if it is asked, and its "
+    "log-probabilities are over the whole vocabulary.",
+    remove_when="verl asks SGLang for sampling masks, and passes them on.",
+).wrap(
+    "sglang.srt.managers.tokenizer_manager:TokenizerManager.generate_request",
+    relies_on=(
+        "sglang.srt.managers.io_struct:GenerateReqInput.return_sampling_mask",
+        "sglang.srt.managers.io_struct:GenerateReqInput.return_logprob",
+    ),
+    params=("obj", "request"),
+)
+def generate_request(original, self, obj: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+    """With the option support, ask for the sampling mask: the kept ids, and the drawn token's log-probability over them."""
     held, width = HELD.get(), engine.options("fp8")["support"]
     if held is None or not is_carried(obj, width):
         return original(self, obj, *args, **kwargs)
@@ -49,26 +67,3 @@ async def collected(outputs: AsyncIterator[Any], held: list[Drawn], width: int) 
                 for value, ids in pairs
             ]
         yield output
-
-
-PATCH = Patch(
-    id="fp8.sglang.generate_request",
-    targets=("sglang.srt.managers.tokenizer_manager:TokenizerManager.generate_request",),
-    requires="sglang>=0.5.21",
-    wrapper=on_request,
-    contract=Contract(
-        params=("obj", "request"),
-        exists=(
-            "sglang.srt.managers.io_struct:GenerateReqInput.return_sampling_mask",
-            "sglang.srt.managers.io_struct:GenerateReqInput.return_logprob",
-        ),
-    ),
-    evidence="optional",
-    when="support!=0 anywhere=fp8.verl.validate_config_correction",
-    scope=frozenset({"driver"}),
-    tested=("0.5.23",),
-    why="Under top-p, top-k or min-p a token is drawn from the kept ones only. SGLang tells which if it is asked, and its "
-    "log-probabilities are over the whole vocabulary.",
-    how="With the option support, asks for the sampling mask: the kept ids, and the drawn token's log-probability over them.",
-    remove_when="verl asks SGLang for sampling masks, and passes them on.",
-)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from flashpatch import engine
 from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
 from flashpatch.patches.fp8.refit.rank_consensus import Consensus, RankConsensus, SingleRank
-from flashpatch.patches.fp8.sglang import schedulers, unwrapped
+from flashpatch.patches.fp8.sglang import schedulers
 
 
 def for_model(model: torch.nn.Module, model_config: Any) -> LoaderAdapter:
@@ -68,7 +68,7 @@ def make(
         process=process,
         deferred=lambda module: isinstance(module, RadixAttention),  # checkpoints leave its scales out
         context=context,
-        around=lambda: unwrapped.layers(model),
+        around=lambda: unwrapped(model),
         consensus=consensus("target"),
         another_consensus=consensus,
         refusal=lambda: refusal(model, settings()),
@@ -92,7 +92,7 @@ def refusal(model: torch.nn.Module, settings: Mapping[str, Any]) -> str | None:
     """Return why weights of this model in this engine cannot be updated, or None."""
     if hasattr(model, "post_load_weights"):
         return f"{type(model).__name__} derives weights of its own while it loads (post_load_weights)"
-    if settings["enable_lora"] and (other := unwrapped.untested(model)):
+    if settings["enable_lora"] and (other := _untested(model)):
         return f"LoRA adapters (enable_lora) were never run beside {other}"
     if settings["enable_eplb"]:
         return "expert rebalancing is enabled (enable_eplb)"
@@ -106,3 +106,39 @@ def refusal(model: torch.nn.Module, settings: Mapping[str, Any]) -> str | None:
     if mode != "refuse":
         return f"in_flight={mode!r} is not available on SGLang; pause_generation aborts or retracts requests there"
     return None
+
+
+def _untested(model: torch.nn.Module) -> str:
+    """Return what in the model was never updated beside adapters; empty if there is nothing."""
+    from sglang.srt.lora.layers import FusedMoEWithLoRA
+
+    return "experts" if any(isinstance(module, FusedMoEWithLoRA) for module in model.modules()) else ""
+
+
+@contextmanager
+def unwrapped(model: torch.nn.Module) -> Iterator[None]:
+    """Update a model whose layers SGLang has wrapped for LoRA adapters: its loader knows them without.
+
+    Within, layers stand in the model as they did before they were wrapped; afterwards wrappers have their new parameters.
+
+    A wrapper has the layer's weight and bias as its own too. Of an embedding that is the head as well SGLang makes two
+    layers with one weight.
+    """
+    from sglang.srt.lora.layers import BaseLayerWithLoRA
+    from sglang.srt.utils import replace_submodule
+
+    wrapped = [(name, one) for name, one in model.named_modules() if isinstance(one, BaseLayerWithLoRA)]
+    first: dict[int, torch.nn.Module] = {}  # id of a weight -> the layer that had it before another was made
+    for _, one in wrapped:
+        first.setdefault(id(getattr(one.base_layer, "weight", one)), one.base_layer)
+    plain = [(name, first[id(getattr(one.base_layer, "weight", one))]) for name, one in wrapped]
+    for name, layer in plain:
+        replace_submodule(model, name, layer)
+    try:
+        yield
+    finally:
+        for (name, one), (_, layer) in zip(wrapped, plain, strict=True):
+            replace_submodule(model, name, one)
+            for own in ("weight", "bias"):
+                if own in one._parameters:
+                    one.base_layer._parameters[own] = one._parameters[own] = layer._parameters[own]

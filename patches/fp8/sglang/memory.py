@@ -1,4 +1,4 @@
-"""Follow the memory saver: which weights it takes away, and what no update would bring back.
+"""Follow what takes weights away or overwrites them outside of updates: the memory saver, and ``/weights_checker``.
 
 A released model whose weights SGLang copies to the host (``enable_weights_cpu_backup``, for a drafter also
 ``enable_draft_weights_cpu_backup``) comes back whole. Without that the policy waits for a complete update. A drafter, which
@@ -9,48 +9,60 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from flashpatch.patches.fp8.sglang import initialize_model
-from flashpatch.patches.fp8.sglang.schedulers import MANAGER
-from flashpatch.patches.fp8.sglang.update_session import owners_of
-from flashpatch.record import Contract, Patch
+from flashpatch.decorate import Patches
+from flashpatch.patches.fp8.sglang.model import REMOVE_WHEN
+from flashpatch.patches.fp8.sglang.update_session import MANAGER, owners_of
 
 if TYPE_CHECKING:
     from flashpatch.patches.fp8.refit.host_copies import HostCopies
     from flashpatch.patches.fp8.refit.managed_model import ManagedModel
 
 ROLES = ("target", "draft")
+RESET = "reset_tensors"
+TAGS = ("recv_req.tags", "GPU_MEMORY_TYPE_WEIGHTS")
+
 _copies: weakref.WeakKeyDictionary[ManagedModel, HostCopies] = weakref.WeakKeyDictionary()
 
+patches = Patches("fp8", "sglang>=0.5.21", scope="engine-core", evidence="optional", remove_when=REMOVE_WHEN)
 
-def on_release(original, self, recv_req: Any):
-    """Around ``release_memory_occupation``."""
+
+@patches.wrap(
+    f"{MANAGER}.release_memory_occupation",
+    relies_on=(*TAGS, "sglang.srt.runtime_context:get_exec"),
+    why="After the weights' memory was freed, SGLang would generate from undefined values, with a drafter that nobody sends "
+    "again; an update would write into memory that is not there.",
+)
+def release_memory_occupation(original, self, recv_req: Any):
+    """Mark the policy as broken until a complete update and refuse updates until the memory is back, unless SGLang keeps a
+    copy on the host; copy the drafter to the host.
+    """
     from sglang.srt.runtime_context import get_exec
 
-    features = get_exec().features
-    if not features.enable_memory_saver or not has_weights(recv_req.tags):
-        return original(self, recv_req)
-    whole = features.enable_weights_cpu_backup
-    kept = dict(target=whole, draft=whole or features.enable_draft_weights_cpu_backup)
-    owners = {role: owners_of(self, role) for role in ROLES}
-    return release(owners, kept, lambda: original(self, recv_req))
+    return release_as_asked(
+        recv_req, get_exec().features, lambda role: owners_of(self, role), lambda: original(self, recv_req)
+    )
 
 
-def on_resume(original, self, recv_req: Any):
-    """Around ``resume_memory_occupation``."""
-    output = original(self, recv_req)
-    if has_weights(recv_req.tags):
-        resume(owners_of(self, "all"))
-    return output
+def release_as_asked(
+    recv_req: Any,
+    settings: Any,
+    owners_of_role: Callable[[str], Sequence[ManagedModel]],
+    do: Callable[[], Any],
+) -> Any:
+    """Answer a request to release memory.
 
-
-def has_weights(tags: Sequence[str] | None) -> bool:
-    """Whether a request with these tags is about the weights; without any it is about all memory."""
-    from sglang.srt.constants import GPU_MEMORY_TYPE_WEIGHTS
-
-    return not tags or GPU_MEMORY_TYPE_WEIGHTS in tags
+    Args:
+        recv_req: SGLang's ``ReleaseMemoryOccupationReqInput``.
+        settings: of the engine: which weights SGLang itself copies to the host.
+        owners_of_role, do: see `check`.
+    """
+    if not settings.enable_memory_saver or not has_weights(recv_req.tags):
+        return do()
+    whole = settings.enable_weights_cpu_backup
+    kept = dict(target=whole, draft=whole or settings.enable_draft_weights_cpu_backup)
+    return release({role: owners_of_role(role) for role in ROLES}, kept, do)
 
 
 def release(
@@ -87,6 +99,26 @@ def release(
     return output
 
 
+@patches.wrap(
+    f"{MANAGER}.resume_memory_occupation",
+    relies_on=TAGS,
+    why="What was copied to the host must be in place before an update reads it.",
+)
+def resume_memory_occupation(original, self, recv_req: Any):
+    """Copy it back once the memory of weights is there again, and let updates begin."""
+    output = original(self, recv_req)
+    if has_weights(recv_req.tags):
+        resume(owners_of(self, "all"))
+    return output
+
+
+def has_weights(tags: Sequence[str] | None) -> bool:
+    """Whether a request with these tags is about the weights; without any it is about all memory."""
+    from sglang.srt.constants import GPU_MEMORY_TYPE_WEIGHTS
+
+    return not tags or GPU_MEMORY_TYPE_WEIGHTS in tags
+
+
 def resume(owners: Sequence[ManagedModel]) -> None:
     """Note that the memory of these models is there again, and bring back what was copied."""
     for owner in owners:
@@ -96,35 +128,36 @@ def resume(owners: Sequence[ManagedModel]) -> None:
         owner.asleep = False
 
 
-_patch = partial(
-    Patch,
-    requires="sglang>=0.5.21",
-    scope=frozenset({"engine-core"}),
-    evidence="optional",
-    needs=("fp8.sglang.initialize_model",),
-    remove_when=initialize_model.PATCH.remove_when,
+@patches.wrap(
+    f"{MANAGER}.check_weights",
+    relies_on="recv_req.action",
+    tested="0.5.23",
+    why="SGLang goes on generating from the random values that a reset leaves, under the version of the policy before.",
 )
+def check_weights(original, self, recv_req: Any):
+    """Refuse requests until a complete update has come after a reset to random values, and write back what none brings."""
+    return check(recv_req, lambda role: owners_of(self, role), lambda: original(self, recv_req))
 
-RELEASE = _patch(
-    id="fp8.sglang.release_memory_occupation",
-    targets=(f"{MANAGER}.release_memory_occupation",),
-    wrapper=on_release,
-    contract=Contract(
-        params=("recv_req",),
-        mentions=("recv_req.tags", "GPU_MEMORY_TYPE_WEIGHTS"),
-        exists=("sglang.srt.runtime_context:get_exec",),
-    ),
-    why="After the weights' memory was freed, SGLang would generate from undefined values, with a drafter that nobody sends "
-    "again; an update would write into memory that is not there.",
-    how="Marks the policy as broken until a complete update and refuses updates until the memory is back, unless SGLang "
-    "keeps a copy on the host; copies the drafter to the host.",
-)
 
-RESUME = _patch(
-    id="fp8.sglang.resume_memory_occupation",
-    targets=(f"{MANAGER}.resume_memory_occupation",),
-    wrapper=on_resume,
-    contract=Contract(params=("recv_req",), mentions=("recv_req.tags", "GPU_MEMORY_TYPE_WEIGHTS")),
-    why="What was copied to the host must be in place before an update reads it.",
-    how="Copies it back once the memory of weights is there again, and lets updates begin.",
-)
+def check(
+    recv_req: Any, owners_of_role: Callable[[str], Sequence[ManagedModel]], do: Callable[[], Any]
+) -> Any:
+    """Do what is asked for, and return its result; after a reset the policy waits for a complete update.
+
+    What no update brings back is written back: a drafter, and what modules of the policy hold beside parameters.
+
+    Args:
+        recv_req: SGLang's ``CheckWeightsReqInput``; before 0.5.21 it selects no role, and means all.
+        owners_of_role: returns the managed models of a role, target or draft.
+        do: SGLang's own function.
+    """
+    if recv_req.action != RESET:
+        return do()
+    selector = getattr(recv_req, "selector", "all")
+    owners: Mapping[str, Sequence[ManagedModel]] = {
+        role: owners_of_role(role) if selector in (role, "all") else () for role in ROLES
+    }
+    try:
+        return release(owners, dict.fromkeys(ROLES, False), do, by=RESET)
+    finally:
+        resume([owner for role in ROLES for owner in owners[role]])

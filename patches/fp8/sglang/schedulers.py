@@ -1,4 +1,7 @@
-"""Track the schedulers of this process. On SGLang scheduler and model share one."""
+"""Follow SGLang's scheduler processes: which are started, whether they run requests, and when they may schedule one.
+
+On SGLang scheduler and model share a process.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,66 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-MANAGER = "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager"
+from flashpatch import engine, ledger
+from flashpatch.decorate import Patches
+from flashpatch.patches._shared.tally import count
+from flashpatch.patches.fp8.refit import model_registry
+from flashpatch.patches.fp8.sglang.model import REMOVE_WHEN
+
+LAUNCH = "sglang.srt.entrypoints.engine:Engine._launch_scheduler_processes"
+SCHEDULER = "sglang.srt.managers.scheduler:Scheduler"
+ABORT = (
+    f"{SCHEDULER}.abort_request",
+    "sglang.srt.managers.io_struct:AbortReq.abort_all",
+    "sglang.srt.managers.io_struct:AbortReq.finished_reason",
+)
 
 _known: weakref.WeakKeyDictionary[Any, Callable[[Any], bool]] = weakref.WeakKeyDictionary()
+
+patches = Patches("fp8", "sglang>=0.5.21", scope="engine-core", remove_when=REMOVE_WHEN)
+
+
+@patches.wrap(
+    LAUNCH,
+    relies_on="scheduler_procs",
+    params="server_args",
+    evidence="optional",
+    when="child=engine-core",
+    scope="driver",
+    why="A process that never loaded FlashPatch writes nothing, so its parent records that it is expected.",
+    remove_when="never: this is the evidence itself.",
+)
+def launch_scheduler_processes(original, cls, *args: Any, **kwargs: Any):
+    """After the start, write an expected row with the child's pid and start time."""
+    result = original(cls, *args, **kwargs)
+    for process in result[1] or ():
+        ledger.expect(process.pid, roles=("engine-core",), families=("fp8",))
+    return result
+
+
+@patches.wrap(
+    f"{SCHEDULER}.__init__",
+    relies_on=(f"{SCHEDULER}.is_fully_idle", f"{SCHEDULER}.flush_cache"),
+    params="server_args",
+    evidence="install",
+    why="Only the scheduler knows whether requests run, and holds the cache to flush.",
+)
+def scheduler_init(original, self, *args: Any, **kwargs: Any):
+    """Remember the schedulers of this process."""
+    begin(self, idle_but_waiting)
+    original(self, *args, **kwargs)
+
+
+def begin(scheduler: Any, idle: Callable[[Any], bool]) -> None:
+    """Remember a scheduler of this process, and how this generation of SGLang tells whether its cache is in use."""
+    engine.require("fp8")
+    ledger.role("engine-core")
+    _known[scheduler] = idle
 
 
 def idle_but_waiting(scheduler: Any) -> bool:
     """Whether nothing of a scheduler's cache is in use: requests that wait hold nothing computed."""
     return scheduler.is_fully_idle(ignore_waiting=True)
-
-
-def track(scheduler: Any, idle: Callable[[Any], bool] = idle_but_waiting) -> None:
-    """Remember a scheduler of this process, and how this generation of SGLang tells whether its cache is in use."""
-    _known[scheduler] = idle
 
 
 def known() -> list[Any]:
@@ -56,3 +106,38 @@ def nothing_waiting(scheduler: Any) -> Iterator[None]:
         yield
     finally:
         scheduler.waiting_queue = waiting
+
+
+@patches.wrap(
+    f"{SCHEDULER}.get_next_batch_to_run",
+    relies_on=ABORT,
+    why="An engine that schedules on half-updated weights serves a policy that never existed.",
+)
+def get_next_batch_to_run(original, self, *args: Any, **kwargs: Any):
+    """Check one flag per model before each batch; end the requests with the reason."""
+    gate(self, patches.of(get_next_batch_to_run).id, abort_all)
+    return original(self, *args, **kwargs)
+
+
+def gate(scheduler: Any, patch: str, abort: Callable[[Any, str, dict[str, Any]], None]) -> None:
+    """End a scheduler's requests with the reason if a model of this process may not generate now.
+
+    Args:
+        scheduler: which is about to run them.
+        patch: id of the patch that asks.
+        abort: ends them, with a message, which is in SGLang's reason for the end too.
+    """
+    broken = next((owner for owner in model_registry.all_models() if not owner.may_generate), None)
+    if broken is None or (not scheduler.waiting_queue and scheduler.running_batch.is_empty()):
+        return
+    message = f"[flashpatch: {patch}] {broken.policy().why_refused()}. Send a complete update."
+    ledger.event("refused", what="requests", problem=message)
+    count("requests_refused")
+    abort(scheduler, message, {"type": "abort", "status_code": 503, "message": message})
+
+
+def abort_all(scheduler: Any, message: str, reason: dict[str, Any]) -> None:
+    """End all requests of a scheduler."""
+    from sglang.srt.managers.io_struct import AbortReq
+
+    scheduler.abort_request(AbortReq(abort_all=True, finished_reason=reason))

@@ -1,24 +1,46 @@
-"""Answer the scheduler's weight update session: begin, end, update from disk."""
+"""Answer the update session of a scheduler: its begin, its end, updates from disk, and SGLang's ``weight_version``."""
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from flashpatch.decorate import Patches
 from flashpatch.patches.fp8.refit import model_registry
-from flashpatch.patches.fp8.sglang import (
-    initialize_model,
-    receipts,
-    schedulers,
-    session,
-    weight_version,
+from flashpatch.patches.fp8.sglang import receipts, schedulers, weight_updater
+from flashpatch.patches.fp8.sglang.model import REMOVE_WHEN
+
+if TYPE_CHECKING:
+    from flashpatch.patches.fp8.refit.managed_model import ManagedModel
+
+MANAGER = "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager"
+TOKENIZER = "sglang.srt.managers.tokenizer_control_mixin:TokenizerControlMixin"
+
+AGAIN = "end the update again"
+"""In an answer that leaves the session open."""
+
+_NOTHING = (
+    "[flashpatch: fp8.sglang.end_weight_update] the session brought no weights through the model's loader. "
+    "Weights written straight into memory (P2P, RDMA) bypass quantization: send them as tensors."
 )
-from flashpatch.patches.fp8.sglang.schedulers import MANAGER
-from flashpatch.record import Contract, Patch
+_NOT_FLUSHED = "the new weights are in place, but the old cache could not be flushed: requests are running"
+
+# Object that keeps the version in its process, the scheduler's or the tokenizer's, to the version that the open update brings.
+_held: weakref.WeakKeyDictionary[Any, str | None] = weakref.WeakKeyDictionary()
+
+patches = Patches("fp8", "sglang>=0.5.21", scope="engine-core", evidence="optional", remove_when=REMOVE_WHEN)
 
 
-def on_begin(original, self, recv_req: Any):
-    """Around ``begin_weight_update``: return a refusal as an answer, and leave no session open.
+@patches.wrap(
+    f"{MANAGER}.begin_weight_update",
+    relies_on=("self._session", "self._select_runners"),
+    when="called=fp8.sglang.end_weight_update",
+    why="A refusal to begin must reach the caller, and the scheduler must live on.",
+)
+def begin_weight_update(original, self, recv_req: Any):
+    """Answer a refusal with success=False and the reason, and leave no session open.
 
     A sender that numbers its updates begins anew after one that it could not finish.
     """
@@ -29,15 +51,46 @@ def on_begin(original, self, recv_req: Any):
     owners = owners_of(self, recv_req.selector) if self._session is None else []
     if not owners:
         return original(self, recv_req)
-    weight_version.settle(self, False)
-    done, message = session.begin(recv_req.rid or "", owners, lambda: _answer(original(self, recv_req)))
+    settle(self, False)
+    done, message = begin(recv_req.rid or "", owners, lambda: _answer(original(self, recv_req)))
     if not done:
         self._session = None
     return BeginWeightUpdateReqOutput(success=done, message=message)
 
 
-def on_end(original, self, recv_req: Any):
-    """Around ``end_weight_update``: commit every written model, then flush the old policy's cache."""
+def begin(sync: str, owners: Sequence[ManagedModel], do: Callable[[], tuple[bool, str]]) -> tuple[bool, str]:
+    """Open the models' updates by ``do``; after a refusal none is open.
+
+    Args:
+        sync: the sender's id of the session, or empty.
+        owners: the models that it updates.
+        do: opens them, and answers.
+    """
+    weight_updater.failures.clear()
+    receipt = receipts.begin(sync, owners)
+    with receipt.processing():
+        done, message = weight_updater.exception_as_answer(do)
+    if not done:
+        for owner in owners:
+            owner.close_if_empty()
+        receipts.end(False)
+    return done, message
+
+
+@patches.wrap(
+    f"{MANAGER}.end_weight_update",
+    relies_on=(
+        "self._session",
+        "self._session.loaded_weights",
+        "self._select_runners",
+        f"{schedulers.SCHEDULER}.is_fully_idle",
+    ),
+    evidence="update",
+    when="called=fp8.sglang.begin_weight_update",
+    why="An incomplete update must end with an error, and not leave prefixes of the old policy in the cache.",
+)
+def end_weight_update(original, self, recv_req: Any):
+    """Commit every written model, or answer with the names that did not come; flush the cache after a commit."""
     from sglang.srt.managers.io_struct import EndWeightUpdateReqOutput
     from sglang.srt.runtime_context import get_parallel
 
@@ -45,7 +98,7 @@ def on_end(original, self, recv_req: Any):
     if not owners:
         return original(self, recv_req)
     ranks, quantization = get_parallel(), self.tp_worker.model_runner.model_config.quantization
-    outcome = session.end(
+    outcome = end(
         owners,
         lambda: _answer(original(self, recv_req)),
         idle=schedulers.idle(self.scheduler),
@@ -55,23 +108,94 @@ def on_end(original, self, recv_req: Any):
     )
     if not outcome.open:
         self._session = None
-        weight_version.settle(self, outcome.committed)
+        settle(self, outcome.committed)
     return EndWeightUpdateReqOutput(success=outcome.done, message=outcome.message)
 
 
-def on_disk(original, self, recv_req: Any):
-    """Around ``update_weights_from_disk``: flush the cache, also with ``flush_cache=False``."""
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a session.
+
+    Attributes:
+        done: the update is committed, and the cache of the old policy is flushed.
+        message: for the sender.
+        open: the session goes on.
+        committed: the new weights are in place.
+    """
+
+    done: bool
+    message: str
+    open: bool = False
+    committed: bool = False
+
+
+def end(
+    owners: Sequence[ManagedModel],
+    do: Callable[[], tuple[bool, str]],
+    idle: bool,
+    flush: Callable[[], bool],
+    gather: Callable[[dict[str, Any] | None], str],
+    rank: tuple[int, int, str | None],
+) -> Outcome:
+    """Commit every written model by ``do``, then flush the old policy's cache.
+
+    Args:
+        owners: the models of the session.
+        do: commits, and answers.
+        idle: whether no request holds anything computed.
+        flush: flushes the cache; False if it could not.
+        gather: returns all ranks' receipts as text; every rank calls it.
+        rank: this rank, the number of ranks, the engine's quantization.
+    """
+    waits = None if idle else "requests are running; wait for them"
+    if any(owner.asleep for owner in owners):
+        waits = "the memory of the weights is released; resume it"
+    if waits is not None:
+        return Outcome(False, f"{waits} and {AGAIN}", open=True)
+    empty = [owner.close_if_empty() for owner in owners]  # a selected drafter may have received nothing
+    if all(empty) and not weight_updater.failures:
+        receipts.end(False)
+        return Outcome(False, _NOTHING)
+    versions, receipt = [owner.version for owner in owners], receipts.current()
+    if receipt is None:
+        return Outcome(False, "no update is open")
+    with receipt.processing():
+        done, message = weight_updater.exception_as_answer(do)
+        committed = versions != [owner.version for owner in owners]
+        if committed:
+            done, message = (done, message) if flush() else (False, _NOT_FLUSHED)
+        elif weight_updater.failures:
+            done, message = False, weight_updater.failures[0]
+    if receipt.sync:
+        message += gather(receipt.of_this_rank(*rank) if done else None)
+    receipts.end(done)
+    return Outcome(done, message, committed=committed)
+
+
+@patches.wrap(
+    f"{MANAGER}.update_weights_from_disk",
+    relies_on="self._select_runners",
+    when="called=fp8.sglang.runner_update_weights_from_disk",
+    why="With flush_cache=False prefixes of the old policy stay in the cache.",
+)
+def scheduler_update_weights_from_disk(original, self, recv_req: Any):
+    """Flush the cache after a commit, also with flush_cache=False."""
     owners = owners_of(self, "all")
     versions = [owner.version for owner in owners]
     output = original(self, recv_req)
     if versions != [owner.version for owner in owners]:
-        output.success, output.message = session.flushed(
+        output.success, output.message = flushed(
             output.success, output.message, lambda: schedulers.flush(self.scheduler)
         )
     return output
 
 
-def owners_of(manager: Any, selector: str) -> list[model_registry.ManagedModel]:
+def flushed(done: bool, message: str, flush: Callable[[], bool]) -> tuple[bool, str]:
+    """Flush after a commit outside of a session; return the answer."""
+    return (done, message) if flush() else (False, _NOT_FLUSHED)
+
+
+def owners_of(manager: Any, selector: str) -> list[ManagedModel]:
     """Return the managed models among those a session selects."""
     models = (r.weight_updater.get_model() for _, r in manager._select_runners(selector))
     return [owner for model in models if (owner := model_registry.get(model)) is not None]
@@ -81,47 +205,61 @@ def _answer(output: Any) -> tuple[bool, str]:
     return output.success, output.message
 
 
-_patch = partial(
-    Patch,
-    requires="sglang>=0.5.21",
-    scope=frozenset({"engine-core"}),
-    needs=("fp8.sglang.initialize_model",),
-    remove_when=initialize_model.PATCH.remove_when,
+# SGLang takes the version that a bucket names as that of the weights in place. Buckets are staged: what answers until
+# end_weight_update is the old policy, or nothing.
+version_patches = Patches(
+    "fp8",
+    "sglang>=0.5.21",
+    scope="driver",
+    evidence="optional",  # an update may come from disk, which has no session
+    why="SGLang stamps answers with the version of the first bucket, while the old policy still answers or the update may fail.",
+    remove_when="SGLang itself records the version when a session ends.",
 )
 
-BEGIN = _patch(
-    id="fp8.sglang.begin_weight_update",
-    targets=(f"{MANAGER}.begin_weight_update",),
-    wrapper=on_begin,
-    contract=Contract(params=("recv_req",), mentions=("self._session", "self._select_runners")),
-    evidence="optional",
-    when="called=fp8.sglang.end_weight_update",
-    why="A refusal to begin must reach the caller, and the scheduler must live on.",
-    how="Answers success=False with the reason.",
-)
 
-END = _patch(
-    id="fp8.sglang.end_weight_update",
-    targets=(f"{MANAGER}.end_weight_update",),
-    wrapper=on_end,
-    contract=Contract(
-        params=("recv_req",),
-        mentions=("self._session", "self._session.loaded_weights", "self._select_runners"),
-        exists=("sglang.srt.managers.scheduler:Scheduler.is_fully_idle",),
-    ),
-    evidence="update",
-    when="called=fp8.sglang.begin_weight_update",
-    why="An incomplete update must end with an error, and not leave prefixes of the old policy in the cache.",
-    how="Commits, or answers with the names that did not come; flushes the cache after a commit.",
+@version_patches.wrap(
+    f"{MANAGER}.record_weight_version_after_update", relies_on="self.scheduler", scope="engine-core"
 )
+def record_weight_version_after_update(original, self, weight_version: str | None):
+    """Hold the version back while an update is open, and record it after the commit."""
+    if any(owner.state == "open" for owner in model_registry.all_models()):
+        if weight_version is not None:
+            _held[self.scheduler] = weight_version
+        return
+    original(self, weight_version)
 
-DISK = _patch(
-    id="fp8.sglang.scheduler_update_weights_from_disk",
-    targets=(f"{MANAGER}.update_weights_from_disk",),
-    wrapper=on_disk,
-    contract=Contract(params=("recv_req",), mentions=("self._select_runners",)),
-    evidence="optional",
-    when="called=fp8.sglang.runner_update_weights_from_disk",
-    why="With flush_cache=False prefixes of the old policy stay in the cache.",
-    how="Flushes it after a commit.",
-)
+
+def settle(manager: Any, committed: bool) -> None:
+    """End the update: record the version that was held back if it was committed, else forget it."""
+    version = _held.pop(manager.scheduler, None)
+    if committed and version is not None:
+        manager.record_weight_version_after_update(version)
+
+
+@version_patches.wrap(f"{TOKENIZER}._update_weight_version_if_provided")
+def update_weight_version_if_provided(original, self, weight_version: str | None):
+    """Hold the version back while a session is open."""
+    if self not in _held:
+        return original(self, weight_version)
+    if weight_version is not None:
+        _held[self] = weight_version
+
+
+@version_patches.wrap(f"{TOKENIZER}.begin_weight_update", params="obj")
+async def tokenizer_begin_weight_update(original, self, *args: Any, **kwargs: Any):
+    """Note that a session is open."""
+    done, message = await original(self, *args, **kwargs)
+    if done:
+        _held[self] = None
+    return done, message
+
+
+@version_patches.wrap(f"{TOKENIZER}.end_weight_update", params="obj")
+async def tokenizer_end_weight_update(original, self, *args: Any, **kwargs: Any):
+    """Take the version that was held back if the session was committed."""
+    done, message = await original(self, *args, **kwargs)
+    if done or AGAIN not in message:
+        version = _held.pop(self, None)
+        if done:
+            self._update_weight_version_if_provided(version)
+    return done, message

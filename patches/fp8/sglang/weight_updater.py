@@ -6,13 +6,12 @@ import logging
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
+from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.refit import model_registry, update_events
-from flashpatch.patches.fp8.sglang import initialize_model, receipts, reload
-from flashpatch.record import Contract, Patch
+from flashpatch.patches.fp8.sglang import model, receipts
 
 logger = logging.getLogger("flashpatch.fp8")
 
@@ -20,15 +19,31 @@ failures: list[str] = []
 """Errors since the last session began."""
 
 UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater:WeightUpdater"
+_TENSOR, _DISTRIBUTED, _DISK, _IPC = (
+    f"fp8.sglang.{way}"
+    for way in (
+        "update_weights_from_tensor",
+        "load_weights_from_distributed",
+        "runner_update_weights_from_disk",
+        "update_weights_from_ipc",
+    )
+)  # an engine is updated through one of these functions
+
+patches = Patches("fp8", "sglang>=0.5.21", scope="worker", evidence="update", remove_when=model.REMOVE_WHEN)
 
 
-def on_tensor(original, self, named_tensors: Any, load_format: str | None = None):
-    """Around ``update_weights_from_tensor``."""
+@patches.wrap(
+    f"{UPDATER}.update_weights_from_tensor",
+    relies_on="self.get_model",
+    one_of=(_DISTRIBUTED, _IPC, _DISK),
+    why="An exception in a loader ends the scheduler, and the scheduler's end that of its parent.",
+)
+def update_weights_from_tensor(original, self, named_tensors: Any, load_format: str | None = None):
+    """Answer success=False with the reason. Refuse load formats that write past the model's load_weights."""
     if model_registry.get(self.get_model()) is None:
         return original(self, named_tensors, load_format)
-    return load_bucket(
-        named_tensors, load_format, TENSOR.id, lambda: original(self, named_tensors, load_format)
-    )
+    patch = patches.of(update_weights_from_tensor).id
+    return load_bucket(named_tensors, load_format, patch, lambda: original(self, named_tensors, load_format))
 
 
 def load_bucket(
@@ -57,15 +72,28 @@ def load_bucket(
     return exception_as_answer(load)
 
 
-def on_distributed(original, self, named_tensors: Any):
-    """Around ``load_weights_from_distributed``."""
+@patches.wrap(
+    f"{UPDATER}.load_weights_from_distributed",
+    relies_on="self.get_model",
+    one_of=(_IPC, _TENSOR, _DISK),
+    why="SGLang's own answer says that weights are partially updated, whatever has happened.",
+)
+def load_weights_from_distributed(original, self, named_tensors: Any):
+    """Answer with the outcome of the update."""
     if model_registry.get(self.get_model()) is None:
         return original(self, named_tensors)
     return exception_as_answer(lambda: original(self, named_tensors))
 
 
-def on_disk(original, self, model_path: str, *args: Any, **kwargs: Any):
-    """Around ``update_weights_from_disk``."""
+@patches.wrap(
+    f"{UPDATER}.update_weights_from_disk",
+    relies_on="self.model_config.model_path",
+    params=("model_path", "load_format"),
+    one_of=(_DISTRIBUTED, _IPC, _TENSOR),
+    why="SGLang's rollback loads the new path again, and raises when that fails too.",
+)
+def runner_update_weights_from_disk(original, self, model_path: str, *args: Any, **kwargs: Any):
+    """Stop the second attempt, put the path back and answer with the first error."""
     owner = model_registry.get(self.get_model())
     if owner is None:
         return original(self, model_path, *args, **kwargs)
@@ -79,7 +107,7 @@ def load_from_disk(owner: Any, config: Any, do: Callable[[], tuple[bool, str]]) 
     restore the path that it has already set.
     """
     path = config.model_path
-    with reload.one_attempt(owner):
+    with model.one_attempt(owner):
         done, message = exception_as_answer(do)
     update_events.note(owner)
     if not done:
@@ -90,11 +118,16 @@ def load_from_disk(owner: Any, config: Any, do: Callable[[], tuple[bool, str]]) 
     return done, message
 
 
-def on_ipc(original, self, recv_req: Any):
-    """Around ``update_weights_from_ipc``: the checkpoint engine processes quantized layers itself."""
+@patches.wrap(
+    f"{UPDATER}.update_weights_from_ipc",
+    one_of=(_DISTRIBUTED, _TENSOR, _DISK),
+    why="The checkpoint engine's hook runs post-processing on layers that are processed already.",
+)
+def update_weights_from_ipc(original, self, recv_req: Any):
+    """Refuse the checkpoint engine by name: it processes quantized layers itself."""
     if model_registry.get(self.get_model()) is None:
         return original(self, recv_req)
-    return refuse_ipc(IPC.id)
+    return refuse_ipc(patches.of(update_weights_from_ipc).id)
 
 
 def refuse_ipc(patch: str) -> tuple[bool, str]:
@@ -115,76 +148,3 @@ def exception_as_answer(update: Callable[[], tuple[bool, str]]) -> tuple[bool, s
             message = "".join(traceback.format_exception(error)).rstrip()
         failures.append(message)
         return False, message
-
-
-_patch = partial(
-    Patch,
-    requires="sglang>=0.5.21",
-    evidence="optional",  # an engine is updated through one of these functions
-    scope=frozenset({"worker"}),
-    needs=("fp8.sglang.initialize_model",),
-    remove_when=initialize_model.PATCH.remove_when,
-)
-
-TENSOR = _patch(
-    id="fp8.sglang.update_weights_from_tensor",
-    evidence="update",
-    one_of=(
-        "fp8.sglang.load_weights_from_distributed",
-        "fp8.sglang.update_weights_from_ipc",
-        "fp8.sglang.runner_update_weights_from_disk",
-    ),
-    targets=(f"{UPDATER}.update_weights_from_tensor",),
-    wrapper=on_tensor,
-    contract=Contract(params=("named_tensors", "load_format"), mentions=("self.get_model",)),
-    why="An exception in a loader ends the scheduler, and the scheduler's end that of its parent.",
-    how="Answers success=False with the reason. Refuses load formats that write past the model's load_weights.",
-)
-
-DISTRIBUTED = _patch(
-    id="fp8.sglang.load_weights_from_distributed",
-    evidence="update",
-    one_of=(
-        "fp8.sglang.update_weights_from_ipc",
-        "fp8.sglang.update_weights_from_tensor",
-        "fp8.sglang.runner_update_weights_from_disk",
-    ),
-    targets=(f"{UPDATER}.load_weights_from_distributed",),
-    wrapper=on_distributed,
-    contract=Contract(params=("named_tensors",), mentions=("self.get_model",)),
-    why="SGLang's own answer says that weights are partially updated, whatever has happened.",
-    how="Answers with the outcome of the update.",
-)
-
-DISK = _patch(
-    id="fp8.sglang.runner_update_weights_from_disk",
-    evidence="update",
-    one_of=(
-        "fp8.sglang.load_weights_from_distributed",
-        "fp8.sglang.update_weights_from_ipc",
-        "fp8.sglang.update_weights_from_tensor",
-    ),
-    targets=(f"{UPDATER}.update_weights_from_disk",),
-    wrapper=on_disk,
-    contract=Contract(
-        params=("model_path", "load_format"),
-        mentions=("self.model_config.model_path",),
-    ),
-    why="SGLang's rollback loads the new path again, and raises when that fails too.",
-    how="Stops the second attempt, puts the path back and answers with the first error.",
-)
-
-IPC = _patch(
-    id="fp8.sglang.update_weights_from_ipc",
-    evidence="update",
-    one_of=(
-        "fp8.sglang.load_weights_from_distributed",
-        "fp8.sglang.update_weights_from_tensor",
-        "fp8.sglang.runner_update_weights_from_disk",
-    ),
-    targets=(f"{UPDATER}.update_weights_from_ipc",),
-    wrapper=on_ipc,
-    contract=Contract(params=("recv_req",)),
-    why="The checkpoint engine's hook runs post-processing on layers that are processed already.",
-    how="Refuses by name.",
-)

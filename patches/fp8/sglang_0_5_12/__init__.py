@@ -6,33 +6,7 @@ verl's client does, ends it by name; without one an update is over when everythi
 
 from __future__ import annotations
 
-from flashpatch.patches.fp8.sglang_0_5_12 import (
-    arguments,
-    model,
-    model_runner,
-    processes,
-    scheduler,
-    tokenizer,
-)
+from flashpatch.decorate import collected
+from flashpatch.patches.fp8.sglang_0_5_12 import arguments, model, processes, scheduler
 
-PATCHES = (
-    arguments.PATCH,
-    model.PATCH,
-    model.LOADED,
-    model_runner.LOAD,
-    model_runner.TENSOR,
-    model_runner.DISTRIBUTED,
-    model_runner.DISK,
-    model_runner.IPC,
-    scheduler.TENSOR,
-    scheduler.DISTRIBUTED,
-    scheduler.DISK,
-    scheduler.RELEASE,
-    scheduler.RESUME,
-    scheduler.CHECK,
-    tokenizer.TENSOR,
-    tokenizer.DISTRIBUTED,
-    processes.INIT,
-    processes.STEP,
-    processes.LAUNCH,
-)
+PATCHES = collected(arguments, model, scheduler, processes)

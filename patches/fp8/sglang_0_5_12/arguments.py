@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from flashpatch.decorate import Patches
 from flashpatch.patches.fp8.sglang import engine_args
 from flashpatch.patches.fp8.sglang_0_5_12.record import FRAMEWORK, for_old_sglang
-from flashpatch.record import Contract
 
 _elsewhere = False
 
@@ -24,26 +24,18 @@ def of_another_server() -> Iterator[None]:
         _elsewhere = before
 
 
-def on_post_init(original, self, *args: Any, **kwargs: Any) -> None:
-    """Around ``ServerArgs.__post_init__``, which derives everything else from the arguments."""
-    fields = {} if _elsewhere else engine_args.fields_for(self, PATCH)
-    for name, value in fields.items():
-        setattr(self, name, value)
-    original(self, *args, **kwargs)
-
-
-PATCH = for_old_sglang(
-    id=f"{FRAMEWORK}.server_args_post_init",
-    targets=("sglang.srt.server_args:ServerArgs.__post_init__",),
-    wrapper=on_post_init,
-    contract=Contract(
-        mentions=("self.quantization", "self._handle_missing_default_values"),
-        exists=("sglang.srt.utils.hf_transformers_utils:get_config",),
-    ),
+@for_old_sglang(
+    scope="driver",
     evidence="optional",  # imported where an engine starts; verl's driver has others start it
     when=f"called={FRAMEWORK}.launch_scheduler_processes",
-    scope=frozenset({"driver"}),
-    needs=(f"{FRAMEWORK}.initialize_model",),
-    why=engine_args.PATCH.why,
-    how="Sets quantization if it is unset, the checkpoint is not quantized and the model is not excluded.",
+    why=Patches.of(engine_args.run_resolution_pipeline).why,
+).wrap(
+    "sglang.srt.server_args:ServerArgs.__post_init__",
+    relies_on=("self.quantization", "self._handle_missing_default_values", engine_args.GET_CONFIG),
 )
+def server_args_post_init(original, self, *args: Any, **kwargs: Any) -> None:
+    """Set quantization if it is unset, the checkpoint is not quantized and the model is not excluded."""
+    fields = {} if _elsewhere else engine_args.fields_for(self, server_args_post_init)
+    for name, value in fields.items():  # SGLang derives everything else from them
+        setattr(self, name, value)
+    original(self, *args, **kwargs)

@@ -1,27 +1,48 @@
-"""Record the models of SGLang 0.5.12 when they are constructed, and end their first load."""
+"""Follow the models of SGLang 0.5.12: their construction, their first load, and what is loaded into them later.
+
+Errors of updates are answers.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from flashpatch import engine, ledger
-from flashpatch.arming.site import Site
 from flashpatch.patches.fp8.refit import model_registry
-from flashpatch.patches.fp8.sglang import initialize_model
-from flashpatch.patches.fp8.sglang_0_5_12.record import FRAMEWORK, for_old_sglang
-from flashpatch.record import Contract
+from flashpatch.patches.fp8.sglang import model as newer
+from flashpatch.patches.fp8.sglang import weight_updater
+from flashpatch.patches.fp8.sglang_0_5_12.record import FRAMEWORK, as_newer, for_old_sglang
 
 if TYPE_CHECKING:
     from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
 
-LOADER = initialize_model.LOADER
+LOADER = newer.LOADER
+RUNNER = "sglang.srt.model_executor.model_runner:ModelRunner"
+
+patches = for_old_sglang(scope="worker", evidence="install")
 
 
-def on_initialize(original, model_config: Any, load_config: Any, *args: Any, **kwargs: Any):
-    """Around ``_initialize_model``: the model exists, nothing is loaded."""
+@patches.wrap(
+    f"{LOADER}:_initialize_model",
+    relies_on=(
+        f"{LOADER}:device_loading_context",
+        "sglang.srt.distributed.parallel_state:get_tensor_model_parallel_world_size",
+        "sglang.srt.distributed.parallel_state:get_tp_group",
+        "sglang.srt.layers.radix_attention:RadixAttention",
+        "sglang.srt.lora.layers:BaseLayerWithLoRA",
+        "sglang.srt.model_loader.utils:set_default_torch_dtype",
+        "sglang.srt.server_args:get_global_server_args",
+    ),
+    params=("model_config", "load_config", "quant_config"),
+    undo=newer.stop_following,
+    upstream=newer.patches.of(newer.initialize_model).upstream,
+    **as_newer(newer.initialize_model),
+)
+def initialize_model(original, model_config: Any, load_config: Any, *args: Any, **kwargs: Any):
+    """Record a model that exists, while nothing is loaded."""
     engine.require("fp8")
     model = original(model_config, load_config, *args, **kwargs)
-    initialize_model.manage(model, model_config, load_config, PATCH.id, adapter)
+    newer.manage(model, model_config, load_config, patches.of(initialize_model).id, adapter)
     return model
 
 
@@ -38,54 +59,97 @@ def adapter(model: Any, model_config: Any) -> LoaderAdapter:
     )
 
 
-def on_load_model(original, self, *args: Any, **kwargs: Any):
-    """Around ``ModelRunner.load_model``: the first load, by whichever loader, ends here."""
+@patches.wrap(
+    f"{RUNNER}.load_model",
+    relies_on=("self.model", "self.is_draft_worker", "self.model_config", "self.tp_rank", *newer.LAYERS),
+    **as_newer(newer.load_model),
+)
+def load_model(original, self, *args: Any, **kwargs: Any):
+    """End the first load, by whichever loader."""
     ledger.role("worker", rank=self.tp_rank)
     result = original(self, *args, **kwargs)
-    initialize_model.end_first_load(self, LOADED.id)
+    newer.end_first_load(self, patches.of(load_model).id)
     return result
 
 
-def _undo(site: Site) -> None:
-    model_registry.restore_load_weights()
-    site.unwrap()
+@patches.wrap(
+    f"{LOADER}:DefaultModelLoader.load_weights_and_postprocess",
+    relies_on="quant_method",
+    why="Run twice on processed weights, loading and post-processing raise, or corrupt them.",
+)
+def load_weights_and_postprocess(original, model: Any, weights: Any, target_device: Any):
+    """Let the first call be the first load; in a later one, an update from disk, open an update and commit it."""
+    managed = model_registry.get(model)
+    if managed is None:
+        return original(model, weights, target_device)
+    if managed.state == "loading":
+        original(model, weights, target_device)
+        return managed.end_first_load()
+    newer.begin(managed, patches.of(load_weights_and_postprocess).id)
+    model.load_weights(weights)
+    return newer.commit(managed)
 
 
-PATCH = for_old_sglang(
-    id=f"{FRAMEWORK}.initialize_model",
-    targets=(f"{LOADER}:_initialize_model",),
-    wrapper=on_initialize,
-    undo=_undo,
-    contract=Contract(
-        params=("model_config", "load_config", "quant_config"),
-        exists=(
-            f"{LOADER}:device_loading_context",
-            "sglang.srt.distributed.parallel_state:get_tensor_model_parallel_world_size",
-            "sglang.srt.distributed.parallel_state:get_tp_group",
-            "sglang.srt.layers.radix_attention:RadixAttention",
-            "sglang.srt.lora.layers:BaseLayerWithLoRA",
-            "sglang.srt.model_loader.utils:set_default_torch_dtype",
-            "sglang.srt.server_args:get_global_server_args",
-        ),
+update_patches = for_old_sglang(
+    scope="worker",
+    evidence="update",  # an engine is updated through one of these functions
+    one_of=tuple(
+        f"{FRAMEWORK}.runner_update_weights_from_{way}" for way in ("tensor", "distributed", "disk", "ipc")
     ),
-    evidence="install",
-    scope=frozenset({"worker"}),
-    needs=(f"{FRAMEWORK}.load_weights_and_postprocess",),
-    why=initialize_model.PATCH.why,
-    how=initialize_model.PATCH.how,
-    upstream=initialize_model.PATCH.upstream,
 )
 
-LOADED = for_old_sglang(
-    id=f"{FRAMEWORK}.load_model",
-    targets=("sglang.srt.model_executor.model_runner:ModelRunner.load_model",),
-    wrapper=on_load_model,
-    contract=Contract(
-        mentions=("self.model", "self.is_draft_worker", "self.model_config", "self.tp_rank"),
-        exists=initialize_model.LOADED.contract.exists,
-    ),
-    evidence="install",
-    scope=frozenset({"worker"}),
-    why=initialize_model.LOADED.why,
-    how=initialize_model.LOADED.how,
+
+@update_patches.wrap(
+    f"{RUNNER}.update_weights_from_tensor",
+    relies_on="self.model.load_weights",
+    **as_newer(weight_updater.update_weights_from_tensor),
 )
+def runner_update_weights_from_tensor(original, self, named_tensors: Any, load_format: str | None = None):
+    """Answer with the error, if there is one."""
+    if model_registry.get(self.model) is None:
+        return original(self, named_tensors, load_format)
+    return weight_updater.load_bucket(
+        named_tensors,
+        load_format,
+        update_patches.of(runner_update_weights_from_tensor).id,
+        lambda: original(self, named_tensors, load_format),
+    )
+
+
+@update_patches.wrap(
+    f"{RUNNER}.update_weights_from_distributed",
+    relies_on="self.model.load_weights",
+    params=("names", "dtypes", "shapes", "group_name"),
+    why=update_patches.of(weight_updater.load_weights_from_distributed).why,
+)
+def runner_update_weights_from_distributed(original, self, *args: Any, **kwargs: Any):
+    """Count a failure, so that the update is not committed: SGLang's own answer to an error says only that all is lost."""
+    owner = model_registry.get(self.model)
+    done, message = weight_updater.exception_as_answer(lambda: original(self, *args, **kwargs))
+    if owner is not None and not done and message not in weight_updater.failures:
+        weight_updater.failures.append(message)
+    return done, message
+
+
+@update_patches.wrap(
+    f"{RUNNER}.update_weights_from_disk",
+    relies_on=("self.model_config.model_path", "loader.load_weights_and_postprocess"),
+    params=("model_path", "load_format"),
+    **as_newer(weight_updater.runner_update_weights_from_disk),
+)
+def runner_update_weights_from_disk(original, self, model_path: str, *args: Any, **kwargs: Any):
+    """Answer with the first error, if there is one."""
+    owner = model_registry.get(self.model)
+    if owner is None:
+        return original(self, model_path, *args, **kwargs)
+    return weight_updater.load_from_disk(
+        owner, self.model_config, lambda: original(self, model_path, *args, **kwargs)
+    )
+
+
+@update_patches.wrap(f"{RUNNER}.update_weights_from_ipc", **as_newer(weight_updater.update_weights_from_ipc))
+def runner_update_weights_from_ipc(original, self, recv_req: Any):
+    """Refuse the checkpoint engine."""
+    if model_registry.get(self.model) is None:
+        return original(self, recv_req)
+    return weight_updater.refuse_ipc(update_patches.of(runner_update_weights_from_ipc).id)

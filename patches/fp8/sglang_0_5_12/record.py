@@ -1,15 +1,25 @@
-"""The part that all records for SGLang 0.5.12 have in common."""
+"""What all patches for SGLang 0.5.12 have in common."""
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
+from typing import Any
 
-from flashpatch.patches.fp8.sglang import initialize_model
-from flashpatch.record import Patch
+from flashpatch.decorate import Own, Patches
+from flashpatch.patches.fp8.sglang.model import REMOVE_WHEN
 
 FRAMEWORK = "fp8.sglang_0_5_12"
 """Beginning of the ids."""
 
 REQUIRES = "sglang>=0.5.12,<0.5.13"
 
-for_old_sglang = partial(Patch, requires=REQUIRES, remove_when=initialize_model.PATCH.remove_when)
+
+def for_old_sglang(**shared: Any) -> Patches:
+    """Return the patches of a file, that share what is given."""
+    return Patches("fp8", REQUIRES, framework="sglang_0_5_12", **{"remove_when": REMOVE_WHEN, **shared})
+
+
+def as_newer(function: Callable[..., Any]) -> Own:
+    """Return why and how, as the patch for newer versions says it that a function is."""
+    newer = Patches.of(function)
+    return {"why": newer.why, "how": newer.how}

@@ -5,14 +5,8 @@ A group of its own: if SGLang's code for LoRA has changed, engines without adapt
 
 from __future__ import annotations
 
+from flashpatch.decorate import collected
 from flashpatch.patches.fp8.sglang_lora import registry, worker
 
-PATCHES = (
-    worker.PATH,
-    worker.TENSORS,
-    worker.UNLOAD,
-    registry.PATH,
-    registry.TENSORS,
-    registry.REGISTER,
-)
+PATCHES = collected(worker, registry)
 """The patches of this group."""

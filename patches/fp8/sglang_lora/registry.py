@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from functools import partial
 from typing import Any
 
 from flashpatch import engine
+from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.refit.errors import REQUESTS_RUN
-from flashpatch.record import Contract, Patch
 
 logger = logging.getLogger("flashpatch.fp8")
 
@@ -23,14 +22,45 @@ _replaced: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary
 _dropping: set[asyncio.Task[None]] = set()
 
 
-async def on_path(original, self, obj: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around ``load_lora_adapter``; see `replace`."""
-    return await replace(original, self, obj, PATH.id, *args, **kwargs)
+patches = Patches(
+    "fp8",
+    "sglang>=0.5.12",
+    framework="sglang_lora",
+    scope="driver",
+    evidence="optional",  # an engine may have no adapters
+    why="SGLang takes no adapter under a name that it holds. Who unloads the old one first has none if the new one is refused.",
+    remove_when="SGLang replaces an adapter under its name without a moment in which there is none.",
+)
 
 
-async def on_tensors(original, self, obj: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around ``load_lora_adapter_from_tensors``; see `replace`."""
-    return await replace(original, self, obj, TENSORS.id, *args, **kwargs)
+@patches.wrap(f"{TOKENIZER}.load_lora_adapter", relies_on="self.lora_registry.register")
+async def tokenizer_load_lora_adapter(original, self, obj: Any, *args: Any, **kwargs: Any) -> Any:
+    """Load the new adapter beside the old, give it the name when all ranks hold it, and unload the old one when its requests
+    have ended; under in_flight=refuse an adapter with requests is not replaced.
+    """
+    return await replace(original, self, obj, patches.of(tokenizer_load_lora_adapter).id, *args, **kwargs)
+
+
+@patches.wrap(
+    f"{TOKENIZER}.load_lora_adapter_from_tensors",
+    relies_on=(
+        "self.lora_registry.register",
+        "self.lora_update_lock",
+        "self.update_lora_adapter_communicator",
+        f"{REGISTRY}.get_all_adapters",
+        f"{REGISTRY}.wait_for_unload",
+        "sglang.srt.managers.io_struct:LoRAUpdateOutput.error_message",
+        "sglang.srt.managers.io_struct:UnloadLoRAAdapterReqInput.lora_id",
+    ),
+    when="anywhere=fp8.verl_sglang.load_lora_adapter_from_tensor",
+    how=patches.of(tokenizer_load_lora_adapter).how,
+)
+async def tokenizer_load_lora_adapter_from_tensors(
+    original, self, obj: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """See `replace`."""
+    patch = patches.of(tokenizer_load_lora_adapter_from_tensors).id
+    return await replace(original, self, obj, patch, *args, **kwargs)
 
 
 async def replace(original, manager: Any, obj: Any, patch: str, *args: Any, **kwargs: Any) -> Any:
@@ -59,8 +89,13 @@ async def replace(original, manager: Any, obj: Any, patch: str, *args: Any, **kw
     return answer
 
 
-async def on_register(original, self, lora_ref: Any) -> None:
-    """Around ``register``: give the name to the new adapter in one step, so that no request finds it free."""
+@patches.wrap(
+    f"{REGISTRY}.register",
+    relies_on=("self._registry_lock", "self._register_adapter"),
+    why="SGLang's registry refuses a name that it has.",
+)
+async def register(original, self, lora_ref: Any) -> None:
+    """Put the new adapter in the place of the old one in one step, under the registry's lock: no request finds its name free."""
     if lora_ref.lora_name not in self.get_all_adapters():
         return await original(self, lora_ref)
     async with self._registry_lock.writer_lock:
@@ -99,56 +134,3 @@ async def _drop(manager: Any, old: Any) -> None:
         for answer in await manager.update_lora_adapter_communicator(request):
             if not answer.success:
                 logger.warning("the replaced LoRA adapter %s stays in memory: %s", old, answer.error_message)
-
-
-_patch = partial(
-    Patch,
-    requires="sglang>=0.5.12",
-    scope=frozenset({"driver"}),
-    evidence="optional",  # an engine may have no adapters
-    remove_when="SGLang replaces an adapter under its name without a moment in which there is none.",
-)
-_load = partial(
-    _patch,
-    needs=("fp8.sglang_lora.register", "fp8.sglang_lora.load_lora_adapter_from_tensors"),
-    why="SGLang takes no adapter under a name that it holds. Who unloads the old one first has none if the new one is refused.",
-    how="Loads the new one beside it, gives it the name when all ranks hold it, and unloads the old one when its requests have "
-    "ended; under in_flight=refuse an adapter with requests is not replaced.",
-)
-
-PATH = _load(
-    id="fp8.sglang_lora.tokenizer_load_lora_adapter",
-    targets=(f"{TOKENIZER}.load_lora_adapter",),
-    wrapper=on_path,
-    contract=Contract(params=("obj",), mentions=("self.lora_registry.register",)),
-)
-
-TENSORS = _load(
-    id="fp8.sglang_lora.tokenizer_load_lora_adapter_from_tensors",
-    when="anywhere=fp8.verl_sglang.load_lora_adapter_from_tensor",
-    targets=(f"{TOKENIZER}.load_lora_adapter_from_tensors",),
-    wrapper=on_tensors,
-    contract=Contract(
-        params=("obj",),
-        mentions=(
-            "self.lora_registry.register",
-            "self.lora_update_lock",
-            "self.update_lora_adapter_communicator",
-        ),
-        exists=(
-            f"{REGISTRY}.get_all_adapters",
-            f"{REGISTRY}.wait_for_unload",
-            "sglang.srt.managers.io_struct:LoRAUpdateOutput.error_message",
-            "sglang.srt.managers.io_struct:UnloadLoRAAdapterReqInput.lora_id",
-        ),
-    ),
-)
-
-REGISTER = _patch(
-    id="fp8.sglang_lora.register",
-    targets=(f"{REGISTRY}.register",),
-    wrapper=on_register,
-    contract=Contract(params=("lora_ref",), mentions=("self._registry_lock", "self._register_adapter")),
-    why="SGLang's registry refuses a name that it has.",
-    how="Puts the new adapter in the place of the old one, under the registry's lock.",
-)

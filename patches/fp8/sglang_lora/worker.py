@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.refit import model_registry
 from flashpatch.patches.fp8.sglang import receipts
-from flashpatch.record import Contract, Patch
 
 if TYPE_CHECKING:
     from flashpatch.patches.fp8.lora.adapters import Adapters
@@ -32,14 +31,42 @@ def of(manager: Any) -> Adapters | None:
     return _followed.get(manager)
 
 
-def on_path(original, self, recv_req: Any) -> Any:
-    """Around ``load_lora_adapter``; see `load`."""
-    return load(original, self, recv_req, PATH.id)
+patches = Patches(
+    "fp8",
+    "sglang>=0.5.12",
+    framework="sglang_lora",
+    scope="worker",
+    evidence="optional",  # an engine may have no adapters
+    why="SGLang takes NaN, tensors of a wrong shape or for modules that it does not have, and ends at the first request that "
+    "needs them; it refuses a name that it holds, so a sender unloads the old adapter first; and only the first rank answers.",
+    remove_when="SGLang stages an adapter, checks it, and puts it in place on all ranks or on none.",
+)
 
 
-def on_tensors(original, self, recv_req: Any) -> Any:
-    """Around ``load_lora_adapter_from_tensors``; see `load`."""
-    return load(original, self, recv_req, TENSORS.id)
+@patches.wrap(f"{WORKER}.load_lora_adapter", relies_on="self.model_runner.load_lora_adapter")
+def load_lora_adapter(original, self, recv_req: Any) -> Any:
+    """Load the adapter beside the one in place, in memory of its own, check it against the engine's layers, agree over the
+    ranks, put it in place, agree again.
+    """
+    return load(original, self, recv_req, patches.of(load_lora_adapter).id)
+
+
+@patches.wrap(
+    f"{WORKER}.load_lora_adapter_from_tensors",
+    relies_on=(
+        "self.model_runner.load_lora_adapter_from_tensors",
+        "recv_req.to_ref",
+        f"{MANAGER}.create_lora_update_result",
+        "sglang.srt.lora.lora:LoRAAdapter._process_weight",
+        "sglang.srt.lora.layers:FusedMoEWithLoRA",
+        "sglang.srt.managers.io_struct:LoadLoRAAdapterFromTensorsReqInput.to_ref",
+    ),
+    when="anywhere=fp8.verl_sglang.load_lora_adapter_from_tensor",
+    how=patches.of(load_lora_adapter).how,
+)
+def load_lora_adapter_from_tensors(original, self, recv_req: Any) -> Any:
+    """See `load`."""
+    return load(original, self, recv_req, patches.of(load_lora_adapter_from_tensors).id)
 
 
 def load(original, worker: Any, recv_req: Any, patch: str) -> Any:
@@ -96,8 +123,13 @@ def load(original, worker: Any, recv_req: Any, patch: str) -> Any:
     return manager.create_lora_update_result(success=True, error_message=text)
 
 
-def on_unload(original, self, recv_req: Any) -> Any:
-    """Around ``unload_lora_adapter``: note that it is no longer held."""
+@patches.wrap(
+    f"{WORKER}.unload_lora_adapter",
+    relies_on="self.model_runner.unload_lora_adapter",
+    why="The account of adapters must lose one that is unloaded.",
+)
+def unload_lora_adapter(original, self, recv_req: Any) -> Any:
+    """After SGLang has unloaded an adapter, note that it is no longer held."""
     result = original(self, recv_req)
     adapters = _followed.get(self.model_runner.lora_manager)
     if adapters is not None:
@@ -130,53 +162,3 @@ def _untested(manager: Any) -> Iterator[str]:
         yield "enable_lora_overlap_loading"
     if getattr(manager, "attn_dp_enabled", False):
         yield "attention data parallelism"
-
-
-_patch = partial(
-    Patch,
-    requires="sglang>=0.5.12",
-    scope=frozenset({"worker"}),
-    evidence="optional",  # an engine may have no adapters
-    remove_when="SGLang stages an adapter, checks it, and puts it in place on all ranks or on none.",
-)
-_load = partial(
-    _patch,
-    needs=("fp8.sglang_lora.unload_lora_adapter",),
-    why="SGLang takes NaN, tensors of a wrong shape or for modules that it does not have, and ends at the first request that "
-    "needs them; it refuses a name that it holds, so a sender unloads the old adapter first; and only the first rank answers.",
-    how="Loads the adapter beside the one in place, in memory of its own, checks it against the engine's layers, agrees over "
-    "the ranks, puts it in place, agrees again.",
-)
-
-PATH = _load(
-    id="fp8.sglang_lora.load_lora_adapter",
-    targets=(f"{WORKER}.load_lora_adapter",),
-    wrapper=on_path,
-    contract=Contract(params=("recv_req",), mentions=("self.model_runner.load_lora_adapter",)),
-)
-
-TENSORS = _load(
-    id="fp8.sglang_lora.load_lora_adapter_from_tensors",
-    when="anywhere=fp8.verl_sglang.load_lora_adapter_from_tensor",
-    targets=(f"{WORKER}.load_lora_adapter_from_tensors",),
-    wrapper=on_tensors,
-    contract=Contract(
-        params=("recv_req",),
-        mentions=("self.model_runner.load_lora_adapter_from_tensors", "recv_req.to_ref"),
-        exists=(
-            f"{MANAGER}.create_lora_update_result",
-            "sglang.srt.lora.lora:LoRAAdapter._process_weight",
-            "sglang.srt.lora.layers:FusedMoEWithLoRA",
-            "sglang.srt.managers.io_struct:LoadLoRAAdapterFromTensorsReqInput.to_ref",
-        ),
-    ),
-)
-
-UNLOAD = _patch(
-    id="fp8.sglang_lora.unload_lora_adapter",
-    targets=(f"{WORKER}.unload_lora_adapter",),
-    wrapper=on_unload,
-    contract=Contract(params=("recv_req",), mentions=("self.model_runner.unload_lora_adapter",)),
-    why="The account of adapters must lose one that is unloaded.",
-    how="Notes it after SGLang has.",
-)

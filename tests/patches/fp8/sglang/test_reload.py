@@ -8,7 +8,7 @@ pytest.importorskip("torch")
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.refit.errors import REQUESTS_RUN
-from flashpatch.patches.fp8.sglang import reload
+from flashpatch.patches.fp8.sglang import model as loading
 
 
 class Model:
@@ -27,20 +27,20 @@ class Model:
 @pytest.mark.parametrize("earlier", ["", "an update of before, which failed"])
 def test_an_update_that_cannot_begin(earlier: str) -> None:
     model = Model(busy=True, error=earlier)
-    with reload.one_attempt(model):
+    with loading.one_attempt(model):
         for _ in range(2):
             with pytest.raises(PatchError, match=REQUESTS_RUN):
-                reload.begin(model, "fp8.sglang.test")
+                loading.begin(model, "fp8.sglang.test")
     model.busy = False
-    with reload.one_attempt(model):
-        reload.begin(model, "fp8.sglang.test")
+    with loading.one_attempt(model):
+        loading.begin(model, "fp8.sglang.test")
 
 
 def test_an_update_that_fails_on_its_way() -> None:
     model = Model(busy=False)
-    with reload.one_attempt(model):
-        reload.begin(model, "fp8.sglang.test")
+    with loading.one_attempt(model):
+        loading.begin(model, "fp8.sglang.test")
         model.error = "embed_tokens.weight did not come"
         with pytest.raises(PatchError, match="fp8.sglang.test.*embed_tokens.weight did not come"):
-            reload.begin(model, "fp8.sglang.test")
-    reload.begin(model, "fp8.sglang.test")
+            loading.begin(model, "fp8.sglang.test")
+    loading.begin(model, "fp8.sglang.test")
