@@ -5,14 +5,11 @@ from __future__ import annotations
 import sys
 
 from flashpatch.decorate import collected
-from flashpatch.patches.fp8 import instances, vllm_0_24
+from flashpatch.patches.fp8 import instances, prime_rl, swift, trl, vllm_0_24
 from flashpatch.patches.fp8.precision import fleet
-from flashpatch.patches.fp8.prime_rl import PATCHES as PRIME_RL
 from flashpatch.patches.fp8.sglang import PATCHES as SGLANG
 from flashpatch.patches.fp8.sglang_0_5_12 import PATCHES as SGLANG_0_5_12
 from flashpatch.patches.fp8.sglang_lora import PATCHES as SGLANG_LORA
-from flashpatch.patches.fp8.swift import PATCHES as SWIFT
-from flashpatch.patches.fp8.trl import PATCHES as TRL
 from flashpatch.patches.fp8.verl import PATCHES as VERL
 from flashpatch.patches.fp8.verl_sglang import PATCHES as VERL_SGLANG
 from flashpatch.patches.fp8.verl_sglang_0_5_12 import PATCHES as VERL_SGLANG_0_5_12
@@ -64,9 +61,7 @@ FAMILY = Family(
         *SGLANG_0_5_12,
         *SGLANG_LORA,
         *VERL_SGLANG_0_5_12,
-        *TRL,
-        *SWIFT,
-        *PRIME_RL,
+        *collected(trl, swift, prime_rl),
     ),
     names={precision: {"precision": precision} for precision in fleet.SCHEMES},
     options={

@@ -11,7 +11,6 @@ from tree import TREE
 
 FRAMEWORK_FOLDERS = {"vllm", "vllm_lora", "sglang", "sglang_lora", "verl", "verl_vllm", "verl_sglang"}
 FRAMEWORK_FOLDERS |= {"vllm_0_24", "sglang_0_5_12", "verl_sglang_0_5_12"}
-FRAMEWORK_FOLDERS |= {"trl", "swift", "prime_rl", "transformers"}
 ROOMS = {"flashpatch": "flashpatch", "patches": "flashpatch.patches", "verify": "flashpatch.verify"}
 
 

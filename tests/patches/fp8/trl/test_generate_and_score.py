@@ -11,14 +11,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from flashpatch import ledger
+from flashpatch.patches.fp8 import trl
 from flashpatch.patches.fp8.mismatch.monitor import Monitor
-from flashpatch.patches.fp8.trl import generate_and_score
 
 SETTINGS = dict(top_p=1.0, top_k=0, min_p=None)
 
 
 def _measured(trainer: Any, given: dict[str, Any]) -> dict[str, float]:
-    return generate_and_score._measured(trainer, given, jump=4.0)
+    return trl._measured(trainer, given, jump=4.0)
 
 
 def trainer(**settings: Any) -> SimpleNamespace:
@@ -42,7 +42,7 @@ def batch(gaps: list[list[float]], **more: Any) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generate_and_score, "MONITOR", Monitor())
+    monkeypatch.setattr(trl, "MONITOR", Monitor())
     ledger.note(little_weight=None)
 
 

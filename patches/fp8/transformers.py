@@ -1,4 +1,8 @@
-"""Let a Transformers trainer log the numbers of its rollouts wherever it logs its own."""
+"""Let a trainer built on Transformers' ``Trainer`` log the numbers of its rollouts wherever it logs its own.
+
+>>> from flashpatch.patches.fp8.transformers import RolloutMetrics
+>>> RolloutMetrics().add_to(trainer)
+"""
 
 from __future__ import annotations
 
