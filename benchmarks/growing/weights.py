@@ -13,7 +13,7 @@ import torch
 from flashpatch.patches._shared import fingerprint
 from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
 from flashpatch.patches.fp8.refit.managed_model import ManagedModel
-from flashpatch.patches.fsdp import compare
+from flashpatch.patches.fsdp import fingerprints as compare
 
 Timed = Callable[[], object]
 ROWS = 2
@@ -113,7 +113,7 @@ def trainers_table(tensors: int, replicas: int = 1) -> Timed:
     """The trainer's fingerprints of so many tensors, put together for the message; nothing is sent."""
     import verl.utils.model  # noqa: F401  not within what is timed
 
-    from flashpatch.patches.fsdp.export import _Account
+    from flashpatch.patches.fsdp.trainer import ShardFingerprints
 
     mesh = SimpleNamespace(
         ndim=2, size=lambda dim=None: 1 if dim is None else replicas, get_local_rank=lambda dim: 0
@@ -123,10 +123,12 @@ def trainers_table(tensors: int, replicas: int = 1) -> Timed:
         torch.nn.init.zeros_(tensor)  # fingerprints of the other replicas are 0 too, as none is there
 
     def follow() -> None:
-        with _Account(SimpleNamespace(module=model, device_mesh=mesh), "report") as account:
+        with ShardFingerprints(
+            SimpleNamespace(module=model, device_mesh=mesh), "report", False, False
+        ) as account:
             for name, tensor in model.named_parameters():
-                account.sends(name, tensor)
-            account.closed()
+                account.add(name, tensor)
+            account.table()
 
     return follow
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from flashpatch.patches.fsdp import export, hybrid_sharding, verl_config
-from flashpatch.patches.fsdp.sglang import PATCHES as SGLANG
-from flashpatch.patches.fsdp.sglang_0_5_12 import PATCHES as SGLANG_0_5_12
-from flashpatch.patches.fsdp.verl_vllm import PATCHES as VERL_VLLM
-from flashpatch.patches.fsdp.verl_vllm.receiver import TARGET as VLLM_RECEIVES
+from flashpatch.decorate import collected
+from flashpatch.patches.fsdp import arrival, sglang, sglang_0_5_12, trainer, verl_config
 from flashpatch.record import Family, Option
 
 FAMILY = Family(
     name="fsdp",
     summary="checks verl's weight syncs against the trainer's shards; keeps FSDP1 replicas one model",
-    patches=(export.PATCH, hybrid_sharding.PATCH, verl_config.PATCH, *VERL_VLLM, *SGLANG, *SGLANG_0_5_12),
+    patches=collected(trainer, verl_config, arrival, sglang, sglang_0_5_12),
     options={
         "audit": Option(
             "refuse",
@@ -23,7 +20,7 @@ FAMILY = Family(
     },
     refuses=(
         "verl.utils.config:validate_config",
-        VLLM_RECEIVES,
+        arrival.TARGET,
         "sglang.srt.managers.scheduler:Scheduler.__init__",
     ),
 )

@@ -1,13 +1,17 @@
-"""Find what one rank of an FSDP model holds: for each entry of the state dict, runs of consecutive elements.
+"""Find what one rank of an FSDP model holds: for each entry of the state dict, runs of consecutive elements, and the
+names under which verl exports them: it renames entries, sends adapters without their base, and splits packed experts.
 
-Read from the shards themselves, without a gather: FSDP2's DTensors and FSDP1's flat parameters. Sources:
+Shards are read without a gather: FSDP2's DTensors and FSDP1's flat parameters. Sources:
 ``torch/distributed/fsdp/_flat_param.py`` (``_ShardParamInfo``: where a parameter lies in the local shard) and
-``torch/distributed/tensor/_utils.py`` (``compute_local_shape_and_global_offset``).
+``torch/distributed/tensor/_utils.py`` (``compute_local_shape_and_global_offset``). Names: ``verl/utils/model.py: convert_weight_keys``,
+``verl/workers/engine/fsdp/utils.py: unfuse_moe_params``, and for adapters ``verl/utils/fsdp_utils.py:
+collect_lora_params``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -19,6 +23,9 @@ from flashpatch.errors import PatchError
 from flashpatch.patches._shared import fingerprint
 
 _CHUNK = 1 << 20  # elements of a block that is not consecutive, laid out at once
+GATE_UP, DOWN = ".mlp.experts.gate_up_proj", ".mlp.experts.down_proj"
+_ADAPTER = re.compile(r"(\.lora_\w+)\.default(?=\.|$)")
+"""A part of an adapter; verl's has the name that PEFT gives the first one, and is exported without it."""
 
 
 @dataclass(frozen=True)
@@ -168,3 +175,71 @@ def _unflattened(root: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             if value is None or isinstance(value, FlatParameter) or id(value) in flattened:
                 continue
             yield prefix + name, value
+
+
+@dataclass(frozen=True)
+class Part:
+    """Name the elements ``[begin, end)`` of the flattened entry ``of``, exported with ``shape``."""
+
+    of: str
+    begin: int
+    end: int
+    shape: tuple[int, ...]
+
+
+def exported(entries: dict[str, Own], module: Any, adapter: bool, base_sync_done: bool) -> dict[str, Own]:
+    """Return the entries that verl exports, under the names that it gives them.
+
+    Args:
+        entries: of the state dict, by name.
+        module: the trainer's model.
+        adapter: whether it has a LoRA adapter that is not merged.
+        base_sync_done: whether of such a model the adapter is exported, not the base.
+    """
+    from verl.utils.model import convert_weight_keys
+
+    whole = getattr(module, "_fsdp_wrapped_module", module)
+    if adapter:
+        entries = _of_adapter(entries) if base_sync_done else _of_base(entries, whole.peft_config["default"])
+    return convert_weight_keys(entries, whole)
+
+
+def _of_adapter(entries: Mapping[str, Own]) -> dict[str, Own]:
+    return {_ADAPTER.sub(r"\1", name): own for name, own in entries.items() if "lora_" in name}
+
+
+def _of_base(entries: Mapping[str, Own], adapter: Any) -> dict[str, Own]:
+    from verl.utils.fsdp_utils import replace_lora_wrapper
+
+    names = {name: name.removeprefix("base_model.model.").replace(".base_layer", "") for name in entries}
+    return {
+        replace_lora_wrapper(names[name], adapter): own
+        for name, own in entries.items()
+        if "lora_" not in name
+    }
+
+
+def parts(entries: Mapping[str, Own]) -> dict[str, Part]:
+    """Every name that the entries may be exported under: their own, and those of the experts in a packed
+    one."""
+    found = {name: Part(name, 0, prod(own.shape), own.shape) for name, own in entries.items()}
+    for name, own in entries.items():
+        for expert in _experts(name, own.shape):
+            found.setdefault(*expert)
+    return found
+
+
+def _experts(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Part]]:
+    """Packed ``[experts, 2 x inner, hidden]`` holds each expert's gate, then its up projection."""
+    if len(shape) != 3 or not name.endswith((GATE_UP, DOWN)):
+        return
+    number, rows, width = shape
+    fused = name.endswith(GATE_UP)
+    base = name.removesuffix(".gate_up_proj").removesuffix(".down_proj")
+    half = -(-rows // 2)  # as torch.chunk cuts
+    pieces = (("gate_proj", 0, half), ("up_proj", half, rows)) if fused else (("down_proj", 0, rows),)
+    for expert in range(number):
+        for projection, first, last in pieces:
+            begin, end = (expert * rows + first) * width, (expert * rows + last) * width
+            part = Part(name, begin, end, (last - first, width))
+            yield f"{base}.{expert}.{projection}.weight", part

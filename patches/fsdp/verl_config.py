@@ -7,10 +7,9 @@ from typing import Any
 
 from flashpatch import engine, registry
 from flashpatch.arming.preflight import examine
-from flashpatch.patches._shared.verl_config import Get, JobConfig, validate_config_patch
-from flashpatch.record import Contract
+from flashpatch.decorate import Patches
+from flashpatch.patches._shared.verl_config import TARGET, Get, JobConfig
 
-ID = "fsdp.verl.validate_config"
 ROLE = "actor_rollout_ref"
 CARRIERS = ("naive", "nccl", "hccl", "nixl")
 """verl's checkpoint engines that send each tensor unchanged; mooncake and kimi cast all to one dtype."""
@@ -24,13 +23,19 @@ TRANSFER = {
 """By rollout.name: ids of patches, for different versions, of which one reports a refused update to the trainer. Families import no other."""
 
 
-def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> None:
-    """Refuse settings that the audit does not cover, before verl validates its configuration.
+@Patches("fsdp", "verl>=0.7", scope="driver", evidence="install").wrap(
+    TARGET,
+    relies_on="config.actor_rollout_ref.actor.strategy",
+    why="An audit that does not cover the weights sent looks like one that found no difference.",
+    remove_when="never: it states what the audit covers.",
+)
+def validate_config(original, config: Any, *args: Any, **kwargs: Any) -> None:
+    """Refuse, before anything starts, rollouts, strategies, transports and merged adapters that the audit does not cover.
 
     Raises:
         PatchError: weights travel in a way that the audit does not cover; all such settings are named.
     """
-    job = JobConfig.open(config, ID)
+    job = JobConfig.open(config, Patches.of(validate_config).id)
     mode = engine.options("fsdp")["audit"]
     refused = list(refusals(job.get, mode))
     if mode == "refuse" and (missing := _missing_error_path(job.get)):
@@ -88,15 +93,3 @@ def refusals(get: Get, mode: str) -> Iterator[str]:
         yield f"{ROLE}.model.{adapters[0]} with lora.merge=True (merged weights are in no shard)"
     if get(f"{ROLE}.actor.fsdp_config.qat.enable", False):
         yield f"{ROLE}.actor.fsdp_config.qat.enable=True (quantized weights are sent)"
-
-
-PATCH = validate_config_patch(
-    id=ID,
-    requires="verl>=0.7",
-    wrapper=on_validate,
-    contract=Contract(params=("config",), mentions=("config.actor_rollout_ref.actor.strategy",)),
-    evidence="install",
-    why="An audit that does not cover the weights sent looks like one that found no difference.",
-    how="Refuses, before anything starts, rollouts, strategies, transports and merged adapters it does not cover.",
-    remove_when="never: it states what the audit covers.",
-)

@@ -26,8 +26,7 @@ def session(engine: Any, buckets: list[list[Any]], number: int, fault: str, vict
 def with_messages(buckets: list[list[Any]], number: int, fault: str) -> Iterator[list[Any]]:
     """The same buckets, a message before the first tensor and one behind the last."""
     from flashpatch.patches._shared import fingerprint
-    from flashpatch.patches.fsdp import messages
-    from flashpatch.patches.fsdp.compare import Seen
+    from flashpatch.patches.fsdp.fingerprints import Seen, closing, opening
 
     cpu = torch.device("cpu")
     sent = {
@@ -35,12 +34,12 @@ def with_messages(buckets: list[list[Any]], number: int, fault: str) -> Iterator
         for b in buckets
         for name, t in b
     }
-    first = list(messages.opening({"source": SOURCE, "sync": number, "audited": True}, cpu))
-    last = list(messages.closing({"sync": number, "sent": sent, "not_audited": []}, cpu))
+    first = list(opening({"source": SOURCE, "sync": number, "audited": True}, cpu))
+    last = list(closing({"sync": number, "sent": sent, "not_audited": []}, cpu))
     for at, bucket in enumerate(buckets):
-        opening = first if at == 0 and fault != "unpatched" else []
-        closing = last if at == len(buckets) - 1 and fault not in ("unpatched", "unclosed") else []
-        yield [*opening, *bucket, *closing]
+        before = first if at == 0 and fault != "unpatched" else []
+        behind = last if at == len(buckets) - 1 and fault not in ("unpatched", "unclosed") else []
+        yield [*before, *bucket, *behind]
 
 
 def send(engine: Any, bucket: list[Any], fault: str, victim: str) -> Any:

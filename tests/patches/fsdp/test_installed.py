@@ -25,7 +25,7 @@ def test_contracts_undo_and_who_is_native(scenario):
     scenario("""
         from types import SimpleNamespace
         import flashpatch
-        from flashpatch.patches.fsdp import FAMILY, hybrid_sharding as mesh
+        from flashpatch.patches.fsdp import FAMILY, trainer as mesh
         from flashpatch.arming.preflight import examine
         for patch in FAMILY.patches:
             if patch.framework.startswith("sglang"):  # test_sglang.py
@@ -139,8 +139,7 @@ def test_each_side_says_when_the_other_is_not_patched(scenario):
         import pytest, torch
         import flashpatch
         flashpatch.enable("fsdp")
-        from flashpatch.patches.fsdp import export, messages as wire
-        from flashpatch.patches.fsdp.verl_vllm import receiver
+        from flashpatch.patches.fsdp import arrival, fingerprints as wire, trainer as export
 
         cpu = torch.device("cpu")
         loaded = []
@@ -152,7 +151,7 @@ def test_each_side_says_when_the_other_is_not_patched(scenario):
             def stock(self, on_bucket_received):
                 for at, bucket in enumerate(buckets):
                     on_bucket_received(list(bucket), at == len(buckets) - 1)
-            receiver.on_receive(stock, None, load)
+            arrival.receive_weights(stock, None, load)
 
         a, b = ("a", torch.ones(3)), ("b", torch.zeros(2))
         with pytest.raises(flashpatch.PatchError, match="trainer's, does not carry the family fsdp"):
@@ -177,10 +176,10 @@ def test_each_side_says_when_the_other_is_not_patched(scenario):
                 for bucket in buckets:
                     on_bucket_received(list(bucket))
             loaded.clear()
-            receiver.on_receive(stock, None, lambda weights: load(weights, None))
+            arrival.receive_weights(stock, None, lambda weights: load(weights, None))
 
         from flashpatch.patches._shared import fingerprint
-        from flashpatch.patches.fsdp.compare import Seen
+        from flashpatch.patches.fsdp.fingerprints import Seen
         sums = {name: Seen(tuple(t.shape), str(t.dtype), fingerprint.of(t)).as_json() for name, t in (a, b)}
         for sync, values in ((4, sums), (5, {**sums, "b": sums["a"]})):
             start = list(wire.opening({"source": "x", "sync": sync, "audited": True}, cpu))
@@ -204,11 +203,11 @@ def test_each_side_says_when_the_other_is_not_patched(scenario):
         flashpatch.enable("fsdp", audit="refuse")
         trainer = SimpleNamespace(module=SimpleNamespace(), _qat_enabled=True)
         with pytest.raises(flashpatch.PatchError, match="quantization-aware"):
-            export.on_export(lambda self, *_: (iter([a]), None), trainer)
+            export.get_per_tensor_param(lambda self, *_: (iter([a]), None), trainer)
         trainer.module.peft_config = {}
         with pytest.raises(flashpatch.PatchError, match="merged LoRA"):
-            export.on_export(lambda self, *_: (iter([a]), None), trainer)
+            export.get_per_tensor_param(lambda self, *_: (iter([a]), None), trainer)
         flashpatch.enable("fsdp", audit="off")
-        tensors, adapter = export.on_export(lambda self, *_: (iter([a]), {"r": 8}), trainer)
+        tensors, adapter = export.get_per_tensor_param(lambda self, *_: (iter([a]), {"r": 8}), trainer)
         assert [name for name, _ in tensors] == ["a"] and adapter == {"r": 8}
     """)

@@ -9,8 +9,8 @@ pytest.importorskip("torch")
 import torch
 
 from flashpatch.patches._shared import tensor_message
-from flashpatch.patches.fsdp import messages
-from flashpatch.patches.fsdp.compare import Seen, differences, shortened
+from flashpatch.patches.fsdp import fingerprints as messages
+from flashpatch.patches.fsdp.fingerprints import Seen, differences, shortened
 
 CPU = torch.device("cpu")
 

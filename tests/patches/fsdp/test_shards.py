@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 import torch
 
 from flashpatch.patches._shared import fingerprint
-from flashpatch.patches.fsdp import param_names, shards
+from flashpatch.patches.fsdp import shards
 
 JOB = SUPPORT / "fsdp_shards_job.py"
 
@@ -61,7 +61,7 @@ def test_packed_experts_are_followed_into_their_parts():
         }
         for rank in range(2)
     ]
-    known = param_names.parts(ranks[0])
+    known = shards.parts(ranks[0])
     exported = {"norm.weight": whole["norm.weight"]}
     for expert in range(experts):
         gate, up = packed.chunk(2, dim=1)

@@ -1,13 +1,32 @@
-"""Describe the differences between sent and received weights."""
+"""What travels beside the weights: fingerprints of tensors in two messages, how they are computed and compared."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+from flashpatch.patches._shared import tensor_message
+
+OPEN = "__flashpatch_audit_open__"
+"""Start of the names of the message before the weights."""
+CLOSE = "__flashpatch_audit_close__"
+"""Start of the names of the message after them."""
+
+opening, closing = partial(tensor_message.encode, OPEN), partial(tensor_message.encode, CLOSE)
+"""Encode a message: ``opening(content, device)``, as names and tensors."""
 
 Sums = tuple[int, int]
 _SHOWN = 6
+_SMALL = 1 << 20  # bytes
+
+
+def ours(name: str) -> bool:
+    """Whether a tensor is part of a message."""
+    return name.startswith((OPEN, CLOSE))
 
 
 @dataclass(frozen=True)
@@ -78,3 +97,36 @@ def shortened(sentences: Sequence[str]) -> str:
     """Join all of them, or the first few and the number of the others."""
     more = len(sentences) - _SHOWN
     return "; ".join(sentences[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+
+
+class Background:
+    """Run work on a second thread that starts when it is first needed.
+
+    Attributes:
+        seconds: spent on all work so far, on either thread.
+    """
+
+    def __init__(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+        self.seconds = 0.0
+
+    def submit(self, size: int, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Run ``function(*args)``, which reads ``size`` bytes."""
+        if size >= _SMALL:
+            self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="flashpatch-audit")
+            return self._pool.submit(self._timed, function, *args)
+        done: Future[Any] = Future()
+        done.set_result(self._timed(function, *args))
+        return done
+
+    def close(self) -> None:
+        """Wait for the work that has begun and drop the rest."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _timed(self, function: Callable[..., Any], *args: Any) -> Any:
+        began = time.monotonic()
+        try:
+            return function(*args)
+        finally:
+            self.seconds += time.monotonic() - began
