@@ -20,6 +20,10 @@ from flashpatch import engine
 PLATFORM = "cpu.verl.register_platform"
 
 
+def _nothing(self: Any, *args: Any, **kwargs: Any) -> None:
+    """Do nothing, as there is nothing to do without a device."""
+
+
 class Ordinal(str):
     """Give the current device if verl uses one value both as a tensor's device and as an index.
 
@@ -60,14 +64,7 @@ class CPUModule(ModuleType):
         page = os.sysconf("SC_PAGE_SIZE")
         return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
 
-    def reset_peak_memory_stats(self, device: Any = None) -> None:
-        return None
-
-    def empty_cache(self) -> None:
-        return None
-
-    def ipc_collect(self) -> None:
-        return None
+    reset_peak_memory_stats = empty_cache = ipc_collect = _nothing
 
     def get_rng_state(self, device: Any = None) -> torch.Tensor:
         return torch.get_rng_state()
@@ -86,6 +83,9 @@ class PlatformCPU(PlatformBase):
     def __init__(self) -> None:
         engine.record_call(PLATFORM)
 
+    set_device = synchronize = set_allocator_settings = empty_cache = _nothing
+    profiler_start = profiler_stop = cudart = _nothing
+
     def is_available(self) -> bool:
         return True
 
@@ -95,23 +95,10 @@ class PlatformCPU(PlatformBase):
     def device_count(self) -> int:
         return 1
 
-    def set_device(self, device_index: int) -> None:
-        return None
-
-    def synchronize(self, device_index: int | None = None) -> None:
-        return None
-
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
 
-    def manual_seed_all(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def set_allocator_settings(self, settings: str) -> None:
-        return None
-
-    def empty_cache(self) -> None:
-        return None
+    manual_seed_all = manual_seed
 
     def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
         return None, None
@@ -125,12 +112,6 @@ class PlatformCPU(PlatformBase):
     @contextmanager
     def nvtx_range(self, msg: str):
         yield
-
-    def profiler_start(self) -> None:
-        return None
-
-    def profiler_stop(self) -> None:
-        return None
 
     def ray_resource_name(self) -> str:
         return "GPU"
@@ -149,6 +130,3 @@ class PlatformCPU(PlatformBase):
             "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))),
         }
         return {name: os.environ.get(name, value) for name, value in wanted.items()}
-
-    def cudart(self) -> None:
-        return None

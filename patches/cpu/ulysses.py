@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from flashpatch import engine
-from flashpatch.record import Contract, Patch
+from flashpatch.decorate import Patches
 
 MONKEY_PATCH = "verl.models.transformers.monkey_patch"
-ULYSSES = "verl.utils.ulysses"
-ID = "cpu.verl.ulysses_flash_attention_forward"
 IMPLEMENTATION = "sdpa"
 """The name under which transformers finds the attention that this exchanges."""
 
@@ -60,7 +59,7 @@ def attention(
             is_causal=is_causal,
             **kwargs,
         )
-    engine.record_call(ID)
+    engine.record_call(Patches.of(ulysses_flash_attention_forward).id)
     copies = max(ranks // key.shape[1], 1)  # so that every rank has a head of the keys
     if copies > 1:
         key, value = key.repeat_interleave(copies, 1), value.repeat_interleave(copies, 1)
@@ -108,48 +107,35 @@ def causal_mask(positions: Any, window: int | None = None) -> Any:
     return seen if window is None else seen & (back < window)
 
 
-def apply(site: Any) -> None:
-    """Exchange the attention that transformers calls ``sdpa``."""
+@Patches("cpu", "verl>=0.9", scope="trainer", evidence="optional").register(
+    f"{MONKEY_PATCH}:_ulysses_flash_attention_forward",
+    params=("query_states", "key_states", "value_states", "attention_mask", "query_length"),
+    relies_on=(
+        "gather_seq_scatter_heads",
+        "gather_heads_scatter_seq",
+        "get_ulysses_sequence_parallel_world_size",
+        "torch.distributed.all_gather",
+        "verl.utils.ulysses:get_ulysses_sequence_parallel_group",
+        "transformers.modeling_utils:ALL_ATTENTION_FUNCTIONS",
+        "transformers.integrations.sdpa_attention:sdpa_attention_forward",
+    ),
+    why="verl exchanges heads for tokens around flash-attn only; with sdpa each rank attends to its own part of "
+    "the row, and nothing says so.",
+    remove_when="verl's Ulysses covers sdpa.",
+)
+def ulysses_flash_attention_forward(site: Any) -> Callable[[], None]:
+    """Do the same exchange around torch's attention, over the whole row, masked by where sequences begin."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     original = ALL_ATTENTION_FUNCTIONS[IMPLEMENTATION]
     ALL_ATTENTION_FUNCTIONS[IMPLEMENTATION] = functools.partial(attention, original)
+    return take_away
 
 
-def undo(site: Any) -> None:
-    """Put transformers' own back, unless other code exchanged it since."""
+def take_away() -> None:
+    """Put transformers' own attention back, unless other code exchanged it since."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     found = ALL_ATTENTION_FUNCTIONS[IMPLEMENTATION]
     if isinstance(found, functools.partial) and found.func is attention:
         ALL_ATTENTION_FUNCTIONS[IMPLEMENTATION] = found.args[0]
-
-
-PATCH = Patch(
-    id=ID,
-    targets=(f"{MONKEY_PATCH}:_ulysses_flash_attention_forward",),
-    apply=apply,
-    undo=undo,
-    requires="verl>=0.9",
-    evidence="optional",
-    scope=frozenset({"trainer"}),
-    needs=("cpu.verl.register_platform",),
-    contract=Contract(
-        params=("query_states", "key_states", "value_states", "attention_mask", "query_length"),
-        mentions=(
-            "gather_seq_scatter_heads",
-            "gather_heads_scatter_seq",
-            "get_ulysses_sequence_parallel_world_size",
-            "torch.distributed.all_gather",
-        ),
-        exists=(
-            f"{ULYSSES}:get_ulysses_sequence_parallel_group",
-            "transformers.modeling_utils:ALL_ATTENTION_FUNCTIONS",
-            "transformers.integrations.sdpa_attention:sdpa_attention_forward",
-        ),
-    ),
-    why="verl exchanges heads for tokens around flash-attn only; with sdpa each rank attends to its own part of "
-    "the row, and nothing says so.",
-    how="Does the same exchange around torch's attention, over the whole row, masked by where sequences begin.",
-    remove_when="verl's Ulysses covers sdpa.",
-)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from flashpatch import engine
-from flashpatch.patches._shared.verl_config import Get, JobConfig, validate_config_patch
-from flashpatch.patches.cpu import few_cores
-from flashpatch.record import Contract, Patch
+from flashpatch.decorate import Patches
+from flashpatch.patches._shared.verl_config import TARGET, Get, JobConfig, is_hydra_application, overrides
 
 ROLLOUT = "actor_rollout_ref.rollout"
 ENGINE = f"{ROLLOUT}.checkpoint_engine"
@@ -18,7 +17,6 @@ ACTOR = "actor_rollout_ref.actor"
 ATTENTION = f"{MODEL}.override_config.attn_implementation"
 ADAPTERS = ("lora_rank", "lora.rank", "lora_adapter_path")
 """The settings of a model that ask for LoRA adapters."""
-ID = "cpu.verl.validate_config"
 SUMMARY = "cannot run without an accelerator:"
 SGLANG = f"{ROLLOUT}.engine_kwargs.sglang"
 VARIABLES = "ray_kwargs.ray_init.runtime_env.env_vars"
@@ -29,15 +27,48 @@ GLOO, GLOO_MODULE = "gloo", "flashpatch.patches.cpu.checkpoint_engine"
 UPDATES = "fp8"
 """Name of the family that makes weight updates work; bf16 is another name of it."""
 _SLOTS = 16  # logical CPUs that verl's own actors request at least, whatever the machine has
+DEFAULT = 8
+"""verl's default for each of `HELPERS`, whatever the machine has."""
+
+HELPERS = (
+    "actor_rollout_ref.rollout.agent.num_workers",
+    "reward.num_workers",
+    "transfer_queue.backend.SimpleStorage.num_data_storage_units",
+)
+DASHBOARD = "ray_kwargs.ray_init.include_dashboard"
+
+patches = Patches("cpu", "verl>=0.9", scope="driver")
 
 
-def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> None:
-    """Refuse what needs an accelerator and set what suits a CPU, before verl validates its configuration.
+@patches.wrap(
+    TARGET,
+    relies_on=(
+        "config.trainer.n_gpus_per_node",
+        "config.actor_rollout_ref.actor.strategy",
+        "verl.workers.config.rollout:RolloutConfig.enable_sleep_mode",
+        "verl.workers.config.rollout:RolloutConfig.free_cache_engine",
+        "verl.workers.config.rollout:RolloutConfig.quantization",
+        "verl.workers.config.rollout:CheckpointEngineConfig.custom_backend_module",
+        "verl.checkpoint_engine.base:CheckpointEngineRegistry.register",
+        "verl.checkpoint_engine.base:CheckpointEngine.build_topology",
+    ),
+    evidence="install",
+    why="Some settings fail minutes later in another process, or hang: sleep mode, flash attention and one "
+    "Ray GPU per rank are verl's defaults, and verl's own quantization does not run.",
+    remove_when="never: it states what the family can run.",
+)
+def validate_config(original, config: Any, *args: Any, **kwargs: Any) -> None:
+    """Refuse by name, before anything starts, what does not run, and replace defaults that need an accelerator or many
+    cores, which is logged.
+
+    Replaced are device, sleep mode, attention, and Ray's counts of CPUs and GPUs, which are slots, not hardware. Separate
+    rollouts get the checkpoint engine gloo. With few cores verl's numbers of agent-loop workers, reward workers and storage
+    units are lowered from 8 to one per two cores, and Ray's dashboard is left out.
 
     Raises:
         PatchError: settings need an accelerator; all are named.
     """
-    job = JobConfig.open(config, ID)
+    job = JobConfig.open(config, patches.of(validate_config).id)
     refused = list(refusals(job.get))
     if not engine.enabled(UPDATES):
         refused.append("FLASHPATCH without bf16 or fp8 (engines alone cannot load weights twice on a CPU)")
@@ -46,19 +77,28 @@ def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> None:
         job.set(path, value, "this machine has no accelerator")
     for path, value in transfer(job.get):
         job.set(path, value, "weights reach separate rollouts through Ray's object store")
-    for path, value in few_cores.adaptations(job.get, _starts_ray(job.get)):
-        job.set(path, value, f"this machine has {few_cores.cores()} cores; set on the command line it stays")
+    for path, value in for_few_cores(job.get, _starts_ray(job.get)):
+        job.set(path, value, f"this machine has {cores()} cores; set on the command line it stays")
     return original(config, *args, **kwargs)
 
 
-def on_run(original, config: Any, *args: Any, **kwargs: Any) -> Any:
-    """Refuse trainers that never validate their configuration and cannot run here.
+@patches.wrap(
+    "verl.trainer.main_ppo:run_ppo",
+    relies_on="task_runner_class",
+    evidence="fault",
+    why="verl.experimental.fully_async_policy starts everything before it finds that it cannot send weights, and with "
+    "another checkpoint engine it was never run here.",
+    remove_when="it was seen to run without an accelerator.",
+)
+def run_ppo(original, config: Any, *args: Any, **kwargs: Any) -> Any:
+    """Refuse trainers by name, in the driver, that never validate their configuration and cannot run here.
 
     Raises:
         PatchError: the configuration is of a trainer that runs trainer and rollout on separate devices.
     """
-    JobConfig(config, RUN.id).refuse(
-        asynchronous(JobConfig(config, RUN.id).get),
+    job = JobConfig(config, patches.of(run_ppo).id)
+    job.refuse(
+        asynchronous(job.get),
         SUMMARY,
         "Use verl.trainer.main_ppo, whose trainer_mode may be sync, colocate_async, separate_async or (with grpo on) stream_async.",
     )
@@ -190,44 +230,28 @@ def _starts_ray(get: Get) -> bool:
     return not ray.is_initialized()
 
 
-PATCH = validate_config_patch(
-    id=ID,
-    requires="verl>=0.9",
-    wrapper=on_validate,
-    contract=Contract(
-        params=("config",),
-        mentions=("config.trainer.n_gpus_per_node", "config.actor_rollout_ref.actor.strategy"),
-        exists=(
-            "verl.workers.config.rollout:RolloutConfig.enable_sleep_mode",
-            "verl.workers.config.rollout:RolloutConfig.free_cache_engine",
-            "verl.workers.config.rollout:RolloutConfig.quantization",
-            "verl.workers.config.rollout:CheckpointEngineConfig.custom_backend_module",
-            "verl.checkpoint_engine.base:CheckpointEngineRegistry.register",
-            "verl.checkpoint_engine.base:CheckpointEngine.build_topology",
-        ),
-    ),
-    evidence="install",
-    needs=("cpu.verl.register_platform",),
-    why="Some settings fail minutes later in another process, or hang: sleep mode, flash attention and one "
-    "Ray GPU per rank are verl's defaults, and verl's own quantization does not run.",
-    how="Before anything starts, refuses by name what does not run, and replaces defaults that need an "
-    "accelerator, which it logs: device, sleep mode, attention, and Ray's counts of CPUs and GPUs, which are "
-    "slots, not hardware. Separate rollouts get the checkpoint engine gloo. With few cores it lowers verl's numbers of agent-loop workers, reward workers and "
-    "storage units from 8 to one per two cores, and leaves Ray's dashboard out.",
-    remove_when="never: it states what the family can run.",
-)
+def for_few_cores(get: Any, starts_ray: bool) -> Iterator[tuple[str, Any]]:
+    """Yield settings that the configuration does not give, with their value for this machine: one helper per two cores, no dashboard.
 
-RUN = Patch(
-    id="cpu.verl.run_ppo",
-    targets=("verl.trainer.main_ppo:run_ppo",),
-    requires="verl>=0.9",
-    wrapper=on_run,
-    contract=Contract(params=("config",), mentions=("task_runner_class",)),
-    evidence="fault",
-    scope=frozenset({"driver"}),
-    needs=("cpu.verl.register_platform",),
-    why="verl.experimental.fully_async_policy starts everything before it finds that it cannot send weights, and with "
-    "another checkpoint engine it was never run here.",
-    how="Refuses it by name in the driver.",
-    remove_when="it was seen to run without an accelerator.",
-)
+    Helpers of one kind share out a batch and do the same to each part, so that their number changes no
+    result. ``get(path, default)`` reads the configuration.
+    """
+    fitting = max(1, cores() // 2)
+    if fitting >= DEFAULT:
+        return
+    given = overridden()
+    for path in HELPERS if given is not None else ():
+        if get(path) == DEFAULT and path not in given:
+            yield path, fitting
+    if starts_ray and get(DASHBOARD) is None:
+        yield DASHBOARD, False
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def overridden() -> Collection[str] | None:
+    """Paths of the settings that were given on the command line; None if Hydra did not read one."""
+    return overrides() if is_hydra_application() else None

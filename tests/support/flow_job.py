@@ -38,7 +38,7 @@ def main(folder: Path, file: str) -> None:
     for case in json.loads((folder / file).read_text()):
         defaults = {name: option.default for name, option in options.OPTIONS.items()}
         if case.get("attention") == "stock":
-            ulysses.undo(None)
+            ulysses.take_away()
         if case.get("adapters") == "stock":
             FSDPEngine._build_lora_module = inspect.unwrap(FSDPEngine._build_lora_module)
         if case.get("stock"):

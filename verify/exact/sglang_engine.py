@@ -20,7 +20,7 @@ from unittest import mock
 
 import torch
 
-from flashpatch.patches.cpu import accelerator
+from flashpatch.patches.cpu import platform
 from flashpatch.verify.exact.calls import Call, recorded
 from flashpatch.verify.exact.causes import ALONE, BESIDE, BLOCK, CACHED, OTHERS
 from flashpatch.verify.exact.engine import Pass, first_change, joined, rows_of
@@ -65,7 +65,7 @@ def opened(**arguments: Any) -> Iterator[Any]:
     adapted: dict[str, Any] = {}
     if arguments.get("enable_lora"):
         adapted = {"max_lora_rank": 64, "lora_target_modules": list(ADAPTED)}
-    if accelerator.found() is None:
+    if platform.accelerator() is None:
         os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")  # SGLang asks for it before it takes a CPU
         if adapted:
             adapted["lora_backend"] = "torch_native"  # the others are in Triton

@@ -19,7 +19,7 @@ async def pickled(engine, params_batch):
 
 
 def sent(tensor):
-    [(name, copy)] = asyncio.run(sglang_tensors.on_update(pickled, None, [("w", tensor)]))
+    [(name, copy)] = asyncio.run(sglang_tensors.update_weights(pickled, None, [("w", tensor)]))
     assert name == "w"
     return copy
 

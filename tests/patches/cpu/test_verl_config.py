@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.cpu import few_cores, verl_config
+from flashpatch.patches.cpu import verl_config
 
 ROLLOUT = "actor_rollout_ref.rollout"
 PLAIN = {
@@ -100,11 +100,11 @@ def test_a_trainer_that_does_not_validate_is_refused_all_the_same():
     plain = omegaconf.OmegaConf.create(
         {"actor_rollout_ref": {"rollout": {"checkpoint_engine": {"backend": "naive"}}}}
     )
-    verl_config.on_run(lambda config, runner: ran.append(runner), plain, "runner")
+    verl_config.run_ppo(lambda config, runner: ran.append(runner), plain, "runner")
     assert ran == ["runner"]
     fully = omegaconf.OmegaConf.create({"async_training": {"staleness_threshold": 0.1}})
     with pytest.raises(PatchError, match="cpu.verl.run_ppo.*async_training .verl.experimental.fully_async"):
-        verl_config.on_run(lambda *_: ran.append("wrong"), fully, "runner")
+        verl_config.run_ppo(lambda *_: ran.append("wrong"), fully, "runner")
     assert ran == ["runner"]
 
 
@@ -166,31 +166,31 @@ def test_separate_rollouts_get_slots_of_their_own(monkeypatch):
 
 
 def few(monkeypatch, cores, given=(), starts_ray=True, **changes):
-    monkeypatch.setattr(few_cores, "cores", lambda: cores)
-    monkeypatch.setattr(few_cores, "overridden", lambda: given)
-    stock = {path: few_cores.DEFAULT for path in few_cores.HELPERS}
-    return dict(few_cores.adaptations(reader(**stock, **changes), starts_ray))
+    monkeypatch.setattr(verl_config, "cores", lambda: cores)
+    monkeypatch.setattr(verl_config, "overridden", lambda: given)
+    stock = {path: verl_config.DEFAULT for path in verl_config.HELPERS}
+    return dict(verl_config.for_few_cores(reader(**stock, **changes), starts_ray))
 
 
 def test_few_cores_get_few_helpers_and_no_dashboard(monkeypatch):
-    assert few(monkeypatch, 2) == {**dict.fromkeys(few_cores.HELPERS, 1), few_cores.DASHBOARD: False}
+    assert few(monkeypatch, 2) == {**dict.fromkeys(verl_config.HELPERS, 1), verl_config.DASHBOARD: False}
     assert set(few(monkeypatch, 8, starts_ray=False).values()) == {4}
     assert few(monkeypatch, 16) == {}
 
 
 def test_numbers_that_were_given_stay(monkeypatch):
-    first, *others = few_cores.HELPERS
+    first, *others = verl_config.HELPERS
     assert first not in few(monkeypatch, 2, given={first})
-    assert set(few(monkeypatch, 2, given=None, **{few_cores.DASHBOARD: True})) == set()
-    monkeypatch.setattr(few_cores, "cores", lambda: 2)
-    monkeypatch.setattr(few_cores, "overridden", lambda: ())
-    assert list(few_cores.adaptations(reader(**dict.fromkeys(few_cores.HELPERS, 3)), False)) == []
+    assert set(few(monkeypatch, 2, given=None, **{verl_config.DASHBOARD: True})) == set()
+    monkeypatch.setattr(verl_config, "cores", lambda: 2)
+    monkeypatch.setattr(verl_config, "overridden", lambda: ())
+    assert list(verl_config.for_few_cores(reader(**dict.fromkeys(verl_config.HELPERS, 3)), False)) == []
 
 
 def test_what_the_command_line_gave_is_read_from_hydra(monkeypatch):
     hydra_config = pytest.importorskip("hydra.core.hydra_config")
-    assert few_cores.overridden() is None
+    assert verl_config.overridden() is None
     monkeypatch.setattr(hydra_config.HydraConfig, "initialized", staticmethod(lambda: True))
     task = SimpleNamespace(overrides=SimpleNamespace(task=["reward.num_workers=8", "+new.one=2"]))
     monkeypatch.setattr(hydra_config.HydraConfig, "get", staticmethod(lambda: task))
-    assert few_cores.overridden() == {"reward.num_workers", "new.one"}
+    assert verl_config.overridden() == {"reward.num_workers", "new.one"}

@@ -27,9 +27,9 @@ def test_it_is_live_here(tmp_path, capsys):
 
 
 def test_with_an_accelerator_nothing_is_proven(monkeypatch, tmp_path):
-    from flashpatch.patches.cpu import accelerator
+    from flashpatch.patches.cpu import platform
     from flashpatch.verify.probes import cpu
 
-    monkeypatch.setattr(accelerator, "found", lambda: "cuda")
+    monkeypatch.setattr(platform, "accelerator", lambda: "cuda")
     (proof,) = cpu.probe("nonce", tmp_path)
     assert not proof.ok and "cuda" in proof.evidence

@@ -29,9 +29,9 @@ _CLOSE = 1e-6  # largest difference of weights after one step
 
 def probe(nonce: str, workdir: Path) -> list[Proof]:
     """Run two ranks and compare what they saw with one process without FSDP."""
-    from flashpatch.patches.cpu import accelerator
+    from flashpatch.patches.cpu import platform
 
-    device = accelerator.found()
+    device = platform.accelerator()
     if device is not None:
         return [Proof("cpu", "there is no accelerator", False, f"there is {device}: cpu refuses itself")]
     began = time.monotonic()

@@ -21,9 +21,9 @@ _TIMEOUT = 300.0  # seconds
 
 def is_due() -> bool:
     """Return whether verl is here with SGLang alone, on a CPU; with an accelerator a job shows it, by ``--live``."""
-    from flashpatch.patches.cpu import accelerator
+    from flashpatch.patches.cpu import platform
 
-    return find_spec("verl") is not None and find_spec("vllm") is None and accelerator.found() is None
+    return find_spec("verl") is not None and find_spec("vllm") is None and platform.accelerator() is None
 
 
 def probe(workdir: Path) -> Iterator[Proof]:

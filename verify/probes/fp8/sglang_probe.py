@@ -74,9 +74,9 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
 
 
 def _verl_is_here() -> bool:
-    from flashpatch.patches.cpu import accelerator
+    from flashpatch.patches.cpu import platform
 
-    return find_spec("verl") is not None and accelerator.found() is None
+    return find_spec("verl") is not None and platform.accelerator() is None
 
 
 def _through_verl(workdir: Path) -> Iterator[Proof]:

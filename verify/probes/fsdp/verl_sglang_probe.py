@@ -26,9 +26,9 @@ _CLOSE = 1e-3  # of log-probabilities, against a forward
 
 def probe(workdir: Path) -> Iterator[Proof]:
     """Send under both FSDPs, unharmed and with one bit flipped. On a CPU only: with an accelerator that is said."""
-    from flashpatch.patches.cpu import accelerator
+    from flashpatch.patches.cpu import platform
 
-    if (found := accelerator.found()) is not None:
+    if (found := platform.accelerator()) is not None:
         why = f"not probed beside {found}: run a job, and ask flashpatch-verify --live"
         yield Proof("fsdp", "two ranks send to verl's SGLang server", False, why)
         return
