@@ -2,85 +2,57 @@
 
 from __future__ import annotations
 
-from flashpatch.patches.grpo import verl_config
-from flashpatch.patches.grpo.loss import batch_counts, fused_logprobs, policy_loss
-from flashpatch.patches.grpo.replay import actor, sglang_record
-from flashpatch.patches.grpo.routing import partial_outputs, resubmit, router
-from flashpatch.patches.grpo.streaming import mode, token_versions
+from functools import partial
+
+from flashpatch.decorate import collected
+from flashpatch.patches.grpo import streaming, verl_config
+from flashpatch.patches.grpo.loss import policy_loss
+from flashpatch.patches.grpo.replay import actor
+from flashpatch.patches.grpo.routing import journal, resubmit, router
+from flashpatch.patches.grpo.streaming import staleness
 from flashpatch.record import Family, Option
+
+_switch = partial(Option, kind=bool)
+_number = partial(Option, kind=int, least=0)
 
 FAMILY = Family(
     name="grpo",
     summary="GRPO loss that no split of the batch changes; routing by tokens; retries on lost servers; experts as the engine chose them",
-    patches=(
-        verl_config.PATCH,
-        policy_loss.PATCH,
-        batch_counts.PATCH,
-        router.PATCH,
-        router.INIT,
-        resubmit.ACQUIRE,
-        resubmit.GENERATE,
-        resubmit.RELEASE,
-        resubmit.REQUEST_ID,
-        partial_outputs.SERVER_GENERATE,
-        partial_outputs.ENGINE_GENERATE,
-        fused_logprobs.PATCH,
-        mode.PATCH,
-        token_versions.PART,
-        token_versions.WHOLE,
-        *actor.PATCHES,
-        sglang_record.PATCH,
-    ),
+    patches=collected(verl_config, policy_loss, router, resubmit, journal, streaming, staleness, actor),
     options={
-        "loss": Option(
-            True, "set the loss mode grpo_exact if the configuration has verl's default", kind=bool
+        "loss": _switch(True, "set the loss mode grpo_exact if the configuration has verl's default"),
+        "logprobs": _switch(
+            False, "replace verl's fused log-probabilities (use_fused_kernels) by exact ones in blocks"
         ),
-        "logprobs": Option(
-            False,
-            "replace verl's fused log-probabilities (use_fused_kernels) by exact ones in blocks",
-            kind=bool,
+        "router": _switch(
+            True, "route by outstanding tokens, unless the configuration has a router of its own"
         ),
-        "router": Option(
-            True, "route by outstanding tokens, unless the configuration has a router of its own", kind=bool
+        "worker_tokens": _number(
+            0, "send a server no request above this many outstanding tokens; 0: no limit"
         ),
-        "worker_tokens": Option(
-            0, "send a server no request above this many outstanding tokens; 0: no limit", kind=int, least=0
-        ),
-        "worker_requests": Option(
+        "worker_requests": _number(
             0,
             "send a server no more outstanding requests than this; 0: a sixteenth above its max_num_seqs with longest_first, else no limit",
-            kind=int,
-            least=0,
         ),
-        "affinity_slack": Option(
+        "affinity_slack": _number(
             0,
             "let a conversation's server have this many more outstanding tokens than the emptiest one; 0: no limit",
-            kind=int,
-            least=0,
         ),
-        "response_tokens": Option(
-            1024,
-            "expect this many tokens of a response while nothing is known, at most its own limit",
-            kind=int,
-            least=0,
+        "response_tokens": _number(
+            1024, "expect this many tokens of a response while nothing is known, at most its own limit"
         ),
-        "predict": Option(
-            True,
-            "predict lengths of responses from those to the same prompt that ended or still run",
-            kind=bool,
+        "predict": _switch(
+            True, "predict lengths of responses from those to the same prompt that ended or still run"
         ),
-        "longest_first": Option(
+        "longest_first": _switch(
             True,
             "serve the waiting request with the longest predicted response first, after one probe per unseen prompt; false: first come, first served",
-            kind=bool,
         ),
         "router_trace": Option("", "record the lengths of responses in this file; empty: nowhere", kind=str),
-        "resubmit": Option(True, "repeat requests of a dead or slow server on another one, once", kind=bool),
-        "journal": Option(
+        "resubmit": _switch(True, "repeat requests of a dead or slow server on another one, once"),
+        "journal": _number(
             0,
             "save a response every N tokens, so that it resumes there if its vLLM server dies; 0: restart from the prompt",
-            kind=int,
-            least=0,
         ),
         "slow_after": Option(
             0.0,
@@ -95,23 +67,16 @@ FAMILY = Family(
             least=0,
             most=1,
         ),
-        "reference_every": Option(
-            0,
-            "stream_async: make the current policy the reference every N steps; 0: never",
-            kind=int,
-            least=0,
+        "reference_every": _number(
+            0, "stream_async: make the current policy the reference every N steps; 0: never"
         ),
-        "max_staleness": Option(
+        "max_staleness": _number(
             0,
             "stream_async: drop and replace a group with tokens older than this many policy versions; 0: no bound",
-            kind=int,
-            least=0,
         ),
-        "replace_lost": Option(
+        "replace_lost": _number(
             4,
             "stream_async: start at most this many lost servers and agent loop workers again in a row while nothing gets done; 0: none",
-            kind=int,
-            least=0,
         ),
         "rest": Option(30.0, "send a slow server no new requests for this many seconds", kind=float, least=0),
     },

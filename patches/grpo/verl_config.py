@@ -10,33 +10,45 @@ from typing import Any
 from packaging.version import Version
 
 from flashpatch import engine
-from flashpatch.patches._shared.verl_config import Get, JobConfig, validate_config_patch
+from flashpatch.decorate import Patches
+from flashpatch.patches._shared.verl_config import TARGET, Get, JobConfig
+from flashpatch.patches.grpo import streaming
 from flashpatch.patches.grpo.loss.policy_loss import MODE
-from flashpatch.patches.grpo.streaming import requirements
-from flashpatch.record import Contract
+from flashpatch.patches.grpo.streaming import divisor
 
 logger = logging.getLogger("flashpatch.grpo")
 
-ID = "grpo.verl.validate_config"
 ACTOR = "actor_rollout_ref.actor"
 LOSS = f"{ACTOR}.policy_loss.loss_mode"
 ROLLOUT = "actor_rollout_ref.rollout"
 REPLAY = f"{ROLLOUT}.enable_rollout_routing_replay"
 FIRST_SGLANG = Version("0.5.23")
 _DEFAULT = "vanilla"  # verl's; the same whether the user wrote it or not
+GROUP_LOCAL = ("grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized", "opo")
+"""Advantage estimators that need a sample's own group and no other, with which groups can be trained on as they end."""
 
 
-def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> None:
-    """Set the loss mode and refuse contradicting settings, before verl validates its configuration.
+@Patches("grpo", "verl>=0.9", scope="driver", evidence="install").wrap(
+    TARGET,
+    relies_on=(
+        "verl.workers.config.actor:PolicyLossConfig.loss_mode",
+        "verl.workers.config.actor:ActorConfig.loss_scale_factor",
+    ),
+    why="verl uses a registered loss only if the configuration names it.",
+    remove_when="never: it states what the family changes in a configuration.",
+)
+def validate_config(original, config: Any, *args: Any, **kwargs: Any) -> None:
+    """Set the loss mode, before anything starts, if the configuration has verl's default, set a constant divisor if verl
+    would take a micro-batch's width, and refuse another loss mode.
 
     Raises:
         PatchError: settings contradict the family; all are named.
     """
-    job = JobConfig.open(config, ID)
+    job = JobConfig.open(config, Patches.of(validate_config).id)
     options = engine.options("grpo")
     job.refuse(
-        requirements.refusals(job.get),
-        f"cannot train in mode {requirements.MODE} with",
+        stream_refusals(job.get),
+        f"cannot train in mode {streaming.MODE} with",
         "Change these settings, or choose another trainer.v1.trainer_mode.",
     )
     job.refuse(
@@ -49,12 +61,12 @@ def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> None:
     for sentence in remarks(job.get, options):
         logger.warning("%s", sentence)
     found = original(config, *args, **kwargs)
-    if requirements.asked(job.get):  # after all families have chosen the loss
+    if streaming.asked(job.get):  # after all families have chosen the loss
         from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
         job.refuse(
-            requirements.loss_refusals(job.get, POLICY_LOSS_REGISTRY),
-            f"cannot train in mode {requirements.MODE} with",
+            loss_refusals(job.get, POLICY_LOSS_REGISTRY),
+            f"cannot train in mode {streaming.MODE} with",
             "Change these settings, or choose another trainer.v1.trainer_mode.",
         )
     return found
@@ -62,8 +74,8 @@ def on_validate(original, config: Any, *args: Any, **kwargs: Any) -> None:
 
 def refusals(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
     """Yield the settings that contradict the family, each with the reason."""
-    if requirements.asked(get) and get(REPLAY):
-        yield f"{REPLAY}=True ({requirements.MODE} trains in rounds of its own, which replay no experts)"
+    if streaming.asked(get) and get(REPLAY):
+        yield f"{REPLAY}=True ({streaming.MODE} trains in rounds of its own, which replay no experts)"
     if get(REPLAY) and get(f"{ROLLOUT}.name") == "sglang" and Version(version("sglang")) < FIRST_SGLANG:
         yield f"{REPLAY}=True (SGLang {version('sglang')}; its record of experts was found true from {FIRST_SGLANG} on)"
     mode = get(LOSS, _DEFAULT)
@@ -79,7 +91,7 @@ def refusals(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
 
 def adaptations(get: Get, options: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
     """Yield the settings to make, each with its value and the reason."""
-    if not options["loss"] and not requirements.asked(get):
+    if not options["loss"] and not streaming.asked(get):
         return
     if options["loss"] and get(LOSS) != MODE:
         yield LOSS, MODE, "the loss divides by the samples of the batch, not by its padding"
@@ -96,30 +108,82 @@ def adaptations(get: Get, options: Mapping[str, Any]) -> Iterator[tuple[str, Any
 def remarks(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each part of the family that this configuration does not use."""
     mode = get("trainer.v1.trainer_mode", "sync") if get("trainer.use_v1", True) else "legacy"
-    if not requirements.asked(get):
+    if not streaming.asked(get):
         yield (
             f"the streaming batcher is not used: in trainer mode {mode} verl has the whole batch before it "
-            f"divides it, and balances it by Karmarkar and Karp; trainer mode {requirements.MODE} uses it"
+            f"divides it, and balances it by Karmarkar and Karp; trainer mode {streaming.MODE} uses it"
         )
     if options["router"] and get("actor_rollout_ref.rollout.router_config_path"):
         yield "the token router is not used: the configuration has a router_config_path"
 
 
-PATCH = validate_config_patch(
-    id=ID,
-    requires="verl>=0.9",
-    wrapper=on_validate,
-    contract=Contract(
-        params=("config",),
-        exists=(
-            "verl.workers.config.actor:PolicyLossConfig.loss_mode",
-            "verl.workers.config.actor:ActorConfig.loss_scale_factor",
-        ),
-    ),
-    evidence="install",
-    needs=("grpo.verl.register_policy_loss",),
-    why="verl uses a registered loss only if the configuration names it.",
-    how="Before anything starts, sets the loss mode if the configuration has verl's default, sets a "
-    "constant divisor if verl would take a micro-batch's width, and refuses another loss mode.",
-    remove_when="never: it states what the family changes in a configuration.",
-)
+def stream_refusals(get: Get) -> Iterator[str]:
+    """Yield the settings that contradict the mode `streaming.MODE`, each with the reason; none for other modes."""
+    if streaming.asked(get):
+        yield from _whole_batch(get)
+        yield from _places(get)
+
+
+def loss_refusals(get: Get, registry: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why the actor's loss cannot be streamed; nothing for other modes, or a loss that no registry here has.
+
+    Args:
+        get: reads the configuration, once every family has set what it needs.
+        registry: verl's ``POLICY_LOSS_REGISTRY``.
+    """
+    if streaming.asked(get):
+        why = divisor.problem(lambda path, default=None: get(f"{ACTOR}.{path}", default), registry)
+        if why is not None:
+            yield f"{ACTOR}.{why}"
+
+
+def _whole_batch(get: Get) -> Iterator[str]:
+    """Yield what needs the whole batch before its first gradient."""
+    estimator = get("algorithm.adv_estimator", "gae")
+    if estimator not in GROUP_LOCAL:
+        yield f"algorithm.adv_estimator={estimator} (advantages need the whole batch; use {', '.join(GROUP_LOCAL)})"
+    if get("critic.enable"):
+        yield "critic.enable=True (values need the whole batch)"
+    if get("trainer.critic_warmup", 0):
+        yield f"trainer.critic_warmup={get('trainer.critic_warmup')} (there is no critic)"
+    if get("algorithm.use_kl_in_reward"):
+        yield "algorithm.use_kl_in_reward=True (use actor.use_kl_loss)"
+    if get("algorithm.rollout_correction.bypass_mode"):
+        yield "algorithm.rollout_correction.bypass_mode=True (the policy's own log-probabilities cost nothing here)"
+    if estimator == "opo" and get("algorithm.rollout_correction.rollout_rs"):
+        yield (
+            f"algorithm.adv_estimator=opo with rollout_rs={get('algorithm.rollout_correction.rollout_rs')} (its baseline "
+            "weighs responses by the tokens that rejection leaves, which is known after the forward alone; use grpo or "
+            "rloo, or no rollout_rs)"
+        )
+    if get("algorithm.rollout_correction.rollout_is_batch_normalize"):
+        yield "algorithm.rollout_correction.rollout_is_batch_normalize=True (a mean over the whole batch)"
+    epochs, mini, batch = (
+        get(f"{ACTOR}.ppo_epochs", 1),
+        get(f"{ACTOR}.ppo_mini_batch_size"),
+        get("data.train_batch_size"),
+    )
+    if epochs != 1:
+        yield f"{ACTOR}.ppo_epochs={epochs} (each group is trained on once, as it comes; use 1)"
+    if mini != batch:
+        yield f"{ACTOR}.ppo_mini_batch_size={mini} (one optimizer step per version; use data.train_batch_size, {batch})"
+
+
+def _places(get: Get) -> Iterator[str]:
+    """Yield settings that place trainer and rollout on the wrong devices, or train what the mode cannot."""
+    for path in (f"{ROLLOUT}.nnodes", f"{ROLLOUT}.n_gpus_per_node"):
+        if not get(path):
+            yield f"{path}={get(path)} (rollouts need devices of their own)"
+    engine_path = f"{ROLLOUT}.checkpoint_engine.backend"
+    if get(engine_path, "naive") in (None, "naive") and not engine.enabled("cpu"):
+        yield f"{engine_path}=naive (it cannot reach another process; use nccl, nixl or mooncake)"
+    strategy = get(f"{ACTOR}.strategy")
+    if strategy not in (None, "fsdp", "fsdp2"):
+        yield f"{ACTOR}.strategy={strategy} (use fsdp or fsdp2)"
+    for path in ("lora_rank", "lora.rank", "lora_adapter_path"):
+        if get(f"actor_rollout_ref.model.{path}"):
+            yield f"actor_rollout_ref.model.{path}={get(f'actor_rollout_ref.model.{path}')} (not supported here)"
+    if get("distillation.enabled"):
+        yield "distillation.enabled=True (not supported here)"
+    if get("reward.reward_model.enable") and not get("reward.reward_model.enable_resource_pool"):
+        yield "reward.reward_model.enable_resource_pool=False (rollouts never pause for it; use True)"

@@ -28,7 +28,7 @@ from flashpatch.patches.eagle.bandit.policy import Policy
 from flashpatch.patches.eagle.capture.sample_queue import SampleReader, SampleWriter
 from flashpatch.patches.eagle.drafter_refit.embeddings_and_head import save_embeddings_and_head
 from flashpatch.patches.eagle.train.kept_samples import KeptSamples
-from flashpatch.patches.grpo.routing.trace import Trace
+from flashpatch.patches.grpo.routing.balancer import Trace
 
 
 @pytest.fixture(autouse=True)

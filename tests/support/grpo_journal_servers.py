@@ -67,12 +67,12 @@ class Server:
         self.engine, self.global_steps, self.asked = Engine(dies), version, []
 
     async def generate(self, request_id, prompt_ids, sampling_params, image_data=None, video_data=None):
-        from flashpatch.patches.grpo.routing import partial_outputs
+        from flashpatch.patches.grpo.routing import journal
 
         self.asked.append([len(prompt_ids), sampling_params["max_tokens"]])
 
         async def answer(server: Any) -> Any:
-            outputs = partial_outputs.on_engine_generate(
+            outputs = journal.engine_generate(
                 type(self.engine).generate, self.engine, prompt_ids, sampling_params, request_id
             )
             async for output in outputs:
@@ -85,7 +85,7 @@ class Server:
                 extra_fields={"global_steps": self.global_steps},
             )
 
-        return await partial_outputs.on_server_generate(answer, self)
+        return await journal.server_generate(answer, self)
 
     async def seen(self) -> list[list[int]]:
         return self.asked
@@ -102,7 +102,7 @@ async def main(options: dict[str, Any]) -> None:
     from verl.workers.rollout.router import get_router_handle
 
     from flashpatch.patches.grpo.routing import journal
-    from flashpatch.patches.grpo.streaming import token_versions
+    from flashpatch.patches.grpo.streaming import staleness
 
     held = journal.start()
     servers = {
@@ -112,8 +112,8 @@ async def main(options: dict[str, Any]) -> None:
     await asyncio.gather(*(server.seen.remote() for server in servers.values()))
     balancer = get_router_handle(servers={"dies": servers["dies"]})
     client = LLMServerClient(OmegaConf.create(CONFIG), balancer)
-    parts = token_versions.Parts()
-    token_versions._parts.set(parts)
+    parts = staleness.Parts()
+    staleness._parts.set(parts)
     asked = asyncio.ensure_future(
         client.generate(
             "one",

@@ -1,17 +1,74 @@
-"""Register the loss as a loss mode with verl's own registry."""
+"""Change what verl's losses divide by, register the exact loss as a loss mode, and compute log-probabilities exactly on
+request."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from flashpatch import engine
+from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
-from flashpatch.patches.grpo.loss import batch_counts
-from flashpatch.record import Contract, Patch
 
 MODE = "grpo_exact"
-ID = "grpo.verl.register_policy_loss"
 ALGOS = "verl.trainer.ppo.core_algos"
+
+_last: Any = None
+"""The `Counts` last written into a batch of this process; None before the first."""
+
+patches = Patches("grpo", "verl>=0.9", scope="trainer", evidence="step")
+
+
+def last() -> Any:
+    """Return the counts that this process last wrote into a training batch, by which the loss divides."""
+    return _last
+
+
+def native_counts(site: Any) -> str | None:
+    """Name verl's own count if it is right for a batch of two samples of which one is masked out."""
+    import torch
+    from tensordict import TensorDict
+    from verl.utils import tensordict_utils as tu
+
+    batch = TensorDict({"response_mask": torch.tensor([[1, 1], [0, 0]])}, batch_size=2)
+    tu.assign_non_tensor(batch, use_dynamic_bsz=False, micro_batch_size_per_gpu=2, global_batch_size=2)
+    (whole,), _ = site.original(batch)
+    return "verl counts samples itself" if whole["global_batch_size"] == 1 else None
+
+
+@patches.wrap(
+    "verl.workers.engine.utils:prepare_micro_batches",
+    relies_on=(
+        "verl.utils.tensordict_utils:assign_non_tensor",
+        "verl.utils.tensordict_utils:get_non_tensor_data",
+        "verl.workers.utils.losses:ppo_loss",
+    ),
+    native=native_counts,
+    why="verl divides the sequence-mean losses by the configured batch size. Padding samples, failed groups "
+    "and samples that rejection took out are not in the sum but in the divisor, so the gradient shrinks "
+    "with them; the number of tokens is counted from the mask before rejection.",
+    remove_when="verl counts the samples of a mini-batch as it counts its tokens, and both after rejection.",
+)
+def prepare_micro_batches(original, data: Any, dp_group: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """Count samples and tokens of every mini-batch over all data-parallel ranks, from the mask that the loss uses, and
+    write them where verl's losses read them. Actor and critic are both served.
+
+    Here it is not divided into micro-batches yet. A training batch of PPO carries ``global_batch_size``, the configured
+    number of samples, and ``batch_num_tokens``; batches without these fields (inference, supervised training) pass as
+    they are.
+    """
+    global _last
+    if "global_batch_size" in data.keys() and "response_mask" in data.keys():
+        from verl.utils import tensordict_utils as tu
+
+        from flashpatch.patches.grpo.loss.grpo_exact import count
+
+        configured = tu.get_non_tensor_data(data, key="global_batch_size", default=None)
+        if configured is not None:
+            _last = count(data["response_mask"], dp_group)
+            tu.assign_non_tensor(data, global_batch_size=max(_last.samples, 1))
+            tu.assign_non_tensor(data, batch_num_tokens=max(_last.tokens, 1))
+    return original(data, dp_group, *args, **kwargs)
 
 
 def policy_loss(
@@ -39,18 +96,18 @@ def policy_loss(
 
     from flashpatch.patches.grpo.loss.grpo_exact import Clip, Counts, grpo_loss
 
-    engine.record_call(ID)
+    engine.record_call(patches.of(register_policy_loss).id)
     info = config.global_batch_info
-    counts = batch_counts.last()
+    counts, counting = last(), patches.at(prepare_micro_batches)
     given = info.get("global_batch_size"), info.get("batch_num_tokens")
-    if counts is None and engine.statuses()[batch_counts.ID].state.word == "superseded":
+    if counts is None and engine.statuses()[counting["patch"]].state.word == "superseded":
         counts = Counts(*given)
     if counts is None or given != (max(counts.samples, 1), max(counts.tokens, 1)):
         raise PatchError(
             f"was given the counts {given}, and the batch was counted as {counts}.",
-            patch=ID,
-            target=batch_counts.TARGET,
-            advice=f"{batch_counts.ID} must be live in every trainer: see flashpatch-verify --live.",
+            patch=patches.of(register_policy_loss).id,
+            target=counting["target"],
+            advice=f"{counting['patch']} must be live in every trainer: see flashpatch-verify --live.",
         )
     pick = config.get
     found = grpo_loss(
@@ -83,44 +140,70 @@ def policy_loss(
 policy_loss.divides_by = "aggregation"  # type: ignore[attr-defined]  # read by streaming.divisor
 
 
-def native(site: Any) -> str | None:
+def native_losses(site: Any) -> str | None:
     """Name verl's own losses if the option loss is off: then the mode is not registered, and no step calls it."""
     return None if site.options.get("loss", True) else "the loss that verl's configuration names"
 
 
-def apply(site: Any) -> None:
-    """Register the mode."""
-    site.module.register_policy_loss(MODE)(policy_loss)
-
-
-def undo(site: Any) -> None:
-    """Remove it from the registry."""
-    if site.module.POLICY_LOSS_REGISTRY.get(MODE) is policy_loss:
-        del site.module.POLICY_LOSS_REGISTRY[MODE]
-
-
-PATCH = Patch(
-    id=ID,
-    targets=(f"{ALGOS}:register_policy_loss",),
-    requires="verl>=0.9",
-    apply=apply,
-    undo=undo,
-    native=native,
-    contract=Contract(
-        params=("name",),
-        mentions=("POLICY_LOSS_REGISTRY",),
-        exists=(
-            f"{ALGOS}:POLICY_LOSS_REGISTRY",
-            f"{ALGOS}:get_policy_loss_fn",
-            "verl.workers.config.actor:ActorConfig.global_batch_info",
-        ),
+@patches.register(
+    f"{ALGOS}:register_policy_loss",
+    params="name",
+    relies_on=(
+        "POLICY_LOSS_REGISTRY",
+        f"{ALGOS}:POLICY_LOSS_REGISTRY",
+        f"{ALGOS}:get_policy_loss_fn",
+        "verl.workers.config.actor:ActorConfig.global_batch_info",
     ),
-    evidence="step",
-    scope=frozenset({"trainer"}),
-    needs=(batch_counts.ID,),
+    native=native_losses,
     why="The gradient of verl's own losses depends on how a batch was divided: through the configured batch "
     "size, and under seq-mean-token-sum-norm through the width of a micro-batch.",
-    how=f'Registers the policy loss "{MODE}" with verl, unless the option loss is off. Reference KL, entropy and '
-    "importance weights stay verl's.",
     remove_when="verl's losses divide by the samples and tokens that the batch really holds.",
 )
+def register_policy_loss(site: Any) -> Callable[[], None]:
+    """Register the policy loss "grpo_exact" with verl, unless the option loss is off. Reference KL, entropy and importance
+    weights stay verl's."""
+    site.module.register_policy_loss(MODE)(policy_loss)
+
+    def take_away() -> None:
+        if site.module.POLICY_LOSS_REGISTRY.get(MODE) is policy_loss:
+            del site.module.POLICY_LOSS_REGISTRY[MODE]
+
+    return take_away
+
+
+def native_logprobs(site: Any) -> str | None:
+    """Name verl's own when it is right on a small case and the option logprobs is off."""
+    if site.options.get("logprobs"):
+        return None
+    import torch
+
+    draw = torch.Generator().manual_seed(0)
+    states, head = torch.randn(40, 8, generator=draw), torch.randn(50, 8, generator=draw)
+    labels = torch.arange(40)
+    logs = torch.log_softmax(states @ head.t() / 0.7, -1)
+    entropy = -(logs.exp() * logs).sum(-1)
+    got, spread = site.original(site.owner(chunk_size=16), states, head, labels, 0.7)
+    away = max((got - logs[labels, labels]).abs().max().item(), (spread - entropy).abs().max().item())
+    return f"verl's {site.owner.__name__}, {away:.0e} from the plain way" if away < 1e-4 else None
+
+
+@patches.wrap(
+    "verl.utils.experimental.torch_functional:FusedLinearForPPO.forward",
+    native=native_logprobs,
+    evidence="optional",
+    why="verl's fused log-probabilities (model.use_fused_kernels) are chunked and right in float32. In bf16 "
+    "they round logits, entropy and the sum of the head's gradient; without an accelerator bf16 products "
+    "are slow.",
+    remove_when="verl's torch backend sums in float32.",
+)
+def fused_linear_for_ppo_forward(
+    original, self, hidden_states: Any, vocab_weights: Any, input_ids: Any, temperature: float = 1.0
+) -> tuple[Any, Any]:
+    """Keep verl's fused log-probabilities by default. With the option logprobs, compute them in blocks with float32 sums."""
+    from flashpatch.patches.grpo.loss.logprobs import token_logprobs
+
+    weights = vocab_weights.full_tensor() if hasattr(vocab_weights, "full_tensor") else vocab_weights
+    found = token_logprobs(
+        hidden_states.to(weights.dtype), weights, input_ids.long(), temperature=temperature, entropy=True
+    )
+    return found.logprobs, found.entropy

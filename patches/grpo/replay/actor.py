@@ -1,14 +1,16 @@
-"""Replay the experts that the rollout's engine chose in the FSDP actor, if verl carries them."""
+"""Replay the experts that the rollout's engine chose in the FSDP actor, if verl carries them, and let verl read those that
+SGLang recorded."""
 
 from __future__ import annotations
 
-import functools
+import base64
 import logging
+from collections.abc import AsyncIterator
 from typing import Any
 
+from flashpatch.decorate import Patches
 from flashpatch.patches.grpo.replay import routers
 from flashpatch.patches.grpo.replay.routers import Replay, stop
-from flashpatch.record import Contract, Patch
 
 logger = logging.getLogger("flashpatch.grpo")
 
@@ -17,10 +19,25 @@ WORKERS = "verl.workers.engine_workers"
 FLAG = "enable_routing_replay"
 STRATEGIES = ("fsdp", "fsdp2")
 KEPT = "_flashpatch_replay"
+EXPERTS = "routed_experts"
+
+patches = Patches(
+    "grpo",
+    "verl>=0.9",
+    scope="trainer",
+    evidence="optional",
+    why="verl carries the experts that the engine chose to the trainer (rollout.enable_rollout_routing_replay), where only "
+    "Megatron and VeOmni use them: an FSDP actor routes anew, and tokens near a tie get other experts than answered.",
+    remove_when="verl's FSDP engine replays routed_experts.",
+)
 
 
-def on_worker(original, self, config: Any, role: str, *args: Any, **kwargs: Any) -> None:
-    """Around ``ActorRolloutRefWorker.__init__``: let the worker mark batches for replay under FSDP as under Megatron."""
+@patches.wrap(
+    f"{WORKERS}:ActorRolloutRefWorker.__init__",
+    relies_on=("self.enable_routing_replay", f"{WORKERS}:_with_routing_replay_flag"),
+)
+def actor_rollout_ref_worker_init(original, self, config: Any, role: str, *args: Any, **kwargs: Any) -> None:
+    """Let the worker mark the actor's batches for replay, with that setting and an FSDP actor, as it does for Megatron."""
     original(self, config, role, *args, **kwargs)
     rollout = config.get("rollout") or {}
     if (
@@ -31,8 +48,13 @@ def on_worker(original, self, config: Any, role: str, *args: Any, **kwargs: Any)
         self.enable_routing_replay = True
 
 
-def on_batch(original, self, data: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around ``FSDPEngine.forward_backward_batch``: replay in the batches that the worker marked, and in no other.
+@patches.wrap(
+    f"{IMPL}:FSDPEngine.forward_backward_batch",
+    params=("self", "data", "loss_function", "forward_only"),
+    relies_on="self.forward_step",
+)
+def forward_backward_batch(original, self, data: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hook the model's routers while a marked batch runs, its backward pass included, and take the hooks off.
 
     The reference is left to its own routing: verl marks its batches so, but not those that the actor computes without
     its adapter.
@@ -52,8 +74,18 @@ def on_batch(original, self, data: Any, *args: Any, **kwargs: Any) -> Any:
         replay.remove()
 
 
-def on_step(original, self, micro_batch: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around ``FSDPEngineWithLMHead.forward_step``: give the routers this micro-batch's record.
+@patches.wrap(
+    routers.TARGET,
+    relies_on=(
+        "self.prepare_model_inputs",
+        "self.module",
+        f"{IMPL}:FSDPEngineWithLMHead.prepare_model_inputs",
+        "verl.utils.ulysses:ulysses_pad_and_slice_inputs",
+    ),
+)
+def forward_step(original, self, micro_batch: Any, *args: Any, **kwargs: Any) -> Any:
+    """Give the routers the recorded experts of the micro-batch, packed or padded, or this rank's part, with weights from
+    live logits. Stop if a recorded layer was not routed, or a token up to the last trained one has no record.
 
     Raises:
         PatchError: the record does not fit the model or the tokens, or a router was not called.
@@ -122,52 +154,41 @@ def _ends(micro_batch: Any) -> list[int]:
     return ends
 
 
-_patch = functools.partial(
-    Patch,
-    requires="verl>=0.9",
-    evidence="optional",
-    scope=frozenset({"trainer"}),
-    why="verl carries the experts that the engine chose to the trainer (rollout.enable_rollout_routing_replay), where only "
-    "Megatron and VeOmni use them: an FSDP actor routes anew, and tokens near a tie get other experts than answered.",
-    remove_when="verl's FSDP engine replays routed_experts.",
-)
+class Record(str):
+    """Hold SGLang's text of recorded experts, which it is for everybody else too."""
 
-WORKER = _patch(
-    id="grpo.verl.actor_rollout_ref_worker_init",
-    targets=(f"{WORKERS}:ActorRolloutRefWorker.__init__",),
-    wrapper=on_worker,
-    contract=Contract(
-        params=("self", "config", "role"),
-        mentions=("self.enable_routing_replay",),
-        exists=(f"{WORKERS}:_with_routing_replay_flag",),
-    ),
-    how="With that setting and an FSDP actor, lets the worker mark the actor's batches for replay, as it does for Megatron.",
-)
+    __slots__ = ("shape",)
+    shape: tuple[int, int, int]
 
-BATCH = _patch(
-    id="grpo.verl.forward_backward_batch",
-    targets=(f"{IMPL}:FSDPEngine.forward_backward_batch",),
-    wrapper=on_batch,
-    contract=Contract(
-        params=("self", "data", "loss_function", "forward_only"), mentions=("self.forward_step",)
-    ),
-    how="Hooks the model's routers while a marked batch runs, its backward pass included, and takes the hooks off.",
-)
+    def numpy(self) -> Any:
+        """Return the experts, ``(tokens, layers, experts per token)``, int32."""
+        import numpy
 
-STEP = _patch(
-    id=routers.ID,
-    targets=(routers.TARGET,),
-    wrapper=on_step,
-    contract=Contract(
-        params=("self", "micro_batch"),
-        mentions=("self.prepare_model_inputs", "self.module"),
-        exists=(
-            f"{IMPL}:FSDPEngineWithLMHead.prepare_model_inputs",
-            "verl.utils.ulysses:ulysses_pad_and_slice_inputs",
-        ),
-    ),
-    how="Gives the routers the recorded experts of the micro-batch, packed or padded, or this rank's part; the weights "
-    "come from live logits. Stops if a recorded layer was not routed, or a token up to the last trained one has no record.",
-)
+        return numpy.frombuffer(base64.b64decode(self), dtype=numpy.int32).reshape(self.shape)
 
-PATCHES = (WORKER, BATCH, STEP)
+
+@Patches("grpo", "sglang>=0.5.12", scope="driver", evidence="optional").wrap(
+    "sglang.srt.managers.tokenizer_manager:TokenizerManager.generate_request",
+    params=("obj", "request"),
+    relies_on="sglang.srt.managers.io_struct:GenerateReqInput.return_routed_experts",
+    why="SGLang returns recorded experts as text; verl takes them for a tensor, and every request of a job with "
+    "rollout.enable_rollout_routing_replay ends with an AttributeError.",
+    remove_when="verl decodes SGLang's record of experts.",
+)
+def generate_request(original, self, obj: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+    """Give that text the method that verl calls; for all others it is the text that it was."""
+    outputs = original(self, obj, *args, **kwargs)
+    if not getattr(obj, f"return_{EXPERTS}", False):
+        return outputs
+    config = self.model_config.hf_text_config
+    return readable(outputs, (-1, config.num_hidden_layers, config.num_experts_per_tok))
+
+
+async def readable(outputs: AsyncIterator[Any], shape: tuple[int, int, int]) -> AsyncIterator[Any]:
+    """Yield the outputs, their experts as a `Record`."""
+    async for output in outputs:
+        found = output["meta_info"].get(EXPERTS) if isinstance(output, dict) else None
+        if isinstance(found, str):
+            output["meta_info"][EXPERTS] = record = Record(found)
+            record.shape = shape
+        yield output

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
+import os
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flashpatch.patches.grpo.routing.conversations import Conversation, Conversations, Digest, digest
-from flashpatch.patches.grpo.routing.lengths import Lengths
+from flashpatch.patches.grpo.routing.lengths import Conversation, Conversations, Digest, Lengths, digest
 from flashpatch.patches.grpo.routing.order import LongestFirst
 from flashpatch.patches.grpo.routing.pool import Pool
-from flashpatch.patches.grpo.routing.trace import Trace
 from flashpatch.patches.grpo.routing.wait_queue import Places, RequestLost
 
 EMPTY = "No available servers in load balancer"
@@ -265,3 +265,29 @@ class TokenBalancer:
         for key in [key for key in self._held if key[0] == name]:
             for held in self._held.pop(key):
                 self._learn(held, name, None, False)
+
+
+class Trace:
+    """Record what requests a job made, as JSON lines that `benchmarks/router.py` can replay: one per complete response.
+
+    Fields: ``step``, counted up when no request is left; ``prompt``, a number per prompt; ``prompt_tokens``;
+    ``turn``; ``tokens`` of the response; ``server``; ``seconds``.
+
+    Args:
+        path: written anew, with mode 0600; the directory must exist.
+    """
+
+    def __init__(self, path: str) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        self._file = os.fdopen(os.open(path, flags, 0o600), "w", buffering=1)
+        self._prompts: dict[Hashable, int] = {}
+        self.step = 0
+
+    def write(
+        self, prompt: Hashable, prompt_tokens: int, turn: int, tokens: int, server: str, seconds: float
+    ) -> None:
+        """Write a line."""
+        number = self._prompts.setdefault(prompt, len(self._prompts))
+        line = {"step": self.step, "prompt": number, "prompt_tokens": prompt_tokens, "turn": turn}
+        line |= {"tokens": tokens, "server": server, "seconds": round(seconds, 4)}
+        self._file.write(json.dumps(line) + "\n")

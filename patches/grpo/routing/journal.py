@@ -1,10 +1,16 @@
-"""Keep the tokens of running requests outside the servers that generate them, so that another server can go on."""
+"""Keep the tokens of running requests outside the servers that generate them, so that another server can go on: what holds
+them, what goes on from them, and what reports them from verl's vLLM server."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextvars import ContextVar
 from typing import Any
+
+from flashpatch import engine
+from flashpatch.decorate import Patches
+from flashpatch.patches._shared.context import holding
 
 NAME = "flashpatch_grpo_journal"
 """Name of the Ray actor that holds a job's `Journal`."""
@@ -195,3 +201,87 @@ def _limit(arguments: Mapping[str, Any], rollout: Any) -> int | None:
     if response is None or prompt is None:
         return None
     return int(min(response, prompt + response - len(arguments["prompt_ids"])))
+
+
+_server: ContextVar[Any] = ContextVar("flashpatch_grpo_server", default=None)
+"""verl's server whose request is being handed to the engine."""
+_WHY = (
+    "When a rollout server dies, what it had generated is lost: its requests begin again from their prompts."
+)
+
+verl_patches = Patches(
+    "grpo",
+    "verl>=0.9",
+    framework="verl_vllm",
+    scope="driver",
+    evidence="optional",
+    why=_WHY,
+    remove_when="verl keeps the tokens of running requests outside the server.",
+)
+
+
+@verl_patches.wrap(
+    "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer.generate",
+    id="grpo.verl_vllm.generate",
+    params=("prompt_ids", "sampling_params", "request_id"),
+    relies_on=("self.engine.generate", "self.global_steps"),
+)
+async def server_generate(original, self, *args: Any, **arguments: Any) -> Any:
+    """Note which server a request belongs to, for grpo.vllm.generate."""
+    with holding(_server, self):
+        return await original(self, *args, **arguments)
+
+
+@Patches("grpo", "vllm>=0.24", scope="driver", evidence="optional").wrap(
+    "vllm.v1.engine.async_llm:AsyncLLM.generate",
+    id="grpo.vllm.generate",
+    why=_WHY,
+    remove_when="verl keeps the tokens of running requests outside the server.",
+)
+def engine_generate(
+    original, self, prompt: Any, sampling_params: Any, request_id: str, **more: Any
+) -> AsyncIterator[Any]:
+    """Report tokens to an actor of Ray outside the server while they come, with the option journal."""
+    outputs = original(self, prompt, sampling_params, request_id, **more)
+    server, every = _server.get(), engine.options("grpo")["journal"]
+    if server is None or not every:
+        return outputs
+    if not hasattr(server, "_flashpatch_grpo_journal"):
+        server._flashpatch_grpo_journal = find()
+    to = server._flashpatch_grpo_journal
+    return outputs if to is None else reported(outputs, to, request_id, every, server)
+
+
+async def reported(
+    outputs: AsyncIterator[Any], to: Any, request_id: str, every: int, server: Any
+) -> AsyncIterator[Any]:
+    """Yield the engine's outputs, and tell the journal ``to`` of each ``every`` tokens and of the end.
+
+    If the engine is ahead of its reader an output holds several steps, so a report may hold more. A response that
+    ends before its first report is due is not reported.
+    """
+    sent = 0
+    async for output in outputs:
+        if output.outputs:
+            one = output.outputs[0]
+            new = len(one.token_ids) - sent
+            ends = one.finish_reason in ("stop", "length")
+            if new and (new >= every or (ends and sent)):
+                tokens = list(one.token_ids[sent:])
+                to.add.remote(
+                    request_id,
+                    sent,
+                    tokens,
+                    _logprobs(one, sent, tokens),
+                    getattr(server, "global_steps", None),
+                    "completed" if ends else None,
+                )
+                sent += new
+        yield output
+
+
+def _logprobs(one: Any, sent: int, tokens: list[int]) -> list[float] | None:
+    if one.logprobs is None:
+        return None
+    found = one.logprobs[sent : sent + len(tokens)]
+    return [at[token].logprob for token, at in zip(tokens, found, strict=True)]

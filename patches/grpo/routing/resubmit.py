@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 from contextvars import ContextVar
 from typing import Any
 
 from flashpatch import engine, ledger
+from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches.grpo.routing import journal
-from flashpatch.patches.grpo.routing.conversations import digest
 from flashpatch.patches.grpo.routing.journal import Beginning
-from flashpatch.record import Contract, Patch
+from flashpatch.patches.grpo.routing.lengths import digest
 
 logger = logging.getLogger("flashpatch.grpo")
 
 CLIENT = "verl.workers.rollout.llm_server"
-ID = "grpo.verl.generate"
+
+patches = Patches(
+    "grpo",
+    "verl>=0.9",
+    evidence="fault",
+    why="When a rollout server dies, verl keeps sending requests to it, and the samples of each are lost; "
+    "when one hangs, so does the step.",
+    remove_when="verl takes dead servers out of its balancer and repeats their requests.",
+)
 
 
 class _Attempt:
@@ -52,8 +59,9 @@ class _Attempt:
 _attempt: ContextVar[_Attempt | None] = ContextVar("flashpatch_grpo_attempt", default=None)
 
 
-async def on_acquire(original, self, request_id: str, **extra: Any) -> tuple[str, Any]:
-    """Record which server ``LLMServerClient._acquire_server`` returns.
+@patches.wrap(f"{CLIENT}:LLMServerClient._acquire_server", relies_on="self._load_balancer")
+async def acquire_server(original, self, request_id: str, **extra: Any) -> tuple[str, Any]:
+    """Record which server a request was sent to.
 
     A balancer cannot know that a client which waited for a place was cancelled: a place that comes too late
     is given back, or it would be taken for ever. Of the prompt, grpo's balancer gets a digest alone.
@@ -86,8 +94,9 @@ def _this_client() -> str | None:
     return ray.get_runtime_context().get_actor_id() if ray.is_initialized() else None
 
 
-def on_request_id(original, self, request_id: str) -> str:
-    """Note the id under which ``LLMServerClient._vllm_request_id`` sends a request."""
+@patches.wrap(f"{CLIENT}:LLMServerClient._vllm_request_id")
+def vllm_request_id(original, self, request_id: str) -> str:
+    """Record the id under which a request is sent, by which the journal knows its tokens."""
     sent_as = original(self, request_id)
     attempt = _attempt.get()
     if attempt is not None:
@@ -95,8 +104,17 @@ def on_request_id(original, self, request_id: str) -> str:
     return sent_as
 
 
-def on_release(original, self, server_id: str, request_id: str | None = None) -> None:
-    """Hold a release back until the response's length is known, see `on_generate`."""
+@patches.wrap(
+    f"{CLIENT}:LLMServerClient._release_server",
+    relies_on="self._lb_require_release_fields",
+    evidence="optional",
+    why="verl's client tells the balancer that a generation has ended, and not how long it was; the lengths of a "
+    "prompt's responses are what the lengths of its other responses can be predicted from.",
+    remove_when="verl sends the length of the response with the release.",
+)
+def release_server(original, self, server_id: str, request_id: str | None = None) -> None:
+    """Send the release when the response is there, with its length and whether it was aborted, to a balancer that asks for
+    them."""
     attempt = _attempt.get()
     if attempt is None or not attempt.open:
         original(self, server_id, request_id=request_id)
@@ -104,9 +122,19 @@ def on_release(original, self, server_id: str, request_id: str | None = None) ->
         attempt.released = server_id, request_id
 
 
-async def on_generate(original, self, request_id: str, **arguments: Any) -> Any:
-    """Repeat ``LLMServerClient.generate`` once on another server when the first is lost, from the last token that the
-    journal has, and tell the balancer how long the response is.
+@patches.wrap(
+    f"{CLIENT}:LLMServerClient.generate",
+    relies_on=(
+        f"{CLIENT}:LLMServerClient._release_server",
+        "verl.workers.rollout.replica:TokenOutput.token_ids",
+        "verl.workers.rollout.replica:TokenOutput.stop_reason",
+    ),
+)
+async def generate(original, self, request_id: str, **arguments: Any) -> Any:
+    """Repeat a request once on another server if the first one died, which is removed from the balancer, or with the option
+    slow_after did not answer in time; with the option journal from the last token that the journal has.
+
+    A result is delivered once, and the balancer is told how long the response is.
 
     Raises:
         PatchError: the second server was lost as well; the first cause is attached.
@@ -137,8 +165,7 @@ async def on_generate(original, self, request_id: str, **arguments: Any) -> Any:
             if first is not None:
                 raise PatchError(
                     f"request {request_id} got no answer from two servers: {', '.join(map(str, servers))}.",
-                    patch=ID,
-                    target=f"{CLIENT}:LLMServerClient.generate",
+                    **patches.at(generate),
                     advice="Look at the servers' logs; slow_after = 0 waits for ever.",
                 ) from first
             first = error
@@ -238,62 +265,3 @@ async def _report(client: Any, server: str, slow: bool, rest: float) -> None:
         await balancer.remove_servers.remote([server])
     elif hasattr(balancer, "rest_server"):
         await balancer.rest_server.remote(server, rest)
-
-
-_patch = functools.partial(
-    Patch,
-    requires="verl>=0.9",
-    evidence="fault",
-    why="When a rollout server dies, verl keeps sending requests to it, and the samples of each are lost; "
-    "when one hangs, so does the step.",
-    remove_when="verl takes dead servers out of its balancer and repeats their requests.",
-)
-
-ACQUIRE = _patch(
-    id="grpo.verl.acquire_server",
-    targets=(f"{CLIENT}:LLMServerClient._acquire_server",),
-    wrapper=on_acquire,
-    contract=Contract(params=("request_id",), mentions=("self._load_balancer",)),
-    how="Records which server a request was sent to.",
-)
-
-RELEASE = Patch(
-    id="grpo.verl.release_server",
-    targets=(f"{CLIENT}:LLMServerClient._release_server",),
-    requires="verl>=0.9",
-    wrapper=on_release,
-    evidence="optional",
-    needs=("grpo.verl.generate",),
-    contract=Contract(params=("server_id", "request_id"), mentions=("self._lb_require_release_fields",)),
-    why="verl's client tells the balancer that a generation has ended, and not how long it was; the lengths of a "
-    "prompt's responses are what the lengths of its other responses can be predicted from.",
-    how="Sends the release when the response is there, with its length and whether it was aborted, to a balancer "
-    "that asks for them.",
-    remove_when="verl sends the length of the response with the release.",
-)
-
-GENERATE = _patch(
-    id=ID,
-    targets=(f"{CLIENT}:LLMServerClient.generate",),
-    wrapper=on_generate,
-    needs=("grpo.verl.acquire_server",),
-    contract=Contract(
-        params=("request_id",),
-        exists=(
-            f"{CLIENT}:LLMServerClient._release_server",
-            "verl.workers.rollout.replica:TokenOutput.token_ids",
-            "verl.workers.rollout.replica:TokenOutput.stop_reason",
-        ),
-    ),
-    how="Removes the server from the balancer and repeats the request once on another; with the option "
-    "slow_after, also when it does not answer in time; with the option journal, from the last token that the journal "
-    "has. A result is delivered once.",
-)
-
-REQUEST_ID = _patch(
-    id="grpo.verl.vllm_request_id",
-    targets=(f"{CLIENT}:LLMServerClient._vllm_request_id",),
-    wrapper=on_request_id,
-    contract=Contract(params=("request_id",)),
-    how="Records the id under which a request is sent, by which the journal knows its tokens.",
-)

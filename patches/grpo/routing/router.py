@@ -7,52 +7,46 @@ from contextvars import ContextVar
 from typing import Any
 
 from flashpatch import engine
+from flashpatch.decorate import Patches
+from flashpatch.patches._shared.context import holding
 from flashpatch.patches._shared.verl_config import JobConfig
+from flashpatch.patches.grpo import streaming
 from flashpatch.patches.grpo.routing import journal
 from flashpatch.patches.grpo.routing.pool import threshold
-from flashpatch.patches.grpo.streaming import requirements
-from flashpatch.record import Contract, Patch
 
 logger = logging.getLogger("flashpatch.grpo")
 
 ROUTER = "verl.workers.rollout.router"
-ID = "grpo.verl.get_router_handle"
 _MANY = 100_000  # requests that may wait in the balancer at once
 _slots: ContextVar[int] = ContextVar("flashpatch_grpo_slots", default=0)
 """Sequences that a server of the job generates at once, while verl makes the balancer; 0: not known."""
 _streams: ContextVar[bool] = ContextVar("flashpatch_grpo_streams", default=False)
 """Whether the job trains on groups as they end, while verl makes the balancer."""
 
-
-async def on_init(original, self) -> None:
-    """Note how many sequences a server generates at once, and the trainer mode, for ``LLMServerManager``'s balancer.
-
-    Make the journal of the job's requests, if one is asked for: it lives as long as the manager.
-    """
-    rollout = self.rollout_config
-    if engine.options("grpo")["journal"]:
-        self._flashpatch_grpo_journal = journal.start()
-        if rollout.name != "vllm":
-            logger.warning(
-                "journal = N does nothing here: the server of rollout.name=%s reports no tokens", rollout.name
-            )
-    slots = _slots.set(int(rollout.max_num_seqs or 0) * int(rollout.data_parallel_size or 1))
-    streams = _streams.set(requirements.asked(JobConfig(self.config, ID).get))
-    try:
-        await original(self)
-    finally:
-        _slots.reset(slots)
-        _streams.reset(streams)
+patches = Patches("grpo", "verl>=0.9", scope="driver", evidence="optional")
 
 
-def on_handle(
+@patches.wrap(
+    f"{ROUTER}:get_router_handle",
+    relies_on=(
+        f"{ROUTER}:RequestLoadBalancer.require_acquire_fields",
+        f"{ROUTER}:RequestLoadBalancer.require_release_fields",
+        f"{ROUTER}:RequestLoadBalancer.get_total_inflight",
+        f"{ROUTER}:GlobalRequestLoadBalancer.get_inflight_count",
+    ),
+    why="verl's balancer counts requests, not tokens, keeps a conversation on its server however full that "
+    "is, and never holds a request back.",
+    remove_when="verl's router weighs requests by tokens and has thresholds.",
+)
+def get_router_handle(
     original,
     servers: dict[str, Any],
     router_config_path: str | None = None,
     full_determinism: bool = False,
     load_balancer_cls: type | None = None,
 ) -> Any:
-    """Return grpo's balancer instead of verl's, unless the configuration names a router or determinism."""
+    """Make the balancer, through verl's own interface, one that counts outstanding tokens, with thresholds and
+    back-pressure. A router that the configuration names stays."""
     options = engine.options("grpo")
     asked = router_config_path or load_balancer_cls or ("full_determinism" if full_determinism else None)
     if asked or not options["router"]:
@@ -82,48 +76,33 @@ def on_handle(
     return ray.remote(TokenBalancer).options(max_concurrency=_MANY).remote(servers, given)
 
 
-PATCH = Patch(
-    id=ID,
-    targets=(f"{ROUTER}:get_router_handle",),
-    requires="verl>=0.9",
-    wrapper=on_handle,
-    contract=Contract(
-        params=("servers", "router_config_path", "full_determinism", "load_balancer_cls"),
-        exists=(
-            f"{ROUTER}:RequestLoadBalancer.require_acquire_fields",
-            f"{ROUTER}:RequestLoadBalancer.require_release_fields",
-            f"{ROUTER}:RequestLoadBalancer.get_total_inflight",
-            f"{ROUTER}:GlobalRequestLoadBalancer.get_inflight_count",
-        ),
+@patches.wrap(
+    "verl.workers.rollout.llm_server:LLMServerManager._init_global_load_balancer",
+    params=(),
+    relies_on=(
+        "self.rollout_config",
+        "get_router_handle",
+        "verl.workers.config.rollout:RolloutConfig.max_num_seqs",
+        "verl.workers.config.rollout:RolloutConfig.data_parallel_size",
     ),
-    evidence="optional",
-    scope=frozenset({"driver"}),
-    why="verl's balancer counts requests, not tokens, keeps a conversation on its server however full that "
-    "is, and never holds a request back.",
-    how="Makes the balancer, through verl's own interface, one that counts outstanding tokens, with "
-    "thresholds and back-pressure. A router that the configuration names stays.",
-    remove_when="verl's router weighs requests by tokens and has thresholds.",
-)
-
-INIT = Patch(
-    id="grpo.verl.init_global_load_balancer",
-    targets=("verl.workers.rollout.llm_server:LLMServerManager._init_global_load_balancer",),
-    requires="verl>=0.9",
-    wrapper=on_init,
-    needs=(ID,),
-    contract=Contract(
-        params=(),
-        mentions=("self.rollout_config", "get_router_handle"),
-        exists=(
-            "verl.workers.config.rollout:RolloutConfig.max_num_seqs",
-            "verl.workers.config.rollout:RolloutConfig.data_parallel_size",
-        ),
-    ),
-    evidence="optional",
-    scope=frozenset({"driver"}),
     why="Which request comes next can be chosen only among those that no engine has yet, and verl's balancer is not "
     "told how many an engine generates at once.",
-    how="Takes max_num_seqs of the rollout's configuration as the threshold of a server, unless worker_requests says "
-    "otherwise.",
     remove_when="verl's router has thresholds.",
 )
+async def init_global_load_balancer(original, self) -> None:
+    """Take max_num_seqs of the rollout's configuration as the threshold of a server, unless worker_requests says otherwise.
+
+    Note the trainer mode too, and make the journal of the job's requests, if one is asked for: it lives as long as the
+    manager.
+    """
+    rollout = self.rollout_config
+    if engine.options("grpo")["journal"]:
+        self._flashpatch_grpo_journal = journal.start()
+        if rollout.name != "vllm":
+            logger.warning(
+                "journal = N does nothing here: the server of rollout.name=%s reports no tokens", rollout.name
+            )
+    slots = int(rollout.max_num_seqs or 0) * int(rollout.data_parallel_size or 1)
+    streams = streaming.asked(JobConfig(self.config, patches.of(get_router_handle).id).get)
+    with holding(_slots, slots), holding(_streams, streams):
+        await original(self)

@@ -1,4 +1,8 @@
-"""Say how old tokens are: versions of the policy between the one that generated a token and the one that is trained.
+"""Record which version of the policy generated each token, through verl's client and agent loops, and say how old it is.
+
+A request that an update of the weights stops goes on under the next version, and verl keeps the first and the last
+one. Here each part of a response is recorded with its version and length. Later turns of an agent loop, of which verl
+keeps nothing, add to the list of the first turn.
 
 Version ``n`` is the policy after step ``n``, and step ``n`` trains version ``n - 1``: a token that this version generated
 has age 0.
@@ -8,11 +12,64 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
 from typing import Any
+from weakref import WeakValueDictionary
 
-from flashpatch.patches.grpo.streaming.token_versions import KEY
+from flashpatch.decorate import Patches
+from flashpatch.patches._shared.context import holding
+from flashpatch.patches.grpo.routing.journal import RESUMED, add_version
 
+CLIENT = "verl.workers.rollout.llm_server"
+KEY = "token_versions"
+"""Key among a sample's extra fields: a list of ``[version, tokens]``, in the order of the generated tokens."""
 _SHOWN = 4  # ages with a share of their own; older ones share the last
+
+patches = Patches(
+    "grpo",
+    "verl>=0.9",
+    evidence="optional",  # only asynchronous trainers resume requests
+    why="verl keeps a response's first and last version, and of later turns nothing: how old a token is cannot be "
+    "said, nor bounded.",
+    remove_when="verl records the version of each token.",
+)
+
+
+class Parts(list):
+    """Hold a response's parts; several turns of one request share it."""
+
+
+_parts: ContextVar[Parts | None] = ContextVar("flashpatch_grpo_parts", default=None)
+_of_request: WeakValueDictionary[str, Parts] = WeakValueDictionary()
+
+
+@patches.wrap(f"{CLIENT}:LLMServerClient.generate", params="request_id", relies_on="output.extra_fields")
+async def generate_part(original, self, request_id: Any, **arguments: Any) -> Any:
+    """Record version and length of what each call to a server returns."""
+    output = await original(self, request_id=request_id, **arguments)
+    parts, resumed = _parts.get(), output.extra_fields.pop(RESUMED, [])
+    if parts is not None and output.token_ids:
+        for version, tokens in resumed:
+            add_version(parts, version, tokens)
+        rest = len(output.token_ids) - sum(tokens for _, tokens in resumed)
+        if rest:
+            add_version(parts, output.extra_fields.get("global_steps"), rest)
+    return output
+
+
+@patches.wrap(
+    f"{CLIENT}:FullyAsyncLLMServerClient.generate", params="request_id", relies_on="final_output.extra_fields"
+)
+async def generate_whole(original, self, request_id: Any, **arguments: Any) -> Any:
+    """Add the list of versions and lengths to a response's extra fields, as "token_versions".
+
+    The client repeats what updates stop.
+    """
+    parts = _of_request.setdefault(str(request_id), Parts())
+    with holding(_parts, parts):
+        output = await original(self, request_id=request_id, **arguments)
+    output.extra_fields[KEY] = parts
+    return output
 
 
 def ages(tag: Mapping[str, Any], extra: Mapping[str, Any] | None, step: int) -> Counter[int]:
@@ -21,7 +78,7 @@ def ages(tag: Mapping[str, Any], extra: Mapping[str, Any] | None, step: int) -> 
     Args:
         tag: verl's tag of the sample, with the version of its first token; all tokens count as that old if nothing
             more is known.
-        extra: the sample's extra fields, with the version of each part under `token_versions.KEY`.
+        extra: the sample's extra fields, with the version of each part under `KEY`.
         step: number of the training step.
 
     Returns:

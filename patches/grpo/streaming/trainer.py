@@ -2,7 +2,7 @@
 
 Trainer and rollout run on devices of their own, as in verl's ``separate_async``. Where that mode waits for a whole
 mini-batch, this one packs each group into rounds as soon as it has ended, accumulates their gradients, and steps the
-optimizer once after the last one (async-grpo's pipeline). Imports verl; only `flashpatch.patches.grpo.streaming.mode`
+optimizer once after the last one (async-grpo's pipeline). Imports verl; only `flashpatch.patches.grpo.streaming.get_trainer_cls`
 imports this.
 """
 

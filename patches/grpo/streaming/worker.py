@@ -18,8 +18,7 @@ from verl.utils.metric import Metric
 from verl.workers.utils.padding import response_from_nested
 
 from flashpatch.patches.grpo.streaming import divisor, reference
-from flashpatch.patches.grpo.streaming.current_policy import CurrentPolicy
-from flashpatch.patches.grpo.streaming.step import StreamedStep, number, times
+from flashpatch.patches.grpo.streaming.step import CurrentPolicy, StreamedStep, number, times
 
 REFERENCE = "stream_reference"
 """Key of a round's extra fields: whether the reference's log-probabilities are wanted."""

@@ -45,7 +45,7 @@ async def _resumed(request: str) -> dict[str, Any]:
     from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient
 
     from flashpatch.patches.grpo.routing.journal import Journal
-    from flashpatch.patches.grpo.streaming.token_versions import KEY
+    from flashpatch.patches.grpo.streaming.staleness import KEY
     from flashpatch.verify.probes.grpo.route import Remote, balanced
 
     calls, journal = list[int](), Journal()

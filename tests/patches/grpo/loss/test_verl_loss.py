@@ -75,7 +75,7 @@ def test_the_registered_loss_is_verls_where_the_counts_agree(scenario):
         from types import SimpleNamespace
         from verl.trainer.ppo.core_algos import get_policy_loss_fn
         from verl.workers.config import FSDPActorConfig
-        from flashpatch.patches.grpo.loss import batch_counts as counting
+        from flashpatch.patches.grpo.loss import policy_loss as counting
         from flashpatch.patches.grpo.loss.grpo_exact import count
 
         torch.manual_seed(0)
@@ -107,11 +107,11 @@ def test_wrong_counts_are_loud(monkeypatch):
     import torch
 
     from flashpatch.errors import PatchError
-    from flashpatch.patches.grpo.loss import batch_counts, policy_loss
+    from flashpatch.patches.grpo.loss import policy_loss
     from flashpatch.patches.grpo.loss.grpo_exact import Counts
 
     monkeypatch.setattr(policy_loss.engine, "record_call", lambda patch: None)
-    monkeypatch.setattr(batch_counts, "_last", Counts(3, 6))
+    monkeypatch.setattr(policy_loss, "_last", Counts(3, 6))
     config = SimpleNamespace(global_batch_info={"global_batch_size": 8, "batch_num_tokens": 6})
     ones = torch.ones(2, 3)
     with pytest.raises(

@@ -101,7 +101,7 @@ def test_only_marked_batches_of_the_actor_are_replayed(flags, strategy, replays)
         tu.assign_non_tensor_data(batch, name, value)
     engine = _engine(strategy)
     router = engine.module.model.layers[0].mlp.gate
-    seen = replay.on_batch(
+    seen = replay.forward_backward_batch(
         lambda self, data: (hasattr(self, replay.KEPT), len(router._forward_hooks)), engine, batch
     )
     assert seen == (replays, int(replays))
@@ -119,6 +119,6 @@ def test_hooks_go_with_a_batch_that_fails():
         raise RuntimeError("backward")
 
     with pytest.raises(RuntimeError, match="backward"):
-        replay.on_batch(fail, engine, batch)
+        replay.forward_backward_batch(fail, engine, batch)
     assert not hasattr(engine, replay.KEPT)
     assert not engine.module.model.layers[0].mlp.gate._forward_hooks

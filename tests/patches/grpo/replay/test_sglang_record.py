@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy
 import pytest
 
-from flashpatch.patches.grpo.replay.sglang_record import on_request
+from flashpatch.patches.grpo.replay.actor import generate_request
 
 EXPERTS = numpy.arange(12, dtype=numpy.int32).reshape(2, 3, 2)  # two tokens, three layers, two experts each
 TEXT = base64.b64encode(EXPERTS.tobytes()).decode()
@@ -27,7 +27,7 @@ def returned(output: object, asked: bool) -> object:
 
     async def first():
         obj = SimpleNamespace(return_routed_experts=asked)
-        return await on_request(original, MANAGER, obj, None).__anext__()
+        return await generate_request(original, MANAGER, obj, None).__anext__()
 
     return asyncio.run(first())
 

@@ -9,7 +9,7 @@ import pytest
 from grpo_balancer import balancer
 
 from flashpatch.patches.grpo.routing.balancer import TokenBalancer
-from flashpatch.patches.grpo.routing.conversations import Conversation
+from flashpatch.patches.grpo.routing.lengths import Conversation
 from flashpatch.patches.grpo.routing.pool import Pool, threshold
 
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashpatch.patches.grpo.routing.conversations import Conversations, digest
-from flashpatch.patches.grpo.routing.lengths import Lengths
+from flashpatch.patches.grpo.routing.lengths import Conversations, Lengths, digest
 
 
 def error(within: float, between: float, epochs: int = 1, drift: float = 1.0) -> tuple[float, float]:

@@ -24,14 +24,13 @@ def reports(model: str) -> dict[str, Any]:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     import flashpatch
-    from flashpatch.patches.grpo.routing import partial_outputs
-    from flashpatch.patches.grpo.routing.journal import Journal
+    from flashpatch.patches.grpo.routing import journal
 
     stock = AsyncLLM.generate
     flashpatch.enable("grpo", journal=EVERY)
     patched = AsyncLLM.generate
     told: list[tuple[Any, ...]] = []
-    held = Journal()
+    held = journal.Journal()
 
     def add(*given: Any) -> None:
         told.append(given)
@@ -66,7 +65,7 @@ def reports(model: str) -> dict[str, Any]:
         try:
             alone = await answer("alone", engine)
             without = len(told)
-            served = await partial_outputs.on_server_generate(lambda self: answer("served", engine), server)
+            served = await journal.server_generate(lambda self: answer("served", engine), server)
         finally:
             engine.shutdown()
         return dict(alone=alone, served=served, without=without)
@@ -110,14 +109,14 @@ async def outputs(*lengths: int, finish: str | None = "stop") -> AsyncIterator[S
     ],
 )
 def test_a_report_holds_what_came_since_the_last(lengths: Any, finish: str, expected: Any) -> None:
-    from flashpatch.patches.grpo.routing import partial_outputs
+    from flashpatch.patches.grpo.routing import journal
 
     told: list[tuple[Any, ...]] = []
     to = SimpleNamespace(add=SimpleNamespace(remote=lambda *given: told.append(given)))
 
     async def read() -> int:
         server = SimpleNamespace(global_steps=3)
-        given = partial_outputs.reported(outputs(*lengths, finish=finish), to, "r", EVERY, server)
+        given = journal.reported(outputs(*lengths, finish=finish), to, "r", EVERY, server)
         return len([output async for output in given])
 
     assert asyncio.run(read()) == len(lengths)

@@ -84,7 +84,7 @@ def test_the_balancer_speaks_verls_protocol():
 
 
 def test_tokens_not_requests_decide():
-    from flashpatch.patches.grpo.routing.conversations import Conversation
+    from flashpatch.patches.grpo.routing.lengths import Conversation
 
     async def scenario():
         ours = balancer()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flashpatch.patches.grpo.streaming import requirements
+from flashpatch.patches.grpo import verl_config
 
 FITS = {
     "trainer.v1.trainer_mode": "stream_async",
@@ -19,7 +19,7 @@ FITS = {
 
 def refused(**changes):
     settings = FITS | {name.replace("__", "."): value for name, value in changes.items()}
-    return list(requirements.refusals(lambda path, default=None: settings.get(path, default)))
+    return list(verl_config.stream_refusals(lambda path, default=None: settings.get(path, default)))
 
 
 def test_a_job_that_fits_is_let_through():
@@ -71,7 +71,7 @@ def test_only_opo_among_the_estimators_looks_at_what_rejection_left(scenario):
         """
         import json
         import numpy, torch
-        from flashpatch.patches.grpo.streaming.requirements import GROUP_LOCAL
+        from flashpatch.patches.grpo.verl_config import GROUP_LOCAL
         from verl.trainer.ppo.core_algos import get_adv_estimator_fn
         from verl.trainer.config import AlgoConfig
         rewards = torch.zeros(4, 6)
@@ -107,7 +107,7 @@ def test_the_loss_that_another_family_chooses_last_is_judged_in_the_driver(scena
         def choose(config, *args):
             OmegaConf.update(config, verl_config.LOSS, "sapo", force_add=True)
         try:
-            verl_config.on_validate(choose, config)
+            verl_config.validate_config(choose, config)
         except PatchError as error:
             print(error)
         """.replace("SETTINGS", repr(FITS))

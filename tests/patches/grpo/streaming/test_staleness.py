@@ -7,9 +7,8 @@ import gc
 from collections import Counter
 from types import SimpleNamespace
 
-from flashpatch.patches.grpo.streaming import token_versions
-from flashpatch.patches.grpo.streaming.staleness import ages, histogram
-from flashpatch.patches.grpo.streaming.token_versions import KEY
+from flashpatch.patches.grpo.streaming import staleness
+from flashpatch.patches.grpo.streaming.staleness import KEY, ages, histogram
 
 
 def test_each_token_has_the_age_of_its_part():
@@ -42,14 +41,14 @@ class Client:
 
     async def whole(self, request_id):
         while True:
-            output = await token_versions.on_generate_part(Client.part, self, request_id=request_id)
+            output = await staleness.generate_part(Client.part, self, request_id=request_id)
             if not self.parts or self.parts[0] is None:
                 del self.parts[:1]
                 return output
 
 
 def turn(client, request):
-    return asyncio.run(token_versions.on_generate_whole(Client.whole, client, request_id=request))
+    return asyncio.run(staleness.generate_whole(Client.whole, client, request_id=request))
 
 
 def test_parts_of_a_stopped_request_are_recorded_in_their_order():
@@ -69,7 +68,7 @@ def test_later_turns_add_to_the_first():
 def test_nothing_is_kept_of_requests_that_are_gone():
     turn(Client((1, 1)), "gone")
     gc.collect()
-    assert "gone" not in token_versions._of_request
+    assert "gone" not in staleness._of_request
 
 
 def test_requests_at_once_do_not_mix():
@@ -77,7 +76,7 @@ def test_requests_at_once_do_not_mix():
         clients = [Client((version, 2), (version + 1, 1)) for version in (1, 5)]
         return await asyncio.gather(
             *(
-                token_versions.on_generate_whole(Client.whole, client, request_id=str(number))
+                staleness.generate_whole(Client.whole, client, request_id=str(number))
                 for number, client in enumerate(clients)
             )
         )
