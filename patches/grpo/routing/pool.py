@@ -15,8 +15,8 @@ from flashpatch.patches.grpo.errors import refuse
 
 
 def threshold(slots: int) -> int:
-    """Return the requests at which a server with so many slots gets no more: few wait there, where no order can
-    be chosen, and none of its slots is empty until a release has come here and a request back."""
+    """Return the request limit of a server: its slots plus 1/16, so that slots refill at once, and few wait where no order
+    can be chosen."""
     return slots + -(-slots // 16)
 
 
