@@ -6,7 +6,6 @@ set what they need if the user chose nothing, and to refuse what contradicts the
 
 from __future__ import annotations
 
-import functools
 import logging
 import sys
 from collections.abc import Callable, Collection, Iterable
@@ -14,16 +13,11 @@ from typing import Any
 
 from flashpatch import engine, ledger
 from flashpatch.errors import PatchError
-from flashpatch.record import Patch
 
 TARGET = "verl.utils.config:validate_config"
 
 Get = Callable[..., Any]
 """``get(path, default=None)``: read one setting, such as `JobConfig.get`."""
-
-validate_config_patch = functools.partial(Patch, targets=(TARGET,), scope=frozenset({"driver"}))
-"""Make the record of a patch around ``validate_config``."""
-
 
 class JobConfig:
     """verl's configuration of one job, for the patch of one family.
