@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flashpatch.decorate import Patches
-from flashpatch.patches.fp8.sglang.model import REMOVE_WHEN
+from flashpatch.patches.fp8.sglang.schedulers import REMOVE_WHEN
 from flashpatch.patches.fp8.sglang.update_session import MANAGER, owners_of
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.refit import model_registry, update_events
 from flashpatch.patches.fp8.refit.errors import ASLEEP
 from flashpatch.patches.fp8.sglang.engine_args import INT8
+from flashpatch.patches.fp8.sglang.schedulers import REMOVE_WHEN
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +29,6 @@ LAYERS = (
     "sglang.srt.layers.quantization.unquant:UnquantizedLinearMethod",
 )
 NATIVE = "SGLang's load_format=flash_rl"
-REMOVE_WHEN = "SGLang's flash_rl covers every model, int8, and buckets that cut a fused layer."
 
 _single: set[model_registry.ManagedModel] = set()
 _attempted: dict[model_registry.ManagedModel, str] = {}  # why the attempt could not begin; empty: it could

@@ -14,7 +14,8 @@ from flashpatch import engine, ledger
 from flashpatch.decorate import Patches
 from flashpatch.patches._shared.tally import count
 from flashpatch.patches.fp8.refit import model_registry
-from flashpatch.patches.fp8.sglang.model import REMOVE_WHEN
+
+REMOVE_WHEN = "SGLang's flash_rl covers every model, int8, and buckets that cut a fused layer."
 
 LAUNCH = "sglang.srt.entrypoints.engine:Engine._launch_scheduler_processes"
 SCHEDULER = "sglang.srt.managers.scheduler:Scheduler"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from flashpatch.decorate import Patches
 from flashpatch.patches.fp8.refit import model_registry
 from flashpatch.patches.fp8.sglang import receipts, schedulers, weight_updater
-from flashpatch.patches.fp8.sglang.model import REMOVE_WHEN
+from flashpatch.patches.fp8.sglang.schedulers import REMOVE_WHEN
 
 if TYPE_CHECKING:
     from flashpatch.patches.fp8.refit.managed_model import ManagedModel

@@ -12,6 +12,7 @@ from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.refit import model_registry, update_events
 from flashpatch.patches.fp8.sglang import model, receipts
+from flashpatch.patches.fp8.sglang.schedulers import REMOVE_WHEN
 
 logger = logging.getLogger("flashpatch.fp8")
 
@@ -29,7 +30,7 @@ _TENSOR, _DISTRIBUTED, _DISK, _IPC = (
     )
 )  # an engine is updated through one of these functions
 
-patches = Patches("fp8", "sglang>=0.5.21", scope="worker", evidence="update", remove_when=model.REMOVE_WHEN)
+patches = Patches("fp8", "sglang>=0.5.21", scope="worker", evidence="update", remove_when=REMOVE_WHEN)
 
 
 @patches.wrap(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flashpatch.decorate import Own, Patches
-from flashpatch.patches.fp8.sglang.model import REMOVE_WHEN
+from flashpatch.patches.fp8.sglang.schedulers import REMOVE_WHEN
 
 FRAMEWORK = "fp8.sglang_0_5_12"
 """Beginning of the ids."""
