@@ -19,6 +19,7 @@ TARGET = "verl.utils.config:validate_config"
 Get = Callable[..., Any]
 """``get(path, default=None)``: read one setting, such as `JobConfig.get`."""
 
+
 class JobConfig:
     """verl's configuration of one job, for the patch of one family.
 
