@@ -286,7 +286,7 @@ def _report_failed_call(call: int, error: str) -> None:
     remove_when="vLLM asks for the device of a layer without its weight.",
 )
 def get_lora_device(original, base_layer: Any) -> Any:
-    """Answer with the device of the layer's other tensors, or the platform's, if its kernel has packed the weight away."""
+    """Answer with the device of a layer's other tensors, or the platform's, if its kernel has packed its weight away."""
     if getattr(base_layer, "weight", False) is not None:
         return original(base_layer)
     import torch
