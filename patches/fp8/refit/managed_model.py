@@ -184,8 +184,8 @@ class ManagedModel:
         waits = self.state == "open" and not self._update.session and not self.inside_load and not self.asleep
         complete = waits and self._update.names.whole(more) and not self._update.missing(partial=False)
         if self.adapter.consensus.everyone_ready(complete):
-            self._update.names.learn()
-            self.finish(partial=False)
+            with self._alone():
+                self._finish(partial=False, named=False)
 
     def expect_begin(self, if_unclear: bool = False) -> None:
         """Let the next tensor begin an update: its sender says so, or a request shows that an unclear one was sent."""
@@ -193,12 +193,9 @@ class ManagedModel:
         self._anew |= not if_unclear or (waits and self._update.names.unclear)
 
     def mark_discarded(self, preserved: Collection[str] = (), by: str = "sleep level 2") -> None:
-        """Refuse generation until a complete update: the weights are gone.
-
-        Args:
-            preserved: names of live parameters that the engine keeps; layers that it keeps whole need not come.
-        """
+        """Refuse generation until a complete update: the weights are gone, but for layers whose parameters are ``preserved``."""
         self._update.drop()
+        self._update.names.learn(named=True)
         self._update.discarded = True
         named = self._model.named_parameters() if preserved else ()
         self._update.preserve(tensor for name, tensor in named if name in preserved)
@@ -325,7 +322,7 @@ class ManagedModel:
             )
         return None
 
-    def _finish(self, partial: bool | None = None) -> None:
+    def _finish(self, partial: bool | None = None, named: bool = True) -> None:
         if self.state == "broken" and self.error:
             raise self._error(self.error, "Send a complete update.")
         if self.state != "open":
@@ -334,6 +331,7 @@ class ManagedModel:
             return
         with self._failing(), torch.no_grad(), self._events.committing():
             self._update.commit(self._missing(partial), self._hooks.run)
+        self._update.names.learn(named)
         self._update.drop()
         self._update.discarded = self._update.mixed = False
         self._update.preserve(())

@@ -54,9 +54,11 @@ class NameOrder:
         if framed and not self._known:
             self._due = []
 
-    def learn(self) -> None:
-        """Keep the order in which an update came that names alone have ended."""
-        if not self.in_one_call:
+    def learn(self, named: bool) -> None:
+        """Keep the order in which an update came that names alone have ended; ``named``: forget it, ends are told here."""
+        if named:
+            self._due, self._known = [], False
+        elif not self.in_one_call:
             self._due, self._known = list(self.came), True
 
     def begins(self, name: str, call: int) -> bool:
