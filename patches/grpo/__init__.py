@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 
 from flashpatch.decorate import collected
-from flashpatch.patches.grpo import streaming, verl_config
+from flashpatch.patches.grpo import verl_config
 from flashpatch.patches.grpo.loss import policy_loss
 from flashpatch.patches.grpo.replay import actor
 from flashpatch.patches.grpo.routing import journal, resubmit, router
-from flashpatch.patches.grpo.streaming import staleness
+from flashpatch.patches.grpo.streaming import mode, staleness
 from flashpatch.record import Family, Option
 
 _switch = partial(Option, kind=bool)
@@ -18,7 +18,7 @@ _number = partial(Option, kind=int, least=0)
 FAMILY = Family(
     name="grpo",
     summary="GRPO loss that no split of the batch changes; routing by tokens; retries on lost servers; experts as the engine chose them",
-    patches=collected(verl_config, policy_loss, router, resubmit, journal, streaming, staleness, actor),
+    patches=collected(verl_config, policy_loss, router, resubmit, journal, mode, staleness, actor),
     options={
         "loss": _switch(True, "set the loss mode grpo_exact if the configuration has verl's default"),
         "logprobs": _switch(

@@ -47,7 +47,7 @@ class Spec:
         self.is_open = self.session = self.left_out = self.broken = self.discarded = False
         self.came: dict[str, int | None] = {}
         self.names = NameOrder()  # has tests of its own
-        self._anew = self._placed = False
+        self._anew = self._placed = self._named = False
         self._call = 0
         self._commits: list[Policy] = []  # what the call under way commits if it succeeds
 
@@ -112,8 +112,9 @@ class Spec:
             outcome = outcome if ending == OK else ending
         return outcome
 
-    def finish(self, partial: bool | None) -> str:
+    def finish(self, partial: bool | None, named: bool = True) -> str:
         """The open update is ended."""
+        self._named = named
         if not self.is_open:
             return FAILS if self.broken else OK
         allowed = (self.left_out or self.partial) if partial is None else partial
@@ -136,6 +137,8 @@ class Spec:
         if self._commits:
             self.served, self._commits, self._anew = self._commits, [], False
             self.version += 1
+            if self._named:
+                self.names.learn(named=True)
             self._close()
             self.broken = self.discarded = False
 
@@ -149,6 +152,7 @@ class Spec:
     def discard(self) -> None:
         """Sleep level 2."""
         self._close()
+        self.names.learn(named=True)
         self.broken = self.discarded = True
 
     def _open(self, session: bool) -> None:
@@ -168,8 +172,8 @@ class Spec:
         if not self.is_open or self.session:
             return OK
         if self.complete and self.names.whole(more):
-            self.names.learn()
-            return self.finish(False)
+            self.names.learn(named=False)
+            return self.finish(False, named=False)
         self._anew |= self.names.unclear and not more
         return OK
 

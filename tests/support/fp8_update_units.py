@@ -112,6 +112,10 @@ class Unit:
         self.model.fault = self._inject
         layers = {name: _layer(name) for name in config.checkpoint(0, scales=True)}
         deferred = {layer for layer in layers.values() if layer.endswith(".attn")}
+        waiting = [param.name for layer in self.managed.layers if layer.waits for param in layer.params]
+        deferred |= {
+            layers[name] for name in waiting if name in layers
+        }  # their buffers may come after dummy weights
         required = config.checkpoint(0, scales=config.scales and not config.dummy)
         self.spec = Spec(layers, required, deferred, first, config.atomic, config.partial)
         self.places = toys.state(self.model)

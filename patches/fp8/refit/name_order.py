@@ -68,20 +68,17 @@ class NameOrder:
         )
 
     def ends(self, name: str, call: int) -> bool:
-        """Whether ``name``, the next to come, shows that earlier calls brought another update."""
-        if self.came.get(name, call) != call:
-            return True
-        last = next(reversed(self.came), "")  # in a frame, names may come in another order
-        return bool(last) and self.begins(name, call) and (not self.framed or last == self._due[-1])
+        """Whether ``name``, the next to come, shows that earlier calls brought another update: it has come in one of them."""
+        return self.came.get(name, call) != call
 
     def restart(self, name: str, call: int, complete: bool) -> None:
         """Forget what earlier calls brought; ``complete``: it was an update of its own, or what completed one."""
-        clean = self.begins(name, call)
-        if clean and not self._known and not self.doubt:
+        clean = self.begins(name, call) and not self.doubt
+        if clean and not self._known:
             self._due = max(self._due, list(self.came), key=len)
         self.came = {name: number for name, number in self.came.items() if number == call}
         self.framed = clean and complete and not self._known
-        self.doubt = "" if clean else f"{name} came again, {_ADVICE}"
+        self.doubt = "" if clean else self.doubt or f"{name} came again, {_ADVICE}"
 
     def add(self, name: str, call: int) -> None:
         """Note a name that has come."""
