@@ -60,7 +60,7 @@ def test_it_writes_patch_record_and_test(checkout, tmp_path):
     assert "grpo.rich.print" in (tmp_path / "flashpatch" / "_index.py").read_text()
     before = (TREE / "patches" / "grpo" / "__init__.py").read_text()
     after = (tmp_path / "patches" / "grpo" / "__init__.py").read_text()
-    assert after.replace(", print)", ")").replace("import print, streaming", "import streaming") == before
+    assert after.replace(", print)", ")").replace("import print, verl_config", "import verl_config") == before
 
     mine = tmp_path / said["written"][0]
     mine.write_text(mine.read_text() + "# mine\n")
