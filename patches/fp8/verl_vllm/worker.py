@@ -137,7 +137,7 @@ def _updated(worker: Any) -> list[model_registry.ManagedModel]:
 @patches.wrap(
     f"{QUANTIZED}:prepare_quanted_weights_for_loading",
     relies_on="stage_fp8_params_for_loading",
-    when=_SENT,
+    when="called=fp8.verl_vllm.process_quanted_weights_after_loading",
     why="For an engine on an fp8 checkpoint verl puts staging tensors in the place of live ones, beside the update's own.",
     remove_when=_STOCK_END,
 )
@@ -149,7 +149,7 @@ def prepare_quanted_weights_for_loading(original, model: Any) -> dict[str, Any]:
 @patches.wrap(
     f"{QUANTIZED}:process_quanted_weights_after_loading",
     relies_on="process_fp8_weights_after_loading",
-    when=_SENT,
+    when="called=fp8.verl_vllm.prepare_quanted_weights_for_loading",
     why="For an engine on an fp8 checkpoint verl does not end an update with vLLM's function, so it would stay open.",
     remove_when=_STOCK_END,
 )
