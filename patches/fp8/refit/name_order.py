@@ -67,13 +67,14 @@ class NameOrder:
             reversed(self.came.values()), 0
         )
 
-    def ends(self, name: str, call: int) -> bool:
-        """Whether ``name``, the next to come, shows that earlier calls brought another update: it has come in one of them."""
-        return self.came.get(name, call) != call
+    def ends(self, name: str, call: int, left: bool = False) -> bool:
+        """Whether ``name``, the next to come, shows that earlier calls brought another update: it has come in one of them, or
+        an update begins with it and only what another has ``left`` came before."""
+        return self.came.get(name, call) != call or (left and self.begins(name, call))
 
     def restart(self, name: str, call: int, complete: bool) -> None:
         """Forget what earlier calls brought; ``complete``: it was an update of its own, or what completed one."""
-        clean = self.begins(name, call) and not self.doubt
+        clean = self.begins(name, call) and (not self.doubt or len(self.came) == 1)
         if clean and not self._known:
             self._due = max(self._due, list(self.came), key=len)
         self.came = {name: number for name, number in self.came.items() if number == call}
@@ -83,6 +84,11 @@ class NameOrder:
     def add(self, name: str, call: int) -> None:
         """Note a name that has come."""
         place = len(self.came)
-        if name not in self.came and self._due[place : place + 1] not in ([], [name]) and not self.doubt:
+        if (
+            self._known
+            and name not in self.came
+            and self._due[place : place + 1] not in ([], [name])
+            and not self.doubt
+        ):
             self.doubt = f"{name} came where {self._due[place]} was due, {_ADVICE}"
         self.came[name] = call

@@ -292,7 +292,7 @@ class StagedUpdate:
 
     def _pass_on(self, names: NamedWeights, touched: dict[Layer, None]) -> Iterator[tuple[str, torch.Tensor]]:
         for number, item in enumerate(names, start=1):
-            if not self.session and self.names.ends(names.current, self._call):
+            if not self.session and self.names.ends(names.current, self._call, self._tied.alone):
                 self._restart(names.current)
             self.names.add(names.current, self._call)
             yield item

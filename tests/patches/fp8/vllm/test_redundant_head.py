@@ -102,10 +102,13 @@ def heads(a: str, b: str, kw: dict[str, Any]) -> dict[str, Any]:
                     found[f"{which} {how}"] = str(error)
                 updates.send(llm, [items[:-1]])
                 engines.greedy(llm, 1)
-            for item in items:
-                updates.send(llm, [[item]])
-                llm.collective_rpc(rank)
-            found[f"{which} a call per tensor"] = updates.refusal(llm) or engines.answers(llm)
+            try:
+                for item in items:
+                    updates.send(llm, [[item]])
+                    llm.collective_rpc(rank)
+                found[f"{which} a call per tensor"] = updates.refusal(llm) or engines.answers(llm)
+            except Exception as error:
+                found[f"{which} a call per tensor"] = str(error)
             llm.collective_rpc("reload_weights", kwargs=dict(weights_iterator=iter(items[:-1])))
     return found
 

@@ -72,7 +72,7 @@ def cell(a: str, b: str, kw: dict[str, Any], seed: int) -> dict[str, Any]:
             items = list(models.weights(source))
             try:
                 updates.send(llm, updates.buckets(items, rng) if number else [items])
-                if rng.random() < 0.5:
+                if number or rng.random() < 0.5:  # a sender whose order changes names its end
                     updates.finish(llm)
                 found["answers"].append(engines.answers(llm))
             except Exception as error:

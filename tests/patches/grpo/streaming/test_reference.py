@@ -16,7 +16,8 @@ CODE = """
     import transformers
     import verl.workers.engine
     from flashpatch.errors import PatchError
-    from flashpatch.patches.flowrl.actor import building
+    from flashpatch.patches._shared.context import holding
+    from flashpatch.patches.flowrl.actor import BUILDING
     from flashpatch.patches.grpo.streaming import reference
     from flashpatch.verify.probes.grpo import job
 
@@ -53,7 +54,7 @@ CODE = """
             wrong.append(f"{strategy} {settings} {what}: {far:.2g} away")
 
     for number, (strategy, settings) in enumerate(cases):
-        with building():
+        with holding(BUILDING, True):
             policy = job.engine_for(strategy, new, **settings)
         assert any("proj_z" in name for name, _ in policy.module.named_parameters())
         ref = job.engine_for(strategy, old, forward_only=True, **settings)
