@@ -86,8 +86,7 @@ class StagedUpdate:
         self._accessible: dict[int, bool] = {}  # storages known to have memory, see `WriteTracker`
         self._in_place = False  # whether a layer of it was put in place
         self._pins: list[StorageWeakRef] = []  # what this call has let go of, whose identity its loader knows
-        #: writes of this call to layers opened before
-        self._late: list[tuple[PristineParam, torch.Tensor, str]] = []
+        self._late: list[tuple[PristineParam, torch.Tensor, str]] = []  # writes to layers of earlier calls
         self.mixed = self.discarded = self.session = False
         self.verdict: PatchError | None = None
         self.names = NameOrder()
@@ -368,6 +367,7 @@ class StagedUpdate:
     def _restart(self, name: str) -> None:
         """A tensor of an earlier call came again: a new update has begun, to which all of this call belongs."""
         logger.warning("%s came again: taking it as the start of a new update", name)
+        self._adapter.consensus.begin()  # as a rank on which the last one was in doubt does
         self.note_mixture()
         self.names.restart(name, self._call, not self.missing(partial=False))
         self._joined.restart()

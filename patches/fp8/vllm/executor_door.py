@@ -104,7 +104,6 @@ class ExecutorDoor:
         if key is not None and core is not None:
             key.check(core.scheduler, scheduler_output.scheduled_new_reqs)
         worker.stamp(scheduler_output, self._gate.version)
-        core = self._core()
         if hasattr(core, "get_weight_version"):
             self.labels.append(core.get_weight_version())
         return self._execute(scheduler_output, *args, **kwargs)

@@ -108,6 +108,22 @@ for atomic in ("layer", "model"):
         say(update(e, good), exact(e, good), e.managed.version == consensus.update)
 calls[0] = None
 
+say("#doubted")
+for atomic in ("layer", "model"):
+    e = engine(atomic=atomic)
+    def unnamed(weights, *cuts):  # nobody ends it; then a request comes
+        dist.barrier()
+        for bucket in toys.cut(weights, *cuts):
+            e.load(bucket)
+        dist.barrier()
+        e.managed.commit_if_complete()
+        e.managed.expect_begin(if_unclear=True)
+    unnamed(A, 3, 8)
+    unnamed(B[:4] + B[5:] if rank == 1 else B, 3, 8)  # in doubt on the rank that misses one, there alone
+    say(e.managed.state)
+    unnamed(C)
+    say(exact(e, C), e.managed.version == consensus.update)
+
 say("#stages")
 stages = rank_consensus.RankConsensus([0, 1] if rank < 2 else [2], range(3), name="stages", call=lambda: calls[0])
 def staged(atomic):
@@ -258,6 +274,12 @@ def test_a_rank_that_failed_before_it_began_joins_the_next_update(said):
             first = lines[start]
             assert first == "failed" if rank == 1 else "rank 1: OSError: lost" in first
             assert lines[start + 1 : start + 5] == ["done", "done", "done True True", "done True True"]
+
+
+def test_ranks_of_which_one_is_in_doubt_begin_the_next_update_together(said):
+    """On the others its first name alone tells that it has begun."""
+    for lines in said["doubted"]:
+        assert lines == 2 * ["open", "True True"]
 
 
 def test_pipeline_stages_commit_together(said):

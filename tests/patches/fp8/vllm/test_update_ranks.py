@@ -106,7 +106,7 @@ def _calls(llm: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "kw",
     [
-        pytest.param(dict(fork=True), marks=pytest.mark.full),
+        dict(fork=True),
         *(
             pytest.param(dict(quantization=name), marks=pytest.mark.full)
             for name in (None, "fp8_per_channel")
