@@ -202,5 +202,15 @@ class TestRefusals:
 
         model, other = twins
         config = json.loads((model / "config.json").read_text())
-        (model / "config.json").write_text(json.dumps({**config, "intermediate_size": 128}))
-        assert "is not like the blocks that its config describes" in refused(model, other)
+        (model / "config.json").write_text(json.dumps({**config, "num_attention_heads": 3}))
+        assert "Check that config.json belongs to the weights" in refused(model, other)
+
+
+def test_a_type_outside_the_table_is_compared_only_if_it_was_not_smoothed(pairs, bf16, tmp_path) -> None:
+    model = bf16("olmo2")
+    for name, smoothed in (("plain", False), ("smoothed", True)):
+        profile_lab.quantize(model, tmp_path / name, "olmo2", norms=False, linears=smoothed)
+    profile, rows = compared(model, tmp_path / "plain")
+    assert (profile.exchanges, len(rows)) == ((), 21)
+    message = refused(model, tmp_path / "smoothed")
+    assert "A model of type 'olmo2' must be quantized without SmoothQuant" in message
