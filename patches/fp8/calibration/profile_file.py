@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flashpatch.atomic_file import replacing
 from flashpatch.patches.fp8.calibration import untrusted
@@ -170,19 +170,12 @@ def load(path: Path) -> Profile:
     for key, allowed in (("form", FORMS), ("granularity", GRANULARITIES)):
         if said[key] not in allowed:
             raise refuse(path, f"has {key} {said[key][:20]!r}, not one of {', '.join(allowed)}")
-    shapes = _shapes(said["shapes"], path)
-    exchanges = _exchanges(said["exchanges"], path)
-    quantized = _names(_json(said["quantized"], list, "quantized", path), path)
-    exchanges = tuple(_with_index(exchange, tensors, path) for exchange in exchanges)
-    profile = Profile(
-        said["form"],
-        said["granularity"],
-        said["fingerprint"],
-        shapes,
-        exchanges,
-        {e.producer: _take(tensors, f"smooth/{e.producer}", path) for e in exchanges},
-        frozenset(quantized),
-    )
+    try:
+        profile = _parsed(said, tensors, path)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise refuse(
+            path, f"has metadata and tensors that do not fit ({type(error).__name__}: {str(error)[:80]})"
+        ) from error
     if tensors:
         raise refuse(path, f"holds tensors that belong to nothing: {', '.join(sorted(tensors)[:4])}")
     check(profile, path)
@@ -207,6 +200,10 @@ def check(profile: Profile, path: Path | str) -> None:
     if len(set(consumers)) < len(consumers) or len(set(producers)) < len(producers):
         raise refuse(path, "lets a layer exchange twice")
     for exchange in profile.exchanges:
+        if exchange.offset not in (None, 0.0, 1.0) or not exchange.consumers:
+            raise refuse(
+                path, f"has an exchange {exchange.producer}, {exchange.offset}, {exchange.consumers}"
+            )
         (width,) = shape(f"{exchange.producer}.weight", 2 if exchange.offset is None else 1)[:1]
         _check_scale(profile.smooth[exchange.producer], (width,), f"smooth/{exchange.producer}", path)
         for consumer in exchange.consumers:
@@ -214,7 +211,9 @@ def check(profile: Profile, path: Path | str) -> None:
             index = exchange.index.get(consumer)
             if fed != (width if index is None else len(index)):
                 raise refuse(path, f"feeds {width} channels of {exchange.producer} to {fed} of {consumer}")
-            if index is not None and not all(0 <= channel < width for channel in index):
+            if index is not None and not all(
+                type(channel) is int and 0 <= channel < width for channel in index
+            ):
                 raise refuse(path, f"feeds {consumer} from channels that {exchange.producer} does not have")
     for name in profile.quantized:
         shape(name, 2)
@@ -234,54 +233,21 @@ def _check_scale(scale: torch.Tensor, wanted: tuple[int, ...], name: str, path: 
         raise refuse(path, f"{name} holds {bad}, and a scale must be positive and finite")
 
 
-def _json(written: str, kind: type, key: str, path: Path) -> Any:
-    try:
-        found = json.loads(written)
-    except (ValueError, RecursionError) as error:
-        raise refuse(path, f"{key} in its metadata is not JSON") from error
-    if not isinstance(found, kind):
-        raise refuse(path, f"{key} in its metadata is no {kind.__name__}")
-    return found
-
-
-def _names(names: list[Any], path: Path) -> list[str]:
-    return [untrusted.tensor_name(name, path) for name in names]
-
-
-def _shapes(written: str, path: Path) -> dict[str, tuple[int, ...]]:
-    shapes = {}
-    for name, dims in _json(written, dict, "shapes", path).items():
-        if not isinstance(dims, list) or not all(type(n) is int and 0 < n < 1 << 31 for n in dims):
-            raise refuse(path, f"has no shape for {name[:60]!r}")
-        shapes[untrusted.tensor_name(name, path)] = tuple(dims)
-    return shapes
-
-
-def _exchanges(written: str, path: Path) -> tuple[Exchange, ...]:
-    found = []
-    for entry in _json(written, list, "exchanges", path):
-        well = isinstance(entry, list) and len(entry) == 3 and isinstance(entry[2], list) and entry[2]
-        if not well or entry[1] not in (None, 0.0, 1.0) or isinstance(entry[1], bool):
-            raise refuse(path, f"has an exchange {str(entry)[:60]}")
-        producer, *consumers = _names([entry[0], *entry[2]], path)
-        found.append(Exchange(producer, entry[1], tuple(consumers)))
-    return tuple(found)
-
-
-def _take(tensors: dict[str, torch.Tensor], name: str, path: Path) -> torch.Tensor:
-    if name not in tensors:
-        raise refuse(path, f"lacks the tensor {name}")
-    return tensors.pop(name)
-
-
-def _with_index(exchange: Exchange, tensors: dict[str, torch.Tensor], path: Path) -> Exchange:
-    import torch
-
-    index = {}
-    for consumer in exchange.consumers:
-        if f"index/{consumer}" in tensors:
-            channels = _take(tensors, f"index/{consumer}", path)
-            if channels.dtype != torch.int32 or channels.dim() != 1:
-                raise refuse(path, f"index/{consumer} is not int32 in one dimension")
-            index[consumer] = tuple(channels.tolist())
-    return replace(exchange, index=index)
+def _parsed(said: Mapping[str, str], tensors: dict[str, torch.Tensor], path: Path) -> Profile:
+    """Return the profile of a file's metadata and tensors; the tensors that belong to it are taken out."""
+    written = {key: json.loads(said[key]) for key in ("shapes", "exchanges", "quantized")}
+    exchanges = []
+    for producer, offset, consumers in written["exchanges"]:
+        index = {c: tuple(tensors.pop(f"index/{c}").tolist()) for c in consumers if f"index/{c}" in tensors}
+        exchanges.append(Exchange(producer, offset, tuple(consumers), index))
+    for name in (*written["shapes"], *(name for e in exchanges for name in (e.producer, *e.consumers))):
+        untrusted.tensor_name(name, path)
+    return Profile(
+        said["form"],
+        said["granularity"],
+        said["fingerprint"],
+        {name: tuple(map(int, dims)) for name, dims in written["shapes"].items()},
+        tuple(exchanges),
+        {e.producer: tensors.pop(f"smooth/{e.producer}") for e in exchanges},
+        frozenset(written["quantized"]),
+    )
