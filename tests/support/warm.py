@@ -96,6 +96,7 @@ _EARLY_WITH = {"sglang": ("SGLANG_",)}
 
 _servers: dict[tuple[object, ...], Server] = {}
 _starting = threading.Lock()
+_temporary = tempfile.gettempdir()  # tests replace it for a time, and servers stay
 _own = os.environ  # by this name also where a test has replaced os.environ
 _at_first = dict(os.environ)
 
@@ -158,7 +159,7 @@ class Server:
     """One interpreter with modules imported, that forks."""
 
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="warm-")
+        self._folder = tempfile.TemporaryDirectory(prefix="warm-", dir=_temporary)
         self._address = os.path.join(self._folder.name, "socket")
         self.log = Path(self._folder.name, "log")
         with socket.socket(socket.AF_UNIX) as listener, self.log.open("wb") as log:
