@@ -11,14 +11,21 @@ from tree import TREE
 
 from flashpatch import registry
 
-FIRST_TO_LAST = ("patches/grpo/routing/test_resubmit", "verify/probes/test_grpo", "patches/test_undo", "docs/test_names")
+FIRST_TO_LAST = (
+    "patches/grpo/routing/test_resubmit",
+    "verify/probes/test_grpo",
+    "patches/test_undo",
+    "docs/test_names",
+)
 
 
 @pytest.mark.parametrize("id", registry.patches())
 def test_each_patch_has_tests_that_exist(id):
     environment, (_, marks, _, _, *paths) = tests_for.tests_for(registry.patches()[id])
     assert paths and all((TREE / path).exists() for path in paths)
-    assert environment in (("-sglang", "-sglang-0.5.12") if "sglang" in marks.partition(" or ")[0] else ("-0.24", ""))
+    assert environment in (
+        ("-sglang", "-sglang-0.5.12") if "sglang" in marks.partition(" or ")[0] else ("-0.24", "")
+    )
 
 
 def test_a_patch_of_verl_needs_the_environment_of_its_pins_and_its_own_tests_come_first():

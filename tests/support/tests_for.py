@@ -6,6 +6,7 @@ checked of every record. `make test-for PATCH=ID` runs them.
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 import sys
@@ -58,14 +59,19 @@ def _own(patch: Patch) -> Iterator[Path]:
         rf"\b{re.escape(patch.id)}\b|from {re.escape(function.__module__.rpartition('.')[0])} import .*\b{inside[-1]}\b|{re.escape(function.__module__)}\b"
     )
     for path in (TREE / "tests" / "patches" / patch.family).rglob("test_*.py"):
-        if named.search(path.read_text(encoding="utf-8")):
+        if named.search(_text(path)):
             found.append(path)
     yield from found or [_nearest(beside.parent)]
 
 
+@functools.cache
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
 def _is_for_newer_vllm(path: Path) -> bool:
     marks = r"^pytestmark = .*vllm\(least"
-    return path.is_file() and bool(re.search(marks, path.read_text(encoding="utf-8"), re.MULTILINE))
+    return path.is_file() and bool(re.search(marks, _text(path), re.MULTILINE))
 
 
 def _nearest(folder: Path) -> Path:

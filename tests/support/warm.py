@@ -25,37 +25,9 @@ from typing import IO
 
 #: What FlashPatch and its commands take from elsewhere: for processes without a framework.
 PLAIN = (
-    *(
-        "argparse",
-        "ast",
-        "csv",
-        "dataclasses",
-        "difflib",
-        "email.message",
-        "hashlib",
-        "inspect",
-        "json",
-        "logging",
-    ),
-    *(
-        "platform",
-        "random",
-        "shutil",
-        "subprocess",
-        "sysconfig",
-        "tempfile",
-        "textwrap",
-        "tomllib",
-        "traceback",
-    ),
-    *(
-        "typing",
-        "zipfile",
-        "importlib.metadata",
-        "importlib.resources",
-        "packaging.requirements",
-        "packaging.version",
-    ),
+    *"argparse ast csv dataclasses difflib email.message hashlib inspect json logging platform".split(),
+    *"random shutil subprocess sysconfig tempfile textwrap tomllib traceback typing zipfile".split(),
+    *"importlib.metadata importlib.resources packaging.requirements packaging.version".split(),
 )
 #: Modules worth importing once, by the framework a process is about. The server of `MODELS` serves for a part of them too.
 VLLM = (
