@@ -83,7 +83,7 @@ class LinearCrossEntropy(torch.autograd.Function):
 
 
 def _sweep(wide, head, labels, shape: Shape):
-    """Running sums over the local rows of the head, each [T]: the maximum, the sum of exponentials relative
+    """Return running sums over the local rows of the head, each [T]: the maximum, the sum of exponentials relative
     to it, their sum weighted with the logits, the label's logit (0 where it is not local)."""
     count = wide.shape[0]
     top = wide.new_full((count,), float("-inf"))
@@ -110,7 +110,7 @@ def _sweep(wide, head, labels, shape: Shape):
 
 
 def _join(top, total, weighted, target, group):
-    """The same sums over the rows of all ranks."""
+    """Return the same sums over the rows of all ranks."""
     from torch.distributed import ReduceOp, all_reduce
 
     mine = top.clone()
