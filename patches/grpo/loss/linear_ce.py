@@ -73,7 +73,7 @@ class LinearCrossEntropy(torch.autograd.Function):
 
 
 def _sweep(wide, head, labels, shape: Shape):
-    """Running sums over the rows of the head, each [T]: the maximum, the sum of exponentials relative
+    """Return running sums over the rows of the head, each [T]: the maximum, the sum of exponentials relative
     to it, their sum weighted with the logits, the label's logit."""
     count = wide.shape[0]
     top = wide.new_full((count,), float("-inf"))
