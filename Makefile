@@ -181,7 +181,8 @@ test: lint check-own
 	$(MAKE) -j6 --output-sync=none test-paired-jobs test-newest-fp8 test-paired-rest test-sglang-paired test-sglang \
 		test-newest-rest test-paired-losses smoke-cuda
 
-FP8 := tests/patches/fp8
+# Engines with vLLM's second model runner need an import of their own: all of them in one lane.
+FP8 := tests/patches/fp8/vllm tests/patches/eagle/vllm/test_second_runner_drafts.py
 JOBS := tests/patches/cpu tests/patches/fsdp
 LOSSES := tests/patches/flowrl tests/patches/grpo
 
