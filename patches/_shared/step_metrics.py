@@ -23,6 +23,7 @@ KEPT = (
     "perf/cpu_memory",
     "policy_loss",
     "reward",
+    "rollout/spec_accept",
     "rollout_corr/",
     "sampling/",
     "step_time",

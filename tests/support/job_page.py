@@ -79,7 +79,7 @@ def _driver_events(steps: list[float]) -> list[dict[str, Any]]:
         sync = {f"timing_s/sync/{name}": seconds for name, seconds in phases.items()}
         found.append({"t": t, "event": "sync", "step": number, **sync, "sync/bytes": 1e9})
         values = {"mismatch/k3": 1e-3 / number, "stream/staleness/mean": 0.5, "timing_s/step": 55.0}
-        values |= {"critic/score/mean": 1 - 1 / number, "eagle/acceptance_length": 2.5}
+        values |= {"critic/score/mean": 1 - 1 / number, "rollout/spec_accept_rate": 0.5}
         found.append({"t": t + 1, "event": "metrics", "sample": True, "step": number, "values": values})
     return found
 

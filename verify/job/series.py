@@ -28,7 +28,7 @@ _METRICS: tuple[tuple[str, str, str, Callable[[str], bool]], ...] = (
         "tokens per step",
         _part("eagle/acceptance_length"),
     ),
-    ("trained_rate", "Rate of acceptance, by the trainer's log", "share", _part("eagle/acceptance_rate")),
+    ("trained_rate", "Rate of acceptance, by verl's servers", "share", _part("rollout/spec_accept_rate")),
     ("score", "Score of rollouts", "score", _part("critic/score/mean")),
     ("steps", "Time of a training step", "seconds", lambda metric: metric in _STEP_TIMES),
     ("device_memory", "Memory by verl's log", "GB", _part("perf/max_memory")),

@@ -19,7 +19,7 @@ from flashpatch.patches.eagle.bandit.policy import Policy
 logger = logging.getLogger("flashpatch.eagle")
 
 _NOTE_SECONDS = 1.0  # between two notes to the ledger
-_RECENT = 64  # choices that are remembered
+_RECENT = 64  # choices that are remembered, and steps of which acceptance is the mean
 _SAMPLED = ("arm", "drafted", "accepted", "acceptance_length")  # of a report, for the ledger's events
 
 
@@ -36,7 +36,6 @@ class Controller:
 
     Attributes:
         recent: the last arms chosen, held ones included.
-        drafts: steps of single requests in which drafts were verified, since the start.
         drafted, accepted: draft tokens verified and accepted, since the start.
     """
 
@@ -48,7 +47,10 @@ class Controller:
     ) -> None:
         self.policy, self.clock, self._state = policy, clock, state
         self.recent: deque[Arm] = deque(maxlen=_RECENT)
-        self.drafts = self.drafted = self.accepted = 0
+        self.drafted = self.accepted = 0
+        self._verified: deque[tuple[int, int]] = deque(
+            maxlen=_RECENT
+        )  # requests and accepted tokens of a step
         self._noted = self._saved = clock()
         if state is not None:
             ledger.note(eagle_state=restore(policy, state))
@@ -62,14 +64,15 @@ class Controller:
     def count_drafts(self, requests: int, drafted: int, accepted: int) -> None:
         """Add a step that verified ``drafted`` tokens over ``requests`` requests and accepted some of
         them."""
-        self.drafts += requests
+        self._verified.append((requests, accepted))
         self.drafted += drafted
         self.accepted += accepted
 
     @property
     def acceptance_length(self) -> float:
-        """Mean tokens of a request's speculative step, the target's own included; 0 before the first."""
-        return 1 + self.accepted / self.drafts if self.drafts else 0.0
+        """Mean tokens of a request's step, the target's own included, over the last speculative steps; 0 before the first."""
+        requests, accepted = map(sum, zip(*self._verified, strict=True)) if self._verified else (0, 0)
+        return 1 + accepted / requests if requests else 0.0
 
     def report_if_due(self, now: float) -> None:
         """Write to the ledger and to the state file when their intervals have passed; ``now`` is

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from math import inf
 from typing import Literal, NamedTuple
 
 STEPS = 64
@@ -66,6 +67,7 @@ class AcceptanceCheck:
         self._recent: deque[DraftCounts] = deque(maxlen=self.steps)
         self._phase: Literal["idle", "new", "loading", "old"] = "idle"
         self._before = self._after = 0.0
+        self._good = 0.0  # acceptance length of the weights that the last verdict left
         self._sure = False  # `_before` is of enough steps, all of them under the present policy
         self._of_policy = 0  # steps under the present policy
         self._of_phase = 0  # steps since the phase began
@@ -94,10 +96,13 @@ class AcceptanceCheck:
         """Begin to judge weights that have just been loaded; return the acceptance length before them.
 
         Weights that come before a verdict on earlier ones share their steps and are compared with the same ones as they.
+        Without enough steps before them, what the last verdict measured counts; without one, the old weights are tried.
         """
+        measured = len(self._recent)
         before = self.acceptance_length
+        if measured < self.steps // _SHARE and self._good:
+            before = self._good
         if self._phase == "idle":
-            measured = len(self._recent)
             self._before, self._sure = before, self._of_policy >= measured >= self.steps // _SHARE
             self._enter("new")
         self._of_weights = 0
@@ -130,11 +135,14 @@ class AcceptanceCheck:
         self._of_weights += 1
         if self._phase == "idle" or self._of_phase < self.steps:
             return None
-        return self._judge_old() if self._phase == "old" else self._judge_new()
+        verdict = self._judge_old() if self._phase == "old" else self._judge_new()
+        if verdict.outcome != DOUBTED:
+            self._good = verdict.before if verdict.outcome == WORSE else verdict.after
+        return verdict
 
     def _judge_new(self) -> Verdict:
         self._after = self._length(max(self._of_weights, self.steps // _SHARE))
-        if not self._is_less(self._after, self._before):
+        if not self._is_less(self._after, self._before or inf):
             outcome, self._phase = KEPT, "idle"
         elif self._sure and self._of_weights >= self.steps:
             outcome, self._phase = WORSE, "idle"

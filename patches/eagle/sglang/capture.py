@@ -269,9 +269,10 @@ def positions_of(starts: list[int], lengths: list[int], device: Any) -> torch.Te
     why="Only the scheduler knows which tokens a request kept.",
 )
 def release_kv_cache(original, req: Any, *args: Any, **kwargs: Any):
-    """Pass the tokens of a finished request to the recorder when its cache is released."""
+    """Pass the tokens of a finished request to the recorder when its cache is released; one that is only retracted gives its
+    rows up, as it may be aborted while it waits, and is computed anew otherwise."""
     recorder = current_recorder()
-    if recorder is not None and req.finished():
-        tokens = [*req.origin_input_ids, *req.output_ids_through_stop]
+    if recorder is not None:
+        tokens = [*req.origin_input_ids, *req.output_ids_through_stop] if req.finished() else []
         recorder.finish({req.rid: (tokens, len(req.origin_input_ids))})
     return original(req, *args, **kwargs)

@@ -71,6 +71,7 @@ class Job:
         self.version = 0
         self.metrics: dict[str, float] = {}
         self._sent: Path | None = None
+        self._held = 0  # version of the drafter that all replicas took, or went back to
         self._last_problem = ""
         self._updates = 0
 
@@ -121,20 +122,20 @@ class Job:
 
     def _propagate_rollback(self, call: Call, counts: list[Mapping[str, Any]]) -> None:
         """Roll the other replicas and the trainer back too if a replica has rolled back."""
-        back = [one["drafter_path"] for one in counts if one.get("drafter", self.version) < self.version]
-        if back and self._sent is not None:
-            self._warn(f"drafter {self.version} was rolled back by {len(back)} of {len(counts)} replicas")
-            self._sent = Path(back[0])
+        back = [one for one in counts if one.get("drafter", self._held) < self._held]
+        if back:
+            self._warn(f"drafter {self._held} was rolled back by {len(back)} of {len(counts)} replicas")
+            self._held, self._sent = back[0]["drafter"], Path(back[0]["drafter_path"])
             self.coordinator.load(self._sent)
             self.coordinator.drafter = None
-            if len(back) < len(counts):
+            if any(one.get("drafter") != self._held for one in counts):
                 self._send_drafter(call, self._sent)
 
     def _send_drafter(self, call: Call, drafter: Path) -> None:
         self._sent = drafter  # not again, even if it fails
         try:
             call(UPDATE, (str(drafter), self.version + 1))
-            self.version += 1
+            self._held = self.version = self.version + 1
         except Exception as error:  # the replicas go on with the old one
             self._warn(f"the replicas refused drafter {drafter.name}: {error}")
 

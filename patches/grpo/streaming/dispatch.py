@@ -112,18 +112,18 @@ class Dispatcher:
 
         calls, self._calls = self._calls, []
         for worker, call in calls:
-            state = _state(call)
+            state = state_of(call)
             if state is _UNREACHED:
                 logger.warning("an agent loop worker cannot be reached to give it prompts: it is ended")
                 ray.kill(worker)  # its pings tell when it is dead
             elif state is None:
                 self._calls.append((worker, call))
         for worker, ping in list(self._pings.items()):
-            state = _state(ping)
+            state = state_of(ping)
             if state is None:
                 continue
             self._pings.pop(worker, None)
-            if state is _DEAD:
+            if state is DEAD:
                 self._remove(worker)
             elif state is _DONE:
                 self._join(worker)
@@ -163,18 +163,18 @@ class Dispatcher:
 
     def _wait(self, worker: Any) -> None:
         """Wait until a worker has started, or has died in turn."""
-        while (state := _state(worker.__ray_ready__.remote(), None)) is _UNREACHED:
+        while (state := state_of(worker.__ray_ready__.remote(), None)) is _UNREACHED:
             time.sleep(PING)
-        if state is _DEAD:
+        if state is DEAD:
             self._remove(worker)
         else:
             self._join(worker)
 
 
-_DONE, _DEAD, _UNREACHED = "done", "dead", "unreached"
+_DONE, DEAD, _UNREACHED = "done", "dead", "unreached"
 
 
-def _state(call: Any, timeout: float | None = 0) -> str | None:
+def state_of(call: Any, timeout: float | None = 0) -> str | None:
     """Return what became of a call to an actor; None while it runs.
 
     Raises:
@@ -190,7 +190,7 @@ def _state(call: Any, timeout: float | None = 0) -> str | None:
     except ActorUnavailableError:
         return _UNREACHED
     except RayActorError:
-        return _DEAD
+        return DEAD
     return _DONE
 
 

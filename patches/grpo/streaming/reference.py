@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flashpatch.errors import PatchError
+from flashpatch.patches._shared import gathered
 from flashpatch.patches._shared.flow_names import without_head
 from flashpatch.patches.grpo.streaming import ID
 
@@ -76,17 +77,8 @@ def _file(folder: Path, rank: int, world: int) -> Path:
 
 
 def _shards(module: Any) -> dict[str, Any]:
-    """Return each parameter's part on this rank, by name.
-
-    Weights that a forward has gathered and kept are freed, so that the next one gathers the parts as they are by then.
-    """
-    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-
-    for unit in module.modules():
-        if isinstance(unit, FSDPModule):
-            unit.reshard()
-        elif isinstance(unit, FullyShardedDataParallel) and hasattr(unit._flat_param, "_full_param_padded"):
-            unit._handle.reshard(free_unsharded_flat_param=True)
+    """Return each parameter's part on this rank, by name; the next forward gathers these parts."""
+    gathered.free(module)
     return {
         name: parameter.to_local() if hasattr(parameter, "to_local") else parameter.data
         for name, parameter in module.named_parameters()

@@ -14,6 +14,7 @@ from flashpatch import ledger
 from flashpatch.errors import PatchError
 from flashpatch.patches.grpo.routing import resubmit
 from flashpatch.patches.grpo.streaming import ID
+from flashpatch.patches.grpo.streaming.dispatch import DEAD, PING, state_of
 
 logger = logging.getLogger("flashpatch.grpo")
 
@@ -42,6 +43,7 @@ class Replicas:
         self._replace = self._left = replace
         self._starting: list[tuple[str, Future[Any]]] = []
         self._slowest: float | None = None
+        self._asked = time.monotonic()
 
     @property
     def stop_seconds(self) -> float:
@@ -75,6 +77,17 @@ class Replicas:
         if not lost and not self._starting:
             self._left = self._replace
         return found
+
+    def look(self) -> None:
+        """Ask now and then whether any server lives: without one all groups fail, and no update ever comes to notice it.
+
+        Raises:
+            PatchError: none does.
+        """
+        if time.monotonic() - self._asked > PING:
+            self._asked = time.monotonic()
+            if all(_is_dead(one) for one in self.sync.replicas):
+                self.prune()
 
     def _join(self) -> list[Any]:
         """Let the update reach the replicas that have started meanwhile, and return them."""
@@ -179,15 +192,16 @@ def _end(replica: Any) -> None:
 
     _kill(replica)
     for actor in (*replica.servers, *replica.workers):
-        while True:
-            try:
-                ray.get(actor.__ray_ready__.remote())
-            except ray.exceptions.ActorUnavailableError:
-                time.sleep(1.0)  # it is not known to be dead yet
-            except ray.exceptions.RayActorError:
-                break
+        while state_of(actor.__ray_ready__.remote(), None) is not DEAD:
+            time.sleep(1.0)  # it is not known to be dead yet
     for group in getattr(replica.resource_pool, "pgs", None) or ():
         ray.util.remove_placement_group(group)
+
+
+def _is_dead(replica: Any) -> bool:
+    return any(
+        state_of(actor.__ray_ready__.remote(), 0.1) is DEAD for actor in (*replica.servers, *replica.workers)
+    )
 
 
 def _kill(replica: Any) -> None:

@@ -16,7 +16,7 @@ class Rounds:
     Args:
         actor: verl's worker group of `flashpatch.patches.grpo.streaming.worker.StreamWorker`.
         reference: that of the reference model; None without one.
-        budget: tokens of one rank's share of a round.
+        budget: tokens per worker; workers that share a rank's samples (Ulysses) have theirs together.
         eager: an idle trainer gets a round that is filled to this share of its budget.
         fields: extra fields of every round.
 
@@ -41,12 +41,14 @@ class Rounds:
                 target="actor_rollout_ref.ref",
                 advice="Give actor_rollout_ref.ref the actor's ulysses_sequence_parallel_size.",
             )
-        self.packer = Packer(max(self.ranks) + 1, budget)
+        count = max(self.ranks) + 1
+        budget *= len(self.ranks) // count
+        self.packer = Packer(count, budget)
         self.keys: list[str] = []
         self.tags: list[dict[str, Any]] = []
         self.launched = self.fillers = 0
         self.first: float | None = None
-        self._least = eager * budget * (max(self.ranks) + 1)
+        self._least = eager * budget * count
         self._waiting = 0
         self._running: list[Any] = []
         self._start = time.perf_counter()

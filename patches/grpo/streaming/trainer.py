@@ -81,6 +81,7 @@ class PPOTrainerStreamAsync(PPOTrainer):
         )
 
         def recover() -> None:
+            self.replicas.look()
             waiting = groups.in_flight(self.replay_buffer, groups.VALIDATION)
             dispatcher.recover(waiting, groups.VALIDATION)
 

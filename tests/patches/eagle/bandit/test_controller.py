@@ -16,3 +16,11 @@ def test_choices_are_counted_by_arm_over_all_batch_sizes() -> None:
         chosen[str(arm)] = chosen.get(str(arm), 0) + 1
     counted = {arm: count for arm, count in controller.pulls().items() if count}
     assert counted == chosen and len(counted) == len(ARMS)
+
+
+def test_acceptance_is_that_of_the_last_steps() -> None:
+    controller = Controller(Policy(ARMS))
+    for accepted, length in ((16, 3.0), (0, 1.0)):
+        for _ in range(100):
+            controller.count_drafts(8, 24, accepted)
+        assert controller.acceptance_length == length

@@ -40,8 +40,22 @@ def test_updates_in_a_row_are_judged_by_the_steps_before_the_first() -> None:
     assert [check.add(DraftCounts(2, 1)) for _ in range(3)][-1][::2] == (4.0, "doubted")
 
 
-def test_the_first_update_ever_is_kept() -> None:
-    check = AcceptanceCheck(max_drafts=3, tolerance=0.2, steps=2)
+def test_an_update_with_no_steps_before_it_is_compared_with_the_old_weights() -> None:
+    check = AcceptanceCheck(max_drafts=3, tolerance=0.2, steps=4)
+
+    def judged(tried: int, accepted: int) -> tuple[float, float, str]:
+        return [check.add(DraftCounts(tried, accepted)) for _ in range(4)][-1]
+
     check.start()
-    check.add(DraftCounts(1, 0))
+    assert judged(2, 1) == (0.0, 1.875, "doubted")
+    check.start_trial()
+    assert judged(1, 0) == (1.0, 1.875, "kept")
+    check.cancel()
+    assert check.start() == 1.875
+    assert judged(1, 0) == (1.875, 1.0, "doubted")
+
+
+def test_any_update_is_kept_if_it_may_cost_everything() -> None:
+    check = AcceptanceCheck(max_drafts=3, tolerance=1, steps=1)
+    check.start()
     assert check.add(DraftCounts(1, 0)) == (0.0, 1.0, "kept")

@@ -176,6 +176,18 @@ def test_a_target_keeps_its_last_states_beside_inner_layers_until_undone() -> No
     assert "0.5.23" in capture.keep_last_states(target)
 
 
+def test_a_retracted_request_gives_its_rows_up(monkeypatch) -> None:
+    """It may be aborted while it waits, and SGLang releases nothing then."""
+    passed = []
+    monkeypatch.setattr(capture, "_recorder", types.SimpleNamespace(finish=passed.append))
+    for over in (False, True):
+        request = types.SimpleNamespace(
+            rid="one", origin_input_ids=[1, 2], output_ids_through_stop=[3], finished=lambda over=over: over
+        )
+        assert capture.release_kv_cache(lambda req, tree: tree, request, "tree") == "tree"
+    assert passed == [{"one": ([], 2)}, {"one": ([1, 2, 3], 2)}]
+
+
 def test_last_states_are_taken_along_the_accepted_path_of_each_tree() -> None:
     nodes, result = torch.arange(12.0)[:, None], types.SimpleNamespace()
     result.accept_index = torch.tensor([[0, 3, 5], [6, 8, -1]], dtype=torch.int32)

@@ -109,6 +109,18 @@ def test_a_rollback_of_one_replica_rolls_all_back(one):
     assert replicas.made(UPDATE)[-1] == (first, 3)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_training_goes_on_from_what_all_replicas_went_back_to(one, count):
+    replicas = Replicas(count)
+    one.policy_updated(replicas, 0)
+    step(one, replicas, 1)
+    replicas.states = [{**state, "drafter": 0, "drafter_path": "own"} for state in replicas.states]
+    for number in (2, 3, 4):
+        step(one, replicas, number)
+    assert [command for command in one.coordinator.commands if command[0] == "load"] == [("load", "own")]
+    assert [version for _, version in replicas.made(UPDATE)] == [1, 2, 3]
+
+
 def test_drafters_that_replicas_may_return_to_stay_on_disk(one):
     replicas = Replicas()
     replicas.states = [{**replicas.states[0], "drafter_good": good} for good in ("/first", "/second")]

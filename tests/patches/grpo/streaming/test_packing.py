@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from flashpatch.errors import PatchError
 from flashpatch.patches.grpo.streaming.packing import Packer
 from flashpatch.patches.grpo.streaming.partition import balance, differencing, level, longest_first
+from flashpatch.patches.grpo.streaming.rounds import Rounds
 
 LENGTHS = st.lists(st.integers(1, 40), max_size=120)
 
@@ -23,6 +25,13 @@ def packed(packer: Packer, lengths: list[int]) -> list:
 
 def real(batches) -> list:
     return [sample for batch in batches if not batch.filler for sample in batch.samples]
+
+
+def test_workers_that_share_a_ranks_samples_have_their_budgets_together():
+    """Ulysses: verl's own micro-batches hold the budget times the workers of a sequence."""
+    for ranks, budget in (([0, 1, 2, 3], 100), ([0, 0, 1, 1], 200), ([0] * 4, 400)):
+        rounds = Rounds(SimpleNamespace(_dispatch_info={"actor": ranks}), None, 100, 0.5, {})
+        assert (rounds.packer.ranks, rounds.packer.budget) == (max(ranks) + 1, budget)
 
 
 @settings(max_examples=200)

@@ -136,6 +136,17 @@ def test_the_last_servers_death_ends_the_job_by_name():
         replicas.update_weights(9)
 
 
+def test_the_last_servers_death_between_two_updates_ends_the_job_by_name(monkeypatch):
+    monkeypatch.setattr(replicas_module, "PING", 0.0)
+    replicas, sync, _ = _made(2)
+    for number in (1, 0):
+        for _ in range(3):
+            replicas.look()
+        _kill(sync.replicas[number].server)
+    with pytest.raises(PatchError, match="lost the last rollout server"):
+        replicas.look()
+
+
 def test_another_failure_of_an_update_is_not_repeated():
     replicas, sync, balancer = _made(2, error=ValueError("shapes differ"))
     with pytest.raises(ValueError, match="shapes differ"):
