@@ -241,5 +241,6 @@ def _recorded(source: Source) -> dict[str, int]:
         "processes": len(processes),
         "dropped": sum(process.dropped for process in processes),
         "dropped_samples": sum(process.dropped_samples for process in processes),
+        "lost": sum(process.lost for process in processes),
         "unreadable": sum(process.unreadable for process in processes),
     }
