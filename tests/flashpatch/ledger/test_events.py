@@ -227,3 +227,34 @@ def test_a_file_system_that_does_not_answer_holds_nobody_up(start, home: Path) -
     process = only(home)
     assert [process.events[at]["event"] for at in (0, -1)] == ["before", "after"]
     assert process.lost > 900 and len(process.events) + process.lost == 1001
+
+
+@pytest.mark.full
+def test_a_long_life_keeps_files_and_memory_bounded(finish, home: Path) -> None:
+    out = finish(
+        """
+        import resource, signal
+        ledger.boot()
+        signal.signal(signal.SIGALRM, lambda *_: ledger.event("handled"))
+        def live(forks, many):
+            for number in range(forks):
+                child = os.fork()
+                if not child:
+                    os._exit(0)
+                os.waitpid(child, 0)
+            for number in range(many):
+                if number % 1000 == 0:
+                    signal.setitimer(signal.ITIMER_REAL, 1e-4)
+                ledger.sample("speculation", number=number)
+                ledger.note(steps=number)
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        before = live(100, 20_000)
+        print(live(10_000, 1_000_000) - before, len(os.listdir("/proc/self/task")))
+        """,
+        FLASHPATCH_EVENT_BYTES="200000",
+    )
+    grown, threads = map(int, out.split())
+    assert grown < 16 << 10 and threads < 5  # KiB
+    [run] = home.iterdir()
+    files = list(run.iterdir())
+    assert len(files) <= 6 and sum(path.stat().st_size for path in files) < 1 << 20
