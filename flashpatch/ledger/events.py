@@ -22,7 +22,8 @@ import time
 from collections import Counter
 from typing import Any
 
-from flashpatch.ledger import files, writer
+from flashpatch.ledger import files
+from flashpatch.ledger.writer import writer
 
 VARIABLE = "FLASHPATCH_EVENT_BYTES"
 DEFAULT_BYTES = 4 << 20
@@ -60,7 +61,7 @@ class EventLog:
         if not writer.do(lambda: self._write(name, facts, sample, now)):
             self._lost = next(self._losses)
             self._say("the file system of the ledger does not answer, and too many wait. They are counted")
-        elif (since := writer.writer.hangs) and time.monotonic() - since > _LONG:
+        elif (since := writer.hangs) and time.monotonic() - since > _LONG:
             self._say("the file system of the ledger does not answer. They wait")
 
     def _write(self, name: str, facts: dict[str, Any], sample: bool, now: float) -> None:

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashpatch.arming import standby
-from flashpatch.ledger import events, files, nodes, writer
+from flashpatch.ledger import events, files, nodes
+from flashpatch.ledger.writer import writer
 
 if TYPE_CHECKING:
     from flashpatch.ledger.runs import Run
@@ -124,17 +125,14 @@ class _Row:
 
     def _hand_over(self) -> bool:
         """Let the writer write the row, and return whether it will: it gives ``_writing`` back, which this thread holds."""
+        self._dirty, self._last, taken = False, time.monotonic(), False
         try:
-            self._dirty = False
-            self._last = time.monotonic()
             value = self._content()
             taken = writer.do(lambda: self._store(value))
-        except BaseException:
-            self._writing.release()
-            raise
-        if not taken:
-            self._dirty = True
-            self._writing.release()
+        finally:
+            if not taken:
+                self._dirty = True
+                self._writing.release()
         if self._begins:
             self._begins = False
             from flashpatch.ledger import old_runs

@@ -1,6 +1,5 @@
-"""Write to a file system that may not answer, in a thread that lives while there is something to write.
-
-Who hands something over waits for it, but never for long: no step may hang on a ledger.
+"""Write to a file system that may not answer, in a thread that lives while there is something to write. Who hands something
+over waits for it, but never for long: no step may hang on a ledger.
 """
 
 from __future__ import annotations
@@ -13,12 +12,17 @@ from collections.abc import Callable
 
 MOST = 10_000  # jobs that may wait
 PATIENCE = 2.0  # seconds for which a caller waits, once until the file system answers again
+_LINGER = 0.002  # seconds for which the thread waits for more
 
 
 class Writer:
     """Do jobs one after the other. Safe in signal handlers and finalizers: it takes no lock that it waits for."""
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin with nothing, as in a forked child, which has no thread of its parent's."""
         self._jobs: queue.SimpleQueue[tuple[Callable[[], object], _thread.LockType]] = queue.SimpleQueue()
         self._runs = _thread.allocate_lock()  # held while a thread does jobs
         self._starts = 0  # the thread of Python that may be starting the one that works
@@ -50,30 +54,16 @@ class Writer:
     def _run(self) -> None:
         while True:
             try:
-                job, done = self._jobs.get_nowait()
+                job, done = self._jobs.get(timeout=_LINGER)
             except queue.Empty:
                 self._runs.release()
                 if self._jobs.empty() or not self._runs.acquire(blocking=False):
                     return
                 continue
-            try:
-                job()
-            finally:
-                self.hangs = 0.0
-                done.release()
+            job()
+            self.hangs = 0.0
+            done.release()
 
 
 writer = Writer()
-
-
-def do(job: Callable[[], object]) -> bool:
-    """Hand a job to this process's writer, see `Writer.do`."""
-    return writer.do(job)
-
-
-def _after_fork() -> None:
-    global writer
-    writer = Writer()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=writer.begin)

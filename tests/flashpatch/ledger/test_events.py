@@ -230,8 +230,8 @@ def test_a_file_system_that_does_not_answer_holds_nobody_up(start, home: Path) -
 
 
 @pytest.mark.full
-def test_a_long_life_keeps_files_and_memory_bounded(finish, home: Path) -> None:
-    out = finish(
+def test_a_long_life_keeps_files_and_memory_bounded(start, home: Path) -> None:
+    process = start(
         """
         import resource, signal
         ledger.boot()
@@ -246,13 +246,15 @@ def test_a_long_life_keeps_files_and_memory_bounded(finish, home: Path) -> None:
                 if number % 1000 == 0:
                     signal.setitimer(signal.ITIMER_REAL, 1e-4)
                 ledger.sample("speculation", number=number)
-                ledger.note(steps=number)
+                    ledger.note(steps=number)
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         before = live(100, 20_000)
         print(live(10_000, 1_000_000) - before, len(os.listdir("/proc/self/task")))
         """,
         FLASHPATCH_EVENT_BYTES="200000",
     )
+    out, err = process.communicate(timeout=limit(600))
+    assert err == ""
     grown, threads = map(int, out.split())
     assert grown < 16 << 10 and threads < 5  # KiB
     [run] = home.iterdir()
