@@ -36,6 +36,7 @@ class Process:
     title: str = ""
     names: tuple[str, ...] = ()
     version: int | None = None
+    start: str = ""
 
     @property
     def name(self) -> str:
@@ -179,6 +180,7 @@ def _present(
         title=row.title,
         names=tuple(row.on[family]["name"] if family in row.on else family for family in sorted(present)),
         version=row.notes.get("policy_version"),
+        start=row.start,
     )
 
 

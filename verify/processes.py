@@ -17,9 +17,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryFile
 
 TAIL = 900  # characters at the end of a log that are shown
 _POLL = 0.1  # seconds
@@ -178,6 +179,28 @@ def run(
         name: Ending(name, status, reason if status is None else "", _tail(workdir / f"{name}.log"))
         for name, status in statuses.items()
     }
+
+
+def alone(
+    arguments: Sequence[str | Path], env: Mapping[str, str] | None = None, timeout: float | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a Python in a process group of its own, for at most ``timeout`` seconds, and kill what it leaves behind.
+
+    What it prints goes to files: of a pipe, a process that it left would hold the other end.
+    """
+    with TemporaryFile() as out, TemporaryFile() as err:
+        command = [sys.executable, *arguments]
+        process = subprocess.Popen(
+            command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+        )
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout)
+        finally:
+            _kill_group(process)
+            process.wait()
+        texts = [file.read().decode(errors="replace") for file in (out, err) if not file.seek(0)]
+        return subprocess.CompletedProcess(command, process.returncode, *texts)
 
 
 def _start(command: Command, workdir: Path) -> subprocess.Popen[bytes]:

@@ -9,19 +9,21 @@ its last line. A line has ``n``, the number of the event in this process from 1,
 A file that has half of ``FLASHPATCH_EVENT_BYTES`` is renamed to ``...old.jsonl``, in place of the one before. Each begins
 with a line that counts what the process wrote before, under the names of `kind_of`, and has another every `_MARKED`
 bytes, so whoever has the end of a file knows what is missing. An event equal to the one before it within a second is only counted, in ``repeats`` of the next.
+Events that came while the file system did not answer, and too many waited already, are counted in ``lost`` of the next.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
-import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from typing import Any
 
 from flashpatch.ledger import files
+from flashpatch.ledger.writer import writer
 
 VARIABLE = "FLASHPATCH_EVENT_BYTES"
 DEFAULT_BYTES = 4 << 20
@@ -38,6 +40,7 @@ _MARKED = 64 << 10
 
 _LONGEST_TEXT = 2000  # letters of one text
 _REPEAT_SECONDS = 1.0
+_LONG = 10.0  # seconds without an answer, after which it is said
 _log = logging.getLogger("flashpatch")
 
 
@@ -45,11 +48,8 @@ class EventLog:
     """Write one process's events. All methods may be called from any thread, and raise nothing."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._waiting: deque[tuple[str, dict[str, Any], bool]] = deque()
-        self._is_writing = False
-        self._number = 0
-        self._repeats = 0
+        self._losses = itertools.count(1)
+        self._lost = self._told = self._number = self._repeats = 0
         self._last: tuple[str, dict[str, Any]] | None = None
         self._last_time = 0.0
         self._events, self._samples = _Files("events"), _Files("samples")
@@ -57,26 +57,28 @@ class EventLog:
 
     def append(self, name: str, facts: dict[str, Any], sample: bool = False) -> None:
         """Write one event; ``facts`` are JSON values, others are written as their ``repr``."""
-        self._waiting.append((name, facts, sample))
-        with self._lock:
-            if self._is_writing:  # a signal handler: the call that it interrupted writes this event too
-                return
-            self._is_writing = True
-            try:
-                while self._waiting:
-                    self._append(*self._waiting.popleft())
-            except (OSError, ValueError, TypeError) as error:
-                if self.problem is None:
-                    _log.warning("flashpatch: events of this process are not recorded: %s", error)
-                self.problem = str(error)
-            finally:
-                self._is_writing = False
+        now = time.time()
+        if not writer.do(lambda: self._write(name, facts, sample, now)):
+            self._lost = next(self._losses)
+            self._say("the file system of the ledger does not answer, and too many wait. They are counted")
+        elif (since := writer.hangs) and time.monotonic() - since > _LONG:
+            self._say("the file system of the ledger does not answer. They wait")
 
-    def _append(self, name: str, facts: dict[str, Any], sample: bool) -> None:
+    def _write(self, name: str, facts: dict[str, Any], sample: bool, now: float) -> None:
+        try:
+            self._append(name, facts, sample, now)
+        except Exception as error:  # of a value's own repr, too
+            self._say(str(error) or repr(error))
+
+    def _say(self, problem: str) -> None:
+        if self.problem is None:
+            _log.warning("flashpatch: events of this process are not recorded: %s", problem)
+        self.problem = problem
+
+    def _append(self, name: str, facts: dict[str, Any], sample: bool, now: float) -> None:
         largest = limit()
         if not largest:
             return
-        now = time.time()
         if self._last == (name, facts) and 0 <= now - self._last_time < _REPEAT_SECONDS:
             self._repeats += 1
             return
@@ -86,11 +88,15 @@ class EventLog:
             head["sample"] = True
         if self._repeats:
             head["repeats"] = self._repeats
+        lost = self._lost
+        if lost > self._told:
+            head["lost"] = lost - self._told
         line = _line({**head, **_shortened(facts), **head})
         if len(line) > LARGEST_LINE:
             line = _line({**head, "too_long": len(line)})
         (self._samples if sample else self._events).append(line, kind_of({**facts, "event": name}), largest)
         self._last, self._last_time, self._repeats = (name, facts), now, 0
+        self._told = lost
 
 
 class _Files:

@@ -22,6 +22,7 @@ class ProcessEvents:
         dropped: number of old events that its files had no room for.
         dropped_samples: number of old samples, likewise.
         dropped_kinds: name and outcome, see `events.kind_of`, to the number of events that were dropped.
+        lost: number of events that it could not write for a time, and did not keep.
         unreadable: number of lines that are no event; a killed process may leave one.
     """
 
@@ -32,6 +33,7 @@ class ProcessEvents:
     dropped: int = 0
     dropped_samples: int = 0
     dropped_kinds: dict[str, int] = field(default_factory=dict)
+    lost: int = 0
     unreadable: int = 0
 
 
@@ -85,6 +87,7 @@ def _finished(process: ProcessEvents) -> ProcessEvents:
     process.dropped_samples = min((mark["samples"] for mark in marks if "samples" in mark), default=0)
     process.events = [event for event in process.events if event["event"] != events.DROPPED]
     process.events.sort(key=lambda event: event.get("n", 0))
+    process.lost = sum(event.pop("lost", 0) for event in process.events)
     for before, event in pairwise(process.events):
         if "repeats" in event:
             before["repeated"] = event.pop("repeats")

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashpatch.arming import standby
 from flashpatch.ledger import events, files, nodes
+from flashpatch.ledger.writer import writer
 
 if TYPE_CHECKING:
     from flashpatch.ledger.runs import Run
@@ -40,7 +41,7 @@ class _Row:
         self._writing = threading.Lock()
         self._timer: threading.Timer | None = None
         self._timer_due = 0.0
-        self._dirty = False
+        self._dirty = self._begins = False
         self._last = 0.0
         self._exit_is_watched = False
         self.roles: set[str] = set()
@@ -81,10 +82,7 @@ class _Row:
     def flush(self) -> None:
         is_due = self._dirty or self._last  # not in a forked child in which nothing happened
         if self.booted and is_due and self._writing.acquire(timeout=_FLUSH_SECONDS):
-            try:
-                self._write_row()
-            finally:
-                self._writing.release()
+            self._hand_over()
 
     def watch_exit(self) -> None:
         """Flush at exit. A child forked by multiprocessing skips atexit and clears finalizers after the
@@ -122,25 +120,39 @@ class _Row:
     def _write(self) -> None:
         """Write what is dirty, unless another thread is at it: that thread looks again when it is done."""
         while self._dirty and self._writing.acquire(blocking=False):
-            try:
-                self._write_row()
-            finally:
-                self._writing.release()
+            if not self._hand_over():
+                return
 
-    def _write_row(self) -> None:
-        self._dirty = False
-        self._last = time.monotonic()
+    def _hand_over(self) -> bool:
+        """Let the writer write the row, and return whether it will: it gives ``_writing`` back, which this thread holds."""
+        self._dirty, self._last, taken = False, time.monotonic(), False
         try:
-            if files.write_row(self._content()):
-                from flashpatch.ledger import old_runs
+            value = self._content()
+            taken = writer.do(lambda: self._store(value))
+        finally:
+            if not taken:
+                self._dirty = True
+                self._writing.release()
+        if self._begins:
+            self._begins = False
+            from flashpatch.ledger import old_runs
 
-                old_runs.prune_once()
-        except OSError as error:
+            writer.do(old_runs.prune_once)
+        return taken
+
+    def _store(self, value: dict[str, Any]) -> None:
+        try:
+            self._begins = files.write_row(value)
+        except Exception as error:
             if self.problem is None:
                 _log.warning("flashpatch: the ledger row of this process cannot be written: %s", error)
             self.problem = str(error)
         else:
             self.problem = None
+        finally:
+            self._writing.release()
+        if self._dirty:  # who handed it over may have given up waiting
+            self._write_later(_INTERVAL)
 
     def _content(self) -> dict[str, Any]:
         engine = _engine_snapshot()

@@ -214,7 +214,7 @@ _LATER = {"run": _text, "first_written": _time, "title": _text, "on": _on}
 
 _FACTS: Mapping[str, Callable[[Any, str], Any]] = {
     **dict.fromkeys(
-        ("n", "version", "buckets", "rss_bytes", "failed", "repeats", "repeated", "events"), _count
+        ("n", "version", "buckets", "rss_bytes", "failed", "repeats", "repeated", "events", "lost"), _count
     ),
     **dict.fromkeys(("samples", "drafted", "accepted"), _count),
     **dict.fromkeys(("seconds", "load_seconds", "commit_seconds", "acceptance_length"), _measured),

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from flashpatch.variables import names
+from flashpatch.verify.processes import alone
 
 if TYPE_CHECKING:
     from flashpatch.verify.exact.certificate import Certificate
@@ -132,12 +131,9 @@ def _weights(engine: Mapping[str, Any], quantization: str) -> Iterator[Switch]:
 
 def _run(switch: Switch, same: tuple[str, ...], engine: Mapping[str, Any], gap: float) -> Cause:
     settings = json.dumps({**engine, **switch.engine})
-    done = subprocess.run(
-        [sys.executable, "-c", COMMAND, "exact", *same, *switch.options, "--engine", settings],
-        env={**{key: value for key, value in os.environ.items() if key != RESOLVED}, **switch.variables},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
+    done = alone(
+        ["-c", COMMAND, "exact", *same, *switch.options, "--engine", settings],
+        {**{key: value for key, value in os.environ.items() if key != RESOLVED}, **switch.variables},
     )
     try:
         found = json.loads(done.stdout)

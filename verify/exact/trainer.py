@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -18,6 +16,7 @@ from flashpatch.verify.exact.engine import Pass
 from flashpatch.verify.exact.forced import router_logits
 from flashpatch.verify.exact.routers import choosing
 from flashpatch.verify.exact.verl_job import Trainer
+from flashpatch.verify.processes import alone
 
 PADS = 8
 """Tokens of padding before the prompt."""
@@ -138,20 +137,8 @@ def _ulysses(checkpoint: str, ids: list[int], ranks: int) -> Iterator[Way]:
         with tempfile.TemporaryDirectory() as folder:
             asked, answer = Path(folder, "asked.json"), Path(folder, "answer.pt")
             asked.write_text(json.dumps({"checkpoint": checkpoint, "ids": ids, "answer": str(answer)}))
-            launch = [
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                "--standalone",
-                f"--nproc-per-node={ranks}",
-            ]
-            done = subprocess.run(
-                [*launch, "-m", "flashpatch.verify.exact.ulysses", asked],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=LIMIT,
-            )
+            launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+            done = alone([*launch, "-m", "flashpatch.verify.exact.ulysses", asked], timeout=LIMIT)
             if not answer.exists():
                 lines = [line for line in done.stderr.splitlines() if "Error: " in line] or [
                     f"exit status {done.returncode}"

@@ -23,6 +23,7 @@ PHASES = ("gather", "transfer", "load", "process")
 """Parts of a sync under verl, in the order in which they begin; see `flashpatch.patches.fp8.verl.transfer.receipts`."""
 
 _TEXT = 600  # letters of a problem
+_Key = tuple[str, int, str]
 
 
 def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) -> dict[str, Any]:
@@ -42,8 +43,8 @@ def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) 
     now = time.time() if now is None else now
     report = live.judge(source.run, patches)
     named = names(source)
-    events = [(named[_key(row)], source.of(row).events) for row in source.run.rows]
-    rows = {(row.host, row.pid): row for row in source.run.rows}
+    events = [(named[row.key], source.of(row).events) for row in source.run.rows]
+    rows = {row.key: row for row in source.run.rows}
     found = {
         "run": source.run.id,
         "version": __version__,
@@ -51,7 +52,9 @@ def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) 
         "verdict": "proven" if report.ok else "not proven",
         "names": [_typed(name) for name in typed_names.typed_names(source.run.rows, report, patches)],
         "problems": [*report.problems, *source.problems],
-        "processes": [_process(one, rows.get((one.host, one.pid)), source) for one in report.processes],
+        "processes": [
+            _process(one, rows.get((one.host, one.pid, one.start)), named, source) for one in report.processes
+        ],
         "patches": _patches(source.run.rows, patches),
         "lanes": lanes.lanes(source, named, now),
         "updates": _updates(events),
@@ -65,14 +68,17 @@ def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) 
     found["alive"] = sum(process["alive"] == "yes" for process in found["processes"])
     found["began"] = min((t for t in [*times, *ends] if t), default=now)
     found["ended"] = now if found["alive"] else max([*times, *ends], default=now)
-    found["incidents"] = _incidents(source, events, report.problems)
+    found["incidents"] = _incidents(source, named, events, report.problems)
     found["not_recorded"] = gaps.sentences(found)
     return found
 
 
-def names(source: Source) -> dict[tuple[str, int, str], str]:
-    """Return host, pid and start of each process of a job to its name: roles, ranks, host, pid, and the node of Ray."""
-    return {_key(row): _name(row) for row in source.run.rows}
+def names(source: Source) -> dict[_Key, str]:
+    """Return host, pid and start of each process of a job to its name: roles, ranks, host, pid, the node of Ray, and the start
+    if only that tells two apart."""
+    found = {row.key: _name(row) for row in source.run.rows}
+    many = Counter(found.values())
+    return {key: name if many[name] == 1 else f"{name} started {key[2]}" for key, name in found.items()}
 
 
 def finite(value: Any) -> Any:
@@ -82,10 +88,6 @@ def finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _key(row: Row) -> tuple[str, int, str]:
-    return row.key
 
 
 def _name(row: Row) -> str:
@@ -103,14 +105,15 @@ def _typed(name: typed_names.TypedName) -> dict[str, Any]:
     }
 
 
-def _process(one: live.Process, row: Row | None, source: Source) -> dict[str, Any]:
+def _process(one: live.Process, row: Row | None, named: Mapping[_Key, str], source: Source) -> dict[str, Any]:
     states = Counter(str(patch["state"]) for patch in one.patches.values())
     events = source.of(row) if row is not None else None
     memory = [event["rss_bytes"] for event in events.events if event.get("rss_bytes")] if events else []
     return {
-        "name": _name(row) if row is not None else one.name,
+        "name": named[row.key] if row is not None else one.name,
         "host": one.host,
         "pid": one.pid,
+        "start": one.start,
         "node": one.node,
         "roles": list(one.roles),
         "rank": dict(one.rank),
@@ -196,7 +199,10 @@ def _syncs(events: list[tuple[str, list[dict[str, Any]]]]) -> list[dict[str, Any
 
 
 def _incidents(
-    source: Source, events: list[tuple[str, list[dict[str, Any]]]], problems: tuple[str, ...]
+    source: Source,
+    named: Mapping[_Key, str],
+    events: list[tuple[str, list[dict[str, Any]]]],
+    problems: tuple[str, ...],
 ) -> list[dict[str, Any]]:
     """Return refusals, failed updates, errors and verdicts; those whose time was not recorded have ``t`` None."""
     found = []
@@ -217,7 +223,7 @@ def _incidents(
     found.sort(key=lambda incident: incident["t"])
     told = {row.error for row in source.run.rows if row.error}
     found += [
-        {"t": None, "process": _name(row), "kind": "error", "text": row.error[:_TEXT]}
+        {"t": None, "process": named[row.key], "kind": "error", "text": row.error[:_TEXT]}
         for row in source.run.rows
         if row.error
     ]
@@ -241,5 +247,6 @@ def _recorded(source: Source) -> dict[str, int]:
         "processes": len(processes),
         "dropped": sum(process.dropped for process in processes),
         "dropped_samples": sum(process.dropped_samples for process in processes),
+        "lost": sum(process.lost for process in processes),
         "unreadable": sum(process.unreadable for process in processes),
     }

@@ -49,6 +49,8 @@ def sentences(found: dict[str, Any]) -> list[str]:
             f"{recorded['dropped']} old events, for which their files had no room (FLASHPATCH_EVENT_BYTES is bytes per "
             "process): what is shown of those processes begins later than they did."
         )
+    if recorded["lost"]:
+        said.append(f"{recorded['lost']} events, while the file system of the ledger did not answer.")
     if recorded["dropped_samples"]:
         said.append(f"{recorded['dropped_samples']} old samples, for which there was no room either.")
     if recorded["unreadable"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -75,12 +76,15 @@ def text(source: Source, found: dict[str, Any]) -> str:
     run = {"run": source.run.id}
     missing = sum(process["verdict"] == "missing" for process in found["processes"])
     samples: list[Sample] = [("flashpatch_processes_missing", run, missing)]
-    proven = {(one["host"], one["pid"]): one["verdict"] == "ok" for one in found["processes"]}
+    proven = {(one["host"], one["pid"], one["start"]): one["verdict"] == "ok" for one in found["processes"]}
+    many = Counter((row.host, row.pid) for row in source.run.rows)
     for row in source.run.rows:
         who = {**run, "host": row.host, "pid": str(row.pid), "role": "+".join(row.roles) or "process"}
+        if many[row.host, row.pid] > 1:
+            who["start"] = row.start
         if row.node is not None:
             who["node"] = row.node.title
-        samples.append(("flashpatch_process_proven", who, proven.get((row.host, row.pid), False)))
+        samples.append(("flashpatch_process_proven", who, proven.get(row.key, False)))
         samples += [(name, {**who, **labels}, value) for name, labels, value in _of_process(row, source)]
     lines = []
     for name, (kind, help) in METRICS.items():

@@ -9,10 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import torch
 
+    Patch = tuple[int, int, torch.Tensor]
+    """Bytes of a gap, number of values, and the patch."""
+
 _ALIGN = 16  # bytes: what is packed behind a patch stays aligned
-_CHUNK = 1 << 21  # values compared at once, so that what comes out stays in a core's cache
+_CHUNK = 1 << 19  # values compared at once, so that what comes out stays in a core's cache
 _BITS = {1: 8, 2: 16}
 """Bytes of a gap to their bits."""
 
@@ -25,13 +30,52 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().view(-1).view(kinds.get(tensor.element_size(), torch.uint8))
 
 
-def differing(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    """Return the ``(k,)`` int64 positions, in order, at which two ``(n,)`` integer tensors differ."""
+def encode(old: torch.Tensor, new: torch.Tensor, some: bool = False) -> tuple[int, Patch | None]:
+    """Return how many values differ, and a patch that makes ``old`` the ``new``; None if there is none to make, or ``new``
+    whole is not larger.
+
+    Beside the patch it takes the memory of some `_CHUNK` values, however many differ.
+
+    Args:
+        old: ``(n,)`` integers, see `bits`, on any device.
+        new: likewise; where it is, is compared.
+        some: make a patch if no value differs too.
+    """
     import torch
 
-    starts = range(0, new.numel(), _CHUNK)
-    found = [_nonzero(old[at : at + _CHUNK] != new[at : at + _CHUNK]).add_(at) for at in starts]
-    return torch.cat(found) if found else torch.empty(0, dtype=torch.int64, device=new.device)
+    def found() -> Iterator[torch.Tensor]:
+        """Yield the gap before each value that differs, of a chunk at a time."""
+        last = -1
+        for at in range(0, new.numel(), _CHUNK):
+            positions = _nonzero(old[at : at + _CHUNK].to(new.device) != new[at : at + _CHUNK])
+            if positions.numel():
+                yield torch.diff(positions.add_(at), prepend=positions.new_tensor([last])) - 1
+                last = int(positions[-1])
+
+    changed, fill, kept = 0, dict.fromkeys(_BITS, 0), []
+    for gaps in found():
+        changed += gaps.numel()
+        for width, size in _BITS.items():
+            fill[width] += int((gaps >> size).sum())
+        if changed * gaps.itemsize <= new.nbytes // 4:  # else they are looked for again
+            kept.append(gaps)
+    if some and not changed:
+        kept = [torch.zeros(1, dtype=torch.int64, device=new.device)]
+    sent = changed or len(kept)
+    width = min(fill, key=lambda one: (sent + fill[one]) * (one + new.itemsize))
+    count = sent + fill[width]
+    if not sent or _size(width, count, new.itemsize) >= new.nbytes:
+        return changed, None
+    data = torch.zeros(_size(width, count, new.itemsize), dtype=torch.uint8, device=new.device)
+    values, short = _parts(data, width, count, new.dtype)
+    at, last = 0, -1
+    for gaps in kept if sum(map(len, kept)) == sent else found():
+        gaps = _filled(gaps, _BITS[width])
+        positions = (gaps + 1).cumsum(0).add_(last)
+        here = slice(at, at + gaps.numel())
+        values[here], short[here] = new[positions], gaps.to(short.dtype)
+        at, last = here.stop, int(positions[-1])
+    return changed, (width, count, data)
 
 
 def _nonzero(mask: torch.Tensor) -> torch.Tensor:
@@ -41,32 +85,6 @@ def _nonzero(mask: torch.Tensor) -> torch.Tensor:
     if mask.device.type == "cpu":  # three times as fast as torch's
         return torch.from_numpy(numpy.flatnonzero(mask.numpy()))
     return mask.nonzero().view(-1)
-
-
-def encode(new: torch.Tensor, positions: torch.Tensor) -> tuple[int, int, torch.Tensor] | None:
-    """Return a patch that writes ``new[positions]``, or None if all of ``new`` is not larger.
-
-    Args:
-        new: ``(n,)`` integers, see `bits`.
-        positions: ``(k,)`` int64 in order, at least one.
-
-    Returns:
-        Bytes of a gap, number of values, and the patch.
-    """
-    import torch
-
-    gaps = torch.diff(positions, prepend=positions.new_tensor([-1])) - 1
-    counts = {width: positions.numel() + int((gaps >> bits).sum()) for width, bits in _BITS.items()}
-    width = min(counts, key=lambda one: counts[one] * (one + new.itemsize))
-    if _size(width, counts[width], new.itemsize) >= new.nbytes:
-        return None
-    gaps = _filled(gaps, _BITS[width])
-    values = new[(gaps + 1).cumsum(0) - 1]
-    data = torch.zeros(_size(width, gaps.numel(), new.itemsize), dtype=torch.uint8, device=new.device)
-    end = _padded(values.nbytes)
-    data[: values.nbytes] = values.view(torch.uint8)
-    data[end : end + gaps.numel() * width] = gaps.to(_kind(width)).view(torch.uint8)
-    return width, gaps.numel(), data
 
 
 def apply(old: torch.Tensor, width: int, count: int, data: torch.Tensor) -> None:
@@ -79,14 +97,28 @@ def apply(old: torch.Tensor, width: int, count: int, data: torch.Tensor) -> None
 
     if width not in _BITS or count < 1 or data.numel() != _size(width, count, old.itemsize):
         raise ValueError(f"a patch of {data.numel()} bytes does not hold {count} values")
-    data = data.to("cpu", copy=True)  # its own memory, which is aligned
-    end = _padded(count * old.itemsize)
-    values = data[: count * old.itemsize].view(old.dtype)
-    gaps = data[end : end + count * width].view(_kind(width)).to(torch.int64) & ((1 << _BITS[width]) - 1)
-    positions = (gaps + 1).cumsum(0) - 1
-    if int(positions[-1]) >= old.numel():
-        raise ValueError(f"a patch for position {int(positions[-1])} of {old.numel()}")
-    old.index_copy_(0, positions, values)
+    data = data.cpu()
+    values, short = _parts(data.clone() if data.data_ptr() % _ALIGN else data, width, count, old.dtype)
+    starts, last = range(0, count, _CHUNK), -1
+    for write in (False, True):
+        for at in starts:
+            gaps = short[at : at + _CHUNK].to(torch.int64) & ((1 << _BITS[width]) - 1)
+            positions = (gaps + 1).cumsum(0).add_(last)
+            last = int(positions[-1])
+            if write:
+                old.index_copy_(0, positions, values[at : at + _CHUNK])
+        if last >= old.numel():
+            raise ValueError(f"a patch for position {last} of {old.numel()}")
+        last = -1
+
+
+def _parts(
+    data: torch.Tensor, width: int, count: int, kind: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the values of a patch and its gaps, sharing its memory."""
+    end = count * kind.itemsize
+    gaps = data[_padded(end) : _padded(end) + count * width]
+    return data[:end].view(kind), gaps.view(_kind(width))
 
 
 def _filled(gaps: torch.Tensor, bits: int) -> torch.Tensor:

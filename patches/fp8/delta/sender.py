@@ -120,13 +120,10 @@ class Sender:
         cast = copy.dtype != tensor.dtype
         copy = self._copies[name] = copy.to(tensor.dtype)
         new = changes.bits(tensor)
-        positions = changes.differing(changes.bits(copy).to(new.device), new)
-        sent.changed += positions.numel()
-        if not positions.numel():
-            if not cast:
-                return digest, []
-            positions = positions.new_zeros(min(1, new.numel()))  # any: a patch says that the weight is cast
-        encoded = changes.encode(new, positions) if positions.numel() else None
+        changed, encoded = changes.encode(changes.bits(copy), new, some=cast)  # a patch says that it is cast
+        sent.changed += changed
+        if not (changed or cast):
+            return digest, []
         if encoded is None:
             copy.copy_(tensor)
             return digest, [(name, tensor)]

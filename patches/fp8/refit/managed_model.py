@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -181,12 +181,15 @@ class ManagedModel:
 
     def commit_if_complete(self, more: bool = False) -> None:
         """Commit an update that nobody opened by name, if it is complete; ``more``: no step follows, so tensors may."""
-        waits = self.state == "open" and not self._update.session and not self.inside_load and not self.asleep
-        waits = waits and not (more and any(layer.waits for layer in self.layers))
-        complete = waits and self._update.names.whole(more) and not self._update.missing(partial=False)
-        if self.adapter.consensus.everyone_ready(complete):
-            with self._alone():
-                self._finish(partial=False, named=False)
+        with nullcontext() if self.inside_load else self.turns.step():
+            waits = (
+                self.state == "open" and not self._update.session and not self.inside_load and not self.asleep
+            )
+            waits = waits and not (more and any(layer.waits for layer in self.layers))
+            complete = waits and self._update.names.whole(more) and not self._update.missing(partial=False)
+            if self.adapter.consensus.everyone_ready(complete):
+                with self._alone():
+                    self._finish(partial=False, named=False)
 
     def expect_begin(self, if_unclear: bool = False) -> None:
         """Let the next tensor begin an update: its sender says so, or a request shows that an unclear one was sent."""
@@ -360,7 +363,7 @@ class ManagedModel:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        if (refusal := self.turns.refusal()) is not None:
+        if (refusal := self.turns.refusal(reads=self.inside_load)) is not None:
             raise self._error(*refusal)
         with self.turns.update(), self.adapter.around():
             if self.asleep and self.state == "open":  # it stays so

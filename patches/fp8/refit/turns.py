@@ -10,23 +10,23 @@ import torch
 
 
 class Turns:
-    """The turns of one model.
-
-    Attributes:
-        updating: a call of an update is under way.
-    """
+    """The turns of one model."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self.updating = False
+        self._updating: int | None = None  # the thread of the call of an update that is under way
 
     def step(self) -> AbstractContextManager:
         """Within, no update goes on in another thread: a step computes, or decides what to compute."""
         return self._lock
 
-    def refusal(self) -> tuple[str, str] | None:
-        """Return why no call of an update may begin now, with what to do about it; None if one may."""
-        if self.updating:
+    def refusal(self, reads: bool) -> tuple[str, str] | None:
+        """Return why no call of an update may begin now, with what to do about it; None if one may, in its turn.
+
+        Args:
+            reads: the call that is under way reads what a sender hands over, which another one may never wait for.
+        """
+        if reads or self._updating == threading.get_ident():
             return "another update is loading into this model", "Send one update at a time."
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             return "a CUDA graph is being captured, which would keep the update", "Send it after the capture."
@@ -34,10 +34,10 @@ class Turns:
 
     @contextmanager
     def update(self) -> Iterator[None]:
-        """Within, no step goes on in another thread, and `updating` is true."""
+        """Within, no step and no other call of an update goes on in another thread."""
         with self._lock:
-            self.updating = True
+            self._updating = threading.get_ident()
             try:
                 yield
             finally:
-                self.updating = False
+                self._updating = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
@@ -32,6 +31,7 @@ MODE, ASKED = f"{ROLLOUT}.logprobs_mode", f"{ROLLOUT}.calculate_log_probs"
 
 _EXACT = {MODE: "processed_logprobs", ASKED: True}
 _COMMAND = "import sys; from flashpatch.verify.cli import main; sys.exit(main(sys.argv[1:]))"
+_GRACE = 60.0  # seconds in which a certificate that gives up may say so
 
 patches = Patches("fp8", "verl>=0.9", evidence="optional", scope="driver")
 
@@ -145,15 +145,15 @@ def certificate(policy: Any, seconds: float) -> tuple[bool, str]:
         policy: verl's ``actor_rollout_ref``.
         seconds: after which it gives up; 0: never.
     """
+    from flashpatch.verify.processes import alone
+
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "job.yaml").write_text(json.dumps({"actor_rollout_ref": policy}))
         of_job = ["--verl", f"--config-path={folder}", "--config-name=job"]
-        done = subprocess.run(
-            [sys.executable, "-c", _COMMAND, "exact", f"--seconds={seconds}", *of_job],
-            env={**os.environ, "FLASHPATCH_LEDGER": folder},  # its engine is none of the job's
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
+        done = alone(
+            ["-c", _COMMAND, "exact", f"--seconds={seconds}", *of_job],
+            {**os.environ, "FLASHPATCH_LEDGER": folder},  # its engine is none of the job's
+            seconds + _GRACE if seconds else None,
         )
     if done.stdout.strip():
         return done.returncode == 0, done.stdout

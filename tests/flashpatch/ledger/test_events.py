@@ -194,3 +194,69 @@ def test_a_run_with_events_is_removed_when_it_is_old(finish, home: Path) -> None
     os.utime(home / "old", (long_ago, long_ago))
     finish("ledger.boot()", FLASHPATCH_RUN="new", FLASHPATCH_KEEP_DAYS="5")
     assert [path.name for path in home.iterdir()] == ["new"]
+
+
+def test_a_file_system_that_does_not_answer_holds_nobody_up(start, home: Path) -> None:
+    process = start("""
+        import threading
+        from flashpatch.ledger import events, writer
+        ledger.boot()
+        ledger.event("before")
+        path = events.event_path()
+        os.rename(path, path + ".kept")
+        os.mkfifo(path, 0o600)  # nobody reads it, so who opens it to write waits
+        writer.MOST = 50
+        done = threading.Event()
+        def step():
+            for number in range(1000):
+                ledger.event("update", number=number)
+                ledger.note(steps=number)
+            ledger.flush()
+            done.set()
+        threading.Thread(target=step, daemon=True).start()
+        print("done" if done.wait(60) else "it waits", flush=True)
+        reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # now it answers
+        os.rename(path + ".kept", path)
+        while writer.writer.hangs:
+            time.sleep(0.01)
+        ledger.event("after")
+        os.close(reader)
+    """)
+    out, err = process.communicate(timeout=limit(90))
+    assert out == "done\n" and err.count("does not answer, and too many wait") == 1
+    process = only(home)
+    assert [process.events[at]["event"] for at in (0, -1)] == ["before", "after"]
+    assert process.lost > 900 and len(process.events) + process.lost == 1001
+
+
+@pytest.mark.full
+def test_a_long_life_keeps_files_and_memory_bounded(start, home: Path) -> None:
+    process = start(
+        """
+        import resource, signal
+        ledger.boot()
+        signal.signal(signal.SIGALRM, lambda *_: ledger.event("handled"))
+        def live(forks, many):
+            for number in range(forks):
+                child = os.fork()
+                if not child:
+                    os._exit(0)
+                os.waitpid(child, 0)
+            for number in range(many):
+                if number % 1000 == 0:
+                    signal.setitimer(signal.ITIMER_REAL, 1e-4)
+                ledger.sample("speculation", number=number)
+                    ledger.note(steps=number)
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        before = live(100, 20_000)
+        print(live(10_000, 1_000_000) - before, len(os.listdir("/proc/self/task")))
+        """,
+        FLASHPATCH_EVENT_BYTES="200000",
+    )
+    out, err = process.communicate(timeout=limit(600))
+    assert err == ""
+    grown, threads = map(int, out.split())
+    assert grown < 16 << 10 and threads < 5  # KiB
+    [run] = home.iterdir()
+    files = list(run.iterdir())
+    assert len(files) <= 6 and sum(path.stat().st_size for path in files) < 1 << 20

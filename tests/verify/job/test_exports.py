@@ -10,9 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+from job_page import write_run
 from machine import limit
 
-from flashpatch.verify.job import prometheus
+from flashpatch import registry
+from flashpatch.verify.job import collect, prometheus, source
 
 
 def test_the_trace_has_updates_phases_steps_and_refusals(flashpatch, tmp_path: Path) -> None:
@@ -162,3 +164,17 @@ def _drain(file: int) -> None:
             pass
     except OSError:  # the other end is closed
         pass
+
+
+def test_two_processes_of_one_host_and_pid_are_told_apart(tmp_path) -> None:
+    folder = write_run(tmp_path / "run", 2, 2, metrics=1)
+    [worker] = (path for path in folder.glob("row-*-2-*.json"))
+    row = json.loads(worker.read_text())
+    row["start"], row["error"] = "77", "it broke"
+    worker.with_name(f"row-{row['host']}-2-77.json").write_text(json.dumps(row))
+    job = source.load(folder)
+    found = collect.job(job, registry.patches())
+    told = {one["start"]: (one["name"], one["verdict"]) for one in found["processes"] if one["pid"] == 2}
+    assert told["77"][1] == "not proven" and len({name for name, _ in told.values()}) == 2
+    lines = [line.rpartition(" ")[0] for line in prometheus.text(job, found).splitlines()]
+    assert len(lines) == len(set(lines)) and any('start="77"' in line for line in lines)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -32,7 +34,7 @@ def pair(size: int, number: int, dtype=torch.bfloat16, seed: int = 0):
 
 def patched(old, new):
     a, b = changes.bits(old.clone()), changes.bits(new)
-    encoded = changes.encode(b, changes.differing(a, b))
+    _, encoded = changes.encode(a, b)
     if encoded is None:
         return None, new.nbytes
     changes.apply(a, *encoded)
@@ -68,7 +70,7 @@ def test_zeros_of_two_signs_differ_and_a_nan_equals_itself():
     old = torch.tensor([0.0, float("nan"), 1.0] + [2.0] * 100, dtype=torch.bfloat16)
     new = old.clone()
     new[0] = -0.0
-    assert changes.differing(changes.bits(old), changes.bits(new)).tolist() == [0]
+    assert changes.encode(changes.bits(old), changes.bits(new))[0] == 1
     found, _ = patched(old, new)
     assert torch.equal(found, changes.bits(new))
 
@@ -96,18 +98,46 @@ def test_gaps_at_the_limits_of_their_bytes(positions):
     assert torch.equal(found, changes.bits(new))
 
 
-def test_chunks_meet(monkeypatch):
-    monkeypatch.setattr(changes, "_CHUNK", 100)
-    old, new = pair(1050, 300)
-    a, b = changes.bits(old), changes.bits(new)
-    assert torch.equal(changes.differing(a, b), (a != b).nonzero().view(-1))
+@pytest.mark.parametrize("gap", [1, 3, 250, 700])
+def test_a_patch_is_the_same_in_any_chunks(monkeypatch, gap):
+    old = torch.zeros(200_000, dtype=torch.bfloat16)
+    new = old.clone()
+    new[5::gap] = 1.0
+    one = changes.encode(changes.bits(old), changes.bits(new))
+    monkeypatch.setattr(changes, "_CHUNK", 1000)
+    found, _ = patched(old, new)
+    many = changes.encode(changes.bits(old), changes.bits(new))
+    assert one[0] == many[0] == len(range(5, 200_000, gap))
+    if gap == 1:
+        assert one[1] is found is None
+    else:
+        assert one[1][:2] == many[1][:2] and torch.equal(one[1][2], many[1][2])
+        assert torch.equal(found, changes.bits(new))
+
+
+@pytest.mark.parametrize("share", [0.01, 0.6, 1.0])
+def test_however_many_change_it_takes_no_more_than_another_tensor(share):
+    old, new = (changes.bits(one) for one in pair(16 << 20, int(share * (16 << 20))))
+    patched(old[:5000], new[:5000])
+    before = memory("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the highest is what is now
+    _, encoded = changes.encode(old, new)
+    if encoded is not None:
+        changes.apply(old, *encoded)
+        assert torch.equal(old, new)
+    assert memory("VmHWM") - before < 1.1 * new.nbytes + (64 << 20)
+
+
+def memory(kind: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(kind))
 
 
 @pytest.mark.parametrize("cut", ["short", "count", "width", "tensor"])
 def test_a_patch_that_does_not_fit_writes_nothing(cut):
     old, new = pair(5000, 40)
     a, b = changes.bits(old), changes.bits(new)
-    width, count, data = changes.encode(b, changes.differing(a, b))
+    _, (width, count, data) = changes.encode(a, b)
     before = a.clone()
     if cut == "short":
         data = data[:-16]

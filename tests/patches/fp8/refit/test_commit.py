@@ -191,6 +191,33 @@ def test_two_senders_at_once(atomic):
     assert toys.same_answers(engine.model, toys.fresh("transposed", B))
 
 
+def test_a_sender_waits_while_another_thread_commits(atomic, monkeypatch):
+    engine, raised, sender = toys.engine(atomic=atomic), [], []
+    commit = engine.managed._update.commit
+
+    def send():
+        try:
+            engine.load(A)
+        except PatchError as error:
+            raised.append(error)
+
+    def slowly(*args):
+        sender.append(threading.Thread(target=send))
+        sender[0].start()
+        sender[0].join(timeout=0.5)
+        assert sender[0].is_alive(), "it did not wait"
+        commit(*args)
+
+    engine.load(B)
+    monkeypatch.setattr(engine.managed._update, "commit", slowly)
+    engine.managed.commit_if_complete()
+    sender[0].join(timeout=limit(60))
+    assert not raised and (engine.managed.version, engine.managed.state) == (1, "open")
+    monkeypatch.undo()
+    engine.managed.commit_if_complete()
+    assert toys.same_answers(engine.model, toys.fresh("transposed", A))
+
+
 @pytest.mark.parametrize("door", ["begin", "finish"])
 def test_doors_are_shut_while_a_bucket_loads(door, atomic):
     engine = toys.engine(atomic=atomic, partial=True)

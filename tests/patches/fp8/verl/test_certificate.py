@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
+from machine import limit
 from verl_job import live, metrics, train
 
 from flashpatch.errors import PatchError
+from flashpatch.ledger import files
 from flashpatch.patches.fp8.verl import verl_config
 
 OTHER_NORM = "+actor_rollout_ref.rollout.engine_kwargs.vllm.hf_overrides.rms_norm_eps=0.1"
@@ -62,3 +65,21 @@ def test_what_cannot_be_compared_warns_or_stops(rollout, said, caplog) -> None:
     assert said in caplog.text
     with pytest.raises(PatchError, match="certificate='warn'"):
         verl_config.judge(agree, found, "stop")
+
+
+@pytest.mark.timeout(limit(60))
+@pytest.mark.parametrize("ends", [True, False])
+def test_what_an_engine_leaves_behind_is_not_waited_for(monkeypatch, tmp_path, ends) -> None:
+    left = tmp_path / "left"
+    command = f"""if True:
+        import os, subprocess, sys, time
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        open({str(left)!r}, "w").write(str(child.pid))
+        print("late: not done within 1 seconds", flush=True)
+        {"os._exit(1)" if ends else "time.sleep(600)"}"""
+    monkeypatch.setattr(verl_config, "_COMMAND", command)
+    monkeypatch.setattr(verl_config, "_GRACE", 8.0)
+    agree, said = verl_config.certificate({}, 1.0)
+    assert not agree and said.startswith("late: not done" if ends else ("late", "cannot compare here"))
+    while left.exists() and files.process_start(int(left.read_text())) is not None:
+        time.sleep(0.05)
