@@ -288,7 +288,7 @@ FAMILIES = {
         },
         "options": {
             "capture_rate": (1.0, (), "float", "str", (0, 1, None, None)),
-            "capture_budget": (0, (), "int", "str", (0, None, None, None)),
+            "capture_budget": (131072, (), "int", "str", (0, None, None, None)),
             "capture_window": (512, (), "int", "str", (16, None, None, None)),
             "samples": ("", (), "str", "str", ()),
             "adapt": (True, (), "bool", "str", ()),
@@ -308,6 +308,7 @@ FAMILIES = {
             "eagle.vllm.free_request": ("vllm.v1.core.sched.scheduler",),
             "eagle.vllm.schedule": ("vllm.v1.core.sched.scheduler",),
             "eagle.vllm.create_speculative_config": ("vllm.engine.arg_utils",),
+            "eagle.vllm.maybe_override_dynamic_sd_cudagraph_mode": ("vllm.config.vllm",),
             "eagle.vllm.scheduler_init": ("vllm.v1.core.sched.scheduler",),
             "eagle.vllm.update_from_output": ("vllm.v1.core.sched.scheduler",),
             "eagle.vllm.scheduler_shutdown": ("vllm.v1.core.sched.scheduler",),

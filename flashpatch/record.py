@@ -100,7 +100,7 @@ class Patch:
         why, how, upstream, remove_when: the documentation, as data.
         apply, undo: install and restore.
         native: answers "does the framework already do this, correctly?" with the name of what does,
-            or None; then the patch is not applied and its state is ``superseded``.
+            or None; then the patch is not applied and its state is ``superseded``. An exception counts as None.
     """
 
     id: str

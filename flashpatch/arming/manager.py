@@ -211,7 +211,15 @@ class Manager:
         try:
             if member.site is None or not member.site.lingers():
                 member.site = Site(patch, member.target, module, options, member.counter)
-            by = patch.native(member.site)
+            try:
+                by = patch.native(member.site)
+            except (
+                Exception
+            ) as error:  # what a framework's code raises when asked says nothing, so the patch acts
+                log.warning(
+                    "%s: cannot tell whether it is needed: %s: %s", patch.id, type(error).__name__, error
+                )
+                by = None
             if by is not None:
                 return State("superseded", by)
             patch.apply(member.site)

@@ -23,7 +23,11 @@ OPTIONS = {
         most=1,
     ),
     "capture_budget": Option(
-        0, "stop capturing after this many tokens per policy version; 0: no limit", kind=int, least=0
+        1 << 17,
+        "stop capturing after this many tokens per policy version, by default as many as fit into 1 GiB in bf16 with a "
+        "hidden size of 4096; 0: no limit",
+        kind=int,
+        least=0,
     ),
     "capture_window": Option(
         512,
@@ -38,8 +42,8 @@ OPTIONS = {
     "adapt": Option(True, "let a bandit choose how many tokens to draft at each step", kind=bool),
     "arms": Option(
         [],
-        "let the bandit choose among these, such as 3_1_4 (steps, top-k, tokens) or disable; empty: all that the "
-        "engine can run",
+        "let the bandit choose among these, such as 3_1_4 (steps, top-k, tokens) or disable; empty: a few up to the most "
+        "that the engine can run",
         kind=list,
     ),
     "rule": Option("", "choose by this rule: thompson, eg or ucb1; empty: thompson"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from eagle_job_common import Cycle, leave, prompts, refusal, settle
@@ -124,9 +125,13 @@ def many(llm: Any) -> list[list[int]]:
 
 
 def parallel(at: Path) -> None:
-    """The schedules that engines of one and of two data-parallel ranks are configured with; none is opened."""
+    """The schedules that engines of one and of two data-parallel ranks are configured with, and what CUDA graphs and schedule
+    vLLM would leave on a GPU; none is opened."""
+    from vllm.config import CUDAGraphMode, VllmConfig
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.platforms import current_platform
 
+    import flashpatch
     from flashpatch.verify.probes.eagle import tiny
 
     speculative = dict(method="ngram", num_speculative_tokens=3, prompt_lookup_max=3)
@@ -135,6 +140,21 @@ def parallel(at: Path) -> None:
         arguments = tiny.engine_arguments(at / "target", speculative_config=speculative)
         config = EngineArgs(**arguments, data_parallel_size=ranks).create_engine_config()
         seen[str(ranks)] = config.speculative_config.num_speculative_tokens_per_batch_size
+    configs = {}
+    for case, arms in {"first": [], "second": [], "named": ["2_1_3", "disable"]}.items():
+        flashpatch.enable("eagle", arms=arms)
+        configs[case] = EngineArgs(**arguments).create_engine_config().speculative_config
+    type(current_platform).is_cpu, seen["graphs"] = lambda self: False, {}
+    for case, config in configs.items():
+        flashpatch.enable("eagle", arms=["2_1_3", "disable"] if case == "named" else [])
+        graphs = SimpleNamespace(cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE)
+        VllmConfig._maybe_override_dynamic_sd_cudagraph_mode(
+            SimpleNamespace(
+                speculative_config=config, compilation_config=graphs, use_v2_model_runner=case == "second"
+            )
+        )
+        left = config.num_speculative_tokens_per_batch_size is not None
+        seen["graphs"][case] = [graphs.cudagraph_mode.name, left]
     leave(at, seen)
 
 

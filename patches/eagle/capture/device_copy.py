@@ -10,7 +10,7 @@ import torch
 
 from flashpatch.patches.eagle.capture.host_buffers import Request, Rows
 
-_MAX_PINNED = 16  # pinned buffers for steps that are being copied from an accelerator
+_MAX_PINNED = 1 << 30  # bytes of the pinned buffers for steps that are being copied from an accelerator
 
 
 @dataclass
@@ -63,18 +63,16 @@ class DeviceCopy:
             wide = torch.cat([layer[:total] for layer in auxiliary], dim=-1) if auxiliary else None
             rows = Rows(ids[:total].clone(), positions[:total].clone(), hidden[:total], wide)
             return Step(rows, spans, version)
-        return self._from_device(spans, total, ids, positions, hidden, auxiliary, version)
+        return self._from_device(spans, ids, positions, hidden, auxiliary, version)
 
-    def _from_device(self, spans, total, ids, positions, hidden, auxiliary, version) -> Step:
+    def _from_device(self, spans, ids, positions, hidden, auxiliary, version) -> Step:
+        first, behind = spans[0][1], spans[-1][2]  # the chosen requests lie within these rows
+        spans = [(request, start - first, end - first) for request, start, end in spans]
         parts = {"ids": ids, "positions": positions, "hidden": hidden}
-        for number, layer in enumerate(auxiliary or ()):
-            parts[f"auxiliary{number}"] = layer
-        if spans[-1][2] - spans[0][1] < total:  # the chosen requests lie within these rows
-            first = spans[0][1]
-            total = spans[-1][2] - first
-            spans = [(request, start - first, end - first) for request, start, end in spans]
-            parts = {name: tensor[first:] for name, tensor in parts.items()}
-        clones = {name: tensor[:total].clone() for name, tensor in parts.items()}
+        total = behind - first
+        clones = {name: tensor[first:behind].clone() for name, tensor in parts.items()}
+        if auxiliary:
+            clones["auxiliary"] = torch.cat([layer[first:behind] for layer in auxiliary], dim=-1)
         device = torch.get_device_module(hidden.device)
         if self._stream is None:
             self._stream = device.Stream()
@@ -86,29 +84,23 @@ class DeviceCopy:
                 clone.record_stream(self._stream)
             event = device.Event()
             event.record()
-        rows = Rows(pinned["ids"][:total], pinned["positions"][:total], pinned["hidden"][:total], None)
-        step = Step(rows, spans, version)
-
-        def wait() -> None:
-            event.synchronize()
-            if auxiliary:
-                layers = [pinned[f"auxiliary{number}"][:total] for number in range(len(auxiliary))]
-                rows.auxiliary = torch.cat(layers, dim=-1)
-
-        step.wait, step.release = wait, lambda: self._pinned.append(pinned)
-        return step
+        wide = pinned["auxiliary"][:total] if auxiliary else None
+        rows = Rows(pinned["ids"][:total], pinned["positions"][:total], pinned["hidden"][:total], wide)
+        return Step(rows, spans, version, event.synchronize, lambda: self._pinned.append(pinned))
 
     def _pinned_for(self, total: int, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         for index, pinned in enumerate(self._pinned):
             if pinned["ids"].shape[0] >= total and pinned.keys() == like.keys():
                 return self._pinned.pop(index)
-        if self._pinned:  # too small: a larger one takes its place
-            self._pinned.pop(0)
-            self._allocated -= 1
-        if self._allocated >= _MAX_PINNED:
-            raise RuntimeError("captured rows come faster than they can be stored")
-        self._allocated += 1
         size = max(64, 1 << (total - 1).bit_length())
+        needed = sum(size * tensor[:1].nbytes for tensor in like.values())
+        while (
+            self._pinned and self._allocated + needed > _MAX_PINNED
+        ):  # too small: a larger one takes its place
+            self._allocated -= sum(tensor.nbytes for tensor in self._pinned.pop(0).values())
+        if self._allocated and self._allocated + needed > _MAX_PINNED:
+            raise RuntimeError("captured rows come faster than they can be stored")
+        self._allocated += needed
         return {
             name: torch.empty(size, *tensor.shape[1:], dtype=tensor.dtype, pin_memory=True)
             for name, tensor in like.items()

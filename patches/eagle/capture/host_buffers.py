@@ -29,11 +29,25 @@ class Rows:
     hidden: torch.Tensor
     auxiliary: torch.Tensor | None
 
+    @property
+    def nbytes(self) -> int:
+        """Size of the states."""
+        return self.hidden.nbytes + (self.auxiliary.nbytes if self.auxiliary is not None else 0)
 
-def slice_rows(rows: Rows, start: int, end: int) -> Rows:
-    """Return views of the rows from ``start`` to ``end``."""
-    auxiliary = rows.auxiliary[start:end] if rows.auxiliary is not None else None
-    return Rows(rows.ids[start:end], rows.positions[start:end], rows.hidden[start:end], auxiliary)
+
+def select_rows(rows: Rows, at: slice | torch.Tensor) -> Rows:
+    """Return the rows ``at``, views of them for a slice."""
+    auxiliary = rows.auxiliary[at] if rows.auxiliary is not None else None
+    return Rows(rows.ids[at], rows.positions[at], rows.hidden[at], auxiliary)
+
+
+def join_rows(parts: list[Rows]) -> Rows:
+    """Return the rows of all parts, one behind the other; a single part as it is."""
+    if len(parts) == 1:
+        return parts[0]
+    wide = [one.auxiliary for one in parts if one.auxiliary is not None]
+    joined = ([getattr(one, name) for one in parts] for name in ("ids", "positions", "hidden"))
+    return Rows(*map(torch.cat, joined), torch.cat(wide) if wide else None)
 
 
 class RequestBuffer:

@@ -30,14 +30,22 @@ import torch
 from flashpatch import ledger
 from flashpatch.patches.eagle.capture.capture_window import CaptureWindow
 from flashpatch.patches.eagle.capture.device_copy import DeviceCopy, Step
-from flashpatch.patches.eagle.capture.host_buffers import BufferPool, Request, RequestBuffer, Rows, slice_rows
+from flashpatch.patches.eagle.capture.host_buffers import (
+    BufferPool,
+    Request,
+    RequestBuffer,
+    Rows,
+    join_rows,
+    select_rows,
+)
 from flashpatch.patches.eagle.capture.sample import Sample
 from flashpatch.patches.eagle.capture.sample_queue import SampleWriter, queue_directory
 
 logger = logging.getLogger("flashpatch.eagle")
 
-_BATCH = 32  # steps that are stored at once if rows need no copying
-_BATCH_SECONDS = 1.0  # that a step may wait for others, unless a request ends
+_BATCH = 32  # steps that are stored at once
+_BATCH_BYTES = 64 << 20  # of their states, from which on no more are waited for
+_BATCH_SECONDS = 1.0  # that a step, or the end of a request, may wait for others
 _LENGTHS = (512, 2048, 8192, 32768)  # positions, by which lost requests are counted
 _MAX_WAITING = 256  # steps; then the requests in the next one are given up
 
@@ -207,86 +215,101 @@ class Recorder:
     def _work(self) -> None:
         going = True
         while going:
-            steps, end, going = self._collect()
+            steps, ended, going = self._collect()
             try:
                 with torch.no_grad():
-                    self._store(steps)
-                    if end is not None:
+                    if steps:
+                        self._store(steps)
+                    for end in ended:
                         for request, tokens, prompt in end.requests:
                             self._offer(request, tokens, prompt)
             except Exception as error:
                 self._fault(error)
                 for request in {id(r): r for step in steps for r, _, _ in step.spans}.values():
                     self._give_up(request, str(error))
-            if end is not None and end.passed is not None:
+            if ended and ended[-1].passed is not None:
                 self._report(now=True)
-                end.passed.set()
+                ended[-1].passed.set()
             self._report(now=not going)
 
-    def _collect(self) -> tuple[list[Step], _Finished | None, bool]:
-        """Return steps to store together, the item behind them, and whether to go on."""
+    def _collect(self) -> tuple[list[Step], list[_Finished], bool]:
+        """Return steps to store together, what ended meanwhile, up to a barrier, and whether to go on."""
         steps: list[Step] = []
-        item = self._queue.get()
+        ended: list[_Finished] = []
+        size, item = 0, self._queue.get()
         deadline = time.monotonic() + _BATCH_SECONDS
-        while isinstance(item, Step):
-            steps.append(item)
-            if item.wait is not None or len(steps) >= _BATCH:
-                return steps, None, True
+        while item is not None:
+            if isinstance(item, Step):
+                steps.append(item)
+                size += item.rows.nbytes
+            else:
+                ended.append(item)
+            barrier = not isinstance(item, Step) and item.passed is not None
+            if barrier or len(steps) >= _BATCH or size >= _BATCH_BYTES:
+                return steps, ended, True
             try:
                 item = self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                return steps, None, True
-        return steps, item, item is not None
+                return steps, ended, True
+        return steps, ended, False
 
     def _store(self, steps: list[Step]) -> None:
+        """Gather the rows of steps, order them by request, and write those of each request."""
         try:
-            pieces: dict[int, tuple[Request, list[tuple[Step, int, int]]]] = {}
-            for step in steps:
-                if step.wait is not None:
-                    step.wait()
-                for request, start, end in step.spans:
-                    pieces.setdefault(id(request), (request, []))[1].append((step, start, end))
-            for request, parts in pieces.values():
+            if steps[-1].wait is not None:  # copies end in the order in which they began
+                steps[-1].wait()
+            rows = join_rows([step.rows for step in steps])
+            versions = numpy.repeat([step.version for step in steps], [len(step.rows.ids) for step in steps])
+            firsts = numpy.cumsum([0, *(len(step.rows.ids) for step in steps)])
+            spans = [
+                (request, first + start, end - start)
+                for step, first in zip(steps, firsts, strict=False)
+                for request, start, end in step.spans
+            ]
+            requests = {id(request): request for request, _, _ in spans}
+            number = {name: place for place, name in enumerate(requests)}
+            lengths = numpy.array([length for _, _, length in spans])
+            owners = numpy.repeat([number[id(request)] for request, _, _ in spans], lengths)
+            ends = numpy.cumsum(lengths)
+            at = numpy.arange(ends[-1]) + numpy.repeat(
+                [first for _, first, _ in spans] - (ends - lengths), lengths
+            )
+            at = at[numpy.argsort(owners, kind="stable")]
+            positions = rows.positions.numpy()
+            parts = numpy.split(at, numpy.cumsum(numpy.bincount(owners, minlength=len(number)))[:-1])
+            for request, part in zip(requests.values(), parts, strict=True):
                 if not request.lost:
-                    self._write(request, parts)
+                    self._write(request, rows, part, positions[part], versions[part])
         finally:
             for step in steps:
                 if step.release is not None:
                     step.release()
 
-    def _write(self, request: Request, parts: list[tuple[Step, int, int]]) -> None:
-        positions = numpy.concatenate([step.rows.positions[start:end].numpy() for step, start, end in parts])
+    def _write(
+        self,
+        request: Request,
+        rows: Rows,
+        at: numpy.ndarray,
+        positions: numpy.ndarray,
+        versions: numpy.ndarray,
+    ) -> None:
+        """Write the rows ``at`` into the request's buffer, of each position the last."""
         window = request.window
         if window.advance(positions.tolist()) and request.buffer is not None:
             request.buffer.versions.fill_(-1)
         offsets = positions - window.first
-        inside = (offsets >= 0) & (offsets < window.size)
-        if not inside.any():
+        keep = ((offsets >= 0) & (offsets < window.size)).nonzero()[0]
+        if not len(keep):
             return
-        buffer = self._buffer_for(request, int(offsets[inside].max()) + 1, parts[0][0].rows)
+        buffer = self._buffer_for(request, int(offsets[keep].max()) + 1, rows)
         if buffer is None:
             return
-        if len(parts) == 1 and inside.all():  # one forward never has a position twice
-            step, start, end = parts[0]
-            rows = slice_rows(step.rows, start, end)
-            first = int(offsets[0])
-            consecutive = offsets[-1] - first == len(offsets) - 1
-            at = slice(first, first + len(offsets)) if consecutive else torch.from_numpy(offsets).long()
-            buffer.write(at, rows, step.version)
-            return
-        _, last = numpy.unique(positions[::-1], return_index=True)
-        last = len(positions) - 1 - last
-        last = last[inside[last]]
-        keep = torch.from_numpy(last)
-        slices = [slice_rows(step.rows, start, end) for step, start, end in parts]
-        versions = numpy.concatenate([numpy.full(end - start, step.version) for step, start, end in parts])
-        rows = Rows(
-            torch.cat([one.ids for one in slices])[keep],
-            torch.from_numpy(offsets[last]).long(),
-            torch.cat([one.hidden for one in slices])[keep],
-            torch.cat([one.auxiliary for one in slices])[keep] if buffer.auxiliary is not None else None,
+        if not (numpy.diff(offsets[keep]) > 0).all():  # a position came again
+            _, last = numpy.unique(offsets[keep][::-1], return_index=True)
+            keep = keep[len(keep) - 1 - last]
+        buffer.write(
+            _places(offsets[keep]), select_rows(rows, _places(at[keep])), torch.from_numpy(versions[keep])
         )
-        buffer.write(rows.positions, rows, torch.from_numpy(versions)[keep])
 
     def _buffer_for(self, request: Request, length: int, like: Rows) -> RequestBuffer | None:
         """Return the request's buffer with space for ``length`` tokens; None, and give it up, if there is
@@ -352,6 +375,13 @@ class Recorder:
                 self.report({**self.counts, **{f"ring_{name}": n for name, n in self.writer.counts.items()}})
             except Exception as error:
                 self._fault(error)
+
+
+def _places(numbers: numpy.ndarray) -> slice | torch.Tensor:
+    """Return numbers as an index, as a slice if they are consecutive."""
+    if (numpy.diff(numbers) == 1).all():
+        return slice(int(numbers[0]), int(numbers[-1]) + 1)
+    return torch.from_numpy(numbers).long()
 
 
 def make_recorder(options: Mapping[str, Any]) -> Recorder:

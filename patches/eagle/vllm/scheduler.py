@@ -13,6 +13,7 @@ from typing import Any
 from flashpatch import engine, ledger, user_directories
 from flashpatch.arming.site import Site
 from flashpatch.decorate import Patches
+from flashpatch.patches.eagle.bandit.arm import Arm
 from flashpatch.patches.eagle.drafter_refit.acceptance_check import AcceptanceCheck
 from flashpatch.patches.eagle.options import UNTIL_VLLM
 from flashpatch.patches.eagle.vllm import history_drafts
@@ -123,28 +124,61 @@ def schedule(original, self, *args: Any, **kwargs: Any):
 def create_speculative_config(original, self, *args: Any, **kwargs: Any):
     """Open vLLM's dynamic speculation with a schedule that names every arm.
 
-    Not if the user opened it. For drafts from history speculation itself is opened. vLLM then turns full CUDA graphs to
-    piecewise if its runner needs that. Under data parallelism, whose ranks must take steps alike, it stays static: vLLM 0.26
-    and newer turn the schedule off again, older ones would hang.
+    Not if the user opened it. For drafts from history speculation itself is opened. Under data parallelism, whose ranks must
+    take steps alike, it stays static: vLLM 0.26 and newer turn the schedule off again, older ones would hang.
     """
-    history_drafts.open_speculation(self, engine.options("eagle"))
+    options = engine.options("eagle")
+    history_drafts.open_speculation(self, options)
     config = original(self, *args, **kwargs)
-    if config is None or not engine.options("eagle")["adapt"] or config.num_speculative_tokens_per_batch_size:
-        return config
-    if config.target_parallel_config.data_parallel_size > 1:
-        return config
-    adaptable = config.method == "ngram" or config.use_eagle() or config.uses_draft_model()
-    if adaptable and not config.use_dflash() and not getattr(config, "parallel_drafting", False):
-        # raises before the engine starts
-        arms = make_policy(engine.options("eagle"), config.num_speculative_tokens).arms
-        config.num_speculative_tokens_per_batch_size = arms_schedule(arms)
+    if config is not None and options["adapt"] and not config.num_speculative_tokens_per_batch_size:
+        if _may_change(config):  # raises before the engine starts
+            config.num_speculative_tokens_per_batch_size = arms_schedule(
+                make_policy(options, config.num_speculative_tokens)
+            )
     return config
+
+
+def _may_change(config: Any) -> bool:
+    """Whether vLLM can draft another number of tokens at each step, for a ``SpeculativeConfig``."""
+    if config.target_parallel_config.data_parallel_size > 1:
+        return False
+    method = config.method == "ngram" or config.use_eagle() or config.uses_draft_model()
+    return bool(method) and not config.use_dflash() and not getattr(config, "parallel_drafting", False)
+
+
+@patches.wrap(
+    "vllm.config.vllm:VllmConfig._maybe_override_dynamic_sd_cudagraph_mode",
+    relies_on=(
+        "self.speculative_config",
+        "self.compilation_config.cudagraph_mode.has_full_cudagraphs",
+        "vllm.config.vllm:VllmConfig.use_v2_model_runner",
+        "vllm.platforms.interface:Platform.is_cpu",
+    ),
+    scope="driver",
+    evidence="optional",
+    why="vLLM's first model runner has no full CUDA graphs for a number of drafts that changes, which costs more than the "
+    "bandit gains.",
+)
+def maybe_override_dynamic_sd_cudagraph_mode(original, self, *args: Any, **kwargs: Any):
+    """Take the schedule back where it would cost full CUDA graphs, unless the user names arms: then the number of drafts
+    stays, and acceptance is followed."""
+    config, options = self.speculative_config, engine.options("eagle")
+    if config is not None and options["adapt"] and not options["arms"] and not self.use_v2_model_runner:
+        from vllm.platforms import current_platform
+
+        ours = arms_schedule(make_policy(options, config.num_speculative_tokens))
+        full = self.compilation_config.cudagraph_mode.has_full_cudagraphs() and not current_platform.is_cpu()
+        if full and config.num_speculative_tokens_per_batch_size == ours:
+            config.num_speculative_tokens_per_batch_size = None
+    return original(self, *args, **kwargs)
 
 
 def _restore_lookups(site: Site) -> None:
     """Restore the look-up table that vLLM's own code would have made, in every scheduler."""
     for scheduler, controller in list(controllers.items()):
-        scheduler.dynamic_sd_lookup = [controller.max_drafts] * (scheduler.scheduler_config.max_num_seqs + 1)
+        if scheduler.dynamic_sd_lookup is not None:
+            most = scheduler.scheduler_config.max_num_seqs
+            scheduler.dynamic_sd_lookup = [controller.max_drafts] * (most + 1)
     controllers.clear()
     site.unwrap()
 
@@ -165,16 +199,24 @@ def scheduler_init(original, self, *args: Any, **kwargs: Any):
     config, options = self.vllm_config.speculative_config, engine.options("eagle")
     if config is None or not options["adapt"]:
         return
-    policy = make_policy(options, self.num_spec_tokens)
-    if config.num_speculative_tokens_per_batch_size != arms_schedule(policy.arms):
+    most, schedule = self.num_spec_tokens, config.num_speculative_tokens_per_batch_size
+    policy = make_policy(options, most)
+    fixed = schedule is None and _may_change(config)
+    if fixed:
+        ledger.note(
+            eagle_bandit_off="full CUDA graphs of vLLM's first model runner; name eagle's arms to have it"
+        )
+        policy = make_policy({**options, "arms": [Arm(most, 1, most + 1)]}, most)
+    elif schedule != arms_schedule(policy):
         ledger.note(eagle_bandit_off="the method, data parallelism, or a schedule of the user's own")
         return
-    state = Path(user_directories.expand(options["state"])) if options["state"] else None
-    controller = SpecController(policy, self.num_spec_tokens, state)
-    controller.check = AcceptanceCheck(self.num_spec_tokens, options["rollback"])
+    state = Path(user_directories.expand(options["state"])) if options["state"] and not fixed else None
+    controller = SpecController(policy, most, state)
+    controller.check = AcceptanceCheck(most, options["rollback"])
     controller.on_drafts = controller.check.add
     controllers[self] = controller
-    self.dynamic_sd_lookup = BanditLookup(controller)
+    if not fixed:
+        self.dynamic_sd_lookup = BanditLookup(controller)
     controller.note_arms()
     controller.note()
 

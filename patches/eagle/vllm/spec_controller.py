@@ -31,17 +31,19 @@ logger = logging.getLogger("flashpatch.eagle")
 _MOST_REQUESTS = 1024  # batch sizes that the schedule names; larger ones have the arm of the last
 UNTAUGHT_STEPS = 32  # steps in a row that teach nothing, after which a step with a prompt in it does
 HOLD = 4  # steps for which a choice is kept at least: the first of them verifies the drafts of the one before
-_DEFAULT_DRAFTS = (1, 2, 3, 4, 6, 8, 12, 16)  # numbers of tokens offered as arms if none are named
 
 
-def arms_schedule(arms: Iterable[Arm]) -> list[tuple[int, int, int]]:
+def arms_schedule(policy: Policy) -> list[tuple[int, int, int]]:
     """Return the schedule that opens vLLM's dynamic speculation, in turns each arm's tokens for each batch size.
 
     The bandit chooses in its place. vLLM records CUDA graphs for the numbers of tokens that a schedule names, each up to the
-    largest batch size that has it, so every arm must be near the top whatever ``max_num_seqs`` is.
+    largest batch size that has it: for an arm that is the largest that the guard lets it run, whatever ``max_num_seqs`` is.
     """
-    steps = sorted({arm.steps for arm in arms})
-    return [(size, size, steps[size % len(steps)]) for size in range(1, _MOST_REQUESTS + 1)]
+    steps, found = sorted({arm.steps for arm in policy.arms}), []
+    for size in range(1, _MOST_REQUESTS + 1):
+        fit = [one for one in steps if not one or (one + 1) * size <= policy.guard] or [0]
+        found.append((size, size, fit[size % len(fit)]))
+    return found
 
 
 class BanditLookup(list):
@@ -215,12 +217,14 @@ def controller_of(scheduler: Any) -> SpecController | None:
 
 
 def engine_arms(asked: list[Any], max_drafts: int) -> tuple[Arm, ...]:
-    """Return the arms of an engine with room for ``max_drafts`` tokens: those asked for, or the default ones.
+    """Return the arms of an engine with room for ``max_drafts`` tokens: those asked for, or by default none, one, all and
+    their square root. CUDA graphs are recorded for each arm, and each but the shortest has the drafter's recorded too.
 
     Raises:
         PatchError: an arm that vLLM cannot run.
     """
-    default = ["disable", *(Arm(k, 1, k + 1) for k in _DEFAULT_DRAFTS if k <= max_drafts)]
+    drafts = sorted({1, round(max_drafts**0.5), max_drafts})
+    default = ["disable", *(Arm(number, 1, number + 1) for number in drafts)]
     arms = parse_arms(asked or default)
     for arm in arms:
         if arm.topk > 1 or arm.steps > max_drafts:

@@ -135,7 +135,7 @@ def answer(
     from flashpatch.patches.eagle.capture.sample_queue import SampleReader
     from flashpatch.patches.eagle.train.kept_samples import FOLDER, KeptSamples
 
-    flashpatch.enable("eagle", strict=True, samples=str(queue.absolute()), history=False)
+    flashpatch.enable("eagle", strict=True, samples=str(queue.absolute()), history=False, capture_budget=0)
     from vllm import LLM, SamplingParams
 
     # a prompt from the cache would leave no states

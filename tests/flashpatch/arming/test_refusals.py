@@ -200,6 +200,11 @@ def test_superseded_stands_aside_and_its_family_goes_on(world):
     )
 
 
+def test_a_question_that_a_framework_cannot_answer_refuses_nothing(world):
+    toy(world, PLAIN, 'patch("toy.fakefw.method", "fakefw.core:Thing.method", native=lambda site: 1 / 0)')
+    world.run(ENABLE + """    assert set(states().values()) == {"installed"}""")
+
+
 NEEDY = """
 from toykit import *
 FAMILY = Family("toy", "", (patch("toy.fakefw.plain", "fakefw.core:plain", needs=("other.fakefw.method",)),))

@@ -4,8 +4,11 @@ from a rejected branch shows."""
 
 from __future__ import annotations
 
+import contextlib
 import random
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from machine import limit
 
+from flashpatch.patches.eagle.capture.device_copy import DeviceCopy
 from flashpatch.patches.eagle.capture.recorder import Recorder, is_captured
 from flashpatch.patches.eagle.capture.sample_queue import SampleReader, SampleWriter
 
@@ -213,25 +217,56 @@ def test_a_request_without_its_tokens_is_dropped(tmp_path):
     assert recorder.counts["empty"] == 1 and SampleReader(tmp_path).read_samples(9) == []
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-def test_rows_come_from_an_accelerator_though_its_buffers_are_overwritten(tmp_path):
+class Device:
+    """An accelerator's streams as `DeviceCopy` uses them: copies are done when the last event is waited for, and not before
+    `free` is set."""
+
+    def __init__(self) -> None:
+        self.free, self.waits = threading.Event(), 0
+        self.Stream = lambda: SimpleNamespace(wait_stream=lambda other: None)
+        self.Event = lambda: SimpleNamespace(record=lambda: None, synchronize=self.synchronize)
+        self.stream, self.current_stream = contextlib.nullcontext, lambda: None
+
+    def synchronize(self) -> None:
+        self.waits += 1
+        assert self.free.wait(limit(60))
+
+
+@pytest.fixture
+def device(monkeypatch) -> Device:
+    """Take tensors on the host as an accelerator's."""
+    one, empty = Device(), torch.empty
+    monkeypatch.setattr(torch, "get_device_module", lambda of: one)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+    monkeypatch.setattr(torch, "empty", lambda *size, pin_memory=False, **more: empty(*size, **more))
+    monkeypatch.setattr(
+        DeviceCopy, "copy_rows", lambda self, spans, total, *rows: self._from_device(spans, *rows)
+    )
+    return one
+
+
+def test_a_large_batch_of_an_accelerator_is_stored_a_few_times_and_nothing_is_lost(tmp_path, device):
+    requests, steps = 256, 96
     recorder = new_recorder(tmp_path)
-    ids = torch.zeros(64, dtype=torch.int32, device="cuda")
-    positions, hidden = torch.zeros_like(ids), torch.zeros(64, 256, device="cuda", dtype=torch.bfloat16)
-    for at in range(0, 640, 16):
-        ids[:16] = torch.arange(at, at + 16, device="cuda")
-        positions[:16] = ids[:16]
-        hidden[:16] = (ids[:16, None] % 200).to(hidden.dtype)
-        recorder.step(["a"], [16], ids, positions, hidden, [hidden, 2 * hidden])
-        time.sleep(0.001)
-    recorder.finish({"a": (list(range(641)), 5)})
-    recorder.flush()
-    recorder.close()
-    [one] = SampleReader(tmp_path).read_samples(9)
-    assert one.known.tolist() == [True] * 640 + [False] and not recorder.problem
-    wanted = (torch.arange(640) % 200).to(torch.bfloat16)[:, None].expand(640, 256)
-    assert torch.equal(one.hidden[:640], wanted)
-    assert torch.equal(one.auxiliary[:640], torch.cat([wanted, 2 * wanted], dim=-1))
+    names, ids = [f"r{number}" for number in range(requests)], torch.empty(requests, dtype=torch.int64)
+    positions, hidden = torch.empty_like(ids), torch.empty(requests, WIDTH)
+    for at in range(steps):  # the engine writes over its tensors while no copy is stored yet
+        ids.fill_(at)
+        positions.fill_(at)
+        hidden.copy_(torch.arange(requests)[:, None] + at)
+        recorder.step(names, [1] * requests, ids, positions, hidden, [hidden, 2 * hidden])
+    recorder.finish({name: ([*range(steps), 0], 1) for name in names})
+    device.free.set()
+    assert recorder.flush(limit(60))
+    recorder.close(limit(60))
+    samples = SampleReader(tmp_path).read_samples(requests)
+    assert len(samples) == requests and recorder.counts["lost"] == 0 and not recorder.problem
+    assert device.waits <= -(-steps // 32) + 1
+    for one in samples:
+        wanted = (torch.arange(steps) + int(one.request[1:])).float()[:, None].expand(steps, WIDTH)
+        assert one.known.tolist() == [True] * steps + [False]
+        assert torch.equal(one.hidden[:steps], wanted)
+        assert torch.equal(one.auxiliary[:steps], torch.cat([wanted, 2 * wanted], dim=-1))
 
 
 def _until(condition, timeout: float = 60.0) -> None:

@@ -205,6 +205,12 @@ def test_arms_are_what_the_engine_can_do():
         make_policy({**OPTIONS, "rule": "luck"}, 3)
 
 
+def test_few_arms_are_offered_as_each_has_graphs_of_its_own():
+    for most in (1, 2, 3, 5, 16, 64):
+        arms = make_policy(OPTIONS, most).arms
+        assert len(arms) <= 4 and {0, 1, most} <= {arm.steps for arm in arms}
+
+
 def test_what_was_learned_comes_back(tmp_path):
     path = tmp_path / "deep" / "bandit.json"
     first = SpecController(make_policy(OPTIONS, 4), 4, path, Clock())
@@ -266,16 +272,29 @@ def test_what_fails_when_idle_too_is_given_up():
 def test_the_schedule_has_vllm_record_graphs_for_every_arm_up_to_large_batches(most):
     from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
-    arms = make_policy(OPTIONS, 8).arms
-    lookup = build_dynamic_sd_schedule_lookup(arms_schedule(arms), most, 8)
+    policy = make_policy(OPTIONS, 8)
+    lookup = build_dynamic_sd_schedule_lookup(arms_schedule(policy), most, 8)
     widest = {drafts: size for size, drafts in enumerate(lookup) if size}
-    assert set(widest) == {arm.steps for arm in arms} == {0, 1, 2, 3, 4, 6, 8}
-    assert min(widest.values()) > min(most, 1024) - len(arms)
+    assert set(widest) == {arm.steps for arm in policy.arms} == {0, 1, 3, 8}
+    for drafts, size in widest.items():
+        reachable = min(most, 1024, OPTIONS["guard"] // (drafts + 1) if drafts else most)
+        assert reachable - len(widest) < size and (size <= reachable or most > 1024)
 
 
 @pytest.mark.vllm
 def test_data_parallel_ranks_keep_one_number_of_drafts(job):
     """vLLM turns a schedule off for them from 0.26 on; 0.24 and 0.25 would take it, and the ranks' steps could differ."""
     seen, _ = job("parallel")
-    assert seen["1"] == [list(row) for row in arms_schedule(make_policy(OPTIONS, 3).arms)]
+    assert seen["1"] == [list(row) for row in arms_schedule(make_policy(OPTIONS, 3))]
     assert seen["2"] is None
+
+
+@pytest.mark.vllm
+def test_the_bandit_takes_no_full_graphs_away_unless_arms_are_named(job):
+    """On a GPU, by vLLM's own method, for its first and its second model runner."""
+    seen, _ = job("parallel")
+    assert seen["graphs"] == {
+        "first": ["FULL_AND_PIECEWISE", False],
+        "second": ["FULL_AND_PIECEWISE", True],
+        "named": ["PIECEWISE", True],
+    }
