@@ -194,6 +194,7 @@ def configured(tmp_path_factory) -> dict[str, dict]:
     """The quantization that engines' configurations get, and what their process notes in the ledger: all in one
     process, which takes long enough to start."""
     pytest.importorskip("vllm")
+    from flashpatch.verify.probes import vllm_engine
     from flashpatch.verify.probes.fp8 import tiny
 
     home = tmp_path_factory.mktemp("fleet")
@@ -216,7 +217,7 @@ def configured(tmp_path_factory) -> dict[str, dict]:
         "none": ([], {}, {}),
     }
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("FLASHPATCH", "FLASHRL", "VERL"))}
-    environ = {**kept, **tiny.ENVIRONMENT, "FLASHPATCH_LEDGER": str(home / "ledger")}
+    environ = {**kept, **vllm_engine.ENVIRONMENT, "FLASHPATCH_LEDGER": str(home / "ledger")}
     asked = json.dumps([str(model), scenarios])
     done = warm.run(warm.VLLM, ["-c", CONFIGURE, asked], env=environ, cwd=home, timeout=limit(600))
     assert done.returncode == 0, done.stderr[-3000:]
