@@ -34,7 +34,7 @@ def counted(nonce: str, of: str, taken: Mapping[str, Sequence[str]]) -> Proof:
     """
     found, family = rows(nonce), of.partition(".")[0]
     idle = [
-        f"{names} in no {role}"
+        f"{names} by any {role}"
         for role, more in taken.items()
         for names in due.not_called(
             [row for row in found if role in row.roles], found, of, role, options(family), more
