@@ -35,9 +35,9 @@ from flashpatch.commands.report import Table, emit
 HERE = Path(__file__).resolve()
 AIM = 0.05
 SIZES = {
-    "5M": dict(vocab_size=4096, hidden_size=256, intermediate_size=768, layers=4),
-    "50M": dict(vocab_size=16384, hidden_size=512, intermediate_size=2048, layers=9),
-    "350M": dict(vocab_size=32768, hidden_size=1024, intermediate_size=4096, layers=18),
+    "5M": dict(vocab_size=4096, hidden_size=256, intermediate_size=768, num_hidden_layers=4),
+    "50M": dict(vocab_size=16384, hidden_size=512, intermediate_size=2048, num_hidden_layers=9),
+    "350M": dict(vocab_size=32768, hidden_size=1024, intermediate_size=4096, num_hidden_layers=18),
 }
 WARM = 2
 
@@ -167,10 +167,10 @@ def trainer(folder: Path, rank: int) -> list[dict[str, float]]:
     from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 
     from flashpatch import ledger
-    from flashpatch.verify.probes.fsdp import job
+    from flashpatch.verify.probes import verl_actor
 
     distributed.initialize_global_process_group_ray(timeout_second=600)
-    engine = job.build(folder / "model", "fsdp2", dtype="bf16")
+    engine = verl_actor.engine("fsdp2", folder / "model", rate=0.05, model_dtype="bf16")
     handle = wait_for(folder / f"handle-{rank}")
     syncs = json.loads((folder / "plan.json").read_text())["syncs"]
     seen = []

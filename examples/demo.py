@@ -25,6 +25,7 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
+from flashpatch.verify.probes import answers, vllm_engine
 from flashpatch.verify.probes.fp8 import tiny
 
 ENTRY_POINTS = (
@@ -91,7 +92,10 @@ def _prepare(home: Path) -> None:
     """Import vLLM with the environment of a tiny engine, for the processes to be forked with it."""
     for name in [name for name in os.environ if name.startswith("FLASHPATCH")]:
         del os.environ[name]
-    os.environ |= tiny.ENVIRONMENT | {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    os.environ |= vllm_engine.ENVIRONMENT | {
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    }
     os.environ |= {"FLASHPATCH_LEDGER": str(home / "ledger"), "FLASHPATCH_RUN": RUN}
     with (home / "import.log").open("wb") as log:
         out, err = os.dup(1), os.dup(2)
@@ -102,7 +106,7 @@ def _prepare(home: Path) -> None:
             import vllm.v1.worker.cpu_worker  # noqa: F401
             from vllm import LLM  # noqa: F401
 
-            tiny.register_model()
+            vllm_engine.register_model()
         finally:
             os.dup2(out, 1)
             os.dup2(err, 2)
@@ -158,9 +162,9 @@ def _answer(name: str, home: Path, quantization: str) -> None:
     from vllm import LLM
 
     keywords = {} if kind == "patched" else {"quantization": quantization}
-    llm = LLM(**tiny.engine_arguments(str(home / ("B" if role == "fresh" else "A")), **keywords))
+    llm = LLM(**vllm_engine.arguments(home / ("B" if role == "fresh" else "A"), **keywords))
     if role == "fresh":
-        numpy.save(home / f"{name}.npy", tiny.answers(llm, prompts=1))
+        numpy.save(home / f"{name}.npy", vllm_engine.answers(llm, answers.PROMPTS[:1]))
         return
     errors = {}
     for number, update in enumerate(_updates(llm, home / "B")):
@@ -168,7 +172,7 @@ def _answer(name: str, home: Path, quantization: str) -> None:
         if error:
             errors[number] = error
         else:
-            numpy.save(home / f"{name}-{number}.npy", tiny.answers(llm, prompts=1))
+            numpy.save(home / f"{name}-{number}.npy", vllm_engine.answers(llm, answers.PROMPTS[:1]))
         llm.collective_rpc("reload_weights", kwargs={"weights_path": str(home / "A")})
     lines = [line for line in str(flashpatch.status()).splitlines() if "  disabled" not in line]
     (home / f"{name}.json").write_text(json.dumps({"errors": errors, "status": "\n".join(lines)}))
@@ -233,7 +237,7 @@ def _outcomes(home: Path, kind: str) -> list[str]:
 
 
 def _difference(home: Path, name: str, reference: str) -> str:
-    """Compare saved answers, logprobs [positions, VOCAB], with those of the reference."""
+    """Compare saved answers, logprobs [1, positions], with those of the reference."""
     import numpy
 
     given, wanted = (numpy.load(home / f"{one}.npy") for one in (name, reference))

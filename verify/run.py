@@ -128,11 +128,11 @@ def _probe(
 
 
 def find_probe(family: Family) -> Probe | None:
-    """Return the probe of a family: its own, or for a built-in one `flashpatch.verify.probes.FAMILY.probe`."""
+    """Return the probe of a family: its own, or for a built-in one `flashpatch.verify.probes.FAMILY.probe.probe`."""
     if family.probe is not None:
         return family.probe
-    module = f"{probes.__name__}.{family.name}"
-    return import_module(module).probe if find_spec(module) is not None else None
+    package = f"{probes.__name__}.{family.name}"
+    return import_module(f"{package}.probe").probe if find_spec(package) is not None else None
 
 
 def _observe(

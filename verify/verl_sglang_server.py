@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+TRAINER = {"RANK": "0", "RAY_LOCAL_WORLD_SIZE": "1", "SGLANG_USE_CPU_ENGINE": "1"}
+"""Variables of a trainer of one rank beside such servers."""
 _ROLLOUT = dict(
     name="sglang",
     prompt_length=32,

@@ -116,15 +116,14 @@ def drafter3(root: Path, name: str, follows: bool) -> Path:
     Where it ``follows``, its projection takes each token's embedding to that of the token after it, and its layer adds
     nothing: its first draft is right where the target is a chain, later ones where tokens repeat. Else it is random.
     """
+    import tiny_drafters
     import torch
     from safetensors.torch import load_file, save_file
-
-    from flashpatch.verify.probes.eagle import tiny
 
     place = root / name
     if place.exists():
         return place
-    tiny.drafter3(place)
+    tiny_drafters.drafter3(place)
     if follows:
         own = load_file(target3(root) / "model.safetensors")
         embedding, head = own["model.embed_tokens.weight"], own["lm_head.weight"]

@@ -16,7 +16,6 @@ import grpo_lab
 import warm_ranks
 
 from flashpatch.verify import cli, run
-from flashpatch.verify.probes.grpo import verl_probe
 
 
 @dataclass(frozen=True)
@@ -42,5 +41,5 @@ def said() -> Said:
             code = cli.main(["grpo", "--json"])
         (family,) = json.loads(out.getvalue())["families"]
         (workdir,) = Path(name).glob("flashpatch-verify-*")
-        ranks = [workdir / f"seen-{rank}.json" for rank in range(verl_probe.RANKS)]
+        ranks = sorted(workdir.glob("rank-*.json"))
         return Said(code, family, [json.loads(file.read_text()) for file in ranks])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import probe_proofs
 import pytest
 
-from flashpatch.verify.probes.cpu import verl_probe as cpu
-from flashpatch.verify.probes.flowrl import verl_probe as flowrl
-from flashpatch.verify.probes.grpo import verl_probe as grpo
+from flashpatch.verify.probes.cpu import probe as cpu
+from flashpatch.verify.probes.flowrl import probe as flowrl
+from flashpatch.verify.probes.grpo import probe as grpo
 
 
 @pytest.mark.parametrize("module", [cpu, flowrl, grpo], ids=["cpu", "flowrl", "grpo"])

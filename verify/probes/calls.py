@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from flashpatch import ledger
 from flashpatch.ledger.runs import Row
@@ -17,6 +18,11 @@ def rows(nonce: str) -> list[Row]:
     return [row for run in ledger.read() if run.id == nonce for row in run.rows]
 
 
+def options(family: str) -> Mapping[str, Any]:
+    """Return the options with which a family is probed."""
+    return selections.from_environment(selections.NOTHING).choices[family].options
+
+
 def counted(nonce: str, of: str, taken: Mapping[str, Sequence[str]]) -> Proof:
     """Judge what was counted under the nonce.
 
@@ -27,12 +33,11 @@ def counted(nonce: str, of: str, taken: Mapping[str, Sequence[str]]) -> Proof:
             records.
     """
     found, family = rows(nonce), of.partition(".")[0]
-    options = selections.from_environment(selections.NOTHING).choices[family].options
     idle = [
-        f"{names} in no {role}"
+        f"{names} by any {role}"
         for role, more in taken.items()
         for names in due.not_called(
-            [row for row in found if role in row.roles], found, of, role, options, more
+            [row for row in found if role in row.roles], found, of, role, options(family), more
         )
     ]
     calls = Counter[str]()

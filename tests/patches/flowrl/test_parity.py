@@ -70,7 +70,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
 
     folder = tmp_path_factory.mktemp("parity")
     tiny.write_model(folder / "model")
-    tiny.write_model(folder / "tied", tied=True)
+    tiny.write_model(folder / "tied", tie_word_embeddings=True)
     ran = set()
 
     def result(name: str, ranks: int = 1) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def paper(
     from flashpatch.verify.probes.flowrl import tiny
 
     torch.manual_seed(0)
-    model = tiny.untrained(tied, attn_implementation="eager").double()
+    model = tiny.untrained(tie_word_embeddings=tied, attn_implementation="eager").double()
     own = {name: value.double() for name, value in seen["before"].items()}
     model.load_state_dict({n: v for n, v in own.items() if "proj_z" not in n}, strict=not tied)
     head = {n: v.clone().requires_grad_() for n, v in own.items() if "proj_z" in n}

@@ -14,9 +14,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import cpu_lab
+import warm
 import warm_ranks
 
-from flashpatch.verify.probes.fsdp import job, verl_probe
+from flashpatch.verify.probes.fsdp import job, probe
 
 pytestmark = pytest.mark.verl
 
@@ -51,13 +52,11 @@ def carry(model: Path, tmp_path: Path) -> Carry:
 
     def run(plan: list[dict[str, Any]], names: str, **variables: str) -> list[list[dict[str, Any]]]:
         (tmp_path / "model").symlink_to(model)
-        with warm_ranks.used() as patch:
+        with warm_ranks.used((*warm.VERL_VLLM, "fsdp_accidents")) as patch:
             patch.setattr("os.environ", cpu_lab.environment(tmp_path, FLASHPATCH=names, **variables))
-            problem = verl_probe.run(tmp_path, plan)
+            problem = probe.run(tmp_path, plan).problem
         assert not problem, problem
-        return [
-            verl_probe.report(tmp_path, part, rank) for part in ("trainer", "rollout") for rank in range(2)
-        ]
+        return [probe.report(tmp_path, part, rank) for part in ("trainer", "rollout") for rank in range(2)]
 
     return run
 

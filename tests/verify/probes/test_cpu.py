@@ -8,9 +8,10 @@ import cpu_lab
 import probe_proofs
 import pytest
 import warm_ranks
+from verify_command import verify
 
 from flashpatch.verify import cli
-from flashpatch.verify.probes.cpu import verl_probe
+from flashpatch.verify.probes.cpu import probe
 
 pytestmark = pytest.mark.verl
 
@@ -23,13 +24,21 @@ def test_it_is_live_here(tmp_path, capsys):
     assert code == 0, said
     (family,) = json.loads(said.out)["families"]
     assert all(proof["ok"] for proof in family["proofs"])
-    assert not probe_proofs.missing(verl_probe, family["proofs"])
+    assert not probe_proofs.missing(probe, family["proofs"])
 
 
 def test_with_an_accelerator_nothing_is_proven(monkeypatch, tmp_path):
     from flashpatch.patches.cpu import platform
-    from flashpatch.verify.probes import cpu
 
     monkeypatch.setattr(platform, "accelerator", lambda: "cuda")
-    (proof,) = cpu.probe("nonce", tmp_path)
+    (proof,) = probe.probe("nonce", tmp_path)
     assert not proof.ok and "cuda" in proof.evidence
+
+
+@pytest.mark.sglang
+@pytest.mark.full
+def test_on_two_real_ranks_beside_sglang(tmp_path):
+    import sglang_lab
+
+    said = verify("cpu", tmp_path, sglang_lab.environment(tmp_path)).proven()
+    assert "sglang 0." in said.proofs[0]["evidence"]

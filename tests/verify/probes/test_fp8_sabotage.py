@@ -1,76 +1,28 @@
 """FlashPatch broken in one way at a time under a real engine: verify fails and says what is wrong."""
 
-import json
+from __future__ import annotations
+
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from machine import limit
 from tree import SUPPORT
-
-import flashpatch
-import flashpatch.patches
-import flashpatch.verify
+from verify_command import Said, doctored, verify
 
 pytestmark = [pytest.mark.vllm, pytest.mark.full]
 
-TIMEOUT = limit(400)
-COMMAND = "import sys; from flashpatch.verify.cli import main; sys.exit(main(sys.argv[1:]))"
-SITECUSTOMIZE = SUPPORT / "fp8_sabotage"
+LEDGER = "the ledger counted what the probe's processes called"
 
 
-@pytest.fixture
-def verify(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
-    """``flashpatch-verify`` with these arguments, ``path`` first on PYTHONPATH, and these variables."""
-
-    def verify(*arguments: str, path: Path, **variables: str) -> subprocess.CompletedProcess:
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("FLASHPATCH")}
-        return subprocess.run(
-            [sys.executable, "-P", "-c", COMMAND, *arguments],
-            env={**inherited, "PYTHONPATH": str(path), "TMPDIR": str(tmp_path), **variables},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=limit(TIMEOUT),
-        )
-
-    return verify
-
-
-@pytest.fixture
-def doctored(tmp_path: Path) -> Callable[[str, str, str], Path]:
-    """A directory for PYTHONPATH with FlashPatch in which one text of one file is another."""
-
-    def doctored(file: str, text: str, other: str) -> Path:
-        site = tmp_path / "site"
-        for package in (flashpatch, flashpatch.patches, flashpatch.verify):
-            source, target = Path(package.__file__).parent, site.joinpath(*package.__name__.split("."))
-            shutil.copytree(source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-        path = site / "flashpatch" / file
-        before = path.read_text()
-        assert before.count(text) == 1, f"{file} has changed: write this sabotage anew"
-        path.write_text(before.replace(text, other))
-        return site
-
-    return doctored
-
-
-def caught(done: subprocess.CompletedProcess, *said: str) -> dict:
+def caught(folder: Path, path: object, *said: str, **variables: str) -> Said:
     """The report of a verification that failed and says all of ``said``."""
-    assert done.returncode == 1, done.stdout + done.stderr
-    for words in said:
-        assert words in done.stdout, done.stdout + done.stderr
-    return json.loads(done.stdout)
-
-
-def failed(report: dict) -> set[str]:
-    """The behaviours that were not observed."""
-    [family] = report["families"]
-    return {proof["what"] for proof in family["proofs"] if not proof["ok"]}
+    done = verify("fp8", folder, PYTHONPATH=str(path), **variables)
+    assert done.code == 1, done.text
+    assert not [words for words in said if words not in str(done.family)], done.text
+    return done
 
 
 @pytest.mark.parametrize(
@@ -85,7 +37,7 @@ def failed(report: dict) -> set[str]:
             "displaced,never_called,forked",
             [
                 "fp8.vllm.collective_rpc is displaced: sitecustomize.displaced.<locals>.",
-                "fp8.vllm.worker_execute_model was never called in worker",
+                "fp8.vllm.worker_execute_model by any worker",
             ],
         ),
         (
@@ -96,42 +48,40 @@ def failed(report: dict) -> set[str]:
             "core_without_environment",
             ["wrote no row, though process", "engine-core"],
         ),
-        ("stale_binding", ["fp8.vllm.initialize_model was never called in worker"]),
+        ("stale_binding", ["fp8.vllm.initialize_model by any worker"]),
     ],
 )
-def test_sabotage_is_caught(verify, tmp_path, sabotage, said):
-    report = caught(verify("fp8", "--json", path=SITECUSTOMIZE, SABOTAGE=sabotage), *said)
+def test_sabotage_is_caught(tmp_path: Path, sabotage: str, said: list[str]) -> None:
+    report = caught(tmp_path, SUPPORT / "fp8_sabotage", *said, SABOTAGE=sabotage)
     if "displaced" in sabotage:
         # The gate before the executor still resets the caches, so answers are right: the missing calls give it away.
-        assert "the ledger shows the calls in driver, engine core and worker" in failed(report)
+        assert LEDGER in report.failed
     [workdir] = tmp_path.glob("flashpatch-verify-*")
     if sabotage == "stale_binding":
         return  # a ledger cannot show it: no update is known, so none of its evidence is due
-    live = verify("--live", str(workdir / "ledger"), "--json", path=tmp_path)
+    own = {name: value for name, value in os.environ.items() if not name.startswith("FLASHPATCH")}
+    command = [Path(sys.executable).with_name("flashpatch-verify"), "--live", workdir / "ledger", "--json"]
+    live = subprocess.run(command, env=own, cwd=tmp_path, capture_output=True, text=True, timeout=limit(400))
     assert live.returncode == 1, f"--live does not see it:\n{live.stdout}{live.stderr}"
 
 
-def test_a_wrapper_on_the_wrong_class_is_caught(verify, doctored):
+def test_a_wrapper_on_the_wrong_class_is_caught(tmp_path: Path) -> None:
     right, wrong = 'f"{WORKER}.execute_model"', '"vllm.v1.worker.worker_base:WorkerBase.execute_model"'
-    site = doctored("patches/fp8/vllm/worker.py", right, wrong)
-    caught(verify("fp8", "--json", path=site), "fp8.vllm.worker_execute_model was never called in worker")
+    site = doctored(tmp_path, "fp8/vllm/worker.py", right, wrong)
+    caught(tmp_path, site, "fp8.vllm.worker_execute_model by any worker")
 
 
-def test_a_hook_that_raises_is_caught(verify, doctored):
-    site = doctored("patches/fp8/vllm/model_loader.py", "    site.wrap(_initialize)\n", "    1 / 0\n")
-    report = caught(
-        verify("fp8", "--json", path=site), "fp8.vllm.initialize_model is failed: ZeroDivisionError"
-    )
-    assert "an engine opens, and its parameters are those of fp8" in failed(report)
+def test_a_hook_that_raises_is_caught(tmp_path: Path) -> None:
+    site = doctored(tmp_path, "fp8/vllm/model_loader.py", "    site.wrap(_initialize)\n", "    1 / 0\n")
+    report = caught(tmp_path, site, "fp8.vllm.initialize_model is failed: ZeroDivisionError")
+    assert "an engine opens, and its parameters are those of fp8" in report.failed
 
 
-def test_an_update_that_does_nothing_is_caught_though_every_patch_is_live(verify, doctored):
+def test_an_update_that_does_nothing_is_caught_though_every_patch_is_live(tmp_path: Path) -> None:
     honest = "result = managed.load(functools.partial(_with_positional, original, args), weights, **kwargs)"
     lazy = f"{honest} if managed.state == 'loading' else list(weights)"
-    report = caught(
-        verify("fp8", "--json", path=doctored("patches/fp8/refit/model_registry.py", honest, lazy))
-    )
-    assert failed(report) == {
+    report = caught(tmp_path, doctored(tmp_path, "fp8/refit/model_registry.py", honest, lazy))
+    assert report.failed == {
         "an update to other weights equals a fresh engine on them",
         "reload_weights back equals the answers before",  # raises: nothing has come
     }

@@ -1,20 +1,19 @@
-"""``flashpatch-verify fsdp`` on the installed verl, and when one of its patches does nothing."""
+"""``flashpatch-verify fsdp``: what it says of real ranks, how it weighs what they saw, and when a bit passes unseen."""
 
 from __future__ import annotations
 
+import copy
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
-import cpu_lab
 import pytest
-from machine import limit
+from cpu_lab import environment
+from verify_command import verify
 
-from flashpatch.verify.probes.fsdp import verl_probe
+torch = pytest.importorskip("torch")
 
-pytestmark = pytest.mark.verl
+from flashpatch.verify.probes.fsdp import probe
 
 SABOTAGE = """
 import sys
@@ -24,40 +23,78 @@ if "FLASHPATCH" in __import__("os").environ:
 """
 
 
-def verify(folder: Path, **extra: str) -> tuple[int, dict]:
-    done = subprocess.run(
-        [Path(sys.executable).with_name("flashpatch-verify"), "fsdp", "--json"],
-        env=cpu_lab.environment(folder, **extra),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=limit(900),
-    )
-    return done.returncode, json.loads(done.stdout)
+ANSWER = [5.0, 6.0, -1.0, -2.0]
+GOOD: dict[str, Any] = {
+    "before": [[5.0, 7.0, -1.0, -1.5]],
+    "transfers": [
+        {"error": "", "answers": [ANSWER]},
+        {"error": f"refused: {probe.VICTIM} has other values"},
+        {"error": "", "answers": [ANSWER]},
+        {"error": f"refused: {probe.VICTIM} has other values"},
+    ],
+}
 
 
-def test_an_update_that_was_refused_is_said_with_its_reason(tmp_path):
+def verdicts(seen: dict[str, Any], wanted: list[list[float]] = [[-1.0, -2.0]]) -> list[bool]:
+    return [proof.ok for proof in probe.weigh(seen, "", wanted)]
+
+
+def test_a_good_run_is_proven() -> None:
+    assert verdicts(GOOD) == 4 * [True]
+
+
+@pytest.mark.parametrize(
+    ("number", "spoilt"),
+    [
+        (0, {"error": "lost", "answers": [ANSWER]}),
+        (1, {"error": ""}),
+        (1, {"error": "refused: model.norm.weight"}),
+        (2, {"error": "", "answers": [[5.0, 6.0, -1.0, -2.01]]}),
+        (2, {"error": "", "answers": GOOD["before"]}),
+    ],
+)
+def test_what_is_wrong_is_not_proven(number: int, spoilt: dict[str, Any]) -> None:
+    seen = copy.deepcopy(GOOD)
+    seen["transfers"][number] = spoilt
+    assert verdicts(seen) == [place != number for place in range(4)]
+
+
+def test_a_job_that_fails_or_stops_short_is_one_failed_proof() -> None:
+    assert verdicts({}) == [False]
+    assert verdicts({**GOOD, "transfers": GOOD["transfers"][:3]}) == [False]
+
+
+def test_an_update_that_was_refused_is_said_with_its_reason(tmp_path: Path) -> None:
     """It left no weights to compare, which ended the probe with a KeyError."""
-    torch = pytest.importorskip("torch")
     refused = {"error": "PatchError: weights arrive without fingerprints", "committed": False}
     for rank in range(2):
-        (tmp_path / f"rollout-{rank}.json").write_text(json.dumps([refused] * len(verl_probe.PLAN)))
-        for number in range(len(verl_probe.PLAN)):
+        (tmp_path / f"rollout-{rank}.json").write_text(json.dumps([refused] * len(probe.PLAN)))
+        for number in range(len(probe.PLAN)):
             torch.save({}, tmp_path / f"rollout-{rank}-{number}.pt")
-    proofs = verl_probe._weigh(tmp_path, {"model.norm.weight": torch.ones(2)}, 1.0)
+    proofs = probe._weigh(tmp_path, {"model.norm.weight": torch.ones(2)}, 1.0)
     assert not any(proof.ok for proof in proofs)
     assert "without fingerprints" in proofs[0].evidence
 
 
+@pytest.mark.verl
 @pytest.mark.full
-def test_the_probe_proves_the_family(tmp_path):
-    code, said = verify(tmp_path)
-    assert code == 0, said
+def test_the_probe_proves_the_family(tmp_path: Path) -> None:
+    verify("fsdp", tmp_path, environment(tmp_path), 900).proven()
 
 
+@pytest.mark.verl
+@pytest.mark.sglang
 @pytest.mark.full
-def test_a_fingerprint_that_always_agrees_is_found_out(tmp_path):
+def test_on_sglang(tmp_path: Path) -> None:
+    import sglang_lab
+
+    said = verify("fsdp", tmp_path, environment(tmp_path, TORCHDYNAMO_DISABLE="1"), 900).proven()
+    assert f"fsdp.{sglang_lab.FRAMEWORK}.update_weights_from_tensor" in str(said.family)
+
+
+@pytest.mark.verl
+@pytest.mark.full
+def test_a_fingerprint_that_always_agrees_is_found_out(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SABOTAGE)
-    code, said = verify(tmp_path, PYTHONPATH=os.pathsep.join([str(tmp_path)]))
-    assert code == 1
-    assert "it was loaded" in json.dumps(said)
+    said = verify("fsdp", tmp_path, environment(tmp_path), 900, PYTHONPATH=str(tmp_path))
+    assert said.code == 1 and "it was loaded" in str(said.family)

@@ -1,17 +1,17 @@
 """Run one of the probe's two ranks: start as verl does, and take one optimizer step under each FSDP.
 
-Started by `flashpatch.verify.probes.cpu.verl_probe` as a user's program: only the environment switches patches on.
+Started by `flashpatch.verify.probes.cpu.probe` as a user's program: only the environment switches patches on.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from flashpatch.verify.probes import verl_actor
 
 ROWS, WIDTH, RATE = 8, 4, 0.1
 
@@ -57,10 +57,9 @@ def changed_and_restored(model: torch.nn.Module) -> None:
     fsdp2_sharded_load_from_cpu(model, saved, spec)
 
 
-def main() -> None:
-    """Write ``seen-RANK.json`` in the directory ``sys.argv[1]``."""
-    workdir, rank = Path(sys.argv[1]), int(os.environ["RANK"])
-    seen: dict[str, Any] = {}
+def rank(workdir: Path, seen: dict[str, Any]) -> None:
+    """Start, be refused, and step."""
+    number = int(os.environ["RANK"])
 
     import verl.single_controller.ray.base  # noqa: F401
     import verl.trainer.main_ppo  # noqa: F401
@@ -71,14 +70,13 @@ def main() -> None:
 
     seen["platform"], seen["rollout"] = get_platform().device_name, rollout_engine()
     seen["engine"] = EngineRegistry.get_engine_cls("language_model", "fsdp2").__name__
-    if rank == 0:
-        seen["refused"] = [refused(), refused()]
+    if number == 0:
+        seen["refused"] = [verl_actor.refusal({"critic": {"model": {"lora_rank": 8}}})[1] for _ in range(2)]
 
     distributed.initialize_global_process_group_ray(timeout_second=120)
-    half = rows().chunk(2)[rank]
-    seen["fsdp"] = sharded_once(network(rank), half, get_device_id())
+    half = rows().chunk(2)[number]
+    seen["fsdp"] = sharded_once(network(number), half, get_device_id())
     seen["fsdp2"] = sharded_twice(network(0), half)
-    (workdir / f"seen-{rank}.json").write_text(json.dumps(seen))
     distributed.destroy_global_process_group()
 
 
@@ -100,20 +98,6 @@ def rollout_engine() -> str:
     from sglang.srt.utils import is_cpu
 
     return f"sglang {__version__}" if is_cpu() else ""
-
-
-def refused() -> str:
-    """Return the error with which verl's config validation refuses a critic with LoRA; empty if it does not."""
-    from omegaconf import OmegaConf
-    from verl.utils.config import validate_config
-
-    from flashpatch.errors import PatchError
-
-    try:
-        validate_config(OmegaConf.create({"critic": {"model": {"lora_rank": 8}}}), False, False)
-    except PatchError as error:
-        return str(error)
-    return ""
 
 
 def sharded_once(model: torch.nn.Module, batch: torch.Tensor, device: Any) -> list[float]:

@@ -1,15 +1,14 @@
 """Update a tiny actor once in verl's worker, and compute the same in float64 without verl.
 
-Started by `flashpatch.verify.probes.flowrl.verl_probe` as a user's program, once alone and once as each of two ranks
+Started by `flashpatch.verify.probes.flowrl.probe` as a user's program, once alone and once as each of two ranks
 that share every row (Ulysses): the environment switches the family on. Without an accelerator the family ``cpu`` is
 enabled too.
 """
 
 from __future__ import annotations
 
-import json
+import math
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,24 +16,26 @@ from typing import Any
 import torch
 
 import flashpatch
+from flashpatch.verify.probes import verl_actor
+from flashpatch.verify.probes.flowrl import tiny
+from flashpatch.verify.probes.flowrl.paper import group_log_z, partition, response_loss
+
+GROUPS = ("b", "a", "b", "a", "a", "b")  # of each response
+REWARDS = (1.0, 0.0, 0.0, 0.5, 1.0, 0.0)
+LENGTHS = (1, 2, 3, 3, 2, 1)  # tokens
+OLD, REF = (
+    tuple(tuple(-first - 0.1 * row - 0.05 * at for at in range(length)) for row, length in enumerate(LENGTHS))
+    for first in (1.0, 1.2)
+)
+"""Log-probabilities of their tokens."""
 
 
-def main() -> None:
-    """Write ``seen.json``, or the first of several ranks ``shared.json``, in the directory ``sys.argv[1]``."""
-    workdir, ranks = Path(sys.argv[1]), int(os.environ["WORLD_SIZE"])
-    if torch.accelerator.current_accelerator(check_available=True) is None:
-        flashpatch.enable("cpu", "bf16")
-
+def alone(workdir: Path, seen: dict[str, Any]) -> None:
+    """Update on one rank, and note what verl and what the paper's formulas say of it."""
+    verl_actor.on_cpu("cpu", "bf16")
     import verl.model_merger.fsdp_model_merger  # noqa: F401
 
-    (alone if ranks == 1 else shared)(workdir)
-    torch.distributed.destroy_process_group()
-
-
-def alone(workdir: Path) -> None:
-    """Update on one rank, and write what verl and what the paper's formulas say of it."""
     from flashpatch.patches.flowrl import options
-    from flashpatch.verify.probes.flowrl import advantages, tiny
 
     chosen = options.current()
     model = tiny.write_model(workdir / "model")
@@ -42,46 +43,44 @@ def alone(workdir: Path) -> None:
     rows = tiny.responses()
     before, step = update(worker, rows)
     loss, log_z = paper(model, before, rows, chosen)
-    result = {
+    seen |= {
         **step,
         "paper_loss": loss,
         "paper_log_z": log_z,
         "policy": sorted(name for name in before if "proj_z" not in name),
-        "exported": exported(worker),
+        **rollout(worker),
         "learned": chosen.log_z == "learned",
-        "groups": groups(worker),
         "adapters": adapters(model, rows),
-        "advantages": advantages.seen(),
-        "paper_advantages": advantages.paper(chosen),
-        "refused": refused(),
+        "advantages": advantages(),
+        "paper_advantages": paper_advantages(chosen),
     }
-    (workdir / "seen.json").write_text(json.dumps(result))
+    flashpatch.disable("cpu")  # which refuses Megatron as well
+    recipe = {
+        "actor_rollout_ref": {"actor": {"strategy": "megatron"}},
+        "algorithm": {"adv_estimator": "grpo"},
+    }
+    seen["refused"] = verl_actor.refusal(recipe)
+    torch.distributed.destroy_process_group()
 
 
-def exported(worker: Any) -> list[str]:
-    """Return the names of the weights that a rollout engine gets."""
-    return sorted(name for name, _ in worker.actor.engine.get_per_tensor_param()[0])
-
-
-def groups(worker: Any) -> int:
-    """Return how many groups of parameters the optimizer has."""
-    return len(worker.actor.engine.optimizer.param_groups)
+def rollout(worker: Any) -> dict[str, Any]:
+    """Return the names of the weights that a rollout engine gets, and how many groups of parameters the optimizer has."""
+    engine = worker.actor.engine
+    names = sorted(name for name, _ in engine.get_per_tensor_param()[0])
+    return {"exported": names, "groups": len(engine.optimizer.param_groups)}
 
 
 def adapters(model: Path, rows: Sequence[Any]) -> dict[str, Any]:
-    """Update the same actor with LoRA, merged for the rollout; return the step, the names that are exported, and `groups`."""
-    from flashpatch.verify.probes.flowrl import tiny
-
+    """Update the same actor with LoRA, merged for the rollout; return the step and `rollout`."""
     lora = (f"{tiny.MODEL}.lora_rank=4", f"{tiny.MODEL}.lora.merge=True")
     worker = tiny.worker(tiny.recipe(model, *lora))
     _, step = update(worker, rows)
-    return {**step, "exported": exported(worker), "groups": groups(worker)}
+    return {**step, **rollout(worker)}
 
 
-def shared(workdir: Path) -> None:
-    """Update on this rank's part of every row, and write what came of it from the first rank."""
-    from flashpatch.verify.probes.flowrl import tiny
-
+def shared(workdir: Path, seen: dict[str, Any]) -> None:
+    """Update on this rank's part of every row, and note what came of it."""
+    verl_actor.on_cpu("cpu", "bf16")
     model = tiny.write_model(workdir / f"model-{os.environ['RANK']}")
     worker = tiny.worker(
         tiny.recipe(
@@ -91,15 +90,12 @@ def shared(workdir: Path) -> None:
             f"{tiny.ACTOR}.ulysses_sequence_parallel_size={os.environ['WORLD_SIZE']}",
         )
     )
-    _, step = update(worker, tiny.responses())
-    if os.environ["RANK"] == "0":
-        (workdir / "shared.json").write_text(json.dumps(step))
+    seen |= update(worker, tiny.responses())[1]
+    torch.distributed.destroy_process_group()
 
 
 def update(worker: Any, rows: Sequence[Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Update once; return the weights before, and the loss, log Z and how far each weight moved at most."""
-    from flashpatch.verify.probes.flowrl import tiny
-
     before = tiny.weights(worker.actor.engine)
     metrics = tiny.metrics(worker.update_actor(tiny.batch(rows)))
     after = tiny.weights(worker.actor.engine)
@@ -121,8 +117,6 @@ def paper(
         chosen: the family's options.
     """
     from transformers import AutoModelForCausalLM
-
-    from flashpatch.verify.probes.flowrl.paper import partition, response_loss
 
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64, attn_implementation="eager")
     learned = chosen.log_z == "learned"
@@ -155,25 +149,44 @@ def paper(
     return sum(losses) / len(losses), sum(log_zs) / len(log_zs) if learned else None
 
 
-def refused() -> str:
-    """Return the error with which verl's config validation refuses Megatron; empty if it does not.
+def advantages() -> list[float]:
+    """Return what verl's driver computes: each response's advantage, the same at all of its tokens."""
+    import numpy
+    import torch
+    from verl import DataProto
+    from verl.trainer.ppo import ray_trainer
 
-    Call it last: it disables ``cpu``, which refuses Megatron as well.
-    """
-    from omegaconf import OmegaConf
-    from verl.utils.config import validate_config
+    def padded(rows: Any) -> torch.Tensor:
+        return torch.tensor([[*row, *[0.0] * (max(LENGTHS) - len(row))] for row in rows])
 
-    from flashpatch.errors import PatchError
-    from flashpatch.patches.flowrl import verl_config
-
-    recipe = {
-        "actor_rollout_ref": {"actor": {"strategy": "megatron"}},
-        "algorithm": {"adv_estimator": "grpo"},
+    tensors = {
+        "old_log_probs": padded(OLD),
+        "ref_log_prob": padded(REF),
+        "response_mask": padded([[1.0] * length for length in LENGTHS]).long(),
+        "token_level_rewards": padded([[0.0] * (n - 1) + [r] for n, r in zip(LENGTHS, REWARDS, strict=True)]),
     }
-    flashpatch.disable("cpu")
-    try:
-        validate_config(OmegaConf.create(recipe), False, False)
-    except PatchError as error:
-        own = verl_config.patches.of(verl_config.validate_config).id
-        return str(error) if error.patch == own else f"not refused by {own}: {error}"
-    return ""
+    data = DataProto.from_dict(tensors, {"uid": numpy.array(GROUPS, dtype=object)})
+    found = ray_trainer.compute_advantage(data, "grpo").batch["advantages"]
+    rows = [row[:length].tolist() for row, length in zip(found, LENGTHS, strict=True)]
+    if any(max(row) - min(row) > 1e-6 for row in rows):
+        raise SystemExit(f"advantages differ within a response: {rows}")
+    return [row[0] for row in rows]
+
+
+def paper_advantages(chosen: Any) -> list[float]:
+    """Return what ``reward`` and ``log_z`` of the family's options say the advantages are."""
+    groups = [[at for at, group in enumerate(GROUPS) if group == name] for name in sorted(set(GROUPS))]
+    found = list(REWARDS)
+    for mine in groups if chosen.reward == "advantage" else ():
+        mean = math.fsum(REWARDS[at] for at in mine) / len(mine)
+        deviation = math.sqrt(math.fsum((REWARDS[at] - mean) ** 2 for at in mine) / (len(mine) - 1))
+        for at in mine:
+            found[at] = (REWARDS[at] - mean) / (deviation + 1e-6)
+    for mine in groups if chosen.log_z == "group" else ():
+        shares = [LENGTHS[at] if chosen.length == "mean" else 1 for at in mine]
+        away = [math.fsum(REF[at]) - math.fsum(OLD[at]) for at in mine]
+        alone = [chosen.beta * found[at] + a / n for at, a, n in zip(mine, away, shares, strict=True)]
+        log_z = group_log_z(alone, shares)
+        for at in mine:
+            found[at] -= log_z / chosen.beta
+    return found

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from flashpatch.verify.probes import verl_actor
+
 WIDTH, VOCABULARY = 32, 64
 MODEL = "actor_rollout_ref.model"
 ACTOR = "actor_rollout_ref.actor"
@@ -39,34 +41,7 @@ RECIPE = (
 """In float32, with plain gradient descent at rate 1: the step of a weight is its gradient."""
 
 
-def untrained(tied: bool = False, **settings: Any) -> Any:
-    """Return a new Qwen2 of two layers; ``settings`` are further ones of its configuration."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=VOCABULARY,
-            hidden_size=WIDTH,
-            intermediate_size=2 * WIDTH,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=256,
-            tie_word_embeddings=tied,
-            **settings,
-        )
-    )
-
-
-def write_model(folder: Path, seed: int = 0, tied: bool = False) -> Path:
-    """Write a Qwen2 of random weights, std 0.2, in Hugging Face format."""
-    torch.manual_seed(seed)
-    model = untrained(tied)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.2)
-    model.to(torch.float32).save_pretrained(folder)
-    return folder
+untrained, write_model = verl_actor.untrained, verl_actor.write_model
 
 
 def recipe(model: Path, *overrides: str) -> Any:

@@ -1,42 +1,19 @@
-"""Write a tiny random model, open an engine on it, and collect the engine's answers.
-
-Run as a script, by its path, it is the reference: an engine without FlashPatch.
-
-    python tiny.py MODEL KEYWORDS ANSWERS
-
-waits for the file ``KEYWORDS`` (JSON: of ``vllm.LLM``, such as the name of a quantization), opens ``MODEL`` with
-them and saves the `answers` as ``ANSWERS``.
-"""
+"""Write tiny random models as Hugging Face checkpoints, and LoRA adapters for them."""
 
 from __future__ import annotations
 
 import json
-import os
-import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from flashpatch.verify.probes.answers import VOCAB
 
 if TYPE_CHECKING:
     import numpy
 
-VOCAB = 512
 _HIDDEN, _INNER, _LAYERS, _HEADS, _KV_HEADS = 256, 512, 2, 4, 2
-
-#: Every token id occurs; long enough that a whole block of the prefix cache is kept.
-_PROMPTS = tuple(list(range(start, VOCAB, 3)) for start in range(3))
-_TOKENS = 8
-_TIMEOUT = 240.0  # seconds the script waits for its engine arguments
-
-#: Variables with which a tiny engine starts quickly and gives the same answers in any process.
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "TORCH_COMPILE_DISABLE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_NO_USAGE_STATS": "1",
-}
+ADAPTERS, MERGED = ("one", "two", "three"), "merged"
+_RANK, _ALPHA = 4, 12
 
 
 def write(directory: Path, seed: int) -> Path:
@@ -45,7 +22,6 @@ def write(directory: Path, seed: int) -> Path:
     Norms and biases are random too, and all of it is wide enough that any tensor shows in the answers.
     """
     import numpy
-    from safetensors.numpy import save_file
 
     noise = numpy.random.default_rng(seed)
 
@@ -72,10 +48,7 @@ def write(directory: Path, seed: int) -> Path:
             ("down", _HIDDEN, _INNER),
         ):
             tensors[f"{at}.mlp.{name}_proj.weight"] = random(rows, columns)
-    directory.mkdir()
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    (directory / "config.json").write_text(json.dumps(_config()))
-    return directory
+    return _checkpoint(directory, tensors)
 
 
 def round_to_int8(source: Path, directory: Path, description: dict[str, Any]) -> Path:
@@ -85,86 +58,58 @@ def round_to_int8(source: Path, directory: Path, description: dict[str, Any]) ->
         description: its ``quantization_config``.
     """
     import numpy
-    from safetensors.numpy import load_file, save_file
+    from safetensors.numpy import load_file
 
     tensors = load_file(source / "model.safetensors")
     for name in [name for name in tensors if name.endswith("_proj.weight")]:
         scale = numpy.abs(tensors[name]).max(1, keepdims=True) / numpy.float32(127)
         tensors[name] = numpy.rint(tensors[name] / scale).astype(numpy.int8)
         tensors[f"{name}_scale"] = scale
+    return _checkpoint(directory, tensors, quantization_config=description)
+
+
+def adapted(workdir: Path) -> None:
+    """Write models ``a`` and ``b``, the `ADAPTERS`, ``bad`` and `MERGED`, which is ``b`` with the last adapter in it."""
+    import numpy
+    from safetensors.numpy import load_file
+
+    write(workdir / "a", seed=1)
+    weights = load_file(write(workdir / "b", seed=2) / "model.safetensors")
+    matrices = {name: value.shape for name, value in weights.items() if name.endswith("_proj.weight")}
+    tensors: dict[str, numpy.ndarray] = {}
+    for seed, name in enumerate(ADAPTERS):
+        noise = numpy.random.default_rng(seed)
+        for weight, (outputs, inputs) in matrices.items():
+            for part, shape in (("A", (_RANK, inputs)), ("B", (outputs, _RANK))):
+                key = f"base_model.model.{weight.replace('.weight', f'.lora_{part}.weight')}"
+                tensors[key] = 0.05 * noise.standard_normal(shape, numpy.float32)
+        _adapter(workdir / name, tensors)
+    for weight in matrices:
+        stem = f"base_model.model.{weight.removesuffix('.weight')}"
+        product = tensors[f"{stem}.lora_B.weight"] @ tensors[f"{stem}.lora_A.weight"]
+        weights[weight] += numpy.float32(_ALPHA / _RANK) * product
+    _checkpoint(workdir / MERGED, weights)
+    spoiled = next(iter(tensors))
+    _adapter(workdir / "bad", {**tensors, spoiled: tensors[spoiled][:, :-8].copy()})
+
+
+def _adapter(folder: Path, tensors: dict[str, numpy.ndarray]) -> None:
+    from safetensors.numpy import save_file
+
+    folder.mkdir()
+    targets = sorted({name.split(".")[-3] for name in tensors})
+    config = dict(peft_type="LORA", r=_RANK, lora_alpha=_ALPHA, target_modules=targets, bias="none")
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "adapter_model.safetensors")
+
+
+def _checkpoint(directory: Path, tensors: dict[str, numpy.ndarray], **more: Any) -> Path:
+    from safetensors.numpy import save_file
+
     directory.mkdir()
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    (directory / "config.json").write_text(json.dumps({**_config(), "quantization_config": description}))
+    (directory / "config.json").write_text(json.dumps({**_config(), **more}))
     return directory
-
-
-def engine_arguments(model: str, **more: Any) -> dict[str, Any]:
-    """Keywords of ``vllm.LLM`` and ``vllm.EngineArgs``: small, eager, prefix caching, no tokenizer."""
-    return dict(
-        model=model,
-        skip_tokenizer_init=True,
-        dtype="bfloat16",
-        max_model_len=256,
-        max_num_seqs=4,
-        enforce_eager=True,
-        enable_prefix_caching=True,
-        kv_cache_memory_bytes=32 << 20,
-        gpu_memory_utilization=0.3,
-        max_logprobs=-1,
-        disable_log_stats=True,
-        **more,
-    )
-
-
-def register_model() -> None:
-    """Register the model's class, or vLLM inspects it in a process that imports vLLM anew, unless cached."""
-    from vllm import ModelRegistry
-    from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
-
-    ModelRegistry.register_model("Qwen2ForCausalLM", Qwen2ForCausalLM)
-
-
-def answers(llm: Any, prompts: int = len(_PROMPTS)) -> numpy.ndarray:
-    """Return float32 [positions, VOCAB]: logprobs of the first ``prompts`` prompts, each followed by those of a
-    greedy continuation that may use the prefix cache. Requests run one at a time, so that batches are the same in
-    every process."""
-    import numpy
-    from vllm import SamplingParams
-
-    greedy = dict(temperature=0, ignore_eos=True, detokenize=False, flat_logprobs=True)
-    rows = []
-    for prompt in _PROMPTS[:prompts]:
-        [scored] = _ask(llm, prompt, SamplingParams(max_tokens=1, prompt_logprobs=-1, **greedy))
-        rows.append(_dense(scored.prompt_logprobs)[1:])
-        [continued] = _ask(llm, prompt, SamplingParams(max_tokens=_TOKENS, logprobs=-1, **greedy))
-        rows.append(_dense(continued.outputs[0].logprobs))
-    return numpy.concatenate(rows)
-
-
-def version_spans(llm: Any) -> list[list[Any]] | None:
-    """Return version, start and end of each span of an answer's tokens as vLLM itself tells them; None before 0.32."""
-    from vllm import SamplingParams
-
-    [answer] = _ask(
-        llm, _PROMPTS[0], SamplingParams(max_tokens=_TOKENS, temperature=0, ignore_eos=True, detokenize=False)
-    )
-    spans = getattr(answer.outputs[0], "weight_versions", None)
-    return None if spans is None else [[span.version, span.start, span.end] for span in spans]
-
-
-def _ask(llm: Any, prompt: list[int], sampling: Any) -> Any:
-    return llm.generate({"prompt_token_ids": prompt}, sampling, use_tqdm=False)
-
-
-def _dense(flat: Any) -> numpy.ndarray:
-    """vLLM's ``FlatLogprobs`` as float32 [positions, VOCAB]; NaN if there is no logprob."""
-    import numpy
-
-    rows = numpy.full((len(flat.start_indices), VOCAB), numpy.nan, dtype=numpy.float32)
-    ids, values = numpy.asarray(flat.token_ids), numpy.asarray(flat.logprobs, dtype=numpy.float32)
-    for row, start, end in zip(rows, flat.start_indices, flat.end_indices, strict=True):
-        row[ids[start:end]] = values[start:end]
-    return rows
 
 
 def _config() -> dict[str, Any]:
@@ -183,32 +128,3 @@ def _config() -> dict[str, Any]:
         eos_token_id=2,
         torch_dtype="float32",
     )
-
-
-def _main(model: Path, keywords: Path, saved: Path) -> None:
-    import numpy
-    from vllm import LLM
-    from vllm.platforms import current_platform
-
-    deadline = time.monotonic() + _TIMEOUT
-    while not keywords.exists():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"no process wrote {keywords}")
-        time.sleep(0.1)
-    if current_platform.is_cpu():
-        from flashpatch.patches.fp8.vllm import cpu_kernels
-
-        cpu_kernels.use()
-    register_model()
-    llm = LLM(**engine_arguments(str(model), **json.loads(keywords.read_text())))
-    found = answers(llm)
-    engine = sys.modules.get("flashpatch.engine")
-    if engine is not None and engine.manager.selection.choices:
-        raise RuntimeError("this engine is not independent: FlashPatch is in its process")
-    with saved.open("wb") as file:
-        numpy.save(file, found)
-    os._exit(0)  # vLLM's shutdown takes seconds
-
-
-if __name__ == "__main__":
-    _main(*map(Path, sys.argv[1:]))

@@ -1,15 +1,15 @@
-"""Run a rank of the probe: build verl's FSDP engine, step and send to a rollout worker, a process that the rank forks.
+"""Run a rank of the probe: build verl's FSDP engine, step and send to a rollout worker.
 
-Started by `flashpatch.verify.probes.fsdp.verl_probe`: ``main()`` with the working directory. The rank is in ``RANK``;
-``plan.json`` lists the transfers as dictionaries:
+`rank` sends to a process that it forks, `on_sglang` through verl's client to verl's server. ``plan.json`` lists the transfers as
+dictionaries:
 
 - ``strategy`` "fsdp" or "fsdp2", ``fsdp_size``, ``dtype`` and ``lora_rank`` of the engine; unchanged, the engine is reused;
 - ``adapter``: whether the adapter is sent, not the base;
 - ``step``: whether to take an optimizer step first;
 - ``apart``: whether rank 1 alone then changes its weights;
-- ``tamper``: the fault injected in transit, see `tampered`; ``victim``: the tensor it hits.
+- ``tamper``: a fault injected in transit, "bit" in the gathered tensor or "buffer"; ``victim``: the tensor it hits.
 
-Each side writes what it saw as ``trainer-RANK.json`` and ``rollout-RANK.json``, and the weights that it had
+With forked workers each side writes what it saw as ``trainer-RANK.json`` and ``rollout-RANK.json``, and the weights that it had
 as ``.pt`` beside it, for each entry of the plan.
 """
 
@@ -20,7 +20,6 @@ import json
 import multiprocessing
 import os
 import pickle
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,53 +27,55 @@ from typing import Any
 
 import torch
 
+from flashpatch.verify.probes import verl_actor
+
 BUCKET = 1  # MiB
 TIMEOUT = 300.0  # seconds that one side waits for the other; stock verl waits for ever
 BATCH, LENGTH, VOCABULARY = 4, 8, 96
 RATE = 0.05
+PROMPTS = [list(range(5, 36, 3)), list(range(40, 65))]
+
+Plan = list[dict[str, Any]]
 
 
-def main() -> None:
-    """Run a rank and its rollout worker in the directory ``sys.argv[1]``; without an accelerator enable family cpu."""
-    import flashpatch
-
-    if not torch.accelerator.is_available():
-        flashpatch.enable("cpu")
+def rank(workdir: Path, seen: dict[str, Any]) -> None:
+    """Run a rank and its rollout worker."""
+    verl_actor.on_cpu("cpu")
     import verl.workers.engine
     import verl.workers.rollout.vllm_rollout.bucketed_weight_transfer  # noqa: F401
 
-    worker = multiprocessing.get_context("fork").Process(target=_run, args=(rollout,), daemon=True)
+    fork = multiprocessing.get_context("fork")
+    sent = fork.Event()
+    worker = fork.Process(target=_worker, args=(workdir, sent), daemon=True)
     worker.start()  # what both import takes longer than all else
-    _run(trainer)
+    _run(trainer, workdir)
+    sent.set()
     worker.join()
-    sys.exit(worker.exitcode)
+    if worker.exitcode:
+        raise RuntimeError(f"the rollout worker ended with status {worker.exitcode}")
 
 
-def _run(part: Callable[[Path, int, list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
+def _worker(workdir: Path, sent: Any) -> None:
+    """Run the rollout worker until all is sent: with it, Python would take the shared memory from its sender."""
+    _run(rollout, workdir)
+    sent.wait(TIMEOUT)
+
+
+def _run(part: Callable[[Path, int, Plan], Plan], workdir: Path) -> None:
     """Run ``trainer`` or ``rollout``, and write what it saw."""
-    workdir, rank = Path(sys.argv[1]), int(os.environ["RANK"])
-    seen = part(workdir, rank, json.loads((workdir / "plan.json").read_text()))
-    (workdir / f"{part.__name__}-{rank}.json").write_text(json.dumps(seen))
+    number = int(os.environ["RANK"])
+    seen = part(workdir, number, _plan(workdir))
+    (workdir / f"{part.__name__}-{number}.json").write_text(json.dumps(seen))
 
 
-def make_model(path: Path, layers: int = 2, dtype: str = "float32", **sizes: int) -> None:
-    """Save a small random Qwen2, whose rows do not divide evenly by two, in Hugging Face's format."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+def _plan(workdir: Path) -> Plan:
+    return json.loads((workdir / "plan.json").read_text())
 
-    torch.manual_seed(0)
-    sizes = {"vocab_size": VOCABULARY + 1, "hidden_size": 48, "intermediate_size": 71, **sizes}
-    config = Qwen2Config(
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        **sizes,
-    )
-    model = Qwen2ForCausalLM(config).to(getattr(torch, dtype))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.08)
-    model.save_pretrained(path)
+
+def make_model(path: Path, **sizes: Any) -> None:
+    """Save a small random Qwen2, whose rows do not divide evenly by two."""
+    plain = dict(vocab_size=VOCABULARY + 1, hidden_size=48, intermediate_size=71, max_position_embeddings=64)
+    verl_actor.write_model(path, std=0.08, **{**plain, **sizes})
 
 
 def batch() -> torch.Tensor:
@@ -100,40 +101,6 @@ def plain_step(path: Path) -> dict[str, torch.Tensor]:
     return {name: value.detach() for name, value in model.state_dict().items()}
 
 
-def build(path: Path, strategy: str, fsdp_size: int = -1, dtype: str = "fp32", lora_rank: int = 0) -> Any:
-    """Return verl's own FSDP engine, initialized."""
-    from verl.trainer.config import CheckpointConfig
-    from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
-    from verl.workers.engine import EngineRegistry
-
-    full = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
-    engine = EngineRegistry.new(
-        model_type="language_model",
-        backend=strategy,
-        model_config=HFModelConfig(
-            path=str(path),
-            load_tokenizer=False,
-            use_remove_padding=False,
-            enable_gradient_checkpointing=False,
-            lora_rank=lora_rank,
-            override_config={"attn_implementation": "sdpa"},
-        ),
-        engine_config=FSDPEngineConfig(
-            strategy=strategy,
-            fsdp_size=fsdp_size,
-            model_dtype=dtype,
-            use_torch_compile=False,
-            mixed_precision=full,
-        ),
-        optimizer_config=FSDPOptimizerConfig(
-            lr=RATE, optimizer="SGD", weight_decay=0.0, clip_grad=1.0, total_training_steps=10
-        ),
-        checkpoint_config=CheckpointConfig(),
-    )
-    engine.initialize()
-    return engine
-
-
 def step(engine: Any, rank: int, world: int) -> None:
     """Take one optimizer step of verl's engine on this rank's shard of the batch."""
     engine.module.train()
@@ -142,19 +109,35 @@ def step(engine: Any, rank: int, world: int) -> None:
     engine.optimizer_step()
 
 
-def trainer(workdir: Path, rank: int, plan: list[dict[str, Any]]) -> list[dict[str, Any]]:
+class _Engines:
+    """The engine that the plan asks for, at each transfer."""
+
+    def __init__(self, workdir: Path) -> None:
+        self._workdir = workdir
+        self._engine: Any = None
+        self._built: dict[str, Any] = {}
+
+    def stepped(self, entry: dict[str, Any]) -> Any:
+        """Return the engine of an entry, after its step."""
+        wanted = {"fsdp_size": -1, "model_dtype": entry.get("dtype", "fp32")}
+        wanted |= {key: entry[key] for key in ("strategy", "fsdp_size", "lora_rank") if key in entry}
+        if wanted != self._built:
+            self._engine = verl_actor.engine(model=self._workdir / "model", rate=RATE, **wanted)
+            self._built = wanted
+        if entry.get("step"):
+            step(self._engine, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+        return self._engine
+
+
+def trainer(workdir: Path, rank: int, plan: Plan) -> Plan:
     """Build engines, step and send as planned; return an entry per transfer."""
     from verl.utils import distributed
 
     distributed.initialize_global_process_group_ray(timeout_second=120)
-    seen, engine, built, old = [], None, None, {}
+    seen: Plan = []
+    engines, old = _Engines(workdir), dict[str, torch.Tensor]()
     for number, entry in enumerate(plan):
-        layout = entry["strategy"], entry.get("fsdp_size", -1)
-        wanted = (*layout, entry.get("dtype", "fp32"), entry.get("lora_rank", 0))
-        if wanted != built:
-            engine, built = build(workdir / "model", *wanted), wanted
-        if entry.get("step"):
-            step(engine, rank, int(os.environ["WORLD_SIZE"]))
+        engine = engines.stepped(entry)
         if entry.get("apart") and rank:
             with torch.no_grad():
                 next(engine.module.parameters()).add_(1.0)
@@ -173,6 +156,51 @@ def trainer(workdir: Path, rank: int, plan: list[dict[str, Any]]) -> list[dict[s
     return seen
 
 
+def on_sglang(workdir: Path, seen: dict[str, Any]) -> None:
+    """Run a rank whose rollouts are SGLang's. Rank 0 has the server and notes what it saw; the others take part in the gathering
+    alone, as ranks of a tensor-parallel rollout do."""
+    import flashpatch
+
+    flashpatch.enable("cpu", "bf16")  # verl cannot start this SGLang, and sends it no session, without
+    from verl.utils import distributed
+
+    distributed.initialize_global_process_group_ray(timeout_second=int(TIMEOUT))
+    plan, engines = _plan(workdir), _Engines(workdir)
+    sendings = (
+        (entry, tampered(engines.stepped(entry).get_per_tensor_param()[0], entry, {})) for entry in plan
+    )
+    if os.environ["RANK"] == "0":
+        asyncio.run(_to_server(workdir / "model", sendings, seen))
+    else:
+        for _, weights in sendings:
+            for _ in weights:
+                pass
+    distributed.destroy_global_process_group()
+
+
+async def _to_server(
+    model: Path, sendings: Iterator[tuple[dict[str, Any], Any]], seen: dict[str, Any]
+) -> None:
+    from flashpatch.verify import verl_sglang_server as verl
+
+    with verl.local_ray():
+        server = verl.server(str(model), 0, dtype="float32")
+        await server.launch_server.remote()
+        seen |= {"before": await verl.answers(server, PROMPTS), "transfers": []}
+        client = verl.client(str(model), 0)
+        for number, (entry, weights) in enumerate(sendings, 1):
+            saw: dict[str, Any] = {"error": ""}
+            try:
+                await client.update_weights(weights, global_steps=number)
+            except Exception as error:
+                saw["error"] = text_of(error)
+                for _ in weights:  # the other ranks gather on
+                    pass
+            if not entry.get("tamper"):
+                saw["answers"] = await verl.answers(server, PROMPTS)
+            seen["transfers"].append(saw)
+
+
 def _noted(weights: Any, kept: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
     for name, tensor in weights:
         if not name.startswith("__flashpatch"):
@@ -181,33 +209,12 @@ def _noted(weights: Any, kept: dict[str, torch.Tensor]) -> Iterator[tuple[str, t
 
 
 def tampered(weights: Any, entry: dict[str, Any], old: dict[str, torch.Tensor]) -> Iterator[Any]:
-    """Yield the weights with a fault injected: a bit flipped in the gathered tensor, two elements exchanged, a
-    tensor left out, sent twice or stale, an extra one, or another shape or dtype."""
-    what, victim = entry.get("tamper"), entry.get("victim", "model.norm.weight")
+    """Yield the weights, with a bit flipped in the gathered tensor if the plan says so; ``old`` are those sent before."""
     for name, tensor in weights:
-        hit = what is not None and name == victim
-        if hit and what == "missing":
-            continue
-        if hit and what == "stale":
-            tensor = old[name]
-        if hit and what in ("bit", "exchange", "shape", "dtype"):
+        if entry.get("tamper") == "bit" and name == entry["victim"]:
             tensor = tensor.detach().clone()
-        if hit and what == "bit":
             tensor.view(torch.uint8).view(-1)[5] ^= 4
-        if hit and what == "exchange":
-            flat = tensor.view(-1)
-            flat[[1, 2]] = flat[[2, 1]]
-        if hit and what == "shape":
-            tensor = tensor.reshape(1, *tensor.shape)
-        if hit and what == "dtype":
-            tensor = tensor.to(torch.float64)
         yield name, tensor
-        if hit and what == "extra":
-            yield "model.norm.bias", tensor
-        if hit and what == "twice":
-            for i in range(3):  # enough to fill a bucket: names within one are unique anyway
-                yield f"model.filler.{i}", torch.zeros(BUCKET << 18)
-            yield name, tensor
 
 
 def _send(workdir: Path, rank: int, number: int, weights: Any, entry: dict[str, Any]) -> None:
@@ -264,7 +271,7 @@ def _is_alone() -> bool:
     return not (trainer.is_alive() if trainer else multiprocessing.active_children())
 
 
-def rollout(workdir: Path, rank: int, plan: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def rollout(workdir: Path, rank: int, plan: Plan) -> Plan:
     """Receive with verl's own receiver and copy the weights; return an entry per transfer."""
     from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
 

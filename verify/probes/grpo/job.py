@@ -1,6 +1,6 @@
 """Run one of the probe's ranks: gradients of one batch through verl's own FSDP engines, split in several ways.
 
-Started by `flashpatch.verify.probes.grpo.verl_probe` as a trainer: only the environment switches patches on. Each gradient is compared
+Started by `flashpatch.verify.probes.grpo.probe` as a trainer: only the environment switches patches on. Each gradient is compared
 with one backward of the plain model over the whole batch, whose loss is written out here, without this
 family's code.
 """
@@ -8,9 +8,7 @@ family's code.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -18,7 +16,9 @@ from typing import Any
 
 import torch
 
-from flashpatch.verify.probes.grpo.verl_probe import OTHER_LOSSES
+from flashpatch.verify.probes import verl_actor
+from flashpatch.verify.probes.grpo import servers
+from flashpatch.verify.probes.grpo.probe import OTHER_LOSSES
 
 ROWS, REAL, VOCABULARY = 8, 5, 64
 """Rows of the batch, and how many of them have an output: the others are padding, or were rejected."""
@@ -33,20 +33,8 @@ AGGREGATIONS = ("seq-mean-token-mean", "seq-mean-token-sum", "token-mean")
 
 def tiny(folder: Path) -> Path:
     """Write a random Qwen2 without tokenizer, as a Hugging Face checkpoint."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
     torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        tie_word_embeddings=False,
-    )
-    model = Qwen2ForCausalLM(config).to(torch.float32)
+    model = verl_actor.untrained(max_position_embeddings=64).to(torch.float32)
     with torch.no_grad():
         model.lm_head.weight.mul_(8)  # a random head is nearly uniform: its gradients would say little
     model.save_pretrained(folder)
@@ -101,35 +89,8 @@ def wanted(model: torch.nn.Module, batch: list[dict[str, torch.Tensor]], aggrega
 
 
 def engine_for(strategy: str, model: Path, **settings: Any) -> Any:
-    """Return verl's engine of that name around the model, in float32 throughout, with further settings of FSDP."""
-    from verl.trainer.config import CheckpointConfig
-    from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
-    from verl.workers.engine import EngineRegistry
-
-    precision = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
-    engine = EngineRegistry.new(
-        model_type="language_model",
-        backend=strategy,
-        model_config=HFModelConfig(
-            path=str(model),
-            load_tokenizer=False,
-            use_remove_padding=False,
-            enable_gradient_checkpointing=False,
-            override_config={"attn_implementation": "sdpa"},
-        ),
-        engine_config=FSDPEngineConfig(
-            strategy=strategy,
-            use_torch_compile=False,
-            use_remove_padding=False,
-            **{"use_orig_params": True, "mixed_precision": precision, **settings},
-        ),
-        optimizer_config=FSDPOptimizerConfig(
-            optimizer="SGD", lr=1.0, weight_decay=0.0, total_training_steps=1
-        ),
-        checkpoint_config=CheckpointConfig(),
-    )
-    engine.initialize()
-    return engine
+    """Return verl's engine of that name around the model, with further settings of FSDP."""
+    return verl_actor.engine(strategy, model, rate=1.0, **{"use_orig_params": True, **settings})
 
 
 def loss_function(mode: str, aggregation: str) -> Any:
@@ -250,24 +211,8 @@ def compare(strategy: str, model: Path, rank: int, world: int) -> Iterator[tuple
         yield f"{aggregation}, in {rounds} rounds", float((found - target).norm() / target.norm())
 
 
-def refused() -> list[str]:
-    """Return for each of two recipes with another loss the error with which verl's config validation refuses it; empty
-    if it does not."""
-    return [_error(mode) for mode in OTHER_LOSSES]
-
-
-def _error(mode: str) -> str:
-    from omegaconf import OmegaConf
-    from verl.utils.config import validate_config
-
-    from flashpatch.errors import PatchError
-
-    recipe = {"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": mode}}}}
-    try:
-        validate_config(OmegaConf.create(recipe), False, False)
-    except PatchError as error:
-        return str(error)
-    return ""
+def _recipe(mode: str) -> dict[str, Any]:
+    return {"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": mode}}}}
 
 
 def logprobs_away() -> float:
@@ -281,15 +226,10 @@ def logprobs_away() -> float:
     return float((token_logprobs(states, head, labels, tokens=7, vocabulary=64).logprobs - plain).abs().max())
 
 
-def main() -> None:
-    """Write ``seen-RANK.json`` in the directory ``sys.argv[1]``: for each FSDP, what `compare` yields."""
-    workdir, rank, world = Path(sys.argv[1]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    import flashpatch
-    from flashpatch.verify.probes.grpo.resumed import resumed
-    from flashpatch.verify.probes.grpo.route import routed
-
-    if torch.accelerator.current_accelerator(check_available=True) is None:
-        flashpatch.enable("cpu", "bf16")
+def rank(workdir: Path, seen: dict[str, Any]) -> None:
+    """Note, for each FSDP, what `compare` yields; on the first rank what needs only one process as well."""
+    number, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    verl_actor.on_cpu("cpu", "bf16")
     import verl.utils.experimental.torch_functional
     import verl.workers.engine
     import verl.workers.engine_workers
@@ -297,18 +237,16 @@ def main() -> None:
     from verl.utils import distributed
 
     distributed.initialize_global_process_group_ray(timeout_second=120)
-    if rank == 0:
+    if number == 0:
         tiny(workdir / "model")
     torch.distributed.barrier()
-    seen: dict[str, Any] = {}
     for strategy in ("fsdp", "fsdp2"):
-        seen[strategy] = dict(compare(strategy, workdir / "model", rank, world))
-    if rank == 0:
+        seen[strategy] = dict(compare(strategy, workdir / "model", number, world))
+    if number == 0:
         seen |= {
-            "refused": refused(),
+            "refused": [verl_actor.refusal(_recipe(mode))[1] for mode in OTHER_LOSSES],
             "logprobs": logprobs_away(),
-            "routed": routed(),
-            "resumed": asyncio.run(resumed()),
+            "routed": servers.routed(),
+            "resumed": asyncio.run(servers.resumed()),
         }
-    (workdir / f"seen-{rank}.json").write_text(json.dumps(seen))
     distributed.destroy_global_process_group()

@@ -17,18 +17,20 @@ from tree import SUPPORT
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write tiny checkpoints; return their directory."""
+    import tiny_drafters
+
     from flashpatch.verify.probes.eagle import tiny
 
     at = tmp_path_factory.mktemp("models")
     tiny.target(at / "target", seed=1)
-    tiny.noisy(at / "noisy", at / "target")
+    tiny_drafters.noisy(at / "noisy", at / "target")
     tiny.target(at / "chain", seed=2, adds=0.0)
     tiny.target(at / "chain2", seed=4, adds=0.0)
     tiny.drafter(at / "exact")
     tiny.drafter(at / "exact2", seed=8)
     tiny.drafter(at / "noise", exact=False)
     tiny.target(at / "deep", seed=3, layers=8)
-    tiny.drafter3(at / "eagle3")
+    tiny_drafters.drafter3(at / "eagle3")
     tiny.target(at / "nearly", seed=2, adds=0.02)  # whose states depend on the context, and drafts are right
     return at
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from flashpatch.proof import Proof
-from flashpatch.verify import processes
-from flashpatch.verify.probes import calls
-from flashpatch.verify.processes import Command
+from flashpatch.verify.probes import calls, jobs
 
-RANKS = 2
 _TIMEOUT = 300.0  # seconds for both ranks together
 _SGLANG = {"SGLANG_USE_CPU_ENGINE": "1"}  # as the family sets it for a job whose rollouts are SGLang's
 _TAKEN = {
@@ -34,17 +29,11 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     device = platform.accelerator()
     if device is not None:
         return [Proof("cpu", "there is no accelerator", False, f"there is {device}: cpu refuses itself")]
-    began = time.monotonic()
-    main = processes.entry_point("flashpatch.verify.probes.cpu.job", workdir)
-    variables = processes.rank_environments(workdir, RANKS)
-    ranks = [Command(f"rank-{rank}", main, {**_SGLANG, **variables[rank]}) for rank in range(RANKS)]
-    problem = processes.problems(processes.run(ranks, workdir, _TIMEOUT))
-    seconds = time.monotonic() - began
-    if problem:
-        return [Proof("cpu", "two ranks start as verl's trainers do", False, problem, seconds)]
-    seen = [json.loads((workdir / f"seen-{rank}.json").read_text()) for rank in range(RANKS)]
+    ended = jobs.run(jobs.ranks("cpu.job:rank", workdir, environment=_SGLANG), workdir, _TIMEOUT)
+    if ended.problem:
+        return [Proof("cpu", "two ranks start as verl's trainers do", False, ended.problem, ended.seconds)]
     return [
-        *_weigh(seen, seconds),
+        *_weigh(ended.ranks, ended.seconds),
         *(calls.counted(nonce, of, {"trainer": taken}) for of, taken in _TAKEN.items()),
     ]
 

@@ -6,16 +6,13 @@ have only one.
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from flashpatch.proof import Proof
 from flashpatch.verify import processes
-from flashpatch.verify.probes import calls
-from flashpatch.verify.processes import Command
+from flashpatch.verify.probes import calls, jobs
 
 _TIMEOUT = 600.0  # seconds
 _NO_ACCELERATOR = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
@@ -36,21 +33,18 @@ _CLOSE = 1e-4  # of float32 in verl against float64, relative
 
 def probe(nonce: str, workdir: Path) -> list[Proof]:
     """Run the job as a user's program, and judge what it saw."""
-    began = time.monotonic()
-    main = processes.entry_point("flashpatch.verify.probes.flowrl.job", workdir)
-    commands = [Command("job", main, processes.rank_environments(workdir, 1)[0])]
-    (workdir / "ranks").mkdir()
-    for rank, environment in enumerate(processes.rank_environments(workdir / "ranks", 2)):
-        commands.append(Command(f"rank-{rank}", main, {**environment, **_NO_ACCELERATOR}))
-    problem = processes.problems(processes.run(commands, workdir, _TIMEOUT))
-    seconds = time.monotonic() - began
-    if problem:
+    one = processes.rank_environments(workdir, 1)[0]
+    commands = [
+        jobs.job("flowrl.job:alone", workdir, environment=one),
+        *jobs.ranks("flowrl.job:shared", workdir, environment=_NO_ACCELERATOR),
+    ]
+    ended = jobs.run(commands, workdir, _TIMEOUT)
+    if ended.problem:
         what = "verl's worker updates an actor with the loss mode flowrl"
-        return [Proof("flowrl", what, False, problem, seconds)]
-    seen, shared = (json.loads((workdir / name).read_text()) for name in ("seen.json", "shared.json"))
+        return [_proof(what, False, ended.problem, ended.seconds)]
     return [
-        *_weigh(seen, seconds),
-        _compare(seen, shared),
+        *_weigh(ended.seen["job"], ended.seconds),
+        _compare(ended.seen["job"], ended.ranks[0]),
         calls.counted(nonce, "flowrl.verl", {"trainer": _TAKEN}),
     ]
 
@@ -97,8 +91,8 @@ def _weigh(seen: Mapping[str, Any], seconds: float) -> list[Proof]:
         _adapters(seen, head),
         _proof(
             "a Megatron recipe is refused by name",
-            "strategy=megatron" in seen["refused"] and "not refused" not in seen["refused"],
-            "PatchError before anything started" if seen["refused"] else "it was accepted",
+            seen["refused"][0] == "flowrl.verl.validate_config" and "strategy=megatron" in seen["refused"][1],
+            "PatchError before anything started" if seen["refused"][1] else "it was accepted",
         ),
     ]
 
@@ -139,8 +133,7 @@ def _compare(seen: Mapping[str, Any], shared: Mapping[str, Any]) -> Proof:
     differences = {name: apart(shared[name], seen[name]) for name in numbers}
     differences |= {name: apart(shared["moved"][name], value) for name, value in seen["moved"].items()}
     most = max(differences, key=lambda name: differences[name])
-    return Proof(
-        "flowrl",
+    return _proof(
         "two ranks that share every row (Ulysses) take the same step as one",
         differences[most] <= _CLOSE,
         f"{' and '.join(numbers)}, and the steps of {len(seen['moved'])} weights; furthest apart {most}, by {differences[most]:.1e}",

@@ -1,4 +1,4 @@
-"""Send requests through verl's client while one of its servers is dead; without a Ray cluster."""
+"""Send requests through verl's clients while servers die or are stopped by an update; without a Ray cluster."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 REQUESTS = 40
+PROMPT, LIMIT = [8, 9, 10], 5
+WANTED = {"tokens": [11, 12, 13, 14, 15], "versions": [[1, 2], [2, 1], [3, 2]]}
+"""Each token is the one before it plus one; the dead server made two, the stopped one another."""
 
 
 class Remote:
@@ -30,6 +33,8 @@ class Remote:
 
 
 class _Server:
+    """Answer with the prompt, unless it is dead."""
+
     def __init__(self, alive: bool) -> None:
         self.alive = alive
         self.served = 0
@@ -42,6 +47,31 @@ class _Server:
             raise ActorDiedError()
         self.served += 1
         return SimpleNamespace(token_ids=list(prompt_ids), extra_fields={})
+
+
+class _FailingServer:
+    """Generate what `WANTED` says, with others: the first call dies after two tokens, the second is stopped after one."""
+
+    def __init__(self, calls: list[int], journal: Any) -> None:
+        self._calls, self._journal = calls, journal
+
+    async def generate(
+        self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
+    ) -> Any:
+        from ray.exceptions import ActorDiedError
+        from verl.workers.rollout.replica import TokenOutput
+
+        version = len(self._calls) + 1
+        self._calls.append(version)
+        count = {1: 2, 2: 1}.get(version, sampling_params["max_tokens"])
+        tokens = [prompt_ids[-1] + step for step in range(1, count + 1)]
+        if version == 1:
+            self._journal.add(request_id, 0, tokens, None, version)
+            raise ActorDiedError()
+        stopped = "aborted" if version == 2 else "completed"
+        return TokenOutput(
+            token_ids=tokens, stop_reason=stopped, num_preempted=0, extra_fields={"global_steps": version}
+        )
 
 
 def balanced(servers: Mapping[str, Any]) -> Any:
@@ -63,17 +93,23 @@ def routed() -> dict[str, Any]:
     return asyncio.run(asyncio.wait_for(_routed(), 60))
 
 
-async def _routed() -> dict[str, Any]:
+def _client(name: str, servers: Mapping[str, Any], journal: Any) -> tuple[Any, Any]:
+    """Return verl's client of that name, and grpo's balancer over the servers."""
     from omegaconf import OmegaConf
-    from verl.workers.rollout.llm_server import LLMServerClient
+    from verl.workers.rollout import llm_server
 
+    balancer = balanced(servers)
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": "vllm"}}})
+    client = getattr(llm_server, name)(config, Remote(balancer))
+    client._flashpatch_grpo_journal = Remote(journal)
+    return client, balancer
+
+
+async def _routed() -> dict[str, Any]:
     from flashpatch.patches.grpo.routing.journal import Journal
 
     servers = {name: _Server(name != "dead") for name in ("one", "two", "dead")}
-    balancer = balanced(servers)
-    config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": "vllm"}}})
-    client = LLMServerClient(config, Remote(balancer))
-    client._flashpatch_grpo_journal = Remote(Journal())
+    client, balancer = _client("LLMServerClient", servers, Journal())
     asked = (
         client.generate(str(number), prompt_ids=[number], sampling_params={"max_tokens": 8})
         for number in range(REQUESTS)
@@ -88,3 +124,19 @@ async def _routed() -> dict[str, Any]:
         "learned": status["responses"],
         "left": {"servers": sorted(status["servers"]), "outstanding": status["total_inflight"]},
     }
+
+
+async def resumed(requests: int = 2) -> list[dict[str, Any]]:
+    """Return what each of several requests got: its tokens, and the policy versions that it says made them."""
+    return [await asyncio.wait_for(_resumed(str(number)), 60) for number in range(requests)]
+
+
+async def _resumed(request: str) -> dict[str, Any]:
+    from flashpatch.patches.grpo.routing.journal import Journal
+    from flashpatch.patches.grpo.streaming.staleness import KEY
+
+    calls, journal = list[int](), Journal()
+    servers = {name: _FailingServer(calls, journal) for name in ("one", "two")}
+    client, _ = _client("FullyAsyncLLMServerClient", servers, journal)
+    output = await client.generate(request, prompt_ids=PROMPT, sampling_params={"max_tokens": LIMIT})
+    return {"tokens": list(map(int, output.token_ids)), "versions": list(output.extra_fields.get(KEY, ()))}

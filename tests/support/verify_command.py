@@ -1,0 +1,77 @@
+"""Run ``flashpatch-verify NAME`` in new processes, over FlashPatch as it is or with one text of one file replaced."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from machine import limit
+
+import flashpatch
+import flashpatch.patches
+import flashpatch.verify
+
+_COMMAND = "import sys; from flashpatch.verify.cli import main; sys.exit(main(sys.argv[1:]))"
+
+
+@dataclass(frozen=True)
+class Said:
+    """The command's exit status, its report on the family or part, and all that was said."""
+
+    code: int
+    family: dict[str, Any]
+    text: str
+
+    @property
+    def proofs(self) -> list[dict[str, Any]]:
+        return self.family["proofs"]
+
+    @property
+    def failed(self) -> set[str]:
+        """The behaviours that were not observed."""
+        return {proof["what"] for proof in self.proofs if not proof["ok"]}
+
+    def proven(self) -> Said:
+        """Return this; fail unless everything is proven."""
+        assert self.code == 0 and not self.failed, self.text
+        return self
+
+
+def verify(
+    name: str, folder: Path, environment: Mapping[str, str] | None = None, seconds: float = 400, **more: str
+) -> Said:
+    """Run the command in a folder, by default in this process's environment without FlashPatch's variables."""
+    if environment is None:
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("FLASHPATCH")}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _COMMAND, name, "--json"],
+        env={**environment, "TMPDIR": str(folder), **more},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=limit(seconds),
+    )
+    text = f"exit {done.returncode}\n{done.stdout[-9000:]}\n{done.stderr[-4000:]}"
+    assert done.stdout.startswith("{"), text
+    [family] = json.loads(done.stdout)["families"]
+    return Said(done.returncode, family, text)
+
+
+def doctored(folder: Path, file: str, text: str, other: str) -> str:
+    """Return a directory for PYTHONPATH with FlashPatch in which one text of ``patches/FILE`` is another."""
+    site = folder / "site"
+    for package in (flashpatch, flashpatch.patches, flashpatch.verify):
+        source, target = Path(package.__file__).parent, site.joinpath(*package.__name__.split("."))
+        shutil.copytree(source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    path = site / "flashpatch" / "patches" / file
+    before = path.read_text()
+    assert before.count(text) == 1, f"{file} has changed: write this sabotage anew"
+    path.write_text(before.replace(text, other))
+    return str(site)

@@ -1,0 +1,142 @@
+"""The family's own proof: how it judges what is in the ledger, and on real engines, where it says no under sabotage."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from verify_command import doctored, verify
+
+pytest.importorskip("torch")
+
+from flashpatch.patches.eagle.drafter_refit.commands import ACCEPT_LENGTH
+from flashpatch.verify.probes.eagle.probe import bandit_adapts, drafter_follows, weigh
+from flashpatch.verify.probes.eagle.verl_job import VERSION
+
+UPDATE = dict(event="update", version=1)
+WORSE = dict(event="worse", version=1, before=3.9, after=1.1)
+ROLLBACK = dict(event="rollback", version=0)
+
+
+def log(*judged: dict[str, Any], restored: float = 3.9, again: float = 3.9) -> dict[str, Any]:
+    """Notes of three updates, with events between the first and the second."""
+    second, third = dict(UPDATE, version=2, before=restored), dict(UPDATE, version=3, before=again)
+    events = [dict(UPDATE, before=3.9), *judged, second, third]
+    return {"eagle_drafter": {"version": 2, "path": "", "log": events}}
+
+
+@pytest.mark.parametrize(
+    ("notes", "good"),
+    [
+        (log(WORSE, ROLLBACK), True),
+        (log(WORSE, ROLLBACK, restored=1.2), False),
+        (log(WORSE, ROLLBACK, again=1.2), False),
+        (log(WORSE), False),
+        (log(WORSE, dict(ROLLBACK, version=1)), False),
+        (log(dict(WORSE, event="kept")), False),
+        (log(dict(WORSE, after=3.8), ROLLBACK), False),
+        (log(), False),
+        ({"eagle_drafter": {"log": [UPDATE, WORSE, ROLLBACK]}}, False),
+        ({}, False),
+    ],
+)
+def test_how_a_rolled_back_drafter_is_judged(notes: dict[str, Any], good: bool) -> None:
+    assert drafter_follows(notes)[0] is good
+
+
+def test_an_update_under_another_version_is_named() -> None:
+    notes = log(WORSE, ROLLBACK)
+    notes["eagle_drafter"]["log"][0] = dict(UPDATE, version=2, before=3.9)
+    assert drafter_follows(notes)[0], "who sends no version cannot miss one"
+    good, evidence = drafter_follows(notes, [1, 2, 3])
+    assert not good and "versions [2, 2, 3]" in evidence
+
+
+@pytest.mark.parametrize(
+    ("found", "good"),
+    [
+        ({"steps": 90.0, "batch_4/3_1_4/pulls": 60.0, "batch_4/disable/pulls": 30.0}, True),
+        ({"steps": 90.0, "batch_4/3_1_4/pulls": 60.0, "batch_2/3_1_4/pulls": 30.0}, False),
+        ({"steps": 90.0, "batch_4/3_1_4/pulls": 90.0, "batch_4/disable/pulls": 0.0}, False),
+        ({"steps": 9.0, "batch_4/3_1_4/pulls": 5.0, "batch_4/disable/pulls": 4.0}, False),
+        (None, False),
+    ],
+)
+def test_how_the_bandits_choices_are_judged(found: Any, good: bool) -> None:
+    assert bandit_adapts({"eagle_bandit": found})[0] is good
+
+
+def test_an_engine_without_the_bandit_says_why() -> None:
+    assert (
+        "a schedule of the user's own"
+        in bandit_adapts({"eagle_bandit_off": "a schedule of the user's own"})[1]
+    )
+
+
+def test_how_what_verls_server_answered_is_weighed() -> None:
+    tokens = {name: [[1, 2]] for name in ("exact", "noise", "exact again")}
+    versions = (0, VERSION + 1, VERSION + 2)
+
+    def flushed(*lengths: float, versions: tuple[int, ...] = versions) -> dict:
+        return {n: {"drafter": v, ACCEPT_LENGTH: one} for n, v, one in zip(tokens, versions, lengths)}
+
+    def weighed(ended: str = "", **seen: object) -> list[bool]:
+        found = {"tokens": tokens, "flushed": flushed(3.6, 1.1, 3.5), **seen}
+        return [proof.ok for proof in weigh(found, ended)]
+
+    assert weighed() == [True, True]
+    assert weighed(tokens={**tokens, "noise": [[1, 3]]}) == [False, True]
+    assert weighed(flushed=flushed(3.6, 3.6, 3.6)) == [True, False], "the drafter of noise never arrived"
+    assert weighed(flushed=flushed(3.6, 1.1, 1.1)) == [True, False]
+    assert weighed(flushed=flushed(3.6, 1.1, 3.5, versions=(0, 0, 0))) == [True, False]
+    assert weighed("verl ended with status 1") == [False]
+    assert weighed(flushed={}) == [False]
+
+
+@pytest.mark.sglang(least="0.5.21")
+@pytest.mark.full
+def test_on_sglang(tmp_path: Path) -> None:
+    import eagle_engines
+
+    said = verify("eagle", tmp_path, eagle_engines.lab.environment(tmp_path)).proven()
+    assert len(said.proofs) >= 6
+    assert not find_spec("verl") or any("verl's server" in one["what"] for one in said.proofs)
+
+
+@pytest.mark.vllm
+@pytest.mark.full
+def test_on_vllm(tmp_path: Path) -> None:
+    assert len(verify("eagle", tmp_path).proven().proofs) >= 6
+
+
+@pytest.mark.vllm
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("file", "text", "other", "what"),
+    [
+        (
+            "capture.py",
+            "            self.positions,\n",
+            "            self.positions + 1,\n",
+            "captured states",
+        ),
+        (
+            "spec_controller.py",
+            "self._arms[min(arm.steps, self.max_drafts)]",
+            "self._arms[self.max_drafts]",
+            "the bandit",
+        ),
+        (
+            "drafter_refit.py",
+            "        drafter.load_weights(iter(tensors.items()))\n",
+            "",
+            "new drafter weights",
+        ),
+    ],
+)
+def test_sabotage_is_caught(tmp_path: Path, file: str, text: str, other: str, what: str) -> None:
+    said = verify("eagle", tmp_path, PYTHONPATH=doctored(tmp_path, f"eagle/vllm/{file}", text, other))
+    assert said.code == 1, said.text
+    assert any(one.startswith(what) for one in said.failed), said.text

@@ -1,0 +1,21 @@
+"""The frame around the processes of all probes says why one failed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flashpatch.verify.probes import jobs
+
+
+@pytest.mark.slow
+def test_a_job_that_fails_says_why(tmp_path: Path) -> None:
+    ended = jobs.run([jobs.job("fp8.job:nothing", tmp_path)], tmp_path, 100)
+    assert "has no attribute 'nothing'" in ended.problem
+    assert ended.problems == {"job": ended.problem} and ended.seen == {"job": {"failed": ended.problem}}
+
+
+def test_a_fresh_job_has_no_flashpatch_and_may_fail_alone(tmp_path: Path) -> None:
+    job, fresh = (jobs.job("fp8.job:updates", tmp_path, name) for name in ("job", jobs.FRESH))
+    assert (job.stock, job.stops_others, fresh.stock, fresh.stops_others) == (False, True, True, False)

@@ -1,0 +1,219 @@
+"""Probe family eagle: a tiny engine speculates, captures hidden states, and gets other drafters while it runs.
+
+The engine runs in processes of its own. Its drafters are nearly always right, and one is noise
+(`flashpatch.verify.probes.eagle.job`). Its tokens and captured hidden states are compared with Hugging Face's forward of the
+same checkpoint in this process; the bandit's choices are read from the ledger. If verl's rollouts can only be SGLang's, on a
+CPU, verl's own server drafts as well.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flashpatch.patches.eagle.capture import sample_queue
+from flashpatch.patches.eagle.drafter_refit.commands import ACCEPT_LENGTH
+from flashpatch.proof import Proof
+from flashpatch.settings import child_env, selections
+from flashpatch.verify import verl_sglang_server
+from flashpatch.verify.probes import calls, jobs
+from flashpatch.verify.probes.eagle.job import DRAFTERS, prompts
+from flashpatch.verify.probes.eagle.verl_job import VERSION
+
+_TIMEOUT = 300.0  # seconds
+_CLOSE = 2e-4  # between float32 kernels that add up in another order; values are of order 1
+_ARMS = ["1_1_2", "2_1_3", "3_1_4"]
+"""Arms of the bandit. With ``disable`` it would seldom speculate if a draft costs more than a token, and no drafter
+could be judged."""
+_ADDS = 0.02  # what the target's layers add, for states to depend on the context and drafts to be right
+#: Patches that the job must have called beside those that are due by their records, by engine and role.
+_TAKEN: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "vllm": {
+        "driver": (),
+        "engine-core": ("free_request", "scheduler_init", "collective_rpc"),
+        "worker": ("worker",),
+    },
+    "sglang": {
+        "worker": (
+            "verify",
+            "forward_prefill_batch",
+            "release_kv_cache",
+            "init_weight_updater",
+            "begin_weight_update",
+            "end_weight_update",
+        )
+    },
+}
+
+
+def probe(nonce: str, workdir: Path) -> list[Proof]:
+    """Run the engine that is installed, vLLM if both are, then judge what it did."""
+    name = jobs.engine_here()
+    if not name:
+        return [_proof("an engine opens", "neither vLLM nor SGLang is installed here")]
+    from flashpatch.verify.probes.eagle import tiny
+
+    engine, opens = jobs.engine(), "an engine opens and generates"
+    tiny.target(workdir / "target", seed=2, adds=_ADDS)
+    for seed, drafter in enumerate(DRAFTERS):
+        tiny.drafter(workdir / drafter, exact=drafter != "noise", seed=seed, engine=name)
+    environment = {**tiny.ENVIRONMENT, **engine.APART, **_options(arms=_ARMS)}
+    ended = jobs.run([jobs.job("eagle.job:run", workdir, environment=environment)], workdir, _TIMEOUT)
+    seen = ended.seen["job"]
+    if ended.problem or not seen.get("tokens"):
+        return [_proof(opens, ended.problem or "it saw nothing")]
+    notes = {name: value for row in calls.rows(nonce) for name, value in row.notes.items()}
+    rounds = f"{len(seen['tokens'])} rounds with other drafters"
+    return [
+        _proof(opens, "", rounds, seen["opened"]),
+        *_judge(workdir, seen, notes, range(1, 1 + len(DRAFTERS)) if name == "vllm" else ()),
+        calls.counted(nonce, f"eagle.{name}", _TAKEN[name]),
+        *(_through_verl(workdir) if jobs.on_sglang_alone() else ()),
+    ]
+
+
+def _options(**values: Any) -> dict[str, str]:
+    """Return the variable that gives these options to a process, as ``enable()`` here would."""
+    on = selections.from_environment(selections.NOTHING)
+    on = selections.extend(on, on.names, None, values)
+    options = {family: choice.options for family, choice in on.choices.items()}
+    return {"FLASHPATCH_RESOLVED": child_env.resolved(os.environ["FLASHPATCH"], on.names, options, on.strict)}
+
+
+def _judge(
+    workdir: Path, seen: Mapping[str, Any], notes: Mapping[str, Any], sent: Sequence[int]
+) -> Iterator[Proof]:
+    yield _greedy(workdir / "target", seen)
+    counts = seen.get("captured") or notes.get("eagle_capture")
+    queue = Path(notes["eagle_samples"]) if "eagle_samples" in notes else sample_queue.queue_directory()
+    samples = sample_queue.SampleReader(queue).read_samples(10_000)
+    yield _aligned(workdir / "target", samples, seen, counts)
+    for what, (good, evidence) in (
+        ("the bandit chooses the number of tokens, and learns from the steps", bandit_adapts(notes)),
+        (
+            "new drafter weights arrive: acceptance falls with noise, which is rolled back, and rises with better ones",
+            drafter_follows(notes, sent),
+        ),
+    ):
+        yield _proof(what, "" if good else evidence, evidence)
+
+
+def _greedy(target: Path, seen: Mapping[str, Any]) -> Proof:
+    what = "greedy tokens are those of the target alone, for every drafter and number of draft tokens"
+    rounds = [row for rows in seen["tokens"].values() for row in rows]
+    if any(row != rounds[0] for row in rounds):
+        return _proof(what, "the tokens depend on the drafter")
+    for prompt, tokens in zip(prompts(), rounds[0], strict=True):
+        _, best = _forward(target, prompt + tokens)
+        if best[len(prompt) - 1 : -1].tolist() != tokens:
+            return _proof(what, "they are not those of a forward")
+    return _proof(what, "", f"{len(rounds)} rounds of {sum(map(len, rounds[0]))} tokens, all equal")
+
+
+def _aligned(target: Path, samples: list[Any], seen: Mapping[str, Any], counts: Any) -> Proof:
+    what = "captured states are those of a forward of the same tokens, position by position"
+    answered = [p + t for rows in seen["tokens"].values() for row in rows for p, t in zip(prompts(), row)]
+    rows, worst = 0, 0.0
+    for sample in samples:
+        tokens = sample.input_ids.tolist()
+        if tokens not in answered:
+            return _proof(what, "a sample holds tokens that the engine never generated")
+        states, _ = _forward(target, tokens)
+        rows += int(sample.known.sum())
+        worst = max(worst, float((sample.hidden - states)[sample.known].abs().max()))
+    evidence = f"{len(samples)} samples, {rows} states, largest difference {worst:.2g}"
+    whole = isinstance(counts, dict) and rows > 500 and not counts["lost"] and not counts["mismatched"]
+    return _proof(what, "" if whole and worst < _CLOSE else f"{evidence}; {counts}", evidence)
+
+
+def _forward(target: Path, tokens: list[int]) -> tuple[Any, Any]:
+    """Return hidden states [n, H] after the final norm, and the most probable next token at each position [n]."""
+    import torch
+
+    with torch.no_grad():
+        found = _model(target)(torch.tensor([tokens]), output_hidden_states=True)
+    return found.hidden_states[-1][0], found.logits[0].argmax(-1)
+
+
+@functools.cache
+def _model(target: Path) -> Any:
+    import torch
+    from transformers import LlamaForCausalLM
+
+    return LlamaForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+
+
+def bandit_adapts(notes: Mapping[str, Any]) -> tuple[bool, str]:
+    """Judge whether the bandit ran several arms and learned from their steps; return the verdict and the
+    evidence."""
+    found = notes.get("eagle_bandit")
+    if not isinstance(found, dict):
+        return False, f"the ledger has no choices of the bandit: {notes.get('eagle_bandit_off', found)!r}"
+    pulls: dict[str, float] = {}
+    for name, number in found.items():
+        if name.endswith("/pulls") and number:
+            arm = name.split("/")[1]
+            pulls[arm] = pulls.get(arm, 0) + number
+    return len(pulls) > 1 and found["steps"] > 20, f"{found['steps']:.0f} steps, pulls {pulls}"
+
+
+def drafter_follows(notes: Mapping[str, Any], sent: Sequence[int] = ()) -> tuple[bool, str]:
+    """Judge whether acceptance fell with the drafter of noise, which was rolled back, and rose with those
+    before and after; return the verdict and the evidence.
+
+    ``sent`` are the versions that the job gave to its updates; empty if it gave none.
+    """
+    log = notes.get("eagle_drafter", {}).get("log", ())
+    updates = [place for place, event in enumerate(log) if event["event"] == "update"]
+    if len(updates) != len(DRAFTERS):
+        return False, f"the ledger shows {len(updates)} of {len(DRAFTERS)} updates"
+    versions = [log[place]["version"] for place in updates]
+    if sent and versions != list(sent):
+        return False, f"the ledger has updates to versions {versions}, sent were {list(sent)}"
+    exact, restored, again = (log[place]["before"] for place in updates)
+    judged = log[updates[0] : updates[1]]
+    noise = next((event["after"] for event in judged if event["event"] in ("kept", "worse")), 0.0)
+    back = [event["version"] for event in judged if event["event"] == "rollback"] == [0]
+    good = back and exact > 2 * noise > 0 and restored > 2 * noise and again > 2 * noise
+    evidence = (
+        f"tokens per step {exact:.2f}, {noise:.2f} with noise, {restored:.2f} rolled back, {again:.2f} after"
+    )
+    return good, f"{evidence}; rolled back: {back}"
+
+
+def _through_verl(workdir: Path) -> Iterator[Proof]:
+    """Run verl's server on the target and drafters in ``workdir``, and judge what it answered."""
+    from flashpatch.verify.probes.eagle.tiny import VOCAB
+
+    verl_sglang_server.write_tokenizer(workdir / "target", VOCAB)
+    job = jobs.job("eagle.verl_job:run", workdir, "verl", verl_sglang_server.TRAINER)
+    ended = jobs.run([job], workdir, _TIMEOUT)
+    yield from weigh(ended.seen["verl"], ended.problem)
+
+
+def weigh(seen: Mapping[str, Any], problem: str) -> Iterator[Proof]:
+    """Judge what the job saw."""
+    tokens, flushed = seen.get("tokens", {}), seen.get("flushed", {})
+    what = "verl's server drafts: tokens do not depend on the drafter"
+    if problem or len(flushed) < 3:
+        yield Proof("eagle", what, False, problem or "it gave no answers")
+        return
+    same = tokens["exact"] == tokens["noise"] == tokens["exact again"]
+    count = sum(map(len, tokens["exact"]))
+    yield Proof("eagle", what, same and count > 0, f"{len(tokens)} rounds of {count} tokens")
+    lengths = [one.get(ACCEPT_LENGTH, 0.0) for one in flushed.values()]
+    versions = [one["drafter"] for one in flushed.values()]
+    good = min(lengths[0], lengths[2]) > lengths[1] + 0.5 and versions == [0, VERSION + 1, VERSION + 2]
+    yield Proof(
+        "eagle",
+        "drafters sent through verl's server arrive, and its acceptance follows them",
+        good,
+        f"versions {versions}, acceptance lengths {', '.join(f'{length:.2f}' for length in lengths)}",
+    )
+
+
+def _proof(what: str, problem: str, evidence: str = "", seconds: float = 0.0) -> Proof:
+    return Proof("eagle", what, not problem, problem or evidence, seconds)

@@ -1,0 +1,193 @@
+"""Probe family fp8: update a tiny engine in processes of its own, and compare its answers with a fresh engine's.
+
+One process carries FlashPatch and goes from model a to a, to another in buckets that cut every fused layer, and back to a from
+disk; another, without FlashPatch, opens the other model. If verl's rollouts can only be SGLang's, on a CPU, verl's own server
+goes from a to b and back by weights of verl's own client, and another one opens b.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flashpatch import registry
+from flashpatch.arming.preflight import other_generation
+from flashpatch.proof import Proof
+from flashpatch.verify import verl_sglang_server
+from flashpatch.verify.probes import answers, calls, jobs
+from flashpatch.verify.probes.fp8 import tiny
+
+_TIMEOUT = 400.0  # seconds for both processes together
+_NARROW = ("float8", "float4", "int8", "uint8", "int4", "uint4")  # dtypes that mean quantized
+
+#: Updates in order: what each shows, and whose answers it must give.
+_STEPS = {
+    "identity": ("an update to the same weights changes nothing", "before"),
+    "perturbation": ("an update to other weights equals a fresh engine on them", jobs.FRESH),
+    "return": ("{} back equals the answers before", "before"),
+}
+#: The same through verl.
+_VERL_STEPS = {
+    "identity": ("verl sends the same weights, which changes nothing", jobs.FRESH),
+    "perturbation": ("weights that verl sends equal a fresh server of verl's on them", jobs.FRESH),
+    "return": ("weights that verl sends back equal the answers before", "before"),
+}
+#: Patches that the job must have called beside those that are due by their records, by framework and role.
+_TAKEN: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "vllm": {
+        "driver": ("create_engine_config",),
+        "engine-core": ("engine_core_init", "collective_rpc"),
+        "worker": (
+            "initialize_model",
+            "worker_load_model",
+            "process_weights_after_loading",
+            "initialize_layerwise_reload",
+            "finalize_layerwise_reload",
+        ),
+    },
+    "sglang": {
+        "driver": ("run_resolution_pipeline", "launch_scheduler_processes"),
+        "engine-core": ("scheduler_init", "begin_weight_update", "end_weight_update"),
+        "worker": (
+            "initialize_model",
+            "load_model",
+            "postprocess_weights",
+            "update_weights_from_tensor",
+            "runner_update_weights_from_disk",
+        ),
+    },
+    "sglang_0_5_12": {
+        "driver": ("server_args_post_init", "launch_scheduler_processes"),
+        "engine-core": ("scheduler_init", "update_weights_from_tensor", "update_weights_from_disk"),
+        "worker": (
+            "initialize_model",
+            "load_model",
+            "load_weights_and_postprocess",
+            "runner_update_weights_from_tensor",
+            "runner_update_weights_from_disk",
+        ),
+    },
+}
+
+
+def probe(nonce: str, workdir: Path) -> list[Proof]:
+    """Run both processes, then judge what they saw and what the ledger holds under ``nonce``."""
+    engine, precision = jobs.engine(), calls.options("fp8")["precision"]
+    for name, seed in (("a", 1), ("b", 2)):
+        tiny.write(workdir / name, seed)
+    if precision == "int8" and engine.NAME == "vllm":  # stock vLLM does not round: its checkpoint is
+        from flashpatch.patches.fp8.vllm import int8_config
+
+        tiny.round_to_int8(workdir / "b", workdir / jobs.FRESH, int8_config.configuration())
+    else:
+        (workdir / jobs.FRESH).symlink_to(workdir / "b")
+    commands = [
+        jobs.job("fp8.job:updates", workdir, environment=engine.APART),
+        jobs.job("fp8.job:fresh", workdir, jobs.FRESH, engine.IN_ONE),
+    ]
+    ended = jobs.run(commands, workdir, _TIMEOUT)
+    framework = other_generation(registry.family("fp8").patches, engine.NAME) or engine.NAME
+    return [
+        *_judged(ended, precision, engine.RELOAD),
+        calls.counted(nonce, f"fp8.{framework}", _TAKEN[framework]),
+        *(_through_verl(workdir) if jobs.on_sglang_alone() else ()),
+    ]
+
+
+def _judged(ended: jobs.Outcome, precision: str, reload: str) -> Iterator[Proof]:
+    job, fresh = ended.seen["job"], ended.seen[jobs.FRESH]
+    problem, found = ended.problems["job"], dict(job.get("answers", {}))
+    yield _opened(job, problem or "it gave no answers", precision)
+    found[jobs.FRESH] = fresh.get("answers")
+    steps = {step: (what.format(reload), reference) for step, (what, reference) in _STEPS.items()}
+    no_reference = ended.problems[jobs.FRESH] or "the fresh engine gave no answers"
+    seconds = job.get("seconds", {})
+    for step, what, ok, evidence in answers.compare(steps, found, problem, no_reference):
+        yield Proof("fp8", what, ok, evidence, seconds.get(step, 0.0))
+    looks = job.get("looks", ())
+    if any(looks):
+        yield _addresses([look["tensors"] for look in looks])
+        yield from _spans([look["spans"] for look in looks])
+
+
+def _opened(job: Mapping[str, Any], problem: str, precision: str) -> Proof:
+    what, looks = f"an engine opens, and its parameters are those of {precision}", job.get("looks")
+    if not looks:
+        return Proof("fp8", what, False, problem)
+    spent = job["seconds"]["before"]
+    if not looks[0]:  # no extension runs on SGLang's workers
+        return Proof("fp8", "an engine opens and answers", True, "", spent)
+    kinds = Counter(tensor["dtype"] for tensor in looks[0]["tensors"].values())
+    kernels: Mapping[str, int] = looks[0]["kernels"]
+    # A kernel may keep its weights where no parameter shows them, as vLLM's int8 on a CPU does.
+    narrow = any(kind.startswith(_NARROW) for kind in kinds)
+    narrow |= any("Int8" in kernel or "TorchAO" in kernel for kernel in kernels)
+    counted = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+    evidence = f"quantization {job['precision']['quantization']}: {counted}"
+    if precision.startswith("int8"):
+        evidence += f"; {', '.join(f'{count} {kernel}' for kernel, count in kernels.items())}"
+    right = narrow == (precision != "bf16")
+    if precision == "int8":
+        right &= bool(kernels) and all("Int8" in kernel for kernel in kernels)
+    return Proof("fp8", what, right, evidence, spent)
+
+
+def _addresses(looks: Sequence[Mapping[str, Any]]) -> Proof:
+    what = "every parameter and buffer keeps its object and address"
+    first, *later = looks
+    moved = [
+        name
+        for name, tensor in first.items()
+        if any(look.get(name, {}).get("at") != tensor["at"] for look in later)
+    ]
+    evidence = f"{len(first)} tensors, {len(later)} updates"
+    if moved:
+        evidence = f"{len(moved)} of {len(first)} moved: {', '.join(moved[:4])}"
+    return Proof("fp8", what, bool(later) and not moved, evidence)
+
+
+def _spans(told: Sequence[Any]) -> Iterator[Proof]:
+    """vLLM's own version spans, from 0.32 on: the version of each answer, told by another than FlashPatch."""
+    if told[0] is None:
+        return
+    versions = ["default", *(f"flashpatch-{number}" for number in range(1, len(told)))]
+    wrong = [
+        f"{spans} after {number} updates"
+        for number, (spans, version) in enumerate(zip(told, versions, strict=True))
+        if {span[0] for span in spans or ()} != {version}
+    ]
+    what = "vLLM's own version spans name the policy of each answer"
+    yield Proof("fp8", what, not wrong, "; ".join(wrong) or ", ".join(versions))
+
+
+def _through_verl(workdir: Path) -> Iterator[Proof]:
+    """Run verl's servers and client, and judge what they answered."""
+    for name in ("a", "b"):
+        verl_sglang_server.write_tokenizer(workdir / name, answers.VOCAB)
+    ended = jobs.run(
+        [jobs.job("fp8.verl_job:run", workdir, "verl", verl_sglang_server.TRAINER)], workdir, _TIMEOUT
+    )
+    yield from _weigh_verl(ended.seen["verl"], ended.problem)
+
+
+def _weigh_verl(seen: Mapping[str, Any], problem: str) -> Iterator[Proof]:
+    found = seen.get("answers", {})
+    opened = jobs.FRESH in found
+    yield Proof(
+        "fp8", "verl's servers open and answer", opened, "" if opened else problem or "they gave no answers"
+    )
+    for _, *proof in answers.compare(_VERL_STEPS, found, problem, problem):
+        yield Proof("fp8", *proof)
+    receipts = seen.get("receipts", [])
+    workers = [worker for one in receipts for worker in one["workers"] or ()]
+    ready = len(receipts) == len(_VERL_STEPS) and bool(workers)
+    ready &= all(one["states"] == ["ready"] for one in workers)
+    evidence = f"{len(receipts)} receipts of {sum(one['tensors'] for one in workers)} tensors"
+    yield Proof(
+        "fp8",
+        "verl's client gets a receipt of every worker",
+        ready,
+        evidence if ready else problem or evidence,
+    )

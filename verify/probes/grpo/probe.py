@@ -1,0 +1,87 @@
+"""Probe family grpo: two ranks step verl's own engines, and verl's client calls a dead server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flashpatch.proof import Proof
+from flashpatch.verify.probes import calls, jobs
+from flashpatch.verify.probes.grpo.servers import REQUESTS, WANTED
+
+OTHER_LOSSES = ("gspo", "clip_cov")
+_TIMEOUT = 400.0  # seconds for all ranks together
+_TAKEN = (
+    "validate_config",
+    "acquire_server",
+    "generate",
+    "release_server",
+    "vllm_request_id",
+    "generate_part",
+    "generate_whole",
+)
+_CLOSE = 1e-5  # of the gradient's norm: float32, summed in another order
+
+
+def probe(nonce: str, workdir: Path) -> list[Proof]:
+    """Run the ranks and judge what they saw."""
+    commands = jobs.ranks("grpo.job:rank", workdir, environment={"TORCH_COMPILE_DISABLE": "1"})
+    ended = jobs.run(commands, workdir, _TIMEOUT)
+    if ended.problem:
+        return [Proof("grpo", "two ranks train with verl's engines", False, ended.problem, ended.seconds)]
+    return [*_weigh(ended.ranks, ended.seconds), calls.counted(nonce, "grpo.verl", {"trainer": _TAKEN})]
+
+
+def _weigh(seen: Sequence[Mapping[str, Any]], seconds: float) -> list[Proof]:
+    """Judge what the ranks saw; ``seconds`` is what running them took."""
+    first, proofs = seen[0], []
+    for kind in ("fsdp", "fsdp2"):
+        ours = [
+            away for rank in seen for name, away in rank[kind].items() if ", " in name and "stock" not in name
+        ]
+        stock = first[kind]["stock, 8 configured"]
+        # The comparison is worth something only if it sees a wrong divisor.
+        proofs.append(
+            _proof(
+                f"under {kind} every split gives the gradient of the whole batch",
+                bool(ours) and max(ours) < _CLOSE < stock,
+                f"{len(ours)} gradients, largest distance {max(ours):.1e}; stock verl's {stock:.2f}",
+                "register_policy_loss",
+                seconds,
+            )
+        )
+    refused, routed, resumed, away = (first[name] for name in ("refused", "routed", "resumed", "logprobs"))
+    return [
+        *proofs,
+        _proof(
+            "a recipe with another loss is refused by name",
+            all(f"loss_mode={mode}" in said for mode, said in zip(OTHER_LOSSES, refused, strict=True)),
+            f"{sum(map(bool, refused))} of {len(refused)} by PatchError before anything started",
+            "validate_config",
+        ),
+        _proof(
+            "requests of a dead server are answered by others",
+            routed["answered"] == sum(routed["served"].values()) == REQUESTS
+            and routed["left"] == {"servers": ["one", "two"], "outstanding": 0},
+            f"{routed['answered']} of {REQUESTS}, by {routed['served']}",
+            "generate",
+        ),
+        _proof(
+            "the balancer learns the lengths of all responses",
+            routed["learned"] == REQUESTS,
+            f"{routed['learned']} of {REQUESTS}",
+            "release_server",
+        ),
+        _proof(
+            "a response goes on from its lost server's last token, and its parts have their versions",
+            bool(resumed) and all(one == WANTED for one in resumed),
+            f"{resumed}",
+            "generate_part",
+        ),
+        _proof("log-probabilities from blocks", away < 1e-4, f"{away:.0e} from the plain ones"),
+    ]
+
+
+def _proof(what: str, ok: bool, evidence: str, patch: str = "", seconds: float = 0.0) -> Proof:
+    return Proof(f"grpo.verl.{patch}" if patch else "grpo", what, ok, evidence, seconds)

@@ -1,0 +1,101 @@
+"""Tiny models, and verl's own FSDP engines around them, for probes of training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def on_cpu(*names: str) -> None:
+    """Switch names on, such as family cpu, in a process that has no accelerator."""
+    import flashpatch
+
+    if torch.accelerator.current_accelerator(check_available=True) is None:
+        flashpatch.enable(*names)
+
+
+def refusal(recipe: dict[str, Any]) -> tuple[str, str]:
+    """Return the patch and the error with which verl's config validation refuses a recipe; empty if it does not."""
+    from omegaconf import OmegaConf
+    from verl.utils.config import validate_config
+
+    from flashpatch.errors import PatchError
+
+    try:
+        validate_config(OmegaConf.create(recipe), False, False)
+    except PatchError as error:
+        return error.patch or "", str(error)
+    return "", ""
+
+
+def untrained(**settings: Any) -> Any:
+    """Return a new Qwen2 of two layers; ``settings`` are others of its configuration."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    plain = dict(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=False,
+    )
+    return Qwen2ForCausalLM(Qwen2Config(**{**plain, **settings}))
+
+
+def write_model(
+    folder: Path, seed: int = 0, std: float = 0.2, dtype: str = "float32", **settings: Any
+) -> Path:
+    """Write a Qwen2 of random weights in Hugging Face's format; ``settings`` as for `untrained`."""
+    torch.manual_seed(seed)
+    model = untrained(**settings).to(getattr(torch, dtype))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=std)
+    model.save_pretrained(folder)
+    return folder
+
+
+def engine(strategy: str, model: Path, rate: float, lora_rank: int = 0, **settings: Any) -> Any:
+    """Return verl's FSDP engine around a model, initialized: in float32, with plain gradient descent.
+
+    Args:
+        strategy: "fsdp" or "fsdp2".
+        model: its folder.
+        rate: of learning.
+        lora_rank: of its adapters, if it has some.
+        settings: others of FSDP.
+    """
+    from verl.trainer.config import CheckpointConfig
+    from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+    from verl.workers.engine import EngineRegistry
+
+    full = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+    made = EngineRegistry.new(
+        model_type="language_model",
+        backend=strategy,
+        model_config=HFModelConfig(
+            path=str(model),
+            load_tokenizer=False,
+            use_remove_padding=False,
+            enable_gradient_checkpointing=False,
+            lora_rank=lora_rank,
+            override_config={"attn_implementation": "sdpa"},
+        ),
+        engine_config=FSDPEngineConfig(
+            strategy=strategy,
+            use_torch_compile=False,
+            use_remove_padding=False,
+            **{"mixed_precision": full, **settings},
+        ),
+        optimizer_config=FSDPOptimizerConfig(
+            lr=rate, optimizer="SGD", weight_decay=0.0, clip_grad=1.0, total_training_steps=10
+        ),
+        checkpoint_config=CheckpointConfig(),
+    )
+    made.initialize()
+    return made

@@ -1,0 +1,173 @@
+"""Open a tiny vLLM engine, update it and collect its answers: the standard job of probes on vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flashpatch.verify.probes.answers import PROMPTS, TOKENS
+
+if TYPE_CHECKING:
+    import torch
+
+NAME, ENTRY, RELOAD = "vllm", "LLM", "reload_weights"
+_BUCKETS = 5
+
+#: Variables with which a tiny engine starts quickly and gives the same answers in any process.
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "TORCH_COMPILE_DISABLE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+IN_ONE = {**ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+APART = {**ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+
+
+def arguments(model: str | Path, **more: Any) -> dict[str, Any]:
+    """Return keywords of ``vllm.LLM`` and ``vllm.EngineArgs``: small, eager, prefix caching, no tokenizer."""
+    plain = dict(
+        model=str(model),
+        skip_tokenizer_init=True,
+        dtype="bfloat16",
+        max_model_len=256,
+        max_num_seqs=4,
+        enforce_eager=True,
+        enable_prefix_caching=True,
+        kv_cache_memory_bytes=32 << 20,
+        gpu_memory_utilization=0.3,
+        disable_log_stats=True,
+    )
+    return {**plain, **more}
+
+
+def register_model() -> None:
+    """Register the model's class, or vLLM inspects it in a process that imports vLLM anew, unless cached."""
+    from vllm import ModelRegistry
+    from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
+
+    ModelRegistry.register_model("Qwen2ForCausalLM", Qwen2ForCausalLM)
+
+
+class Extension:
+    """Joined to the worker's class by vLLM's own ``worker_extension_cls``, as verl does; called by name."""
+
+    def flashpatch_probe_look(self) -> dict[str, Any]:
+        """Return the dtype and address of every parameter and buffer, and the kernels."""
+        from flashpatch.patches.fp8.precision.quantize_on_load import kernels
+
+        model = self.get_model()
+        parameters = model.named_parameters(remove_duplicate=False)
+        buffers = model.named_buffers(remove_duplicate=False)
+        tensors = {
+            name: {"at": [id(tensor), tensor.data_ptr()], "dtype": str(tensor.dtype).removeprefix("torch.")}
+            for name, tensor in (*parameters, *buffers)
+        }
+        return {"tensors": tensors, "kernels": kernels(model)}
+
+    def flashpatch_probe_load(self, checkpoint: str, finish: bool) -> None:
+        """Stream a checkpoint into ``model.load_weights`` in buckets that cut every fused layer.
+
+        With ``finish``, post-process at the end as verl's receiver does; else the engine must do it by itself.
+        """
+        model = self.get_model()
+        for bucket in range(_BUCKETS):
+            model.load_weights(_bucket(checkpoint, bucket))
+        if finish:
+            from vllm.model_executor.model_loader.utils import process_weights_after_loading
+
+            process_weights_after_loading(model, self.model_config, self.device)
+
+
+def _bucket(checkpoint: str, number: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every fifth tensor by name, so that shards of a fused layer come in different buckets."""
+    from safetensors import safe_open
+
+    with safe_open(f"{checkpoint}/model.safetensors", framework="pt") as tensors:
+        for name in sorted(tensors.keys())[number::_BUCKETS]:
+            yield name, tensors.get_tensor(name)
+
+
+class Engine:
+    """A ``vllm.LLM``; ``stock`` if it has the kernels of FlashPatch and nothing else of it."""
+
+    def __init__(self, model: Path, adapters: int = 0, stock: bool = False, **more: Any) -> None:
+        from vllm import LLM
+
+        from flashpatch.patches.fp8.vllm import cpu_kernels
+
+        if stock:
+            cpu_kernels.use()
+            register_model()
+        if adapters:
+            more |= dict(enable_lora=True, max_loras=adapters, max_lora_rank=8)
+        extension = f"{__name__}.{Extension.__name__}"
+        self.llm = LLM(**arguments(model, worker_extension_cls=extension, **more))
+        self._adapters: dict[str, Any] = {}
+
+    def precision(self) -> Mapping[str, Any]:
+        """Return the keywords with which stock vLLM opens a checkpoint in this engine's precision."""
+        config = self.llm.llm_engine.vllm_config.model_config
+        given = config.hf_overrides if isinstance(config.hf_overrides, dict) else {}
+        overrides = {key: value for key, value in given.items() if key != "quantization_config"}
+        return {"quantization": config.quantization, "hf_overrides": overrides}
+
+    def update(self, checkpoint: Path, finish: bool) -> None:
+        """Send a checkpoint in buckets; ``finish`` as verl's receiver does."""
+        self.llm.collective_rpc("flashpatch_probe_load", args=(str(checkpoint), finish))
+
+    def reload(self, checkpoint: Path) -> None:
+        """Load a checkpoint from disk."""
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(checkpoint)})
+
+    def load_adapter(self, name: str, folder: Path) -> None:
+        """Load a LoRA adapter under a name, in place of the one that has it."""
+        from vllm.lora.request import LoRARequest
+
+        number = len({*self._adapters} - {name}) + 1
+        request = LoRARequest(name, number, str(folder), load_inplace=True)
+        self.llm.llm_engine.add_lora(request)
+        self._adapters[name] = request
+
+    def answers(self, adapter: str = "") -> list[list[float]]:
+        """See `answers`; under an adapter if one is named."""
+        return answers(self.llm, adapter=self._adapters.get(adapter))
+
+    def close(self) -> None:
+        """End the engine."""
+        self.llm.llm_engine.engine_core.shutdown()
+
+    def look(self) -> dict[str, Any]:
+        """Return what the worker has in memory, and vLLM's own version spans of an answer; None before 0.32."""
+        [found] = self.llm.collective_rpc("flashpatch_probe_look")
+        [output] = _ask(self.llm, PROMPTS[0], None, max_tokens=TOKENS)
+        spans = getattr(output.outputs[0], "weight_versions", None)
+        return {**found, "spans": spans and [[span.version, span.start, span.end] for span in spans]}
+
+
+def answers(llm: Any, prompts: Sequence[list[int]] = PROMPTS, adapter: Any = None) -> list[list[float]]:
+    """Return per prompt the logprobs of its tokens, then those of a greedy continuation that may use the prefix cache.
+
+    Requests run one at a time, so that batches are the same in every process.
+    """
+    rows = []
+    for prompt in prompts:
+        [scored] = _ask(llm, prompt, adapter, max_tokens=1, prompt_logprobs=0)
+        [output] = _ask(llm, prompt, adapter, max_tokens=TOKENS, logprobs=0)
+        continued = output.outputs[0]
+        pairs = [
+            *zip(prompt[1:], scored.prompt_logprobs[1:], strict=True),
+            *zip(continued.token_ids, continued.logprobs, strict=True),
+        ]
+        rows.append([found[token].logprob for token, found in pairs])
+    return rows
+
+
+def _ask(llm: Any, prompt: list[int], adapter: Any, **asked: Any) -> Any:
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(temperature=0, ignore_eos=True, detokenize=False, **asked)
+    return llm.generate({"prompt_token_ids": prompt}, sampling, use_tqdm=False, lora_request=adapter)
