@@ -21,6 +21,21 @@ pytestmark = [
 
 #: Largest difference between a token's probabilities in rollout and actor, which computes in float32.
 BOUND = {"bf16": 0.02, "fp8": 0.05}
+#: What a tiny model and two cores need of a recipe, and two steps of it.
+TINY = """
+data.train_batch_size=8 data.max_prompt_length=32 data.max_response_length=8 data.dataloader_num_workers=0
+actor_rollout_ref.actor.ppo_mini_batch_size=8 actor_rollout_ref.actor.ulysses_sequence_parallel_size=1
+actor_rollout_ref.ref.ulysses_sequence_parallel_size=1 actor_rollout_ref.rollout.tensor_model_parallel_size=1
+actor_rollout_ref.rollout.max_model_len=64 actor_rollout_ref.rollout.max_num_seqs=32
+actor_rollout_ref.rollout.max_num_batched_tokens=512 actor_rollout_ref.rollout.gpu_memory_utilization=0.3
+actor_rollout_ref.actor.use_torch_compile=False actor_rollout_ref.actor.fsdp_config.use_torch_compile=False
+trainer.val_before_train=False trainer.save_freq=-1 trainer.test_freq=-1 trainer.total_training_steps=2
+""".split()
+RECIPES = {
+    "gsm8k_fp8": ["critic.ppo_mini_batch_size=8", "critic.optim.lr=1e-3"],
+    "flowrl_7b": [],
+    "eagle_7b": ["data.max_response_length=24", "actor_rollout_ref.actor.optim.lr=1e-4"],
+}
 EAGLE = """
 [eagle]
 drafter = "new"
@@ -78,3 +93,21 @@ def test_flowrl(run):
     output = run(FLASHPATCH="bf16,flowrl")
     agrees(output, BOUND["bf16"])
     assert len(verl_job.metrics(output, "actor/log_z")) == 2
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_for_gpus(name, wide_world, tmp_path, run):
+    from flashpatch.patches.eagle.verl import verl_config
+
+    given = {"MODEL": str(wide_world / "model"), "DATA": str(wide_world), "GPUS": "1"}
+    if name == "eagle_7b":
+        given["DRAFTER"] = str(tmp_path / "drafter")
+        options = {"drafter": "new", "trainer": ()}
+        verl_config._write_new(wide_world / "model", tmp_path / "drafter", options, "vllm")
+    recipe = recorded(GPU / f"{name}.sh", tmp_path, **given)
+    world = [
+        f"data.{which}_files={wide_world}/{file}.parquet"
+        for which, file in (("train", "train"), ("val", "test"))
+    ]
+    output = run(*TINY, *world, *RECIPES[name], like=list(recipe.overrides), **recipe.variables)
+    agrees(output, BOUND["fp8" if "fp8" in name else "bf16"])
